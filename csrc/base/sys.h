@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sys: the one table of system calls that touch the world.  Everything below
+ * csrc/log and csrc/shm goes through `sys->`, so a test can make any call fail
+ * at the Nth time, return short, or record what was really synced.
+ */
+#ifndef VIBEMQ_BASE_SYS_H
+#define VIBEMQ_BASE_SYS_H
+
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+struct sys {
+    int (*open)(const char *path, int flags, mode_t mode);
+    int (*close)(int fd);
+    ssize_t (*pread)(int fd, void *data, size_t size, off_t position);
+    ssize_t (*pread_nowait)(int fd, void *data, size_t size, off_t position); /* preadv2 with RWF_NOWAIT */
+    ssize_t (*pwrite)(int fd, const void *data, size_t size, off_t position);
+    ssize_t (*pwritev)(int fd, const struct iovec *iov, int count, off_t position);
+    int (*fdatasync)(int fd);
+    int (*fsync)(int fd);
+    int (*fallocate)(int fd, int mode, off_t position, off_t size);
+    int (*ftruncate)(int fd, off_t size);
+    int (*fstat)(int fd, struct stat *out);
+    int (*mkdir)(const char *path, mode_t mode);
+    int (*rename)(const char *source, const char *target);
+    int (*unlink)(const char *path);
+    int (*rmdir)(const char *path);
+    void *(*mmap)(void *address, size_t size, int protection, int flags, int fd, off_t position);
+    int (*munmap)(void *address, size_t size);
+    int64_t (*now_ms)(void);       /* wall clock, ms since the Unix epoch */
+    int (*boot_id)(uint8_t out[16]); /* /proc/sys/kernel/random/boot_id; -1 and errno when unreadable */
+};
+
+extern const struct sys sys_real;
+extern const struct sys *sys; /* points at sys_real; tests replace it */
+
+#endif

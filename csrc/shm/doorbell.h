@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * doorbell: how one process tells another that a stream has news, at the price
+ * of two stores while the other is awake and of one eventfd write when it sleeps.
+ *
+ * The board lies in memory shared by the supervisor and all workers (a memfd).
+ * Each worker has a seat: a bitmap of stream slots with news, a summary of that
+ * bitmap (one bit for each of its words), a word of other requests, and the flag
+ * that says it is about to sleep.  A ringer stores its news first and looks at
+ * the flag afterwards; a worker raises the flag first and looks for news
+ * afterwards (both sequentially consistent), so news is never slept on.
+ */
+#ifndef VIBEMQ_SHM_DOORBELL_H
+#define VIBEMQ_SHM_DOORBELL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define DOORBELL_WORKERS_MAX 64      /* one bit each in a stream's masks of workers */
+#define DOORBELL_SLOTS_MAX 65536     /* streams of one broker */
+#define DOORBELL_WORDS (DOORBELL_SLOTS_MAX / 64)
+#define DOORBELL_SUMMARY_WORDS (DOORBELL_WORDS / 64)
+#define DOORBELL_CACHE_LINE 128      /* two lines: the prefetcher takes pairs */
+
+/* Bits of `requests`. */
+#define DOORBELL_REQUEST_SHUTDOWN 1u /* tell clients, finish, end */
+#define DOORBELL_REQUEST_RELOAD 2u   /* metadata changed: forget cached lookups */
+#define DOORBELL_REQUEST_WORK 4u     /* a helper thread of this worker has finished something */
+
+struct doorbell_seat {
+    _Alignas(DOORBELL_CACHE_LINE) _Atomic uint32_t asleep;
+    _Atomic uint32_t requests;
+    _Atomic uint32_t pid;            /* 0 while nobody sits here */
+    _Atomic uint32_t epoch;          /* raised each time the seat is taken */
+    _Atomic uint64_t connections;    /* open connections, for placement and status */
+    _Alignas(DOORBELL_CACHE_LINE) _Atomic uint64_t summary[DOORBELL_SUMMARY_WORDS];
+    _Alignas(DOORBELL_CACHE_LINE) _Atomic uint64_t words[DOORBELL_WORDS];
+};
+
+struct doorbell_board {
+    uint32_t magic, version;
+    _Atomic uint32_t worker_count;
+    struct doorbell_seat seats[DOORBELL_WORKERS_MAX];
+};
+
+/* Lay out a board in `size` zeroed shared bytes (>= sizeof(struct doorbell_board)). */
+void doorbell_board_init(struct doorbell_board *b, uint32_t worker_count);
+
+/* Take seat `worker` after a start or restart: clears its news, raises its epoch. */
+void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid);
+
+/* Tell `worker` that stream `slot` has news; rings its eventfd `fd` if it sleeps.
+ * Returns true when it rang. */
+bool doorbell_mark(struct doorbell_board *b, uint32_t worker, uint32_t slot, int fd);
+
+/* Raise request bits for `worker`; rings if it sleeps (or always, with `force`). */
+void doorbell_request(struct doorbell_board *b, uint32_t worker, uint32_t bits, int fd, bool force);
+
+/* Take all request bits, clearing them. */
+uint32_t doorbell_requests_take(struct doorbell_board *b, uint32_t worker);
+
+/* Say "I am about to sleep"; returns false (and the flag is down again) if there is news. */
+bool doorbell_sleep(struct doorbell_board *b, uint32_t worker);
+void doorbell_wake(struct doorbell_board *b, uint32_t worker);
+
+/* Take up to `most` slots with news into `slots`, clearing them; returns how many.
+ * Call again while it returns `most`. */
+uint32_t doorbell_take(struct doorbell_board *b, uint32_t worker, uint32_t *slots, uint32_t most);
+
+#endif
