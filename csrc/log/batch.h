@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * batch: what one turn of a worker adds to one stream, laid out as it will lie
+ * on disk, before any lock is taken.
+ *
+ * Entries are copied once, from the socket buffer to here.  The memory reads
+ * [48 bytes of header room][entries][48][entries]...; a chunk is closed when it
+ * has CHUNK_ENTRIES_MAX entries or CHUNK_DATA_TARGET_BYTES.  batch_seal computes
+ * the CRCs and trailers; log_append stamps the headers and writes.
+ *
+ * Publishers with a reference are tracked in runs (consecutive entries of one
+ * publisher), so that deduplication touches only batches that can hold duplicates.
+ *
+ * Invariant: the open chunk is the last in `chunks`; data_bytes of all chunks plus
+ * their headers is `size`.
+ */
+#ifndef VIBEMQ_LOG_BATCH_H
+#define VIBEMQ_LOG_BATCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "../base/bytes.h"
+#include "../base/error.h"
+#include "chunk.h"
+
+#define BATCH_CHUNKS_MAX 512u            /* iovec limit 1024: header+entries and trailer of each */
+#define BATCH_BYTES_MAX (64u << 20)      /* a turn that has taken this in is persisted before it reads on */
+#define BATCH_REFERENCE_BYTES_MAX 255u   /* rabbitmq-streams.md section 1 */
+
+struct batch_chunk {
+    uint32_t position, data_bytes, records;  /* of its header in `data` */
+    uint32_t trailer_position, trailer_bytes; /* in `trailers` */
+    uint32_t crc;
+    uint16_t entries;
+};
+
+/* Consecutive entries of one publisher with a reference. */
+struct batch_run {
+    uint32_t reference;        /* index into `references` */
+    uint32_t chunk;            /* index of the chunk the run lies in; a run never spans chunks */
+    uint32_t first_entry, entries; /* within the chunk */
+    uint32_t first_id;         /* index into `ids` */
+    bool ascending;            /* ids rise strictly */
+};
+
+struct batch_reference { uint8_t bytes; char text[BATCH_REFERENCE_BYTES_MAX]; };
+
+struct batch {
+    uint8_t *data;
+    uint32_t size, capacity;
+    uint32_t chunk_count, records;
+    struct batch_chunk *chunks;          /* BATCH_CHUNKS_MAX of them */
+    struct batch_run *runs;
+    uint32_t run_count, run_capacity;
+    uint64_t *ids;
+    uint32_t id_count, id_capacity;
+    struct batch_reference *references;
+    uint32_t reference_count, reference_capacity;
+    uint8_t *trailers;
+    uint32_t trailer_size, trailer_capacity;
+    bool sealed;
+};
+
+/* A place to go back to when a frame proves malformed halfway. */
+struct batch_mark { uint32_t size, chunk_count, records, run_count, id_count; struct batch_chunk last; struct batch_run last_run; };
+
+err batch_init(struct batch *b, struct fault *f);
+void batch_free(struct batch *b);
+void batch_clear(struct batch *b);        /* keeps up to 2 MiB of memory for the next turn, gives the rest back */
+static inline bool batch_is_empty(const struct batch *b) { return b->records == 0; }
+
+void batch_mark_take(const struct batch *b, struct batch_mark *m);
+void batch_rollback(struct batch *b, const struct batch_mark *m);
+
+/* Make sure one more entry of `bytes` has room in an open chunk: grows the memory,
+ * opens the first chunk or closes a full one.  ERR_FULL when the turn must persist
+ * first (BATCH_CHUNKS_MAX, BATCH_BYTES_MAX), ERR_LIMIT beyond CHUNK_DATA_MAX_BYTES,
+ * ERR_NO_MEMORY. */
+err batch_reserve_slow(struct batch *b, uint32_t bytes);
+
+/* Add one entry of an unreferenced publisher as it will lie in the chunk: header
+ * (4 or 11 bytes) and body, `records` messages.  Inline: this is the hot path. */
+static inline err batch_add(struct batch *b, const uint8_t *entry, uint32_t bytes, uint32_t records)
+{
+    struct batch_chunk *c = b->chunk_count ? &b->chunks[b->chunk_count - 1] : NULL;
+    if (!c || c->entries >= CHUNK_ENTRIES_MAX || bytes > b->capacity - b->size ||
+        c->data_bytes + (uint64_t)bytes > CHUNK_DATA_TARGET_BYTES) {
+        err e = batch_reserve_slow(b, bytes);
+        if (e) return e;
+        c = &b->chunks[b->chunk_count - 1];
+    }
+    memcpy(b->data + b->size, entry, bytes);
+    b->size += bytes;
+    c->data_bytes += bytes;
+    c->entries++;
+    c->records += records;
+    b->records += records;
+    return OK;
+}
+
+/* Intern a publisher's reference for this batch; gives the index for batch_add_tracked.
+ * References are forgotten by batch_clear.  ERR_LIMIT over 255 bytes. */
+err batch_reference_intern(struct batch *b, const char *text, uint32_t bytes, uint32_t *index);
+
+/* As batch_add, for a publisher with a reference. */
+err batch_add_tracked(struct batch *b, const uint8_t *entry, uint32_t bytes, uint32_t records,
+                      uint32_t reference, uint64_t publishing_id);
+
+/* Compute CRCs and trailers.  After it only log_append, batch_clear. */
+err batch_seal(struct batch *b, struct fault *f);
+
+#endif

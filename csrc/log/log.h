@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * log: one stream's append-only chunks on disk, as one process holds them.
+ *
+ * A directory holds one incarnation of a stream:
+ *
+ *   control                          the shared page (control.h)
+ *   tracking                         the shared deduplication table (tracking.h)
+ *   <20 digits of first offset>.segment   a header, then chunks
+ *   <20 digits of first offset>.index     a header, then one record for each chunk
+ *   <20 digits of first offset>.tracking  the table as it was when the segment began
+ *
+ * Any process appends, under the control block's mutex; any process reads, without
+ * it.  A handle belongs to one thread, except that log_sync may be called from
+ * another.  Handles are opened after fork.  FORMAT.md draws every record.
+ */
+#ifndef VIBEMQ_LOG_LOG_H
+#define VIBEMQ_LOG_LOG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../base/error.h"
+#include "batch.h"
+#include "chunk.h"
+#include "control.h"
+
+#define LOG_SEGMENT_BYTES_DEFAULT 500000000u /* rabbitmq-streams.md section 11.1 */
+#define LOG_SEGMENT_BYTES_MAX 3000000000u    /* positions fit u32 with one chunk to spare */
+#define LOG_SEGMENT_BYTES_MIN 4096u          /* a smaller limit is taken as this one */
+#define LOG_SEGMENT_CHUNKS_DEFAULT 256000u
+#define LOG_PATH_BYTES_MAX 3072u
+
+struct log_options {
+    uint64_t segment_bytes_max;   /* 0: default */
+    uint64_t segment_chunks_max;  /* 0: default */
+    uint64_t retention_bytes_max; /* 0: none */
+    uint64_t retention_age_ms_max; /* 0: none */
+    uint32_t durability;          /* enum control_durability */
+};
+
+struct log;
+
+/* Make the directory and an empty log in it.  With DURABILITY_DISK the directory and
+ * its parent are synced.  ERR_EXISTS, ERR_IO, ERR_DISK_FULL, ERR_LIMIT, ERR_INVALID. */
+err log_create(const char *directory, const struct log_options *options, struct fault *f);
+
+/* Open a log of this boot.  ERR_STALE: recovery_run first.  ERR_NOT_FOUND, ERR_CORRUPT. */
+err log_open(const char *directory, struct log **out, struct fault *f);
+void log_close(struct log *l);
+struct control *log_control(struct log *l);
+const char *log_directory(const struct log *l);
+
+struct log_appended {
+    uint64_t first_offset, next_offset; /* of this batch's records; equal when all were duplicates */
+    uint64_t segment, position;         /* end of the batch: what a sync must cover */
+    uint32_t duplicates;                /* messages that deduplication dropped */
+    bool rolled;                        /* a new segment was begun: the old one wants syncing, retention a look */
+    uint64_t closed_segment;            /* which, when rolled */
+};
+
+/* Append a sealed batch: one lock, one pwritev (unless it is cut short), one commit.
+ * On error nothing of it is committed.  ERR_DISK_FULL, ERR_IO, ERR_DELETED, ERR_LOCK. */
+err log_append(struct log *l, struct batch *b, struct log_appended *out, struct fault *f);
+
+/* Highest publishing id accepted from a reference; ERR_NOT_FOUND when unknown. */
+err log_publisher_sequence(struct log *l, const char *reference, uint32_t bytes, uint64_t *out, struct fault *f);
+
+/* fdatasync everything committed so far and publish it as durable; returns what is
+ * durable afterwards.  Thread-safe.  Closed segments not yet synced are covered first.
+ * On failure the segment is marked so that the next append begins a new one, and
+ * ERR_IO is returned for good for offsets in it (never retried on the same segment). */
+err log_sync(struct log *l, uint64_t *durable_offset, struct fault *f);
+
+/* Offsets below this survive power loss. */
+uint64_t log_durable_offset(const struct log *l);
+
+/* Mark deleted: appends and opens fail from now on.  Removing the files is log_remove's. */
+void log_mark_deleted(struct log *l);
+err log_remove(const char *directory, struct fault *f);
+
+/* ---- statistics ---- */
+struct log_stats { uint64_t first_offset, next_offset, last_chunk, segment_count, bytes; };
+err log_stats(struct log *l, struct log_stats *out, struct fault *f);
+
+#endif

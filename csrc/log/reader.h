@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * reader: follow a log chunk by chunk, from any offset, across segments.
+ *
+ * A reader holds its place as (segment, position, next offset).  reader_fetch
+ * copies committed bytes from the page cache to the caller's buffer (measured as
+ * cheap as mapping them, cheaper than sendfile, and a bad disk block is an error
+ * code, not a signal); the caller walks whole chunks with reader_chunk and moves
+ * the reader with reader_advance only past what it has really passed on.
+ */
+#ifndef VIBEMQ_LOG_READER_H
+#define VIBEMQ_LOG_READER_H
+
+#include "log.h"
+
+enum reader_from { READER_FIRST = 1, READER_LAST = 2, READER_NEXT = 3, READER_OFFSET = 4, READER_TIMESTAMP = 5 };
+
+struct reader {
+    struct log *log;
+    int fd;
+    uint32_t seed;             /* of the open segment, for header checks */
+    uint64_t segment, position; /* where the next chunk's header begins */
+    uint64_t next_offset;      /* the id that chunk should have (it may be higher after damage) */
+    uint64_t skipped_chunks;   /* damaged chunks passed over */
+};
+
+/* Attach (rabbitmq-streams.md section 15.9); `value` is an offset or ms. */
+err reader_open(struct reader *r, struct log *l, enum reader_from from, int64_t value, struct fault *f);
+void reader_close(struct reader *r);
+
+/* Is there a committed chunk to read?  Two loads; no system call. */
+bool reader_has_more(const struct reader *r);
+
+/* Copy bytes from the reader's place on, at most up to what is committed and to
+ * `size`; moves to the next segment by itself when this one is read out.  At least
+ * CHUNK_HEADER_BYTES when OK.  ERR_END: nothing more.  ERR_NOT_CACHED (only with
+ * `nowait`): use a helper thread.  ERR_IO: see fault; ERR_NOT_FOUND: retention took the
+ * segment (re-attach with reader_open READER_FIRST). */
+err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f);
+
+/* The chunk at `data` (`size` bytes fetched).  Verifies its header and, with `verify`,
+ * the CRC.  ERR_TRUNCATED: the chunk is whole on disk but not in the buffer:
+ * `out` holds its sizes, fetch at least chunk_bytes(out).  ERR_CORRUPT: `f` names file
+ * and position; call reader_skip_damaged. */
+err reader_chunk(const struct reader *r, const uint8_t *data, uint64_t size, bool verify,
+                 struct chunk *out, struct fault *f);
+
+/* Move past one chunk that reader_chunk gave. */
+void reader_advance(struct reader *r, const struct chunk *c);
+
+/* Move past a damaged chunk: its end comes from the index (or from its own header if
+ * only the entries are damaged).  Never goes past the next good chunk. */
+err reader_skip_damaged(struct reader *r, struct fault *f);
+
+#endif

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * retention: drop whole old segments by size and age; never the active one.
+ * Rules: rabbitmq-streams.md section 15.8.
+ */
+#ifndef VIBEMQ_LOG_RETENTION_H
+#define VIBEMQ_LOG_RETENTION_H
+
+#include "log.h"
+
+struct retention_report { uint64_t segments_dropped, bytes_dropped, first_offset; };
+
+/* Apply the control block's limits now.  Readers with an open segment keep it. */
+err retention_run(struct log *l, struct retention_report *out, struct fault *f);
+
+/* Close the active segment if its newest chunk is older than `age_ms` and it is not
+ * empty, so that age can drop it although nothing more is written.  Sets *rolled. */
+err retention_roll_aged(struct log *l, int64_t age_ms, bool *rolled, struct fault *f);
+
+#endif
