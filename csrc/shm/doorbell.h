@@ -29,7 +29,7 @@
 #define DOORBELL_REQUEST_WORK 4u     /* a helper thread of this worker has finished something */
 
 struct doorbell_seat {
-    _Alignas(DOORBELL_CACHE_LINE) _Atomic uint32_t asleep;
+    _Alignas(DOORBELL_CACHE_LINE) _Atomic uint32_t asleep; /* counts: odd while asleep, see doorbell.c */
     _Atomic uint32_t requests;
     _Atomic uint32_t pid;            /* 0 while nobody sits here */
     _Atomic uint32_t epoch;          /* raised each time the seat is taken */
