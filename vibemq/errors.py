@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one list of errors that VibeMQ raises on purpose.
+
+Every message says where it happened, what was needed and what there was; ``hint``, where
+there is one, says what to do about it.  Whoever shows an error to a person prints
+``str(error)`` and, on a line of its own, the hint.  The classes are split by whose mistake
+it was, so that a peer's mistake can never be taken for ours:
+
+* ``UserError``: the person who runs VibeMQ asked for something that cannot be;
+* ``ProtocolError``: the peer sent what the protocol does not allow;
+* ``StorageError``: the disk or the files on it;
+* the rest: what a client of a broker may meet.
+
+This module imports nothing of VibeMQ, so everything may import it.
+"""
+
+
+class VibeMQError(Exception):
+    """Base of all errors below: one sentence, and a hint that may be empty."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross process borders (Spark's Python workers): rebuild from the fields,
+        # because the arguments of subclasses differ from what Exception would replay.
+        return _rebuild, (type(self), self.__dict__.copy())
+
+
+def _rebuild(kind: type[VibeMQError], fields: dict[str, object]) -> VibeMQError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, fields["message"])
+    error.__dict__.update(fields)
+    return error
+
+
+# ---- the person who runs VibeMQ ----
+
+
+class UserError(VibeMQError):
+    """What the user asked for cannot be done as things are."""
+
+
+class ConfigError(UserError):
+    """An option is unknown, or its value is not allowed."""
+
+
+class SetupError(UserError):
+    """The machine lacks something: a Java runtime, an optional package, a permission."""
+
+
+class AlreadyRunning(UserError):
+    """Another broker holds the data directory."""
+
+
+class UserExists(UserError):
+    """A user of this name exists already."""
+
+
+class UserNotFound(UserError):
+    """There is no user of this name."""
+
+
+# ---- the disk ----
+
+
+class StorageError(VibeMQError):
+    """The log or the metadata could not be read or written.
+
+    ``code`` is the name of an error of the C core (``ERR_DISK_FULL``; csrc/base/error.h).
+    """
+
+    def __init__(self, code: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+class StreamExists(VibeMQError):
+    """The stream exists already; ``record`` is its storage.metadata.StreamRecord."""
+
+    def __init__(self, message: str, *, record: object = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.record = record
+
+
+class StreamNotFound(VibeMQError):
+    """There is no stream of this name."""
+
+
+# ---- connections, from either side ----
+
+
+class ProtocolError(VibeMQError):
+    """The peer sent bytes that the protocol does not allow.
+
+    ``code`` is the protocol's own code for it where it has one, else 0.
+    """
+
+    def __init__(self, message: str, *, code: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+class ConnectionClosed(VibeMQError):
+    """The connection ended, by the peer's wish or by the network's."""
+
+
+class LimitExceeded(VibeMQError):
+    """Something is beyond a named limit: what, how much there was, how much is allowed."""
+
+    def __init__(self, what: str, had: int | None = None, most: int | None = None, *, hint: str = "") -> None:
+        super().__init__(what if had is None else f"{what}: {had}, at most {most} allowed", hint=hint)
+        self.had = had
+        self.most = most
+
+
+class AuthenticationFailed(VibeMQError):
+    """The broker refused the user name or the password."""
+
+
+class TimeoutExceeded(VibeMQError):
+    """No answer came in the time allowed."""
+
+
+class RequestFailed(VibeMQError):
+    """The broker answered a request with a code other than success."""
+
+    def __init__(self, message: str, *, code: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
