@@ -67,6 +67,11 @@ test_failed(const char *file, int line, const char *format, ...)
     return false;
 }
 
+TEST_UNUSED static bool test_true(const char *file, int line, const char *text, bool had)
+{
+    return had ? true : test_failed(file, line, "not true: %s", text);
+}
+
 TEST_UNUSED static bool test_eq(const char *file, int line, const char *want_text, const char *had_text,
                                 uint64_t want, uint64_t had)
 {
@@ -101,7 +106,7 @@ TEST_UNUSED static bool test_err_eq(const char *file, int line, const char *had_
 }
 
 /* The expected value comes first.  Integers of any width and sign, compared as 64 bits. */
-#define EXPECT(x) ((x) ? true : test_failed(__FILE__, __LINE__, "not true: %s", #x))
+#define EXPECT(x) test_true(__FILE__, __LINE__, #x, !!(x))
 #define EXPECT_EQ(want, had) test_eq(__FILE__, __LINE__, #want, #had, (uint64_t)(want), (uint64_t)(had))
 #define EXPECT_STR_EQ(want, had) test_str_eq(__FILE__, __LINE__, #had, want, had)
 #define EXPECT_MEM_EQ(want, had, size) test_mem_eq(__FILE__, __LINE__, #had, want, had, size)

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * amqp: find a message's sections, stepping over every value in them.
+ *
+ * A value is walked to its last byte and not only skipped by its size: after OK,
+ * whatever lies inside a section is well formed too, and whoever reads it later needs
+ * no case for half a value.  Every byte is visited once and nesting is bounded, so
+ * the work is linear in the size of the message whatever it says of itself.
+ *
+ * The order of sections is not enforced, because real clients differ in it; that none comes
+ * twice (but for data and sequences, which may) and that bodies are of one kind is.
+ */
+#include "amqp.h"
+
+#include <stdbool.h>
+
+#include "../base/bytes.h"
+
+#define AMQP_DEPTH_MAX 32 /* values inside values; client libraries nest two or three deep */
+
+#define CODE_DESCRIBED 0x00u
+#define CODE_SMALL_ULONG 0x53u
+#define CODE_ULONG 0x80u
+#define CODE_LIST_EMPTY 0x45u
+
+/* The upper half of a code says how wide the value is (part 1, section 1.2). */
+enum category {
+    CATEGORY_FIXED_0 = 0x4, CATEGORY_FIXED_1, CATEGORY_FIXED_2, CATEGORY_FIXED_4, CATEGORY_FIXED_8, CATEGORY_FIXED_16,
+    CATEGORY_VARIABLE_1 = 0xA, CATEGORY_VARIABLE_4, CATEGORY_COMPOUND_1, CATEGORY_COMPOUND_4, CATEGORY_ARRAY_1,
+    CATEGORY_ARRAY_4
+};
+
+/* For each category the lower halves that are assigned, one bit each. */
+static const uint16_t assigned[16] = {
+    [CATEGORY_FIXED_0] = 0x003F,    /* null, true, false, uint 0, ulong 0, empty list */
+    [CATEGORY_FIXED_1] = 0x007F,    /* ubyte, byte, small uint, ulong, int, long, boolean */
+    [CATEGORY_FIXED_2] = 0x0003,    /* ushort, short */
+    [CATEGORY_FIXED_4] = 0x001F,    /* uint, int, float, char, decimal32 */
+    [CATEGORY_FIXED_8] = 0x001F,    /* ulong, long, double, timestamp, decimal64 */
+    [CATEGORY_FIXED_16] = 0x0110,   /* decimal128, uuid */
+    [CATEGORY_VARIABLE_1] = 0x000B, /* binary, string, symbol */
+    [CATEGORY_VARIABLE_4] = 0x000B,
+    [CATEGORY_COMPOUND_1] = 0x0003, /* list, map */
+    [CATEGORY_COMPOUND_4] = 0x0003,
+    [CATEGORY_ARRAY_1] = 0x0001,
+    [CATEGORY_ARRAY_4] = 0x0001,
+};
+
+enum shape { SHAPE_OTHER, SHAPE_LIST, SHAPE_MAP, SHAPE_BINARY };
+
+static bool is_assigned(uint8_t code) { return assigned[code >> 4] >> (code & 15) & 1; }
+
+static enum shape shape_of(uint8_t code)
+{
+    switch (code) {
+    case 0xA0: case 0xB0: return SHAPE_BINARY;
+    case CODE_LIST_EMPTY: case 0xC0: case 0xD0: return SHAPE_LIST;
+    case 0xC1: case 0xD1: return SHAPE_MAP;
+    default: return SHAPE_OTHER;
+    }
+}
+
+static err value_skip(struct reader_bytes *r, unsigned depth);
+static err data_skip(struct reader_bytes *r, uint8_t code, unsigned depth);
+
+/* The bytes after a code whose width the code alone gives. */
+static bool fixed_width(uint8_t code, uint32_t *width)
+{
+    uint8_t category = code >> 4;
+    if (category < CATEGORY_FIXED_0 || category > CATEGORY_FIXED_16) return false;
+    *width = category == CATEGORY_FIXED_0 ? 0 : 1u << (category - CATEGORY_FIXED_1);
+    return true;
+}
+
+/* A size or count of one byte or of four. */
+static uint32_t number_read(struct reader_bytes *r, bool wide) { return wide ? bytes_u32(r) : bytes_u8(r); }
+
+/* Elements of a list or map: each has its own code, so `count` of them take at least as many bytes. */
+static err elements_skip(struct reader_bytes *r, uint32_t count, unsigned depth)
+{
+    if (count > bytes_left(r)) return ERR_CORRUPT;
+    for (uint32_t i = 0; i < count; i++)
+        if (value_skip(r, depth) != OK) return ERR_CORRUPT;
+    return OK;
+}
+
+/* Elements of an array: one code for all.  Those of fixed width are never counted out one
+ * by one, because `count` elements of no width take no bytes. */
+static err array_skip(struct reader_bytes *r, uint32_t count, unsigned depth)
+{
+    uint32_t width;
+    if (count == 0 && bytes_left(r) == 0) return OK; /* some encoders leave the code out then */
+    uint8_t code = bytes_u8(r);
+    if (!r->failed && code == CODE_DESCRIBED) {
+        if (value_skip(r, depth) != OK) return ERR_CORRUPT;
+        code = bytes_u8(r);
+    }
+    if (r->failed || !is_assigned(code)) return ERR_CORRUPT;
+    if (fixed_width(code, &width)) {
+        uint64_t size = (uint64_t)count * width;
+        return size <= bytes_left(r) && bytes_take(r, (size_t)size) ? OK : ERR_CORRUPT;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        if (data_skip(r, code, depth) != OK) return ERR_CORRUPT;
+    return OK;
+}
+
+/* What follows the size of a list, map or array: the elements fill it exactly. */
+static err compound_skip(struct reader_bytes *r, uint8_t code, unsigned depth)
+{
+    uint8_t category = code >> 4;
+    bool wide = category & 1, is_array = category >= CATEGORY_ARRAY_1;
+    uint32_t size = number_read(r, wide);
+    const uint8_t *content = bytes_take(r, size);
+    if (!content) return ERR_TRUNCATED;
+
+    struct reader_bytes inside = bytes_reader(content, size);
+    uint32_t count = number_read(&inside, wide);
+    if (inside.failed) return ERR_CORRUPT;
+    if (shape_of(code) == SHAPE_MAP && count % 2) return ERR_CORRUPT;
+    err result = is_array ? array_skip(&inside, count, depth + 1) : elements_skip(&inside, count, depth + 1);
+    return result == OK && bytes_left(&inside) == 0 ? OK : ERR_CORRUPT;
+}
+
+/* The value after its code. */
+static err data_skip(struct reader_bytes *r, uint8_t code, unsigned depth)
+{
+    uint32_t width;
+    if (depth > AMQP_DEPTH_MAX || !is_assigned(code)) return ERR_CORRUPT;
+    if (fixed_width(code, &width)) return bytes_take(r, width) ? OK : ERR_TRUNCATED;
+    if (code >> 4 >= CATEGORY_COMPOUND_1) return compound_skip(r, code, depth);
+    width = number_read(r, code >> 4 == CATEGORY_VARIABLE_4);
+    return bytes_take(r, width) ? OK : ERR_TRUNCATED;
+}
+
+/* A code and its value, or a descriptor and the value it describes. */
+static err value_skip(struct reader_bytes *r, unsigned depth)
+{
+    if (depth > AMQP_DEPTH_MAX) return ERR_CORRUPT;
+    uint8_t code = bytes_u8(r);
+    if (r->failed) return ERR_TRUNCATED;
+    if (code != CODE_DESCRIBED) return data_skip(r, code, depth);
+    err result = value_skip(r, depth + 1);
+    return result == OK ? value_skip(r, depth + 1) : result;
+}
+
+/* ---- sections ---- */
+
+#define SECTION_FIRST 0x70u
+
+enum section {
+    SECTION_HEADER, SECTION_DELIVERY_ANNOTATIONS, SECTION_MESSAGE_ANNOTATIONS, SECTION_PROPERTIES,
+    SECTION_APPLICATION_PROPERTIES, SECTION_DATA, SECTION_SEQUENCE, SECTION_VALUE, SECTION_FOOTER, SECTION_COUNT
+};
+
+/* SHAPE_OTHER: any value will do. */
+static const struct { enum shape shape; enum amqp_body body; } section_rules[SECTION_COUNT] = {
+    [SECTION_HEADER] = {SHAPE_LIST, AMQP_BODY_NONE},
+    [SECTION_DELIVERY_ANNOTATIONS] = {SHAPE_MAP, AMQP_BODY_NONE},
+    [SECTION_MESSAGE_ANNOTATIONS] = {SHAPE_MAP, AMQP_BODY_NONE},
+    [SECTION_PROPERTIES] = {SHAPE_LIST, AMQP_BODY_NONE},
+    [SECTION_APPLICATION_PROPERTIES] = {SHAPE_MAP, AMQP_BODY_NONE},
+    [SECTION_DATA] = {SHAPE_BINARY, AMQP_BODY_DATA},
+    [SECTION_SEQUENCE] = {SHAPE_LIST, AMQP_BODY_SEQUENCE},
+    [SECTION_VALUE] = {SHAPE_OTHER, AMQP_BODY_VALUE},
+    [SECTION_FOOTER] = {SHAPE_MAP, AMQP_BODY_NONE},
+};
+
+/* The descriptor of a section: 0x00 and a ulong in either of its two encodings. */
+static err descriptor_read(struct reader_bytes *r, enum section *out)
+{
+    uint8_t described = bytes_u8(r);
+    if (described != CODE_DESCRIBED) return ERR_CORRUPT;
+    uint8_t code = bytes_u8(r);
+    if (r->failed) return ERR_TRUNCATED;
+    if (code != CODE_SMALL_ULONG && code != CODE_ULONG) return ERR_CORRUPT;
+    uint64_t number = code == CODE_SMALL_ULONG ? bytes_u8(r) : bytes_u64(r);
+    if (r->failed) return ERR_TRUNCATED;
+    if (number < SECTION_FIRST || number - SECTION_FIRST >= SECTION_COUNT) return ERR_CORRUPT;
+    *out = (enum section)(number - SECTION_FIRST);
+    return OK;
+}
+
+/* Where the value of a section goes in the answer. */
+static void section_note(struct amqp_message *m, enum section section, const uint8_t *value, uint32_t size)
+{
+    switch (section) {
+    case SECTION_HEADER: m->header = value, m->header_size = size; break;
+    case SECTION_MESSAGE_ANNOTATIONS: m->message_annotations = value, m->message_annotations_size = size; break;
+    case SECTION_PROPERTIES: m->properties = value, m->properties_size = size; break;
+    case SECTION_APPLICATION_PROPERTIES:
+        m->application_properties = value, m->application_properties_size = size;
+        break;
+    case SECTION_DATA: case SECTION_SEQUENCE: case SECTION_VALUE:
+        m->data_count += section == SECTION_DATA;
+        if (!m->body) m->body = value, m->body_size = size; /* the first is the one we give */
+        break;
+    default: break;
+    }
+}
+
+err amqp_parse(const uint8_t *data, uint32_t size, struct amqp_message *out)
+{
+    if (size == 0) return ERR_CORRUPT; /* no section is no message */
+    struct reader_bytes r = bytes_reader(data, size);
+    struct amqp_message m = {0};
+    uint32_t seen = 0; /* one bit for each section */
+
+    while (bytes_left(&r)) {
+        enum section section;
+        err result = descriptor_read(&r, &section);
+        if (result != OK) return result;
+        enum amqp_body body = section_rules[section].body;
+        enum shape shape = section_rules[section].shape;
+        bool repeats = section == SECTION_DATA || section == SECTION_SEQUENCE;
+        if (!repeats && seen >> section & 1) return ERR_CORRUPT;
+        if (body != AMQP_BODY_NONE && m.body_kind != AMQP_BODY_NONE && m.body_kind != body) return ERR_CORRUPT;
+        seen |= 1u << section;
+
+        const uint8_t *value = r.at;
+        if (bytes_left(&r) == 0) return ERR_TRUNCATED;
+        if (shape != SHAPE_OTHER && shape_of(*value) != shape) return ERR_CORRUPT;
+        result = value_skip(&r, 0);
+        if (result != OK) return result;
+        if (body != AMQP_BODY_NONE) m.body_kind = body;
+        if (section == SECTION_DATA) value += *value >> 4 == CATEGORY_VARIABLE_1 ? 2 : 5; /* code and size */
+        section_note(&m, section, value, (uint32_t)(r.at - value));
+    }
+    *out = m;
+    return OK;
+}
