@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The broker's options: their names, types, limits and defaults, and where values come from.
+
+A value is looked for in this order, and the first that has one wins: a command-line
+option, an environment variable ``VIBEMQ_<SECTION>_<OPTION>``, the TOML file, the default
+below.  Every value is checked on its own, so an error can say which of these places it
+came from.  An unknown name is an error, with the nearest known one: a misspelt limit that
+is silently ignored is worse than a broker that does not start.
+
+``sample.toml`` beside this file says the same in words for people (``vibemq config``); a
+test keeps the two equal.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta, Struct
+
+from vibemq.errors import ConfigError
+
+#: One bit for each worker in a stream's masks (csrc/shm/doorbell.h, DOORBELL_WORKERS_MAX).
+WORKERS_MAX = 64
+#: One bit for each stream in a worker's bitmap of news (DOORBELL_SLOTS_MAX).
+STREAMS_MAX = 65536
+#: Positions in a segment fit 32 bits with one chunk to spare (csrc/log/log.h).
+SEGMENT_SIZE_BYTES_MIN = 4096
+SEGMENT_SIZE_BYTES_MAX = 3_000_000_000
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Durability = Literal["os", "disk"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class Server(Struct, frozen=True, kw_only=True):
+    """Processes, addresses and where data lies."""
+
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    workers: Annotated[int, Meta(ge=0, le=WORKERS_MAX)] = 0  # 0: one per core this process may use
+    # Not the current folder: `vibemq users add` must find the same data wherever it is called.
+    data_dir: Annotated[str, Meta(min_length=1, max_length=2048)] = "~/.local/share/vibemq"
+    shutdown_timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 30
+    log_level: LogLevel = "info"
+    # Per worker.  Bounds memory (some KiB each) and descriptors against a flood of connections.
+    connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
+    user: Annotated[str, Meta(max_length=255)] = ""  # "": stay who we are
+
+
+class Streams(Struct, frozen=True, kw_only=True):
+    """The streams door (RabbitMQ Streams protocol)."""
+
+    enabled: bool = True
+    port: Port = 5552
+    advertised_host: Annotated[str, Meta(max_length=255)] = ""  # "": the address the client evidently reached
+    advertised_port: Port = 0  # 0: the port listened on
+    # At least what a client sends before it knows our limit; at most what one connection may cost us.
+    frame_max_bytes: Annotated[int, Meta(ge=8192, le=268_435_456)] = 1_048_576
+    initial_frame_max_bytes: Annotated[int, Meta(ge=1024, le=1_048_576)] = 8192
+    heartbeat_s: Annotated[int, Meta(ge=0, le=3600)] = 60
+    handshake_timeout_s: Annotated[int, Meta(ge=1, le=300)] = 10
+    # Under 2 s, guessing passwords over the network becomes worth while.
+    login_failure_delay_s: Annotated[int, Meta(ge=2, le=60)] = 3
+    unconfirmed_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 50_000
+    # Clients parse it as three numbers and switch features on by it.
+    product_version: Annotated[str, Meta(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}\.[0-9]{1,5}$")] = "4.3.0"
+    sub_batch_uncompressed_max_bytes: Annotated[int, Meta(ge=1, le=1_073_741_824)] = 67_108_864
+
+
+class Store(Struct, frozen=True, kw_only=True):
+    """The log on disk."""
+
+    durability: Durability = "os"
+    segment_size_bytes: Annotated[int, Meta(ge=SEGMENT_SIZE_BYTES_MIN, le=SEGMENT_SIZE_BYTES_MAX)] = 500_000_000
+    retention_interval_s: Annotated[int, Meta(ge=1, le=86_400)] = 10
+    streams_max: Annotated[int, Meta(ge=1, le=STREAMS_MAX)] = STREAMS_MAX
+
+
+class Guest(Struct, frozen=True, kw_only=True):
+    """The built-in account guest/guest."""
+
+    allow_loopback: bool = True
+
+
+class Config(Struct, frozen=True, kw_only=True):
+    """All options, by section."""
+
+    server: Server = Server()
+    streams: Streams = Streams()
+    store: Store = Store()
+    guest: Guest = Guest()
+
+    @property
+    def data_path(self) -> str:
+        """The data directory, absolute."""
+        return os.path.abspath(os.path.expanduser(self.server.data_dir))
+
+    @property
+    def worker_count(self) -> int:
+        """How many workers to run: as configured, or one for each core this process may use."""
+        return self.server.workers or min(len(os.sched_getaffinity(0)), WORKERS_MAX)
+
+
+SECTIONS: dict[str, type[Struct]] = {"server": Server, "streams": Streams, "store": Store, "guest": Guest}
+#: section -> option -> its type with limits
+OPTIONS: dict[str, dict[str, Any]] = {
+    section: {f.name: f.type for f in msgspec.structs.fields(kind)} for section, kind in SECTIONS.items()
+}
+ENVIRONMENT_PREFIX = "VIBEMQ_"
+
+
+def sample() -> str:
+    """The commented sample file: every option with its default, unit and reason."""
+    return resources.files("vibemq").joinpath("sample.toml").read_text(encoding="utf-8")
+
+
+def load(
+    path: str | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[tuple[str, str], tuple[object, str]] | None = None,
+) -> Config:
+    """Read the configuration.
+
+    ``overrides`` maps (section, option) to (value, where it came from, for error messages),
+    as the command line gives it.  Raises ConfigError.
+    """
+    # (section, option) -> (value, where it came from); later sources replace earlier ones.
+    found: dict[tuple[str, str], tuple[object, str]] = {}
+    if path is not None:
+        found.update(_from_file(path))
+    found.update(_from_environment(os.environ if environ is None else environ))
+    found.update(overrides or {})
+    values: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
+    for (section, option), (value, origin) in found.items():
+        values[section][option] = _checked(section, option, value, origin)
+    built = {section: kind(**values[section]) for section, kind in SECTIONS.items()}
+    return Config(**built)  # type: ignore[arg-type]  # each section is built from its own type
+
+
+def _checked(section: str, option: str, value: object, origin: str) -> object:
+    try:
+        return msgspec.convert(value, OPTIONS[section][option], strict=True)
+    except msgspec.ValidationError:
+        raise ConfigError(
+            f"{origin}: {section}.{option} must be {_needed(OPTIONS[section][option])}, but is {_shown(value)}",
+            hint="`vibemq config` prints every option with its limits and reasons",
+        ) from None
+
+
+def _needed(kind: Any) -> str:
+    """What a type with limits accepts, in words."""
+    if kind is bool:
+        return "true or false"
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
+    base, meta = get_args(kind)
+    if base is int:
+        return f"an integer from {meta.ge} to {meta.le}"
+    if meta.pattern:
+        return f"text that matches {meta.pattern}"
+    return f"text of {meta.min_length or 0} to {meta.max_length} characters"
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _from_file(path: str) -> Iterator[tuple[tuple[str, str], tuple[object, str]]]:
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except OSError as problem:
+        raise ConfigError(
+            f"cannot read the configuration {path}: {problem.strerror}",
+            hint=f"`vibemq config > {path}` writes a commented sample",
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path} is not valid TOML: {problem}") from None
+    for section, content in document.items():
+        if section not in SECTIONS:
+            raise _unknown(path, section, SECTIONS, "section")
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path}: {section} must be a section, [{section}], but is {_shown(content)}")
+        for option, value in content.items():
+            if option not in OPTIONS[section]:
+                raise _unknown(f"{path}, section [{section}]", option, OPTIONS[section], "option", section)
+            yield (section, option), (value, path)
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], tuple[object, str]]]:
+    for name, text in environ.items():
+        for section in SECTIONS:
+            prefix = f"{ENVIRONMENT_PREFIX}{section.upper()}_"
+            if not name.startswith(prefix):
+                continue
+            option = name.removeprefix(prefix).lower()
+            origin = f"environment variable {name}"
+            if option not in OPTIONS[section]:
+                raise _unknown(origin, option, OPTIONS[section], "option", section)
+            yield (section, option), (_from_text(OPTIONS[section][option], text), origin)
+
+
+def _from_text(kind: Any, text: str) -> object:
+    """The value that an environment variable's text stands for: as TOML would read it, strings bare."""
+    base = getattr(kind, "__origin__", kind)  # Annotated[int, ...] -> int
+    if base is bool:
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    if base is int:
+        digits = text.strip().replace("_", "")
+        return int(digits) if digits.isascii() and digits.isdigit() else text
+    return text
+
+
+def _unknown(where: str, name: str, known: Mapping[str, object], what: str, section: str = "") -> ConfigError:
+    message = f"{where}: there is no {what} {name!r}"
+    if near := difflib.get_close_matches(name, known, n=1):
+        return ConfigError(message, hint=f"did you mean {near[0]!r}?")
+    if elsewhere := [s for s, options in OPTIONS.items() if name in options and s != section]:
+        return ConfigError(message, hint=f"{name!r} belongs in section [{elsewhere[0]}]")
+    return ConfigError(message, hint=f"known here: {', '.join(known)}")

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the supervisor hands to a worker: everything it may use of the world, made before the fork.
+
+Descriptors are named, never numbers by convention, and a worker gets only its own
+listeners; what other workers and the supervisor hold was closed before ``run`` is called.
+"""
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from vibemq.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """One worker's part of the world; see vibemq.server.supervisor for who makes it."""
+
+    index: int  # 0 .. worker_count - 1: the seat on the board, kept over restarts
+    worker_count: int
+    config: Config
+    data_dir: str  # absolute
+    board_fd: int  # memfd with the board of doorbells (csrc/shm/doorbell.h), already laid out
+    doorbell_fds: list[int]  # one eventfd for each worker, by index; non-blocking
+    ready_fd: int  # write one byte when every listener accepts, then close it
+    supervisor_pid: int  # when os.getppid() is another, the supervisor is dead
+    # door name ("streams") -> listening socket, non-blocking, of this worker alone.  The
+    # supervisor keeps a copy, so connections that wait in it survive the worker.
+    listeners: dict[str, socket.socket] = field(default_factory=dict)
+
+    @property
+    def metadata_path(self) -> str:
+        return metadata_path(self.data_dir)
+
+
+#: The worker's entry: returns its exit code once it has finished what was in flight.
+WorkerRun = Callable[[WorkerContext], int]
+
+
+def metadata_path(data_dir: str) -> str:
+    """Where streams and users are recorded (vibemq.storage.metadata)."""
+    return f"{data_dir}/meta.db"
