@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may come in: users with passwords, and the built-in guest for this machine only.
+
+Passwords are kept as argon2id hashes.  Checking one takes tens of milliseconds on
+purpose, so it belongs on a helper thread; a worker's loop asks ``check_cached``
+first, which knows the passwords that were right before (as a keyed hash whose key never
+leaves the process) and so lets a client reconnect without that price.  A user's row is read
+again each time, so a changed or deleted password counts at once.
+
+guest/guest is accepted from loopback only, and only while the configuration allows it.
+No user named guest can be made, so there is no second meaning of that name.
+"""
+
+import enum
+import hmac
+import re
+import secrets
+import threading
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from vibemq.errors import UserError
+from vibemq.storage.metadata import Metadata, UserRecord
+
+if TYPE_CHECKING:
+    from argon2 import PasswordHasher
+
+GUEST = "guest"
+# OWASP's choice for argon2id: 19 MiB and two passes.  Little enough for a worker to spend now and
+# then, dear enough for who has stolen the hashes.
+ARGON2_MEMORY_KIB = 19_456
+ARGON2_PASSES = 2
+PASSWORD_CHARACTERS_MIN = 8
+PASSWORD_CHARACTERS_MAX = 1024
+# Verified against when the user does not exist, so that the answer takes as long as for one who
+# does.  Salt and hash are constants: no password leads to them that anybody knows.
+_NOBODY = "$argon2id$v=19$m=19456,t=2,p=1$dmliZW1xLW5vYm9keS0xNg$bm9ib2R5IGhhcyB0aGlzIHBhc3N3b3JkLCByZWFsbHk"
+_REMEMBERED_MAX = 4096  # users; the oldest success is forgotten first
+_NAME = re.compile(r"[A-Za-z0-9_.@+-]{1,255}")
+
+
+class Verdict(enum.Enum):
+    """The answer to a login."""
+
+    OK = "ok"
+    REFUSED = "refused"  # unknown user or wrong password: which of the two is nobody's business
+    LOOPBACK_ONLY = "loopback only"  # right, but this account may not come from another machine
+
+
+class Authenticator:
+    """Checks logins for one process; make it after fork.  May be used from several threads."""
+
+    def __init__(self, metadata: Metadata, guest_allowed: bool) -> None:
+        self._metadata = metadata
+        self._guest_allowed = guest_allowed
+        self._key = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        # user -> (hash in the user's row when the password was right, keyed hash of that password)
+        self._remembered: dict[str, tuple[str, bytes]] = {}
+
+    def __repr__(self) -> str:
+        return f"Authenticator(guest_allowed={self._guest_allowed})"
+
+    def check_cached(self, user: str, password: str, loopback: bool) -> Verdict | None:
+        """The verdict if it can be given within a millisecond; None: ask ``check`` on a helper thread."""
+        if user == GUEST and self._guest_allowed:
+            if not hmac.compare_digest(password.encode(errors="surrogatepass"), GUEST.encode()):
+                return Verdict.REFUSED
+            return Verdict.OK if loopback else Verdict.LOOPBACK_ONLY
+        with self._lock:
+            remembered = self._remembered.get(user)
+        if remembered is None:
+            return None
+        password_hash, digest = remembered
+        row = self._find(user)
+        if row is None or row.password_hash != password_hash:
+            with self._lock:
+                self._remembered.pop(user, None)
+            return None
+        # A wrong password is not remembered: each guess pays the full price in check().
+        return Verdict.OK if hmac.compare_digest(digest, self._digest(user, password)) else None
+
+    def check(self, user: str, password: str, loopback: bool) -> Verdict:
+        """The verdict, by argon2; blocks for tens of milliseconds, no less for unknown users."""
+        known = self.check_cached(user, password, loopback)
+        if known is not None:
+            return known
+        row = self._find(user)
+        if not _verified(_NOBODY if row is None else row.password_hash, password) or row is None:
+            return Verdict.REFUSED
+        with self._lock:
+            self._remembered.pop(user, None)
+            if len(self._remembered) >= _REMEMBERED_MAX:
+                del self._remembered[next(iter(self._remembered))]
+            self._remembered[user] = (row.password_hash, self._digest(user, password))
+        return Verdict.OK
+
+    def _find(self, user: str) -> UserRecord | None:
+        # A peer's name comes as bytes; what was no UTF-8 carries surrogates and names nobody.
+        return self._metadata.find_user(user) if user.isprintable() else None
+
+    def _digest(self, user: str, password: str) -> bytes:
+        name = user.encode(errors="surrogatepass")
+        secret = password.encode(errors="surrogatepass")
+        return blake2b(len(name).to_bytes(4, "big") + name + secret, key=self._key, digest_size=32).digest()
+
+
+def add_user(metadata: Metadata, name: str, password: str, tags: tuple[str, ...] = ()) -> None:
+    """Make a user.  Raises UserError (also UserExists) with what is wrong."""
+    if name.lower() == GUEST:
+        raise UserError(
+            "user 'guest' is built in, for connections from this machine only, and cannot be added",
+            hint="choose another name; guest.allow_loopback = false in the configuration turns guest off",
+        )
+    if _NAME.fullmatch(name) is None:
+        raise UserError(f"user name {name!r}: 1 to 255 of the characters A-Z a-z 0-9 _ . @ + - are needed")
+    metadata.add_user(name, hash_password(password), tags)
+
+
+def change_password(metadata: Metadata, name: str, password: str) -> None:
+    """Raises UserError (also UserNotFound)."""
+    metadata.change_password(name, hash_password(password))
+
+
+def hash_password(password: str) -> str:
+    """The argon2id hash to store.  Raises UserError when the password is too short or too long."""
+    if not PASSWORD_CHARACTERS_MIN <= len(password) <= PASSWORD_CHARACTERS_MAX:
+        raise UserError(
+            f"the password has {len(password)} characters; "
+            f"{PASSWORD_CHARACTERS_MIN} to {PASSWORD_CHARACTERS_MAX} are needed"
+        )
+    return _hasher().hash(password)
+
+
+def _hasher() -> "PasswordHasher":
+    from argon2 import PasswordHasher  # late: a worker whose users never log in does not pay for loading it
+
+    return PasswordHasher(time_cost=ARGON2_PASSES, memory_cost=ARGON2_MEMORY_KIB, parallelism=1)
+
+
+def _verified(password_hash: str, password: str) -> bool:
+    from argon2.exceptions import InvalidHashError, VerificationError
+
+    try:
+        return _hasher().verify(password_hash, password.encode(errors="surrogatepass"))
+    except (VerificationError, InvalidHashError):  # wrong, or not a hash: either way nobody gets in
+        return False

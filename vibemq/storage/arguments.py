@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the arguments of a stream mean for its log: sizes, ages and durability.
+
+Stream clients send arguments as text (max-age = "12h"); the log wants numbers.  The rules
+are those of RabbitMQ Streams, so that a client's set-up code works unchanged.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import TypedDict
+
+from vibemq.errors import LimitExceeded
+
+MAX_LENGTH_BYTES = "max-length-bytes"
+MAX_AGE = "max-age"
+SEGMENT_SIZE_BYTES = "stream-max-segment-size-bytes"
+
+SEGMENT_SIZE_BYTES_MAX = 3_000_000_000  # positions fit 32 bits with one chunk to spare
+_UNITS_MS = {
+    "Y": 365 * 86_400_000,
+    "M": 30 * 86_400_000,
+    "D": 86_400_000,
+    "h": 3_600_000,
+    "m": 60_000,
+    "s": 1000,
+}
+_MAX_AGE = re.compile(r"([0-9]{1,9})([YMDhms])")
+_BYTES = re.compile(r"[0-9]{1,19}")
+
+
+class LogOptions(TypedDict):
+    """The keyword arguments of storage.log.create and storage.log.recover; 0 means default or no limit."""
+
+    segment_bytes_max: int
+    retention_bytes_max: int
+    retention_age_ms_max: int
+    durability: str
+
+
+def max_age_ms(text: str) -> int:
+    """`12h` is 43200000.  Raises LimitExceeded for anything but a positive number and one unit."""
+    match = _MAX_AGE.fullmatch(text)
+    if match is None or int(match[1]) == 0:
+        raise LimitExceeded(f"{MAX_AGE} must be a positive integer and one of {' '.join(_UNITS_MS)}, but is {text!r}")
+    return int(match[1]) * _UNITS_MS[match[2]]
+
+
+def size_bytes(name: str, text: str, most: int) -> int:
+    """A size in bytes, 0 to ``most``.  Raises LimitExceeded."""
+    if _BYTES.fullmatch(text) is None or int(text) > most:
+        raise LimitExceeded(f"{name} must be an integer from 0 to {most}, but is {text!r}")
+    return int(text)
+
+
+def log_options(arguments: Mapping[str, str], durability: str, segment_size_bytes: int) -> LogOptions:
+    """How a stream with these arguments is kept; ``segment_size_bytes`` is for those that do not say."""
+    segment = size_bytes(SEGMENT_SIZE_BYTES, arguments.get(SEGMENT_SIZE_BYTES, "0"), SEGMENT_SIZE_BYTES_MAX)
+    return {
+        "segment_bytes_max": segment or segment_size_bytes,
+        "retention_bytes_max": size_bytes(MAX_LENGTH_BYTES, arguments.get(MAX_LENGTH_BYTES, "0"), 2**63 - 1),
+        "retention_age_ms_max": max_age_ms(arguments[MAX_AGE]) if MAX_AGE in arguments else 0,
+        "durability": durability,
+    }
+
+
+def has_retention(arguments: Mapping[str, str]) -> bool:
+    """Whether anything of such a stream is ever dropped."""
+    return MAX_AGE in arguments or arguments.get(MAX_LENGTH_BYTES, "0") != "0"
