@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * seeds: writes the corpora the fuzzers start from.  The same bytes every time, so
+ * that `make seeds` changes nothing unless this file did.
+ *
+ *   seeds DIRECTORY        one folder for each target, which must exist
+ */
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/bytes.h"
+#include "../base/crc32.h"
+#include "../log/chunk.h"
+
+#define CHUNK_SEED 0x5EEDu /* as in chunk_fuzz.c */
+#define PATH_BYTES 512
+
+static const char *directory;
+
+static void seed_write(const char *target, const char *name, const void *data, size_t size)
+{
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%s/%s/%s", directory, target, name);
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(data, 1, size, f) != size || fclose(f) != 0) {
+        perror(path);
+        exit(1);
+    }
+}
+
+#define SEED(target, name, ...) \
+    seed_write(target, name, (const uint8_t[]){__VA_ARGS__}, sizeof((const uint8_t[]){__VA_ARGS__}))
+
+static void amqp_seeds(void)
+{
+    SEED("amqp", "data", 0x00, 0x53, 0x75, 0xA0, 5, 'h', 'e', 'l', 'l', 'o');
+    SEED("amqp", "data-long", 0x00, 0x53, 0x75, 0xB0, 0, 0, 0, 1, 'x', 0x00, 0x53, 0x75, 0xA0, 0);
+    SEED("amqp", "ulong-descriptor", 0x00, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x77, 0xA1, 2, 'o', 'k');
+    SEED("amqp", "sequence", 0x00, 0x53, 0x76, 0xC0, 5, 3, 0x41, 0x54, 1, 0x40);
+    SEED("amqp", "value-map", 0x00, 0x53, 0x77, 0xD1, 0, 0, 0, 9, 0, 0, 0, 2, 0xA3, 1, 'k', 0x54, 5);
+    SEED("amqp", "value-array", 0x00, 0x53, 0x77, 0xE0, 6, 2, 0xA3, 1, 'a', 1, 'b');
+    SEED("amqp", "value-array-long", 0x00, 0x53, 0x77, 0xF0, 0, 0, 0, 5, 0xFF, 0xFF, 0xFF, 0xFF, 0x40);
+    SEED("amqp", "value-described", 0x00, 0x53, 0x77, 0x00, 0xA3, 1, 't', 0x83, 0, 0, 1, 2, 3, 4, 5, 6);
+    SEED("amqp", "all", 0x00, 0x53, 0x70, 0xC0, 4, 2, 0x41, 0x50, 7, 0x00, 0x53, 0x71, 0xC1, 1, 0, 0x00, 0x53, 0x72,
+         0xC1, 6, 2, 0xA3, 1, 'k', 0x54, 5, 0x00, 0x53, 0x73, 0x45, 0x00, 0x53, 0x74, 0xC1, 5, 2, 0xA1, 1, 'a', 0x42,
+         0x00, 0x53, 0x75, 0xA0, 1, 'q', 0x00, 0x53, 0x78, 0xC1, 1, 0);
+}
+
+static void bytes_seeds(void)
+{
+    SEED("bytes", "each-width", 4, 0, 1, 2, 3, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    SEED("bytes", "take", 2, 3 << 3 | 5, 0, 'a', 'b', 'c', 'd');
+    SEED("bytes", "too-much", 1, 4, 'a');
+}
+
+/* Two simple entries and one sub-batch, with a bloom filter and a trailer. */
+static void chunk_seeds(void)
+{
+    static const uint8_t entries[] = {
+        0, 0, 0, 3, 'a', 'b', 'c', 0xB0, 0, 5, 0, 0, 1, 0, 0, 0, 0, 2, 'x', 'y', 0, 0, 0, 0,
+    };
+    uint8_t data[1 + CHUNK_HEADER_BYTES + 16 + sizeof entries + 8] = {0};
+    struct chunk c = {
+        .type = CHUNK_USER, .bloom_bytes = 16, .entries = 3, .records = 7, .timestamp_ms = 1700000000000,
+        .epoch = 1, .chunk_id = 42, .data_bytes = sizeof entries, .trailer_bytes = 8,
+    };
+    c.crc = crc32_update(0, entries, sizeof entries);
+    chunk_header_write(&c, CHUNK_SEED, data + 1);
+    memcpy(data + 1 + CHUNK_HEADER_BYTES + 16, entries, sizeof entries);
+    seed_write("chunk", "stored", data, sizeof data);
+    data[0] = 1;
+    seed_write("chunk", "check-put-right", data, sizeof data);
+
+    uint8_t bare[1 + sizeof entries] = {2};
+    memcpy(bare + 1, entries, sizeof entries);
+    seed_write("chunk", "entries", bare, sizeof bare);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2) {
+        fprintf(stderr, "usage: seeds DIRECTORY\n");
+        return 2;
+    }
+    directory = argv[1];
+    amqp_seeds();
+    bytes_seeds();
+    chunk_seeds();
+    return 0;
+}
