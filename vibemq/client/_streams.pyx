@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of the streams client that are walked for each message or frame, without a Python object for each.
+
+Three things only: an inbox that finds frames in what the socket gave, Chunk, which checks and opens a delivered
+chunk, and the encoder of Publish frames. Policy (what to wait for, when to give credit) is in streams.py.
+"""
+
+import zlib
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memmove
+
+from vibemq.errors import LimitExceeded, ProtocolError
+from vibemq.protocols.streams import spec
+from vibemq.protocols.streams.codec import MalformedFrame
+
+cdef Py_ssize_t FRAME_HEADER_SIZE = spec.FRAME_HEADER_SIZE_BYTES
+cdef Py_ssize_t CHUNK_HEADER_SIZE = spec.CHUNK_HEADER_SIZE_BYTES
+cdef Py_ssize_t SUB_BATCH_HEADER_SIZE = spec.SUB_BATCH_HEADER_SIZE_BYTES
+cdef uint32_t SUB_BATCH_BIT = spec.ENTRY_SUB_BATCH_BIT
+cdef int KEY_PUBLISH = spec.Key.PUBLISH
+cdef Py_ssize_t PUBLISH_HEADER_SIZE = 13  # frame header, publisher id u8, count i32
+cdef Py_ssize_t PUBLISHED_HEADER_SIZE = 12  # publishing id u64, size i32
+cdef Py_ssize_t INBOX_SIZE_MIN = 262_144  # room for one receive; a larger frame makes the inbox grow
+cdef Py_ssize_t FRAME_SIZE_MAX = 1 << 30  # a Deliver is not bound by frame_max; beyond this the peer is mad
+
+
+cdef inline uint32_t get_u16(const uint8_t *p) noexcept nogil:
+    return (<uint32_t>p[0] << 8) | p[1]
+
+
+cdef inline uint32_t get_u32(const uint8_t *p) noexcept nogil:
+    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
+
+
+cdef inline uint64_t get_u64(const uint8_t *p) noexcept nogil:
+    return (<uint64_t>get_u32(p) << 32) | get_u32(p + 4)
+
+
+cdef inline void put_u32(uint8_t *p, uint32_t value) noexcept nogil:
+    p[0], p[1], p[2], p[3] = <uint8_t>(value >> 24), <uint8_t>(value >> 16), <uint8_t>(value >> 8), <uint8_t>value
+
+
+cdef inline void put_u64(uint8_t *p, uint64_t value) noexcept nogil:
+    put_u32(p, <uint32_t>(value >> 32))
+    put_u32(p + 4, <uint32_t>value)
+
+
+cdef class Inbox:
+    """Received bytes that are not yet frames. Invariant: begin <= end <= size."""
+
+    cdef uint8_t *buffer
+    cdef Py_ssize_t begin, end, size
+
+    def __cinit__(self):
+        self.size = 4 * INBOX_SIZE_MIN
+        self.buffer = <uint8_t *>malloc(self.size)
+        if self.buffer is NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.buffer)
+
+    cdef int reserve(self, Py_ssize_t room) except -1:
+        """Room for `room` bytes behind `end`: first by moving what is left to the front, then by growing."""
+        cdef uint8_t *larger
+        cdef Py_ssize_t held = self.end - self.begin
+        if self.size - self.end >= room:
+            return 0
+        if self.size - held >= room:
+            memmove(self.buffer, self.buffer + self.begin, held)
+        else:
+            larger = <uint8_t *>malloc(held + room)
+            if larger is NULL:
+                raise MemoryError
+            memcpy(larger, self.buffer + self.begin, held)
+            free(self.buffer)
+            self.buffer, self.size = larger, held + room
+        self.begin, self.end = 0, held
+        return 0
+
+    cdef Py_ssize_t frame_size(self) except -1:
+        """Size of the first frame with its size field, or 0 while that field is incomplete."""
+        cdef Py_ssize_t size
+        if self.end - self.begin < 4:
+            return 0
+        size = get_u32(self.buffer + self.begin)
+        if size < spec.FRAME_SIZE_MIN_BYTES or size > FRAME_SIZE_MAX:
+            raise ProtocolError(
+                f"frame: needed a size of {spec.FRAME_SIZE_MIN_BYTES} to {FRAME_SIZE_MAX}, had {size}",
+                hint="Is this the streams port of a broker? TLS has a port of its own.",
+            )
+        return size + 4
+
+    def receive(self, receive_into):
+        """Gives `receive_into` the free room, once, and keeps what it says that it wrote; gives that number."""
+        cdef Py_ssize_t missing = self.frame_size() - (self.end - self.begin)
+        self.reserve(max(missing, INBOX_SIZE_MIN))
+        cdef Py_ssize_t room = self.size - self.end
+        with PyMemoryView_FromMemory(<char *>self.buffer + self.end, room, PyBUF_WRITE) as view:
+            got = receive_into(view)
+        self.end += got
+        return got
+
+    def next_frame(self):
+        """(key, version, body as bytes) of the next whole frame, or None."""
+        cdef Py_ssize_t size = self.frame_size()
+        cdef uint8_t *p = self.buffer + self.begin
+        if size == 0 or self.end - self.begin < size:
+            return None
+        body = PyBytes_FromStringAndSize(<char *>p + FRAME_HEADER_SIZE, size - FRAME_HEADER_SIZE)
+        self.begin += size
+        if self.begin == self.end:
+            self.begin = self.end = 0
+        return get_u16(p + 4), get_u16(p + 6), body
+
+
+cdef class Chunk:
+    """One delivered chunk, its CRC verified. `data` is a memoryview of its entries; it keeps the bytes alive.
+
+    The offset of a record is chunk_id plus the number of records before it.
+    """
+
+    cdef readonly int subscription_id
+    cdef readonly int chunk_type
+    cdef readonly uint32_t entries
+    cdef readonly uint32_t records
+    cdef readonly int64_t timestamp_ms
+    cdef readonly uint64_t epoch
+    cdef readonly uint64_t chunk_id
+    cdef readonly object data
+
+    @property
+    def next_offset(self):
+        """The offset after the last record."""
+        return self.chunk_id + self.records
+
+    def __repr__(self):
+        return f"Chunk(chunk_id={self.chunk_id}, records={self.records}, entries={self.entries}, data={len(self.data)} B)"
+
+    def messages(self):
+        """Yields (offset, bytes) for each record, opening sub-batches that are plain or gzip."""
+        cdef const uint8_t[::1] data = self.data
+        cdef Py_ssize_t at = 0, end = data.shape[0], size
+        cdef uint64_t offset = self.chunk_id
+        cdef uint32_t first
+        for _ in range(self.entries):
+            first = get_u32(entry_at(&data[0], at, end, 4))
+            if first & SUB_BATCH_BIT:
+                size = get_u32(entry_at(&data[0], at, end, SUB_BATCH_HEADER_SIZE) + 7)
+                entry_at(&data[0], at, end, SUB_BATCH_HEADER_SIZE + size)
+                for message in sub_batch_messages(bytes(self.data[at:at + SUB_BATCH_HEADER_SIZE + size])):
+                    yield offset, message
+                    offset += 1
+                at += SUB_BATCH_HEADER_SIZE + size
+            else:
+                entry_at(&data[0], at, end, 4 + <Py_ssize_t>first)
+                yield offset, PyBytes_FromStringAndSize(<const char *>&data[at + 4], first)
+                offset += 1
+                at += 4 + <Py_ssize_t>first
+
+
+cdef const uint8_t *entry_at(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, Py_ssize_t size) except NULL:
+    if end - at < size:
+        raise MalformedFrame("chunk.entry", f"{size} bytes", f"{end - at}")
+    return data + at
+
+
+def sub_batch_messages(bytes entry):
+    """The messages of one sub-batch entry, header included."""
+    cdef const uint8_t *p = entry
+    cdef int compression = (p[0] >> 4) & 7
+    cdef uint32_t records = get_u16(p + 1), uncompressed_size = get_u32(p + 3), size
+    cdef Py_ssize_t at = 0
+    cdef bytes body = entry[SUB_BATCH_HEADER_SIZE:]
+    if compression == spec.Compression.GZIP:
+        if uncompressed_size > spec.SUB_BATCH_UNCOMPRESSED_SIZE_MAX_BYTES:
+            raise LimitExceeded("uncompressed sub-batch in bytes", uncompressed_size,
+                                spec.SUB_BATCH_UNCOMPRESSED_SIZE_MAX_BYTES)
+        try:
+            body = zlib.decompressobj(wbits=31).decompress(body, uncompressed_size + 1)
+        except zlib.error as error:
+            raise MalformedFrame("chunk.sub_batch", "gzip data", f"{error}") from None
+        if len(body) != uncompressed_size:
+            raise MalformedFrame("chunk.sub_batch", f"{uncompressed_size} bytes uncompressed", f"{len(body)}")
+    elif compression != spec.Compression.NONE:
+        raise ProtocolError(
+            f"chunk.sub_batch: needed compression NONE or GZIP, had {compression}",
+            hint="Publish with gzip or without compression, or read this stream with a client that knows the codec.",
+        )
+    messages = []
+    for _ in range(records):
+        size = get_u32(entry_at(<const uint8_t *>body, at, len(body), 4))
+        entry_at(<const uint8_t *>body, at, len(body), 4 + <Py_ssize_t>size)
+        messages.append(body[at + 4:at + 4 + size])
+        at += 4 + size
+    return messages
+
+
+def open_chunk(bytes body, int version, str where):
+    """The Chunk in the body of a Deliver frame; `where` names the stream in errors."""
+    cdef Py_ssize_t head = 1 if version == 1 else 9  # subscription id u8, from version 2 on committed chunk id u64
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
+    cdef const uint8_t *p = <const uint8_t *>PyBytes_AS_STRING(body) + head
+    cdef Chunk chunk = Chunk.__new__(Chunk)
+    if size < head + CHUNK_HEADER_SIZE:
+        raise MalformedFrame(where, f"a chunk header of {CHUNK_HEADER_SIZE} bytes", f"{size - head}")
+    if p[0] != spec.CHUNK_MAGIC_VERSION:
+        raise MalformedFrame(where, f"chunk magic and version {spec.CHUNK_MAGIC_VERSION:#x}", f"{p[0]:#x}")
+    chunk.subscription_id = PyBytes_AS_STRING(body)[0] & 0xFF
+    chunk.chunk_type = p[1]
+    chunk.entries, chunk.records = get_u16(p + 2), get_u32(p + 4)
+    chunk.timestamp_ms, chunk.epoch, chunk.chunk_id = <int64_t>get_u64(p + 8), get_u64(p + 16), get_u64(p + 24)
+    cdef uint32_t crc = get_u32(p + 32)
+    cdef Py_ssize_t data_size = get_u32(p + 36)
+    if data_size > size - head - CHUNK_HEADER_SIZE:
+        raise MalformedFrame(where, f"{data_size} bytes of entries", f"{size - head - CHUNK_HEADER_SIZE}")
+    chunk.data = memoryview(body)[head + CHUNK_HEADER_SIZE:head + CHUNK_HEADER_SIZE + data_size]
+    cdef uint32_t computed = zlib.crc32(chunk.data)
+    if computed != crc:
+        raise ProtocolError(
+            f"{where}, chunk {chunk.chunk_id}: needed CRC {crc:#010x} as in its header, had {computed:#010x}",
+            hint="The chunk was damaged on the disk or on the way; read it again, and verify the broker's log.",
+        )
+    return chunk
+
+
+def confirm_count(bytes body):
+    """How many ids a PublishConfirm carries, after a check that they are all there."""
+    cdef const uint8_t *p = <const uint8_t *>PyBytes_AS_STRING(body)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
+    cdef uint64_t count
+    if size < 5:
+        raise MalformedFrame("PublishConfirm", "5 bytes or more", f"{size}")
+    count = get_u32(p + 1)
+    if <uint64_t>(size - 5) != 8 * count:
+        raise MalformedFrame("PublishConfirm.publishing_ids", f"{8 * count} bytes", f"{size - 5}")
+    return count
+
+
+def encode_publish(int publisher_id, list messages, Py_ssize_t start, uint64_t first_id, Py_ssize_t size_max,
+                   Py_ssize_t count_max):
+    """One Publish frame of messages[start:], as many as fit: (frame, count). Ids go up by one from first_id."""
+    cdef Py_ssize_t index, total = PUBLISH_HEADER_SIZE, count = 0, size
+    cdef Py_ssize_t stop = min(len(messages), start + count_max)
+    cdef Py_buffer view
+    cdef bytes frame
+    cdef uint8_t *p
+    for index in range(start, stop):
+        message = messages[index]
+        size = PyBytes_GET_SIZE(message) if PyBytes_Check(message) else memoryview(message).nbytes
+        if size_max - PUBLISH_HEADER_SIZE - PUBLISHED_HEADER_SIZE < size:
+            if count:
+                break
+            raise LimitExceeded(
+                "message size in bytes", size, size_max - PUBLISH_HEADER_SIZE - PUBLISHED_HEADER_SIZE,
+                hint="Raise the broker's and the client's frame_max, or send smaller messages.",
+            )
+        if total + PUBLISHED_HEADER_SIZE + size > size_max:
+            break
+        total += PUBLISHED_HEADER_SIZE + size
+        count += 1
+    frame = PyBytes_FromStringAndSize(NULL, total)
+    p = <uint8_t *>PyBytes_AS_STRING(frame)
+    put_u32(p, <uint32_t>(total - 4))
+    put_u32(p + 4, (<uint32_t>KEY_PUBLISH << 16) | 1)
+    p[8] = <uint8_t>publisher_id
+    put_u32(p + 9, <uint32_t>count)
+    p += PUBLISH_HEADER_SIZE
+    for index in range(start, start + count):
+        message = messages[index]
+        put_u64(p, first_id + <uint64_t>(index - start))
+        if PyBytes_Check(message):
+            size = PyBytes_GET_SIZE(message)
+            memcpy(p + PUBLISHED_HEADER_SIZE, PyBytes_AS_STRING(message), size)
+        else:
+            PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+            size = view.len
+            memcpy(p + PUBLISHED_HEADER_SIZE, view.buf, size)
+            PyBuffer_Release(&view)
+        put_u32(p + 8, <uint32_t>size)
+        p += PUBLISHED_HEADER_SIZE + size
+    return frame, count

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A socket on which every wait has a deadline, and which keeps reading while it cannot write.
+
+The second half matters: a broker that cannot hand us its confirms stops reading our publishes, so a client that
+only writes while it writes ends in a stand-still. Transport.send therefore receives whatever has come whenever the
+socket is full, and hands it to `on_input`.
+
+One thread uses a Transport at a time. Its own helper thread only sends heartbeats, and only while nobody else is
+sending, so a connection that its owner leaves alone (Spark between two batches) stays open. A TLS session may not be
+read and written at once, so with TLS both happen under one lock; nobody waits for the network with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from vibemq.client._streams import Inbox
+from vibemq.errors import ConnectionClosed, TimeoutExceeded
+
+RECEIVE_CALLS_MAX = 16  # in one fill: enough to empty a socket buffer, few enough to let frames be handled
+
+
+class Deadline:
+    """A point in time, and the sentence that explains what was awaited until then."""
+
+    def __init__(self, timeout_s: float, what: str) -> None:
+        self.timeout_s, self.what = timeout_s, what
+        self._end = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutExceeded(
+                f"{self.what}: nothing came within {self.timeout_s:g} s",
+                hint="Is the broker overloaded or out of disk space? A longer timeout_s waits longer.",
+            )
+        return left
+
+
+class Transport:
+    """Bytes in and out of one connection. `inbox` finds the frames; `on_input` is called after more came in."""
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float) -> None:
+        self.peer = f"{host}:{port}"
+        self.inbox = Inbox()
+        self.on_input: Callable[[], None] = lambda: None
+        self._lock = threading.RLock()
+        self._unsent = b""  # the rest of a heartbeat that the socket took in part
+        self._queue: list[bytes] = []
+        self._sending = False
+        self._closed = threading.Event()
+        self._sent_at = time.monotonic()
+        try:
+            plain = socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            raise ConnectionClosed(
+                f"{self.peer}: could not connect within {timeout_s:g} s: {error}",
+                hint="Does the broker run, is this its streams port, and can this machine reach it?",
+            ) from error
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = tls.wrap_socket(plain, server_hostname=host) if tls else plain
+        except OSError as error:
+            plain.close()
+            raise ConnectionClosed(
+                f"{self.peer}: the TLS handshake failed: {error}",
+                hint="Is this the broker's TLS port, and does the client trust its certificate authority?",
+            ) from error
+        self._socket.setblocking(False)
+        self._read_guard = self._lock if tls else contextlib.nullcontext()
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._poll_both = select.poll()
+        self._poll_both.register(self._socket, select.POLLIN | select.POLLOUT)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def send(self, frame: bytes, deadline: Deadline) -> None:
+        """All of `frame`, in order. Called again from `on_input`, it only queues: frames are never interleaved."""
+        with self._lock:
+            self._queue.append(frame)
+            if self._sending:
+                return
+            self._sending = True
+        try:
+            while self._queue:
+                self._send_one(self._queue[0], deadline)
+                self._queue.pop(0)
+        except BaseException:
+            self.close()  # half a frame may be out, and nothing could follow it
+            raise
+        finally:
+            self._sending = False
+
+    def _send_one(self, frame: bytes, deadline: Deadline) -> None:
+        rest = memoryview(self._unsent + frame if self._unsent else frame)
+        self._unsent = b""
+        while rest:
+            sent = self._try_send(rest)
+            rest = rest[sent:]
+            if rest and not sent:
+                self._poll_both.poll(deadline.left_s() * 1000)
+                if self._fill():
+                    self.on_input()
+
+    def _try_send(self, data: memoryview) -> int:
+        try:
+            with self._lock:
+                sent = self._socket.send(data)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            raise self._lost(f"sending failed: {error}") from error
+        self._sent_at = time.monotonic()
+        return sent
+
+    def _fill(self) -> bool:
+        """Takes what the socket has, without waiting; True if there was anything."""
+        some = False
+        for _ in range(RECEIVE_CALLS_MAX):
+            try:
+                with self._read_guard:
+                    got = self.inbox.receive(self._socket.recv_into)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return some
+            except OSError as error:
+                raise self._lost(f"receiving failed: {error}") from error
+            if got == 0:
+                if some:  # what came before the end may explain it: let the frames be read first
+                    return True
+                raise self._lost("the broker closed the connection")
+            some = True
+            if got < 65_536:  # less than a socket holds: most likely empty now, so the call that would say so is saved
+                return True
+        return True
+
+    def wait_input(self, deadline: Deadline) -> None:
+        """Until at least one byte has come, which goes to the inbox."""
+        while not self._fill():
+            self._poll.poll(deadline.left_s() * 1000)
+
+    def poll_input(self) -> bool:
+        """What is there already, without waiting."""
+        return self._fill()
+
+    def _lost(self, why: str) -> ConnectionClosed:
+        self.close()
+        return ConnectionClosed(
+            f"{self.peer}: {why}",
+            hint="Unconfirmed messages may or may not be stored: connect again and publish them again.",
+        )
+
+    def start_heartbeats(self, interval_s: float) -> None:
+        """From now on a heartbeat goes out whenever nothing was sent for half an interval."""
+        reference = weakref.ref(self)
+        thread = threading.Thread(
+            target=_send_heartbeats,
+            args=(reference, self._closed, interval_s / 2),
+            name="vibemq heartbeat",
+            daemon=True,
+        )
+        thread.start()
+
+    def send_heartbeat(self, frame: bytes, silence_s: float) -> None:
+        """For the helper thread: never waits, and does nothing while the owner is sending."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._sending and not self._unsent and time.monotonic() - self._sent_at >= silence_s:
+                self._unsent = frame[self._try_send(memoryview(frame)) :]
+                if len(self._unsent) == len(frame):
+                    self._unsent = b""  # the socket is full, so the broker has bytes to read: no need of a heartbeat
+        except ConnectionClosed:
+            return  # the owner finds out at the next call, with a better message
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._lock:
+            self._socket.close()
+
+
+HEARTBEAT_FRAME = bytes.fromhex("0000000400170001")
+
+
+def _send_heartbeats(reference: weakref.ref[Transport], closed: threading.Event, period_s: float) -> None:
+    while not closed.wait(period_s):
+        transport = reference()
+        if transport is None:
+            return
+        transport.send_heartbeat(HEARTBEAT_FRAME, period_s * 0.9)
+        del transport  # or this thread would keep a forgotten connection alive

@@ -1,0 +1,678 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A synchronous client of the streams protocol for moving data in bulk: the Spark source, tools and tests use it.
+
+    with StreamsConnection.connect("localhost", 5552) as connection:
+        connection.create("demo", exist_ok=True)
+        with connection.publisher("demo") as publisher:
+            publisher.publish([b"one", b"two"])
+        for chunk in connection.read_chunks("demo", 0):
+            print(chunk.chunk_id, chunk.records)
+
+It works in chunks, never in single messages, and against any server of the protocol from RabbitMQ 3.9 on: what an
+older server lacks (StreamStats) is found out by other means. One thread uses a connection at a time. Every wait has
+a deadline; every error says where it happened, and its hint what to do.
+
+A connection goes to the broker that it was told; it does not look for the leader of a stream in a cluster.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from vibemq.client._streams import Chunk, confirm_count, encode_publish, open_chunk
+from vibemq.client._transport import Deadline, Transport
+from vibemq.errors import (
+    AuthenticationFailed,
+    ConnectionClosed,
+    LimitExceeded,
+    ProtocolError,
+    RequestFailed,
+    StreamExists,
+    StreamNotFound,
+    TimeoutExceeded,
+    VibeMQError,
+)
+from vibemq.protocols.streams import codec, spec
+from vibemq.protocols.streams.spec import RESPONSE_BIT, Code, Key, OffsetType, code_name
+
+__all__ = ["Chunk", "Publisher", "StreamLocation", "StreamsConnection", "Subscription"]
+
+CREDIT_DEFAULT_COUNT = 16  # chunks on the way: enough to hide the round trip, little to throw away at the end
+UNCONFIRMED_DEFAULT_COUNT_MAX = 50_000  # the reference server stops reading at this number anyway
+PUBLISH_FRAME_MESSAGES_COUNT_MAX = 4_096  # so that confirms of large batches come back before the batch is out
+STATS_SERVER_VERSION_MIN = (3, 11)  # ExchangeCommandVersions and StreamStats; an older server closes over them
+CLOSE_TIMEOUT_S = 5.0  # a broker that does not answer Close is not waited for
+
+_HINTS = {
+    Code.STREAM_DOES_NOT_EXIST: "Create the stream, or check its name and the virtual host.",
+    Code.STREAM_NOT_AVAILABLE: "The stream's leader is changing or down; try again in a few seconds.",
+    Code.ACCESS_REFUSED: "Give the user the permission (configure, write or read) for this stream.",
+    Code.PRECONDITION_FAILED: "An argument is not allowed, differs from the existing object's, or a limit is reached.",
+    Code.VIRTUAL_HOST_ACCESS_FAILURE: "Check that the virtual host exists and that the user may use it.",
+    Code.AUTHENTICATION_FAILURE: "Check user name and password.",
+    Code.AUTHENTICATION_FAILURE_LOOPBACK: "This user may only connect from the broker's own machine; use another user.",
+    Code.SASL_MECHANISM_NOT_SUPPORTED: "The broker does not offer PLAIN; see its list of mechanisms.",
+}
+_AUTHENTICATION_CODES = frozenset(
+    (
+        Code.AUTHENTICATION_FAILURE,
+        Code.AUTHENTICATION_FAILURE_LOOPBACK,
+        Code.SASL_ERROR,
+        Code.SASL_MECHANISM_NOT_SUPPORTED,
+    )
+)
+
+
+class StreamLocation(NamedTuple):
+    """What Metadata says of one stream; addresses are (host, port), and leader is None where there is none."""
+
+    code: int
+    leader: tuple[str, int] | None
+    replicas: tuple[tuple[str, int], ...]
+
+
+def failure(where: str, code: int) -> VibeMQError:
+    """The error class that fits a response code."""
+    message, hint = f"{where}: the broker answered {code_name(code)}", _HINTS.get(code, "")  # type: ignore[call-overload]
+    if code in (Code.STREAM_DOES_NOT_EXIST, Code.STREAM_NOT_AVAILABLE):
+        return StreamNotFound(message, hint=hint)
+    if code in _AUTHENTICATION_CODES:
+        return AuthenticationFailed(message, hint=hint)
+    if code == Code.STREAM_ALREADY_EXISTS:
+        return StreamExists(message, hint="Use it as it is, or delete it first.")
+    return RequestFailed(message, code=code, hint=hint)
+
+
+class StreamsConnection:
+    """One connection, opened and authenticated. Made by `connect`."""
+
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.server_properties: dict[str, str] = {}
+        self.open_properties: dict[str, str] = {}
+        self.frame_max = spec.FRAME_SIZE_MAX_DEFAULT_BYTES
+        self.commands: dict[int, int] = {}  # key to highest version, from ExchangeCommandVersions
+        self._transport = transport
+        self._correlation_id = 0
+        self._responses: dict[int, tuple[int, int, bytes]] = {}
+        self._awaited: set[int] = set()
+        self._tune: Any = None
+        self._failure: VibeMQError | None = None
+        self._publishers: dict[int, Publisher] = {}
+        self._subscriptions: dict[int, Subscription] = {}
+        self._next_subscription_id = 0
+        transport.on_input = self._handle_frames
+        self._handlers: dict[int, Callable[[int, bytes], None]] = {
+            Key.DELIVER: self._on_deliver,
+            Key.PUBLISH_CONFIRM: self._on_publish_confirm,
+            Key.PUBLISH_ERROR: self._on_publish_error,
+            Key.METADATA_UPDATE: self._on_metadata_update,
+            Key.CONSUMER_UPDATE: self._on_consumer_update,
+            Key.CREDIT | RESPONSE_BIT: self._on_credit_error,
+            Key.TUNE: self._on_tune,
+            Key.CLOSE: self._on_close,
+            Key.HEARTBEAT: lambda version, body: None,
+        }
+
+    # ---- opening and closing ----
+
+    @classmethod
+    def connect(
+        cls,
+        host: str,
+        port: int = spec.PORT_DEFAULT,
+        *,
+        user: str = "guest",
+        password: str = "guest",
+        virtual_host: str = "/",
+        tls: ssl.SSLContext | bool | None = None,
+        timeout_s: float = 10.0,
+        heartbeat_s: int = spec.HEARTBEAT_DEFAULT_S,
+        client_properties: Mapping[str, str] | None = None,
+        frame_max: int = spec.FRAME_SIZE_MAX_DEFAULT_BYTES,
+    ) -> StreamsConnection:
+        """Connects, authenticates with PLAIN and opens `virtual_host`.
+
+        tls: a context, or True for the system's trusted authorities. timeout_s: for this and for each later wait.
+        heartbeat_s: 0 for none. frame_max: our upper bound in bytes; the broker's may be lower.
+        """
+        context = ssl.create_default_context() if tls is True else (tls or None)
+        connection = cls(Transport(host, port, context, timeout_s), timeout_s)
+        try:
+            connection._open(user, password, virtual_host, heartbeat_s, client_properties or {}, frame_max)
+        except BaseException:
+            connection._transport.close()
+            raise
+        return connection
+
+    def _open(
+        self,
+        user: str,
+        password: str,
+        virtual_host: str,
+        heartbeat_s: int,
+        client_properties: Mapping[str, str],
+        frame_max: int,
+    ) -> None:
+        properties = {"product": "VibeMQ client", "platform": "Python", "connection_name": "vibemq"}
+        answer = self.request(Key.PEER_PROPERTIES, properties={**properties, **client_properties})
+        self.server_properties = answer.properties
+        self.request(Key.SASL_HANDSHAKE)
+        data = b"\0" + user.encode() + b"\0" + password.encode()
+        where = f"{self._transport.peer}: logging in as {user!r}"
+        self.request(Key.SASL_AUTHENTICATE, where=where, mechanism="PLAIN", data=data)
+        deadline = Deadline(self.timeout_s, f"{self._transport.peer}: waiting for Tune")
+        while self._tune is None:
+            self._wait(deadline)
+        # 0 means that this side has no wish of its own.
+        heartbeat = min(heartbeat_s, self._tune.heartbeat or heartbeat_s)
+        self.frame_max = min(frame_max, self._tune.frame_max or frame_max)
+        tune = codec.encode_response(Key.TUNE, None, None, frame_max=self.frame_max, heartbeat=heartbeat)
+        self._send(tune, "answering Tune")
+        where = f"{self._transport.peer}: opening virtual host {virtual_host!r}"
+        self.open_properties = self.request(Key.OPEN, where=where, virtual_host=virtual_host).properties
+        if heartbeat:
+            self._transport.start_heartbeats(heartbeat)
+        if self._server_version() >= STATS_SERVER_VERSION_MIN:
+            versions = [(Key.DELIVER, 1, 1)]
+            for item in self.request(Key.EXCHANGE_COMMAND_VERSIONS, versions=versions).versions:
+                self.commands[item.key] = item.version_max
+
+    def _server_version(self) -> tuple[int, ...]:
+        numbers = self.server_properties.get("version", "0").split(".")[:2]
+        return tuple(int(number) if number.isdigit() else 0 for number in numbers)
+
+    def close(self) -> None:
+        """Says Close and waits a little for the answer. Never raises: what was confirmed is safe either way."""
+        if self._transport.closed:
+            return
+        try:
+            deadline = Deadline(min(self.timeout_s, CLOSE_TIMEOUT_S), "closing")
+            self._exchange(Key.CLOSE, deadline, code=Code.OK, reason="OK")
+        except VibeMQError:
+            return
+        finally:
+            self._transport.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._transport.closed
+
+    def __enter__(self) -> StreamsConnection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- requests ----
+
+    def request(self, key: int, *, where: str = "", **fields: Any) -> Any:
+        """Any command with an answer: the named tuple of the answer, or the error that fits its code."""
+        command = spec.COMMAND_BY_KEY[key]
+        where = where or " ".join(filter(None, (command.name, repr(fields.get("stream", "")).strip("'\""))))
+        deadline = Deadline(self.timeout_s, f"{self._transport.peer}: {where}")
+        answer = self._exchange(key, deadline, **fields)
+        if getattr(answer, "code", Code.OK) != Code.OK:
+            raise failure(where, answer.code)
+        return answer
+
+    def _exchange(self, key: int, deadline: Deadline, **fields: Any) -> Any:
+        """Sends a request and gives its answer, whatever the code."""
+        self._correlation_id = (self._correlation_id + 1) & 0x3FFF_FFFF  # the upper ranges are the server's
+        correlation_id = self._correlation_id
+        self._awaited.add(correlation_id)
+        try:
+            self._check()
+            self._transport.send(codec.encode_request(key, correlation_id, **fields), deadline)
+            while correlation_id not in self._responses:
+                self._wait(deadline)
+        finally:
+            self._awaited.discard(correlation_id)
+        answer_key, version, body = self._responses.pop(correlation_id)
+        if answer_key != key | RESPONSE_BIT:
+            raise self._broken(
+                ProtocolError(f"{deadline.what}: needed key {key | RESPONSE_BIT:#06x}, had {answer_key:#06x}")
+            )
+        return codec.decode_response(answer_key, version, body)
+
+    def create(self, stream: str, arguments: Mapping[str, object] | None = None, *, exist_ok: bool = False) -> None:
+        """Declares a stream; `arguments` as in `{"max-length-bytes": 1_000_000, "max-age": "12h"}`."""
+        texts = {name: str(value) for name, value in (arguments or {}).items()}
+        try:
+            self.request(Key.CREATE, stream=stream, arguments=texts)
+        except StreamExists:
+            if not exist_ok:
+                raise
+
+    def delete(self, stream: str, *, missing_ok: bool = False) -> None:
+        try:
+            self.request(Key.DELETE, stream=stream)
+        except StreamNotFound:
+            if not missing_ok:
+                raise
+
+    def metadata(self, streams: Sequence[str]) -> dict[str, StreamLocation]:
+        """Where streams are. A stream that does not exist has its code, and no leader."""
+        answer = self.request(Key.METADATA, streams=list(streams))
+        brokers = {broker.ref: (broker.host, broker.port) for broker in answer.brokers}
+        return {
+            item.stream: StreamLocation(
+                item.code,
+                brokers.get(item.leader_ref),
+                tuple(brokers[ref] for ref in item.replica_refs if ref in brokers),
+            )
+            for item in answer.streams
+        }
+
+    def exists(self, stream: str) -> bool:
+        location = self.metadata([stream]).get(stream)
+        if location is not None and location.code == Code.ACCESS_REFUSED:
+            raise failure(f"Metadata {stream}", location.code)
+        return location is not None and location.code in (Code.OK, Code.STREAM_NOT_AVAILABLE)
+
+    def stats(self, stream: str) -> dict[str, int]:
+        """StreamStats: first_chunk_id, committed_chunk_id, ... each -1 while the stream is empty."""
+        if Key.STREAM_STATS not in self.commands:
+            raise RequestFailed(
+                f"StreamStats {stream}: needed a broker with this command, had version "
+                f"{self.server_properties.get('version', 'unknown')}",
+                code=Code.UNKNOWN_FRAME,
+                hint="first_offset and next_offset work with older brokers too.",
+            )
+        return self.request(Key.STREAM_STATS, stream=stream).statistics
+
+    def query_publisher_sequence(self, reference: str, stream: str) -> int:
+        """The highest publishing id that is stored under `reference`; 0 if there is none."""
+        return self.request(Key.QUERY_PUBLISHER_SEQUENCE, reference=reference, stream=stream).sequence
+
+    def store_offset(self, reference: str, stream: str, offset: int) -> None:
+        """Fire and forget: the protocol has no answer to this command."""
+        frame = codec.encode_request(Key.STORE_OFFSET, reference=reference, stream=stream, offset=offset)
+        self._send(frame, f"StoreOffset {stream}")
+
+    def query_offset(self, reference: str, stream: str) -> int | None:
+        """What was stored under `reference`, or None."""
+        try:
+            return self.request(Key.QUERY_OFFSET, reference=reference, stream=stream).offset
+        except RequestFailed as error:
+            if error.code == Code.NO_OFFSET:
+                return None
+            raise
+
+    # ---- where a stream begins and ends ----
+
+    def first_offset(self, stream: str) -> int:
+        """Offset of the first message that is still there; 0 on an empty stream."""
+        if Key.STREAM_STATS in self.commands:
+            return max(0, self.stats(stream)["first_chunk_id"])
+        chunk = self._probe(stream, OffsetType.FIRST)
+        return chunk.chunk_id if chunk else 0
+
+    def next_offset(self, stream: str) -> int:
+        """The offset after the last committed message; 0 on an empty stream."""
+        if Key.STREAM_STATS in self.commands:
+            statistics = self.stats(stream)
+            if "committed_offset" in statistics:
+                return statistics["committed_offset"] + 1
+            if statistics.get("committed_chunk_id", -1) < 0:
+                return 0
+        chunk = self._probe(stream, OffsetType.LAST)
+        return chunk.next_offset if chunk else 0
+
+    def _probe(self, stream: str, offset_type: OffsetType) -> Chunk | None:
+        """The first chunk that a subscription would get, or None if there is none now.
+
+        A server sends the answer to Subscribe, then what its credit allows, then the answer to the next request: so
+        when Unsubscribe is answered without a chunk before it, there was none. One more look, since the chunk may
+        still be on its way from another thread of the server.
+        """
+        for wait_s in (0.0, 0.2):
+            with self.subscribe(stream, offset_type, credit=1) as subscription:
+                if wait_s:
+                    subscription._receive(wait_s, must=False)
+                subscription.close(keep=True)
+                chunk = subscription.next_chunk(0.0, default=None)
+            if chunk is not None:
+                return chunk
+        return None
+
+    # ---- publishing and consuming ----
+
+    def publisher(
+        self, stream: str, reference: str = "", *, unconfirmed_max: int = UNCONFIRMED_DEFAULT_COUNT_MAX
+    ) -> Publisher:
+        """With a reference the broker drops what was published under it before; ids then go on from there."""
+        publisher_id = next(
+            (i for i in range(spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX) if i not in self._publishers), None
+        )
+        if publisher_id is None:
+            limit = spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX
+            raise LimitExceeded("publishers on a connection", limit + 1, limit, hint="Open a second connection.")
+        first_id = self.query_publisher_sequence(reference, stream) + 1 if reference else 1
+        self.request(Key.DECLARE_PUBLISHER, publisher_id=publisher_id, reference=reference, stream=stream)
+        publisher = Publisher(self, publisher_id, stream, first_id, unconfirmed_max)
+        self._publishers[publisher_id] = publisher
+        return publisher
+
+    def subscribe(
+        self,
+        stream: str,
+        offset_type: OffsetType = OffsetType.NEXT,
+        offset_value: int = 0,
+        *,
+        credit: int = CREDIT_DEFAULT_COUNT,
+        properties: Mapping[str, str] | None = None,
+    ) -> Subscription:
+        """Chunks from a place on, without an end. Offset N gives the chunk that contains N, from its beginning."""
+        for _ in range(spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX):
+            # Always another id, so that nothing of an old subscription can be taken for the new one's.
+            self._next_subscription_id = (self._next_subscription_id + 1) % spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX
+            if self._next_subscription_id not in self._subscriptions:
+                break
+        else:
+            limit = spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX
+            raise LimitExceeded("subscriptions on a connection", limit + 1, limit, hint="Open a second connection.")
+        subscription = Subscription(self, self._next_subscription_id, stream, credit)
+        self._subscriptions[subscription.subscription_id] = subscription  # chunks may come with the answer
+        try:
+            self.request(
+                Key.SUBSCRIBE,
+                subscription_id=subscription.subscription_id,
+                stream=stream,
+                offset_type=offset_type,
+                offset_value=offset_value,
+                credit=credit,
+                properties=dict(properties or {}),
+            )
+        except BaseException:
+            del self._subscriptions[subscription.subscription_id]
+            raise
+        return subscription
+
+    def read_chunks(
+        self, stream: str, start_offset: int, end_offset: int | None = None, credit: int = CREDIT_DEFAULT_COUNT
+    ) -> Iterator[Chunk]:
+        """The chunks that hold the offsets from start_offset up to, not including, end_offset.
+
+        The first and the last may hold more; the caller drops what is outside. A first chunk that begins behind
+        start_offset means that retention has removed what is missing. Without end_offset it ends where the stream
+        ends now. It waits at most timeout_s for each chunk, and gives up with TimeoutExceeded.
+        """
+        if end_offset is None:
+            end_offset = self.next_offset(stream)
+        if start_offset >= end_offset:
+            return
+        with self.subscribe(stream, OffsetType.OFFSET, start_offset, credit=credit) as subscription:
+            position = start_offset
+            while position < end_offset:
+                chunk = subscription.next_chunk(self.timeout_s)
+                if chunk.chunk_id >= end_offset:
+                    return
+                position = chunk.next_offset
+                if position > start_offset:
+                    yield chunk
+
+    # ---- frames ----
+
+    def _send(self, frame: bytes, what: str) -> None:
+        self._check()
+        self._transport.send(frame, Deadline(self.timeout_s, f"{self._transport.peer}: {what}"))
+
+    def _wait(self, deadline: Deadline) -> None:
+        """One wait for input, and all the frames that came with it."""
+        self._check()
+        try:
+            self._transport.wait_input(deadline)
+        finally:
+            self._handle_frames()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._transport.closed:
+            raise ConnectionClosed(f"{self._transport.peer}: the connection is closed", hint="Connect again.")
+
+    def _broken(self, error: VibeMQError) -> VibeMQError:
+        """No later frame can be trusted: every following call gets this error."""
+        self._failure = self._failure or error
+        self._transport.close()
+        return error
+
+    def _handle_frames(self) -> None:
+        try:
+            while (frame := self._transport.inbox.next_frame()) is not None:
+                key, version, body = frame
+                handler = self._handlers.get(key)
+                if handler is not None:
+                    handler(version, body)
+                elif key & RESPONSE_BIT and len(body) >= 4:
+                    correlation_id = int.from_bytes(body[:4], "big")
+                    if correlation_id in self._awaited:  # else nobody waits for it any longer
+                        self._responses[correlation_id] = frame
+                else:
+                    raise ProtocolError(
+                        f"{self._transport.peer}: needed a frame of a streams server, had key {key:#06x}"
+                    )
+        except ProtocolError as error:
+            raise self._broken(error) from None
+
+    def _on_deliver(self, version: int, body: bytes) -> None:
+        subscription = self._subscriptions.get(body[0]) if body else None
+        if subscription is not None:  # else it was on its way while we unsubscribed
+            subscription._chunks.append(open_chunk(body, version, f"stream {subscription.stream}"))
+
+    def _on_publish_confirm(self, version: int, body: bytes) -> None:
+        count = confirm_count(body)
+        if publisher := self._publishers.get(body[0]):
+            publisher.confirmed += count
+
+    def _on_publish_error(self, version: int, body: bytes) -> None:
+        answer = codec.decode_response(Key.PUBLISH_ERROR, version, body)
+        if publisher := self._publishers.get(answer.publisher_id):
+            publisher.errored += len(answer.errors)
+            publisher._errors.extend(answer.errors)
+
+    def _on_metadata_update(self, version: int, body: bytes) -> None:
+        update = codec.decode_response(Key.METADATA_UPDATE, version, body)
+        error = StreamNotFound(
+            f"stream {update.stream}: the broker announced {code_name(update.code)}",
+            hint="The stream was deleted, or its leader moved: look its metadata up and open it again.",
+        )
+        for user in (*self._publishers.values(), *self._subscriptions.values()):
+            if user.stream == update.stream:
+                user._failure = error
+
+    def _on_consumer_update(self, version: int, body: bytes) -> None:
+        update = codec.decode_response(Key.CONSUMER_UPDATE, version, body)
+        answer = codec.encode_response(Key.CONSUMER_UPDATE, update.correlation_id, Code.OK, offset_type=OffsetType.NONE)
+        self._send(answer, "answering ConsumerUpdate")
+
+    def _on_credit_error(self, version: int, body: bytes) -> None:
+        answer = codec.decode_response(Key.CREDIT, version, body)
+        if subscription := self._subscriptions.get(answer.subscription_id):
+            subscription._failure = failure(f"Credit for stream {subscription.stream}", answer.code)
+
+    def _on_tune(self, version: int, body: bytes) -> None:
+        self._tune = codec.decode_response(Key.TUNE, version, body)
+
+    def _on_close(self, version: int, body: bytes) -> None:
+        close = codec.decode_response(Key.CLOSE, version, body)
+        self._send(codec.encode_response(Key.CLOSE, close.correlation_id, Code.OK), "answering Close")
+        raise self._broken(
+            ConnectionClosed(
+                f"{self._transport.peer}: the broker closed the connection: {code_name(close.code)}, {close.reason!r}",
+                hint="UNKNOWN_FRAME or FRAME_TOO_LARGE are mistakes of this client; otherwise connect again.",
+            )
+        )
+
+
+class Publisher:
+    """Publishes to one stream, pipelined: at most `unconfirmed_max` messages are on their way without a confirm.
+
+    What is refused is raised by the next publish, flush or close as RequestFailed.
+    """
+
+    def __init__(
+        self, connection: StreamsConnection, publisher_id: int, stream: str, first_id: int, unconfirmed_max: int
+    ) -> None:
+        self.stream = stream
+        self.publisher_id = publisher_id
+        self.next_id = first_id
+        self.published = 0
+        self.confirmed = 0
+        self.errored = 0
+        self._connection = connection
+        self._unconfirmed_max = unconfirmed_max
+        self._errors: list[Any] = []
+        self._failure: VibeMQError | None = None
+
+    @property
+    def unconfirmed(self) -> int:
+        return self.published - self.confirmed - self.errored
+
+    def publish(self, messages: Sequence[bytes]) -> int:
+        """Sends all of them, waiting only for room in the window; gives the publishing id of the first."""
+        first_id, start = self.next_id, 0
+        pending = messages if isinstance(messages, list) else list(messages)
+        connection = self._connection
+        deadline = Deadline(connection.timeout_s, f"publishing to stream {self.stream}")
+        while start < len(pending):
+            settled = self.confirmed + self.errored
+            room = self._unconfirmed_max - self.unconfirmed
+            if room <= 0:
+                connection._wait(deadline)
+            else:
+                frame, count = encode_publish(
+                    self.publisher_id,
+                    pending,
+                    start,
+                    self.next_id,
+                    connection.frame_max,
+                    min(room, PUBLISH_FRAME_MESSAGES_COUNT_MAX),
+                )
+                connection._check()
+                connection._transport.send(frame, deadline)
+                start += count
+                self.next_id += count
+                self.published += count
+            if self._errors or self._failure:
+                self._raise()
+            if self.confirmed + self.errored != settled:  # it goes on, so the patience starts anew
+                deadline = Deadline(connection.timeout_s, deadline.what)
+        if connection._transport.poll_input():
+            connection._handle_frames()
+        return first_id
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Until every message is confirmed; raises what was refused."""
+        timeout_s = self._connection.timeout_s if timeout_s is None else timeout_s
+        deadline = Deadline(timeout_s, f"waiting for {self.unconfirmed} confirms of stream {self.stream}")
+        while self.unconfirmed > 0 and not self._failure:
+            self._connection._wait(deadline)
+        self._raise()
+
+    def _raise(self) -> None:
+        errors, self._errors = self._errors, []
+        if errors:
+            first = errors[0]
+            raise RequestFailed(
+                f"publishing to stream {self.stream}: {len(errors)} messages refused, the first with id "
+                f"{first.publishing_id}: {code_name(first.code)}",
+                code=first.code,
+                hint=_HINTS.get(first.code, "The messages that were not refused are stored."),
+            )
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Flushes, then gives the publisher back."""
+        if self._connection._publishers.get(self.publisher_id) is not self:
+            return
+        try:
+            self.flush()
+            self._connection.request(Key.DELETE_PUBLISHER, publisher_id=self.publisher_id)
+        finally:
+            del self._connection._publishers[self.publisher_id]
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()  # after an error the connection is of no more use to this publisher
+
+
+_RAISE: Any = object()  # as default: no chunk is an error
+
+
+class Subscription:
+    """The chunks of one subscription, in order. Credit is given back as chunks are taken."""
+
+    def __init__(self, connection: StreamsConnection, subscription_id: int, stream: str, credit: int) -> None:
+        self.stream = stream
+        self.subscription_id = subscription_id
+        self._connection = connection
+        self._chunks: deque[Chunk] = deque()
+        self._failure: VibeMQError | None = None
+        self._owed = 0
+        self._credit_step = max(1, credit // 4)  # a Credit frame for several chunks, long before the broker runs dry
+        self._open = True
+
+    def next_chunk(self, timeout_s: float, default: Any = _RAISE) -> Chunk:
+        """The next one; after timeout_s gives `default`, or raises TimeoutExceeded if there is none."""
+        if not self._chunks:
+            self._receive(timeout_s, must=default is _RAISE)
+        if not self._chunks:
+            return default
+        self._owed += 1
+        if self._open and self._owed >= self._credit_step and self._failure is None:
+            frame = codec.encode_request(Key.CREDIT, subscription_id=self.subscription_id, credit=self._owed)
+            self._owed = 0
+            self._connection._send(frame, f"Credit for stream {self.stream}")
+        return self._chunks.popleft()
+
+    def _receive(self, timeout_s: float, must: bool) -> None:
+        deadline = Deadline(timeout_s, f"waiting for a chunk of stream {self.stream}")
+        while self._open and not self._chunks:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                self._connection._wait(deadline)
+            except TimeoutExceeded:
+                if must:
+                    raise
+                return
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Endless; raises TimeoutExceeded when nothing comes within the connection's timeout_s."""
+        while True:
+            yield self.next_chunk(self._connection.timeout_s)
+
+    def close(self, *, keep: bool = False) -> None:
+        """Unsubscribes; chunks already on their way are dropped, or with `keep` stay to be taken."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            if self._failure is None and not self._connection.closed:
+                self._connection.request(Key.UNSUBSCRIBE, subscription_id=self.subscription_id)
+        finally:
+            self._connection._subscriptions.pop(self.subscription_id, None)
+            if not keep:
+                self._chunks.clear()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
