@@ -105,7 +105,11 @@ class Transport:
         rest = memoryview(self._unsent + frame if self._unsent else frame)
         self._unsent = b""
         while rest:
-            sent = self._try_send(rest)
+            try:
+                sent = self._try_send(rest)
+            except OSError as error:
+                self._read_last_words()
+                raise self._lost(f"sending failed: {error}") from error
             rest = rest[sent:]
             if rest and not sent:
                 self._poll_both.poll(deadline.left_s() * 1000)
@@ -118,8 +122,6 @@ class Transport:
                 sent = self._socket.send(data)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
-        except OSError as error:
-            raise self._lost(f"sending failed: {error}") from error
         self._sent_at = time.monotonic()
         return sent
 
@@ -142,6 +144,12 @@ class Transport:
             if got < 65_536:  # less than a socket holds: most likely empty now, so the call that would say so is saved
                 return True
         return True
+
+    def _read_last_words(self) -> None:
+        """A broker says why before it closes: `on_input` raises the better error if that has come."""
+        with contextlib.suppress(ConnectionClosed):
+            self._fill()
+        self.on_input()
 
     def wait_input(self, deadline: Deadline) -> None:
         """Until at least one byte has come, which goes to the inbox."""
@@ -179,7 +187,7 @@ class Transport:
                 self._unsent = frame[self._try_send(memoryview(frame)) :]
                 if len(self._unsent) == len(frame):
                     self._unsent = b""  # the socket is full, so the broker has bytes to read: no need of a heartbeat
-        except ConnectionClosed:
+        except OSError:
             return  # the owner finds out at the next call, with a better message
         finally:
             self._lock.release()

@@ -18,22 +18,21 @@ A connection goes to the broker that it was told; it does not look for the leade
 from __future__ import annotations
 
 import ssl
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from vibemq.client._streams import Chunk, confirm_count, encode_publish, open_chunk
+from vibemq.client._failures import failure
+from vibemq.client._flows import CREDIT_FIRST_COUNT, Publisher, Subscription
+from vibemq.client._streams import Chunk, confirm_count, open_chunk
 from vibemq.client._transport import Deadline, Transport
 from vibemq.errors import (
-    AuthenticationFailed,
     ConnectionClosed,
     LimitExceeded,
     ProtocolError,
     RequestFailed,
     StreamExists,
     StreamNotFound,
-    TimeoutExceeded,
     VibeMQError,
 )
 from vibemq.protocols.streams import codec, spec
@@ -43,28 +42,8 @@ __all__ = ["Chunk", "Publisher", "StreamLocation", "StreamsConnection", "Subscri
 
 CREDIT_DEFAULT_COUNT = 16  # chunks on the way: enough to hide the round trip, little to throw away at the end
 UNCONFIRMED_DEFAULT_COUNT_MAX = 50_000  # the reference server stops reading at this number anyway
-PUBLISH_FRAME_MESSAGES_COUNT_MAX = 4_096  # so that confirms of large batches come back before the batch is out
 STATS_SERVER_VERSION_MIN = (3, 11)  # ExchangeCommandVersions and StreamStats; an older server closes over them
 CLOSE_TIMEOUT_S = 5.0  # a broker that does not answer Close is not waited for
-
-_HINTS = {
-    Code.STREAM_DOES_NOT_EXIST: "Create the stream, or check its name and the virtual host.",
-    Code.STREAM_NOT_AVAILABLE: "The stream's leader is changing or down; try again in a few seconds.",
-    Code.ACCESS_REFUSED: "Give the user the permission (configure, write or read) for this stream.",
-    Code.PRECONDITION_FAILED: "An argument is not allowed, differs from the existing object's, or a limit is reached.",
-    Code.VIRTUAL_HOST_ACCESS_FAILURE: "Check that the virtual host exists and that the user may use it.",
-    Code.AUTHENTICATION_FAILURE: "Check user name and password.",
-    Code.AUTHENTICATION_FAILURE_LOOPBACK: "This user may only connect from the broker's own machine; use another user.",
-    Code.SASL_MECHANISM_NOT_SUPPORTED: "The broker does not offer PLAIN; see its list of mechanisms.",
-}
-_AUTHENTICATION_CODES = frozenset(
-    (
-        Code.AUTHENTICATION_FAILURE,
-        Code.AUTHENTICATION_FAILURE_LOOPBACK,
-        Code.SASL_ERROR,
-        Code.SASL_MECHANISM_NOT_SUPPORTED,
-    )
-)
 
 
 class StreamLocation(NamedTuple):
@@ -73,18 +52,6 @@ class StreamLocation(NamedTuple):
     code: int
     leader: tuple[str, int] | None
     replicas: tuple[tuple[str, int], ...]
-
-
-def failure(where: str, code: int) -> VibeMQError:
-    """The error class that fits a response code."""
-    message, hint = f"{where}: the broker answered {code_name(code)}", _HINTS.get(code, "")  # type: ignore[call-overload]
-    if code in (Code.STREAM_DOES_NOT_EXIST, Code.STREAM_NOT_AVAILABLE):
-        return StreamNotFound(message, hint=hint)
-    if code in _AUTHENTICATION_CODES:
-        return AuthenticationFailed(message, hint=hint)
-    if code == Code.STREAM_ALREADY_EXISTS:
-        return StreamExists(message, hint="Use it as it is, or delete it first.")
-    return RequestFailed(message, code=code, hint=hint)
 
 
 class StreamsConnection:
@@ -370,6 +337,18 @@ class StreamsConnection:
         properties: Mapping[str, str] | None = None,
     ) -> Subscription:
         """Chunks from a place on, without an end. Offset N gives the chunk that contains N, from its beginning."""
+        return self._subscribe(stream, offset_type, offset_value, properties or {}, credit, credit)
+
+    def _subscribe(
+        self,
+        stream: str,
+        offset_type: OffsetType,
+        offset_value: int,
+        properties: Mapping[str, str],
+        credit: int,
+        granted: int,
+        until: int | None = None,
+    ) -> Subscription:
         for _ in range(spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX):
             # Always another id, so that nothing of an old subscription can be taken for the new one's.
             self._next_subscription_id = (self._next_subscription_id + 1) % spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX
@@ -378,7 +357,7 @@ class StreamsConnection:
         else:
             limit = spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX
             raise LimitExceeded("subscriptions on a connection", limit + 1, limit, hint="Open a second connection.")
-        subscription = Subscription(self, self._next_subscription_id, stream, credit)
+        subscription = Subscription(self, self._next_subscription_id, stream, credit, granted, until)
         self._subscriptions[subscription.subscription_id] = subscription  # chunks may come with the answer
         try:
             self.request(
@@ -387,8 +366,8 @@ class StreamsConnection:
                 stream=stream,
                 offset_type=offset_type,
                 offset_value=offset_value,
-                credit=credit,
-                properties=dict(properties or {}),
+                credit=granted,
+                properties=dict(properties),
             )
         except BaseException:
             del self._subscriptions[subscription.subscription_id]
@@ -408,7 +387,8 @@ class StreamsConnection:
             end_offset = self.next_offset(stream)
         if start_offset >= end_offset:
             return
-        with self.subscribe(stream, OffsetType.OFFSET, start_offset, credit=credit) as subscription:
+        granted = min(credit, CREDIT_FIRST_COUNT)
+        with self._subscribe(stream, OffsetType.OFFSET, start_offset, {}, credit, granted, end_offset) as subscription:
             position = start_offset
             while position < end_offset:
                 chunk = subscription.next_chunk(self.timeout_s)
@@ -484,7 +464,8 @@ class StreamsConnection:
             f"stream {update.stream}: the broker announced {code_name(update.code)}",
             hint="The stream was deleted, or its leader moved: look its metadata up and open it again.",
         )
-        for user in (*self._publishers.values(), *self._subscriptions.values()):
+        users: list[Publisher | Subscription] = [*self._publishers.values(), *self._subscriptions.values()]
+        for user in users:
             if user.stream == update.stream:
                 user._failure = error
 
@@ -510,169 +491,3 @@ class StreamsConnection:
                 hint="UNKNOWN_FRAME or FRAME_TOO_LARGE are mistakes of this client; otherwise connect again.",
             )
         )
-
-
-class Publisher:
-    """Publishes to one stream, pipelined: at most `unconfirmed_max` messages are on their way without a confirm.
-
-    What is refused is raised by the next publish, flush or close as RequestFailed.
-    """
-
-    def __init__(
-        self, connection: StreamsConnection, publisher_id: int, stream: str, first_id: int, unconfirmed_max: int
-    ) -> None:
-        self.stream = stream
-        self.publisher_id = publisher_id
-        self.next_id = first_id
-        self.published = 0
-        self.confirmed = 0
-        self.errored = 0
-        self._connection = connection
-        self._unconfirmed_max = unconfirmed_max
-        self._errors: list[Any] = []
-        self._failure: VibeMQError | None = None
-
-    @property
-    def unconfirmed(self) -> int:
-        return self.published - self.confirmed - self.errored
-
-    def publish(self, messages: Sequence[bytes]) -> int:
-        """Sends all of them, waiting only for room in the window; gives the publishing id of the first."""
-        first_id, start = self.next_id, 0
-        pending = messages if isinstance(messages, list) else list(messages)
-        connection = self._connection
-        deadline = Deadline(connection.timeout_s, f"publishing to stream {self.stream}")
-        while start < len(pending):
-            settled = self.confirmed + self.errored
-            room = self._unconfirmed_max - self.unconfirmed
-            if room <= 0:
-                connection._wait(deadline)
-            else:
-                frame, count = encode_publish(
-                    self.publisher_id,
-                    pending,
-                    start,
-                    self.next_id,
-                    connection.frame_max,
-                    min(room, PUBLISH_FRAME_MESSAGES_COUNT_MAX),
-                )
-                connection._check()
-                connection._transport.send(frame, deadline)
-                start += count
-                self.next_id += count
-                self.published += count
-            if self._errors or self._failure:
-                self._raise()
-            if self.confirmed + self.errored != settled:  # it goes on, so the patience starts anew
-                deadline = Deadline(connection.timeout_s, deadline.what)
-        if connection._transport.poll_input():
-            connection._handle_frames()
-        return first_id
-
-    def flush(self, timeout_s: float | None = None) -> None:
-        """Until every message is confirmed; raises what was refused."""
-        timeout_s = self._connection.timeout_s if timeout_s is None else timeout_s
-        deadline = Deadline(timeout_s, f"waiting for {self.unconfirmed} confirms of stream {self.stream}")
-        while self.unconfirmed > 0 and not self._failure:
-            self._connection._wait(deadline)
-        self._raise()
-
-    def _raise(self) -> None:
-        errors, self._errors = self._errors, []
-        if errors:
-            first = errors[0]
-            raise RequestFailed(
-                f"publishing to stream {self.stream}: {len(errors)} messages refused, the first with id "
-                f"{first.publishing_id}: {code_name(first.code)}",
-                code=first.code,
-                hint=_HINTS.get(first.code, "The messages that were not refused are stored."),
-            )
-        if self._failure is not None:
-            raise self._failure
-
-    def close(self) -> None:
-        """Flushes, then gives the publisher back."""
-        if self._connection._publishers.get(self.publisher_id) is not self:
-            return
-        try:
-            self.flush()
-            self._connection.request(Key.DELETE_PUBLISHER, publisher_id=self.publisher_id)
-        finally:
-            del self._connection._publishers[self.publisher_id]
-
-    def __enter__(self) -> Publisher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()  # after an error the connection is of no more use to this publisher
-
-
-_RAISE: Any = object()  # as default: no chunk is an error
-
-
-class Subscription:
-    """The chunks of one subscription, in order. Credit is given back as chunks are taken."""
-
-    def __init__(self, connection: StreamsConnection, subscription_id: int, stream: str, credit: int) -> None:
-        self.stream = stream
-        self.subscription_id = subscription_id
-        self._connection = connection
-        self._chunks: deque[Chunk] = deque()
-        self._failure: VibeMQError | None = None
-        self._owed = 0
-        self._credit_step = max(1, credit // 4)  # a Credit frame for several chunks, long before the broker runs dry
-        self._open = True
-
-    def next_chunk(self, timeout_s: float, default: Any = _RAISE) -> Chunk:
-        """The next one; after timeout_s gives `default`, or raises TimeoutExceeded if there is none."""
-        if not self._chunks:
-            self._receive(timeout_s, must=default is _RAISE)
-        if not self._chunks:
-            return default
-        self._owed += 1
-        if self._open and self._owed >= self._credit_step and self._failure is None:
-            frame = codec.encode_request(Key.CREDIT, subscription_id=self.subscription_id, credit=self._owed)
-            self._owed = 0
-            self._connection._send(frame, f"Credit for stream {self.stream}")
-        return self._chunks.popleft()
-
-    def _receive(self, timeout_s: float, must: bool) -> None:
-        deadline = Deadline(timeout_s, f"waiting for a chunk of stream {self.stream}")
-        while self._open and not self._chunks:
-            if self._failure is not None:
-                raise self._failure
-            try:
-                self._connection._wait(deadline)
-            except TimeoutExceeded:
-                if must:
-                    raise
-                return
-
-    def __iter__(self) -> Iterator[Chunk]:
-        """Endless; raises TimeoutExceeded when nothing comes within the connection's timeout_s."""
-        while True:
-            yield self.next_chunk(self._connection.timeout_s)
-
-    def close(self, *, keep: bool = False) -> None:
-        """Unsubscribes; chunks already on their way are dropped, or with `keep` stay to be taken."""
-        if not self._open:
-            return
-        self._open = False
-        try:
-            if self._failure is None and not self._connection.closed:
-                self._connection.request(Key.UNSUBSCRIBE, subscription_id=self.subscription_id)
-        finally:
-            self._connection._subscriptions.pop(self.subscription_id, None)
-            if not keep:
-                self._chunks.clear()
-
-    def __enter__(self) -> Subscription:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

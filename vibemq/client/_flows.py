@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two directions of data on a streams connection: a Publisher with its window, a Subscription with its credit."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from vibemq.client._failures import HINTS
+from vibemq.client._streams import Chunk, encode_publish
+from vibemq.client._transport import Deadline
+from vibemq.errors import RequestFailed, TimeoutExceeded, VibeMQError
+from vibemq.protocols.streams import codec
+from vibemq.protocols.streams.spec import Key, code_name
+
+if TYPE_CHECKING:
+    from vibemq.client.streams import StreamsConnection
+
+PUBLISH_FRAME_MESSAGES_COUNT_MAX = 4_096  # so that confirms of large batches come back before the batch is out
+CREDIT_FIRST_COUNT = 2  # of a ramp: a read of a few messages does not make the broker send megabytes
+CREDIT_STEPS_COUNT = 4  # a Credit frame for a quarter of the credit: few frames, long before the broker runs dry
+
+
+_RAISE: Any = object()  # as default of next_chunk: no chunk is an error
+
+
+class Publisher:
+    """Publishes to one stream, pipelined: at most `unconfirmed_max` messages are on their way without a confirm.
+
+    What is refused is raised by the next publish, flush or close as RequestFailed.
+    """
+
+    def __init__(
+        self, connection: StreamsConnection, publisher_id: int, stream: str, first_id: int, unconfirmed_max: int
+    ) -> None:
+        self.stream = stream
+        self.publisher_id = publisher_id
+        self.next_id = first_id
+        self.published = 0
+        self.confirmed = 0
+        self.errored = 0
+        self._connection = connection
+        self._unconfirmed_max = unconfirmed_max
+        self._errors: list[Any] = []
+        self._failure: VibeMQError | None = None
+
+    @property
+    def unconfirmed(self) -> int:
+        return self.published - self.confirmed - self.errored
+
+    def publish(self, messages: Sequence[bytes]) -> int:
+        """Sends all of them, waiting only for room in the window; gives the publishing id of the first."""
+        first_id, start = self.next_id, 0
+        pending = messages if isinstance(messages, list) else list(messages)
+        connection = self._connection
+        deadline = Deadline(connection.timeout_s, f"publishing to stream {self.stream}")
+        while start < len(pending):
+            settled = self.confirmed + self.errored
+            room = self._unconfirmed_max - self.unconfirmed
+            if room <= 0:
+                connection._wait(deadline)
+            else:
+                frame, count = encode_publish(
+                    self.publisher_id,
+                    pending,
+                    start,
+                    self.next_id,
+                    connection.frame_max,
+                    min(room, PUBLISH_FRAME_MESSAGES_COUNT_MAX),
+                )
+                start += count
+                self.next_id += count
+                self.published += count  # before sending, which may already bring confirms
+                connection._check()
+                connection._transport.send(frame, deadline)
+            if self._errors or self._failure:
+                self._raise()
+            if self.confirmed + self.errored != settled:  # it goes on, so the patience starts anew
+                deadline = Deadline(connection.timeout_s, deadline.what)
+        if connection._transport.poll_input():
+            connection._handle_frames()
+        return first_id
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Until every message is confirmed; raises what was refused."""
+        timeout_s = self._connection.timeout_s if timeout_s is None else timeout_s
+        deadline = Deadline(timeout_s, f"waiting for {self.unconfirmed} confirms of stream {self.stream}")
+        while self.unconfirmed > 0 and not self._failure:
+            self._connection._wait(deadline)
+        self._raise()
+
+    def _raise(self) -> None:
+        errors, self._errors = self._errors, []
+        if errors:
+            first = errors[0]
+            raise RequestFailed(
+                f"publishing to stream {self.stream}: {len(errors)} messages refused, the first with id "
+                f"{first.publishing_id}: {code_name(first.code)}",
+                code=first.code,
+                hint=HINTS.get(first.code, "The messages that were not refused are stored."),
+            )
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Flushes, then gives the publisher back."""
+        if self._connection._publishers.get(self.publisher_id) is not self:
+            return
+        try:
+            self.flush()
+            self._connection.request(Key.DELETE_PUBLISHER, publisher_id=self.publisher_id)
+        finally:
+            del self._connection._publishers[self.publisher_id]
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()  # after an error the connection is of no more use to this publisher
+
+
+class Subscription:
+    """The chunks of one subscription, in order. Credit is given back as chunks are taken.
+
+    `credit` is the number of chunks that may be on their way. A ramp starts with `granted` of them and doubles while
+    chunks are taken; no more is given once the chunks at hand reach `until`, an offset.
+    """
+
+    def __init__(
+        self,
+        connection: StreamsConnection,
+        subscription_id: int,
+        stream: str,
+        credit: int,
+        granted: int,
+        until: int | None = None,
+    ) -> None:
+        self.stream = stream
+        self.subscription_id = subscription_id
+        self._connection = connection
+        self._chunks: deque[Chunk] = deque()
+        self._failure: VibeMQError | None = None
+        self._credit = credit
+        self._granted = granted
+        self._until = until
+        self._owed = 0
+        self._open = True
+
+    def next_chunk(self, timeout_s: float, default: Any = _RAISE) -> Any:
+        """The next Chunk; after timeout_s gives `default`, or raises TimeoutExceeded if there is none."""
+        if not self._chunks:
+            self._receive(timeout_s, must=default is _RAISE)
+        if not self._chunks:
+            return default
+        last = self._chunks[-1]
+        if self._open and self._failure is None and (self._until is None or last.next_offset < self._until):
+            self._give_credit()
+        return self._chunks.popleft()
+
+    def _give_credit(self) -> None:
+        self._owed += 1
+        if self._granted < self._credit:
+            self._granted += 1
+            self._owed += 1
+        if self._owed >= self._granted // CREDIT_STEPS_COUNT:
+            frame = codec.encode_request(Key.CREDIT, subscription_id=self.subscription_id, credit=self._owed)
+            self._owed = 0
+            self._connection._send(frame, f"Credit for stream {self.stream}")
+
+    def _receive(self, timeout_s: float, must: bool) -> None:
+        deadline = Deadline(timeout_s, f"waiting for a chunk of stream {self.stream}")
+        while self._open and not self._chunks:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                self._connection._wait(deadline)
+            except TimeoutExceeded:
+                if must:
+                    raise
+                return
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Endless; raises TimeoutExceeded when nothing comes within the connection's timeout_s."""
+        while True:
+            yield self.next_chunk(self._connection.timeout_s)
+
+    def close(self, *, keep: bool = False) -> None:
+        """Unsubscribes; chunks already on their way are dropped, or with `keep` stay to be taken."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            if self._failure is None and not self._connection.closed:
+                self._connection.request(Key.UNSUBSCRIBE, subscription_id=self.subscription_id)
+        finally:
+            self._connection._subscriptions.pop(self.subscription_id, None)
+            if not keep:
+                self._chunks.clear()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
