@@ -46,7 +46,7 @@ class Server(Struct, frozen=True, kw_only=True):
     shutdown_timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 30
     log_level: LogLevel = "info"
     # Per worker.  Bounds memory (some KiB each) and descriptors against a flood of connections.
-    connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
+    connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 12_000
     user: Annotated[str, Meta(max_length=255)] = ""  # "": stay who we are
 
 
@@ -200,13 +200,16 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[tuple[str, s
                 continue
             option = name.removeprefix(prefix).lower()
             origin = f"environment variable {name}"
-            if option not in OPTIONS[section]:
-                raise _unknown(origin, option, OPTIONS[section], "option", section)
-            yield (section, option), (_from_text(OPTIONS[section][option], text), origin)
+            yield (section, option), (from_text(section, option, text, origin), origin)
 
 
-def _from_text(kind: Any, text: str) -> object:
-    """The value that an environment variable's text stands for: as TOML would read it, strings bare."""
+def from_text(section: str, option: str, text: str, origin: str) -> object:
+    """The value that text from outside a TOML file stands for; strings are bare.  Raises ConfigError."""
+    if section not in SECTIONS:
+        raise _unknown(origin, section, SECTIONS, "section")
+    if option not in OPTIONS[section]:
+        raise _unknown(origin, option, OPTIONS[section], "option", section)
+    kind = OPTIONS[section][option]
     base = getattr(kind, "__origin__", kind)  # Annotated[int, ...] -> int
     if base is bool:
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)

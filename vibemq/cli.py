@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``vibemq`` command.
+
+Expected errors are one line on standard error, with a hint where there is one, and exit code
+1; wrong usage is 2.  A traceback therefore always means a mistake of ours.  What a
+subcommand needs is imported inside it: ``vibemq --help`` must not wait for Spark.
+"""
+
+import importlib
+import json
+import os
+import sys
+from typing import IO, TYPE_CHECKING, Any, ClassVar
+
+import click
+
+from vibemq.errors import UserError, VibeMQError
+
+if TYPE_CHECKING:
+    from vibemq.config import Config
+    from vibemq.storage.metadata import Metadata
+
+
+class _Shown(click.ClickException):
+    """A VibeMQError on its way to the terminal."""
+
+    def __init__(self, error: VibeMQError) -> None:
+        super().__init__(str(error))
+        self.hint = error.hint
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"vibemq: {self.message}", err=True, file=file)
+        if self.hint:
+            click.echo(f"  hint: {self.hint}", err=True, file=file)
+
+
+class _Main(click.Group):
+    """Shows our errors in one line, and loads the commands of other packages only when called."""
+
+    # command -> where it is, what it needs installed, its line in --help
+    elsewhere: ClassVar[dict[str, tuple[str, str, str, str]]] = {
+        "bench": ("vibemq.bench.cli", "bench", "vibemq", "Measure a broker: rates, latencies, CPU."),
+        "ingest": (
+            "vibemq.spark.ingest_cli",
+            "ingest",
+            "vibemq[spark-local]",
+            "Stream data into Parquet with Spark; try --demo.",
+        ),
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self.elsewhere])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        ctx.meta["vibemq.listing"] = True
+        super().format_commands(ctx, formatter)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.elsewhere:
+            return super().get_command(ctx, cmd_name)
+        module, attribute, package, line = self.elsewhere[cmd_name]
+        if ctx.resilient_parsing or ctx.meta.get("vibemq.listing"):
+            return click.Command(cmd_name, short_help=line)
+        try:
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as problem:
+            raise _Shown(
+                UserError(
+                    f"{cmd_name} needs the module {problem.name}, which is not installed",
+                    hint=f"pip install '{package}'",
+                )
+            ) from problem
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except VibeMQError as error:
+            raise _Shown(error) from error
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from importlib import metadata
+
+    try:
+        click.echo(f"vibemq {metadata.version('vibemq')}")
+    except metadata.PackageNotFoundError:
+        click.echo("vibemq (used from its source folder, not installed)")
+    ctx.exit()
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+def main() -> None:
+    """VibeMQ: a message broker for Linux, and a high-rate way into Spark."""
+
+
+_config_option = click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    envvar="VIBEMQ_CONFIG",
+    help="TOML file with options; `vibemq config` prints a commented sample.",
+)
+_data_dir_option = click.option("--data-dir", metavar="DIR", help="Where logs, streams and users are kept.")
+
+
+# ---- serve ----
+
+
+@main.command()
+@_config_option
+@_data_dir_option
+@click.option("--workers", type=int, metavar="N", help="Worker processes; 0: one for each core.")
+@click.option("--host", metavar="HOST", help="Address to listen on (default 127.0.0.1).")
+@click.option("--streams-port", type=int, metavar="PORT", help="Port of the streams door; 0 picks a free one.")
+@click.option("--advertised-host", metavar="HOST", help="Address that stream clients are told, behind NAT or a proxy.")
+@click.option("--advertised-port", type=int, metavar="PORT", help="Port that stream clients are told.")
+@click.option("--durability", metavar="os|disk", help="What a confirm means where a stream does not say.")
+@click.option("--shutdown-timeout", type=int, metavar="SECONDS", help="How long workers may finish at shutdown.")
+@click.option("--user", metavar="NAME", help="Account to continue as, when started as root.")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.option("--set", "settings", multiple=True, metavar="SECTION.OPTION=VALUE", help="Any other option; repeatable.")
+@click.pass_context
+def serve(ctx: click.Context, config_path: str | None, settings: tuple[str, ...], **flags: Any) -> None:
+    """Run the broker until SIGTERM or Ctrl-C.
+
+    Prints one line on standard output once every worker accepts; logs to standard error.
+    """
+    overrides = _overrides(settings, flags)
+
+    def load() -> "Config":
+        from vibemq import config
+
+        return config.load(config_path, overrides=overrides)
+
+    config = load()
+    from vibemq.server import supervisor
+
+    ctx.exit(supervisor.serve(config, reload=load))
+
+
+_FLAGS = {
+    "data_dir": ("server", "data_dir"),
+    "workers": ("server", "workers"),
+    "host": ("server", "host"),
+    "shutdown_timeout": ("server", "shutdown_timeout_s"),
+    "user": ("server", "user"),
+    "log_level": ("server", "log_level"),
+    "streams_port": ("streams", "port"),
+    "advertised_host": ("streams", "advertised_host"),
+    "advertised_port": ("streams", "advertised_port"),
+    "durability": ("store", "durability"),
+}
+
+
+def _overrides(settings: tuple[str, ...], flags: dict[str, Any]) -> dict[tuple[str, str], tuple[object, str]]:
+    from vibemq import config
+
+    found = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or "." not in name:
+            raise click.UsageError(f"--set {setting}: SECTION.OPTION=VALUE is needed, for instance server.workers=4")
+        section, _, option = name.partition(".")
+        found[section, option] = (config.from_text(section, option, text, f"--set {setting}"), f"--set {setting}")
+    for flag, value in flags.items():
+        if value is not None:
+            found[_FLAGS[flag]] = (value, f"--{flag.replace('_', '-')}")
+    return found
+
+
+@main.command("config")
+def print_config() -> None:
+    """Print every option with its default, unit and reason, as a file for --config."""
+    from vibemq import config
+
+    click.echo(config.sample(), nl=False)
+
+
+# ---- users ----
+
+
+@main.group()
+def users() -> None:
+    """Add, list and remove users, and change passwords.
+
+    Changes hold at once for new connections, also while the broker runs.
+    """
+
+
+_password_option = click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def _metadata(config_path: str | None, data_dir: str | None) -> "Metadata":
+    from vibemq import config
+    from vibemq.server import datadir
+    from vibemq.server.context import metadata_path
+    from vibemq.storage.metadata import Metadata
+
+    path = config.load(config_path, overrides=_overrides((), {"data_dir": data_dir})).data_path
+    datadir.prepare(path)
+    return Metadata(metadata_path(path))
+
+
+def _password(name: str, from_stdin: bool) -> str:
+    if from_stdin:
+        return sys.stdin.readline().rstrip("\n")
+    if not sys.stdin.isatty():
+        raise UserError("there is no terminal to ask for the password", hint="pipe it in, with --password-stdin")
+    answer: str = click.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=True, err=True)
+    return answer
+
+
+def _say(as_json: bool, name: str, done: str) -> None:
+    click.echo(json.dumps({"user": name, "result": done}) if as_json else f"user {name} {done}")
+
+
+@users.command("add")
+@click.argument("name")
+@_password_option
+@_json_option
+@_config_option
+@_data_dir_option
+def users_add(name: str, password_stdin: bool, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
+    """Make a user; asks for the password."""
+    from vibemq.admin.users import add_user
+
+    metadata = _metadata(config_path, data_dir)
+    add_user(metadata, name, _password(name, password_stdin))
+    _say(as_json, name, "added")
+
+
+@users.command("list")
+@_json_option
+@_config_option
+@_data_dir_option
+def users_list(as_json: bool, config_path: str | None, data_dir: str | None) -> None:
+    """Show all users, except the built-in guest."""
+    from datetime import UTC, datetime
+
+    found = [
+        {"user": user.name, "created": datetime.fromtimestamp(user.created_ms // 1000, UTC).isoformat()}
+        for user in _metadata(config_path, data_dir).users()
+    ]
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    if not found:
+        click.echo("there are no users; `vibemq users add NAME` makes one")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("user", "created")
+    for user in found:
+        table.add_row(user["user"], user["created"])
+    Console().print(table)
+
+
+@users.command("remove")
+@click.argument("name")
+@_json_option
+@_config_option
+@_data_dir_option
+def users_remove(name: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
+    """Remove a user.  Connections that are open stay open until they end."""
+    _metadata(config_path, data_dir).delete_user(name)
+    _say(as_json, name, "removed")
+
+
+@users.command("passwd")
+@click.argument("name")
+@_password_option
+@_json_option
+@_config_option
+@_data_dir_option
+def users_passwd(name: str, password_stdin: bool, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
+    """Change a user's password; asks for it."""
+    from vibemq.admin.users import change_password
+
+    metadata = _metadata(config_path, data_dir)
+    change_password(metadata, name, _password(name, password_stdin))
+    _say(as_json, name, "has a new password")
+
+
+# ---- log ----
+
+
+@main.group("log")
+def log_group() -> None:
+    """Look into the files of a stream's log."""
+
+
+@log_group.command("dump")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--entries", is_flag=True, help="Show each entry of each chunk, too.")
+@click.option("--limit", type=click.IntRange(min=0), default=0, metavar="N", help="Stop after N chunks or records.")
+def log_dump(file: str, entries: bool, limit: int) -> None:
+    """Print a segment, index, tracking or control file; it is recognised by its content."""
+    from vibemq.storage import log
+
+    log.dump(file, entries, limit, click.echo)
+
+
+@log_group.command("verify")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False))
+def log_verify(directory: str) -> None:
+    """Check every chunk of the log in DIRECTORY against its checksum."""
+    from vibemq.errors import StorageError
+    from vibemq.storage import log
+
+    names = sorted(name for name in os.listdir(directory) if name.endswith(".segment"))
+    if not names:
+        raise UserError(f"{directory} holds no segment", hint="a stream's log is a folder below DATA/streams")
+    damaged = 0
+    for name in names:
+        try:
+            log.dump(os.path.join(directory, name), False, 0, lambda _: None)
+            click.echo(f"{name}: intact")
+        except StorageError as problem:
+            damaged += 1
+            click.echo(f"{name}: {problem}")
+    if damaged:
+        raise UserError(f"{damaged} of {len(names)} segments are damaged")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data directory: made for its owner only, used by one broker at a time.
+
+``DATA/lock`` is held with flock by the supervisor and, through the inherited descriptor, by
+every worker: the lock is free only when the last process that could write is gone.  So a
+supervisor that was killed cannot be followed by a new one while its workers still finish.
+"""
+
+import fcntl
+import logging
+import os
+import pwd
+import time
+
+from vibemq.errors import AlreadyRunning, ConfigError, SetupError
+
+WAIT_S = 5.0  # workers notice their supervisor's death within a second and then finish what is in flight
+_POLL_S = 0.02
+
+log = logging.getLogger("vibemq.server")
+
+
+def prepare(path: str) -> None:
+    """Make the directory and its folder of streams, mode 0700.  Raises SetupError."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        for folder in (path, f"{path}/streams"):
+            if not os.path.isdir(folder):
+                os.mkdir(folder, 0o700)
+        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied", path)
+        if os.stat(path).st_mode & 0o077:
+            log.warning("%s may be entered by other accounts; `chmod 700 %s` keeps messages private", path, path)
+    except OSError as problem:
+        raise SetupError(
+            f"cannot use the data directory {path}: {problem.strerror} ({problem.filename})",
+            hint="choose another with --data-dir, or make this one writable for your account",
+        ) from None
+
+
+def acquire(path: str) -> int:
+    """Take DATA/lock and return its descriptor, to be kept open.  Raises AlreadyRunning, SetupError.
+
+    Waits a moment for the workers of a supervisor that has just died.
+    """
+    try:
+        fd = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as problem:
+        raise SetupError(f"cannot open {path}/lock: {problem.strerror}") from None
+    deadline = time.monotonic() + WAIT_S
+    told = False
+    while not _try_lock(fd):
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        if not told:
+            log.warning(
+                "%s is in use by pid %s or its workers; waiting up to %g s for them to end", path, holder, WAIT_S
+            )
+            told = True
+        if time.monotonic() > deadline:
+            os.close(fd)
+            gone = "" if os.path.exists(f"/proc/{holder}") else " (which has ended, but a worker of it has not)"
+            raise AlreadyRunning(
+                f"the data directory {path} is in use by the broker with pid {holder}{gone}",
+                hint="stop that broker first, or give this one its own --data-dir",
+            )
+        time.sleep(_POLL_S)  # flock has no timeout, and a signal must still be able to end us
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def drop_privileges(user: str, path: str) -> None:
+    """Continue as ``user`` for good, with the data directory given to that account.
+
+    Raises ConfigError when there is no such account or we are not root.
+    """
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        raise ConfigError(
+            f"server.user: there is no account {user!r} on this machine",
+            hint=f"`useradd --system {user}` makes one",
+        ) from None
+    if os.geteuid() == account.pw_uid:
+        return
+    if os.geteuid() != 0:
+        raise ConfigError(
+            f"server.user: only root can become {user!r}, and this is uid {os.geteuid()}",
+            hint="leave server.user empty and start the broker from that account",
+        )
+    if os.stat(path).st_uid != account.pw_uid:
+        _give(path, account.pw_uid, account.pw_gid)
+    else:
+        for name in os.listdir(path):  # what this start has just made as root: lock, meta.db
+            os.chown(f"{path}/{name}", account.pw_uid, account.pw_gid, follow_symlinks=False)
+    os.initgroups(user, account.pw_gid)
+    os.setgid(account.pw_gid)
+    os.setuid(account.pw_uid)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"server.user: account {user!r} cannot reach the data directory {path}",
+            hint="choose one outside of root's home: --data-dir /var/lib/vibemq",
+        )
+
+
+def _give(path: str, uid: int, gid: int) -> None:
+    os.chown(path, uid, gid)
+    for folder, folders, files in os.walk(path):
+        for name in folders + files:
+            os.chown(os.path.join(folder, name), uid, gid, follow_symlinks=False)

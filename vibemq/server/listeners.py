@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listening sockets: for each door one per worker, all on the same address (SO_REUSEPORT).
+
+The kernel spreads new connections over them.  They are bound by the supervisor, before the
+fork, and the supervisor keeps a copy of each: connections that wait in a dead worker's
+socket are accepted by its successor, none is reset.
+
+SO_REUSEPORT also lets a *second* broker of the same account take a share of the first one's
+connections without a word.  So the address is first bound without it, which fails if
+anybody listens there.
+"""
+
+import errno
+import ipaddress
+import socket
+
+from vibemq.errors import ConfigError
+
+BACKLOG = 4096  # the kernel caps it at net.core.somaxconn; a burst of reconnects should fit
+
+
+def resolve(host: str) -> tuple[socket.AddressFamily, str]:
+    """The one address that a host name stands for, IPv4 first.  Raises ConfigError."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as problem:
+        raise ConfigError(
+            f"cannot listen on host {host!r}: {problem}",
+            hint="give an address of this machine: 127.0.0.1, 0.0.0.0 (every IPv4 address) or :: (every address)",
+        ) from None
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, str(address[0])
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def shown(listener: socket.socket) -> str:
+    """HOST:PORT as people and clients write it."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind(door: str, host: str, port: int, count: int) -> list[socket.socket]:
+    """``count`` bound sockets on one address; port 0 picks a free port, the same for all.
+
+    They refuse connections until ``listen`` is called on them.  Raises ConfigError.
+    """
+    family, address = resolve(host)
+    bound: list[socket.socket] = []
+    try:
+        if port:
+            _new(family, reuse_port=False, address=(address, port)).close()
+        for _ in range(count):
+            # The kernel never picks a port for 0 that anybody else uses, with or without SO_REUSEPORT.
+            bound.append(_new(family, reuse_port=True, address=(address, port)))
+            port = bound[0].getsockname()[1]
+    except OSError as problem:
+        for listener in bound:
+            listener.close()
+        raise ConfigError(
+            f"the {door} door cannot listen on {host}:{port}: {problem.strerror}", hint=_hint(problem, door)
+        ) from None
+    return bound
+
+
+def _new(family: socket.AddressFamily, *, reuse_port: bool, address: tuple[str, int]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        # Connections of an earlier run that are still in TIME_WAIT must not keep us from starting.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(address)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _hint(problem: OSError, door: str) -> str:
+    if problem.errno == errno.EADDRINUSE:
+        return f"another program listens there; choose another port (--{door}-port; 0 picks a free one) or stop it"
+    if problem.errno == errno.EACCES:
+        return "ports below 1024 need root; choose a higher one"
+    if problem.errno == errno.EADDRNOTAVAIL:
+        return "this machine does not have that address; `ip address` shows those it has"
+    return ""

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Before the workers start: make every stream's log usable, and clear away what nobody owns.
+
+One damaged stream never keeps the others from starting: it is logged with file and
+position, and opening it fails until somebody looks.
+
+A directory that the metadata does not know is what a crash left of a creation or a
+deletion, or what is left when the metadata was lost.  It is removed only if that can
+lose nothing: marked as deleted, or empty.  Anything else stays, and is named.
+"""
+
+import logging
+import os
+import re
+import time
+
+import vibemq.storage.log as logs
+from vibemq.errors import StorageError, VibeMQError
+from vibemq.storage.arguments import log_options
+from vibemq.storage.metadata import Metadata, StreamRecord
+
+_INCARNATION = re.compile(r"[0-9a-f]{16}")
+
+log = logging.getLogger("vibemq.server")
+
+
+def recover_all(metadata: Metadata, segment_size_bytes: int) -> int:
+    """Recover every stream; returns how many were usable."""
+    began = time.monotonic()
+    usable = checked = checked_bytes = 0
+    known: set[str] = set()
+    told = began
+    for record in metadata.streams():
+        known.add(record.incarnation)
+        try:
+            report = _recover(record, segment_size_bytes)
+        except VibeMQError as problem:
+            log.error("stream %r (%s) cannot be used: %s", record.name, record.directory, problem)
+            continue
+        usable += 1
+        if report is None or not report.ran:
+            continue
+        checked += 1
+        checked_bytes += report.bytes_checked
+        if report.cut:
+            log.warning(
+                "stream %r: %s was cut at byte %d, %d bytes dropped: what followed was not completely written",
+                record.name,
+                report.cut_path,
+                report.cut_position,
+                report.cut_bytes,
+            )
+        if time.monotonic() - told > 5:
+            told = time.monotonic()
+            log.info("recovery: %d streams so far, %d bytes checked", checked, checked_bytes)
+    _clear_orphans(metadata.streams_dir, known)
+    if checked:
+        log.info("recovered %d streams in %.2f s, %d bytes checked", checked, time.monotonic() - began, checked_bytes)
+    return usable
+
+
+def _recover(record: StreamRecord, segment_size_bytes: int) -> "logs.RecoveryReport | None":
+    options = log_options(record.arguments, record.durability, segment_size_bytes)
+    if not os.path.isdir(record.directory):
+        log.error("stream %r: its directory %s is missing; an empty one is made", record.name, record.directory)
+        logs.create(record.directory, **options)
+        return None
+    return logs.recover(record.directory, **options)
+
+
+def _clear_orphans(streams_dir: str, known: set[str]) -> None:
+    for name in sorted(os.listdir(streams_dir)):
+        if name in known or _INCARNATION.fullmatch(name) is None:
+            continue
+        directory = os.path.join(streams_dir, name)
+        if _holds_nothing(directory):
+            logs.remove(directory)
+            log.info("removed %s, left over from an interrupted creation or deletion", directory)
+        else:
+            log.warning("%s belongs to no stream; it is kept, because it holds messages", directory)
+
+
+def _holds_nothing(directory: str) -> bool:
+    try:
+        held = logs.Log(directory)
+    except StorageError as problem:
+        return problem.code == "ERR_DELETED"
+    try:
+        return held.stats().next_offset == 0
+    finally:
+        held.close()

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor: makes the world that workers share, starts them, and keeps them running.
+
+It reads like this.  **prepare**: take the data directory, bind the doors, give up root, recover
+what the last run left.  **share**: the board of doorbells and one eventfd for each worker.
+**run**: fork the workers, then one loop that waits for signals, for workers that become ready
+or die, and for the time of the next retention.  **stop**: tell the workers, wait, and
+kill only who does not end in time.
+
+It has one thread, and nothing in its loop takes longer than some tens of milliseconds, so a
+dead worker is replaced within a fraction of the 200 ms that are promised.
+No message ever passes through this process.
+"""
+
+import gc
+import importlib
+import logging
+import mmap
+import os
+import resource
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from vibemq.config import Config
+from vibemq.errors import ConfigError, VibeMQError
+from vibemq.server import datadir, listeners, logs
+from vibemq.server.context import WorkerContext, WorkerRun, metadata_path
+from vibemq.server.processes import OUR_SIGNALS, Worker, Workers
+from vibemq.storage.metadata import Metadata
+
+#: Descriptors that a worker needs besides its connections: logs, indexes, control blocks.
+FILES_RESERVED = 4096
+LEVELS = ("debug", "info", "warning", "error")
+
+log = logging.getLogger("vibemq.server")
+
+
+def serve(
+    config: Config,
+    *,
+    run: WorkerRun | None = None,
+    reload: Callable[[], Config] | None = None,
+) -> int:
+    """Run the broker until SIGTERM or SIGINT; returns the exit code.
+
+    ``run`` is what each worker does (the product's own unless a test says otherwise); ``reload``
+    reads the configuration again, for SIGHUP.  Raises VibeMQError when it cannot start.
+    """
+    logs.set_process("supervisor")
+    logs.setup(config.server.log_level)
+    os.umask(0o077)  # logs and metadata are nobody else's business
+    return Supervisor(config, run or _product_run(), reload).serve()
+
+
+def _product_run() -> WorkerRun:
+    # Imported before the fork, so that a new worker starts in milliseconds; by name, because
+    # a test that brings its own worker needs none of it.
+    found: WorkerRun = importlib.import_module("vibemq.server.worker").run
+    return found
+
+
+class Supervisor:
+    def __init__(self, config: Config, run: WorkerRun, reload: Callable[[], Config] | None) -> None:
+        self.config = config
+        self.data_dir = config.data_path
+        self.pid = os.getpid()
+        self.reload = reload
+        self.stop_deadline_s: float | None = None
+        self.announced = False
+        self.failed = False
+        self.addresses: dict[str, str] = {}
+        self.board_fd = -1
+        self.doorbell_fds: list[int] = []
+        self.selector = selectors.DefaultSelector()
+        self.signals_read, self.signals_write = socket.socketpair()
+        # One byte that workers look at on SIGHUP: the log level that holds now.
+        self.level = mmap.mmap(-1, 1)
+        self.level[0] = LEVELS.index(config.server.log_level)
+        self.workers = Workers(run, self.selector, self._context, self._in_child, self._announce, self._on_broken)
+
+    def serve(self) -> int:
+        _set_title("vibemq: supervisor")
+        if not self._doors():
+            raise ConfigError("no door is open: streams.enabled is false", hint="set streams.enabled = true")
+        datadir.prepare(self.data_dir)
+        self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
+        metadata = Metadata(metadata_path(self.data_dir))
+        self._refuse_strangers(metadata)
+        self._bind()
+        if self.config.server.user:
+            metadata.close()
+            datadir.drop_privileges(self.config.server.user, self.data_dir)
+        elif os.geteuid() == 0:
+            log.warning("running as root; server.user (--user) names an account to continue as")
+        self._recover(metadata)
+        self._raise_file_limit()
+        self._share()
+        self._watch_signals()
+        return self._run()
+
+    # ---- prepare ----
+
+    def _doors(self) -> dict[str, int]:
+        """Name and port of each door that is open."""
+        return {"streams": self.config.streams.port} if self.config.streams.enabled else {}
+
+    def _refuse_strangers(self, metadata: Metadata) -> None:
+        _, address = listeners.resolve(self.config.server.host)
+        if not listeners.is_loopback(address) and not metadata.users():
+            raise ConfigError(
+                f"refusing to listen on {self.config.server.host}: other machines can reach it, "
+                "and no user with a password of its own exists",
+                hint=f"make one with `vibemq users add NAME --data-dir {self.data_dir}`, or listen on 127.0.0.1",
+            )
+
+    def _bind(self) -> None:
+        self.workers.seats = [Worker(index, {}) for index in range(self.config.worker_count)]
+        for door, port in self._doors().items():
+            bound = listeners.bind(door, self.config.server.host, port, len(self.workers.seats))
+            for worker, listener in zip(self.workers.seats, bound, strict=True):
+                worker.listeners[door] = listener
+            self.addresses[door] = listeners.shown(bound[0])
+
+    def _recover(self, metadata: Metadata) -> None:
+        from vibemq.server import housekeeping, recovery
+
+        recovery.recover_all(metadata, self.config.store.segment_size_bytes)
+        metadata.close()  # a connection must not cross a fork
+        self.housekeeper = housekeeping.Housekeeper(metadata, self.config.store.retention_interval_s)
+
+    def _raise_file_limit(self) -> None:
+        needed = self.config.server.connections_max + FILES_RESERVED
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = hard if hard != resource.RLIM_INFINITY else max(needed, soft)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        if wanted < needed:
+            log.warning(
+                "only %d files may be open in each process: not enough for %d connections and their streams; "
+                "raise the limit (`ulimit -Hn`, LimitNOFILE=) or lower server.connections_max",
+                wanted,
+                self.config.server.connections_max,
+            )
+
+    # ---- share ----
+
+    def _share(self) -> None:
+        import vibemq.storage.log as storage
+
+        count = len(self.workers.seats)
+        self.board_fd = os.memfd_create("vibemq-board", os.MFD_CLOEXEC)
+        storage.board_init(self.board_fd, count)
+        self.doorbell_fds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count)]
+        for worker in self.workers.seats:
+            for listener in worker.listeners.values():
+                listener.listen(listeners.BACKLOG)
+
+    def _context(self, worker: Worker, ready_fd: int) -> WorkerContext:
+        return WorkerContext(
+            index=worker.index,
+            worker_count=len(self.workers.seats),
+            config=self.config,
+            data_dir=self.data_dir,
+            board_fd=self.board_fd,
+            doorbell_fds=self.doorbell_fds,
+            listeners=worker.listeners,
+            ready_fd=ready_fd,
+            supervisor_pid=self.pid,
+        )
+
+    def _in_child(self, worker: Worker) -> None:
+        """In a new worker: let go of what is the supervisor's.  The lock stays held."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
+        signal.signal(signal.SIGHUP, lambda *_: logs.set_level(LEVELS[self.level[0]]))
+        self.selector.close()
+        self.signals_read.close()
+        self.signals_write.close()
+        logs.set_level(LEVELS[self.level[0]])
+        _set_title(f"vibemq: worker {worker.index}")
+
+    # ---- run ----
+
+    def _watch_signals(self) -> None:
+        self.signals_read.setblocking(False)
+        self.signals_write.setblocking(False)
+        signal.set_wakeup_fd(self.signals_write.fileno(), warn_on_full_buffer=False)
+        for number in OUR_SIGNALS:
+            signal.signal(number, lambda *_: None)  # the wake-up socket carries it into the loop
+        self.selector.register(self.signals_read, selectors.EVENT_READ, self._on_signals)
+
+    def _run(self) -> int:
+        gc.collect()
+        gc.freeze()  # what exists now is shared with the workers: collecting it would copy its pages
+        for worker in self.workers.seats:
+            self.workers.start(worker)
+        while self.stop_deadline_s is None or self.workers.any_alive:
+            for key, _ in self.selector.select(self._timeout_s()):
+                key.data()
+            self._due(time.monotonic())
+        log.info("stopped")
+        return 1 if self.workers.killed or self.failed else 0
+
+    def _timeout_s(self) -> float:
+        times = [self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due]
+        if (start_s := self.workers.next_start_s()) is not None:
+            times.append(start_s)
+        return max(0.0, min(times) - time.monotonic())
+
+    def _due(self, now_s: float) -> None:
+        if self.stop_deadline_s is not None:
+            if now_s >= self.stop_deadline_s:
+                self.workers.kill(f"it did not end within {self.config.server.shutdown_timeout_s} s")
+                self.stop_deadline_s = now_s + 3600.0  # SIGKILL cannot be refused, only be slow to take effect
+            return
+        self.workers.start_due(now_s)
+        if now_s >= self.housekeeper.due:
+            self.housekeeper.run_slice()
+
+    def _announce(self) -> None:
+        if self.announced or not self.workers.all_ready:
+            return
+        self.announced = True
+        doors = " ".join(f"{door}={address}" for door, address in self.addresses.items())
+        log.info("ready: %d workers, %s, data in %s", len(self.workers.seats), doors, self.data_dir)
+        try:
+            print(f"vibemq ready pid={os.getpid()} workers={len(self.workers.seats)} {doors}", flush=True)
+        except OSError as problem:  # whoever started us does not listen any more; the broker serves all the same
+            log.warning("the ready line could not be written to standard output: %s", problem.strerror)
+
+    def _on_broken(self, worker: Worker) -> None:
+        """Once the broker has served, it keeps trying for ever; a start that fails is reported as such."""
+        if not self.announced and self.stop_deadline_s is None:
+            self.failed = True
+            self._stop(f"worker {worker.index} cannot start (the lines above say why)")
+
+    # ---- signals ----
+
+    def _on_signals(self) -> None:
+        for number in self.signals_read.recv(64):
+            if number == signal.SIGHUP:
+                self._reload()
+            elif self.stop_deadline_s is None:
+                self._stop(signal.Signals(number).name)
+            else:
+                self.workers.kill(f"a second {signal.Signals(number).name} came while stopping")
+
+    def _stop(self, why: str) -> None:
+        timeout_s = self.config.server.shutdown_timeout_s
+        log.info("%s: stopping; workers have %d s to finish", why, timeout_s)
+        self.stop_deadline_s = time.monotonic() + timeout_s
+        # Our copies would keep the port open, and clients that connect now waiting for nobody.
+        for worker in self.workers.seats:
+            for listener in worker.listeners.values():
+                listener.close()
+        self.workers.stop()
+
+    def _reload(self) -> None:
+        if self.reload is None:
+            log.warning("SIGHUP: nothing to read again")
+            return
+        try:
+            new = self.reload()
+        except VibeMQError as problem:
+            log.error("SIGHUP: the configuration is kept as it was: %s", problem)
+            return
+        self.level[0] = LEVELS.index(new.server.log_level)
+        logs.set_level(new.server.log_level)
+        self.workers.tell(signal.SIGHUP)
+        waiting = sorted(_changes(self.config, new) - {"server.log_level"})
+        log.info("SIGHUP: log level is %s", new.server.log_level)
+        if waiting:
+            log.warning("SIGHUP: these options changed and take effect only at the next start: %s", ", ".join(waiting))
+
+
+def _changes(old: Config, new: Config) -> set[str]:
+    from vibemq.config import OPTIONS
+
+    return {
+        f"{section}.{option}"
+        for section, options in OPTIONS.items()
+        for option in options
+        if getattr(getattr(old, section), option) != getattr(getattr(new, section), option)
+    }
+
+
+def _set_title(title: str) -> None:
+    from setproctitle import setproctitle
+
+    setproctitle(title)
