@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options are read once, an unknown one names its neighbour, and no password shows."""
+
+import pickle
+
+import pytest
+
+from vibemq.errors import ConfigError
+from vibemq.spark.options import EARLIEST, LATEST, parse
+
+LEAST = {"endpoints": "localhost:5552", "stream": "orders"}
+
+
+def test_the_least_one_must_say():
+    options = parse(LEAST)
+    assert options.endpoints == (("localhost", 5552),)
+    assert options.streams == ("orders",)
+    assert options.columns == ("value", "offset", "timestamp", "stream")
+    assert options.fail_on_data_loss and not options.raw
+    assert options.start_of("orders", EARLIEST) == EARLIEST
+    assert options.end_of("orders") == LATEST
+
+
+def test_names_are_case_insensitive_as_in_spark():
+    assert parse({**LEAST, "MAXOFFSETSPERTRIGGER": "5"}).max_offsets_per_trigger == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a:1,b:2", (("a", 1), ("b", 2))),
+        ("broker", (("broker", 5552),)),
+        ("[::1]:5552", (("::1", 5552),)),
+        (" a:1 , b:2 ", (("a", 1), ("b", 2))),
+    ],
+)
+def test_endpoints(text, found):
+    assert parse({**LEAST, "endpoints": text}).endpoints == found
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"startingOffset": "earliest"}, "did you mean startingOffsets"),
+        ({"Fail_On_Data_Loss": "true"}, "did you mean failOnDataLoss"),
+        ({"zzz": "1"}, "there are endpoints"),
+        ({"endpoints": ""}, "option endpoints"),
+        ({"endpoints": "a:b"}, "'a:b' is not host:port"),
+        ({"endpoints": "a:70000"}, "host:port"),
+        ({"subscribe": "a"}, "exactly one"),
+        ({"columns": "value,key"}, "no column 'key'"),
+        ({"columns": "value,value"}, "twice"),
+        ({"valueFormat": "xml"}, "option valueFormat"),
+        ({"startingOffsets": "soon"}, "option startingOffsets"),
+        ({"startingOffsets": '{"other": 0}'}, "orders"),
+        ({"startingOffsets": '{"orders": -3}'}, "-3"),
+        ({"startingOffsets": '{"orders": true}'}, "True"),
+        ({"startingOffsets": '{"orders": -1.0}'}, "-1.0"),
+        ({"startingOffsets": "[]"}, "option startingOffsets"),
+        ({"endingOffsets": "earliest"}, "option endingOffsets"),
+        ({"endingOffsets": '{"orders": -2}'}, "-2"),
+        ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger"),
+        ({"maxOffsetsPerTrigger": "many"}, "not a whole number"),
+        ({"failOnDataLoss": "perhaps"}, "option failOnDataLoss"),
+        ({"batchRows": "65537"}, "option batchRows"),
+        ({"startingTimestamp": "5", "startingOffsets": "latest"}, "one of the two"),
+        ({"startingOffsetsByTimestampStrategy": "latest"}, "needs startingTimestamp"),
+        ({"password": "a", "passwordEnv": "B"}, "give one of them"),
+    ],
+)
+def test_mistakes_name_the_option_and_the_remedy(extra, says):
+    with pytest.raises(ConfigError) as caught:
+        parse({**LEAST, **extra})
+    assert says in str(caught.value)
+
+
+def test_no_selector_or_an_empty_one():
+    with pytest.raises(ConfigError, match="exactly one"):
+        parse({"endpoints": "a"})
+    with pytest.raises(ConfigError, match="empty or given twice"):
+        parse({"endpoints": "a", "subscribe": "x,,y"})
+
+
+def test_offsets_by_stream():
+    options = parse({"endpoints": "a", "subscribe": "b,a", "startingOffsets": '{"a": 5, "b": -2}'})
+    assert options.streams == ("a", "b")
+    assert options.start_of("a", LATEST) == 5
+    assert options.start_of("b", LATEST) == EARLIEST
+
+
+def test_what_only_batches_or_only_streams_may_say():
+    with pytest.raises(ConfigError, match="cannot start at the latest"):
+        parse({**LEAST, "startingOffsets": "latest"}).for_batch()
+    with pytest.raises(ConfigError, match="AvailableNow"):
+        parse({**LEAST, "endingOffsets": "latest"}).for_stream()
+
+
+def test_the_password_is_not_shown_and_comes_from_where_it_was_put(tmp_path, monkeypatch):
+    plain = parse({**LEAST, "password": "hunter2"})
+    assert plain.secret() == "hunter2" and "hunter2" not in repr(plain)
+    assert pickle.loads(pickle.dumps(plain)) == plain
+
+    monkeypatch.setenv("BROKER_PASSWORD", "from env")
+    by_name = parse({**LEAST, "passwordEnv": "BROKER_PASSWORD"})
+    assert by_name.secret() == "from env" and b"from env" not in pickle.dumps(by_name)
+    monkeypatch.delenv("BROKER_PASSWORD")
+    with pytest.raises(ConfigError, match="BROKER_PASSWORD is not set"):
+        by_name.secret()
+
+    file = tmp_path / "password"
+    file.write_text("from file\n")
+    assert parse({**LEAST, "passwordFile": str(file)}).secret() == "from file"
+    with pytest.raises(ConfigError, match="passwordFile"):
+        parse({**LEAST, "passwordFile": str(tmp_path / "none")}).secret()

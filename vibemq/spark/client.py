@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections to the broker, kept for each process, and what to do while it is away.
+
+Spark's Python workers outlive their tasks and its readers are pickled, so connections belong
+neither to a reader nor to a task: they lie in a pool of this module, keyed by where and as
+whom they connect. A forked child never touches what its parent opened.
+
+Every wait has an end: one answer may take `fetchTimeoutMs`; a broker may be away for
+`brokerDownTimeoutMs`, during which attempts are spaced out, then the query fails with the
+reason of the last attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from vibemq.client.streams import StreamsConnection
+from vibemq.errors import ConnectionClosed, RequestFailed, StreamNotFound, TimeoutExceeded
+from vibemq.spark.options import Options
+
+log = logging.getLogger("vibemq.spark")
+
+T = TypeVar("T")
+
+IDLE_SECONDS_MAX = 20.0  # an idle connection answers no heartbeat: older ones are not trusted
+FIRST_PAUSE_SECONDS = 0.05
+PAUSE_SECONDS_MAX = 2.0
+WARN_EVERY_SECONDS = 60.0
+
+ASK_AGAIN = 3
+ASK_AGAIN_SECONDS = 0.3
+
+
+AWAY = (OSError, ConnectionClosed, TimeoutExceeded)  # a wrong password is none of them: it fails at once
+
+
+class BrokerAway(Exception):
+    """The broker cannot be reached, or not just now; trying again may help."""
+
+
+class Facts(NamedTuple):
+    """What the broker says about a stream: the records [first, next) of one incarnation."""
+
+    incarnation: str
+    first: int
+    next: int
+
+
+class _Idle(NamedTuple):
+    connection: StreamsConnection
+    since: float
+
+
+_pool: dict[tuple[Any, ...], list[_Idle]] = {}
+_pool_pid = 0
+_inherited: list[Any] = []  # kept so that no destructor speaks on a socket that the parent still uses
+
+
+def _key(options: Options) -> tuple[Any, ...]:
+    return (
+        options.endpoints,
+        options.vhost,
+        options.username,
+        options.password,
+        options.password_env,
+        options.password_file,
+        options.fetch_timeout_ms,
+    )
+
+
+def _take(options: Options) -> StreamsConnection:
+    global _pool_pid
+    if _pool_pid != os.getpid():
+        if _pool:
+            _inherited.append(dict(_pool))
+            _pool.clear()
+        _pool_pid = os.getpid()
+    idle = _pool.get(_key(options), [])
+    while idle:
+        connection, since = idle.pop()
+        if time.monotonic() - since <= IDLE_SECONDS_MAX:
+            return connection
+        _close(connection)
+    return _connect(options)
+
+
+def _connect(options: Options) -> StreamsConnection:
+    """A new connection to the first endpoint that takes one."""
+    refused: list[str] = []
+    for host, port in options.endpoints:
+        try:
+            return StreamsConnection.connect(
+                host,
+                port,
+                user=options.username,
+                password=options.secret(),
+                virtual_host=options.vhost,
+                timeout_s=options.fetch_timeout_ms / 1000,
+                client_properties={"product": "VibeMQ", "connection_name": f"vibemq-spark-{os.getpid()}"},
+            )
+        except AWAY as failed:
+            refused.append(f"{host}:{port}: {failed}")
+    raise BrokerAway("; ".join(refused))
+
+
+def _close(connection: StreamsConnection) -> None:
+    with contextlib.suppress(*AWAY):
+        connection.close()
+
+
+@contextlib.contextmanager
+def connection(options: Options) -> Iterator[StreamsConnection]:
+    """A connection for one use. It goes back to the pool only when the use ended well.
+
+    BrokerAway stands for every failure after which trying again makes sense, StreamNotFound
+    for a stream that is really not there.
+    """
+    taken = _take(options)
+    well = False
+    try:
+        yield taken
+        well = True
+    except StreamNotFound as failed:
+        if _all_exist(taken, options.streams):
+            raise BrokerAway(str(failed)) from failed
+        raise
+    except AWAY as failed:
+        raise BrokerAway(f"{type(failed).__name__}: {failed}") from failed
+    finally:
+        if well:
+            _pool.setdefault(_key(options), []).append(_Idle(taken, time.monotonic()))
+        else:
+            _close(taken)
+
+
+def _all_exist(taken: StreamsConnection, streams: tuple[str, ...]) -> bool:
+    """Whether every stream exists, perhaps without a leader at the moment: then to be refused one is no verdict."""
+    try:
+        return all(taken.exists(stream) for stream in streams)
+    except AWAY:
+        return True  # nobody said that it is gone
+
+
+def close_all() -> None:
+    """Close this process's idle connections."""
+    if _pool_pid != os.getpid():
+        return
+    for idle in _pool.values():
+        while idle:
+            _close(idle.pop().connection)
+
+
+def facts(taken: StreamsConnection, stream: str, at_least: int = 0) -> Facts:
+    """What the broker says about a stream. Only ours names an incarnation.
+
+    `at_least` is an offset that the stream had once. An older broker tells its end by what it
+    delivers, and a late delivery looks like an empty stream: it is asked again before
+    anyone speaks of lost data.
+    """
+    has = _facts(taken, stream)
+    for _ in range(ASK_AGAIN):
+        if has.incarnation or has.next >= at_least:
+            break
+        time.sleep(ASK_AGAIN_SECONDS)
+        has = _facts(taken, stream)
+    return has
+
+
+def _facts(taken: StreamsConnection, stream: str) -> Facts:
+    try:
+        stats = taken.stats(stream)
+    except RequestFailed:
+        stats = {}  # a broker that does not know the command
+    incarnation = format(stats["incarnation"] & (1 << 64) - 1, "x") if "incarnation" in stats else ""
+    if "first_chunk_id" in stats and "committed_offset" in stats:
+        return Facts(incarnation, max(0, stats["first_chunk_id"]), stats["committed_offset"] + 1)
+    return Facts(incarnation, taken.first_offset(stream), taken.next_offset(stream))
+
+
+class Patience:
+    """How long to wait for a broker that is away, counted from the last time things went well."""
+
+    def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit_seconds = options.broker_down_timeout_ms / 1000
+        self.where = ",".join(f"{host}:{port}" for host, port in options.endpoints)
+        self.clock = clock
+        self.away_since: float | None = None
+        self.warned_at = -WARN_EVERY_SECONDS
+        self.pause_seconds = FIRST_PAUSE_SECONDS
+
+    def well(self) -> None:
+        self.away_since = None
+        self.pause_seconds = FIRST_PAUSE_SECONDS
+
+    def away(self, failed: BrokerAway) -> None:
+        """Note a failure; TimeoutExceeded once the broker has been away for too long."""
+        now = self.clock()
+        if self.away_since is None:
+            self.away_since = now
+        gone = now - self.away_since
+        if gone >= self.limit_seconds:
+            raise TimeoutExceeded(
+                f"the broker at {self.where} has been away for {gone:.0f} s, "
+                f"brokerDownTimeoutMs allows {self.limit_seconds * 1000:.0f}: {failed}"
+            ) from failed
+        if now - self.warned_at >= WARN_EVERY_SECONDS:
+            self.warned_at = now
+            log.warning("the broker at %s is away, waiting for it: %s", self.where, failed)
+
+    def wait(self, failed: BrokerAway) -> None:
+        """Note a failure and sleep longer each time; the jitter keeps tasks from coming all at once."""
+        self.away(failed)
+        time.sleep(self.pause_seconds * random.uniform(0.5, 1.0))
+        self.pause_seconds = min(PAUSE_SECONDS_MAX, self.pause_seconds * 2)
+
+
+def patiently(options: Options, call: Callable[[StreamsConnection], T]) -> T:
+    """The result of `call`, tried until the broker has been away for too long."""
+    patience = Patience(options)
+    while True:
+        try:
+            with connection(options) as taken:
+                return call(taken)
+        except BrokerAway as failed:
+            patience.wait(failed)

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a range of records means against what the broker has, and reading one.
+
+Three things can part them, and each is data loss with a name of its own: retention has
+passed the range, the stream was deleted and made again, or its tail is gone. With
+failOnDataLoss=true each is an error with both ranges; else reading goes on with what is
+there, and a warning says what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Generator, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from vibemq.client.streams import Chunk, StreamsConnection
+from vibemq.errors import ConfigError, ProtocolError, StreamNotFound
+from vibemq.spark.client import BrokerAway, Facts, Patience, connection, facts
+from vibemq.spark.failures import DataLost
+from vibemq.spark.offsets import Position, Positions
+from vibemq.spark.options import EARLIEST, LATEST, Options
+from vibemq.spark.plan import Range
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger("vibemq.spark")
+
+RECREATED = "it was deleted and created again"
+TRUNCATED = "its tail is gone"
+
+
+def _lost(options: Options, stream: str, wanted: str, there: str, why: str) -> None:
+    """Raise or warn, as the user has chosen."""
+    lost = DataLost(stream, wanted, there, why)
+    if options.fail_on_data_loss:
+        raise lost
+    log.warning("%s", lost)
+
+
+def _span(start: int, end: int, incarnation: str = "") -> str:
+    return f"offsets {start} to {end}" + (f" of incarnation {incarnation}" if incarnation else "")
+
+
+def _there(has: Facts) -> str:
+    return _span(has.first, has.next, has.incarnation)
+
+
+# ---- where to begin and to end ----
+
+
+def start_position(options: Options, taken: StreamsConnection, stream: str, has: Facts, default: int) -> Position:
+    """Where a new query begins."""
+    if options.starting_timestamp_ms is not None:
+        offset = offset_for_time(taken, stream, has, options.starting_timestamp_ms)
+        if offset >= has.next and not options.timestamp_strategy_latest:
+            raise ConfigError(
+                f"option startingTimestamp: stream {stream!r} has no record as young as "
+                f"{options.starting_timestamp_ms} ms; startingOffsetsByTimestampStrategy=latest begins at the end"
+            )
+        return Position(has.incarnation, offset)
+    wanted = options.start_of(stream, default)
+    if wanted == EARLIEST:
+        return Position(has.incarnation, has.first)
+    if wanted == LATEST:
+        return Position(has.incarnation, has.next)
+    return Position(has.incarnation, wanted)
+
+
+def offset_for_time(taken: StreamsConnection, stream: str, has: Facts, timestamp_ms: int) -> int:
+    """The offset of the first record that is not older than `timestamp_ms`; `has.next` where there is none.
+
+    A bisection by chunks, which all carry their time: about 20 short reads, on any broker.
+    """
+    low, high = has.first, has.next
+    while low < high:
+        middle = (low + high) // 2
+        with contextlib.closing(_chunks(taken, stream, middle, middle + 1)) as chunks:
+            chunk = next(chunks, None)
+        if chunk is None or chunk.chunk_id >= high:
+            high = middle
+        elif chunk.timestamp_ms >= timestamp_ms:
+            high = max(low, chunk.chunk_id)
+        else:
+            low = chunk.chunk_id + chunk.records
+    return low
+
+
+def batch_range(options: Options, taken: StreamsConnection, stream: str, has: Facts) -> Range:
+    """The range of a batch read, checked against what is there."""
+    start = start_position(options, taken, stream, has, EARLIEST).offset
+    end = options.end_of(stream)
+    if end == LATEST:
+        end = has.next
+    if start > end:
+        raise ConfigError(f"stream {stream!r}: startingOffsets {start} is beyond the end, {end}")
+    wanted = Range(stream, has.incarnation, start, end)
+    if start < end:
+        start, end = check(options, wanted, start, has)
+    return Range(stream, has.incarnation, start, end)
+
+
+def between(options: Options, stream: str, start: Position, end: Position) -> Range:
+    """The range of a micro-batch. A function of the logged offsets alone, so that a replay is the same.
+
+    A batch that ends in another incarnation than it began in (or, where the broker names none,
+    before it began) holds what the new stream has: only failOnDataLoss=false plans one.
+    """
+    recreated = start.incarnation not in ("", end.incarnation)
+    if recreated or (not end.incarnation and end.offset < start.offset):
+        wanted = _span(start.offset, end.offset, start.incarnation)
+        if options.fail_on_data_loss:
+            _lost(options, stream, wanted, _span(0, end.offset, end.incarnation), RECREATED)
+        return Range(stream, end.incarnation, 0, end.offset, from_first=True)
+    return Range(stream, end.incarnation, start.offset, end.offset)
+
+
+def advance(
+    options: Options, here: Positions, tail: Mapping[str, Facts], *, frozen: bool
+) -> tuple[Positions, Positions]:
+    """From where, and to where at most, the next batch goes.
+
+    `frozen`: the tail is an older answer (of an AvailableNow run), so being past it is no loss.
+    """
+    begin: Positions = {}
+    end: Positions = {}
+    for stream, has in tail.items():
+        at = here[stream]
+        end[stream] = Position(has.incarnation, has.next)
+        first = Position(has.incarnation, has.first)
+        gone = ""
+        if at.incarnation not in ("", has.incarnation):
+            gone, begin[stream] = RECREATED, first
+        elif has.next >= at.offset:
+            skip_to = at.offset if options.fail_on_data_loss else max(at.offset, has.first)
+            begin[stream] = Position(has.incarnation, skip_to)
+        elif frozen:
+            begin[stream] = end[stream] = at
+        elif has.incarnation:
+            gone, begin[stream] = TRUNCATED, end[stream]
+        else:
+            gone, begin[stream] = f"{RECREATED}, or {TRUNCATED}", first
+        if gone:
+            _lost(options, stream, _span(at.offset, max(at.offset, has.next), at.incarnation), _there(has), gone)
+    return begin, end
+
+
+def check(options: Options, wanted: Range, at: int, has: Facts) -> tuple[int, int]:
+    """What of [at, wanted.end) can be read. DataLost when that is not all of it and the user wants to know."""
+    if wanted.incarnation and has.incarnation != wanted.incarnation:
+        span = _span(at, wanted.end, wanted.incarnation)
+        _lost(options, wanted.stream, span, _there(has), RECREATED)
+        return wanted.end, wanted.end
+    if has.first > at:
+        if not wanted.from_first:
+            _lost(options, wanted.stream, _span(at, wanted.end), _there(has), "retention has passed the start")
+        at = min(has.first, wanted.end)
+    if has.next < wanted.end:
+        _lost(options, wanted.stream, _span(at, wanted.end), _there(has), TRUNCATED)
+        return at, max(at, has.next)
+    return at, wanted.end
+
+
+# ---- reading ----
+
+
+def read(options: Options, schema: pa.Schema, wanted: Range) -> Iterator[pa.RecordBatch]:
+    """Yield exactly the records of a range, as Arrow batches, or raise.
+
+    A lost connection is made again and reading continues at the next record: what was
+    decoded stays in the decoder.
+    """
+    from vibemq.spark._arrow import Decoder  # compiled, and needs pyarrow: only tasks do
+
+    decoder = Decoder(
+        wanted.stream, schema, raw=options.raw, batch_bytes=options.batch_bytes, batch_rows=options.batch_rows
+    )
+    patience = Patience(options)
+    at, end = wanted.start, wanted.end
+    due = rows = 0
+    while at < end:
+        try:
+            with connection(options) as taken:
+                at, end = check(options, wanted, at, facts(taken, wanted.stream, end))
+                began = at
+                with contextlib.closing(_chunks(taken, wanted.stream, at, end)) as chunks:
+                    for chunk in chunks if at < end else ():
+                        if chunk.chunk_id > at:
+                            at = _over_gap(options, wanted, at, min(chunk.chunk_id, end))
+                        for batch in decoder.decode(
+                            chunk.chunk_id, chunk.timestamp_ms, chunk.entries, chunk.records, chunk.data, at, end
+                        ):
+                            rows += batch.num_rows
+                            yield batch
+                        reached = max(at, min(end, chunk.chunk_id + chunk.records))
+                        due += reached - at
+                        at = reached
+                        patience.well()
+                        if at >= end:
+                            break
+            if began == at < end:
+                raise BrokerAway(f"stream {wanted.stream!r} gave nothing from offset {at}")
+        except StreamNotFound as gone:
+            _lost(options, wanted.stream, _span(at, end, wanted.incarnation), "nothing", f"it was deleted ({gone})")
+            break
+        except BrokerAway as failed:
+            patience.wait(failed)
+    last = decoder.finish()
+    if last is not None:
+        rows += last.num_rows
+        yield last
+    if rows != due:
+        raise ProtocolError(f"stream {wanted.stream!r}: {_span(wanted.start, wanted.end)} gave {rows} rows, not {due}")
+
+
+def _chunks(taken: StreamsConnection, stream: str, start: int, end: int) -> Generator[Chunk, None, None]:
+    """The client's chunks as a generator, so that leaving the loop early ends the subscription there and then."""
+    yield from taken.read_chunks(stream, start, end)
+
+
+def _over_gap(options: Options, wanted: Range, at: int, to: int) -> int:
+    """Decide what a jump in the offsets means.
+
+    RabbitMQ gives offsets to records of its own, which are not delivered; ours never does.
+    Everywhere retention may pass a slow reader.
+    """
+    with connection(options) as other:
+        has = facts(other, wanted.stream)
+    if has.first > at:
+        if not wanted.from_first:
+            _lost(options, wanted.stream, _span(at, to), _there(has), "retention has passed the reader")
+    elif has.incarnation:
+        _lost(options, wanted.stream, _span(at, to), _there(has), "records inside it are missing")
+    return to
