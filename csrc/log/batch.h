@@ -11,8 +11,12 @@
  * Publishers with a reference are tracked in runs (consecutive entries of one
  * publisher), so that deduplication touches only batches that can hold duplicates.
  *
- * Invariant: the open chunk is the last in `chunks`; data_bytes of all chunks plus
- * their headers is `size`.
+ * A caller whose stream has small segments sets `batch_limit` to the segment's size,
+ * so that one turn does not become one segment far above its limit.
+ *
+ * Invariant (batch_check in debug builds): the open chunk is the last in `chunks`;
+ * data_bytes of all chunks plus their headers is `size`; the runs lie in order and
+ * name `id_count` ids.
  */
 #ifndef VIBEMQ_LOG_BATCH_H
 #define VIBEMQ_LOG_BATCH_H
@@ -32,7 +36,7 @@
 struct batch_chunk {
     uint32_t position, data_bytes, records;  /* of its header in `data` */
     uint32_t trailer_position, trailer_bytes; /* in `trailers` */
-    uint32_t crc;
+    uint32_t crc, trailer_crc;
     uint16_t entries;
 };
 
@@ -45,12 +49,22 @@ struct batch_run {
     bool ascending;            /* ids rise strictly */
 };
 
-struct batch_reference { uint8_t bytes; char text[BATCH_REFERENCE_BYTES_MAX]; };
+struct batch_reference {
+    uint8_t bytes;
+    char text[BATCH_REFERENCE_BYTES_MAX];
+    uint64_t last;             /* used by log_append: the highest id accepted so far */
+    bool known;                /* is `last` a value */
+    uint32_t trailer_chunk;    /* used by batch_seal: 1 + the chunk whose trailer names it last */
+    uint32_t trailer_value;    /* where in `trailers` its value stands */
+};
 
 struct batch {
     uint8_t *data;
-    uint32_t size, capacity;
-    uint32_t chunk_count, records;
+    uint32_t size, capacity;             /* capacity: how far entries may be added without another look */
+    uint32_t allocated, bytes_max;       /* capacity <= allocated */
+    uint32_t chunk_count;
+    uint64_t records;
+    uint64_t duplicates;                 /* messages dropped from it by log_append */
     struct batch_chunk *chunks;          /* BATCH_CHUNKS_MAX of them */
     struct batch_run *runs;
     uint32_t run_count, run_capacity;
@@ -64,12 +78,21 @@ struct batch {
 };
 
 /* A place to go back to when a frame proves malformed halfway. */
-struct batch_mark { uint32_t size, chunk_count, records, run_count, id_count; struct batch_chunk last; struct batch_run last_run; };
+struct batch_mark {
+    uint32_t size, chunk_count, run_count, id_count;
+    uint64_t records;
+    struct batch_chunk last;
+    struct batch_run last_run;
+};
 
 err batch_init(struct batch *b, struct fault *f);
 void batch_free(struct batch *b);
 void batch_clear(struct batch *b);        /* keeps up to 2 MiB of memory for the next turn, gives the rest back */
-static inline bool batch_is_empty(const struct batch *b) { return b->records == 0; }
+static inline bool batch_is_empty(const struct batch *b) { return b->chunk_count == 0; }
+
+/* Refuse (ERR_FULL) what would take a batch that holds something past `bytes`; only while it
+ * is empty.  0: BATCH_BYTES_MAX. */
+void batch_limit(struct batch *b, uint64_t bytes);
 
 void batch_mark_take(const struct batch *b, struct batch_mark *m);
 void batch_rollback(struct batch *b, const struct batch_mark *m);
@@ -110,5 +133,11 @@ err batch_add_tracked(struct batch *b, const uint8_t *entry, uint32_t bytes, uin
 
 /* Compute CRCs and trailers.  After it only log_append, batch_clear. */
 err batch_seal(struct batch *b, struct fault *f);
+
+/* Drop every entry whose id is not above the `last` of its reference (which rises as
+ * entries are kept), lay out the rest anew and seal it.  For log_append. */
+err batch_drop_duplicates(struct batch *b, struct fault *f);
+
+void batch_check(const struct batch *b);
 
 #endif

@@ -10,6 +10,7 @@
 #include "../base/check.h"
 #include "../base/crc32.h"
 
+#define TRAILER_CRC_AT 16u
 #define BLOOM_AT 44u
 #define HEADER_CHECK_AT 45u
 #define HEADER_CHECK_BYTES 3u
@@ -44,7 +45,8 @@ void chunk_header_write(const struct chunk *c, uint32_t seed, uint8_t out[CHUNK_
     bytes_put16(&w, c->entries);
     bytes_put32(&w, c->records);
     bytes_put64(&w, (uint64_t)c->timestamp_ms);
-    bytes_put64(&w, c->epoch);
+    bytes_put32(&w, c->trailer_crc);
+    bytes_put32(&w, c->epoch);
     bytes_put64(&w, c->chunk_id);
     bytes_put32(&w, c->crc);
     bytes_put32(&w, c->data_bytes);
@@ -65,7 +67,8 @@ err chunk_header_read(const uint8_t *data, uint64_t size, uint32_t seed, struct 
     c.entries = bytes_u16(&r);
     c.records = bytes_u32(&r);
     c.timestamp_ms = (int64_t)bytes_u64(&r);
-    c.epoch = bytes_u64(&r);
+    c.trailer_crc = bytes_u32(&r);
+    c.epoch = bytes_u32(&r);
     c.chunk_id = bytes_u64(&r);
     c.crc = bytes_u32(&r);
     c.data_bytes = bytes_u32(&r);
@@ -90,6 +93,7 @@ err chunk_verify(const uint8_t *data, uint64_t size, const struct chunk *c)
 void chunk_header_to_wire(const uint8_t stored[CHUNK_HEADER_BYTES], uint8_t out[CHUNK_HEADER_BYTES])
 {
     if (out != stored) memcpy(out, stored, BLOOM_AT);
+    memset(out + TRAILER_CRC_AT, 0, 4);
     memset(out + BLOOM_AT, 0, CHUNK_HEADER_BYTES - BLOOM_AT);
 }
 

@@ -3,8 +3,9 @@
  * chunk: the unit that is written, checksummed, committed and delivered.
  *
  * On disk and on the wire a chunk begins with the same 48 bytes (all integers
- * big-endian), except that the three reserved bytes, 0 on the wire, hold a check
- * of the header on disk:
+ * big-endian), except that two places that are 0 on the wire hold checks on disk:
+ * the three reserved bytes one of the header, and the upper half of the epoch one of
+ * the trailer, which the CRC over the entries does not cover and whose size clients compare:
  *
  *   0        1        2                 4                          8
  *   +--------+--------+-----------------+--------------------------+
@@ -12,7 +13,7 @@
  *   +--------+--------+-----------------+--------------------------+ 8
  *   | timestamp i64, ms since the Unix epoch                       |
  *   +--------------------------------------------------------------+ 16
- *   | epoch u64                                                    |
+ *   | CRC-32 of the trailer u32   | epoch u32                      |
  *   +--------------------------------------------------------------+ 24
  *   | chunk id u64 = offset of the first record                    |
  *   +-----------------------------+--------------------------------+ 32
@@ -49,7 +50,8 @@ struct chunk {
     uint16_t entries;
     uint32_t records;
     int64_t timestamp_ms;
-    uint64_t epoch, chunk_id;
+    uint32_t epoch, trailer_crc; /* trailer_crc is 0 without a trailer */
+    uint64_t chunk_id;
     uint32_t crc, data_bytes, trailer_bytes;
 };
 
@@ -71,7 +73,7 @@ err chunk_header_read(const uint8_t *data, uint64_t size, uint32_t seed, struct 
  * points at its header).  ERR_TRUNCATED or ERR_CORRUPT. */
 err chunk_verify(const uint8_t *data, uint64_t size, const struct chunk *c);
 
-/* Turn a stored header into the one that goes over the wire: zero the check and the bloom size. */
+/* Turn a stored header into the one that goes over the wire: zero both checks and the bloom size. */
 void chunk_header_to_wire(const uint8_t stored[CHUNK_HEADER_BYTES], uint8_t out[CHUNK_HEADER_BYTES]);
 
 /* One entry, in place: a simple message or a sub-batch.  Layout:

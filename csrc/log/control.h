@@ -10,6 +10,7 @@
  * Invariants (control_check in debug builds): the record named by `sequence` is
  * whole; its position lies within its segment; next_offset never goes back
  * except by recovery; durable (segment, position) <= committed (segment, position).
+ * No torn slot is ever named: a killed writer leaves the sequence as it was.
  */
 #ifndef VIBEMQ_LOG_CONTROL_H
 #define VIBEMQ_LOG_CONTROL_H
@@ -22,6 +23,8 @@
 #include "../shm/mutex.h"
 
 #define CONTROL_BYTES 4096u
+#define CONTROL_MAGIC 0x564D5143u /* "VMQC" */
+#define CONTROL_VERSION 1u
 
 enum control_state { CONTROL_LIVE = 1, CONTROL_DELETED = 2 };
 enum control_durability { DURABILITY_OS = 0, DURABILITY_DISK = 1 };
@@ -38,12 +41,23 @@ struct commit {
 };
 #define COMMIT_WORDS 7
 
+/* What a finished fdatasync covers. */
+struct durable {
+    uint64_t segment, position; /* everything before this byte of this segment, and all older segments */
+    uint64_t offset;            /* offsets below survive power loss */
+};
+#define DURABLE_WORDS 4 /* and a check, so that recovery knows a torn slot */
+
+/* A device that failed this often is not trusted again before recovery. */
+#define CONTROL_FAILED_MAX 16u
+
 struct control {
     uint32_t magic, version;
     uint8_t boot_id[16];               /* the mutex and the record are valid in this boot only */
+    uint64_t inode;                    /* of this file: a copied directory has mutexes of nobody */
     _Atomic uint32_t state;            /* enum control_state */
     uint32_t durability;               /* enum control_durability */
-    uint64_t epoch;                    /* stamped into chunks; from 1 */
+    uint32_t epoch;                    /* stamped into chunks; from 1, raised by each recovery */
     uint64_t segment_bytes_max, segment_chunks_max;
     _Atomic uint64_t retention_bytes_max; /* 0: no limit */
     _Atomic uint64_t retention_age_ms_max; /* 0: no limit */
@@ -55,18 +69,57 @@ struct control {
     _Atomic uint64_t first_offset;                 /* first retained offset */
     _Atomic uint64_t segments_generation;          /* raised when segments come or go */
     _Atomic uint64_t sync_failed_segment;          /* a segment whose fdatasync failed + 1; never written again */
-    /* What a finished fdatasync covers.  Guarded by durable_sequence (odd while it changes) and a check,
-     * because recovery after a power cut reads it from a page written back at any time. */
+    _Atomic uint32_t repair_wanted;                /* an owner died; set and cleared with the mutex held */
+    /* What a finished fdatasync covers: two slots like the commit record's, each with a check, because
+     * recovery after a power cut reads them from a page that may have been written back at any time. */
     _Alignas(128) struct mutex durable_mutex;      /* one fdatasync at a time */
-    _Atomic uint64_t durable_segment, durable_position, durable_offset;
-    _Atomic uint32_t durable_check;                /* CRC-32 of the three words above */
+    _Atomic uint64_t durable_sequence;
+    _Atomic uint64_t durable_slots[2][DURABLE_WORDS];
+    /* Ranges of offsets whose fdatasync failed: they are never confirmed, though durable moves past them. */
+    _Atomic uint64_t failed_count;
+    _Atomic uint64_t failed[CONTROL_FAILED_MAX][2];
 };
 _Static_assert(sizeof(struct control) <= CONTROL_BYTES, "the control block is one page");
+
+/* What a new control block begins with. */
+struct control_init {
+    struct commit commit;
+    struct durable durable;
+    uint32_t epoch;
+    uint64_t first_offset;
+    uint64_t segment_bytes_max, segment_chunks_max, retention_bytes_max, retention_age_ms_max;
+    uint32_t durability;
+};
+
+/* Write a control block as "control.tmp" and rename it, so it is whole or not there. */
+err control_create(const char *directory, const struct control_init *init, bool sync, struct fault *f);
+
+/* Map a directory's control block.  ERR_STALE: missing, damaged or of another boot.
+ * ERR_DELETED, ERR_NOT_FOUND (no such directory), ERR_IO, ERR_NO_MEMORY. */
+err control_map(const char *directory, struct control **out, struct fault *f);
+void control_unmap(struct control *c);
+
+/* What recovery may believe of a control block of another boot: its durable record, if
+ * one of the two is whole.  ERR_NOT_FOUND when there is none; ERR_DELETED. */
+err control_old_durable(const char *directory, struct durable *out, struct fault *f);
 
 /* The newest commit record; consistent, lock-free, safe beside a writer. */
 void control_committed(const struct control *c, struct commit *out);
 
 /* Publish a record.  Only with the mutex held. */
 void control_commit(struct control *c, const struct commit *record);
+
+/* The same for what is durable; publishing only with durable_mutex held. */
+void control_durable(const struct control *c, struct durable *out);
+void control_durable_set(struct control *c, const struct durable *record);
+
+/* Add a range of offsets that will never be confirmed.  Only with durable_mutex held.
+ * False when there is no room: the device is not to be trusted any more. */
+bool control_failed_add(struct control *c, uint64_t first, uint64_t next);
+/* Does [first, next) touch such a range? */
+bool control_failed_covers(const struct control *c, uint64_t first, uint64_t next);
+
+/* The invariants above; only with the mutex held.  Ends the process when one is broken. */
+void control_check(const struct control *c);
 
 #endif

@@ -29,7 +29,7 @@
 #define LOG_SEGMENT_BYTES_MAX 3000000000u    /* positions fit u32 with one chunk to spare */
 #define LOG_SEGMENT_BYTES_MIN 4096u          /* a smaller limit is taken as this one */
 #define LOG_SEGMENT_CHUNKS_DEFAULT 256000u
-#define LOG_PATH_BYTES_MAX 3072u
+#define LOG_PATH_BYTES_MAX 3072u              /* of the directory; see file.h */
 
 struct log_options {
     uint64_t segment_bytes_max;   /* 0: default */
@@ -66,11 +66,16 @@ err log_append(struct log *l, struct batch *b, struct log_appended *out, struct 
 /* Highest publishing id accepted from a reference; ERR_NOT_FOUND when unknown. */
 err log_publisher_sequence(struct log *l, const char *reference, uint32_t bytes, uint64_t *out, struct fault *f);
 
-/* fdatasync everything committed so far and publish it as durable; returns what is
+/* fdatasync everything committed so far and publish it as durable; gives what is
  * durable afterwards.  Thread-safe.  Closed segments not yet synced are covered first.
- * On failure the segment is marked so that the next append begins a new one, and
- * ERR_IO is returned for good for offsets in it (never retried on the same segment). */
+ * On failure (ERR_IO) the segment is marked so that the next append begins a new one;
+ * it is never synced again.  Durable goes on in the new segment, past offsets that
+ * were not made durable: so a batch is confirmed when its next_offset <= the durable
+ * offset and log_sync_failed says no, and refused when log_sync_failed says yes. */
 err log_sync(struct log *l, uint64_t *durable_offset, struct fault *f);
+
+/* Does [first_offset, next_offset) touch offsets whose fdatasync failed?  For good.  Thread-safe. */
+bool log_sync_failed(const struct log *l, uint64_t first_offset, uint64_t next_offset);
 
 /* Offsets below this survive power loss. */
 uint64_t log_durable_offset(const struct log *l);

@@ -7,6 +7,10 @@
  * cheap as mapping them, cheaper than sendfile, and a bad disk block is an error
  * code, not a signal); the caller walks whole chunks with reader_chunk and moves
  * the reader with reader_advance only past what it has really passed on.
+ *
+ * reader_open belongs to the thread of the log's handle.  The others touch nothing of
+ * the handle that changes, so a cold fetch may run in a helper thread while the
+ * owner leaves this one reader alone.
  */
 #ifndef VIBEMQ_LOG_READER_H
 #define VIBEMQ_LOG_READER_H
@@ -20,8 +24,9 @@ struct reader {
     int fd;
     uint32_t seed;             /* of the open segment, for header checks */
     uint64_t segment, position; /* where the next chunk's header begins */
+    uint64_t end;              /* size of the open segment once it is closed; UINT64_MAX before */
     uint64_t next_offset;      /* the id that chunk should have (it may be higher after damage) */
-    uint64_t skipped_chunks;   /* damaged chunks passed over */
+    uint64_t skipped_chunks;   /* damaged places passed over */
 };
 
 /* Attach (rabbitmq-streams.md section 15.9); `value` is an offset or ms. */

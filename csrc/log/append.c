@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * append: add a batch to the log; begin a new segment.
+ *
+ * The order makes a kill harmless at every instruction: chunks, index, commit record,
+ * publishing ids.  What was written before the commit record does not exist and is
+ * written over by the next append; what should have come after it is done by
+ * whoever inherits the mutex (log_lock).
+ */
+#include <fcntl.h>
+#include <string.h>
+
+#include "../base/check.h"
+#include "../base/sys.h"
+#include "handle.h"
+
+/* ---- a new segment ---- */
+
+/* Bytes of an append that failed lie past what is committed.  Cut them off, so that
+ * the size of a closed segment's files is the end of what they hold. */
+static err roll_trim(struct log *l, const struct commit *c, struct fault *f)
+{
+    struct file_path path;
+    uint64_t size, index_size = INDEX_HEADER_BYTES + c->chunks * INDEX_RECORD_BYTES;
+    file_path_numbered(&path, l->directory, c->segment, SEGMENT_SUFFIX);
+    err e = file_size(l->segment_fd, path.text, &size, f);
+    if (!e && size > c->position) e = file_truncate(l->segment_fd, path.text, c->position, f);
+    if (e) return e;
+    file_path_numbered(&path, l->directory, c->segment, INDEX_SUFFIX);
+    e = file_size(l->index_fd, path.text, &size, f);
+    if (!e && size > index_size) e = file_truncate(l->index_fd, path.text, index_size, f);
+    return e;
+}
+
+/* From where on is the segment that we close in doubt?  0: its syncs did not fail. */
+static uint64_t roll_suspect(const struct log *l, const struct commit *c, const struct durable *d)
+{
+    uint64_t failed = atomic_load_explicit(&l->control->sync_failed_segment, memory_order_relaxed);
+    if (failed != c->segment + 1) return 0;
+    return d->segment == c->segment ? d->position : SEGMENT_HEADER_BYTES;
+}
+
+err log_roll(struct log *l, struct commit *c, struct fault *f)
+{
+    if (c->next_offset == c->segment) return OK; /* nothing in it: it is as good as new */
+    err e = log_open_active(l, c, f);
+    if (!e) e = roll_trim(l, c, f);
+    if (e) return e;
+
+    struct durable d;
+    control_durable(l->control, &d);
+    struct segment_header h = {.first_offset = c->next_offset, .created_ms = sys->now_ms(), .durable_segment = d.segment,
+                               .durable_position = d.position, .suspect_position = roll_suspect(l, c, &d)};
+    int segment_fd = -1, index_fd = -1;
+    e = file_random(&h.seed, sizeof h.seed, f);
+    if (!e) e = segment_create(l->directory, &h, &segment_fd, f);
+    if (!e) e = index_create(l->directory, h.first_offset, h.seed, &index_fd, f);
+    if (!e) e = tracking_snapshot_write(l->tracking, l->directory, h.first_offset, false, f);
+    if (e) {
+        file_close(&segment_fd);
+        file_close(&index_fd);
+        segment_remove(l->directory, h.first_offset, NULL); /* log_list ignores what cannot be removed */
+        return e;
+    }
+
+    c->segment = c->next_offset;
+    c->batch_position = c->position = SEGMENT_HEADER_BYTES;
+    c->chunks = 0;
+    control_commit(l->control, c);
+    atomic_fetch_add_explicit(&l->control->segments_generation, 1, memory_order_release);
+    log_close_active(l);
+    l->segment_fd = segment_fd;
+    l->index_fd = index_fd;
+    l->segment = c->segment;
+    l->seed = h.seed;
+    return OK;
+}
+
+static bool roll_wanted(const struct control *control, const struct commit *c)
+{
+    return c->position >= control->segment_bytes_max || c->chunks >= control->segment_chunks_max ||
+           atomic_load_explicit(&control->sync_failed_segment, memory_order_relaxed) == c->segment + 1;
+}
+
+/* ---- deduplication ---- */
+
+static void references_look_up(const struct log *l, struct batch *b)
+{
+    for (uint32_t i = 0; i < b->reference_count; i++) {
+        struct batch_reference *r = &b->references[i];
+        r->known = tracking_find(l->tracking, r->text, r->bytes, &r->last);
+    }
+}
+
+static bool holds_duplicates(struct batch *b)
+{
+    for (uint32_t i = 0; i < b->run_count; i++) {
+        const struct batch_run *run = &b->runs[i];
+        struct batch_reference *r = &b->references[run->reference];
+        if (!run->ascending || (r->known && b->ids[run->first_id] <= r->last)) return true;
+        r->known = true;
+        r->last = b->ids[run->first_id + run->entries - 1];
+    }
+    return false;
+}
+
+static err deduplicate(const struct log *l, struct batch *b, struct fault *f)
+{
+    if (b->run_count == 0) return OK;
+    references_look_up(l, b);
+    if (!holds_duplicates(b)) return OK;
+    references_look_up(l, b); /* the question has moved them on */
+    return batch_drop_duplicates(b, f);
+}
+
+static void remember(struct log *l, const struct batch *b, uint64_t first_offset)
+{
+    uint64_t chunk_id = first_offset;
+    uint32_t chunk = 0;
+    for (uint32_t i = 0; i < b->run_count; i++) {
+        const struct batch_run *run = &b->runs[i];
+        for (; chunk < run->chunk; chunk++) chunk_id += b->chunks[chunk].records;
+        const struct batch_reference *r = &b->references[run->reference];
+        /* After deduplication every run ascends. */
+        tracking_raise(l->tracking, r->text, r->bytes, b->ids[run->first_id + run->entries - 1], chunk_id);
+    }
+}
+
+/* ---- writing ---- */
+
+/* Stamp the headers; collect what is written and the index records.  `c` moves on to
+ * what will be committed. */
+static int stamp(struct log *l, struct batch *b, struct commit *c)
+{
+    int parts = 0;
+    int64_t now = sys->now_ms();
+    if (now > c->timestamp_ms) c->timestamp_ms = now; /* a clock set back does not turn the log back */
+    c->batch_position = c->position;
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        const struct batch_chunk *bc = &b->chunks[i];
+        struct chunk header = {.type = CHUNK_USER, .entries = bc->entries, .records = bc->records,
+                               .timestamp_ms = c->timestamp_ms, .epoch = l->control->epoch, .chunk_id = c->next_offset,
+                               .crc = bc->crc, .data_bytes = bc->data_bytes, .trailer_bytes = bc->trailer_bytes,
+                               .trailer_crc = bc->trailer_crc};
+        uint8_t *at = b->data + bc->position;
+        chunk_header_write(&header, l->seed, at);
+        struct index_record r = {.chunk_id = c->next_offset, .timestamp_ms = c->timestamp_ms,
+                                 .position = (uint32_t)c->position, .chunk_bytes = (uint32_t)chunk_bytes(&header),
+                                 .records = bc->records};
+        index_record_write(&r, l->seed, l->index_records + (size_t)i * INDEX_RECORD_BYTES);
+
+        /* Chunks without trailers lie one behind the other in memory as on disk. */
+        struct iovec *last = parts ? &l->parts[parts - 1] : NULL;
+        if (last && (uint8_t *)last->iov_base + last->iov_len == at) last->iov_len += CHUNK_HEADER_BYTES + bc->data_bytes;
+        else l->parts[parts++] = (struct iovec){at, CHUNK_HEADER_BYTES + (size_t)bc->data_bytes};
+        if (bc->trailer_bytes) l->parts[parts++] = (struct iovec){b->trailers + bc->trailer_position, bc->trailer_bytes};
+
+        c->last_chunk = c->next_offset;
+        c->next_offset += bc->records;
+        c->position += chunk_bytes(&header);
+        c->chunks++;
+    }
+    return parts;
+}
+
+static err write_batch(struct log *l, struct batch *b, struct commit *c, struct fault *f)
+{
+    const struct commit before = *c;
+    struct file_path path;
+    int parts = stamp(l, b, c);
+    if (c->position > UINT32_MAX) {
+        /* Only a segment limit far beyond LOG_SEGMENT_BYTES_MAX could bring us here. */
+        *c = before;
+        return fault_set(f, ERR_LIMIT, 0, l->directory, before.position, UINT32_MAX, b->size);
+    }
+    file_path_numbered(&path, l->directory, c->segment, SEGMENT_SUFFIX);
+    err e = file_writev(l->segment_fd, path.text, l->parts, parts, before.position, f);
+    if (!e) {
+        file_path_numbered(&path, l->directory, c->segment, INDEX_SUFFIX);
+        e = file_write(l->index_fd, path.text, l->index_records, (size_t)b->chunk_count * INDEX_RECORD_BYTES,
+                       INDEX_HEADER_BYTES + before.chunks * INDEX_RECORD_BYTES, f);
+    }
+    if (e) *c = before;
+    return e;
+}
+
+/* ---- the procedure ---- */
+
+static err append_locked(struct log *l, struct batch *b, struct log_appended *out, struct commit *c, struct fault *f)
+{
+    struct control *control = l->control;
+    if (atomic_load_explicit(&control->state, memory_order_relaxed) == CONTROL_DELETED)
+        return fault_set(f, ERR_DELETED, 0, l->directory, 0, 0, 0);
+    err e = deduplicate(l, b, f);
+    if (e || batch_is_empty(b)) return e;
+    if (roll_wanted(control, c)) {
+        uint64_t closed = c->segment;
+        e = log_roll(l, c, f);
+        if (e) return e;
+        out->rolled = c->segment != closed;
+        out->closed_segment = closed;
+    }
+    e = log_open_active(l, c, f);
+    if (!e) e = write_batch(l, b, c, f);
+    if (e) return e;
+    control_commit(control, c);
+    remember(l, b, out->first_offset);
+    return OK;
+}
+
+err log_append(struct log *l, struct batch *b, struct log_appended *out, struct fault *f)
+{
+    CHECK(b->sealed);
+    struct commit c;
+    *out = (struct log_appended){0};
+    err e = log_lock(l, f);
+    if (e) return e;
+    control_committed(l->control, &c);
+    out->first_offset = c.next_offset;
+    e = append_locked(l, b, out, &c, f);
+    log_unlock(l);
+    out->next_offset = c.next_offset;
+    out->segment = c.segment;
+    out->position = c.position;
+    out->duplicates = b->duplicates > UINT32_MAX ? UINT32_MAX : (uint32_t)b->duplicates;
+    return e;
+}

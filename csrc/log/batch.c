@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * batch: growing, sealing, and laying out again without duplicates.
+ *
+ * Laying out again happens in place: entries, runs and ids only ever move towards
+ * the front, so each is read before anything is written over it.
+ */
+#include "batch.h"
+
+#include <stdlib.h>
+
+#include "../base/check.h"
+#include "../base/crc32.h"
+
+#define KEEP_BYTES (2u << 20)      /* what batch_clear keeps: a usual turn; a burst's memory is given back */
+#define FIRST_BYTES (64u << 10)
+#define TRAILER_ELEMENT_BYTES 10u  /* type, size and value around the reference */
+#define RUNS_FIRST 16u
+#define IDS_FIRST 1024u
+
+static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+err batch_init(struct batch *b, struct fault *f)
+{
+    *b = (struct batch){.bytes_max = BATCH_BYTES_MAX};
+    b->chunks = calloc(BATCH_CHUNKS_MAX, sizeof *b->chunks);
+    return b->chunks ? OK : fault_set(f, ERR_NO_MEMORY, 0, "batch", 0, BATCH_CHUNKS_MAX * sizeof *b->chunks, 0);
+}
+
+void batch_free(struct batch *b)
+{
+    free(b->data);
+    free(b->chunks);
+    free(b->runs);
+    free(b->ids);
+    free(b->references);
+    free(b->trailers);
+    *b = (struct batch){0};
+}
+
+static void batch_empty(struct batch *b)
+{
+    b->size = b->chunk_count = b->run_count = b->id_count = 0;
+    b->records = 0;
+    b->trailer_size = 0;
+    b->capacity = smaller(b->allocated, b->bytes_max);
+}
+
+void batch_clear(struct batch *b)
+{
+    if (b->allocated > KEEP_BYTES) {
+        free(b->data);
+        b->data = NULL;
+        b->allocated = 0;
+    }
+    if ((uint64_t)b->id_capacity * sizeof *b->ids > KEEP_BYTES) {
+        free(b->ids);
+        b->ids = NULL;
+        b->id_capacity = 0;
+    }
+    if (b->trailer_capacity > KEEP_BYTES) {
+        free(b->trailers);
+        b->trailers = NULL;
+        b->trailer_capacity = 0;
+    }
+    batch_empty(b);
+    b->reference_count = 0;
+    b->duplicates = 0;
+    b->sealed = false;
+}
+
+void batch_limit(struct batch *b, uint64_t bytes)
+{
+    CHECK(batch_is_empty(b));
+    b->bytes_max = bytes == 0 || bytes > BATCH_BYTES_MAX ? BATCH_BYTES_MAX : (uint32_t)bytes;
+    b->capacity = smaller(b->allocated, b->bytes_max);
+}
+
+void batch_mark_take(const struct batch *b, struct batch_mark *m)
+{
+    *m = (struct batch_mark){.size = b->size, .chunk_count = b->chunk_count, .run_count = b->run_count,
+                             .id_count = b->id_count, .records = b->records};
+    if (b->chunk_count) m->last = b->chunks[b->chunk_count - 1];
+    if (b->run_count) m->last_run = b->runs[b->run_count - 1];
+}
+
+void batch_rollback(struct batch *b, const struct batch_mark *m)
+{
+    CHECK(!b->sealed && m->size <= b->size && m->chunk_count <= b->chunk_count && m->run_count <= b->run_count);
+    b->size = m->size;
+    b->chunk_count = m->chunk_count;
+    b->run_count = m->run_count;
+    b->id_count = m->id_count;
+    b->records = m->records;
+    if (m->chunk_count) b->chunks[m->chunk_count - 1] = m->last;
+    if (m->run_count) b->runs[m->run_count - 1] = m->last_run;
+    DEBUG_CHECK((batch_check(b), true));
+}
+
+/* ---- adding ---- */
+
+/* Double up to the limit; a single entry above the limit gets exactly what it needs. */
+static err batch_grow(struct batch *b, uint64_t needed)
+{
+    if (needed > b->allocated) {
+        uint64_t size = b->allocated ? b->allocated : FIRST_BYTES;
+        while (size < needed) size *= 2;
+        if (size > b->bytes_max) size = needed > b->bytes_max ? needed : b->bytes_max;
+        uint8_t *grown = realloc(b->data, size);
+        if (!grown) return ERR_NO_MEMORY;
+        b->data = grown;
+        b->allocated = (uint32_t)size;
+    }
+    uint64_t capacity = needed > b->bytes_max ? needed : b->bytes_max;
+    b->capacity = capacity < b->allocated ? (uint32_t)capacity : b->allocated;
+    return OK;
+}
+
+err batch_reserve_slow(struct batch *b, uint32_t bytes)
+{
+    if (bytes > CHUNK_DATA_MAX_BYTES) return ERR_LIMIT;
+    const struct batch_chunk *c = b->chunk_count ? &b->chunks[b->chunk_count - 1] : NULL;
+    bool opens = !c || c->entries >= CHUNK_ENTRIES_MAX ||
+                 (c->entries > 0 && c->data_bytes + (uint64_t)bytes > CHUNK_DATA_TARGET_BYTES);
+    if (opens && b->chunk_count == BATCH_CHUNKS_MAX) return ERR_FULL;
+
+    uint64_t needed = b->size + (uint64_t)bytes + (opens ? CHUNK_HEADER_BYTES : 0);
+    if (needed > b->bytes_max && !batch_is_empty(b)) return ERR_FULL;
+    err e = batch_grow(b, needed);
+    if (e) return e;
+    if (opens) {
+        b->chunks[b->chunk_count++] = (struct batch_chunk){.position = b->size};
+        b->size += CHUNK_HEADER_BYTES;
+    }
+    return OK;
+}
+
+err batch_reference_intern(struct batch *b, const char *text, uint32_t bytes, uint32_t *index)
+{
+    if (bytes == 0 || bytes > BATCH_REFERENCE_BYTES_MAX) return ERR_LIMIT;
+    /* The newest first: publishers come in bursts. */
+    for (uint32_t i = b->reference_count; i-- > 0;) {
+        if (b->references[i].bytes != bytes || memcmp(b->references[i].text, text, bytes) != 0) continue;
+        *index = i;
+        return OK;
+    }
+    if (b->reference_count == b->reference_capacity) {
+        uint32_t capacity = b->reference_capacity ? b->reference_capacity * 2 : 8;
+        struct batch_reference *grown = realloc(b->references, capacity * sizeof *grown);
+        if (!grown) return ERR_NO_MEMORY;
+        b->references = grown;
+        b->reference_capacity = capacity;
+    }
+    struct batch_reference *r = &b->references[b->reference_count];
+    *r = (struct batch_reference){.bytes = (uint8_t)bytes};
+    memcpy(r->text, text, bytes);
+    *index = b->reference_count++;
+    return OK;
+}
+
+/* Room for one more id and one more run, before anything is changed. */
+static err batch_reserve_tracking(struct batch *b)
+{
+    if (b->id_count == b->id_capacity) {
+        uint32_t capacity = b->id_capacity ? b->id_capacity * 2 : IDS_FIRST;
+        uint64_t *grown = realloc(b->ids, capacity * sizeof *grown);
+        if (!grown) return ERR_NO_MEMORY;
+        b->ids = grown;
+        b->id_capacity = capacity;
+    }
+    if (b->run_count == b->run_capacity) {
+        uint32_t capacity = b->run_capacity ? b->run_capacity * 2 : RUNS_FIRST;
+        struct batch_run *grown = realloc(b->runs, capacity * sizeof *grown);
+        if (!grown) return ERR_NO_MEMORY;
+        b->runs = grown;
+        b->run_capacity = capacity;
+    }
+    return OK;
+}
+
+/* Note the id of entry number `entry` of chunk number `chunk`: in the last run if it goes on with it. */
+static void batch_note(struct batch *b, uint32_t reference, uint32_t chunk, uint32_t entry, uint64_t id)
+{
+    struct batch_run *r = b->run_count ? &b->runs[b->run_count - 1] : NULL;
+    if (r && r->reference == reference && r->chunk == chunk && r->first_entry + r->entries == entry) {
+        r->ascending = r->ascending && id > b->ids[b->id_count - 1];
+        r->entries++;
+    } else {
+        b->runs[b->run_count++] = (struct batch_run){.reference = reference, .chunk = chunk, .first_entry = entry,
+                                                     .entries = 1, .first_id = b->id_count, .ascending = true};
+    }
+    b->ids[b->id_count++] = id;
+}
+
+err batch_add_tracked(struct batch *b, const uint8_t *entry, uint32_t bytes, uint32_t records, uint32_t reference,
+                      uint64_t publishing_id)
+{
+    CHECK(reference < b->reference_count);
+    err e = batch_reserve_tracking(b);
+    if (!e) e = batch_add(b, entry, bytes, records);
+    if (e) return e;
+    uint32_t chunk = b->chunk_count - 1;
+    batch_note(b, reference, chunk, b->chunks[chunk].entries - 1u, publishing_id);
+    return OK;
+}
+
+/* ---- sealing ---- */
+
+static err batch_trailer_room(struct batch *b, uint32_t bytes)
+{
+    uint64_t needed = (uint64_t)b->trailer_size + bytes;
+    if (needed <= b->trailer_capacity) return OK;
+    uint64_t size = b->trailer_capacity ? b->trailer_capacity : 4096;
+    while (size < needed) size *= 2;
+    uint8_t *grown = size <= UINT32_MAX ? realloc(b->trailers, size) : NULL;
+    if (!grown) return ERR_NO_MEMORY;
+    b->trailers = grown;
+    b->trailer_capacity = (uint32_t)size;
+    return OK;
+}
+
+/* One element for each distinct reference of the chunk, with the highest of its ids there. */
+static err batch_trailer_add(struct batch *b, const struct batch_run *run)
+{
+    uint64_t highest = 0;
+    for (uint32_t i = 0; i < run->entries; i++)
+        if (b->ids[run->first_id + i] > highest) highest = b->ids[run->first_id + i];
+
+    struct batch_reference *r = &b->references[run->reference];
+    if (r->trailer_chunk == run->chunk + 1) {
+        if (highest > bytes_load64(b->trailers + r->trailer_value))
+            bytes_store64(b->trailers + r->trailer_value, highest);
+        return OK;
+    }
+    err e = batch_trailer_room(b, TRAILER_ELEMENT_BYTES + r->bytes);
+    if (e) return e;
+    uint8_t *at = b->trailers + b->trailer_size;
+    at[0] = 0; /* type: a publisher's sequence */
+    at[1] = r->bytes;
+    memcpy(at + 2, r->text, r->bytes);
+    bytes_store64(at + 2 + r->bytes, highest);
+    r->trailer_chunk = run->chunk + 1;
+    r->trailer_value = b->trailer_size + 2u + r->bytes;
+    b->trailer_size += TRAILER_ELEMENT_BYTES + r->bytes;
+    return OK;
+}
+
+static err batch_trailers(struct batch *b)
+{
+    const struct batch_run *run = b->runs, *end = b->runs + b->run_count;
+    b->trailer_size = 0;
+    for (uint32_t i = 0; i < b->reference_count; i++) b->references[i].trailer_chunk = 0;
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        struct batch_chunk *c = &b->chunks[i];
+        c->trailer_position = b->trailer_size;
+        for (; run < end && run->chunk == i; run++) {
+            err e = batch_trailer_add(b, run);
+            if (e) return e;
+        }
+        c->trailer_bytes = b->trailer_size - c->trailer_position;
+        c->trailer_crc = c->trailer_bytes ? crc32_update(0, b->trailers + c->trailer_position, c->trailer_bytes) : 0;
+        CHECK(c->trailer_bytes <= CHUNK_TRAILER_MAX_BYTES);
+    }
+    return OK;
+}
+
+static void batch_crc(const struct batch *b, struct batch_chunk *c)
+{
+    c->crc = crc32_update(0, b->data + c->position + CHUNK_HEADER_BYTES, c->data_bytes);
+}
+
+err batch_seal(struct batch *b, struct fault *f)
+{
+    DEBUG_CHECK((batch_check(b), true));
+    if (batch_trailers(b)) return fault_set(f, ERR_NO_MEMORY, 0, "batch trailers", 0, b->trailer_size, 0);
+    for (uint32_t i = 0; i < b->chunk_count; i++) batch_crc(b, &b->chunks[i]);
+    b->sealed = true;
+    return OK;
+}
+
+/* ---- dropping duplicates ---- */
+
+/* Where the walk stands in the old runs and ids. */
+struct drop {
+    const struct batch_run *run, *end;
+    uint32_t in_run; /* entries of `run` already passed */
+};
+
+/* Is entry `entry` of old chunk `chunk` tracked, and is it a duplicate? */
+static bool drop_next(struct batch *b, struct drop *d, uint32_t chunk, uint32_t entry, struct batch_run *run,
+                      uint64_t *id, bool *tracked)
+{
+    *tracked = d->run < d->end && d->run->chunk == chunk && d->run->first_entry + d->in_run == entry;
+    if (!*tracked) return false;
+    *run = *d->run;
+    *id = b->ids[run->first_id + d->in_run];
+    if (++d->in_run == run->entries) {
+        d->run++;
+        d->in_run = 0;
+    }
+    struct batch_reference *r = &b->references[run->reference];
+    if (r->known && *id <= r->last) return true;
+    r->known = true;
+    r->last = *id;
+    return false;
+}
+
+/* Move the entries of old chunk `index` that stay to `b->size`, as chunk `b->chunk_count`. */
+static err drop_chunk(struct batch *b, struct drop *d, const struct batch_chunk *old, uint32_t index)
+{
+    const uint8_t *at = b->data + old->position + CHUNK_HEADER_BYTES, *end = at + old->data_bytes;
+    struct batch_chunk c = {.position = b->size};
+    uint32_t size = b->size + CHUNK_HEADER_BYTES;
+    for (uint32_t entry = 0; entry < old->entries; entry++) {
+        const uint8_t *begin = at;
+        struct chunk_entry e;
+        if (chunk_entry_next(&at, end, &e)) return ERR_INVALID;
+        struct batch_run run;
+        uint64_t id = 0;
+        bool tracked;
+        if (drop_next(b, d, index, entry, &run, &id, &tracked)) {
+            b->duplicates += e.records;
+            continue;
+        }
+        uint32_t bytes = (uint32_t)(at - begin);
+        memmove(b->data + size, begin, bytes);
+        size += bytes;
+        /* The run that is read lies at or behind the one written, as does its id. */
+        if (tracked) batch_note(b, run.reference, b->chunk_count, c.entries, id);
+        c.data_bytes += bytes;
+        c.records += e.records;
+        c.entries++;
+    }
+    if (c.entries == 0) return OK;
+    b->size = size;
+    b->records += c.records;
+    b->chunks[b->chunk_count++] = c;
+    batch_crc(b, &b->chunks[b->chunk_count - 1]);
+    return OK;
+}
+
+err batch_drop_duplicates(struct batch *b, struct fault *f)
+{
+    CHECK(b->sealed);
+    uint32_t chunk_count = b->chunk_count;
+    struct batch_run *runs = NULL;
+    struct drop d = {0};
+    /* A kept entry may begin a new run (its run had a hole), so runs can grow in number:
+     * the old ones are walked in a copy. */
+    if (b->run_count) {
+        runs = malloc(b->run_count * sizeof *runs);
+        uint64_t run_capacity = b->id_count;
+        struct batch_run *grown = run_capacity > b->run_capacity ? realloc(b->runs, run_capacity * sizeof *grown) : b->runs;
+        if (grown && grown != b->runs) b->run_capacity = (uint32_t)run_capacity;
+        if (grown) b->runs = grown;
+        if (!runs || !grown) {
+            free(runs);
+            return fault_set(f, ERR_NO_MEMORY, 0, "batch duplicates", 0, run_capacity * sizeof *runs, 0);
+        }
+        memcpy(runs, b->runs, b->run_count * sizeof *runs);
+        d = (struct drop){.run = runs, .end = runs + b->run_count};
+    }
+    b->size = b->chunk_count = b->run_count = b->id_count = 0;
+    b->records = 0;
+    err e = OK;
+    for (uint32_t i = 0; i < chunk_count && !e; i++) {
+        struct batch_chunk old = b->chunks[i];
+        e = drop_chunk(b, &d, &old, i);
+    }
+    free(runs);
+    if (e) {
+        batch_empty(b);
+        return fault_set(f, e, 0, "batch duplicates", 0, 0, 0);
+    }
+    DEBUG_CHECK((batch_check(b), true));
+    if (batch_trailers(b)) return fault_set(f, ERR_NO_MEMORY, 0, "batch trailers", 0, b->trailer_size, 0);
+    return OK;
+}
+
+void batch_check(const struct batch *b)
+{
+    uint64_t size = 0, records = 0;
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        const struct batch_chunk *c = &b->chunks[i];
+        CHECK(c->position == size && c->entries <= CHUNK_ENTRIES_MAX && c->records >= c->entries);
+        size += CHUNK_HEADER_BYTES + (uint64_t)c->data_bytes;
+        records += c->records;
+    }
+    CHECK(size == b->size && b->size <= b->allocated && b->capacity <= b->allocated && records == b->records);
+
+    uint64_t ids = 0;
+    for (uint32_t i = 0; i < b->run_count; i++) {
+        const struct batch_run *r = &b->runs[i];
+        CHECK(r->chunk < b->chunk_count && r->reference < b->reference_count && r->first_id == ids);
+        CHECK(r->first_entry + r->entries <= b->chunks[r->chunk].entries && r->entries > 0);
+        CHECK(i == 0 || b->runs[i - 1].chunk < r->chunk ||
+              b->runs[i - 1].first_entry + b->runs[i - 1].entries <= r->first_entry);
+        ids += r->entries;
+    }
+    CHECK(ids == b->id_count);
+}

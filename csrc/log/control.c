@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * control: make, map and read the shared page, and publish its two records.
+ *
+ * Both records use one scheme.  The writer fills the slot that `sequence` does not
+ * name, then raises `sequence`.  A slot is written again only after the sequence has
+ * gone past it; its words are stored with release and loaded with acquire, so a
+ * reader that saw a word of a later writer also sees a later sequence, and starts anew.
+ */
+#include "control.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "../base/bytes.h"
+#include "../base/check.h"
+#include "../base/crc32.h"
+#include "../base/sys.h"
+#include "file.h"
+#include "segment.h"
+
+static const char control_name[] = "control";
+
+/* ---- the records ---- */
+
+static void record_load(const _Atomic uint64_t *sequence, const _Atomic uint64_t *slots, unsigned words, uint64_t *out)
+{
+    uint64_t before, after = atomic_load_explicit(sequence, memory_order_acquire);
+    do {
+        before = after;
+        const _Atomic uint64_t *slot = slots + (before & 1) * words;
+        for (unsigned i = 0; i < words; i++) out[i] = atomic_load_explicit(&slot[i], memory_order_acquire);
+        after = atomic_load_explicit(sequence, memory_order_acquire);
+    } while (after != before);
+}
+
+static void record_store(_Atomic uint64_t *sequence, _Atomic uint64_t *slots, unsigned words, const uint64_t *in)
+{
+    uint64_t next = atomic_load_explicit(sequence, memory_order_relaxed) + 1;
+    _Atomic uint64_t *slot = slots + (next & 1) * words;
+    for (unsigned i = 0; i < words; i++) atomic_store_explicit(&slot[i], in[i], memory_order_release);
+    atomic_store_explicit(sequence, next, memory_order_release);
+}
+
+_Static_assert(sizeof(struct commit) == COMMIT_WORDS * sizeof(uint64_t), "a commit record is its words");
+
+void control_committed(const struct control *c, struct commit *out)
+{
+    uint64_t words[COMMIT_WORDS];
+    record_load(&c->sequence, &c->slots[0][0], COMMIT_WORDS, words);
+    memcpy(out, words, sizeof *out);
+}
+
+void control_commit(struct control *c, const struct commit *record)
+{
+    uint64_t words[COMMIT_WORDS];
+    memcpy(words, record, sizeof words);
+    record_store(&c->sequence, &c->slots[0][0], COMMIT_WORDS, words);
+#ifdef VIBEMQ_DEBUG
+    control_check(c);
+#endif
+}
+
+/* The words are hashed as big-endian bytes, so FORMAT.md has one rule for all records. */
+static uint64_t durable_check(const uint64_t words[DURABLE_WORDS])
+{
+    uint8_t bytes[(DURABLE_WORDS - 1) * 8];
+    for (unsigned i = 0; i < DURABLE_WORDS - 1; i++) bytes_store64(bytes + 8 * i, words[i]);
+    /* A page of zeros must not pass. */
+    return (uint64_t)crc32_update(0, bytes, sizeof bytes) | UINT64_C(1) << 32;
+}
+
+void control_durable(const struct control *c, struct durable *out)
+{
+    uint64_t words[DURABLE_WORDS];
+    record_load(&c->durable_sequence, &c->durable_slots[0][0], DURABLE_WORDS, words);
+    *out = (struct durable){words[0], words[1], words[2]};
+}
+
+void control_durable_set(struct control *c, const struct durable *record)
+{
+    uint64_t words[DURABLE_WORDS] = {record->segment, record->position, record->offset, 0};
+    words[DURABLE_WORDS - 1] = durable_check(words);
+    record_store(&c->durable_sequence, &c->durable_slots[0][0], DURABLE_WORDS, words);
+}
+
+/* ---- failed ranges ---- */
+
+bool control_failed_add(struct control *c, uint64_t first, uint64_t next)
+{
+    uint64_t count = atomic_load_explicit(&c->failed_count, memory_order_relaxed);
+    if (count >= CONTROL_FAILED_MAX) return false;
+    atomic_store_explicit(&c->failed[count][0], first, memory_order_relaxed);
+    atomic_store_explicit(&c->failed[count][1], next, memory_order_relaxed);
+    atomic_store_explicit(&c->failed_count, count + 1, memory_order_release);
+    return true;
+}
+
+bool control_failed_covers(const struct control *c, uint64_t first, uint64_t next)
+{
+    uint64_t count = atomic_load_explicit(&c->failed_count, memory_order_acquire);
+    if (count > CONTROL_FAILED_MAX) count = CONTROL_FAILED_MAX;
+    for (uint64_t i = 0; i < count; i++)
+        if (first < atomic_load_explicit(&c->failed[i][1], memory_order_relaxed) &&
+            next > atomic_load_explicit(&c->failed[i][0], memory_order_relaxed)) return true;
+    return false;
+}
+
+/* ---- make and map ---- */
+
+static err control_fill(struct control *c, const struct control_init *init, uint64_t inode, const char *path,
+                        struct fault *f)
+{
+    c->magic = CONTROL_MAGIC;
+    c->version = CONTROL_VERSION;
+    if (sys->boot_id(c->boot_id) < 0) return fault_from_errno(f, "boot id", 0, 0, 0);
+    c->inode = inode;
+    atomic_init(&c->state, CONTROL_LIVE);
+    c->durability = init->durability;
+    c->epoch = init->epoch;
+    c->segment_bytes_max = init->segment_bytes_max;
+    c->segment_chunks_max = init->segment_chunks_max;
+    atomic_init(&c->retention_bytes_max, init->retention_bytes_max);
+    atomic_init(&c->retention_age_ms_max, init->retention_age_ms_max);
+    atomic_init(&c->first_offset, init->first_offset);
+    if (mutex_init(&c->mutex) < 0 || mutex_init(&c->durable_mutex) < 0)
+        return fault_set(f, ERR_LOCK, 0, path, 0, 0, 0);
+    control_durable_set(c, &init->durable);
+    control_commit(c, &init->commit);
+    return OK;
+}
+
+err control_create(const char *directory, const struct control_init *init, bool sync, struct fault *f)
+{
+    struct file_path path, temporary;
+    file_path_name(&path, directory, control_name);
+    file_path_name(&temporary, directory, "control.tmp");
+
+    int fd;
+    err e = file_open(temporary.text, O_RDWR | O_CREAT | O_TRUNC, &fd, f);
+    if (e) return e;
+    /* Written, not only stretched: a full disk is an error here, not a signal at the first store. */
+    static const uint8_t zeros[CONTROL_BYTES];
+    e = file_write(fd, temporary.text, zeros, sizeof zeros, 0, f);
+    struct stat st;
+    if (!e && sys->fstat(fd, &st) < 0) e = fault_from_errno(f, temporary.text, 0, 0, 0);
+    if (!e) {
+        void *page = sys->mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (page == MAP_FAILED) e = fault_from_errno(f, temporary.text, 0, CONTROL_BYTES, 0);
+        else {
+            e = control_fill(page, init, (uint64_t)st.st_ino, temporary.text, f);
+            sys->munmap(page, CONTROL_BYTES);
+        }
+    }
+    if (!e && sync) e = file_datasync(fd, temporary.text, f);
+    file_close(&fd);
+    if (!e) e = file_rename(temporary.text, path.text, f);
+    if (e) file_unlink(temporary.text, NULL);
+    return e;
+}
+
+/* Missing is stale (recovery makes a new one), unless the directory is missing too. */
+static err control_open(const char *directory, const char *path, int flags, int *fd, struct fault *f)
+{
+    err e = file_open(path, flags, fd, f);
+    if (e != ERR_NOT_FOUND) return e;
+    int directory_fd;
+    e = file_open(directory, O_RDONLY | O_DIRECTORY, &directory_fd, f);
+    if (e) return e;
+    file_close(&directory_fd);
+    return fault_set(f, ERR_STALE, 0, path, 0, 0, 0);
+}
+
+static bool control_of_this_boot(const struct control *c, uint64_t inode)
+{
+    uint8_t boot_id[16];
+    if (sys->boot_id(boot_id) < 0) return false;
+    return memcmp(boot_id, c->boot_id, sizeof boot_id) == 0 && c->inode == inode;
+}
+
+err control_map(const char *directory, struct control **out, struct fault *f)
+{
+    struct file_path path;
+    file_path_name(&path, directory, control_name);
+    int fd;
+    err e = control_open(directory, path.text, O_RDWR, &fd, f);
+    if (e) return e;
+
+    struct stat st;
+    void *page = MAP_FAILED;
+    if (sys->fstat(fd, &st) < 0) e = fault_from_errno(f, path.text, 0, 0, 0);
+    else if (st.st_size != CONTROL_BYTES)
+        e = fault_set(f, ERR_STALE, 0, path.text, 0, CONTROL_BYTES, (uint64_t)st.st_size);
+    else {
+        page = sys->mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (page == MAP_FAILED) e = fault_from_errno(f, path.text, 0, CONTROL_BYTES, 0);
+    }
+    file_close(&fd);
+    if (e) return e;
+
+    struct control *c = page;
+    if (c->magic != CONTROL_MAGIC || c->version != CONTROL_VERSION || !control_of_this_boot(c, (uint64_t)st.st_ino))
+        e = fault_set(f, ERR_STALE, 0, path.text, 0, CONTROL_VERSION, c->version);
+    else if (atomic_load(&c->state) == CONTROL_DELETED) e = fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
+    if (e) {
+        control_unmap(c);
+        return e;
+    }
+    *out = c;
+    return OK;
+}
+
+void control_unmap(struct control *c)
+{
+    if (c) sys->munmap(c, CONTROL_BYTES);
+}
+
+err control_old_durable(const char *directory, struct durable *out, struct fault *f)
+{
+    struct file_path path;
+    file_path_name(&path, directory, control_name);
+    int fd;
+    err e = file_open(path.text, O_RDONLY, &fd, f);
+    if (e) return e;
+    _Alignas(struct control) uint8_t page[CONTROL_BYTES];
+    e = file_read_exact(fd, path.text, page, sizeof page, 0, f);
+    file_close(&fd);
+    if (e == ERR_TRUNCATED) return fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, CONTROL_BYTES, 0);
+    if (e) return e;
+
+    const struct control *c = (const struct control *)page;
+    if (c->magic != CONTROL_MAGIC || c->version != CONTROL_VERSION)
+        return fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, CONTROL_VERSION, c->version);
+    if (atomic_load(&c->state) == CONTROL_DELETED) return fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
+
+    /* The sequence may be of another instant than the slots: the later whole slot counts. */
+    bool found = false;
+    for (int i = 0; i < 2; i++) {
+        uint64_t words[DURABLE_WORDS];
+        for (unsigned w = 0; w < DURABLE_WORDS; w++) words[w] = atomic_load(&c->durable_slots[i][w]);
+        if (words[DURABLE_WORDS - 1] != durable_check(words)) continue;
+        if (found && words[2] < out->offset) continue;
+        *out = (struct durable){words[0], words[1], words[2]};
+        found = true;
+    }
+    return found ? OK : fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, 0, 0);
+}
+
+void control_check(const struct control *c)
+{
+    struct commit commit;
+    struct durable durable;
+    control_committed(c, &commit);
+    CHECK(c->magic == CONTROL_MAGIC && c->version == CONTROL_VERSION && c->epoch > 0);
+    CHECK(commit.position >= SEGMENT_HEADER_BYTES && commit.batch_position <= commit.position);
+    CHECK(commit.next_offset >= commit.segment && commit.position <= UINT32_MAX);
+    CHECK(commit.position > SEGMENT_HEADER_BYTES || commit.chunks == 0);
+    /* Loaded after the commit record, durable may be ahead of it only if another committed since;
+     * with the mutex held nobody does. */
+    control_durable(c, &durable);
+    CHECK(durable.offset <= commit.next_offset && durable.segment <= commit.segment);
+    CHECK(durable.segment < commit.segment || durable.position <= commit.position);
+}

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * file: whole reads and writes through the table of system calls.
+ *
+ * The real table already makes interrupted calls again; the loops here do so too,
+ * because a table made for a test may answer EINTR at any call.
+ */
+#include "file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../base/check.h"
+#include "../base/sys.h"
+
+#define AGAIN_WHILE_INTERRUPTED(result, call) do { (result) = (call); } while ((result) < 0 && errno == EINTR)
+
+void file_path_name(struct file_path *p, const char *directory, const char *name)
+{
+    int n = snprintf(p->text, sizeof p->text, "%s/%s", directory, name);
+    CHECK(n > 0 && (size_t)n < sizeof p->text);
+}
+
+void file_path_numbered(struct file_path *p, const char *directory, uint64_t first_offset, const char *suffix)
+{
+    int n = snprintf(p->text, sizeof p->text, "%s/%0*" PRIu64 "%s", directory, FILE_NAME_DIGITS, first_offset, suffix);
+    CHECK(n > 0 && (size_t)n < sizeof p->text);
+}
+
+bool file_name_parse(const char *name, const char *suffix, uint64_t *first_offset)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < FILE_NAME_DIGITS; i++) {
+        if (name[i] < '0' || name[i] > '9') return false;
+        uint64_t digit = (uint64_t)(name[i] - '0');
+        if (value > (UINT64_MAX - digit) / 10) return false;
+        value = value * 10 + digit;
+    }
+    if (strcmp(name + FILE_NAME_DIGITS, suffix) != 0) return false;
+    *first_offset = value;
+    return true;
+}
+
+err file_open(const char *path, int flags, int *fd, struct fault *f)
+{
+    AGAIN_WHILE_INTERRUPTED(*fd, sys->open(path, flags | O_CLOEXEC, 0640));
+    return *fd < 0 ? fault_from_errno(f, path, 0, 0, 0) : OK;
+}
+
+void file_close(int *fd)
+{
+    if (*fd >= 0) sys->close(*fd); /* nothing is promised by a close: what must be durable was synced */
+    *fd = -1;
+}
+
+err file_size(int fd, const char *path, uint64_t *size, struct fault *f)
+{
+    struct stat st;
+    int result;
+    AGAIN_WHILE_INTERRUPTED(result, sys->fstat(fd, &st));
+    if (result < 0) return fault_from_errno(f, path, 0, 0, 0);
+    *size = (uint64_t)st.st_size;
+    return OK;
+}
+
+err file_read(int fd, const char *path, void *data, size_t size, uint64_t position, size_t *got, struct fault *f)
+{
+    *got = 0;
+    while (*got < size) {
+        ssize_t n;
+        AGAIN_WHILE_INTERRUPTED(n, sys->pread(fd, (uint8_t *)data + *got, size - *got, (off_t)(position + *got)));
+        if (n < 0) return fault_from_errno(f, path, position + *got, size, *got);
+        if (n == 0) break;
+        *got += (size_t)n;
+    }
+    return OK;
+}
+
+err file_read_exact(int fd, const char *path, void *data, size_t size, uint64_t position, struct fault *f)
+{
+    size_t got;
+    err e = file_read(fd, path, data, size, position, &got, f);
+    if (e) return e;
+    return got < size ? fault_set(f, ERR_TRUNCATED, 0, path, position, size, got) : OK;
+}
+
+err file_write(int fd, const char *path, const void *data, size_t size, uint64_t position, struct fault *f)
+{
+    const uint8_t *at = data;
+    size_t done = 0;
+    while (done < size) {
+        ssize_t n;
+        AGAIN_WHILE_INTERRUPTED(n, sys->pwrite(fd, at + done, size - done, (off_t)(position + done)));
+        if (n < 0) return fault_from_errno(f, path, position + done, size, done);
+        if (n == 0) return fault_set(f, ERR_IO, 0, path, position + done, size, done);
+        done += (size_t)n;
+    }
+    return OK;
+}
+
+err file_writev(int fd, const char *path, struct iovec *parts, int count, uint64_t position, struct fault *f)
+{
+    while (count > 0) {
+        ssize_t n;
+        AGAIN_WHILE_INTERRUPTED(n, sys->pwritev(fd, parts, count, (off_t)position));
+        if (n < 0) return fault_from_errno(f, path, position, parts->iov_len, 0);
+        if (n == 0) return fault_set(f, ERR_IO, 0, path, position, parts->iov_len, 0);
+        position += (uint64_t)n;
+
+        /* Cut short: the next call begins within the part where this one ended. */
+        size_t left = (size_t)n;
+        while (count > 0 && left >= parts->iov_len) {
+            left -= parts->iov_len;
+            parts++;
+            count--;
+        }
+        if (count > 0) {
+            parts->iov_base = (uint8_t *)parts->iov_base + left;
+            parts->iov_len -= left;
+        }
+    }
+    return OK;
+}
+
+err file_truncate(int fd, const char *path, uint64_t size, struct fault *f)
+{
+    int result;
+    AGAIN_WHILE_INTERRUPTED(result, sys->ftruncate(fd, (off_t)size));
+    return result < 0 ? fault_from_errno(f, path, size, 0, 0) : OK;
+}
+
+err file_datasync(int fd, const char *path, struct fault *f)
+{
+    int result;
+    AGAIN_WHILE_INTERRUPTED(result, sys->fdatasync(fd));
+    return result < 0 ? fault_from_errno(f, path, 0, 0, 0) : OK;
+}
+
+err file_sync_directory(const char *directory, struct fault *f)
+{
+    int fd, result;
+    err e = file_open(directory, O_RDONLY | O_DIRECTORY, &fd, f);
+    if (e) return e;
+    AGAIN_WHILE_INTERRUPTED(result, sys->fsync(fd));
+    if (result < 0) e = fault_from_errno(f, directory, 0, 0, 0);
+    file_close(&fd);
+    return e;
+}
+
+err file_unlink(const char *path, struct fault *f)
+{
+    int result;
+    AGAIN_WHILE_INTERRUPTED(result, sys->unlink(path));
+    return result < 0 ? fault_from_errno(f, path, 0, 0, 0) : OK;
+}
+
+err file_rename(const char *source, const char *target, struct fault *f)
+{
+    int result;
+    AGAIN_WHILE_INTERRUPTED(result, sys->rename(source, target));
+    return result < 0 ? fault_from_errno(f, target, 0, 0, 0) : OK;
+}
+
+err file_replace(const char *path, const void *data, size_t size, bool sync, struct fault *f)
+{
+    struct file_path temporary;
+    int n = snprintf(temporary.text, sizeof temporary.text, "%s.tmp", path);
+    CHECK(n > 0 && (size_t)n < sizeof temporary.text);
+
+    int fd;
+    err e = file_open(temporary.text, O_RDWR | O_CREAT | O_TRUNC, &fd, f);
+    if (e) return e;
+    e = file_write(fd, temporary.text, data, size, 0, f);
+    if (!e && sync) e = file_datasync(fd, temporary.text, f);
+    file_close(&fd);
+    if (!e) e = file_rename(temporary.text, path, f);
+    if (e) file_unlink(temporary.text, NULL);
+    return e;
+}
+
+err file_random(void *out, size_t size, struct fault *f)
+{
+    static const char path[] = "/dev/urandom";
+    int fd;
+    err e = file_open(path, O_RDONLY, &fd, f);
+    if (e) return e;
+    e = file_read_exact(fd, path, out, size, 0, f);
+    file_close(&fd);
+    return e;
+}

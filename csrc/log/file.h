@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * file: whole reads and writes at a position, names of a log's files, and
+ * replacing a small file at one stroke.
+ *
+ * Everything goes through the table of system calls.  A call that was cut short or
+ * interrupted is gone on with here, so no other file of the log loops over bytes.
+ */
+#ifndef VIBEMQ_LOG_FILE_H
+#define VIBEMQ_LOG_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "../base/error.h"
+
+#define FILE_DIRECTORY_BYTES_MAX 3072u /* leaves room below PATH_MAX for the longest name in it */
+#define FILE_NAME_DIGITS 20            /* of a first offset: all of u64, so names sort as numbers */
+
+struct file_path { char text[FILE_DIRECTORY_BYTES_MAX + 64]; };
+
+/* "<directory>/<name>".  The directory was measured when the log was opened. */
+void file_path_name(struct file_path *p, const char *directory, const char *name);
+/* "<directory>/<20 digits><suffix>", suffix ".segment", ".index" or ".tracking". */
+void file_path_numbered(struct file_path *p, const char *directory, uint64_t first_offset, const char *suffix);
+/* Is `name` 20 digits and then `suffix`?  Gives the number. */
+bool file_name_parse(const char *name, const char *suffix, uint64_t *first_offset);
+
+err file_open(const char *path, int flags, int *fd, struct fault *f); /* O_CLOEXEC is added */
+void file_close(int *fd);                                             /* sets it to -1 */
+err file_size(int fd, const char *path, uint64_t *size, struct fault *f);
+
+/* Up to `size` bytes; fewer only at the end of the file. */
+err file_read(int fd, const char *path, void *data, size_t size, uint64_t position, size_t *got, struct fault *f);
+/* Exactly `size` bytes; ERR_TRUNCATED when the file ends before. */
+err file_read_exact(int fd, const char *path, void *data, size_t size, uint64_t position, struct fault *f);
+err file_write(int fd, const char *path, const void *data, size_t size, uint64_t position, struct fault *f);
+/* Write all parts one behind the other.  `parts` is used up. */
+err file_writev(int fd, const char *path, struct iovec *parts, int count, uint64_t position, struct fault *f);
+err file_truncate(int fd, const char *path, uint64_t size, struct fault *f);
+
+err file_datasync(int fd, const char *path, struct fault *f);
+/* fsync of a directory: what was created, renamed or removed in it is durable. */
+err file_sync_directory(const char *directory, struct fault *f);
+/* ERR_NOT_FOUND when it is not there. */
+err file_unlink(const char *path, struct fault *f);
+err file_rename(const char *source, const char *target, struct fault *f);
+
+/* Write `data` as "<path>.tmp", sync it when asked, and rename it to `path`. */
+err file_replace(const char *path, const void *data, size_t size, bool sync, struct fault *f);
+
+/* Bytes that nobody can guess (for the seed of a segment). */
+err file_random(void *out, size_t size, struct fault *f);
+
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * handle: what one process holds of a log, shared by the sources behind log.h.
+ *
+ * The appender's files are cached and checked against the commit record at each use:
+ * when it names another segment, another process has rolled.  They belong to the
+ * handle's thread; log_sync, which may run in another, opens its own.
+ *
+ * Invariant: segment_fd >= 0 only together with index_fd, both of `segment`.
+ */
+#ifndef VIBEMQ_LOG_HANDLE_H
+#define VIBEMQ_LOG_HANDLE_H
+
+#include <sys/uio.h>
+
+#include "control.h"
+#include "file.h"
+#include "index.h"
+#include "log.h"
+#include "segment.h"
+#include "tracking.h"
+
+#define INDEX_RECORDS_PER_APPEND BATCH_CHUNKS_MAX
+
+struct log {
+    struct control *control;
+    struct tracking *tracking;
+    int segment_fd, index_fd;
+    uint64_t segment;
+    uint32_t seed;
+    struct segment_list list;      /* see log_list */
+    uint64_t list_generation, list_segment;
+    bool list_known;
+    struct iovec parts[2 * BATCH_CHUNKS_MAX];
+    uint8_t index_records[INDEX_RECORDS_PER_APPEND * INDEX_RECORD_BYTES];
+    char directory[FILE_DIRECTORY_BYTES_MAX];
+};
+
+/* Check options and fill in the defaults.  ERR_INVALID, ERR_LIMIT. */
+err log_options_apply(const struct log_options *o, struct control_init *init, struct fault *f);
+/* A first segment and its index. */
+err log_files_create(const char *directory, uint64_t first_offset, bool sync, struct fault *f);
+
+/* Take the control mutex; whoever inherits it from a dead owner makes the tracking
+ * table consistent first.  Thread-safe.  ERR_LOCK, or why the repair failed. */
+err log_lock(struct log *l, struct fault *f);
+void log_unlock(struct log *l);
+
+/* With the mutex held: have the active segment's files open. */
+err log_open_active(struct log *l, const struct commit *c, struct fault *f);
+void log_close_active(struct log *l);
+
+/* With the mutex held: begin a new segment at c->next_offset and commit that; `c` becomes
+ * the new record.  On error the old segment stays the active one. */
+err log_roll(struct log *l, struct commit *c, struct fault *f);
+
+/* The segments that exist for readers, rising: from the first retained to the active
+ * one.  Cached until a segment comes or goes.  Closed segments are never empty in it. */
+err log_list(struct log *l, const struct segment_list **out, struct commit *committed, struct fault *f);
+
+#endif

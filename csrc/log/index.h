@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * index: one 32-byte record for each chunk of a segment, in order.
+ *
+ * Records are hints.  Each has a check of its own, seeded like its segment; one that
+ * fails it is stepped over, and what one says is compared with the chunk it points
+ * at.  In turn a record tells where a chunk ends whose own header is damaged.
+ * A search that finds no good record gives the segment's beginning: slower, never wrong.
+ */
+#ifndef VIBEMQ_LOG_INDEX_H
+#define VIBEMQ_LOG_INDEX_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../base/error.h"
+
+#define INDEX_MAGIC 0x564D5149u /* "VMQI" */
+#define INDEX_VERSION 1u
+#define INDEX_HEADER_BYTES 32u
+#define INDEX_RECORD_BYTES 32u
+#define INDEX_BLOCK_BYTES 4096u /* read at once: one system call serves the end of a search */
+
+struct index_record {
+    uint64_t chunk_id;
+    int64_t timestamp_ms;
+    uint32_t position, chunk_bytes; /* of the whole chunk in the segment */
+    uint32_t records;               /* messages in the chunk: chunk_id + records is the next one's id */
+};
+
+void index_header_write(uint64_t first_offset, uint32_t seed, uint8_t out[INDEX_HEADER_BYTES]);
+err index_header_read(const uint8_t *data, uint64_t size, uint64_t *first_offset, uint32_t *seed);
+void index_record_write(const struct index_record *r, uint32_t seed, uint8_t out[INDEX_RECORD_BYTES]);
+err index_record_read(const uint8_t *data, uint64_t size, uint32_t seed, struct index_record *out);
+
+/* Make (or begin anew) the file with its header. */
+err index_create(const char *directory, uint64_t first_offset, uint32_t seed, int *fd, struct fault *f);
+/* The seed that a segment's index repeats. */
+err index_seed(const char *directory, uint64_t first_offset, uint32_t *seed, struct fault *f);
+
+/* Open for searching.  Invariant: no record at or past `count` is ever looked at. */
+struct index {
+    int fd;
+    uint32_t seed;
+    uint64_t count;
+    uint64_t block; /* which block of records `data` holds, UINT64_MAX: none */
+    uint32_t block_bytes;
+    const char *directory;
+    uint64_t segment;
+    uint8_t data[INDEX_BLOCK_BYTES];
+};
+
+/* `count`: how many records to believe in; UINT64_MAX: all that the file holds.
+ * A file that is missing counts as one without records. */
+err index_open(struct index *ix, const char *directory, uint64_t segment, uint32_t seed, uint64_t count,
+               struct fault *f);
+void index_close(struct index *ix);
+
+/* Record number `i`.  ERR_CORRUPT when its check fails. */
+err index_get(struct index *ix, uint64_t i, struct index_record *out, struct fault *f);
+
+enum index_key { INDEX_BY_OFFSET, INDEX_BY_TIMESTAMP, INDEX_BY_POSITION };
+
+/* The first good record whose key is >= `value`.  ERR_NOT_FOUND when all are less. */
+err index_first_from(struct index *ix, enum index_key key, int64_t value, struct index_record *out, struct fault *f);
+/* The last good record whose key is < `value`.  ERR_NOT_FOUND when none is. */
+err index_last_before(struct index *ix, enum index_key key, int64_t value, struct index_record *out, struct fault *f);
+/* The last good record of all.  ERR_NOT_FOUND. */
+err index_last(struct index *ix, struct index_record *out, struct fault *f);
+
+#endif

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * log: make, open, close and remove a log; the lock; the list of segments.
+ */
+#include "log.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/check.h"
+#include "../base/sys.h"
+#include "handle.h"
+#include "scan.h"
+
+/* ---- make ---- */
+
+/* The directory that holds `directory`: its new entry is what must be durable. */
+static err sync_parent(const char *directory, struct fault *f)
+{
+    char parent[FILE_DIRECTORY_BYTES_MAX];
+    size_t size = strlen(directory);
+    CHECK(size < sizeof parent);
+    memcpy(parent, directory, size + 1);
+    while (size > 1 && parent[size - 1] == '/') parent[--size] = 0;
+    char *slash = strrchr(parent, '/');
+    if (!slash) return file_sync_directory(".", f);
+    slash[slash == parent] = 0; /* "/x" lies in "/" */
+    return file_sync_directory(parent, f);
+}
+
+static err directory_allowed(const char *directory, struct fault *f)
+{
+    size_t size = strlen(directory);
+    if (size == 0) return fault_set(f, ERR_INVALID, 0, directory, 0, 1, 0);
+    if (size >= FILE_DIRECTORY_BYTES_MAX) return fault_set(f, ERR_LIMIT, 0, directory, 0, FILE_DIRECTORY_BYTES_MAX - 1, size);
+    return OK;
+}
+
+err log_options_apply(const struct log_options *o, struct control_init *init, struct fault *f)
+{
+    if (o->durability > DURABILITY_DISK) return fault_set(f, ERR_INVALID, 0, "durability", 0, DURABILITY_DISK, o->durability);
+    if (o->segment_bytes_max > LOG_SEGMENT_BYTES_MAX)
+        return fault_set(f, ERR_LIMIT, 0, "segment_bytes_max", 0, LOG_SEGMENT_BYTES_MAX, o->segment_bytes_max);
+    init->segment_bytes_max = o->segment_bytes_max ? o->segment_bytes_max : LOG_SEGMENT_BYTES_DEFAULT;
+    if (init->segment_bytes_max < LOG_SEGMENT_BYTES_MIN) init->segment_bytes_max = LOG_SEGMENT_BYTES_MIN;
+    init->segment_chunks_max = o->segment_chunks_max ? o->segment_chunks_max : LOG_SEGMENT_CHUNKS_DEFAULT;
+    init->retention_bytes_max = o->retention_bytes_max;
+    init->retention_age_ms_max = o->retention_age_ms_max;
+    init->durability = o->durability;
+    return OK;
+}
+
+err log_files_create(const char *directory, uint64_t first_offset, bool sync, struct fault *f)
+{
+    struct segment_header h = {.first_offset = first_offset, .created_ms = sys->now_ms(), .durable_segment = first_offset,
+                               .durable_position = SEGMENT_HEADER_BYTES};
+    int segment_fd = -1, index_fd = -1;
+    struct file_path path;
+    file_path_numbered(&path, directory, first_offset, SEGMENT_SUFFIX);
+    err e = file_random(&h.seed, sizeof h.seed, f);
+    if (!e) e = segment_create(directory, &h, &segment_fd, f);
+    if (!e) e = index_create(directory, first_offset, h.seed, &index_fd, f);
+    if (!e && sync) e = file_datasync(segment_fd, path.text, f);
+    file_close(&segment_fd);
+    file_close(&index_fd);
+    return e;
+}
+
+err log_create(const char *directory, const struct log_options *options, struct fault *f)
+{
+    struct control_init init = {.epoch = 1};
+    err e = directory_allowed(directory, f);
+    if (!e) e = log_options_apply(options, &init, f);
+    if (e) return e;
+    if (sys->mkdir(directory, 0750) < 0) return fault_from_errno(f, directory, 0, 0, 0);
+
+    bool sync = options->durability == DURABILITY_DISK;
+    init.commit = (struct commit){.batch_position = SEGMENT_HEADER_BYTES, .position = SEGMENT_HEADER_BYTES,
+                                  .last_chunk = UINT64_MAX, .timestamp_ms = INT64_MIN};
+    init.durable = (struct durable){.position = SEGMENT_HEADER_BYTES};
+    e = log_files_create(directory, 0, sync, f);
+    if (!e) e = tracking_create(directory, sync, f);
+    /* The control block comes last: a directory without one is not a log yet. */
+    if (!e) e = control_create(directory, &init, sync, f);
+    if (!e && sync) e = file_sync_directory(directory, f);
+    if (!e && sync) e = sync_parent(directory, f);
+    if (e) log_remove(directory, NULL); /* f keeps the first fault */
+    return e;
+}
+
+/* ---- open and close ---- */
+
+err log_open(const char *directory, struct log **out, struct fault *f)
+{
+    err e = directory_allowed(directory, f);
+    if (e) return e;
+    struct log *l = calloc(1, sizeof *l);
+    if (!l) return fault_set(f, ERR_NO_MEMORY, 0, directory, 0, sizeof *l, 0);
+    l->segment_fd = l->index_fd = -1;
+    memcpy(l->directory, directory, strlen(directory) + 1);
+    e = control_map(directory, &l->control, f);
+    if (!e) e = tracking_map(directory, &l->tracking, f);
+    if (e) {
+        log_close(l);
+        return e;
+    }
+    *out = l;
+    return OK;
+}
+
+void log_close(struct log *l)
+{
+    if (!l) return;
+    log_close_active(l);
+    segment_list_free(&l->list);
+    tracking_unmap(l->tracking);
+    control_unmap(l->control);
+    free(l);
+}
+
+struct control *log_control(struct log *l) { return l->control; }
+const char *log_directory(const struct log *l) { return l->directory; }
+
+err log_open_active(struct log *l, const struct commit *c, struct fault *f)
+{
+    if (l->segment_fd >= 0 && l->segment == c->segment) return OK;
+    log_close_active(l);
+    err e = segment_open(l->directory, c->segment, true, &l->segment_fd, &l->seed, f);
+    if (e) return e;
+    struct file_path path;
+    file_path_numbered(&path, l->directory, c->segment, INDEX_SUFFIX);
+    e = file_open(path.text, O_RDWR, &l->index_fd, f);
+    if (e) {
+        log_close_active(l);
+        return e;
+    }
+    l->segment = c->segment;
+    return OK;
+}
+
+void log_close_active(struct log *l)
+{
+    file_close(&l->segment_fd);
+    file_close(&l->index_fd);
+}
+
+/* ---- the lock ---- */
+
+/* The dead owner may have committed a batch and not yet noted its publishing ids: note
+ * them (again).  All else is consistent by construction. */
+static err log_repair(struct log *l, struct fault *f)
+{
+    struct commit c;
+    control_committed(l->control, &c);
+    struct scan s = {.segment = c.segment, .limit = c.position, .directory = l->directory};
+    err e = segment_open(l->directory, c.segment, false, &s.fd, &s.seed, f);
+    if (e) return e;
+    for (uint64_t position = c.batch_position; position < c.position && !e;) {
+        struct chunk chunk;
+        uint8_t *trailer;
+        e = scan_header(&s, position, &chunk, f);
+        if (!e) e = scan_trailer(&s, position, &chunk, &trailer, f);
+        if (e) break;
+        if (trailer) e = tracking_apply(l->tracking, trailer, chunk.trailer_bytes, chunk.chunk_id);
+        free(trailer);
+        position += chunk_bytes(&chunk);
+    }
+    file_close(&s.fd);
+    /* Damage in the file is the reader's to report; the table is as good as it can be. */
+    return e == ERR_CORRUPT ? OK : e;
+}
+
+err log_lock(struct log *l, struct fault *f)
+{
+    struct control *c = l->control;
+    enum mutex_taken taken = mutex_lock(&c->mutex);
+    if (taken == MUTEX_FAILED) return fault_set(f, ERR_LOCK, errno, l->directory, 0, 0, 0);
+    /* Kept in the page until a repair succeeds: whoever cannot do it now leaves it to the next. */
+    if (taken == MUTEX_INHERITED) atomic_store_explicit(&c->repair_wanted, 1, memory_order_relaxed);
+    if (atomic_load_explicit(&c->repair_wanted, memory_order_relaxed)) {
+        err e = log_repair(l, f);
+        if (e) {
+            mutex_unlock(&c->mutex);
+            return e;
+        }
+        atomic_store_explicit(&c->repair_wanted, 0, memory_order_relaxed);
+#ifdef VIBEMQ_DEBUG
+        control_check(c);
+        tracking_check(l->tracking);
+#endif
+    }
+    return OK;
+}
+
+void log_unlock(struct log *l) { mutex_unlock(&l->control->mutex); }
+
+/* ---- questions ---- */
+
+err log_publisher_sequence(struct log *l, const char *reference, uint32_t bytes, uint64_t *out, struct fault *f)
+{
+    *out = 0;
+    if (bytes == 0 || bytes > TRACKING_REFERENCE_BYTES_MAX)
+        return fault_set(f, ERR_NOT_FOUND, 0, "publisher reference", 0, TRACKING_REFERENCE_BYTES_MAX, bytes);
+    err e = log_lock(l, f);
+    if (e) return e;
+    bool found = tracking_find(l->tracking, reference, bytes, out);
+    log_unlock(l);
+    return found ? OK : fault_set(f, ERR_NOT_FOUND, 0, "publisher reference", 0, 0, 0);
+}
+
+/* Keep what is there for readers: not what retention has dropped but not yet removed, nor the
+ * empty file of a roll that was killed before it was committed. */
+static void list_filter(struct segment_list *list, uint64_t first, uint64_t active)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        uint64_t name = list->first[i];
+        if (name < first || name > active) continue;
+        if (name != active && list->bytes[i] <= SEGMENT_HEADER_BYTES) continue;
+        list->first[kept] = name;
+        list->bytes[kept] = list->bytes[i];
+        kept++;
+    }
+    list->count = kept;
+}
+
+err log_list(struct log *l, const struct segment_list **out, struct commit *committed, struct fault *f)
+{
+    uint64_t generation = atomic_load_explicit(&l->control->segments_generation, memory_order_acquire);
+    control_committed(l->control, committed);
+    /* Both are compared: a roll may have been killed between its commit and the generation. */
+    if (!l->list_known || l->list_generation != generation || l->list_segment != committed->segment) {
+        l->list_known = false;
+        err e = segment_list_read(l->directory, &l->list, f);
+        if (e) return e;
+        uint64_t first = atomic_load_explicit(&l->control->first_offset, memory_order_acquire);
+        list_filter(&l->list, first, committed->segment);
+        if (l->list.count == 0 || l->list.first[l->list.count - 1] != committed->segment) {
+            struct file_path path;
+            file_path_numbered(&path, l->directory, committed->segment, SEGMENT_SUFFIX);
+            return fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, 0, 0);
+        }
+        l->list_generation = generation;
+        l->list_segment = committed->segment;
+        l->list_known = true;
+    }
+    *out = &l->list;
+    return OK;
+}
+
+err log_stats(struct log *l, struct log_stats *out, struct fault *f)
+{
+    const struct segment_list *list;
+    struct commit c;
+    err e = log_list(l, &list, &c, f);
+    if (e) return e;
+    *out = (struct log_stats){.next_offset = c.next_offset, .last_chunk = c.last_chunk, .segment_count = list->count,
+                              .first_offset = atomic_load_explicit(&l->control->first_offset, memory_order_acquire)};
+    /* The file may be longer than what is committed. */
+    for (uint32_t i = 0; i + 1 < list->count; i++) out->bytes += list->bytes[i];
+    out->bytes += c.position;
+    return OK;
+}
+
+/* ---- the end ---- */
+
+void log_mark_deleted(struct log *l)
+{
+    /* With the mutex no append is under way when we return; without it (it cannot be had) the
+     * next one still sees the mark. */
+    bool locked = log_lock(l, NULL) == OK;
+    atomic_store_explicit(&l->control->state, CONTROL_DELETED, memory_order_release);
+    if (locked) log_unlock(l);
+}
+
+err log_remove(const char *directory, struct fault *f)
+{
+    DIR *d = opendir(directory);
+    if (!d) return fault_from_errno(f, directory, 0, 0, 0);
+    err e = OK;
+    struct dirent *entry;
+    struct file_path path;
+    while (!e && (entry = readdir(d)) != NULL) {
+        if (entry->d_name[0] == '.' || strcmp(entry->d_name, "control") == 0) continue;
+        file_path_name(&path, directory, entry->d_name);
+        e = file_unlink(path.text, f);
+        if (e == ERR_NOT_FOUND) e = OK;
+    }
+    closedir(d);
+    if (e) return e;
+    /* Last: its mark is what keeps a half removed log from being recovered. */
+    file_path_name(&path, directory, "control");
+    e = file_unlink(path.text, f);
+    if (e && e != ERR_NOT_FOUND) return e;
+    return sys->rmdir(directory) < 0 ? fault_from_errno(f, directory, 0, 0, 0) : OK;
+}

@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * reader: attach, copy committed bytes, step over damage, go on to the next segment.
+ *
+ * Whether a segment is closed is decided once per call from one commit record: the
+ * active segment ends at its position; a closed one at its size, because a roll cuts
+ * off what was not committed before it publishes the new segment.
+ */
+#include "reader.h"
+
+#include <errno.h>
+#include <fcntl.h>
+
+#include "../base/check.h"
+#include "../base/sys.h"
+#include "handle.h"
+#include "scan.h"
+
+#define ATTEMPTS_MAX 8 /* each lost one means that retention removed a segment meanwhile */
+
+/* ---- opening a segment ---- */
+
+static err reader_enter(struct reader *r, uint64_t segment, uint64_t position, uint64_t next_offset, struct fault *f)
+{
+    int fd;
+    uint32_t seed;
+    err e = segment_open(r->log->directory, segment, false, &fd, &seed, f);
+    if (e) return e;
+    file_close(&r->fd);
+    r->fd = fd;
+    r->seed = seed;
+    r->segment = segment;
+    r->position = position;
+    r->next_offset = next_offset;
+    r->end = UINT64_MAX;
+    return OK;
+}
+
+/* Where what may be read of the open segment ends. */
+static err reader_limit(struct reader *r, const struct commit *c, uint64_t *limit, struct fault *f)
+{
+    if (c->segment == r->segment) {
+        *limit = c->position;
+        return OK;
+    }
+    if (r->end == UINT64_MAX) {
+        struct file_path path;
+        file_path_numbered(&path, r->log->directory, r->segment, SEGMENT_SUFFIX);
+        err e = file_size(r->fd, path.text, &r->end, f);
+        if (e) return e;
+    }
+    *limit = r->end;
+    return OK;
+}
+
+/* ---- attaching ---- */
+
+static struct scan place_scan(const struct log *l, const struct segment_list *list, uint32_t i, const struct commit *c)
+{
+    bool active = list->first[i] == c->segment;
+    return (struct scan){.fd = -1, .segment = list->first[i], .directory = l->directory,
+                         .limit = active ? c->position : list->bytes[i]};
+}
+
+/* From the nearest index record on, chunk by chunk, to the one that is wanted.  The place may
+ * be the segment's end: a fetch goes on from there. */
+static err place_in_segment(struct scan *s, enum index_key key, int64_t value, uint64_t index_count,
+                            uint64_t *position, uint64_t *id, struct fault *f)
+{
+    struct index ix;
+    struct index_record r;
+    struct chunk c;
+    *position = SEGMENT_HEADER_BYTES;
+    *id = s->segment;
+    err e = index_open(&ix, s->directory, s->segment, s->seed, index_count, f);
+    if (e) return e;
+    /* An offset lies in the last chunk that begins at or before it. */
+    int64_t before = key == INDEX_BY_OFFSET ? value + 1 : value;
+    if (index_last_before(&ix, key, before, &r, NULL) == OK &&
+        (scan_header(s, r.position, &c, NULL) == ERR_CORRUPT || c.chunk_id == r.chunk_id)) {
+        *position = r.position;
+        *id = r.chunk_id;
+    }
+    index_close(&ix);
+
+    while ((e = scan_header(s, *position, &c, f)) != ERR_END) {
+        uint64_t next_position, next_id;
+        bool good = e == OK;
+        if (e && e != ERR_CORRUPT) return e;
+        if (good && key == INDEX_BY_TIMESTAMP && c.timestamp_ms >= value) return OK;
+        e = scan_past_damage(s, *position, *id, index_count, &next_position, &next_id, f);
+        if (e) return e;
+        /* A damaged chunk that may hold the offset is given too: its reader will tell. */
+        if (key == INDEX_BY_OFFSET && (next_id > (uint64_t)value || next_position >= s->limit)) return OK;
+        *position = next_position;
+        if (next_id > *id) *id = next_id;
+    }
+    return OK;
+}
+
+static err reader_at_offset(struct reader *r, const struct segment_list *list, const struct commit *c, uint64_t offset,
+                            struct fault *f)
+{
+    uint32_t i = segment_list_find(list, offset);
+    struct scan s = place_scan(r->log, list, i, c);
+    uint64_t position, id;
+    err e = segment_open(s.directory, s.segment, false, &s.fd, &s.seed, f);
+    if (e) return e;
+    e = place_in_segment(&s, INDEX_BY_OFFSET, (int64_t)offset, s.segment == c->segment ? c->chunks : UINT64_MAX,
+                         &position, &id, f);
+    file_close(&s.fd);
+    return e ? e : reader_enter(r, s.segment, position, id, f);
+}
+
+/* Timestamp of a segment's first readable chunk.  ERR_END: it has none. */
+static err first_timestamp(const struct scan *s, int64_t *out, struct fault *f)
+{
+    struct chunk c;
+    uint64_t position;
+    err e = scan_header(s, SEGMENT_HEADER_BYTES, &c, f);
+    if (e == ERR_CORRUPT) e = scan_resync(s, SEGMENT_HEADER_BYTES + 1, s->segment, &position, &c, f);
+    if (!e) *out = c.timestamp_ms;
+    return e;
+}
+
+static err reader_at_timestamp(struct reader *r, const struct segment_list *list, const struct commit *c, int64_t time,
+                               struct fault *f)
+{
+    /* The last segment that begins before the time; an empty one begins in the future. */
+    uint32_t low = 0, high = list->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        struct scan s = place_scan(r->log, list, middle, c);
+        int64_t first = INT64_MAX;
+        err e = segment_open(s.directory, s.segment, false, &s.fd, &s.seed, f);
+        if (e) return e;
+        e = first_timestamp(&s, &first, f);
+        file_close(&s.fd);
+        if (e && e != ERR_END) return e;
+        if (first < time) low = middle + 1;
+        else high = middle;
+    }
+    if (low == 0) return reader_enter(r, list->first[0], SEGMENT_HEADER_BYTES, list->first[0], f);
+
+    struct scan s = place_scan(r->log, list, low - 1, c);
+    uint64_t position, id;
+    err e = segment_open(s.directory, s.segment, false, &s.fd, &s.seed, f);
+    if (e) return e;
+    e = place_in_segment(&s, INDEX_BY_TIMESTAMP, time, s.segment == c->segment ? c->chunks : UINT64_MAX, &position, &id, f);
+    file_close(&s.fd);
+    if (e) return e;
+    if (position >= s.limit) {
+        if (low == list->count) return reader_enter(r, c->segment, c->position, c->next_offset, f);
+        return reader_enter(r, list->first[low], SEGMENT_HEADER_BYTES, list->first[low], f);
+    }
+    return reader_enter(r, s.segment, position, id, f);
+}
+
+static err reader_attach(struct reader *r, enum reader_from from, int64_t value, struct fault *f)
+{
+    const struct segment_list *list;
+    struct commit c;
+    err e = log_list(r->log, &list, &c, f);
+    if (e) return e;
+    uint64_t first = list->first[0], offset = (uint64_t)value;
+    if (from == READER_LAST) {
+        /* The newest user chunk; retention may have taken it when the active segment is empty. */
+        if (c.last_chunk == UINT64_MAX || c.last_chunk < first) from = READER_NEXT;
+        else {
+            from = READER_OFFSET;
+            offset = c.last_chunk;
+        }
+    }
+    switch (from) {
+    case READER_FIRST: return reader_enter(r, first, SEGMENT_HEADER_BYTES, first, f);
+    case READER_NEXT: return reader_enter(r, c.segment, c.position, c.next_offset, f);
+    case READER_TIMESTAMP: return reader_at_timestamp(r, list, &c, value, f);
+    case READER_OFFSET:
+        if (offset < first) return reader_enter(r, first, SEGMENT_HEADER_BYTES, first, f);
+        if (offset >= c.next_offset) return reader_enter(r, c.segment, c.position, c.next_offset, f);
+        return reader_at_offset(r, list, &c, offset, f);
+    case READER_LAST: break;
+    }
+    return fault_set(f, ERR_INVALID, 0, "reader from", 0, READER_TIMESTAMP, from);
+}
+
+err reader_open(struct reader *r, struct log *l, enum reader_from from, int64_t value, struct fault *f)
+{
+    *r = (struct reader){.log = l, .fd = -1};
+    err e = ERR_NOT_FOUND;
+    for (int attempt = 0; attempt < ATTEMPTS_MAX && e == ERR_NOT_FOUND; attempt++) {
+        if (attempt) l->list_known = false; /* it named a segment that is gone */
+        e = reader_attach(r, from, value, f);
+    }
+    return e;
+}
+
+void reader_close(struct reader *r) { file_close(&r->fd); }
+
+/* ---- reading ---- */
+
+bool reader_has_more(const struct reader *r)
+{
+    /* One word of the record is enough, and a word never needs a second look: it only grows. */
+    const struct control *c = r->log->control;
+    uint64_t sequence = atomic_load_explicit(&c->sequence, memory_order_acquire);
+    const unsigned word = offsetof(struct commit, next_offset) / sizeof(uint64_t);
+    return r->next_offset < atomic_load_explicit(&c->slots[sequence & 1][word], memory_order_acquire);
+}
+
+/* Is `segment` there for readers: the active one, or a closed one with chunks? */
+static err reader_try(struct reader *r, uint64_t segment, const struct commit *c, struct fault *f)
+{
+    struct file_path path;
+    uint64_t size = 0;
+    int fd;
+    uint32_t seed;
+    err e = segment_open(r->log->directory, segment, false, &fd, &seed, f);
+    if (e) return e;
+    file_path_numbered(&path, r->log->directory, segment, SEGMENT_SUFFIX);
+    if (segment != c->segment) e = file_size(fd, path.text, &size, f);
+    if (!e && segment != c->segment && size <= SEGMENT_HEADER_BYTES)
+        e = fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, SEGMENT_HEADER_BYTES, size);
+    if (e) {
+        file_close(&fd);
+        return e;
+    }
+    file_close(&r->fd);
+    *r = (struct reader){.log = r->log, .fd = fd, .seed = seed, .segment = segment, .position = SEGMENT_HEADER_BYTES,
+                         .next_offset = segment, .end = segment == c->segment ? UINT64_MAX : size,
+                         .skipped_chunks = r->skipped_chunks};
+    return OK;
+}
+
+/* Usually the next segment bears the next offset as its name.  After damage, or when retention
+ * took it, the directory is asked for the nearest later one. */
+static err reader_next_segment(struct reader *r, const struct commit *c, struct fault *f)
+{
+    err e = ERR_NOT_FOUND;
+    if (r->next_offset > r->segment && r->next_offset <= c->segment) e = reader_try(r, r->next_offset, c, f);
+    for (int attempt = 0; attempt < ATTEMPTS_MAX && e == ERR_NOT_FOUND; attempt++) {
+        struct segment_list list = {0};
+        e = segment_list_read(r->log->directory, &list, f);
+        if (!e) {
+            e = fault_set(f, ERR_NOT_FOUND, 0, r->log->directory, 0, 0, 0);
+            for (uint32_t i = 0; i < list.count && e == ERR_NOT_FOUND; i++)
+                if (list.first[i] > r->segment && list.first[i] <= c->segment) e = reader_try(r, list.first[i], c, f);
+        }
+        segment_list_free(&list);
+    }
+    return e;
+}
+
+static err reader_copy(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f)
+{
+    struct file_path path;
+    file_path_numbered(&path, r->log->directory, r->segment, SEGMENT_SUFFIX);
+    *got = 0;
+    while (*got < size) {
+        off_t at = (off_t)(r->position + *got);
+        ssize_t n = nowait ? sys->pread_nowait(r->fd, data + *got, size - *got, at)
+                           : sys->pread(r->fd, data + *got, size - *got, at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && nowait && errno == EAGAIN) {
+            if (*got >= CHUNK_HEADER_BYTES) return OK; /* what is cached is worth having */
+            return fault_set(f, ERR_NOT_CACHED, 0, path.text, r->position, size, *got);
+        }
+        if (n < 0) return fault_from_errno(f, path.text, r->position + *got, size, *got);
+        if (n == 0) break;
+        *got += (uint64_t)n;
+    }
+    if (*got >= CHUNK_HEADER_BYTES) return OK;
+    return fault_set(f, ERR_CORRUPT, 0, path.text, r->position, CHUNK_HEADER_BYTES, *got);
+}
+
+err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f)
+{
+    CHECK(size >= CHUNK_HEADER_BYTES);
+    struct commit c;
+    uint64_t limit;
+    *got = 0;
+    control_committed(r->log->control, &c);
+    for (;;) {
+        err e = reader_limit(r, &c, &limit, f);
+        if (e) return e;
+        if (r->position < limit) break;
+        if (r->segment == c.segment) return fault_set(f, ERR_END, 0, r->log->directory, r->position, 0, 0);
+        e = reader_next_segment(r, &c, f);
+        if (e) return e;
+    }
+    uint64_t left = limit - r->position;
+    return reader_copy(r, data, left < size ? left : size, nowait, got, f);
+}
+
+err reader_chunk(const struct reader *r, const uint8_t *data, uint64_t size, bool verify, struct chunk *out,
+                 struct fault *f)
+{
+    struct file_path path;
+    if (size < CHUNK_HEADER_BYTES) {
+        *out = (struct chunk){0};
+        return fault_set(f, ERR_TRUNCATED, 0, r->log->directory, r->position, CHUNK_HEADER_BYTES, size);
+    }
+    err e = chunk_header_read(data, size, r->seed, out);
+    if (!e && out->chunk_id < r->next_offset) e = ERR_CORRUPT;
+    if (!e && size < chunk_bytes(out)) {
+        /* Past what exists it will never be whole. */
+        struct commit c;
+        control_committed(r->log->control, &c);
+        uint64_t limit = c.segment == r->segment ? c.position : r->end;
+        if (limit == UINT64_MAX || r->position + chunk_bytes(out) <= limit)
+            return fault_set(f, ERR_TRUNCATED, 0, r->log->directory, r->position, chunk_bytes(out), size);
+        e = ERR_CORRUPT;
+    }
+    if (!e && verify) e = chunk_verify(data, size, out);
+    if (!e) return OK;
+    file_path_numbered(&path, r->log->directory, r->segment, SEGMENT_SUFFIX);
+    return fault_set(f, ERR_CORRUPT, 0, path.text, r->position, 0, 0);
+}
+
+void reader_advance(struct reader *r, const struct chunk *c)
+{
+    r->position += chunk_bytes(c);
+    r->next_offset = c->chunk_id + c->records;
+}
+
+err reader_skip_damaged(struct reader *r, struct fault *f)
+{
+    struct commit c;
+    control_committed(r->log->control, &c);
+    struct scan s = {.fd = r->fd, .seed = r->seed, .segment = r->segment, .directory = r->log->directory};
+    err e = reader_limit(r, &c, &s.limit, f);
+    if (e) return e;
+    if (r->position >= s.limit) return OK;
+    bool active = r->segment == c.segment;
+    uint64_t position, next;
+    e = scan_past_damage(&s, r->position, r->next_offset, active ? c.chunks : UINT64_MAX, &position, &next, f);
+    if (e) return e;
+    if (position == s.limit && active) next = c.next_offset;
+    r->position = position;
+    if (next > r->next_offset) r->next_offset = next;
+    r->skipped_chunks++;
+    return OK;
+}

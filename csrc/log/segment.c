@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * segment: headers, files and the directory's list.
+ */
+#include "segment.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/bytes.h"
+#include "../base/check.h"
+#include "../base/crc32.h"
+#include "../base/sys.h"
+#include "file.h"
+#include "index.h"
+
+#define HEADER_CRC_AT (SEGMENT_HEADER_BYTES - 4u)
+
+void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HEADER_BYTES])
+{
+    memset(out, 0, SEGMENT_HEADER_BYTES);
+    bytes_store32(out, SEGMENT_MAGIC);
+    bytes_store32(out + 4, SEGMENT_VERSION);
+    bytes_store64(out + 8, h->first_offset);
+    bytes_store64(out + 16, (uint64_t)h->created_ms);
+    bytes_store32(out + 24, h->seed);
+    bytes_store64(out + 32, h->durable_segment);
+    bytes_store64(out + 40, h->durable_position);
+    bytes_store64(out + 48, h->suspect_position);
+    bytes_store32(out + HEADER_CRC_AT, crc32_update(0, out, HEADER_CRC_AT));
+}
+
+err segment_header_read(const uint8_t *data, uint64_t size, struct segment_header *out)
+{
+    if (size < SEGMENT_HEADER_BYTES) return ERR_TRUNCATED;
+    struct reader_bytes r = bytes_reader(data, SEGMENT_HEADER_BYTES);
+    if (bytes_u32(&r) != SEGMENT_MAGIC || bytes_u32(&r) != SEGMENT_VERSION) return ERR_CORRUPT;
+    if (bytes_load32(data + HEADER_CRC_AT) != crc32_update(0, data, HEADER_CRC_AT)) return ERR_CORRUPT;
+    out->first_offset = bytes_u64(&r);
+    out->created_ms = (int64_t)bytes_u64(&r);
+    out->seed = bytes_u32(&r);
+    bytes_u32(&r);
+    out->durable_segment = bytes_u64(&r);
+    out->durable_position = bytes_u64(&r);
+    out->suspect_position = bytes_u64(&r);
+    return OK;
+}
+
+err segment_create(const char *directory, const struct segment_header *h, int *fd, struct fault *f)
+{
+    struct file_path path;
+    file_path_numbered(&path, directory, h->first_offset, SEGMENT_SUFFIX);
+    err e = file_open(path.text, O_RDWR | O_CREAT | O_TRUNC, fd, f);
+    if (e) return e;
+    uint8_t header[SEGMENT_HEADER_BYTES];
+    segment_header_write(h, header);
+    e = file_write(*fd, path.text, header, sizeof header, 0, f);
+    if (e) file_close(fd);
+    return e;
+}
+
+static err header_from(int fd, const char *path, uint64_t first_offset, struct segment_header *out, struct fault *f)
+{
+    uint8_t header[SEGMENT_HEADER_BYTES];
+    size_t got;
+    err e = file_read(fd, path, header, sizeof header, 0, &got, f);
+    if (e) return e;
+    e = segment_header_read(header, got, out);
+    if (!e && out->first_offset != first_offset) e = ERR_CORRUPT;
+    return e ? fault_set(f, ERR_CORRUPT, 0, path, 0, SEGMENT_HEADER_BYTES, got) : OK;
+}
+
+err segment_open(const char *directory, uint64_t first_offset, bool write, int *fd, uint32_t *seed, struct fault *f)
+{
+    struct file_path path;
+    file_path_numbered(&path, directory, first_offset, SEGMENT_SUFFIX);
+    err e = file_open(path.text, write ? O_RDWR : O_RDONLY, fd, f);
+    if (e) return e;
+    struct segment_header h;
+    e = header_from(*fd, path.text, first_offset, &h, f);
+    if (!e) *seed = h.seed;
+    /* The fault keeps naming the segment when the index cannot help either. */
+    else if (e == ERR_CORRUPT && index_seed(directory, first_offset, seed, NULL) == OK) e = OK;
+    if (e) file_close(fd);
+    return e;
+}
+
+err segment_header_load(const char *directory, uint64_t first_offset, struct segment_header *out, struct fault *f)
+{
+    struct file_path path;
+    file_path_numbered(&path, directory, first_offset, SEGMENT_SUFFIX);
+    int fd;
+    err e = file_open(path.text, O_RDONLY, &fd, f);
+    if (e) return e;
+    e = header_from(fd, path.text, first_offset, out, f);
+    file_close(&fd);
+    return e;
+}
+
+err segment_remove(const char *directory, uint64_t first_offset, struct fault *f)
+{
+    static const char *const suffixes[] = {TRACKING_SUFFIX, INDEX_SUFFIX, SEGMENT_SUFFIX};
+    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) {
+        struct file_path path;
+        file_path_numbered(&path, directory, first_offset, suffixes[i]);
+        err e = file_unlink(path.text, f);
+        if (e && e != ERR_NOT_FOUND) return e;
+    }
+    return OK;
+}
+
+/* ---- the list ---- */
+
+static int compare_offsets(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static err list_add(struct segment_list *list, uint64_t first)
+{
+    if (list->count == list->capacity) {
+        uint32_t capacity = list->capacity ? list->capacity * 2 : 16;
+        uint64_t *grown = realloc(list->first, capacity * sizeof *grown);
+        if (!grown) return ERR_NO_MEMORY;
+        list->first = grown;
+        grown = realloc(list->bytes, capacity * sizeof *grown);
+        if (!grown) return ERR_NO_MEMORY;
+        list->bytes = grown;
+        list->capacity = capacity;
+    }
+    list->first[list->count++] = first;
+    return OK;
+}
+
+/* A segment that retention removes while we look counts as empty. */
+static err list_sizes(const char *directory, struct segment_list *list, struct fault *f)
+{
+    for (uint32_t i = 0; i < list->count; i++) {
+        struct file_path path;
+        file_path_numbered(&path, directory, list->first[i], SEGMENT_SUFFIX);
+        int fd;
+        list->bytes[i] = 0;
+        err e = file_open(path.text, O_RDONLY, &fd, f);
+        if (e == ERR_NOT_FOUND) continue;
+        if (e) return e;
+        e = file_size(fd, path.text, &list->bytes[i], f);
+        file_close(&fd);
+        if (e) return e;
+    }
+    return OK;
+}
+
+err segment_list_read(const char *directory, struct segment_list *list, struct fault *f)
+{
+    list->count = 0;
+    DIR *d = opendir(directory);
+    if (!d) return fault_from_errno(f, directory, 0, 0, 0);
+    err e = OK;
+    for (;;) {
+        errno = 0;
+        struct dirent *entry = readdir(d);
+        if (!entry) {
+            if (errno) e = fault_from_errno(f, directory, 0, 0, 0);
+            break;
+        }
+        uint64_t first;
+        if (!file_name_parse(entry->d_name, SEGMENT_SUFFIX, &first)) continue;
+        if (list_add(list, first)) {
+            e = fault_set(f, ERR_NO_MEMORY, 0, directory, 0, 0, 0);
+            break;
+        }
+    }
+    closedir(d);
+    if (e) return e;
+    if (list->count > 1) qsort(list->first, list->count, sizeof *list->first, compare_offsets);
+    return list_sizes(directory, list, f);
+}
+
+void segment_list_free(struct segment_list *list)
+{
+    free(list->first);
+    free(list->bytes);
+    *list = (struct segment_list){0};
+}
+
+uint32_t segment_list_find(const struct segment_list *list, uint64_t offset)
+{
+    uint32_t low = 0, high = list->count;
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (list->first[middle] <= offset) low = middle;
+        else high = middle;
+    }
+    return low;
+}

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sync: make what is committed survive power loss, and say how far that is.
+ *
+ * One fdatasync serves all: it covers whatever was committed when it began, and who
+ * waited for its turn meanwhile finds its work done.  Closed segments come first and in
+ * order, so durable never has a hole.  Files are opened here: the appender's belong
+ * to another thread, and an error that the kernel noted since the last sync is told
+ * to a file opened now as well.
+ *
+ * A segment whose fdatasync failed is never synced again, because the kernel may have
+ * dropped the dirty pages and would call the next try a success.  Its offsets from the
+ * durable one on are noted as failed, the next append begins a new segment, and
+ * durable goes on from there.
+ */
+#include <errno.h>
+#include <fcntl.h>
+
+#include "../base/check.h"
+#include "handle.h"
+
+uint64_t log_durable_offset(const struct log *l)
+{
+    struct durable d;
+    control_durable(l->control, &d);
+    return d.offset;
+}
+
+bool log_sync_failed(const struct log *l, uint64_t first_offset, uint64_t next_offset)
+{
+    return control_failed_covers(l->control, first_offset, next_offset);
+}
+
+/* `*gave_up`: the sync itself failed, which must not be tried again; a file that could not
+ * be opened may be. */
+static err sync_file(const struct log *l, uint64_t segment, const char *suffix, bool *gave_up, struct fault *f)
+{
+    struct file_path path;
+    file_path_numbered(&path, l->directory, segment, suffix);
+    int fd;
+    err e = file_open(path.text, O_RDONLY, &fd, f);
+    if (e) return e;
+    e = file_datasync(fd, path.text, f);
+    *gave_up = e != OK;
+    file_close(&fd);
+    return e;
+}
+
+/* What a segment's recovery begins with.  None of these is needed for what was confirmed
+ * (the chunks hold all), so their failure is only a slower recovery. */
+static void sync_companions(const struct log *l, uint64_t segment, bool closed)
+{
+    bool gave_up;
+    sync_file(l, segment, TRACKING_SUFFIX, &gave_up, NULL);
+    if (closed) sync_file(l, segment, INDEX_SUFFIX, &gave_up, NULL);
+}
+
+/* Note that `segment` cannot be made durable from d->offset on.  With the control mutex, so
+ * that no append is under way whose offsets the range would miss. */
+static void sync_give_up(struct log *l, uint64_t segment, uint64_t segment_end, const struct durable *d)
+{
+    struct commit c;
+    bool locked = log_lock(l, NULL) == OK;
+    control_committed(l->control, &c);
+    uint64_t next = c.segment == segment ? c.next_offset : segment_end;
+    control_failed_add(l->control, d->offset, next);
+    if (c.segment == segment) atomic_store_explicit(&l->control->sync_failed_segment, segment + 1, memory_order_relaxed);
+    if (locked) log_unlock(l);
+}
+
+/* Sync one segment and publish that it is durable up to `to`. */
+static err sync_segment(struct log *l, const struct durable *to, uint64_t segment_end, bool closed, struct durable *d,
+                        struct fault *f)
+{
+    bool gave_up = false;
+    err e = OK;
+    if (closed || d->segment != to->segment) sync_companions(l, to->segment, closed);
+    if (d->segment != to->segment) {
+        /* The first sync in this file: its name must be durable too. */
+        e = file_sync_directory(l->directory, f);
+        gave_up = e != OK;
+    }
+    if (!e) e = sync_file(l, to->segment, SEGMENT_SUFFIX, &gave_up, f);
+    if (e && gave_up) sync_give_up(l, to->segment, segment_end, d);
+    if (e == ERR_NOT_FOUND && closed) return OK; /* retention took it: nobody can ask for it any more */
+    if (e) return e;
+    *d = *to;
+    control_durable_set(l->control, d);
+    return OK;
+}
+
+/* The closed segments from the durable one on. */
+static err sync_closed(struct log *l, const struct commit *c, struct durable *d, struct fault *f)
+{
+    struct segment_list list = {0};
+    err e = segment_list_read(l->directory, &list, f);
+    for (uint32_t i = 0; i < list.count && !e; i++) {
+        uint64_t segment = list.first[i];
+        if (segment < d->segment || segment >= c->segment || list.bytes[i] <= SEGMENT_HEADER_BYTES) continue;
+        /* Its last offset is the next segment's name; the active one is in the list or was made since. */
+        uint64_t end = c->segment;
+        for (uint32_t k = i + 1; k < list.count; k++)
+            if (list.first[k] > segment && (list.bytes[k] > SEGMENT_HEADER_BYTES || list.first[k] == c->segment)) {
+                end = list.first[k] < c->segment ? list.first[k] : c->segment;
+                break;
+            }
+        struct durable to = {segment, list.bytes[i], end};
+        if (d->segment == segment && d->position == to.position) continue;
+        if (control_failed_covers(l->control, end - 1, end)) continue; /* given up for good */
+        e = sync_segment(l, &to, end, true, d, f);
+    }
+    segment_list_free(&list);
+    return e;
+}
+
+static err sync_locked(struct log *l, struct fault *f)
+{
+    struct commit c;
+    struct durable d;
+    control_committed(l->control, &c);
+    control_durable(l->control, &d);
+    if (atomic_load_explicit(&l->control->failed_count, memory_order_relaxed) >= CONTROL_FAILED_MAX)
+        return fault_set(f, ERR_IO, 0, l->directory, 0, CONTROL_FAILED_MAX, CONTROL_FAILED_MAX);
+    if (d.segment != c.segment) {
+        err e = sync_closed(l, &c, &d, f);
+        if (e) return e;
+    }
+    if (c.position == SEGMENT_HEADER_BYTES) return OK;
+    if (atomic_load_explicit(&l->control->sync_failed_segment, memory_order_relaxed) == c.segment + 1)
+        return fault_set(f, ERR_IO, 0, l->directory, d.position, c.next_offset, d.offset);
+    struct durable to = {c.segment, c.position, c.next_offset};
+    return sync_segment(l, &to, c.next_offset, false, &d, f);
+}
+
+err log_sync(struct log *l, uint64_t *durable_offset, struct fault *f)
+{
+    struct commit wanted;
+    struct durable d;
+    control_committed(l->control, &wanted);
+    control_durable(l->control, &d);
+    err e = OK;
+    if (d.offset < wanted.next_offset) {
+        if (mutex_lock(&l->control->durable_mutex) == MUTEX_FAILED)
+            return fault_set(f, ERR_LOCK, errno, l->directory, 0, 0, 0);
+        /* Who waited here for another's fdatasync may find that it began late enough. */
+        control_durable(l->control, &d);
+        if (d.offset < wanted.next_offset) e = sync_locked(l, f);
+        mutex_unlock(&l->control->durable_mutex);
+        control_durable(l->control, &d);
+    }
+    *durable_offset = d.offset;
+    return e;
+}
