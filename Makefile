@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make run      a broker, this host's telemetry and a Spark job, end to end, with real data
+#   make test     every test
+#   make check    ruff, mypy, and the tests of the house rules
+#   make san      the C core under the address, undefined and thread sanitizers
+#   make fuzz     every fuzz target for FUZZ_SECONDS each
+#   make bench    the figures of benchmarks/README.md, on this machine
+#   make clean    remove everything that was built, and the virtual environment
+#
+# Each makes the virtual environment first if need be.  It takes Python 3.11 or newer with its venv
+# module and headers, a C compiler, and a package registry; what else is missing is said.
+
+PYTHON ?= python3
+VENV ?= .venv
+FUZZ_SECONDS ?= 60
+PYTEST_ARGS ?=
+CC := $(shell command -v gcc || command -v cc || echo gcc)
+
+BIN := $(VENV)/bin
+SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vibemq/*.c' -o -name '*.pyx' -o -name '*.pxd')
+
+.PHONY: run test check san fuzz bench clean requirements
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+run: $(VENV)/.run $(VENV)/.built
+	$(BIN)/vibemq ingest --demo
+
+test: $(VENV)/.test $(VENV)/.built
+	$(MAKE) -C csrc test CC=$(CC)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.test $(VENV)/.built
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py
+
+san:
+	$(MAKE) -C csrc san CC=$(CC)
+
+fuzz: $(VENV)/.test $(VENV)/.built
+	$(MAKE) -C csrc fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
+	VIBEMQ_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -q -m fuzz tests
+
+bench: $(VENV)/.test $(VENV)/.built
+	$(MAKE) -C csrc bench CC=$(CC)
+	$(BIN)/python -m pytest -q benchmarks
+	$(BIN)/vibemq bench --help
+
+clean:
+	$(MAKE) -C csrc clean
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks $(VENV)
+	find vibemq pyspark_vibemq tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find vibemq -name '*.so' -delete
+
+# ---- the environment; a stamp for each step, so that a second run takes no time ----
+
+requirements:
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is missing (Debian: apt-get install python3)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "make: $$($(PYTHON) --version) is too old: 3.11 or newer is needed (make PYTHON=python3.12 ...)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "make: Python's venv module is missing (Debian: apt-get install python3-venv)"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
+	    { echo "make: Python's headers are missing (Debian: apt-get install python3-dev)"; exit 1; }
+	@command -v $(CC) >/dev/null || { echo "make: a C compiler is missing (Debian: apt-get install gcc libc6-dev)"; exit 1; }
+
+$(VENV)/.made:
+	@$(MAKE) --no-print-directory requirements
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q "setuptools>=80" "cython>=3.1"
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.made pyproject.toml setup.py
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.made pyproject.toml setup.py
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local,test]"
+	@touch $@
+
+# After the installation, which builds too; this rebuilds what has changed since.
+$(VENV)/.built: $(SOURCES) setup.py | $(VENV)/.made
+	$(BIN)/python setup.py -q build_clib build_ext --inplace
+	@touch $@
