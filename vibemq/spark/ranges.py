@@ -116,13 +116,8 @@ def between(options: Options, stream: str, start: Position, end: Position) -> Ra
     return Range(stream, end.incarnation, start.offset, end.offset)
 
 
-def advance(
-    options: Options, here: Positions, tail: Mapping[str, Facts], *, frozen: bool
-) -> tuple[Positions, Positions]:
-    """From where, and to where at most, the next batch goes.
-
-    `frozen`: the tail is an older answer (of an AvailableNow run), so being past it is no loss.
-    """
+def advance(options: Options, here: Positions, tail: Mapping[str, Facts]) -> tuple[Positions, Positions]:
+    """From where, and to where at most, the next batch goes."""
     begin: Positions = {}
     end: Positions = {}
     for stream, has in tail.items():
@@ -135,8 +130,6 @@ def advance(
         elif has.next >= at.offset:
             skip_to = at.offset if options.fail_on_data_loss else max(at.offset, has.first)
             begin[stream] = Position(has.incarnation, skip_to)
-        elif frozen:
-            begin[stream] = end[stream] = at
         elif has.incarnation:
             gone, begin[stream] = TRUNCATED, end[stream]
         else:

@@ -112,7 +112,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return nothing_new
         if here is None:  # Spark before 4.2, restarted after a finished batch
             here = {stream: Position(there.incarnation, there.next) for stream, there in tail.items()}
-        begin, end = ranges.advance(self.options, here, tail, frozen=self.frozen is not None)
+        if self.frozen and any(tail[name].next < here[name].offset for name in tail):
+            # Asked before the start was known, so make sure before anyone speaks of lost data.
+            tail = self.frozen = patiently(self.options, self._ask)
+        begin, end = ranges.advance(self.options, here, tail)
         rows_max = self.options.max_offsets_per_trigger
         if rows_max is not None and (limit is None or not isinstance(limit, ReadAllAvailable)):
             end = offsets.limited(begin, end, rows_max)

@@ -56,6 +56,8 @@ def local_session(
     except ImportError as failed:
         raise SetupError("pyspark is not installed", hint="pip install 'vibemq[spark-local]'") from failed
     ensure_java()
+    # Spark would start whichever python3 is first on PATH; its workers need the packages of this one.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -63,8 +65,6 @@ def local_session(
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
-        "spark.pyspark.python": sys.executable,
-        "spark.pyspark.driver.python": sys.executable,
         **(config or {}),
     }
     with tempfile.TemporaryDirectory(prefix="vibemq-spark-") as folder:

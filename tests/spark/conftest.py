@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Spark session and one broker of each kind for all tests here; what is not installed skips with its reason."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+from spark_brokers import RabbitMQ, VibeMQ
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from vibemq.errors import SetupError
+    from vibemq.spark import local_session
+
+    folder = tmp_path_factory.mktemp("spark")
+    config = {
+        "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.task.maxFailures": "1",
+    }
+    # The workers import nothing from here, but must find the package where it is not installed.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
+    try:
+        session = local_session("vibemq-tests", cores=2, log_file=folder / "jvm.log", config=config)
+    except SetupError as missing:
+        pytest.skip(str(missing))
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def own_broker(tmp_path_factory):
+    broker = VibeMQ(tmp_path_factory.mktemp("broker")).start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_broker(tmp_path_factory):
+    if why := RabbitMQ.missing():
+        pytest.skip(why)
+    broker = RabbitMQ(tmp_path_factory.mktemp("rabbitmq")).start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(params=["vibemq", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)])
+def broker(request):
+    """Each test with this runs against both."""
+    return request.getfixturevalue("own_broker" if request.param == "vibemq" else "rabbitmq_broker")
+
+
+@pytest.fixture
+def stream(request):
+    """A name that no other test uses."""
+    return f"{request.node.name}-{next(_numbers)}".replace("[", "-").replace("]", "")

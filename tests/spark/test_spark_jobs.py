@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spark reads what was published: batch reads, micro-batches, restarts, and what it says when data is gone.
+
+Each job runs against our broker and, where it is installed, against RabbitMQ.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+
+
+def messages(count, first=0):
+    return [b"%d:%s" % (number, b"payload" * (number % 20)) for number in range(first, first + count)]
+
+
+def source(reader, broker, stream, **options):
+    reader = reader.format("vibemq").option("endpoints", broker.endpoints).option("stream", stream)
+    for name, value in options.items():
+        reader = reader.option(name, value)
+    return reader
+
+
+def batch(spark, broker, stream, **options):
+    return source(spark.read, broker, stream, **options)
+
+
+def sums(frame):
+    """Count, sum of offsets and sum of checksums: equal only for the same records."""
+    row = frame.agg(F.count("*"), F.sum("offset"), F.sum(F.crc32("value")), F.countDistinct("offset")).first()
+    return tuple(value or 0 for value in row)
+
+
+def expected(sent, first=0):
+    return (
+        len(sent),
+        sum(range(first, first + len(sent))),
+        sum(zlib.crc32(message) for message in sent),
+        len(sent),
+    )
+
+
+class Job:
+    """A streaming query into Parquet that can be run to its end again and again."""
+
+    def __init__(self, spark, folder):
+        self.spark = spark
+        self.folder = folder
+        self.checkpoint = folder / "checkpoint"
+        self.output = str(folder / "output")
+
+    def write(self, frame):
+        return frame.writeStream.format("parquet").option("checkpointLocation", str(self.checkpoint))
+
+    def run(self, broker, stream, **options):
+        """Everything there is now; gives the rows of each batch."""
+        frame = source(self.spark.readStream, broker, stream, **{"startingOffsets": "earliest", **options}).load()
+        query = self.write(frame).trigger(availableNow=True).start(self.output)
+        try:
+            assert query.awaitTermination(90), "the query did not end"
+        finally:
+            query.stop()
+        return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+    def result(self):
+        return self.spark.read.parquet(self.output)
+
+
+@pytest.fixture
+def job(spark, tmp_path):
+    return Job(spark, tmp_path)
+
+
+# ---- batch ----
+
+
+def test_a_batch_read_is_what_was_published(spark, broker, stream):
+    sent = messages(30_000)
+    broker.publish(stream, sent)
+    frame = batch(spark, broker, stream, batchBytes=100_000).load()
+    assert sums(frame) == expected(sent)
+    ends = frame.agg(F.min("timestamp"), F.max("timestamp"), F.countDistinct("stream"), F.first("stream")).first()
+    assert ends[0] is not None and (ends[1] - ends[0]).total_seconds() < 60 and ends[2:] == (1, stream)
+
+
+def test_ranges_one_record_and_none(spark, broker, stream):
+    sent = messages(1_000)
+    broker.publish(stream, sent)
+
+    def part(start, end):
+        return batch(
+            spark, broker, stream, startingOffsets=json.dumps({stream: start}), endingOffsets=json.dumps({stream: end})
+        ).load()
+
+    assert sums(part(123, 877)) == expected(sent[123:877], 123)
+    assert [(row.offset, bytes(row.value)) for row in part(500, 501).collect()] == [(500, sent[500])]
+    assert part(500, 500).count() == 0
+    assert part(-2, -1).count() == 1_000
+    with pytest.raises(PySparkException, match=r"offsets 900 to 1500.*offsets 0 to 1000"):
+        part(900, 1500).count()
+    with pytest.raises(PySparkException, match="beyond the end"):
+        part(5, 3).count()
+
+
+def test_an_empty_stream_has_no_rows(spark, broker, stream):
+    broker.publish(stream, [])
+    assert batch(spark, broker, stream).load().count() == 0
+
+
+def test_a_start_by_time(spark, broker, stream):
+    broker.publish(stream, messages(500))
+    later = batch(spark, broker, stream).load().agg(F.max("timestamp")).first()[0].timestamp()
+    while True:  # until the clock of the broker has moved on
+        broker.publish(stream, messages(500, 500))
+        frame = batch(spark, broker, stream, startingTimestamp=int(later * 1000) + 2).option(
+            "startingOffsetsByTimestampStrategy", "latest"
+        )
+        first = frame.load().agg(F.min("offset")).first()[0]
+        if first is not None:
+            break
+    assert first % 500 == 0 and first >= 500
+    with pytest.raises(PySparkException, match="no record as young"):
+        batch(spark, broker, stream, startingTimestamp=int(later * 1000) + 10**9).load().count()
+
+
+def test_columns_by_option_and_by_schema(spark, broker, stream):
+    sent = messages(10)
+    broker.publish(stream, sent)
+    lean = batch(spark, broker, stream, columns="offset,value").load()
+    assert lean.columns == ["offset", "value"]
+    assert [bytes(row.value) for row in lean.orderBy("offset").collect()] == sent
+    chosen = batch(spark, broker, stream).schema("value BINARY, stream STRING").load()
+    assert sorted(bytes(row.value) for row in chosen.collect()) == sorted(sent)
+    for schema, says in (("key BINARY", "no column 'key'"), ("value STRING", "value is binary, not string")):
+        with pytest.raises(PySparkException, match=says):
+            batch(spark, broker, stream).schema(schema).load().count()
+
+
+def test_the_body_of_amqp_messages_and_the_stored_bytes(spark, broker, stream):
+    stored = [b"\x00\x53\x75\xa0\x05hello", b"\x00\x53\x77\xa1\x02hi", b"plain"]
+    broker.publish(stream, stored)
+    bodies = batch(spark, broker, stream).load().orderBy("offset").collect()
+    assert [bytes(row.value) for row in bodies] == [b"hello", b"hi", b"plain"]
+    raw = batch(spark, broker, stream, valueFormat="raw").load().orderBy("offset").collect()
+    assert [bytes(row.value) for row in raw] == stored
+
+
+def test_mistakes_are_told_at_load(spark, broker, stream):
+    with pytest.raises(PySparkException, match="did you mean startingOffsets"):
+        batch(spark, broker, stream, startingOffset="earliest").load()
+    with pytest.raises(PySparkException, match=stream):
+        batch(spark, broker, stream).load().count()  # there is no such stream
+
+
+def test_several_streams_at_once(spark, broker, stream):
+    for part in "ab":
+        broker.publish(f"{stream}-{part}", messages(100))
+    reader = spark.read.format("vibemq").option("endpoints", broker.endpoints)
+    frame = reader.option("subscribe", f"{stream}-a, {stream}-b").load()
+    counts = {row["stream"]: row["count"] for row in frame.groupBy("stream").count().collect()}
+    assert counts == {f"{stream}-a": 100, f"{stream}-b": 100}
+
+
+# ---- streaming ----
+
+
+def test_limited_batches_and_restarts_read_each_record_once(job, broker, stream):
+    sent = messages(1_000)
+    broker.publish(stream, sent)
+    assert job.run(broker, stream, maxOffsetsPerTrigger=400) == [400, 400, 200]
+    assert sums(job.result()) == expected(sent)
+
+    assert job.run(broker, stream) == [], "nothing new"
+    sent += messages(500, 1_000)
+    broker.publish(stream, sent[1_000:])
+    assert job.run(broker, stream) == [500]
+    assert sums(job.result()) == expected(sent)
+
+    # As if the driver had died after the batch was written and before it was noted as done.
+    newest = max((job.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    newest.unlink()
+    newest.with_name(f".{newest.name}.crc").unlink()
+    sent += messages(70, 1_500)
+    broker.publish(stream, sent[1_500:])
+    job.run(broker, stream)
+    assert sums(job.result()) == expected(sent)
+
+
+def test_a_query_that_starts_at_the_end_sees_only_what_comes_then(spark, job, broker, stream):
+    broker.publish(stream, messages(100))
+    frame = source(spark.readStream, broker, stream).load()
+    query = job.write(frame).start(job.output)
+    try:
+        query.processAllAvailable()
+        broker.publish(stream, messages(50, 100))
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert sums(job.result()) == expected(messages(50, 100), 100)
+
+
+def test_a_stream_made_anew_is_never_mistaken_for_the_old_one(job, broker, stream):
+    broker.publish(stream, messages(300))
+    job.run(broker, stream)
+    broker.delete(stream)
+    broker.publish(stream, messages(120, 5_000))
+    with pytest.raises(PySparkException, match=r"deleted and created again.*failOnDataLoss=false"):
+        job.run(broker, stream)
+    job.run(broker, stream, failOnDataLoss="false")
+    rows = job.result()
+    assert rows.count() == 420
+    assert rows.where("cast(value as string) like '5%' and offset < 120").count() >= 120
+
+
+def test_what_retention_removed_is_told_or_skipped(job, broker, stream):
+    limits = {"max-length-bytes": 200_000, "stream-max-segment-size-bytes": 50_000}
+    broker.publish(stream, messages(10), limits)
+    job.run(broker, stream)
+    for _ in range(100):
+        broker.publish(stream, [bytes(1_000)] * 100, limits)
+        with broker.connect() as connection:
+            if connection.first_offset(stream) > 10:
+                break
+    with pytest.raises(PySparkException, match="retention has passed"):
+        job.run(broker, stream)
+    (rows,) = job.run(broker, stream, failOnDataLoss="false")
+    found = job.result().agg(F.count("*"), F.countDistinct("offset"), F.max("offset")).first()
+    assert found[0] == found[1] == 10 + rows
+    with broker.connect() as connection:
+        assert found[2] == connection.next_offset(stream) - 1
