@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Retention on a timer: which streams are looked at, and that it stays in slices."""
+
+import time
+
+import pytest
+
+from vibemq.errors import StorageError
+from vibemq.server import housekeeping
+from vibemq.storage.metadata import Metadata
+
+
+@pytest.fixture
+def metadata(tmp_path):
+    found = Metadata(str(tmp_path / "meta.db"))
+    yield found
+    found.close()
+
+
+def run_to_the_end(keeper):
+    slices = 0
+    while keeper.due <= time.monotonic():
+        began = time.monotonic()
+        keeper.run_slice()
+        slices += 1
+        assert time.monotonic() - began < 1.0  # SLICE_S and one stream; generous for a busy machine
+    return slices
+
+
+def due_now(metadata):
+    keeper = housekeeping.Housekeeper(metadata, 3600)
+    keeper.due = time.monotonic()
+    return keeper
+
+
+def test_only_streams_with_a_limit_are_opened(metadata, monkeypatch):
+    limited = [
+        metadata.create_stream("/", "aged", {"max-age": "1h"}, "os", 10),
+        metadata.create_stream("/", "sized", {"max-length-bytes": "1000"}, "os", 10),
+    ]
+    metadata.create_stream("/", "all", {}, "os", 10)
+    metadata.create_stream("/", "unlimited", {"max-length-bytes": "0"}, "os", 10)
+    looked = []
+    monkeypatch.setattr(housekeeping.logs, "housekeep", lambda directory: (looked.append(directory), (0, 0))[1])
+    run_to_the_end(due_now(metadata))
+    assert sorted(looked) == sorted(record.directory for record in limited)
+
+
+def test_many_streams_are_done_in_slices_and_each_once(metadata, monkeypatch):
+    for number in range(1200):  # more than two pages
+        metadata.create_stream("/", f"s{number}", {"max-age": "1h"}, "os", 2000)
+    looked = []
+
+    def slow(directory):
+        looked.append(directory)
+        if len(looked) % 400 == 0:
+            time.sleep(housekeeping.SLICE_S)  # stands for a disk that takes its time
+        return 0, 0
+
+    monkeypatch.setattr(housekeeping.logs, "housekeep", slow)
+    assert run_to_the_end(due_now(metadata)) > 3
+    assert len(looked) == len(set(looked)) == 1200
+
+
+def test_a_stream_deleted_meanwhile_is_no_news_and_a_bad_one_no_obstacle(metadata, monkeypatch, caplog):
+    for name in ("gone", "bad", "good"):
+        metadata.create_stream("/", name, {"max-age": "1h"}, "os", 10)
+    names = {record.directory: record.name for record in metadata.streams()}
+    done = []
+
+    def housekeep(directory):
+        match names[directory]:
+            case "gone":
+                raise StorageError("ERR_NOT_FOUND", "no such file")
+            case "bad":
+                raise StorageError("ERR_CORRUPT", "checksum")
+        done.append(names[directory])
+        return 2, 4096
+
+    monkeypatch.setattr(housekeeping.logs, "housekeep", housekeep)
+    with caplog.at_level("INFO"):
+        run_to_the_end(due_now(metadata))
+    assert done == ["good"]
+    assert "retention of stream 'bad' failed: checksum" in caplog.text
+    assert "stream 'good': retention dropped 2 segments, 4096 bytes" in caplog.text
+    assert "gone" not in caplog.text

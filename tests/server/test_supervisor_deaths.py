@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers die: how soon they are replaced, what becomes of who waits, and when they must wait."""
+
+import os
+import signal
+import time
+
+from supervisor_harness import wait_until
+
+
+def test_a_killed_worker_is_replaced_within_200_ms(start):
+    broker = start(server__workers=1).wait_ready()
+    took_ms = []
+    for _ in range(5):
+        pid = broker.ask()[1]
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        assert broker.ask()[1] != pid
+        took_ms.append((time.monotonic() - killed) * 1000)
+    # The machine may be busy with other tests now and then, but not five times in a row.
+    assert min(took_ms) < 200, took_ms
+
+
+def test_a_connection_that_waits_in_a_dead_workers_queue_is_answered_by_its_successor(start):
+    broker = start(server__workers=1).wait_ready()
+    [pid] = broker.workers()
+    os.kill(pid, signal.SIGSTOP)
+    with broker.connect() as connection:  # accepted by the kernel, not by the worker
+        os.kill(pid, signal.SIGKILL)
+        index, answered_by = map(int, connection.makefile().readline().split())
+    assert index == 0
+    assert [answered_by] == broker.workers() != [pid]
+
+
+def test_the_other_workers_do_not_notice(start):
+    broker = start(server__workers=3).wait_ready()
+    victim, *others = broker.workers()
+    os.kill(victim, signal.SIGKILL)
+    broker.wait_log(" is ready, pid ", count=4)
+    assert victim not in broker.workers()
+    assert set(others) < set(broker.workers())
+
+
+def test_killing_a_worker_again_and_again_never_makes_it_wait(start):
+    broker = start(server__workers=1).wait_ready()
+    for _ in range(15):
+        os.kill(broker.ask()[1], signal.SIGKILL)
+    broker.ask()
+    assert "it is started again in" not in broker.log
+
+
+def test_a_worker_that_keeps_ending_is_started_ever_more_slowly_and_the_log_says_so(start):
+    broker = start("flaky").wait_ready()
+    broker.wait_log("worker 0 ended 4 times in a row right after its start; it is started again in 0.1 s")
+    broker.wait_log("worker 0 ended 5 times in a row right after its start; it is started again in 0.2 s")
+    (broker.folder / "vibemq.toml.steady").touch()
+    wait_until(lambda: len(broker.workers()) == 2, "both workers run")
+    wait_until(lambda: 0 in {broker.ask()[0] for _ in range(20)}, "worker 0 accepts")
+
+
+def test_a_worker_that_fails_later_is_replaced_at_once_and_its_exit_code_logged(start):
+    broker = start(server__workers=1).wait_ready()
+    [pid] = broker.workers()
+    with broker.connect() as connection:
+        connection.sendall(b"exit 7\n")
+        wait_until(lambda: broker.workers() not in ([pid], []), "a new worker")
+    assert f"worker 0, pid {pid}, ended with exit code 7" in broker.log
+    assert broker.ask()[1] != pid
+
+
+def test_killing_supervisor_and_workers_leaves_a_data_directory_that_starts_again(start):
+    for _ in range(3):
+        broker = start().wait_ready()
+        for pid in [*broker.workers(), broker.process.pid]:
+            os.kill(pid, signal.SIGKILL)
+        broker.wait()
+    start().wait_ready()

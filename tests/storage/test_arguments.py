@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stream arguments: text from clients to the log's numbers."""
+
+import pytest
+
+from vibemq.errors import LimitExceeded
+from vibemq.storage.arguments import has_retention, log_options, max_age_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("1s", 1000),
+        ("5m", 300_000),
+        ("12h", 43_200_000),
+        ("7D", 604_800_000),
+        ("1M", 2_592_000_000),
+        ("1Y", 31_536_000_000),
+    ],
+)
+def test_ages(text, ms):
+    assert max_age_ms(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "12", "h", "0h", "-1h", "1.5h", "1d", "1 h", "12h ", "9999999999s", "\u0661h"])
+def test_what_is_no_age_is_refused(text):
+    with pytest.raises(LimitExceeded, match="max-age must be a positive integer"):
+        max_age_ms(text)
+
+
+def test_what_a_stream_says_wins_over_the_default():
+    said = {"max-age": "1h", "max-length-bytes": "1000", "stream-max-segment-size-bytes": "5000", "other": "x"}
+    assert log_options(said, "disk", 777) == {
+        "segment_bytes_max": 5000,
+        "retention_bytes_max": 1000,
+        "retention_age_ms_max": 3_600_000,
+        "durability": "disk",
+    }
+    assert log_options({}, "os", 777) == {
+        "segment_bytes_max": 777,
+        "retention_bytes_max": 0,
+        "retention_age_ms_max": 0,
+        "durability": "os",
+    }
+
+
+@pytest.mark.parametrize("size", ["-1", "3000000001", "1e3", ""])
+def test_sizes_out_of_range_are_refused(size):
+    with pytest.raises(LimitExceeded, match="stream-max-segment-size-bytes must be an integer from 0 to 3000000000"):
+        log_options({"stream-max-segment-size-bytes": size}, "os", 777)
+
+
+def test_which_streams_ever_drop_anything():
+    assert has_retention({"max-age": "1h"})
+    assert has_retention({"max-length-bytes": "1"})
+    assert not has_retention({"max-length-bytes": "0"})
+    assert not has_retention({})
