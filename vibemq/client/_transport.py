@@ -192,6 +192,13 @@ class Transport:
         finally:
             self._lock.release()
 
+    def detach(self) -> socket.socket:
+        """Ends this object without ending the connection."""
+        self._closed.set()
+        with self._lock:
+            self._socket.setblocking(True)
+            return self._socket
+
     def close(self) -> None:
         self._closed.set()
         with self._lock:

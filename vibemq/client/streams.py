@@ -17,6 +17,7 @@ A connection goes to the broker that it was told; it does not look for the leade
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -164,6 +165,15 @@ class StreamsConnection:
             return
         finally:
             self._transport.close()
+
+    def detach(self) -> socket.socket:
+        """Gives the blocking socket to a caller that speaks the protocol itself from here on, as load generators do.
+
+        Call it while nothing is on its way: bytes that came already would be lost with this object.
+        """
+        self._check()
+        self._failure = ConnectionClosed(f"{self._transport.peer}: the socket was handed on", hint="Use the socket.")
+        return self._transport.detach()
 
     @property
     def closed(self) -> bool:

@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The threads of the load generator: each a blocking loop in C without the GIL and without an allocation.
+
+A message of 24 bytes or more begins with what the other end needs to judge it, in the machine's own byte order
+since both ends are this process:
+
+    0..7 when it was sent, or in an open loop should have been sent (CLOCK_MONOTONIC, ns)
+    8..15 its number among its producer's messages     16..23 its producer
+
+Closed loop: a producer sends as long as fewer than `window` messages are unconfirmed. Open loop: each frame has its
+moment in a schedule that does not wait for the broker, and a latency counts from that moment, sent in time or not;
+so a broker that stalls cannot hide it by slowing its clients down (coordinated omission).
+
+The other thread of a connection only reads a few fields of this one, so the fields that both touch are read and
+written with relaxed atomics; everything else belongs to one thread until it has ended.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memmove, memset
+
+from vibemq.bench._histogram cimport Histogram
+
+from vibemq.protocols.streams import spec
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <sys/socket.h>
+    #include <time.h>
+    #define vibemq_load(p) __atomic_load_n((p), __ATOMIC_RELAXED)
+    #define vibemq_store(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
+
+    static int64_t vibemq_now_ns(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+    static void vibemq_sleep_until_ns(int64_t until_ns) {
+        struct timespec t = {until_ns / 1000000000, until_ns % 1000000000};
+        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, 0) == EINTR) {}
+    }
+    /* 0, or the error number; every byte is sent unless there is an error. */
+    static int vibemq_send_all(int fd, const uint8_t *p, size_t size) {
+        while (size) {
+            ssize_t sent = send(fd, p, size, MSG_NOSIGNAL);
+            if (sent < 0 && errno == EINTR) continue;
+            if (sent <= 0) return sent < 0 ? errno : EPIPE;
+            p += sent;
+            size -= (size_t)sent;
+        }
+        return 0;
+    }
+    static ssize_t vibemq_receive(int fd, uint8_t *p, size_t size) {
+        ssize_t got;
+        do got = recv(fd, p, size, 0); while (got < 0 && errno == EINTR);
+        return got;
+    }
+    static uint32_t vibemq_get_u32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
+    static uint64_t vibemq_get_u64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
+    static void vibemq_put_u32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
+    static void vibemq_put_u64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
+    """
+    int64_t load "vibemq_load"(int64_t *p) noexcept nogil
+    void store "vibemq_store"(int64_t *p, int64_t value) noexcept nogil
+    int64_t now_ns "vibemq_now_ns"() noexcept nogil
+    void sleep_until_ns "vibemq_sleep_until_ns"(int64_t until_ns) noexcept nogil
+    int send_all "vibemq_send_all"(int fd, const uint8_t *p, size_t size) noexcept nogil
+    Py_ssize_t receive "vibemq_receive"(int fd, uint8_t *p, size_t size) noexcept nogil
+    uint32_t get_u32 "vibemq_get_u32"(const uint8_t *p) noexcept nogil
+    uint64_t get_u64 "vibemq_get_u64"(const uint8_t *p) noexcept nogil
+    void put_u32 "vibemq_put_u32"(uint8_t *p, uint32_t value) noexcept nogil
+    void put_u64 "vibemq_put_u64"(uint8_t *p, uint64_t value) noexcept nogil
+
+cdef enum:
+    KEY_PUBLISH = 0x0002
+    KEY_PUBLISH_CONFIRM = 0x0003
+    KEY_PUBLISH_ERROR = 0x0004
+    KEY_DELIVER = 0x0008
+    KEY_CREDIT_ERROR = 0x8009
+    KEY_METADATA_UPDATE = 0x0010
+    KEY_CLOSE = 0x0016
+    KEY_SUBSCRIBE_RESPONSE = 0x8007
+    PUBLISH_HEADER_SIZE = 13  # size, key, version, publisher id, count
+    PUBLISHED_HEADER_SIZE = 12  # publishing id, size
+    CHUNK_HEADER_SIZE = 48
+    INBOX_SIZE = 1 << 22
+    RECEIVE_SIZE_MIN = 1 << 16
+    FRAME_SIZE_MAX = 1 << 30
+    STAMPS_COUNT = 1 << 18  # sending times of frames on the way; load.py keeps every window below it
+    WINDOW_SLEEP_NS = 20000  # a full window is looked at again after this
+
+STAMP_SIZE_BYTES = 24  # sending time, number, producer: smaller messages cannot be verified or timed
+assert spec.Key.PUBLISH == KEY_PUBLISH and spec.CHUNK_HEADER_SIZE_BYTES == CHUNK_HEADER_SIZE
+
+
+cdef struct Inbox:
+    int fd
+    uint8_t *buffer
+    size_t begin
+    size_t end
+    size_t size
+
+
+cdef const uint8_t *next_frame(Inbox *inbox, uint32_t *size) noexcept nogil:
+    """The next frame behind its size field, which goes to `size`; NULL at the connection's end or on nonsense."""
+    cdef size_t needed = 4, held
+    cdef Py_ssize_t got
+    cdef uint8_t *larger
+    while True:
+        held = inbox.end - inbox.begin
+        if held >= 4:
+            needed = 4 + <size_t>get_u32(inbox.buffer + inbox.begin)
+            if needed > FRAME_SIZE_MAX or needed < 8:
+                return NULL
+            if held >= needed:
+                size[0] = <uint32_t>(needed - 4)
+                inbox.begin += needed
+                return inbox.buffer + inbox.begin - needed + 4
+        if inbox.begin and (held == 0 or inbox.size - inbox.begin < needed or inbox.size - inbox.end < RECEIVE_SIZE_MIN):
+            memmove(inbox.buffer, inbox.buffer + inbox.begin, held)
+            inbox.begin, inbox.end = 0, held
+        if inbox.size < needed:
+            larger = <uint8_t *>malloc(2 * needed)
+            if larger is NULL:
+                return NULL
+            memcpy(larger, inbox.buffer, held)
+            free(inbox.buffer)
+            inbox.buffer, inbox.size = larger, 2 * needed
+        got = receive(inbox.fd, inbox.buffer + inbox.end, inbox.size - inbox.end)
+        if got <= 0:
+            return NULL
+        inbox.end += got
+
+
+cdef class Producer:
+    """One publishing connection; `send` and `read_confirms` are the bodies of its two threads."""
+
+    cdef Inbox inbox
+    cdef int64_t total, batch, size, group, window, interval_ns, number
+    cdef int64_t sent_, settled, refused_, stopped
+    cdef int64_t *stamps
+    cdef readonly int64_t last_confirm_ns, refused_code, close_code, send_error
+    cdef readonly Histogram confirms
+
+    def __cinit__(self, *, int fd, int64_t number, int64_t total, int64_t batch, int64_t size, int64_t group,
+                  int64_t window, double rate, bint timed):
+        """rate: messages/s of this producer, 0 for a closed loop. timed: confirms are recorded into `confirms`."""
+        self.number, self.total, self.batch, self.size = number, total, batch, size
+        self.window, self.group = window, 1 if rate else group
+        self.interval_ns = <int64_t>(batch / rate * 1e9) if rate else 0
+        self.confirms = Histogram()
+        self.inbox = Inbox(fd=fd, buffer=<uint8_t *>malloc(INBOX_SIZE), begin=0, end=0, size=INBOX_SIZE)
+        if timed:
+            self.stamps = <int64_t *>calloc(STAMPS_COUNT, sizeof(int64_t))
+        if self.inbox.buffer is NULL or (timed and self.stamps is NULL):
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.inbox.buffer)
+        free(self.stamps)
+
+    @property
+    def sent(self):
+        return load(&self.sent_)
+
+    @property
+    def confirmed(self):
+        return load(&self.settled) - load(&self.refused_)
+
+    @property
+    def refused(self):
+        return load(&self.refused_)
+
+    def stop(self):
+        store(&self.stopped, 1)
+
+    def send(self):
+        """Publishes everything, then returns; earlier after stop() or when the connection ended."""
+        cdef size_t frame_size = PUBLISH_HEADER_SIZE + self.batch * (PUBLISHED_HEADER_SIZE + self.size)
+        cdef uint8_t *frames = <uint8_t *>malloc(frame_size * self.group)
+        if frames is NULL:
+            raise MemoryError
+        with nogil:
+            self.fill_template(frames, frame_size)
+            self.send_loop(frames, frame_size)
+        free(frames)
+
+    cdef void fill_template(self, uint8_t *frames, size_t frame_size) noexcept nogil:
+        """All that never changes: headers, sizes and the letters behind the stamp."""
+        cdef int64_t i, j
+        cdef uint8_t *p
+        for j in range(self.group):
+            p = frames + j * frame_size
+            put_u32(p + 4, (KEY_PUBLISH << 16) | 1)
+            p[8] = 0
+            p += PUBLISH_HEADER_SIZE
+            for i in range(self.batch):
+                put_u32(p + 8, <uint32_t>self.size)
+                memset(p + PUBLISHED_HEADER_SIZE, <uint8_t>(c'a' + i % 26), self.size)
+                p += PUBLISHED_HEADER_SIZE + self.size
+
+    cdef void send_loop(self, uint8_t *frames, size_t frame_size) noexcept nogil:
+        cdef int64_t sent = 0, count, i, stamp, scheduled = now_ns(), step = PUBLISHED_HEADER_SIZE + self.size
+        cdef bint stamped = self.size >= 24
+        cdef uint8_t *end = frames
+        cdef uint8_t *p
+        cdef int64_t held = 0
+        while sent < self.total:
+            count = min(self.batch, self.total - sent)
+            if self.interval_ns:
+                scheduled += self.interval_ns
+                if now_ns() < scheduled:
+                    sleep_until_ns(scheduled)
+            while sent - load(&self.settled) > self.window:
+                if load(&self.stopped):
+                    return
+                sleep_until_ns(now_ns() + WINDOW_SLEEP_NS)
+            if load(&self.stopped):
+                return
+            stamp = scheduled if self.interval_ns else now_ns()
+            if self.stamps is not NULL:
+                store(&self.stamps[(sent // self.batch) % STAMPS_COUNT], stamp)
+            put_u32(end, <uint32_t>(PUBLISH_HEADER_SIZE - 4 + count * step))
+            put_u32(end + 9, <uint32_t>count)
+            p = end + PUBLISH_HEADER_SIZE
+            for i in range(count):
+                put_u64(p, <uint64_t>(sent + i + 1))
+                if stamped:
+                    memcpy(p + PUBLISHED_HEADER_SIZE, &stamp, 8)
+                    (<int64_t *>(p + PUBLISHED_HEADER_SIZE + 8))[0] = sent + i
+                    memcpy(p + PUBLISHED_HEADER_SIZE + 16, &self.number, 8)
+                p += step
+            end, sent, held = p, sent + count, held + 1
+            if held == self.group or sent >= self.total:
+                self.send_error = send_all(self.inbox.fd, frames, end - frames)
+                if self.send_error:
+                    return
+                end, held = frames, 0
+            store(&self.sent_, sent)
+
+    def read_confirms(self):
+        """Until everything is confirmed or refused, or the connection ends."""
+        with nogil:
+            self.confirm_loop()
+        self.stop()  # a sender that waits for its window must not wait for ever
+
+    cdef void confirm_loop(self) noexcept nogil:
+        cdef uint32_t size = 0, key, count, i
+        cdef const uint8_t *frame
+        cdef int64_t now
+        while load(&self.settled) < self.total:
+            frame = next_frame(&self.inbox, &size)
+            if frame is NULL:
+                return
+            key = get_u32(frame) >> 16
+            if key == KEY_PUBLISH_CONFIRM and size >= 9:
+                count = min(get_u32(frame + 5), (size - 9) // 8)
+                if self.stamps is not NULL:
+                    now = now_ns()
+                    for i in range(count):
+                        self.confirms.record_ns(now - load(&self.stamps[self.stamp_of(frame + 9 + 8 * i)]), 1)
+                store(&self.settled, load(&self.settled) + count)
+            elif key == KEY_PUBLISH_ERROR and size >= 9:
+                count = min(get_u32(frame + 5), (size - 9) // 10)
+                if count:
+                    self.refused_code = get_u32(frame + 15) >> 16
+                store(&self.refused_, load(&self.refused_) + count)
+                store(&self.settled, load(&self.settled) + count)
+            elif key == KEY_CLOSE and size >= 10:
+                self.close_code = get_u32(frame + 8) >> 16
+                return
+            elif key == KEY_METADATA_UPDATE:
+                return
+            self.last_confirm_ns = now_ns()
+
+    cdef inline int64_t stamp_of(self, const uint8_t *publishing_id) noexcept nogil:
+        return ((<int64_t>get_u64(publishing_id) - 1) // self.batch) % STAMPS_COUNT
+
+
+cdef class Consumer:
+    """One subscribed connection; `read` is the body of its thread."""
+
+    cdef Inbox inbox
+    cdef bytes subscribe, credit
+    cdef int64_t wanted, received_, chunks_, disordered_
+    cdef bint verify, timed
+    cdef int64_t *expected
+    cdef int64_t producers
+    cdef readonly int64_t last_chunk_ns, subscribe_code, close_code, send_error
+    cdef readonly Histogram latencies
+
+    def __cinit__(self, *, int fd, bytes subscribe, bytes credit, int64_t wanted, int64_t producers, bint verify,
+                  bint timed):
+        """subscribe, credit: whole frames. verify: each producer's numbers must be unbroken. timed: record latencies."""
+        self.subscribe, self.credit, self.wanted = subscribe, credit, wanted
+        self.verify, self.timed, self.producers = verify, timed, producers
+        self.latencies = Histogram()
+        self.expected = <int64_t *>calloc(max(1, producers), sizeof(int64_t))
+        self.inbox = Inbox(fd=fd, buffer=<uint8_t *>malloc(INBOX_SIZE), begin=0, end=0, size=INBOX_SIZE)
+        if self.inbox.buffer is NULL or self.expected is NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.inbox.buffer)
+        free(self.expected)
+
+    @property
+    def received(self):
+        return load(&self.received_)
+
+    @property
+    def chunks(self):
+        return self.chunks_
+
+    @property
+    def disordered(self):
+        """Messages whose number was not the one after its producer's last, or whose bytes made no sense."""
+        return self.disordered_
+
+    def read(self):
+        """Subscribes, and reads until all that is wanted has come or the connection ends."""
+        cdef const uint8_t *subscribe = self.subscribe
+        cdef const uint8_t *credit = self.credit
+        cdef size_t subscribe_size = len(self.subscribe), credit_size = len(self.credit)
+        with nogil:
+            self.send_error = send_all(self.inbox.fd, subscribe, subscribe_size)
+            if not self.send_error:
+                self.read_loop(credit, credit_size)
+
+    cdef void read_loop(self, const uint8_t *credit, size_t credit_size) noexcept nogil:
+        cdef uint32_t size = 0, key, head
+        cdef const uint8_t *frame
+        while load(&self.received_) < self.wanted:
+            frame = next_frame(&self.inbox, &size)
+            if frame is NULL:
+                return
+            key = get_u32(frame) >> 16
+            if key == KEY_DELIVER:
+                head = 5 if frame[3] == 1 else 13  # key, version, subscription id; v2: last committed chunk id
+                if size < head + CHUNK_HEADER_SIZE:
+                    return
+                self.send_error = send_all(self.inbox.fd, credit, credit_size)
+                if self.send_error:
+                    return
+                if self.verify or self.timed:
+                    self.walk(frame + head, size - head)
+                self.chunks_ += 1
+                store(&self.received_, load(&self.received_) + get_u32(frame + head + 4))
+                self.last_chunk_ns = now_ns()
+            elif key == KEY_SUBSCRIBE_RESPONSE and size >= 10:
+                self.subscribe_code = get_u32(frame + 8) >> 16
+                if self.subscribe_code != 1:
+                    return
+            elif key == KEY_CLOSE and size >= 10:
+                self.close_code = get_u32(frame + 8) >> 16
+                return
+            elif key == KEY_METADATA_UPDATE or key == KEY_CREDIT_ERROR:
+                return
+
+    cdef void walk(self, const uint8_t *chunk, size_t size) noexcept nogil:
+        """Each message of a chunk. What our producers did not write counts as disordered."""
+        cdef uint32_t entries = get_u32(chunk) & 0xFFFF, i, length
+        cdef const uint8_t *p = chunk + CHUNK_HEADER_SIZE
+        cdef const uint8_t *end = chunk + size
+        cdef int64_t now = now_ns() if self.timed else 0
+        cdef int64_t stamp[3]
+        for i in range(entries):
+            if end - p < 4:
+                self.disordered_ += entries - i
+                return
+            length = get_u32(p)
+            if length >> 31 or <size_t>(end - p) < 4 + <size_t>length:
+                self.disordered_ += entries - i
+                return
+            if length >= 24:
+                memcpy(stamp, p + 4, 24)
+                if self.timed:
+                    self.latencies.record_ns(now - stamp[0], 1)
+                if self.verify:
+                    if <uint64_t>stamp[2] >= <uint64_t>self.producers or self.expected[stamp[2]] != stamp[1]:
+                        self.disordered_ += 1
+                    if <uint64_t>stamp[2] < <uint64_t>self.producers:
+                        self.expected[stamp[2]] = stamp[1] + 1
+            p += 4 + length

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of the load generator: connections, threads, figures.
+
+It knows nothing of the server behind the port, so the same run measures this broker and any other server of the
+streams protocol. Counts and, on request, the order of every message are verified: a fast run that lost something is
+an error and no figure.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from vibemq.bench._histogram import Histogram
+from vibemq.bench._load import STAMP_SIZE_BYTES, Consumer, Producer
+from vibemq.bench.cpu import tree_cpu_s
+from vibemq.client.streams import StreamsConnection
+from vibemq.errors import RequestFailed, TimeoutExceeded, UserError, VibeMQError
+from vibemq.protocols.streams import codec
+from vibemq.protocols.streams.spec import Code, Key, OffsetType, code_name
+
+MODES = {
+    "pub": "publish, and wait for every confirm",
+    "con": "consume what an earlier run left (--keep)",
+    "pubsub": "publish and consume at the same time",
+    "lat": "publish at --rate and measure each message from its scheduled sending to its arrival",
+}
+SETTLE_S = 0.3  # a stream that was created this moment gets its time to elect a leader and open its files
+POLL_S = 0.02
+WINDOW_FRAMES_COUNT_MAX = 200_000  # below the load threads' ring of sending times
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a run does. Sizes are those of message bodies; `rate` is of all producers together, 0 for as fast as can be."""
+
+    host: str = "127.0.0.1"
+    port: int = 5552
+    user: str = "guest"
+    password: str = field(default="guest", repr=False)
+    virtual_host: str = "/"
+    stream: str = "bench"
+    mode: str = "pub"
+    messages: int = 1_000_000
+    size_bytes: int = 100
+    batch: int = 100
+    group: int = 1
+    producers: int = 1
+    consumers: int = 1
+    window: int = 100_000
+    credit: int = 20
+    rate: float = 0.0
+    spread: bool = False
+    verify: bool = False
+    timeout_s: float = 60.0
+    keep: bool = False
+    arguments: tuple[tuple[str, str], ...] = ()
+    broker_pid: int = 0
+
+    @property
+    def publishes(self) -> bool:
+        return self.mode != "con"
+
+    @property
+    def consumes(self) -> bool:
+        return self.mode != "pub"
+
+    def check(self) -> None:
+        """Refuses what would not measure what it says."""
+        if self.mode not in MODES:
+            raise UserError(f"mode: needed one of {', '.join(MODES)}, had {self.mode}")
+        for name in ("messages", "size_bytes", "batch", "group", "producers", "consumers", "window", "credit"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}: needed 1 or more, had {getattr(self, name)}")
+        if self.mode == "lat" and not self.rate:
+            raise UserError("mode lat: needed a rate, had none", hint="Give --rate, for example 50000.")
+        if (self.mode == "lat" or self.verify) and self.size_bytes < STAMP_SIZE_BYTES:
+            raise UserError(
+                f"size: needed {STAMP_SIZE_BYTES} bytes to time or verify messages, had {self.size_bytes}",
+                hint="Each message carries its sending time, its number and its producer.",
+            )
+        if self.window // self.batch > WINDOW_FRAMES_COUNT_MAX:
+            raise UserError(f"window: needed at most {WINDOW_FRAMES_COUNT_MAX} frames, had {self.window // self.batch}")
+        if not self.rate and self.window < self.batch * self.group:
+            raise UserError(
+                f"window: needed at least one send of {self.batch * self.group} messages, had {self.window}",
+                hint="A send waits until its last message fits, so a smaller window would never open.",
+            )
+
+    def streams(self) -> list[str]:
+        count = (self.producers if self.publishes else self.consumers) if self.spread else 1
+        return [f"{self.stream}-{i}" for i in range(count)] if self.spread else [self.stream]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run gave. Rates are from the common start to the last confirm or chunk."""
+
+    load: Load
+    sent: int = 0
+    confirmed: int = 0
+    consumed: int = 0
+    chunks: int = 0
+    disordered: int = 0
+    wall_s: float = 0.0
+    publish_s: float = 0.0
+    consume_s: float = 0.0
+    broker_cpu_s: float = 0.0
+    client_cpu_s: float = 0.0
+    latencies: Histogram = field(default_factory=Histogram)
+    confirms: Histogram = field(default_factory=Histogram)
+
+    def figures(self) -> dict[str, Any]:
+        """Flat, named with units: the JSON line."""
+        load = self.load
+        published_per_s = self.confirmed / self.publish_s if self.publish_s else 0.0
+        consumed_per_s = self.consumed / self.consume_s if self.consume_s else 0.0
+        figures: dict[str, Any] = {
+            "mode": load.mode,
+            "size_bytes": load.size_bytes,
+            "batch": load.batch,
+            "group": load.group,
+            "producers": load.producers if load.publishes else 0,
+            "consumers": load.consumers if load.consumes else 0,
+            "rate_msg_s": load.rate,
+            "sent": self.sent,
+            "confirmed": self.confirmed,
+            "consumed": self.consumed,
+            "chunks": self.chunks,
+            "disordered": self.disordered,
+            "wall_s": round(self.wall_s, 3),
+            "publish_msg_s": round(published_per_s),
+            "publish_mb_s": round(published_per_s * load.size_bytes / 1e6, 1),
+            "consume_msg_s": round(consumed_per_s),
+            "consume_mb_s": round(consumed_per_s * load.size_bytes / 1e6, 1),
+            "broker_cpu_s": round(self.broker_cpu_s, 2),
+            "client_cpu_s": round(self.client_cpu_s, 2),
+        }
+        if load.broker_pid:
+            figures["broker_cpu_us_per_msg"] = round(self.broker_cpu_s * 1e6 / max(self.confirmed, self.consumed, 1), 4)
+        for name, histogram in (("latency_us", self.latencies), ("confirm_us", self.confirms)):
+            if histogram.total:
+                figures[name] = {
+                    "p50": histogram.percentile_us(50),
+                    "p99": histogram.percentile_us(99),
+                    "p999": histogram.percentile_us(99.9),
+                    "p9999": histogram.percentile_us(99.99),
+                    "max": histogram.max_us,
+                }
+        return figures
+
+
+def connect(load: Load) -> StreamsConnection:
+    return StreamsConnection.connect(
+        load.host,
+        load.port,
+        user=load.user,
+        password=load.password,
+        virtual_host=load.virtual_host,
+        heartbeat_s=0,  # the load threads send none
+        client_properties={"connection_name": "vibemq bench"},
+    )
+
+
+def run(load: Load) -> Result:
+    """Creates the streams, runs the load, deletes them, and gives the figures; raises if anything was lost."""
+    load.check()
+    admin = connect(load)
+    with admin:
+        if load.publishes:
+            for stream in load.streams():
+                admin.delete(stream, missing_ok=True)
+                admin.create(stream, dict(load.arguments))
+            time.sleep(SETTLE_S)
+        try:
+            return _Run(load).go()
+        finally:
+            if load.publishes and not load.keep and not admin.closed:
+                for stream in load.streams():
+                    admin.delete(stream, missing_ok=True)
+
+
+class _Run:
+    """The sockets and threads of one run."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.sockets: list[socket.socket] = []
+        self.threads: list[threading.Thread] = []
+        self.producers: list[Producer] = []
+        self.consumers: list[Consumer] = []
+
+    def go(self) -> Result:
+        load = self.load
+        try:
+            if load.publishes:
+                for number in range(load.producers):
+                    self._add_producer(number)
+            if load.consumes:
+                for number in range(load.consumers):
+                    self._add_consumer(number)
+            return self._measure()
+        finally:
+            self._stop()
+
+    def _add_producer(self, number: int) -> None:
+        load = self.load
+        connection = connect(load)
+        stream = load.streams()[number % len(load.streams())]
+        connection.request(Key.DECLARE_PUBLISHER, publisher_id=0, stream=stream)
+        self.sockets.append(connection.detach())
+        producer = Producer(
+            fd=self.sockets[-1].fileno(),
+            number=number,
+            total=load.messages // load.producers,
+            batch=load.batch,
+            size=load.size_bytes,
+            group=load.group,
+            window=load.window,
+            rate=load.rate / load.producers,
+            timed=load.mode == "lat",
+        )
+        self.producers.append(producer)
+        self._thread(producer.read_confirms, f"confirms {number}")
+        self._thread(producer.send, f"send {number}")
+
+    def _add_consumer(self, number: int) -> None:
+        load = self.load
+        connection = connect(load)
+        stream = load.streams()[number % len(load.streams())]
+        self.sockets.append(connection.detach())
+        consumer = Consumer(
+            fd=self.sockets[-1].fileno(),
+            subscribe=codec.encode_request(
+                Key.SUBSCRIBE,
+                1,
+                subscription_id=0,
+                stream=stream,
+                offset_type=OffsetType.FIRST,
+                credit=load.credit,
+            ),
+            credit=codec.encode_request(Key.CREDIT, subscription_id=0, credit=1),
+            wanted=self._messages_in_a_stream(),
+            producers=load.producers,
+            verify=load.verify,
+            timed=load.mode == "lat",
+        )
+        self.consumers.append(consumer)
+        self._thread(consumer.read, f"consume {number}")
+
+    def _messages_in_a_stream(self) -> int:
+        load = self.load
+        if not load.publishes:
+            return load.messages // (load.consumers if load.spread else 1)
+        each = load.messages // load.producers
+        return each if load.spread else each * load.producers
+
+    def _thread(self, body: Any, name: str) -> None:
+        self.threads.append(threading.Thread(target=body, name=f"vibemq bench {name}", daemon=True))
+
+    def _measure(self) -> Result:
+        load = self.load
+        result = Result(load)
+        broker_cpu_s = tree_cpu_s(load.broker_pid) if load.broker_pid else 0.0
+        client_cpu_s, start_ns = time.process_time(), time.monotonic_ns()
+        for thread in self.threads:
+            thread.start()
+        end = time.monotonic() + load.timeout_s
+        while any(thread.is_alive() for thread in self.threads):
+            if time.monotonic() > end:
+                raise TimeoutExceeded(
+                    f"{load.mode} run: not done within {load.timeout_s:g} s: {self._state()}",
+                    hint="Raise --timeout, or send fewer --messages.",
+                )
+            time.sleep(POLL_S)
+        result.wall_s = (time.monotonic_ns() - start_ns) / 1e9
+        result.client_cpu_s = time.process_time() - client_cpu_s
+        if load.broker_pid:
+            result.broker_cpu_s = tree_cpu_s(load.broker_pid) - broker_cpu_s
+        for producer in self.producers:
+            result.sent += producer.sent
+            result.confirmed += producer.confirmed
+            result.publish_s = max(result.publish_s, (producer.last_confirm_ns - start_ns) / 1e9)
+            result.confirms.merge(producer.confirms)
+        for consumer in self.consumers:
+            result.consumed += consumer.received
+            result.chunks += consumer.chunks
+            result.disordered += consumer.disordered
+            result.consume_s = max(result.consume_s, (consumer.last_chunk_ns - start_ns) / 1e9)
+            result.latencies.merge(consumer.latencies)
+        self._verify(result)
+        return result
+
+    def _state(self) -> str:
+        return (
+            f"sent {sum(p.sent for p in self.producers)}, confirmed {sum(p.confirmed for p in self.producers)}, "
+            f"refused {sum(p.refused for p in self.producers)}, consumed {sum(c.received for c in self.consumers)}"
+        )
+
+    def _verify(self, result: Result) -> None:
+        """A run in which anything was refused, lost or out of order raises."""
+        load = self.load
+        for producer in self.producers:
+            if producer.refused:
+                code = producer.refused_code
+                raise RequestFailed(f"publishing: {producer.refused} refused with {code_name(code)}", code=code)
+        for consumer in self.consumers:
+            code = consumer.subscribe_code
+            if code not in (0, Code.OK):
+                raise RequestFailed(f"Subscribe {load.stream}: the broker answered {code_name(code)}", code=code)
+        for end in (*self.producers, *self.consumers):
+            if end.close_code:
+                raise RequestFailed(f"the broker closed with {code_name(end.close_code)}", code=end.close_code)
+        short = load.publishes and result.confirmed < load.messages // load.producers * load.producers
+        if short or any(c.received < self._messages_in_a_stream() for c in self.consumers):
+            raise VibeMQError(f"{load.mode} run: a connection ended before all was done: {self._state()}")
+        if result.disordered:
+            raise VibeMQError(f"{load.mode} run: {result.disordered} messages were not what their producer sent next")
+
+    def _stop(self) -> None:
+        """Ends the threads by ending their sockets; a closed descriptor is never left to a running thread."""
+        for producer in self.producers:
+            producer.stop()
+        for connection in self.sockets:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the broker was quicker
+                continue
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join()
+        for connection in self.sockets:
+            connection.close()
