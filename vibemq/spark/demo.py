@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker for the length of one job: `vibemq serve` as a child, in folders of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vibemq.errors import SetupError
+
+READY_SECONDS_MAX = 30.0
+STOP_SECONDS_MAX = 20.0  # longer than a broker with nothing in flight needs
+LOG_TAIL_BYTES = 2000
+
+
+@contextlib.contextmanager
+def broker(folder: Path, workers: int) -> Iterator[str]:
+    """Run a broker on a free port; gives its host:port. It is ended by its own process id, however the job ends."""
+    log_file = folder / "broker.log"
+    command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", str(workers)]
+    command += ["--streams-port", "0", "--data-dir", str(folder / "broker")]
+    with open(log_file, "wb") as log:
+        # A session of its own: Ctrl-C at the terminal is for the job, which then stops the broker last.
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+    try:
+        yield _streams_door(process, log_file)
+    finally:
+        _stop(process)
+
+
+def _streams_door(process: subprocess.Popen[bytes], log_file: Path) -> str:
+    """Wait for the one line `vibemq ready pid=PID workers=N streams=HOST:PORT` and give the address."""
+    line = _first_line(process, time.monotonic() + READY_SECONDS_MAX)
+    doors = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    if "streams" not in doors:
+        with open(log_file, "rb") as log:
+            log.seek(max(0, log_file.stat().st_size - LOG_TAIL_BYTES))
+            said = log.read().decode("utf-8", "replace").strip()
+        raise SetupError(f"the broker did not start within {READY_SECONDS_MAX:.0f} s: {said or line or 'no output'}")
+    return doors["streams"]
+
+
+def _first_line(process: subprocess.Popen[bytes], deadline: float) -> str:
+    assert process.stdout is not None
+    fd = process.stdout.fileno()
+    line = b""
+    while b"\n" not in line:
+        readable, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        data = os.read(fd, 4096) if readable else b""
+        if not data:
+            break
+        line += data
+    return line.decode("utf-8", "replace")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask first; the whole group goes when that takes too long. The group holds only what this child has started."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(STOP_SECONDS_MAX)
+    if process.stdout is not None:
+        process.stdout.close()
