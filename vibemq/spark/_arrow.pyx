@@ -267,7 +267,7 @@ cdef class Decoder:
                 if self.inner_left == 0 and self.inner_at != self.inner_end:
                     return CORRUPT
                 continue
-            if self.record_offset >= self.end_offset:
+            if self.record_offset >= self.end_offset and self.at != self.end:
                 return RANGE_DONE
             data = self.at
             result = chunk_entry_next(&data, self.end, &self.entry)
