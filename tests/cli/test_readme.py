@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's examples run as they are printed, and what it says of options and limits holds."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vibemq
+from vibemq.config import OPTIONS, Config
+
+README = (Path(__file__).resolve().parent.parent.parent / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.S)
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(vibemq.__file__).parent.parent)}
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory):
+    """A broker as `vibemq serve` starts it, on a free port."""
+    command = [sys.executable, "-m", "vibemq.cli", "serve", "--streams-port", "0", "--workers", "2"]
+    broker = subprocess.Popen(
+        [*command, "--data-dir", str(tmp_path_factory.mktemp("data"))],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    try:
+        line = broker.stdout.readline()
+        assert re.fullmatch(r"vibemq ready pid=\d+ workers=2 streams=127\.0\.0\.1:\d+\n", line), line
+        yield int(line.rstrip().rpartition(":")[2])
+    finally:
+        broker.terminate()
+        assert broker.wait(60) == 0
+
+
+def example(number, port, folder):
+    code = EXAMPLES[number].replace("5552", str(port))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=folder, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_rstream_publishes_and_consumes(port, tmp_path):
+    assert example(0, port, tmp_path).splitlines()[-10:] == [f"{n} order {n}" for n in range(10)]
+
+
+def test_bulk_client_publishes_and_reads(port, tmp_path):
+    assert example(1, port, tmp_path) == "100000 messages read back\n"
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_spark_reads_what_rstream_published(port, tmp_path):
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    example(0, port, tmp_path)
+    orders = int(example(2, port, tmp_path).split()[0])
+    assert orders in (10, 20)  # twenty when the first test ran, too
+
+
+def test_an_address_in_use_is_the_first_thing_a_newcomer_may_meet(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "data")]
+        command += ["--streams-port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert done.returncode == 1
+    assert "hint: another program listens there; choose another port (--streams-port" in done.stderr
+
+
+def test_every_option_that_is_named_exists():
+    named = re.findall(r"`(?:--set )?(server|streams|store|guest)\.(\w+)", README)
+    assert named
+    assert [f"{section}.{option}" for section, option in named if option not in OPTIONS[section]] == []
+
+
+def test_the_limits_are_the_defaults():
+    defaults = Config()
+    assert f"| connections for each worker | {defaults.server.connections_max:,} |" in README
+    assert f"| streams | {defaults.store.streams_max:,} |" in README
+    assert f"confirm | {defaults.streams.unconfirmed_max:,} |" in README
+    assert f"127.0.0.1:{defaults.streams.port}, a worker for each core, data in {defaults.server.data_dir}" in README
