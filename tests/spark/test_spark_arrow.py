@@ -4,10 +4,13 @@
 import gc
 import struct
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+import pyarrow as pa
 from spark_chunks import CODES, Built, data_section, simple, sub_batch
 
 from vibemq.errors import ProtocolError

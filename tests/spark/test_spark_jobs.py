@@ -7,11 +7,16 @@ Each job runs against our broker and, where it is installed, against RabbitMQ.
 from __future__ import annotations
 
 import json
+import time
 import zlib
 
 import pytest
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from spark_brokers import VibeMQ
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 
@@ -234,3 +239,43 @@ def test_what_retention_removed_is_told_or_skipped(job, broker, stream):
     assert found[0] == found[1] == 10 + rows
     with broker.connect() as connection:
         assert found[2] == connection.next_offset(stream) - 1
+
+
+# ---- a broker that goes away ----
+
+
+@pytest.fixture
+def mortal(tmp_path_factory):
+    """A broker of this test's own, to be killed."""
+    broker = VibeMQ(tmp_path_factory.mktemp("mortal")).start()
+    yield broker
+    broker.stop()
+
+
+def test_a_query_survives_kill_9_of_the_broker(spark, job, mortal, stream):
+    sent = messages(40_000)
+    mortal.publish(stream, sent[:20_000])
+    frame = source(spark.readStream, mortal, stream, startingOffsets="earliest", maxOffsetsPerTrigger=3_000).load()
+    query = job.write(frame).start(job.output)
+    try:
+        deadline = time.monotonic() + 40
+        while not any(progress.numInputRows for progress in query.recentProgress):
+            assert query.isActive and time.monotonic() < deadline
+            time.sleep(0.05)
+        mortal.kill()  # in the midst of the batches that are left
+        time.sleep(1.5)
+        assert query.isActive
+        mortal.start()
+        mortal.publish(stream, sent[20_000:])
+        query.processAllAvailable()
+        assert query.exception() is None
+    finally:
+        query.stop()
+    assert sums(job.result()) == expected(sent)
+
+
+def test_it_is_known_to_spark_without_a_call(spark):
+    import pyspark_vibemq
+    from vibemq.spark.source import VibeMQDataSource
+
+    assert pyspark_vibemq.DefaultSource is VibeMQDataSource

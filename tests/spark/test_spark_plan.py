@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import pickle
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 from vibemq.spark.plan import Range, plan
 

@@ -10,15 +10,16 @@ import time
 import pytest
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
-pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from spark_fakes import FakeBroker, FakeStream  # noqa: E402
+import pyarrow as pa
+from spark_fakes import FakeBroker, FakeStream
 
-from vibemq.errors import ConfigError, ProtocolError, StreamNotFound, TimeoutExceeded  # noqa: E402
-from vibemq.spark import client, ranges  # noqa: E402
-from vibemq.spark.failures import DataLost  # noqa: E402
-from vibemq.spark.plan import Range  # noqa: E402
-from vibemq.spark.source import VibeMQDataSource, arrow_schema  # noqa: E402
+from vibemq.errors import ConfigError, ProtocolError, StreamNotFound, TimeoutExceeded
+from vibemq.spark import client, ranges
+from vibemq.spark.failures import DataLost
+from vibemq.spark.plan import Range
+from vibemq.spark.source import VibeMQDataSource, arrow_schema
 
 LEAST = {"endpoints": "here:1", "stream": "s", "latestOffsetPollMs": "0"}
 

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vibemq ingest` as a person runs it, and that its check would have noticed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(150)]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "vibemq.cli", "ingest", *arguments]
+
+
+def children(pid):
+    """All processes below one, by /proc."""
+    found, wanted = [], {pid}
+    parents = {}
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            try:
+                parents[int(each.name)] = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    while new := {child for child, parent in parents.items() if parent in wanted and child not in found}:
+        found += new
+        wanted = new
+    return found
+
+
+def test_the_demo_ends_well(spark, tmp_path):
+    """`spark` only so that it is skipped for the same reasons."""
+    ran = subprocess.run(
+        command("--demo", "--seconds", "3", "--messages", "30000", "--output", str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "every confirmed message is there exactly once" in ran.stdout
+    assert int(re.search(r"published\s+([\d,]+) messages", ran.stdout)[1].replace(",", "")) >= 30_000
+    assert (tmp_path / "ingest.png").read_bytes().startswith(b"\x89PNG")
+    assert not [line for line in ran.stderr.splitlines() if "WARN" in line or "Exception" in line]
+
+
+def test_an_interrupt_leaves_nothing_behind(spark, tmp_path):
+    process = subprocess.Popen(
+        command("--demo", "--output", str(tmp_path)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        for line in process.stderr:
+            if "first batch" in line or "ingesting" in line:
+                break
+        below = children(process.pid)
+        assert len(below) >= 3, "a broker, its workers and a Java"
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in below if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left
+
+
+@pytest.fixture(scope="module")
+def sampled(spark, own_broker, tmp_path_factory):
+    """A stream with a little telemetry in it, written to Parquet in this session."""
+    from vibemq.spark import ingest as work
+
+    output = tmp_path_factory.mktemp("ingest")
+    job = work.Job({"endpoints": own_broker.endpoints}, ("sampled",), output, 0.5, True, 5_000)
+    work.prepare(job)
+    publisher = work.Publisher(job, work.Progress())
+    publisher.go.set()
+    publisher.run()
+    assert publisher.failed is None
+    query = work.start(job, spark, {"availableNow": True})
+    assert query.awaitTermination(60)
+    return work, job, publisher
+
+
+def test_the_check_finds_nothing_wrong_and_would_find_a_loss(spark, sampled):
+    work, job, publisher = sampled
+    outcome = work.check_telemetry(job, spark, publisher)
+    assert outcome.mismatches == [] and outcome.rows == publisher.sampler.count >= 5_000
+    assert outcome.metrics[0][1] >= outcome.metrics[-1][1]
+
+    tally = publisher.sampler.tallies["load_average"]
+    tally.count += 1
+    assert any("load_average" in each for each in work.check_telemetry(job, spark, publisher).mismatches)
+    tally.count -= 1
+    tally.checksums += 1
+    assert len(work.check_telemetry(job, spark, publisher).mismatches) == 1
+    tally.checksums -= 1
+    publisher.progress.confirmed -= 1
+    assert "confirmed" in work.check_telemetry(job, spark, publisher).mismatches[0]
+
+
+def test_streams_of_ones_own_go_into_parquet_too(spark, own_broker, sampled, tmp_path):
+    work, sampled_job, publisher = sampled
+    job = work.Job(sampled_job.options, ("sampled",), tmp_path, partition_by="metric")
+    told = []
+    for _ in range(2):  # the second finds nothing new
+        outcome = work.run(job, spark, work.Progress(), told.append)
+        assert outcome.mismatches == []
+    assert "checking" in told
+    assert spark.read.parquet(str(job.data)).count() == publisher.sampler.count
+    assert (job.data / "metric=load_average").is_dir()
