@@ -35,7 +35,7 @@ WINDOW_FRAMES_COUNT_MAX = 200_000  # below the load threads' ring of sending tim
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a run does. Sizes are those of message bodies; `rate` is of all producers together, 0 for as fast as can be."""
+    """What a run does. size_bytes is a message's body; `rate` is of all producers together, 0: as fast as can be."""
 
     host: str = "127.0.0.1"
     port: int = 5552
@@ -136,10 +136,10 @@ class Result:
             "publish_mb_s": round(published_per_s * load.size_bytes / 1e6, 1),
             "consume_msg_s": round(consumed_per_s),
             "consume_mb_s": round(consumed_per_s * load.size_bytes / 1e6, 1),
-            "broker_cpu_s": round(self.broker_cpu_s, 2),
             "client_cpu_s": round(self.client_cpu_s, 2),
         }
         if load.broker_pid:
+            figures["broker_cpu_s"] = round(self.broker_cpu_s, 2)
             figures["broker_cpu_us_per_msg"] = round(self.broker_cpu_s * 1e6 / max(self.confirmed, self.consumed, 1), 4)
         for name, histogram in (("latency_us", self.latencies), ("confirm_us", self.confirms)):
             if histogram.total:
@@ -311,9 +311,9 @@ class _Run:
             code = consumer.subscribe_code
             if code not in (0, Code.OK):
                 raise RequestFailed(f"Subscribe {load.stream}: the broker answered {code_name(code)}", code=code)
-        for end in (*self.producers, *self.consumers):
-            if end.close_code:
-                raise RequestFailed(f"the broker closed with {code_name(end.close_code)}", code=end.close_code)
+        ends: list[Producer | Consumer] = [*self.producers, *self.consumers]
+        for code in filter(None, (end.close_code for end in ends)):
+            raise RequestFailed(f"the broker closed the connection with {code_name(code)}", code=code)
         short = load.publishes and result.confirmed < load.messages // load.producers * load.producers
         if short or any(c.received < self._messages_in_a_stream() for c in self.consumers):
             raise VibeMQError(f"{load.mode} run: a connection ended before all was done: {self._state()}")
