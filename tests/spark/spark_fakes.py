@@ -58,6 +58,10 @@ class FakeConnection:
     def close(self) -> None:
         self.open = False
 
+    @property
+    def closed(self) -> bool:
+        return not self.open
+
     def exists(self, name: str) -> bool:
         return name in self.broker.streams
 

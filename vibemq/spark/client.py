@@ -28,7 +28,7 @@ log = logging.getLogger("vibemq.spark")
 
 T = TypeVar("T")
 
-IDLE_SECONDS_MAX = 20.0  # an idle connection answers no heartbeat: older ones are not trusted
+IDLE_SECONDS_MAX = 20.0  # nobody reads from an idle connection: an older one may be dead without knowing
 FIRST_PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 2.0
 WARN_EVERY_SECONDS = 60.0
@@ -84,7 +84,7 @@ def _take(options: Options) -> StreamsConnection:
     idle = _pool.get(_key(options), [])
     while idle:
         connection, since = idle.pop()
-        if time.monotonic() - since <= IDLE_SECONDS_MAX:
+        if not connection.closed and time.monotonic() - since <= IDLE_SECONDS_MAX:
             return connection
         _close(connection)
     return _connect(options)
