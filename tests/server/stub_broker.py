@@ -5,8 +5,8 @@
 
 A stub worker answers each connection on the streams door with "INDEX PID\n" and then obeys
 lines: "exit N" ends the process with that code, "hang" stops accepting, and ignores SIGTERM from now on.
-MODE "broken" makes every worker end as soon as it starts; "flaky" makes worker 0 end
-right after it is ready, each time until the file CONFIG.toml.steady exists.
+MODE "broken" makes every worker end as soon as it starts; while the file CONFIG.toml.flaky
+exists, worker 0 ends right after it is ready.
 """
 
 import logging
@@ -42,7 +42,7 @@ class StubWorker:
             self.selector.register(listener, selectors.EVENT_READ, self.accept)
         os.write(self.context.ready_fd, b"1")
         os.close(self.context.ready_fd)
-        if MODE == "flaky" and self.context.index == 0 and not os.path.exists(CONFIG_PATH + ".steady"):
+        if self.context.index == 0 and os.path.exists(CONFIG_PATH + ".flaky"):
             return 4
         while not self.stopping and os.getppid() == self.context.supervisor_pid:
             for key, _ in self.selector.select(0.05):
