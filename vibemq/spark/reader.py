@@ -54,7 +54,7 @@ class BatchReader(DataSourceReader):
     def _range(self, stream: str) -> Range:
         return patiently(
             self.options,
-            lambda taken: ranges.batch_range(self.options, taken, stream, facts(taken, stream)),
+            lambda taken: ranges.batch_range(self.options, taken, stream, facts(taken, stream, 1)),
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -87,7 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         frozen = (self.frozen or {}).get(stream)
         return patiently(
             self.options,
-            lambda taken: ranges.start_position(self.options, taken, stream, frozen or facts(taken, stream), LATEST),
+            lambda taken: ranges.start_position(self.options, taken, stream, frozen or facts(taken, stream, 1), LATEST),
         )
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -138,7 +138,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ask(self, taken: Any) -> dict[str, Facts]:
         had = self.here or {}
         self.seen = {
-            stream: facts(taken, stream, had[stream].offset if stream in had else 0) for stream in self.options.streams
+            stream: facts(taken, stream, had[stream].offset if stream in had else 1) for stream in self.options.streams
         }
         return self.seen
 
