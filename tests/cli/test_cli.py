@@ -2,15 +2,13 @@
 """The command: what it prints, where, and with which exit code."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from running import ENVIRONMENT
 
-import vibemq
 from vibemq import config
 from vibemq.cli import main
 from vibemq.storage.metadata import Metadata
@@ -41,8 +39,7 @@ def test_help_is_there_before_anything_heavy_is_loaded():
     code = (
         "import sys; from vibemq.cli import main; print(*{'pyarrow', 'pyspark', 'rich', 'sqlite3'} & set(sys.modules))"
     )
-    environ = {**os.environ, "PYTHONPATH": str(Path(vibemq.__file__).parent.parent)}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
     assert result.stdout.strip() == ""
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's examples run as they are printed, and what it says of options and limits holds."""
 
-import os
 import re
 import socket
 import subprocess
@@ -9,32 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import ENVIRONMENT, broker
 
-import vibemq
 from vibemq.config import OPTIONS, Config
 
 README = (Path(__file__).resolve().parent.parent.parent / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.S)
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(vibemq.__file__).parent.parent)}
 
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory):
-    """A broker as `vibemq serve` starts it, on a free port."""
-    command = [sys.executable, "-m", "vibemq.cli", "serve", "--streams-port", "0", "--workers", "2"]
-    broker = subprocess.Popen(
-        [*command, "--data-dir", str(tmp_path_factory.mktemp("data"))],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    )
-    try:
-        line = broker.stdout.readline()
-        assert re.fullmatch(r"vibemq ready pid=\d+ workers=2 streams=127\.0\.0\.1:\d+\n", line), line
-        yield int(line.rstrip().rpartition(":")[2])
-    finally:
-        broker.terminate()
-        assert broker.wait(60) == 0
+    with broker(tmp_path_factory.mktemp("data")) as running:
+        yield running.port
 
 
 def example(number, port, folder):

@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import vibemq
+from running import ENVIRONMENT
 
 STUB = Path(__file__).with_name("stub_broker.py")
-# The supervisor's processes use the same vibemq as these tests, installed or not.
-PACKAGE_PARENT = str(Path(vibemq.__file__).parent.parent)
 READY = re.compile(r"vibemq ready pid=(\d+) workers=(\d+) streams=(\S+):(\d+)\n")
 
 
@@ -45,7 +43,7 @@ class Broker:
                 stderr=log,
                 text=True,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([PACKAGE_PARENT, os.environ.get("PYTHONPATH", "")])},
+                env=ENVIRONMENT,
             )
         self.host, self.port, self.ready_line = "", 0, ""
 

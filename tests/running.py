@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker as `vibemq serve` starts it, for tests that only need one to be there."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import vibemq
+
+#: The processes that tests start use the same vibemq as the tests, installed or not.
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(Path(vibemq.__file__).parent.parent), os.environ.get("PYTHONPATH")])
+    ),
+}
+STOP_SECONDS_MAX = 60
+
+
+class Running(NamedTuple):
+    host: str
+    port: int
+    process: subprocess.Popen
+
+    def worker_pids(self) -> list[int]:
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that it shares with nobody, and its part of what it shares."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+@contextmanager
+def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
+    """Serve on a free port with data in ``folder``; at the end it must stop cleanly."""
+    command = [sys.executable, "-m", "vibemq.cli", "serve", "--streams-port", "0", "--workers", str(workers)]
+    process = subprocess.Popen(
+        [*command, "--data-dir", str(folder), *flags], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    try:
+        line = process.stdout.readline() if process.stdout else ""
+        assert line.startswith(f"vibemq ready pid={process.pid} workers={workers} streams="), f"no ready line: {line!r}"
+        host, _, port = line.rstrip().rpartition("=")[2].rpartition(":")
+        yield Running(host.strip("[]"), int(port), process)
+        process.terminate()
+        assert process.wait(STOP_SECONDS_MAX) == 0, "the broker did not stop cleanly"
+    finally:
+        process.kill()  # no harm when it has ended; its workers follow it
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
