@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Before the workers start: every stream usable or named, leftovers removed only where nothing is lost."""
+
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+import vibemq.storage.log as logs
+from vibemq.errors import StorageError
+from vibemq.server import recovery
+from vibemq.storage.metadata import Metadata
+
+
+@pytest.fixture
+def metadata(tmp_path):
+    (tmp_path / "streams").mkdir()
+    found = Metadata(str(tmp_path / "meta.db"))
+    yield found
+    found.close()
+
+
+def create(metadata, name, **arguments):
+    return metadata.create_stream("/", name, arguments, "os", 100, prepare=lambda record: logs.create(record.directory))
+
+
+def recover(metadata):
+    return recovery.recover_all(metadata, 500_000_000)
+
+
+def test_streams_of_this_boot_are_usable_as_they_are(metadata, caplog):
+    records = [create(metadata, f"s{n}") for n in range(3)]
+    with caplog.at_level("INFO"):
+        assert recover(metadata) == 3
+    assert caplog.text == ""
+    for record in records:
+        logs.Log(record.directory).close()
+
+
+def test_a_missing_directory_is_an_error_in_the_log_and_an_empty_stream(metadata, caplog):
+    record = create(metadata, "orders")
+    shutil.rmtree(record.directory)
+    assert recover(metadata) == 1
+    assert f"stream 'orders': its directory {record.directory} is missing" in caplog.text
+    held = logs.Log(record.directory)
+    assert held.stats().next_offset == 0
+    held.close()
+
+
+def test_one_bad_stream_does_not_keep_the_others_from_starting(metadata, monkeypatch, caplog):
+    records = {create(metadata, name).directory: name for name in ("good", "bad", "fine")}
+    real = logs.recover
+
+    def fails_for_one(directory, **options):
+        if records[directory] == "bad":
+            raise StorageError("ERR_IO", "input/output error at byte 4096")
+        return real(directory, **options)
+
+    monkeypatch.setattr(recovery.logs, "recover", fails_for_one)
+    assert recover(metadata) == 2
+    assert "stream 'bad'" in caplog.text
+    assert "input/output error at byte 4096" in caplog.text
+
+
+def test_what_was_cut_is_logged_with_file_and_position(metadata, monkeypatch, caplog):
+    create(metadata, "orders")
+    report = logs.RecoveryReport(True, 9, 9000, True, "00000000000000000000.segment", 8192, 808)
+    monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: report)
+    recover(metadata)
+    assert "stream 'orders': 00000000000000000000.segment was cut at byte 8192, 808 bytes dropped" in caplog.text
+
+
+def test_the_streams_own_limits_reach_the_log(metadata, monkeypatch):
+    create(metadata, "orders", **{"max-age": "1h", "stream-max-segment-size-bytes": "5000"})
+    seen = []
+    monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: seen.append(options))
+    recover(metadata)
+    assert seen == [
+        {"segment_bytes_max": 5000, "retention_bytes_max": 0, "retention_age_ms_max": 3_600_000, "durability": "os"}
+    ]
+
+
+def test_a_log_whose_creation_was_interrupted_is_removed(metadata, tmp_path):
+    orphan = tmp_path / "streams" / "0123456789abcdef"
+    logs.create(str(orphan))
+    recover(metadata)
+    assert not orphan.exists()
+
+
+def test_a_log_whose_deletion_was_interrupted_is_removed(metadata):
+    record = create(metadata, "orders")
+    held = logs.Log(record.directory)
+    held.mark_deleted()
+    held.close()
+    metadata.delete_stream("/", "orders")
+    recover(metadata)
+    assert not os.path.exists(record.directory)
+
+
+def test_a_log_with_messages_that_no_stream_owns_is_kept_and_named(metadata, monkeypatch, tmp_path, caplog):
+    """As after the loss of meta.db: what was confirmed must still be there for whoever restores it."""
+    orphan = tmp_path / "streams" / "0123456789abcdef"
+    logs.create(str(orphan))
+    held = SimpleNamespace(stats=lambda: SimpleNamespace(next_offset=7), close=lambda: None)
+    monkeypatch.setattr(recovery.logs, "Log", lambda directory: held)
+    recover(metadata)
+    assert orphan.exists()
+    assert f"{orphan} belongs to no stream; it is kept" in caplog.text
+
+
+def test_what_is_no_log_is_left_alone(metadata, tmp_path):
+    (tmp_path / "streams" / "notes.txt").write_text("mine")
+    recover(metadata)
+    assert (tmp_path / "streams" / "notes.txt").exists()
