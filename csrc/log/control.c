@@ -216,35 +216,44 @@ void control_unmap(struct control *c)
     if (c) sys->munmap(c, CONTROL_BYTES);
 }
 
-err control_old_durable(const char *directory, struct durable *out, struct fault *f)
+/* The sequence may be of another instant than the slots: the later whole slot counts. */
+static void old_durable(const struct control *c, struct control_old *out)
 {
-    struct file_path path;
-    file_path_name(&path, directory, control_name);
-    int fd;
-    err e = file_open(path.text, O_RDONLY, &fd, f);
-    if (e) return e;
-    _Alignas(struct control) uint8_t page[CONTROL_BYTES];
-    e = file_read_exact(fd, path.text, page, sizeof page, 0, f);
-    file_close(&fd);
-    if (e == ERR_TRUNCATED) return fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, CONTROL_BYTES, 0);
-    if (e) return e;
-
-    const struct control *c = (const struct control *)page;
-    if (c->magic != CONTROL_MAGIC || c->version != CONTROL_VERSION)
-        return fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, CONTROL_VERSION, c->version);
-    if (atomic_load(&c->state) == CONTROL_DELETED) return fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
-
-    /* The sequence may be of another instant than the slots: the later whole slot counts. */
-    bool found = false;
     for (int i = 0; i < 2; i++) {
         uint64_t words[DURABLE_WORDS];
         for (unsigned w = 0; w < DURABLE_WORDS; w++) words[w] = atomic_load(&c->durable_slots[i][w]);
         if (words[DURABLE_WORDS - 1] != durable_check(words)) continue;
-        if (found && words[2] < out->offset) continue;
-        *out = (struct durable){words[0], words[1], words[2]};
-        found = true;
+        if (out->has_durable && words[2] < out->durable.offset) continue;
+        out->durable = (struct durable){words[0], words[1], words[2]};
+        out->has_durable = true;
     }
-    return found ? OK : fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, 0, 0);
+}
+
+err control_old_read(const char *directory, struct control_old *out, struct fault *f)
+{
+    *out = (struct control_old){0};
+    struct file_path path;
+    file_path_name(&path, directory, control_name);
+    int fd;
+    err e = file_open(path.text, O_RDONLY, &fd, f);
+    if (e) return e == ERR_NOT_FOUND ? OK : e;
+    _Alignas(struct control) uint8_t page[CONTROL_BYTES];
+    e = file_read_exact(fd, path.text, page, sizeof page, 0, f);
+    file_close(&fd);
+    if (e) return e == ERR_TRUNCATED ? OK : e;
+
+    const struct control *c = (const struct control *)page;
+    if (c->magic != CONTROL_MAGIC || c->version != CONTROL_VERSION) return OK;
+    if (atomic_load(&c->state) == CONTROL_DELETED) return fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
+    old_durable(c, out);
+    out->epoch = c->epoch;
+    uint64_t count = atomic_load(&c->failed_count);
+    out->failed_count = count < CONTROL_FAILED_MAX ? (uint32_t)count : CONTROL_FAILED_MAX;
+    for (uint32_t i = 0; i < out->failed_count; i++) {
+        out->failed[i][0] = atomic_load(&c->failed[i][0]);
+        out->failed[i][1] = atomic_load(&c->failed[i][1]);
+    }
+    return OK;
 }
 
 void control_check(const struct control *c)

@@ -99,9 +99,16 @@ err control_create(const char *directory, const struct control_init *init, bool 
 err control_map(const char *directory, struct control **out, struct fault *f);
 void control_unmap(struct control *c);
 
-/* What recovery may believe of a control block of another boot: its durable record, if
- * one of the two is whole.  ERR_NOT_FOUND when there is none; ERR_DELETED. */
-err control_old_durable(const char *directory, struct durable *out, struct fault *f);
+/* What recovery may believe of a control block of another boot. */
+struct control_old {
+    bool has_durable;
+    struct durable durable;
+    uint32_t epoch;
+    uint32_t failed_count;
+    uint64_t failed[CONTROL_FAILED_MAX][2];
+};
+/* ERR_DELETED when it bears that mark; a block that is missing or damaged gives an empty answer. */
+err control_old_read(const char *directory, struct control_old *out, struct fault *f);
 
 /* The newest commit record; consistent, lock-free, safe beside a writer. */
 void control_committed(const struct control *c, struct commit *out);

@@ -26,15 +26,25 @@ static const char tracking_name[] = "tracking";
 
 /* ---- the file ---- */
 
+void tracking_init(struct tracking *t)
+{
+    t->magic = TRACKING_MAGIC;
+    t->version = TRACKING_VERSION;
+}
+
+err tracking_store(const struct tracking *t, const char *directory, bool sync, struct fault *f)
+{
+    struct file_path path;
+    file_path_name(&path, directory, tracking_name);
+    return file_replace(path.text, t, sizeof *t, sync, f);
+}
+
 err tracking_create(const char *directory, bool sync, struct fault *f)
 {
     struct tracking *empty = calloc(1, sizeof *empty);
     if (!empty) return fault_set(f, ERR_NO_MEMORY, 0, tracking_name, 0, sizeof *empty, 0);
-    empty->magic = TRACKING_MAGIC;
-    empty->version = TRACKING_VERSION;
-    struct file_path path;
-    file_path_name(&path, directory, tracking_name);
-    err e = file_replace(path.text, empty, sizeof *empty, sync, f);
+    tracking_init(empty);
+    err e = tracking_store(empty, directory, sync, f);
     free(empty);
     return e;
 }

@@ -38,7 +38,11 @@ struct tracking {
     char text[TRACKING_SLOTS][TRACKING_REFERENCE_BYTES_MAX + 1];
 };
 
-/* Write an empty table as "tracking.tmp" and rename it. */
+/* Begin a table in zeroed memory. */
+void tracking_init(struct tracking *t);
+/* Write a table as "tracking.tmp" and rename it. */
+err tracking_store(const struct tracking *t, const char *directory, bool sync, struct fault *f);
+/* Store an empty one. */
 err tracking_create(const char *directory, bool sync, struct fault *f);
 /* ERR_STALE when missing or damaged: recovery builds it again. */
 err tracking_map(const char *directory, struct tracking **out, struct fault *f);

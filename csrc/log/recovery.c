@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * recovery: make a log usable that was last written in another boot.
+ *
+ * 1. Learn what is known to be durable: from the old control block's two checked slots
+ *    and from the segments' headers, whichever says most.
+ * 2. Walk the segments from there on; cut at the first chunk that is wrong and drop
+ *    what lies behind.  Older segments are only given an index if theirs is not whole;
+ *    one that was closed because its sync failed is looked at from that place on.
+ * 3. Sync what was kept, so that a second power cut finds it too.
+ * 4. Build the deduplication table, and last of all the control block.  Until that
+ *    is renamed into place everything above can be done again.
+ */
+#include "recovery.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/check.h"
+#include "../base/sys.h"
+#include "handle.h"
+#include "rebuild.h"
+
+struct recovery {
+    const char *directory;
+    struct recovery_report *report;
+    struct control_old old;
+    struct durable durable;   /* what is known; segment 0 and the first byte when nothing is */
+    struct segment_list list; /* `count` shrinks when segments are dropped */
+    struct commit commit;     /* what the new control block will say */
+    uint32_t epoch;           /* highest seen */
+};
+
+/* ---- what is known ---- */
+
+static bool durable_later(const struct durable *a, uint64_t segment, uint64_t position)
+{
+    return segment > a->segment || (segment == a->segment && position > a->position);
+}
+
+static void learn_durable(struct recovery *rc)
+{
+    rc->durable = (struct durable){.position = SEGMENT_HEADER_BYTES};
+    if (rc->old.has_durable) rc->durable = rc->old.durable;
+    for (uint32_t i = 0; i < rc->list.count; i++) {
+        struct segment_header h;
+        if (segment_header_load(rc->directory, rc->list.first[i], &h, NULL)) continue;
+        if (!durable_later(&rc->durable, h.durable_segment, h.durable_position)) continue;
+        /* Its offset is not noted in a header; the walk finds it. */
+        rc->durable = (struct durable){h.durable_segment, h.durable_position, 0};
+    }
+}
+
+/* The first segment that must be walked. */
+static uint32_t walk_start(const struct recovery *rc)
+{
+    uint32_t i = 0;
+    while (i + 1 < rc->list.count && rc->list.first[i] < rc->durable.segment) i++;
+    return i;
+}
+
+/* 0, or from where on segment `i` may be torn although durable has moved past it. */
+static uint64_t suspect_from(const struct recovery *rc, uint32_t i)
+{
+    struct segment_header next;
+    if (i + 1 >= rc->list.count) return 0;
+    if (segment_header_load(rc->directory, rc->list.first[i + 1], &next, NULL) == OK && next.suspect_position)
+        return next.suspect_position;
+    for (uint32_t k = 0; k < rc->old.failed_count; k++)
+        if (rc->old.failed[k][0] < rc->list.first[i + 1] && rc->old.failed[k][1] > rc->list.first[i])
+            return SEGMENT_HEADER_BYTES;
+    return 0;
+}
+
+/* ---- cutting ---- */
+
+static void report_cut(struct recovery *rc, uint64_t segment, uint64_t position, uint64_t bytes)
+{
+    struct recovery_report *r = rc->report;
+    if (bytes == 0) return;
+    r->cut_bytes += bytes;
+    if (r->cut) return; /* the first place is the one to name */
+    r->cut = true;
+    r->cut_segment = segment;
+    r->cut_position = position;
+    struct file_path path;
+    struct fault named;
+    file_path_numbered(&path, rc->directory, segment, SEGMENT_SUFFIX);
+    fault_set(&named, OK, 0, path.text, 0, 0, 0); /* keeps the tail of a long path */
+    memcpy(r->cut_path, named.where, sizeof r->cut_path);
+}
+
+/* Cut off what is not good, and make sure that the rest stays. */
+static err keep_good_part(struct recovery *rc, const struct rebuild *r, struct fault *f)
+{
+    struct file_path path;
+    file_path_numbered(&path, rc->directory, r->segment, SEGMENT_SUFFIX);
+    int fd;
+    err e = file_open(path.text, O_RDWR, &fd, f);
+    if (e) return e;
+    if (r->size > r->position) {
+        report_cut(rc, r->segment, r->position, r->size - r->position);
+        e = file_truncate(fd, path.text, r->position, f);
+    }
+    if (!e) e = file_datasync(fd, path.text, f);
+    file_close(&fd);
+    return e ? e : rebuild_store_index(r, f);
+}
+
+static err drop_from(struct recovery *rc, uint32_t i, struct fault *f)
+{
+    /* The last one first: what a second power cut leaves is still a log without a hole. */
+    for (uint32_t k = rc->list.count; k-- > i;) {
+        report_cut(rc, rc->list.first[k], 0, rc->list.bytes[k] > SEGMENT_HEADER_BYTES ? rc->list.bytes[k] : 0);
+        err e = segment_remove(rc->directory, rc->list.first[k], f);
+        if (e) return e;
+    }
+    rc->list.count = i;
+    return OK;
+}
+
+/* Messages that were promised lie in a file that nothing can be told from: it is kept
+ * beside the log for people, under a name that the log does not read. */
+static err set_aside(struct recovery *rc, uint32_t i, struct fault *f)
+{
+    struct file_path source, target;
+    file_path_numbered(&source, rc->directory, rc->list.first[i], SEGMENT_SUFFIX);
+    file_path_numbered(&target, rc->directory, rc->list.first[i], SEGMENT_SUFFIX ".damaged");
+    return file_rename(source.text, target.text, f);
+}
+
+/* ---- walking ---- */
+
+/* Is there more of the log behind segment `i`, which ends at `next_offset`?  Removes the empty file
+ * of a roll that was never committed. */
+static err goes_on(struct recovery *rc, uint32_t i, uint64_t next_offset, bool *yes, struct fault *f)
+{
+    *yes = false;
+    while (i + 1 < rc->list.count) {
+        uint64_t next = rc->list.first[i + 1];
+        if (next == next_offset || (next > next_offset && suspect_from(rc, i))) {
+            *yes = true;
+            return OK;
+        }
+        if (next > next_offset || rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES) return OK;
+        err e = segment_remove(rc->directory, next, f);
+        if (e) return e;
+        uint32_t left = rc->list.count - (i + 2);
+        memmove(&rc->list.first[i + 1], &rc->list.first[i + 2], left * sizeof *rc->list.first);
+        memmove(&rc->list.bytes[i + 1], &rc->list.bytes[i + 2], left * sizeof *rc->list.bytes);
+        rc->list.count--;
+    }
+    return OK;
+}
+
+static void take_over(struct recovery *rc, const struct rebuild *r)
+{
+    struct commit *c = &rc->commit;
+    c->segment = r->segment;
+    c->batch_position = c->position = r->position;
+    c->next_offset = r->next_offset;
+    c->chunks = r->record_count;
+    if (r->last_chunk != UINT64_MAX) c->last_chunk = r->last_chunk;
+    if (r->timestamp_ms > c->timestamp_ms) c->timestamp_ms = r->timestamp_ms;
+    if (r->epoch > rc->epoch) rc->epoch = r->epoch;
+    rc->report->chunks_checked += r->chunks_checked;
+    rc->report->bytes_checked += r->bytes_checked;
+}
+
+static err walk_one(struct recovery *rc, uint32_t i, uint64_t verify_from, bool *more, struct fault *f)
+{
+    struct rebuild r = {.directory = rc->directory, .segment = rc->list.first[i], .verify_from = verify_from};
+    if (r.segment == rc->durable.segment) r.verify_id = rc->durable.offset;
+    err e = rebuild_walk(&r, f);
+    if (e == ERR_CORRUPT) { /* both headers are gone */
+        bool promised = verify_from > SEGMENT_HEADER_BYTES;
+        e = promised ? set_aside(rc, i, f) : OK;
+        report_cut(rc, r.segment, 0, rc->list.bytes[i]);
+        if (!e) e = drop_from(rc, i, f);
+        *more = false;
+        return e;
+    }
+    if (!e) e = keep_good_part(rc, &r, f);
+    if (!e) {
+        rc->list.bytes[i] = r.position;
+        take_over(rc, &r);
+        e = goes_on(rc, i, r.next_offset, more, f);
+        /* A cut in the middle ends the log, unless the next segment was begun because of it. */
+        if (!e && !*more) e = drop_from(rc, i + 1, f);
+    }
+    rebuild_free(&r);
+    return e;
+}
+
+/* Segments older than the durable place: only what is not whole is touched. */
+static err tend_older(struct recovery *rc, uint32_t i, struct fault *f)
+{
+    uint64_t suspect = suspect_from(rc, i);
+    uint64_t next = rc->list.first[i + 1];
+    if (!suspect && rebuild_index_whole(rc->directory, rc->list.first[i], rc->list.bytes[i], next)) return OK;
+    struct rebuild r = {.directory = rc->directory, .segment = rc->list.first[i], .id_limit = next,
+                        .verify_from = suspect ? suspect : rc->list.bytes[i]};
+    err e = rebuild_walk(&r, f);
+    if (e == ERR_CORRUPT) return OK; /* nothing can be told from it; readers step over it */
+    if (!e) e = keep_good_part(rc, &r, f);
+    if (!e) rc->list.bytes[i] = r.position;
+    rebuild_free(&r);
+    return e;
+}
+
+static err walk_all(struct recovery *rc, struct fault *f)
+{
+    uint32_t start = walk_start(rc);
+    err e = OK;
+    for (uint32_t i = 0; i < start && !e; i++) e = tend_older(rc, i, f);
+    bool more = rc->list.count > 0;
+    for (uint32_t i = start; more && !e; i++) {
+        uint64_t from = rc->list.first[i] == rc->durable.segment ? rc->durable.position : SEGMENT_HEADER_BYTES;
+        e = walk_one(rc, i, from, &more, f);
+    }
+    return e;
+}
+
+/* ---- the end of the log ---- */
+
+/* The newest chunk before an empty active segment. */
+static void look_back(struct recovery *rc)
+{
+    for (uint32_t i = rc->list.count; i-- > 0 && rc->commit.last_chunk == UINT64_MAX;) {
+        struct chunk c;
+        if (rebuild_last_chunk(rc->directory, rc->list.first[i], rc->list.bytes[i], &c, NULL)) continue;
+        rc->commit.last_chunk = c.chunk_id;
+        if (c.timestamp_ms > rc->commit.timestamp_ms) rc->commit.timestamp_ms = c.timestamp_ms;
+        if (c.epoch > rc->epoch) rc->epoch = c.epoch;
+    }
+}
+
+/* An offset is never given out twice, even when what bore it was lost. */
+static err begin_anew_if_lost(struct recovery *rc, uint64_t first_seen, struct fault *f)
+{
+    uint64_t least = rc->old.has_durable ? rc->old.durable.offset : 0;
+    if (first_seen > least) least = first_seen;
+    bool nothing = rc->list.count == 0;
+    /* When the walk's own segment was dropped, the one before it is closed and stays so. */
+    bool closed = !nothing && rc->commit.segment != rc->list.first[rc->list.count - 1];
+    if (closed) {
+        struct rebuild r = {.directory = rc->directory, .segment = rc->list.first[rc->list.count - 1],
+                            .verify_from = rc->list.bytes[rc->list.count - 1]};
+        err e = rebuild_walk(&r, f);
+        if (!e) take_over(rc, &r);
+        rebuild_free(&r);
+        if (e && e != ERR_CORRUPT) return e;
+    }
+    if (!nothing && rc->commit.segment == rc->list.first[rc->list.count - 1] && rc->commit.next_offset >= least) return OK;
+    if (rc->commit.next_offset > least) least = rc->commit.next_offset;
+    err e = log_files_create(rc->directory, least, true, f);
+    rc->commit.segment = rc->commit.next_offset = least;
+    rc->commit.batch_position = rc->commit.position = SEGMENT_HEADER_BYTES;
+    rc->commit.chunks = 0;
+    return e;
+}
+
+static err rebuild_table(struct recovery *rc, struct fault *f)
+{
+    struct tracking *t = calloc(1, sizeof *t);
+    if (!t) return fault_set(f, ERR_NO_MEMORY, 0, "tracking", 0, sizeof *t, 0);
+    /* From the newest snapshot on; without any, from the beginning. */
+    uint32_t from = rc->list.count;
+    while (from > 0) {
+        from--;
+        memset(t, 0, sizeof *t);
+        if (tracking_snapshot_read(rc->directory, rc->list.first[from], t, NULL) == OK) break;
+        memset(t, 0, sizeof *t);
+    }
+    tracking_init(t);
+    err e = OK;
+    for (uint32_t i = from; i < rc->list.count && !e; i++) {
+        e = rebuild_tracking(rc->directory, rc->list.first[i], rc->list.bytes[i], t, f);
+        if (e == ERR_CORRUPT) e = OK;
+    }
+    if (!e) e = tracking_store(t, rc->directory, true, f);
+    free(t);
+    return e;
+}
+
+static bool has_suffix(const char *name, const char *suffix)
+{
+    size_t n = strlen(name), s = strlen(suffix);
+    return n > s && strcmp(name + n - s, suffix) == 0;
+}
+
+/* Files that no segment needs: half-made ones, and companions of segments that are gone. */
+static err sweep(const struct recovery *rc, struct fault *f)
+{
+    DIR *d = opendir(rc->directory);
+    if (!d) return fault_from_errno(f, rc->directory, 0, 0, 0);
+    err e = OK;
+    struct dirent *entry;
+    while (!e && (entry = readdir(d)) != NULL) {
+        uint64_t first;
+        bool orphan = has_suffix(entry->d_name, ".tmp");
+        if (file_name_parse(entry->d_name, INDEX_SUFFIX, &first) || file_name_parse(entry->d_name, TRACKING_SUFFIX, &first)) {
+            orphan = first != rc->commit.segment;
+            for (uint32_t i = 0; i < rc->list.count && orphan; i++) orphan = rc->list.first[i] != first;
+        }
+        if (!orphan) continue;
+        struct file_path path;
+        file_path_name(&path, rc->directory, entry->d_name);
+        e = file_unlink(path.text, f);
+    }
+    closedir(d);
+    return e;
+}
+
+/* ---- the procedure ---- */
+
+static err recover(struct recovery *rc, const struct log_options *options, struct fault *f)
+{
+    struct control_init init = {0};
+    err e = log_options_apply(options, &init, f);
+    if (!e) e = control_old_read(rc->directory, &rc->old, f);
+    if (!e) e = segment_list_read(rc->directory, &rc->list, f);
+    if (e) return e;
+    uint64_t first_seen = rc->list.count ? rc->list.first[0] : 0;
+    learn_durable(rc);
+    rc->epoch = rc->old.epoch;
+    e = walk_all(rc, f);
+    if (!e) e = begin_anew_if_lost(rc, first_seen, f);
+    if (e) return e;
+    look_back(rc);
+    e = sweep(rc, f);
+    if (!e) e = rebuild_table(rc, f);
+    if (!e) e = file_sync_directory(rc->directory, f);
+    if (e) return e;
+
+    init.commit = rc->commit;
+    init.durable = (struct durable){rc->commit.segment, rc->commit.position, rc->commit.next_offset};
+    init.epoch = rc->epoch + 1;
+    init.first_offset = rc->list.count ? rc->list.first[0] : rc->commit.segment;
+    e = control_create(rc->directory, &init, true, f);
+    return e ? e : file_sync_directory(rc->directory, f);
+}
+
+err recovery_run(const char *directory, const struct log_options *options, struct recovery_report *out, struct fault *f)
+{
+    *out = (struct recovery_report){0};
+    struct log *l;
+    err e = log_open(directory, &l, f);
+    if (e == OK) log_close(l);
+    if (e != ERR_STALE) return e;
+
+    out->ran = true;
+    struct recovery rc = {.directory = directory, .report = out};
+    rc.commit = (struct commit){.batch_position = SEGMENT_HEADER_BYTES, .position = SEGMENT_HEADER_BYTES,
+                                .last_chunk = UINT64_MAX, .timestamp_ms = INT64_MIN};
+    rc.commit.segment = UINT64_MAX; /* none yet */
+    e = recover(&rc, options, f);
+    segment_list_free(&rc.list);
+    return e;
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * retention: decide how many of the oldest segments go, then drop them.
+ *
+ * The new first offset is published before anything is removed, so nobody attaches to
+ * what is going; the files go oldest first, so a kill in between leaves no hole, and
+ * what it leaves is removed by the next run.
+ */
+#include "retention.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+
+#include "../base/check.h"
+#include "../base/sys.h"
+#include "handle.h"
+#include "rebuild.h"
+
+/* ---- deciding ---- */
+
+/* The newest stays; older ones stay, newest first, while the sum is within the limit. */
+static uint32_t over_size(const struct segment_list *list, const struct commit *c, uint64_t bytes_max)
+{
+    if (bytes_max == 0) return 0;
+    uint32_t kept_from = list->count - 1;
+    uint64_t sum = c->position;
+    while (kept_from > 0 && sum + list->bytes[kept_from - 1] <= bytes_max) sum += list->bytes[--kept_from];
+    return kept_from;
+}
+
+/* Timestamp of the newest chunk of a closed segment; the next one's creation when it cannot be read. */
+static int64_t newest_timestamp(const struct log *l, const struct segment_list *list, uint32_t i)
+{
+    struct chunk c;
+    struct segment_header next;
+    if (rebuild_last_chunk(l->directory, list->first[i], list->bytes[i], &c, NULL) == OK) return c.timestamp_ms;
+    if (segment_header_load(l->directory, list->first[i + 1], &next, NULL) == OK) return next.created_ms;
+    return INT64_MAX; /* not known to be old */
+}
+
+static uint32_t over_age(const struct log *l, const struct segment_list *list, uint64_t age_ms_max)
+{
+    uint32_t drop = 0;
+    int64_t now = sys->now_ms();
+    if (age_ms_max == 0 || age_ms_max > (uint64_t)INT64_MAX) return 0;
+    while (drop + 1 < list->count && newest_timestamp(l, list, drop) < now - (int64_t)age_ms_max) drop++;
+    return drop;
+}
+
+static uint32_t only_durable(const struct log *l, const struct segment_list *list, uint32_t drop)
+{
+    if (l->control->durability != DURABILITY_DISK) return drop;
+    struct durable d;
+    control_durable(l->control, &d);
+    while (drop > 0 && list->first[drop - 1] >= d.segment) drop--;
+    return drop;
+}
+
+/* ---- dropping ---- */
+
+static void raise_first_offset(struct control *c, uint64_t first)
+{
+    uint64_t had = atomic_load_explicit(&c->first_offset, memory_order_relaxed);
+    while (had < first && !atomic_compare_exchange_weak_explicit(&c->first_offset, &had, first, memory_order_release,
+                                                                 memory_order_relaxed)) continue;
+    atomic_fetch_add_explicit(&c->segments_generation, 1, memory_order_release);
+}
+
+/* Files of segments below the first offset: those to drop now, and what an earlier run that
+ * was killed has left. */
+static err remove_older(const struct log *l, uint64_t first, struct retention_report *out, struct fault *f)
+{
+    struct segment_list list = {0};
+    err e = segment_list_read(l->directory, &list, f);
+    for (uint32_t i = 0; i < list.count && !e && list.first[i] < first; i++) {
+        e = segment_remove(l->directory, list.first[i], f);
+        if (e) break;
+        out->segments_dropped++;
+        out->bytes_dropped += list.bytes[i];
+    }
+    segment_list_free(&list);
+    return e;
+}
+
+static err drop_oldest(struct log *l, const struct segment_list *list, uint32_t drop, struct retention_report *out,
+                       struct fault *f)
+{
+    out->first_offset = atomic_load_explicit(&l->control->first_offset, memory_order_acquire);
+    drop = only_durable(l, list, drop);
+    if (drop == 0) return OK;
+    uint64_t first = list->first[drop];
+    raise_first_offset(l->control, first);
+    out->first_offset = first;
+    return remove_older(l, first, out, f);
+}
+
+err retention_run(struct log *l, struct retention_report *out, struct fault *f)
+{
+    *out = (struct retention_report){0};
+    const struct segment_list *list;
+    struct commit c;
+    err e = log_list(l, &list, &c, f);
+    if (e) return e;
+    uint64_t bytes_max = atomic_load_explicit(&l->control->retention_bytes_max, memory_order_relaxed);
+    uint64_t age_ms_max = atomic_load_explicit(&l->control->retention_age_ms_max, memory_order_relaxed);
+    uint32_t by_size = over_size(list, &c, bytes_max), by_age = over_age(l, list, age_ms_max);
+    return drop_oldest(l, list, by_size > by_age ? by_size : by_age, out, f);
+}
+
+err retention_drop_before(struct log *l, uint64_t offset, struct retention_report *out, struct fault *f)
+{
+    *out = (struct retention_report){0};
+    const struct segment_list *list;
+    struct commit c;
+    err e = log_list(l, &list, &c, f);
+    if (e) return e;
+    uint32_t drop = 0;
+    while (drop + 1 < list->count && list->first[drop + 1] <= offset) drop++;
+    return drop_oldest(l, list, drop, out, f);
+}
+
+err retention_roll_aged(struct log *l, int64_t age_ms, bool *rolled, struct fault *f)
+{
+    struct commit c;
+    *rolled = false;
+    err e = log_lock(l, f);
+    if (e) return e;
+    control_committed(l->control, &c);
+    if (c.next_offset > c.segment && c.timestamp_ms < sys->now_ms() - age_ms) {
+        e = log_roll(l, &c, f);
+        *rolled = e == OK;
+    }
+    log_unlock(l);
+    return e;
+}
