@@ -264,6 +264,14 @@ def test_command_versions_are_those_of_the_reference_in_its_order():
     assert all(versions[1:] == (1, 1) for versions in spec.COMMAND_VERSIONS if versions[0] != Key.PUBLISH)
 
 
+def test_the_readme_table_has_a_row_for_each_frame():
+    table = spec.markdown_table().splitlines()[2:]
+    assert len(table) == len(COMMANDS) + sum(command.response is not None for command in COMMANDS)
+    assert "| 0x000d | Create | client | 1 | `correlation_id` u32; `stream` string; `arguments` map |" in table
+    assert "| 0x8009 | CreditResponse | server | 1 | `code` u16; `subscription_id` u8 |" in table
+    assert "| 0x0017 | Heartbeat | client and server | 1 | none |" in table
+
+
 def test_frames_without_a_correlation_id():
     without = {c.key for c in COMMANDS if not c.request.has_correlation_id}
     assert without == {

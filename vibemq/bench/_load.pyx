@@ -56,6 +56,7 @@ cdef extern from *:
         do got = recv(fd, p, size, 0); while (got < 0 && errno == EINTR);
         return got;
     }
+    static uint32_t vibemq_get_u16(const uint8_t *p) { return (uint32_t)p[0] << 8 | p[1]; }
     static uint32_t vibemq_get_u32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
     static uint64_t vibemq_get_u64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
     static void vibemq_put_u32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
@@ -67,6 +68,7 @@ cdef extern from *:
     void sleep_until_ns "vibemq_sleep_until_ns"(int64_t until_ns) noexcept nogil
     int send_all "vibemq_send_all"(int fd, const uint8_t *p, size_t size) noexcept nogil
     Py_ssize_t receive "vibemq_receive"(int fd, uint8_t *p, size_t size) noexcept nogil
+    uint32_t get_u16 "vibemq_get_u16"(const uint8_t *p) noexcept nogil
     uint32_t get_u32 "vibemq_get_u32"(const uint8_t *p) noexcept nogil
     uint64_t get_u64 "vibemq_get_u64"(const uint8_t *p) noexcept nogil
     void put_u32 "vibemq_put_u32"(uint8_t *p, uint32_t value) noexcept nogil
@@ -253,7 +255,7 @@ cdef class Producer:
             frame = next_frame(&self.inbox, &size)
             if frame is NULL:
                 return
-            key = get_u32(frame) >> 16
+            key = get_u16(frame)
             if key == KEY_PUBLISH_CONFIRM and size >= 9:
                 count = min(get_u32(frame + 5), (size - 9) // 8)
                 if self.stamps is not NULL:
@@ -264,11 +266,11 @@ cdef class Producer:
             elif key == KEY_PUBLISH_ERROR and size >= 9:
                 count = min(get_u32(frame + 5), (size - 9) // 10)
                 if count:
-                    self.refused_code = get_u32(frame + 15) >> 16
+                    self.refused_code = get_u16(frame + 17)
                 store(&self.refused_, load(&self.refused_) + count)
                 store(&self.settled, load(&self.settled) + count)
             elif key == KEY_CLOSE and size >= 10:
-                self.close_code = get_u32(frame + 8) >> 16
+                self.close_code = get_u16(frame + 8)
                 return
             elif key == KEY_METADATA_UPDATE:
                 return
@@ -335,7 +337,7 @@ cdef class Consumer:
             frame = next_frame(&self.inbox, &size)
             if frame is NULL:
                 return
-            key = get_u32(frame) >> 16
+            key = get_u16(frame)
             if key == KEY_DELIVER:
                 head = 5 if frame[3] == 1 else 13  # key, version, subscription id; v2: last committed chunk id
                 if size < head + CHUNK_HEADER_SIZE:
@@ -349,18 +351,18 @@ cdef class Consumer:
                 store(&self.received_, load(&self.received_) + get_u32(frame + head + 4))
                 self.last_chunk_ns = now_ns()
             elif key == KEY_SUBSCRIBE_RESPONSE and size >= 10:
-                self.subscribe_code = get_u32(frame + 8) >> 16
+                self.subscribe_code = get_u16(frame + 8)
                 if self.subscribe_code != 1:
                     return
             elif key == KEY_CLOSE and size >= 10:
-                self.close_code = get_u32(frame + 8) >> 16
+                self.close_code = get_u16(frame + 8)
                 return
             elif key == KEY_METADATA_UPDATE or key == KEY_CREDIT_ERROR:
                 return
 
     cdef void walk(self, const uint8_t *chunk, size_t size) noexcept nogil:
         """Each message of a chunk. What our producers did not write counts as disordered."""
-        cdef uint32_t entries = get_u32(chunk) & 0xFFFF, i, length
+        cdef uint32_t entries = get_u16(chunk + 2), i, length
         cdef const uint8_t *p = chunk + CHUNK_HEADER_SIZE
         cdef const uint8_t *end = chunk + size
         cdef int64_t now = now_ns() if self.timed else 0

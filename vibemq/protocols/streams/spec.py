@@ -450,6 +450,33 @@ COMMANDS: tuple[Command, ...] = (
 
 COMMAND_BY_KEY: dict[int, Command] = {int(command.key): command for command in COMMANDS}
 
+
+def markdown_table() -> str:
+    """COMMANDS for README.md: one row for each frame."""
+    rows = ["| key | frame | from | versions | fields |", "|---|---|---|---|---|"]
+    for command in COMMANDS:
+        versions = "1" if command.version_max == 1 else f"1 to {command.version_max}"
+        rows.append(_row(int(command.key), command.request, command.sent_by, versions))
+        if command.response is not None:
+            answers = command.sent_by if len(command.sent_by) == 2 else BOTH - command.sent_by
+            rows.append(_row(command.key | RESPONSE_BIT, command.response, answers, "1"))
+    return "\n".join(rows) + "\n"
+
+
+def _row(key: int, layout: Layout, sent_by: frozenset[str], versions: str) -> str:
+    fields = []
+    for field in layout.fields:
+        condition = (
+            f" if {field.only_if[0]} is {' or '.join(map(str, map(int, field.only_if[1])))}" if field.only_if else ""
+        )
+        since = f" since version {field.since}" if field.since > 1 else ""
+        absent = ", may be absent" if field.may_be_absent else ""
+        fields.append(f"`{field.name}` {field.type}{condition}{since}{absent}")
+    return (
+        f"| {key:#06x} | {layout.name} | {' and '.join(sorted(sent_by))} | {versions} | {'; '.join(fields) or 'none'} |"
+    )
+
+
 # The server's answer to ExchangeCommandVersions. One client looks Publish up by position, so the order is part of it.
 COMMAND_VERSIONS: tuple[tuple[int, int, int], ...] = tuple(
     (int(command.key), 1, command.version_max) for command in COMMANDS if command.exchanged

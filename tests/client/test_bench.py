@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load generator: its histogram, what it refuses to measure, and that it notices what a broker does wrong."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from memory_server import MemoryServer, chunk_of
+
+from vibemq.bench import compare
+from vibemq.bench._histogram import Histogram
+from vibemq.bench.cli import bench
+from vibemq.bench.cpu import tree_cpu_s
+from vibemq.bench.load import Load, run
+from vibemq.errors import RequestFailed, TimeoutExceeded, UserError, VibeMQError
+from vibemq.protocols.streams import codec
+from vibemq.protocols.streams.spec import Code, Key
+
+# ---- the histogram ----
+
+
+@given(st.lists(st.integers(1, 60_000_000), min_size=1, max_size=200), st.floats(0, 100))
+def test_percentiles_are_within_three_digits(values, percent):
+    histogram = Histogram()
+    for value in values:
+        histogram.record_us(value)
+    exact = sorted(values)[max(1, int(percent / 100 * len(values) + 0.5)) - 1]
+    assert exact <= histogram.percentile_us(percent) <= max(exact * 1.001, exact)
+    assert (histogram.total, histogram.min_us, histogram.max_us) == (len(values), min(values), max(values))
+
+
+def test_the_layout_is_that_of_the_published_tools():
+    hdrh = pytest.importorskip("hdrh.histogram", reason="the hdrhistogram package is not installed")
+    ours, theirs, random_ = Histogram(), hdrh.HdrHistogram(1, 60_000_000, 3), random.Random(1)
+    for _ in range(20_000):
+        value = int(10 ** random_.uniform(0, 7.7))
+        ours.record_us(value)
+        theirs.record_value(value)
+    for percent in (0.1, 50, 90, 99, 99.9, 99.99, 100):
+        assert ours.percentile_us(percent) == min(theirs.get_value_at_percentile(percent), ours.max_us)
+    assert hdrh.HdrHistogram.decode(ours.encode()).get_total_count() == 20_000
+
+
+def test_what_is_out_of_range_is_clamped_and_counted():
+    histogram = Histogram()
+    histogram.record_us(0)
+    histogram.record_us(-5)
+    histogram.record_us(10**12, 3)
+    assert (histogram.min_us, histogram.max_us, histogram.clamped, histogram.total) == (1, 60_000_000, 3, 5)
+    assert Histogram().percentile_us(99) == 0
+
+
+def test_merging_adds():
+    first, second = Histogram(), Histogram()
+    first.record_us(10)
+    second.record_us(1_000, 3)
+    first.merge(second)
+    assert (first.total, first.min_us, first.max_us, first.percentile_us(50)) == (4, 10, 1_000, 1_000)
+
+
+# ---- processor time ----
+
+
+def test_cpu_of_a_process_and_its_children():
+    burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint(1, flush=True)\n"
+    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn + 'input()'!r}])"
+    process = subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"1\n"
+    assert 0.15 < tree_cpu_s(process.pid) < 5
+    assert tree_cpu_s(os.getpid()) >= tree_cpu_s(process.pid)
+    process.communicate(b"\n", timeout=10)
+    with pytest.raises(UserError):
+        tree_cpu_s(process.pid)
+
+
+# ---- runs ----
+
+
+@pytest.fixture
+def server():
+    with MemoryServer() as running:
+        yield running
+
+
+def load(server, **options):
+    return Load(**{"port": server.port, "messages": 2_000, "timeout_s": 10.0, **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "pub"},
+        {"mode": "pubsub", "verify": True},
+        {"mode": "pubsub", "verify": True, "producers": 2, "consumers": 3},
+        {"mode": "pubsub", "verify": True, "producers": 2, "consumers": 2, "spread": True},
+        {"mode": "pubsub", "verify": True, "batch": 1, "group": 64, "window": 200},
+        {"mode": "pubsub", "batch": 7, "size_bytes": 5},
+        {"mode": "lat", "verify": True, "rate": 20_000},
+    ],
+    ids=str,
+)
+def test_a_run_counts_everything(server, options):
+    result = run(load(server, **options))
+    copies = 0 if result.load.mode == "pub" else 1 if result.load.spread else result.load.consumers
+    assert (result.sent, result.confirmed, result.consumed) == (2_000, 2_000, 2_000 * copies)
+    figures = result.figures()
+    assert figures["publish_msg_s"] > 0 and ("latency_us" in figures) == (result.load.mode == "lat")
+    assert server.streams == {}
+    json.dumps(figures)
+
+
+def test_a_kept_stream_is_consumed_later(server):
+    run(load(server, mode="pub", keep=True))
+    assert server.next_offset("bench") == 2_000
+    assert run(load(server, mode="con", verify=True, broker_pid=os.getpid())).consumed == 2_000
+
+
+def test_latency_counts_from_the_schedule_and_not_from_the_sending(server):
+    """A broker that stands still for 0.5 s makes late all that was due meanwhile, not one message."""
+    stalls = iter([0.5])
+
+    def stall_once(connection, request):
+        if len(server.requests(Key.PUBLISH)) == 20:
+            time.sleep(next(stalls))
+
+    server.replies[Key.PUBLISH] = stall_once
+    result = run(load(server, mode="lat", rate=2_000, batch=10, messages=2_000, window=50))
+    late = sum(count for value_us, count in result.latencies.buckets() if value_us > 100_000)
+    assert late > 600
+    assert result.latencies.max_us > 450_000
+
+
+def test_messages_out_of_order_are_noticed(server):
+    def publish_backwards(connection, request):
+        messages = [message.data for message in reversed(request.messages)]
+        chunks = server.streams["bench"]
+        chunks.append(chunk_of(server.next_offset("bench"), messages))
+        ids = [message.publishing_id for message in request.messages]
+        return [codec.encode_server_frame(Key.PUBLISH_CONFIRM, publisher_id=0, publishing_ids=ids)]
+
+    server.replies[Key.PUBLISH] = publish_backwards
+    run(load(server, mode="pub", keep=True))
+    with pytest.raises(VibeMQError, match="messages were not what their producer sent next"):
+        run(load(server, mode="con", verify=True))
+
+
+def test_refused_messages_are_an_error(server):
+    server.replies[Key.PUBLISH] = lambda connection, request: [
+        codec.encode_server_frame(
+            Key.PUBLISH_ERROR,
+            publisher_id=0,
+            errors=[(message.publishing_id, Code.PRECONDITION_FAILED) for message in request.messages],
+        )
+    ]
+    with pytest.raises(RequestFailed, match="2000 refused with PRECONDITION_FAILED"):
+        run(load(server, mode="pub"))
+
+
+def test_lost_messages_are_a_timeout_with_the_state(server):
+    server.replies[Key.PUBLISH] = lambda connection, request: []
+    with pytest.raises(TimeoutExceeded, match="sent 2000, confirmed 0"):
+        run(load(server, mode="pub", timeout_s=0.5))
+    assert server.streams == {}
+
+
+def test_a_broken_connection_is_an_error(server):
+    server.replies[Key.PUBLISH] = lambda connection, request: connection.end() or []
+    with pytest.raises(VibeMQError, match="a connection ended before all was done"):
+        run(load(server, mode="pub"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "sub"},
+        {"batch": 0},
+        {"mode": "lat"},
+        {"mode": "lat", "rate": 5, "size_bytes": 23},
+        {"verify": True, "size_bytes": 5},
+        {"window": 99},
+        {"batch": 1, "window": 1_000_000},
+    ],
+    ids=str,
+)
+def test_what_would_not_be_measured_is_refused(server, options):
+    with pytest.raises(UserError):
+        run(load(server, **options))
+
+
+# ---- the command ----
+
+
+def test_the_command_prints_a_table_or_json(server):
+    runner = CliRunner()
+    common = ["--port", str(server.port), "-n", "500", "--broker-pid", str(os.getpid())]
+    shown = runner.invoke(bench, [*common, "--mode", "lat", "--rate", "5000"], catch_exceptions=False)
+    assert shown.exit_code == 0 and "publish_msg_s" in shown.output and "p99" in shown.output
+    line = runner.invoke(bench, ["run", *common, "--mode", "pubsub", "--json"], catch_exceptions=False).output
+    assert json.loads(line)["consumed"] == 500
+    assert "compare" in runner.invoke(bench, ["--help"]).output
+    assert runner.invoke(bench, ["run", "--argument", "no value"]).exit_code == 2
+
+
+def test_targets_are_read_from_text():
+    target = compare.Target.parse("ours=127.0.0.1:5552,pid=12,durability=page cache,max-age=1h")
+    assert target == compare.Target("ours", "127.0.0.1", 5552, 12, "page cache", (("max-age", "1h"),))
+    for wrong in ("ours", "ours=5552", "ours=host:port", "=host:1", "ours=host:1,pid=x"):
+        with pytest.raises(UserError):
+            compare.Target.parse(wrong)
+
+
+def test_a_comparison_alternates_and_reports(server, tmp_path):
+    with MemoryServer(version="3.10.8") as other:
+        arguments = ["compare", "--rounds", "3", "--scale", "0.0002", "--warm-mb", "1"]
+        arguments += ["--target", f"ours=127.0.0.1:{server.port},durability=os,pid={os.getpid()}"]
+        arguments += ["--target", f"theirs=127.0.0.1:{other.port}", "--output", str(tmp_path / "report")]
+        shown = CliRunner().invoke(bench, arguments, catch_exceptions=False)
+    assert shown.exit_code == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [target["durability"] for target in report["targets"]] == ["os", "not stated"]
+    assert [scenario["name"] for scenario in report["scenarios"]] == [s.name for s in compare.SCENARIOS]
+    for scenario in report["scenarios"]:
+        assert scenario["ratio"]["theirs"] == 1
+        for result in scenario["results"].values():
+            low, high = result["spread"][scenario["figure"]]
+            assert len(result["runs"]) == 3 and low <= result["median"][scenario["figure"]] <= high
+    text = (tmp_path / "report.md").read_text()
+    assert text in shown.output and text.count("| ours |") == 1 + len(compare.SCENARIOS)
+    assert server.streams == other.streams == {}
+
+
+def test_a_failed_run_is_reported_and_the_others_go_on(server):
+    server.replies[Key.PUBLISH] = lambda connection, request: connection.end() or []
+    with MemoryServer() as other:
+        arguments = ["compare", "--rounds", "1", "--scale", "0.0002", "--scenario", "pub-100"]
+        arguments += ["--target", f"ours=127.0.0.1:{server.port}", "--target", f"theirs=127.0.0.1:{other.port}"]
+        shown = CliRunner().invoke(bench, arguments, catch_exceptions=False)
+    assert shown.exit_code == 1 and "**1 failed**" in shown.output
+
+
+def test_who_begins_changes_with_each_round():
+    targets = [compare.Target(name, "h", 1) for name in "abc"]
+    assert ["".join(t.name for t in compare.rotated(targets, turn)) for turn in range(4)] == [
+        "abc",
+        "bca",
+        "cab",
+        "abc",
+    ]
