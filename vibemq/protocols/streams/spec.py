@@ -173,7 +173,8 @@ class Items:
     fields: tuple[Field, ...]
 
     def __str__(self) -> str:
-        return "array<{ " + ", ".join(f"{field.name} {field.type}" for field in self.fields) + " }>"
+        texts = (f"{f.name} {f.type}" + (f" since version {f.since}" if f.since > 1 else "") for f in self.fields)
+        return "array<{ " + ", ".join(texts) + " }>"
 
 
 @dataclass(frozen=True, slots=True)
