@@ -159,9 +159,9 @@ def close_all() -> None:
 def facts(taken: StreamsConnection, stream: str, at_least: int = 0) -> Facts:
     """What the broker says about a stream. Only ours names an incarnation.
 
-    `at_least` is an end that the stream had once, or 1 where it is likely to hold anything. An older broker tells its end by what it
-    delivers, and a late delivery looks like an empty stream: it is asked again before
-    anyone speaks of lost data, or takes the stream for empty.
+    `at_least` is an end that the stream had once, or 1 where it is likely to hold anything.
+    An older broker tells its end by what it delivers, and a late delivery looks like an
+    empty stream: it is asked again before anyone takes it for empty or speaks of lost data.
     """
     has = _facts(taken, stream)
     for _ in range(ASK_AGAIN):
