@@ -74,14 +74,14 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.made pyproject.toml setup.py
-	$(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local]"
+	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local]"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml setup.py
-	$(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local,test]"
+	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local,test]"
 	@touch $@
 
-# After the installation, which builds too; this rebuilds what has changed since.
+# Only what has changed is built again.
 $(VENV)/.built: $(SOURCES) setup.py | $(VENV)/.made
 	$(BIN)/python setup.py -q build_clib build_ext --inplace
 	@touch $@

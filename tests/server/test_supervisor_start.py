@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,33 @@ def test_exactly_one_line_on_stdout_once_every_worker_accepts(start):
     broker.signal(signal.SIGTERM)
     assert broker.wait() == 0
     assert broker.process.stdout.read() == ""
+
+
+def test_ready_within_a_second_and_a_half(start, tmp_path):
+    took_s = []
+    for number in range(3):
+        began = time.monotonic()
+        start(server__data_dir=str(tmp_path / f"data{number}")).wait_ready()
+        took_s.append(time.monotonic() - began)
+    # The machine may be busy with other tests now and then, but not three times in a row.
+    assert min(took_s) < 1.5, took_s
+
+
+def test_says_where_clients_are_sent_when_that_is_elsewhere(start):
+    broker = start(streams__advertised_host="broker.example").wait_ready()
+    assert "stream clients are told to connect to broker.example:the port above" in broker.log
+
+
+def test_exit_codes_are_kept_even_if_the_starter_ignored_sigchld(start):
+    old = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        broker = start()
+    finally:
+        signal.signal(signal.SIGCHLD, old)
+    broker.wait_ready()
+    broker.signal(signal.SIGTERM)
+    assert broker.wait() == 0
+    assert broker.log.count("ended with exit code 0") == 2
 
 
 def test_port_zero_is_one_port_for_all_workers(start):

@@ -185,6 +185,8 @@ class Supervisor:
     # ---- run ----
 
     def _watch_signals(self) -> None:
+        # Whoever started us may have left SIGCHLD ignored, and then nobody's exit code is kept.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.signals_read.setblocking(False)
         self.signals_write.setblocking(False)
         signal.set_wakeup_fd(self.signals_write.fileno(), warn_on_full_buffer=False)
@@ -226,6 +228,10 @@ class Supervisor:
         self.announced = True
         doors = " ".join(f"{door}={address}" for door, address in self.addresses.items())
         log.info("ready: %d workers, %s, data in %s", len(self.workers.seats), doors, self.data_dir)
+        streams = self.config.streams
+        if streams.advertised_host or streams.advertised_port:  # the most frequent reason why clients cannot connect
+            told = f"{streams.advertised_host or 'the host they reached'}:{streams.advertised_port or 'the port above'}"
+            log.info("stream clients are told to connect to %s", told)
         try:
             print(f"vibemq ready pid={os.getpid()} workers={len(self.workers.seats)} {doors}", flush=True)
         except OSError as problem:  # whoever started us does not listen any more; the broker serves all the same
