@@ -5,7 +5,7 @@
 #   make check    ruff, mypy, and the tests of the house rules
 #   make san      the C core under the address, undefined and thread sanitizers
 #   make fuzz     every fuzz target for FUZZ_SECONDS each
-#   make bench    the figures of benchmarks/README.md, on this machine
+#   make bench    the figures of benchmarks/README.md on this machine, RabbitMQ beside it if installed
 #   make clean    remove everything that was built, and the virtual environment
 #
 # Each makes the virtual environment first if need be.  It takes Python 3.11 or newer with its venv
@@ -15,6 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 CC := $(shell command -v gcc || command -v cc || echo gcc)
 
 BIN := $(VENV)/bin
@@ -46,7 +47,7 @@ fuzz: $(VENV)/.test $(VENV)/.built
 bench: $(VENV)/.test $(VENV)/.built
 	$(MAKE) -C csrc bench CC=$(CC)
 	$(BIN)/python -m pytest -q benchmarks
-	$(BIN)/vibemq bench --help
+	$(BIN)/python benchmarks/side_by_side.py $(BENCH_ARGS)
 
 clean:
 	$(MAKE) -C csrc clean
