@@ -90,6 +90,7 @@ def test_a_batch_read_is_what_was_published(spark, broker, stream):
     broker.publish(stream, sent)
     frame = batch(spark, broker, stream, batchBytes=100_000).load()
     assert sums(frame) == expected(sent)
+    assert len(frame.limit(5).collect()) == 5, "a task that is cut short"
     ends = frame.agg(F.min("timestamp"), F.max("timestamp"), F.countDistinct("stream"), F.first("stream")).first()
     assert ends[0] is not None and (ends[1] - ends[0]).total_seconds() < 60 and ends[2:] == (1, stream)
 
