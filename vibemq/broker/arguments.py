@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stream's arguments as a client gives them: which are valid, and when two sets are equivalent.
+
+Rules: rabbitmq-streams.md section 11.1.  What they mean for the log is storage.arguments';
+here is what only a declaration needs.  ``durability`` (``os`` or ``disk``) is our own addition.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vibemq.config import Store
+from vibemq.errors import LimitExceeded
+from vibemq.storage.arguments import LogOptions, log_options
+
+POSITIVE = re.compile(r"[1-9][0-9]{0,9}")
+LEADER_LOCATORS = ("client-local", "balanced", "random", "least-leaders", "min-masters")
+FILTER_SIZE_BYTES = range(16, 256)
+DURABILITIES = ("os", "disk")
+
+
+class BadArgument(ValueError):
+    """An argument's value is not allowed; says which, and what is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamArguments:
+    """What a client gave, and what it means for the log."""
+
+    given: dict[str, str]
+    options: LogOptions
+
+    @property
+    def durability(self) -> str:
+        return self.options["durability"]
+
+    def same_as(self, given: dict[str, str], durability: str, store: Store) -> bool:
+        """Is a stream that was made with `given` equivalent?"""
+        return log_options(given, durability, store.segment_size_bytes) == self.options
+
+
+def stream_arguments(given: dict[str, str], store: Store) -> StreamArguments:
+    """Check; unknown keys are ignored, as RabbitMQ does.  Raises BadArgument."""
+    cluster_size = given.get("initial-cluster-size", "1")
+    if not POSITIVE.fullmatch(cluster_size):
+        raise BadArgument(f"initial-cluster-size is {cluster_size!r}: needs an integer above 0")
+    locator = given.get("queue-leader-locator", "balanced")
+    if locator not in LEADER_LOCATORS:
+        raise BadArgument(f"queue-leader-locator is {locator!r}: needs one of {', '.join(LEADER_LOCATORS)}")
+    filter_size = given.get("stream-filter-size-bytes", "16")
+    if not POSITIVE.fullmatch(filter_size) or int(filter_size) not in FILTER_SIZE_BYTES:
+        raise BadArgument(f"stream-filter-size-bytes is {filter_size!r}: needs 16 to 255")
+    durability = given.get("durability", store.durability)
+    if durability not in DURABILITIES:
+        raise BadArgument(f"durability is {durability!r}: needs {' or '.join(DURABILITIES)}")
+    try:
+        return StreamArguments(dict(given), log_options(given, durability, store.segment_size_bytes))
+    except LimitExceeded as problem:
+        raise BadArgument(str(problem)) from problem

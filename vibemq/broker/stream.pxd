@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from vibemq.storage.core cimport batch
+from vibemq.storage.log cimport Board, Log
+
+
+# Somebody on this worker who writes to or reads from a stream.  All four methods are
+# called by the stream, in the worker's loop; none may block.
+cdef class StreamUser:
+    cdef Stream stream
+
+    # The log has grown past where this user reads.  Readers only.
+    cdef int on_news(self) except -1
+    # What this user put into the batch is in the log within [first_offset, next_offset), or (not `ok`) is not.
+    cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
+    # Everything below `durable` survives power loss, but for what log_sync_failed names.
+    # Returns 1 while this user still waits for more.
+    cdef int on_durable(self, uint64_t durable) except -1
+    # The stream was deleted; this user is already detached from it.
+    cdef int on_deleted(self) except -1
+
+
+cdef class Stream:
+    cdef readonly str virtual_host, name, incarnation
+    cdef readonly uint32_t slot
+    cdef readonly Log log
+    cdef batch *batch               # what this turn publishes; NULL while that is nothing
+    cdef StreamTable table
+    cdef list waiting               # users with entries in the batch
+    cdef list readers               # users to tell of news
+    cdef set holders                # all users
+    cdef dict unsynced              # users waiting for a sync (durability `disk`), in order
+    cdef bint dirty                 # in the table's list of streams to persist
+    cdef bint syncing               # a helper thread is in fdatasync for this stream
+    cdef readonly bint is_disk_durable
+    cdef uint64_t persisted         # next offset as of this worker's last append
+    cdef int64_t rolled_ms          # when this worker closed a segment that is not synced yet; 0: none
+
+    cdef int attach(self, StreamUser user) except -1
+    cdef int detach(self, StreamUser user) except -1
+    cdef int attach_reader(self, StreamUser user) except -1
+    cdef int detach_reader(self, StreamUser user) except -1
+    cdef int add_waiting(self, StreamUser user) except -1
+    cdef int persist(self) except -1
+    cdef int news(self) except -1
+    cdef int _start_sync(self) except -1
+
+
+cdef class StreamTable:
+    cdef readonly object metadata, helpers, log_directory
+    cdef Board board
+    cdef uint32_t worker
+    cdef dict by_name
+    cdef list by_slot
+    cdef list dirty
+    cdef batch *spare[16]           # empty batches with their memory, for the next streams that need one
+    cdef int spare_count
+
+    cdef batch *take_batch(self) except NULL
+    cdef void give_batch(self, batch *b) noexcept
+    cdef int persist(self) except -1
+    cdef int take_news(self) except -1

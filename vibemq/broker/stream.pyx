@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams as one worker holds them: who writes, who reads, and the batch of this turn.
+
+A stream's log belongs to all workers; a ``Stream`` is one worker's hold on it.  Doors add
+entries to ``Stream.batch`` while they parse; at the end of the turn (or when the batch is
+large) ``persist`` appends it once and tells the users what became of it.  Other workers
+with readers learn of it through the board of doorbells.
+
+With durability ``disk`` a confirm also waits for an fdatasync.  One is in flight for each
+stream; whatever was persisted while it ran is covered by the next, so group commit needs
+no timer.
+"""
+
+import logging
+import time
+
+from libc.stdlib cimport free, malloc
+
+from vibemq.storage cimport core
+from vibemq.storage.core cimport OK, err, fault, log_appended
+from vibemq.storage.log cimport storage_error
+
+from vibemq.errors import StorageError, StreamNotFound
+
+logger = logging.getLogger(__name__)
+
+cdef enum:
+    # The kernel writes dirty pages back by itself after about 30 s; syncing a closed segment later
+    # than that is nearly free.  It only shortens the scan after a power cut.
+    SYNC_CLOSED_AFTER_MS = 60_000
+    # Batches kept with their memory (up to 2 MiB each): more streams than this in one turn is rare.
+    SPARE_BATCHES = 16
+
+
+cdef class StreamUser:
+    cdef int on_news(self) except -1:
+        return 0
+
+    cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
+        return 0
+
+    cdef int on_durable(self, uint64_t durable) except -1:
+        return 0
+
+    cdef int on_deleted(self) except -1:
+        return 0
+
+
+cdef class Stream:
+    def __init__(self, StreamTable table, record, str directory):
+        self.virtual_host, self.name = record.vhost, record.name
+        self.incarnation, self.slot = record.incarnation, record.slot
+        self.table = table
+        self.waiting, self.readers, self.holders, self.unsynced = [], [], set(), {}
+        self.log = Log(directory)
+        self.is_disk_durable = self.log.is_disk_durable
+        core.control_holders_add(self.log.control, table.worker)
+
+    def __dealloc__(self):
+        if self.batch != NULL:
+            core.batch_free(self.batch)
+            free(self.batch)
+
+    def __repr__(self):
+        return f"<Stream {self.virtual_host}{self.name} {self.incarnation}>"
+
+    def close(self):
+        core.control_readers_drop(self.log.control, self.table.worker)
+        core.control_holders_drop(self.log.control, self.table.worker)
+        self.log.close()
+
+    # ---- users ----
+
+    cdef int attach(self, StreamUser user) except -1:
+        user.stream = self
+        self.holders.add(user)
+        return 0
+
+    cdef int detach(self, StreamUser user) except -1:
+        """Forget a user; a stream that nobody uses is closed (its log stays, of course)."""
+        self.holders.discard(user)
+        self.detach_reader(user)
+        self.unsynced.pop(user, None)
+        if not self.holders and not self.waiting and not self.syncing:
+            self.table.release(self)
+        return 0
+
+    cdef int attach_reader(self, StreamUser user) except -1:
+        self.readers.append(user)
+        # Before the reader looks at the commit record: an append that comes after sees the bit.
+        core.control_readers_add(self.log.control, self.table.worker)
+        return 0
+
+    cdef int detach_reader(self, StreamUser user) except -1:
+        if user in self.readers:
+            self.readers.remove(user)
+            if not self.readers and self.log.raw != NULL:
+                core.control_readers_drop(self.log.control, self.table.worker)
+        return 0
+
+    # ---- the turn ----
+
+    cdef int add_waiting(self, StreamUser user) except -1:
+        """`user` is about to add its first entry to this batch."""
+        if self.batch == NULL:
+            self.batch = self.table.take_batch()
+            core.batch_limit(self.batch, self.log.control.segment_bytes_max)
+        self.waiting.append(user)
+        if not self.dirty:
+            self.dirty = True
+            self.table.dirty.append(self)
+        return 0
+
+    cdef int persist(self) except -1:
+        """Append the batch, tell its users, ring the workers that read."""
+        cdef log_appended appended
+        cdef fault f
+        cdef err e
+        cdef StreamUser user
+        cdef uint64_t others
+        if not self.waiting:
+            return 0
+        with nogil:
+            e = core.batch_seal(self.batch, &f)
+            if e == OK:
+                e = core.log_append(self.log.raw, self.batch, &appended, &f)
+        self.table.give_batch(self.batch)
+        self.batch = NULL
+        waiting, self.waiting = self.waiting, []
+        if e != OK:
+            logger.error("stream %s: not persisted: %s", self.name, storage_error(e, &f))
+            for user in waiting:
+                user.on_persisted(False, 0, 0)
+            return 0
+        self.persisted = appended.next_offset
+        for user in waiting:
+            user.on_persisted(True, appended.first_offset, appended.next_offset)
+            if self.is_disk_durable:
+                self.unsynced[user] = True
+        if self.is_disk_durable and not self.syncing:
+            self._start_sync()
+        if appended.rolled:
+            self._segment_closed()
+        others = core.control_readers(self.log.control) & ~(<uint64_t> 1 << self.table.worker)
+        if others:
+            self.table.board.mark(others, self.slot)
+        self.news()
+        if not self.holders and not self.syncing:
+            self.table.release(self)  # its publisher left while the batch was open
+        return 0
+
+    cdef int news(self) except -1:
+        cdef StreamUser user
+        for user in self.readers:
+            user.on_news()
+        return 0
+
+    # ---- durability ----
+
+    cdef int _start_sync(self) except -1:
+        self.syncing = True
+        self.table.helpers.submit(self.log.sync, self._synced)
+        return 0
+
+    def _synced(self, durable, error):
+        cdef StreamUser user
+        cdef uint64_t upto
+        self.syncing = False
+        if error is None:
+            upto = durable
+        else:
+            logger.error("stream %s: fdatasync failed, its segment is closed: %s", self.name, error)
+            upto = core.log_durable_offset(self.log.raw)
+        users, self.unsynced = self.unsynced, {}
+        for user in users:
+            if user.on_durable(upto):
+                self.unsynced[user] = True
+        if self.unsynced:
+            self._start_sync()
+        elif not self.holders and not self.waiting:
+            self.table.release(self)
+
+    def _segment_closed(self):
+        self.rolled_ms = time.monotonic_ns() // 1_000_000
+        self.table.helpers.submit(self.log.apply_retention, self._retention_applied)
+
+    def _retention_applied(self, dropped, error):
+        if error is not None:
+            logger.error("stream %s: retention failed: %s", self.name, error)
+        elif dropped[0]:
+            logger.info("stream %s: retention dropped %d segments, %d bytes", self.name, *dropped)
+
+    def tick(self, int64_t now_ms):
+        """Sync closed segments of `os` streams once the kernel has written them back anyway."""
+        if self.rolled_ms and now_ms - self.rolled_ms > SYNC_CLOSED_AFTER_MS and not self.syncing:
+            self.rolled_ms = 0
+            self._start_sync()
+
+
+cdef class StreamTable:
+    """The streams this worker has open, by (virtual host, name) and by slot."""
+
+    def __init__(self, metadata, Board board, helpers, log_directory):
+        self.metadata = metadata
+        self.board = board
+        self.worker = board.index
+        self.helpers = helpers
+        self.log_directory = log_directory
+        self.by_name = {}
+        self.by_slot = [None] * core.DOORBELL_SLOTS_MAX
+        self.dirty = []
+
+    def __dealloc__(self):
+        while self.spare_count:
+            self.spare_count -= 1
+            core.batch_free(self.spare[self.spare_count])
+            free(self.spare[self.spare_count])
+
+    cdef batch *take_batch(self) except NULL:
+        """An empty batch: only streams with something to persist hold one."""
+        cdef fault f
+        cdef batch *fresh
+        if self.spare_count:
+            self.spare_count -= 1
+            return self.spare[self.spare_count]
+        fresh = <batch *> malloc(sizeof(batch))
+        if fresh == NULL:
+            raise MemoryError
+        if core.batch_init(fresh, &f) != OK:
+            free(fresh)
+            raise MemoryError
+        return fresh
+
+    cdef void give_batch(self, batch *b) noexcept:
+        if self.spare_count < SPARE_BATCHES:
+            core.batch_clear(b)
+            self.spare[self.spare_count] = b
+            self.spare_count += 1
+        else:
+            core.batch_free(b)
+            free(b)
+
+    def find(self, str virtual_host, str name) -> Stream:
+        """The live stream of that name, opened if need be; StreamNotFound.
+
+        An open stream that has been deleted meanwhile (perhaps made anew by another worker) is
+        let go: its users are told when its doorbell rings.
+        """
+        stream = self.by_name.get((virtual_host, name))
+        if stream is not None:
+            if not (<Stream> stream).log.is_deleted:
+                return stream
+            self.forget_deleted(stream)
+        record = self.metadata.find_stream(virtual_host, name)
+        if record is None:
+            raise StreamNotFound(name)
+        try:
+            stream = Stream(self, record, self.log_directory(record.incarnation))
+        except StorageError as problem:
+            if problem.code in ("ERR_NOT_FOUND", "ERR_DELETED"):
+                raise StreamNotFound(name) from problem
+            raise
+        self.by_name[virtual_host, name] = stream
+        self.by_slot[stream.slot] = stream
+        return stream
+
+    def release(self, Stream stream):
+        """Close a stream that nobody on this worker uses."""
+        if self.by_name.get((stream.virtual_host, stream.name)) is stream:
+            del self.by_name[stream.virtual_host, stream.name]
+        if self.by_slot[stream.slot] is stream:
+            self.by_slot[stream.slot] = None
+        if stream.log.raw != NULL:
+            stream.close()
+
+    def release_if_unused(self, Stream stream):
+        if not stream.holders and not stream.waiting and not stream.syncing:
+            self.release(stream)
+
+    def forget_deleted(self, Stream stream):
+        """Tell every user of a deleted stream on this worker, once, and let it go."""
+        cdef StreamUser user
+        if stream.waiting:
+            stream.persist()  # refused by the log: publishers get their errors
+        users = list(stream.holders)
+        stream.holders.clear()
+        stream.readers.clear()
+        stream.unsynced.clear()
+        if not stream.syncing:
+            self.release(stream)
+        elif self.by_name.get((stream.virtual_host, stream.name)) is stream:
+            del self.by_name[stream.virtual_host, stream.name]
+        for user in users:
+            user.on_deleted()
+
+    cdef int persist(self) except -1:
+        """Append every batch of this turn."""
+        cdef Stream stream
+        cdef list dirty
+        if not self.dirty:
+            return 0
+        dirty, self.dirty = self.dirty, []
+        for stream in dirty:
+            stream.dirty = False
+            stream.persist()
+        return 0
+
+    cdef int take_news(self) except -1:
+        """Look at the streams that other workers have marked for this one."""
+        cdef uint32_t slots[64]
+        cdef uint32_t count = 64
+        cdef uint32_t i
+        cdef Stream stream
+        while count == 64:
+            count = core.doorbell_take(self.board.raw, self.worker, slots, 64)
+            for i in range(count):
+                found = self.by_slot[slots[i]]
+                if found is None:
+                    continue
+                stream = <Stream> found
+                if core.control_is_deleted(stream.log.control):
+                    self.forget_deleted(stream)
+                else:
+                    stream.news()
+        return 0
+
+    def tell(self, uint64_t workers, uint32_t slot):
+        """Ring the workers in the mask for the stream in `slot`, this one included."""
+        self.board.mark(workers, slot)
+
+    def tick(self, int64_t now_ms):
+        for stream in list(self.by_name.values()):
+            stream.tick(now_ms)

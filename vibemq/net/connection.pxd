@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from vibemq.net.door cimport Session
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+
+
+# Memory that all connections of a worker share: a socket is read into it, its frames
+# are used in place, and only an incomplete rest is kept by the connection.
+cdef class ReceiveBuffer:
+    cdef uint8_t *data
+    cdef size_t size
+
+
+cdef class Connection:
+    cdef readonly int fd
+    cdef readonly str peer              # "127.0.0.1:54321 -> 127.0.0.1:5552", for people
+    cdef readonly str local_host
+    cdef readonly int local_port
+    cdef readonly bint is_loopback
+    cdef Session session
+    cdef object loop                    # server.turn.Loop: told when this connection wants a turn
+    cdef uint8_t *inbox                 # an incomplete frame, or frames not yet taken by a busy session
+    cdef size_t inbox_size, inbox_capacity
+    cdef uint8_t *outbox                # frames to send, [outbox_head, outbox_size)
+    cdef size_t outbox_head, outbox_size, outbox_capacity
+    cdef public bint blocked            # the socket took less than was offered: wait until it is writable
+    cdef public bint closing            # no more is read; close when the outbox is empty
+    cdef public bint closed
+    cdef public bint queued             # already in the loop's list of connections to send
+    cdef bint paused                    # not watched for input
+    cdef int watched                    # bits registered with the poller
+    cdef uint64_t bytes_in, bytes_out   # whole life; heartbeats compare them
+
+    cdef ssize_t _recv(self, uint8_t *data, size_t size) except -2
+    cdef int _take(self, const uint8_t *data, size_t size) except -1
+    cdef int _take_inbox(self) except -1
+    cdef int _inbox_reserve(self, size_t size) except -1
+    cdef int _block(self) except -1
+    cpdef pause(self)
+    cdef Py_ssize_t receive(self, ReceiveBuffer shared) except -2
+    cdef int resume(self) except -1
+    cdef uint8_t *outbox_reserve(self, size_t size) except NULL
+    cdef int write(self, const uint8_t *data, size_t size) except -1
+    cdef int prepend(self, const uint8_t *data, size_t size) except -1
+    cdef bint flush(self) except -1
+    cdef Py_ssize_t send(self, iovec *iov, int count, bint outbox_first) except -2
+    cdef int want_turn(self) except -1
+    cdef int close_after_flush(self) except -1

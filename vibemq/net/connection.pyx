@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One accepted socket: what has come and is not yet a frame, and what waits to be sent.
+
+Reading goes through a buffer that all connections of a worker share, so an idle
+connection owns no buffer at all; only the incomplete frame at the end of a read is kept.
+A large incomplete frame is read straight into memory of its own size, so a peer that
+sends it drop by drop costs no copying.  Writing collects small frames in the outbox and
+sends them with whatever the session gathers in one call.
+
+Invariants: outbox_head <= outbox_size <= outbox_capacity; inbox_size <= inbox_capacity;
+a closed connection has fd -1 and no memory.
+"""
+
+import os
+
+from libc.errno cimport EAGAIN, ECONNRESET, EINTR, EPIPE, errno
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memmove
+
+from vibemq.errors import ConnectionClosed, LimitExceeded
+
+cdef extern from "<sys/socket.h>" nogil:
+    enum:
+        MSG_NOSIGNAL
+        MSG_DONTWAIT
+    struct msghdr:
+        void *msg_name
+        unsigned int msg_namelen
+        iovec *msg_iov
+        size_t msg_iovlen
+        void *msg_control
+        size_t msg_controllen
+        int msg_flags
+    ssize_t c_recv "recv" (int fd, void *data, size_t size, int flags)
+    ssize_t c_send "send" (int fd, const void *data, size_t size, int flags)
+    ssize_t c_sendmsg "sendmsg" (int fd, const msghdr *message, int flags)
+
+cdef enum:
+    # One read of one connection in one turn.  Half of a common 1 MiB second-level cache:
+    # the bytes are still there when they are copied into the chunk.
+    RECEIVE_BYTES = 512 * 1024
+    # From here on an incomplete frame is read straight to where it is kept.
+    DIRECT_BYTES_MIN = 16 * 1024
+    # Replies and confirms waiting for a peer that does not read; then it is not read either.
+    OUTBOX_BYTES_PAUSE = 1 << 20
+    # And here the peer is given up: a single reply may be large, a heap of them is an attack.
+    OUTBOX_BYTES_MAX = 64 << 20
+    # As selectors.EVENT_READ and EVENT_WRITE.
+    READ = 1
+    WRITE = 2
+
+
+
+cdef class ReceiveBuffer:
+    def __cinit__(self):
+        self.size = RECEIVE_BYTES
+        self.data = <uint8_t *> malloc(RECEIVE_BYTES)
+        if self.data == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.data)
+
+
+cdef class Connection:
+    def __init__(self, int fd, object loop, peer_address, local_address):
+        self.fd = fd
+        self.loop = loop
+        self.peer = f"{_show(peer_address)} -> {_show(local_address)}"
+        self.local_host, self.local_port = local_address[0], local_address[1]
+        self.is_loopback = _is_loopback(peer_address[0])
+
+    def __dealloc__(self):
+        free(self.inbox)
+        free(self.outbox)
+
+    def __repr__(self):
+        return f"<Connection {self.peer}>"
+
+    # ---- in ----
+
+    cdef Py_ssize_t receive(self, ReceiveBuffer shared) except -2:
+        """Read once and let the session take whole frames; -1 when the peer is gone, else bytes read."""
+        cdef uint8_t *data
+        cdef size_t had = self.inbox_size
+        cdef size_t wanted
+        cdef ssize_t n
+        if had >= DIRECT_BYTES_MIN and self.session.wanted > had:
+            wanted = self.session.wanted
+            self._inbox_reserve(wanted)
+            n = self._recv(self.inbox + had, wanted - had)
+            if n <= 0:
+                return n
+            self.inbox_size += n
+            if self.inbox_size == wanted:
+                self._take_inbox()
+            return n
+        if had:
+            if had >= shared.size // 2:
+                raise LimitExceeded("unread input", had, shared.size // 2)
+            memcpy(shared.data, self.inbox, had)
+        data = shared.data
+        n = self._recv(data + had, shared.size - had)
+        if n <= 0:
+            return n
+        self.inbox_size = 0
+        self._take(data, had + <size_t> n)
+        return n
+
+    cdef ssize_t _recv(self, uint8_t *data, size_t size) except -2:
+        """Bytes read, 0 when there are none now, -1 when the peer is gone."""
+        cdef ssize_t n
+        while True:
+            n = c_recv(self.fd, data, size, MSG_DONTWAIT)
+            if n > 0:
+                self.bytes_in += n
+                return n
+            if n == 0:
+                return -1
+            if errno == EINTR:
+                continue
+            if errno == EAGAIN:
+                return 0
+            return -1
+
+    cdef int _take(self, const uint8_t *data, size_t size) except -1:
+        """Give bytes to the session and keep what it leaves."""
+        cdef Py_ssize_t used = 0
+        cdef size_t left
+        if not self.session.busy and not self.closing:
+            self.session.wanted = 0
+            used = self.session.receive(data, size)
+        elif self.closing:
+            used = size  # nothing after a close is read, but the peer must be able to send it
+        left = size - <size_t> used
+        if left:
+            self._inbox_reserve(left)
+            memmove(self.inbox, data + used, left)
+        elif self.inbox != NULL:
+            free(self.inbox)
+            self.inbox = NULL
+            self.inbox_capacity = 0
+        self.inbox_size = left
+        if self.session.busy or self.outbox_size - self.outbox_head > OUTBOX_BYTES_PAUSE:
+            self.pause()
+        return 0
+
+    cdef int _take_inbox(self) except -1:
+        # The session reads from the inbox itself; _take moves the rest to its front.
+        return self._take(self.inbox, self.inbox_size)
+
+    cdef int _inbox_reserve(self, size_t size) except -1:
+        if size > self.inbox_capacity:
+            grown = <uint8_t *> realloc(self.inbox, size)
+            if grown == NULL:
+                raise MemoryError
+            self.inbox = grown
+            self.inbox_capacity = size
+        return 0
+
+    cpdef pause(self):
+        """Stop reading: the peer feels it through TCP."""
+        if not self.paused and not self.closed:
+            self.paused = True
+            self._watch()
+
+    cdef int resume(self) except -1:
+        """Read again, beginning with what was kept."""
+        if self.closed or self.session.busy:
+            return 0
+        if self.outbox_size - self.outbox_head > OUTBOX_BYTES_PAUSE:
+            return 0
+        if self.inbox_size:
+            self._take_inbox()
+            if self.session.busy:
+                return 0
+        if self.paused:
+            self.paused = False
+            self._watch()
+        return 0
+
+    # ---- out ----
+
+    cdef uint8_t *outbox_reserve(self, size_t size) except NULL:
+        """Room for a frame of `size` bytes at the end of the outbox; the caller fills all of it."""
+        cdef size_t need
+        cdef uint8_t *grown
+        if self.outbox_head and self.outbox_head == self.outbox_size:
+            self.outbox_head = self.outbox_size = 0
+        need = self.outbox_size + size
+        if need > self.outbox_capacity:
+            if self.outbox_head:
+                memmove(self.outbox, self.outbox + self.outbox_head, self.outbox_size - self.outbox_head)
+                self.outbox_size -= self.outbox_head
+                self.outbox_head = 0
+                need = self.outbox_size + size
+            if need > OUTBOX_BYTES_MAX:
+                raise LimitExceeded("outbox (the peer does not read)", need, OUTBOX_BYTES_MAX)
+            if need > self.outbox_capacity:
+                need = max(need + need // 2, 256)
+                grown = <uint8_t *> realloc(self.outbox, need)
+                if grown == NULL:
+                    raise MemoryError
+                self.outbox = grown
+                self.outbox_capacity = need
+        self.outbox_size += size
+        self.want_turn()
+        return self.outbox + self.outbox_size - size
+
+    cdef int write(self, const uint8_t *data, size_t size) except -1:
+        memcpy(self.outbox_reserve(size), data, size)
+        return 0
+
+    cdef int prepend(self, const uint8_t *data, size_t size) except -1:
+        """Put the rest of a frame whose beginning is out already before everything queued."""
+        cdef size_t pending = self.outbox_size - self.outbox_head
+        self.outbox_reserve(size)
+        memmove(self.outbox + self.outbox_head + size, self.outbox + self.outbox_head, pending)
+        memcpy(self.outbox + self.outbox_head, data, size)
+        return 0
+
+    def write_bytes(self, bytes frame):
+        """Queue whole frames; they are sent at the end of this turn."""
+        if not self.closed:
+            self.write(<const uint8_t *> frame, len(frame))
+
+    cdef Py_ssize_t send(self, iovec *iov, int count, bint outbox_first) except -2:
+        """One gathering call of the outbox (if `outbox_first`) and `count` further pieces.
+
+        Returns how many bytes of the further pieces went out, -1 when the outbox itself is
+        not empty afterwards.  Sets `blocked` when the socket took less than everything.
+        `iov` has a free place in front: iov[0] is written here, pieces begin at iov[1].
+        """
+        cdef msghdr message
+        cdef size_t pending = self.outbox_size - self.outbox_head if outbox_first else 0
+        cdef size_t total = pending
+        cdef ssize_t n
+        cdef int i
+        for i in range(1, count + 1):
+            total += iov[i].iov_len
+        message.msg_name = NULL
+        message.msg_namelen = 0
+        message.msg_control = NULL
+        message.msg_controllen = 0
+        message.msg_flags = 0
+        if pending:
+            iov[0].iov_base = self.outbox + self.outbox_head
+            iov[0].iov_len = pending
+            message.msg_iov = iov
+            message.msg_iovlen = count + 1
+        else:
+            message.msg_iov = iov + 1
+            message.msg_iovlen = count
+        while True:
+            n = c_sendmsg(self.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
+            if n >= 0:
+                break
+            if errno == EINTR:
+                continue
+            if errno == EAGAIN:
+                n = 0
+                break
+            if errno == EPIPE or errno == ECONNRESET:
+                raise ConnectionClosed(self.peer)
+            raise ConnectionClosed(f"{self.peer}: {os.strerror(errno)}")
+        self.bytes_out += n
+        if <size_t> n < total:
+            self._block()
+        if <size_t> n < pending:
+            self.outbox_head += n
+            return -1
+        if pending:
+            self.outbox_head = self.outbox_size = 0
+            if self.outbox_capacity > 64 * 1024:  # a burst of confirms is over: give the memory back
+                free(self.outbox)
+                self.outbox = NULL
+                self.outbox_capacity = 0
+        return n - <ssize_t> pending
+
+    cdef bint flush(self) except -1:
+        """Send the outbox; True when it is empty afterwards."""
+        cdef iovec only[1]
+        if self.outbox_head == self.outbox_size:
+            return True
+        if self.blocked or self.closed:
+            return False
+        return self.send(only, 0, True) >= 0
+
+    cdef int _block(self) except -1:
+        if not self.blocked:
+            self.blocked = True
+            self._watch()
+        return 0
+
+    def writable(self):
+        """The poller says that the socket takes bytes again."""
+        if self.blocked:
+            self.blocked = False
+            self._watch()
+            self.want_turn()
+
+    cdef int want_turn(self) except -1:
+        """Ask to be sent at the end of this turn."""
+        if not self.queued and not self.closed:
+            self.queued = True
+            self.loop.queue(self)
+        return 0
+
+    cdef int close_after_flush(self) except -1:
+        self.closing = True
+        self.want_turn()
+        return 0
+
+    def finish(self):
+        """Send what is queued, then close; input is ignored from now on."""
+        self.close_after_flush()
+
+    def _watch(self):
+        cdef int bits = (0 if self.paused else READ) | (WRITE if self.blocked else 0)
+        if bits != self.watched and not self.closed:
+            self.loop.watch(self, self.watched, bits)
+            self.watched = bits
+
+    def start(self, Session session):
+        self.session = session
+        self._watch()
+        session.open()
+
+    def close(self):
+        """Give back the socket and all memory; safe to call twice."""
+        if self.closed:
+            return
+        self.closed = True
+        fd, self.fd = self.fd, -1
+        try:
+            if self.session is not None:
+                self.session.close()
+        finally:
+            os.close(fd)
+            free(self.inbox)
+            free(self.outbox)
+            self.inbox = self.outbox = NULL
+            self.inbox_size = self.inbox_capacity = 0
+            self.outbox_head = self.outbox_size = self.outbox_capacity = 0
+
+
+def _show(address):
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1" or host.startswith("::ffff:127.")

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int64_t, uint8_t
+from vibemq.net.connection cimport Connection
+
+
+# The contract between a connection and the door it came through.  One Session per
+# connection; every method runs in the worker's loop and may not block.
+cdef class Session:
+    cdef Connection connection
+    # Bytes that the frame at the front needs in all, when receive() left an incomplete one
+    # and could read its length; 0 when unknown.  The connection then makes room for just that.
+    cdef size_t wanted
+    # True while a helper thread works on a command of this session: no more bytes are
+    # given to receive() until it is over, so replies keep the order of requests.
+    cdef bint busy
+
+    # The connection exists and is registered; send greetings if the protocol has any.
+    cdef int open(self) except -1
+    # `size` bytes that begin at a frame boundary.  Returns how many were consumed (whole
+    # frames only) or -1 with a Python error set; an error ends the connection.  The
+    # bytes are the caller's and change after the call.
+    cdef Py_ssize_t receive(self, const uint8_t *data, size_t size) except -1
+    # Send what consumers have credit for, and the outbox, until the socket is full or the
+    # turn's share is used.  Returns True when there is more to send at once.
+    cdef bint deliver(self) except -1
+    # Called about twice a second with the loop's clock in ms: heartbeats and deadlines.
+    cdef int tick(self, int64_t now_ms) except -1
+    # The broker shuts down: tell the peer.
+    cdef int shutdown(self) except -1
+    # The connection is gone: give everything back.  Called once, whatever happened.
+    cdef int close(self) except -1

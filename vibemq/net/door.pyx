@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every door's session looks like to the connection it belongs to (contract in door.pxd)."""
+
+
+cdef class Session:
+    def __init__(self, Connection connection):
+        self.connection = connection
+
+    cdef int open(self) except -1:
+        return 0
+
+    cdef Py_ssize_t receive(self, const uint8_t *data, size_t size) except -1:
+        raise TypeError(f"{type(self).__name__} does not say how to receive")
+
+    cdef bint deliver(self) except -1:
+        return self.connection.flush() and False
+
+    cdef int tick(self, int64_t now_ms) except -1:
+        return 0
+
+    cdef int shutdown(self) except -1:
+        self.connection.close_after_flush()
+        return 0
+
+    cdef int close(self) except -1:
+        return 0

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publish frames, walked in place: lengths are checked before anything is used.
+
+A frame is validated whole and only then acted upon, so a malformed one has no effect.  The
+first walk also brings the lines into the cache that the second one copies.
+Layouts: rabbitmq-streams.md section 4.
+"""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from vibemq.storage.core cimport bytes_load16, bytes_load32
+
+cdef enum:
+    KEY_PUBLISH = 0x0002
+    KEY_PUBLISH_CONFIRM = 0x0003
+    KEY_PUBLISH_ERROR = 0x0004
+    KEY_DELIVER = 0x0008
+    KEY_CREDIT = 0x0009
+    SUB_BATCH_HEADER_BYTES = 11
+    MESSAGE_HEADER_BYTES = 4
+    PUBLISHING_ID_BYTES = 8
+
+cdef inline Py_ssize_t entry_bytes(const uint8_t *p, const uint8_t *end) noexcept nogil:
+    """Size of the entry at p with its header, or -1 when it does not end before `end`."""
+    cdef uint32_t size
+    cdef size_t left = end - p
+    if left < MESSAGE_HEADER_BYTES:
+        return -1
+    if not p[0] & 0x80:
+        size = bytes_load32(p)
+        return -1 if size > left - MESSAGE_HEADER_BYTES else <Py_ssize_t> size + MESSAGE_HEADER_BYTES
+    if left < SUB_BATCH_HEADER_BYTES:
+        return -1
+    size = bytes_load32(p + 7)
+    return -1 if size > left - SUB_BATCH_HEADER_BYTES else <Py_ssize_t> size + SUB_BATCH_HEADER_BYTES
+
+cdef inline Py_ssize_t filter_bytes(const uint8_t *p, const uint8_t *end) noexcept nogil:
+    """Size of the filter value at p (Publish 2) with its length, or -1; length -1 is none."""
+    cdef uint32_t size
+    if end - p < 2:
+        return -1
+    size = bytes_load16(p)
+    if size == 0xFFFF:
+        return 2
+    return -1 if <size_t> (end - p) - 2 < size else <Py_ssize_t> size + 2
+
+cdef inline bint publish_is_whole(const uint8_t *p, const uint8_t *end, uint32_t count, int version) noexcept nogil:
+    """Do `count` items fill the bytes up to `end` exactly?"""
+    cdef Py_ssize_t size
+    cdef uint32_t i
+    if count > <size_t> (end - p) // (PUBLISHING_ID_BYTES + MESSAGE_HEADER_BYTES):
+        return False
+    for i in range(count):
+        if end - p < PUBLISHING_ID_BYTES:
+            return False
+        p += PUBLISHING_ID_BYTES
+        if version == 2:
+            size = filter_bytes(p, end)
+            if size < 0:
+                return False
+            p += size
+            if end - p < MESSAGE_HEADER_BYTES or p[0] & 0x80:
+                return False  # no sub-batches in version 2
+        size = entry_bytes(p, end)
+        if size < 0:
+            return False
+        p += size
+    return p == end
+
+cdef inline bint sub_batch_is_valid(const uint8_t *p, uint64_t uncompressed_max) noexcept nogil:
+    """The declared values of a sub-batch, in the order of rabbitmq-streams.md section 8.3."""
+    cdef uint32_t compression = (p[0] >> 4) & 7
+    cdef uint32_t records = bytes_load16(p + 1)
+    cdef uint32_t uncompressed = bytes_load32(p + 3)
+    cdef uint32_t size = bytes_load32(p + 7)
+    if uncompressed > uncompressed_max or records == 0 or <uint64_t> records * 4 > uncompressed:
+        return False
+    return compression <= 4 and not (size == 0 and compression != 0)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker's loop.  One turn reads like this: **receive** what sockets have, where each session
+**decides** what its frames mean; **persist** what they published, each stream once, which
+**confirms** it; then **deliver** and **send**, each connection that has something once.  Then wait.
+
+Nothing here blocks except the wait itself.  No timer makes batches: what arrived while the
+last turn ran is the next batch.  A worker sleeps only after it has told the board so
+(csrc/shm/doorbell.h), therefore others ring only workers that sleep.
+"""
+
+import logging
+import os
+import socket
+import time
+
+from libc.stdint cimport int64_t, uint64_t
+
+from vibemq.broker.stream cimport StreamTable
+from vibemq.net.connection cimport Connection, ReceiveBuffer
+from vibemq.net.door cimport Session
+from vibemq.net.poller cimport Poller
+from vibemq.storage cimport core
+from vibemq.storage.log cimport Board
+
+from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
+
+logger = logging.getLogger(__name__)
+
+cdef extern from "<sys/epoll.h>" nogil:
+    enum:
+        EPOLLIN
+        EPOLLOUT
+        EPOLLERR
+        EPOLLHUP
+        EPOLLRDHUP
+
+cdef enum:
+    TICK_MS = 500            # heartbeats and deadlines are in seconds
+    ACCEPTS_PER_TURN = 64    # a storm of connections does not starve those that exist
+    CONNECTION_FDS_MAX = 1 << 20
+
+cdef int READ = 1
+cdef int WRITE = 2
+
+
+cdef class Loop:
+    cdef object poller               # net.poller.Poller, or any selector for debugging
+    cdef Poller fast                 # the same one, when it is ours
+    cdef Board board
+    cdef StreamTable table
+    cdef readonly object helpers
+    cdef ReceiveBuffer shared
+    cdef readonly dict connections   # fd -> Connection
+    cdef list by_fd                  # fd -> Connection or None, for the fast path
+    cdef dict listeners              # fd -> (socket, door)
+    cdef list wanting                # connections that have something to send this turn
+    cdef readonly int connections_max
+    cdef int64_t next_tick_ms
+    cdef public bint draining
+    cdef bint full
+
+    def __init__(self, poller, Board board, StreamTable table, helpers, int connections_max):
+        self.poller = poller
+        self.fast = poller if isinstance(poller, Poller) else None
+        self.board, self.table, self.helpers = board, table, helpers
+        self.shared = ReceiveBuffer()
+        self.connections, self.listeners = {}, {}
+        self.by_fd = [None] * 1024
+        self.wanting = []
+        self.connections_max = connections_max
+        poller.register(board.doorbell_fd, READ)
+
+    # ---- what connections ask of the loop ----
+
+    def queue(self, connection):
+        """`connection` has something to send; called once per turn and connection."""
+        self.wanting.append(connection)
+
+    def watch(self, Connection connection, int before, int after):
+        if before == 0 and after == 0:
+            return
+        if not before:
+            self.poller.register(connection.fd, after)
+        elif not after:
+            self.poller.unregister(connection.fd)
+        else:
+            self.poller.modify(connection.fd, after)
+
+    def listen(self, listener, door):
+        self.listeners[listener.fileno()] = (listener, door)
+        self.poller.register(listener.fileno(), READ)
+
+    def stop_accepting(self):
+        for fd in self.listeners:
+            if not self.full:
+                self.poller.unregister(fd)
+        self.listeners.clear()
+
+    # ---- the turn ----
+
+    def turn(self):
+        """One round; waits for something to do unless there is more already."""
+        cdef int64_t now_ms
+        self._receive(self._timeout_ms())
+        self.table.take_news()
+        if core.doorbell_requests_take(self.board.raw, self.board.index) & core.DOORBELL_REQUEST_WORK:
+            self.helpers.take_finished()
+        self.table.persist()
+        self._deliver()
+        now_ms = time.monotonic_ns() // 1_000_000
+        if now_ms >= self.next_tick_ms:
+            self.next_tick_ms = now_ms + TICK_MS
+            self._tick(now_ms)
+
+    cdef int _timeout_ms(self):
+        cdef int64_t now_ms
+        if self.wanting:
+            return 0
+        if not core.doorbell_sleep(self.board.raw, self.board.index):
+            return 0
+        now_ms = time.monotonic_ns() // 1_000_000
+        return <int> min(max(self.next_tick_ms - now_ms, 0), TICK_MS)
+
+    cdef int _receive(self, int timeout_ms) except -1:
+        cdef int n, i, fd
+        cdef unsigned int events
+        if self.fast is None:
+            found = self.poller.select(timeout_ms / 1000)
+            core.doorbell_wake(self.board.raw, self.board.index)
+            for key, mask in found:
+                self._on_event(key.fd, (EPOLLIN if mask & READ else 0) | (EPOLLOUT if mask & WRITE else 0))
+            return 0
+        n = self.fast.wait(timeout_ms)
+        core.doorbell_wake(self.board.raw, self.board.index)
+        for i in range(n):
+            self._on_event(self.fast.ready[i].data.fd, self.fast.ready[i].events)
+        return 0
+
+    cdef int _on_event(self, int fd, unsigned int events) except -1:
+        cdef Connection connection
+        cdef Py_ssize_t n
+        found = self.by_fd[fd] if fd < len(self.by_fd) else None
+        if found is None:
+            return self._on_other(fd)
+        connection = <Connection> found
+        try:
+            if events & EPOLLOUT:
+                connection.writable()
+            if events & ~(<unsigned int> EPOLLOUT):
+                n = connection.receive(self.shared)
+                if n < 0 or (n == 0 and events & (EPOLLERR | EPOLLHUP)):
+                    self.close(connection)
+        except Exception as problem:
+            self._failed(connection, problem)
+        return 0
+
+    cdef int _on_other(self, int fd) except -1:
+        if fd == self.board.doorbell_fd:
+            try:
+                os.read(fd, 8)
+            except BlockingIOError:
+                return 0  # taken already: another event of the same wait
+            return 0
+        found = self.listeners.get(fd)
+        if found is not None:
+            self._accept(found[0], found[1])
+        return 0
+
+    def _accept(self, listener, door):
+        for _ in range(ACCEPTS_PER_TURN):
+            if len(self.connections) >= self.connections_max:
+                self._stop_when_full()
+                return
+            try:
+                accepted, peer = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as problem:
+                logger.warning("accept on %s: %s", door.name, problem)
+                return
+            accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            local = accepted.getsockname()
+            connection = Connection(accepted.detach(), self, peer, local)
+            self._add(connection)
+            try:
+                connection.start(door.accept(connection))
+            except Exception as problem:
+                self._failed(connection, problem)
+
+    def _stop_when_full(self):
+        """At connections_max the kernel's backlog holds newcomers until somebody leaves."""
+        if not self.full:
+            self.full = True
+            logger.warning("%d connections: no more are accepted until one ends (server.connections_max)",
+                           self.connections_max)
+            for fd in self.listeners:
+                self.poller.unregister(fd)
+
+    def _add(self, Connection connection):
+        while connection.fd >= len(self.by_fd):
+            self.by_fd.extend([None] * len(self.by_fd))
+        self.by_fd[connection.fd] = connection
+        self.connections[connection.fd] = connection
+
+    cdef int _deliver(self) except -1:
+        cdef Connection connection
+        cdef list wanting
+        if not self.wanting:
+            return 0
+        wanting, self.wanting = self.wanting, []
+        for connection in wanting:
+            connection.queued = False
+            if connection.closed:
+                continue
+            try:
+                if connection.session.deliver():
+                    connection.want_turn()
+                if connection.paused and not connection.closing:
+                    connection.resume()
+                if connection.closing and connection.outbox_head == connection.outbox_size:
+                    self.close(connection)
+            except Exception as problem:
+                self._failed(connection, problem)
+        return 0
+
+    cdef int _tick(self, int64_t now_ms) except -1:
+        cdef Connection connection
+        for connection in list(self.connections.values()):
+            try:
+                if connection.closing and connection.blocked and self.draining:
+                    self.close(connection)
+                    continue
+                connection.session.tick(now_ms)
+                if self.draining:
+                    connection.session.shutdown()
+            except Exception as problem:
+                self._failed(connection, problem)
+        self.table.tick(now_ms)
+        return 0
+
+    # ---- the end of a connection, and of all ----
+
+    def _failed(self, Connection connection, problem):
+        """One bad peer never hurts another: its connection ends, and the log says why."""
+        if isinstance(problem, (ConnectionClosed, ProtocolError, LimitExceeded)):
+            logger.info("%s: closed: %s", connection.peer, problem)
+        else:
+            logger.error("%s: closed by an error of ours", connection.peer, exc_info=problem)
+        self.close(connection)
+
+    def close(self, Connection connection):
+        cdef int fd = connection.fd
+        if connection.closed:
+            return
+        self.by_fd[fd] = None
+        del self.connections[fd]
+        if connection.watched:
+            self.poller.unregister(fd)
+            connection.watched = 0
+        try:
+            connection.close()
+        except Exception:
+            logger.exception("%s: while closing", connection.peer)
+        if self.full and self.listeners:
+            self.full = False
+            for listener_fd in self.listeners:
+                self.poller.register(listener_fd, READ)
+
+    def drain(self):
+        """Stop accepting and tell every client; turn() goes on until connections is empty."""
+        self.draining = True
+        self.stop_accepting()
+        self.next_tick_ms = 0

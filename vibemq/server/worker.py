@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One worker process: put the parts together, run the loop, end cleanly.
+
+A worker ends itself in three cases: SIGTERM (finish what is in flight, within
+server.shutdown_timeout_s), the supervisor's death (the same, but soon), and an error nobody
+expected (the supervisor starts another).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import time
+
+from vibemq.admin.users import Authenticator
+from vibemq.broker.stream import StreamTable
+from vibemq.net.poller import Poller
+from vibemq.protocols.streams.door import StreamsDoor
+from vibemq.server.context import WorkerContext
+from vibemq.server.helpers import Helpers
+from vibemq.server.turn import Loop
+from vibemq.storage.log import Board
+from vibemq.storage.metadata import Metadata
+
+logger = logging.getLogger(__name__)
+
+ORPHAN_TIMEOUT_S = 2  # the supervisor is dead: its successor waits for us
+DOORS = {"streams": StreamsDoor}
+
+
+def run(context: WorkerContext) -> int:
+    """A worker's life; returns its exit code."""
+    return Worker(context).run()
+
+
+class Worker:
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+        self.stopping = False
+        self.board = Board(context.board_fd, context.index, context.doorbell_fds)
+        self.helpers = Helpers(self.board.work_done)
+        metadata = Metadata(context.metadata_path)
+        self.table = StreamTable(
+            metadata, self.board, self.helpers, lambda incarnation: os.path.join(metadata.streams_dir, incarnation)
+        )
+        poller = selectors.DefaultSelector() if os.environ.get("VIBEMQ_POLLER") == "selectors" else Poller()
+        self.loop = Loop(poller, self.board, self.table, self.helpers, context.config.server.connections_max)
+        authenticator = Authenticator(metadata, context.config.guest.allow_loopback)
+        self.doors = {
+            name: DOORS[name](context.config, self.table, authenticator, self.helpers) for name in context.listeners
+        }
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._stop)
+        self.board.sit()
+        for name, listener in self.context.listeners.items():
+            self.loop.listen(listener, self.doors[name])
+        os.write(self.context.ready_fd, b"R")
+        os.close(self.context.ready_fd)
+        while not self.stopping and os.getppid() == self.context.supervisor_pid:
+            self.loop.turn()
+        return self._drain()
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+
+    def _drain(self) -> int:
+        orphan = not self.stopping
+        if orphan:
+            logger.warning("the supervisor is gone: finishing and ending")
+        timeout_s = ORPHAN_TIMEOUT_S if orphan else self.context.config.server.shutdown_timeout_s
+        deadline = time.monotonic() + timeout_s
+        self.loop.drain()
+        while (self.loop.connections or self.helpers.running) and time.monotonic() < deadline:
+            self.loop.turn()
+        if self.loop.connections:
+            logger.warning("%d connections did not end within %d s", len(self.loop.connections), timeout_s)
+        for connection in list(self.loop.connections.values()):
+            self.loop.close(connection)
+        return 0

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C log as Python sees it: handles, errors, and the operations done once per stream.
+
+Data never passes through this module; the worker calls the C functions of
+``storage.core`` on ``Log.raw`` directly.  Here is what is done once for each stream or
+each start: create, open, recover, apply retention, remove, dump.
+"""
+
+import mmap
+import os
+from typing import NamedTuple
+
+from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, Py_buffer, PyBUF_WRITABLE
+
+from vibemq.storage cimport core
+from vibemq.storage.core cimport OK, ERR_END, ERR_NOT_FOUND
+
+from vibemq.errors import StorageError
+
+cdef extern from "shm/doorbell.h":
+    size_t _BOARD_BYTES "sizeof(struct doorbell_board)"
+
+#: Size in bytes of the shared memory that holds the board of doorbells (csrc/shm/doorbell.h).
+BOARD_BYTES = _BOARD_BYTES
+#: Streams one broker can hold: one bit each in every worker's bitmap of news.
+SLOTS_MAX = core.DOORBELL_SLOTS_MAX
+WORKERS_MAX = core.DOORBELL_WORKERS_MAX
+#: The level of durability that a name in the configuration stands for.
+DURABILITIES = {"os": core.DURABILITY_OS, "disk": core.DURABILITY_DISK}
+
+
+class RecoveryReport(NamedTuple):
+    """What recovery found; ``ran`` is False where the log was written in this boot."""
+
+    ran: bool
+    chunks_checked: int
+    bytes_checked: int
+    cut: bool
+    cut_path: str
+    cut_position: int
+    cut_bytes: int
+
+
+class LogStats(NamedTuple):
+    """Offsets and sizes at one instant; ``last_chunk`` is -1 while the log is empty."""
+
+    first_offset: int
+    next_offset: int
+    last_chunk: int
+    segment_count: int
+    size_bytes: int
+
+
+cdef object storage_error(err code, const fault *f):
+    cdef char line[1024]
+    core.fault_format(f, line, sizeof(line))
+    return StorageError(core.error_name(code).decode(), line.decode(errors="replace"))
+
+
+cdef core.log_options _options(uint64_t segment_bytes_max, uint64_t retention_bytes_max,
+                               uint64_t retention_age_ms_max, str durability):
+    cdef core.log_options o
+    o.segment_bytes_max = segment_bytes_max
+    o.segment_chunks_max = 0
+    o.retention_bytes_max = retention_bytes_max
+    o.retention_age_ms_max = retention_age_ms_max
+    o.durability = DURABILITIES[durability]
+    return o
+
+
+def create(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
+           uint64_t retention_age_ms_max=0, str durability="os"):
+    """Make an empty log; sizes in bytes, age in ms, 0 means the default or no limit.
+
+    Raises StorageError (ERR_EXISTS, ERR_DISK_FULL, ERR_IO, ERR_INVALID).
+    """
+    cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability)
+    cdef fault f
+    cdef err e
+    cdef bytes path = os.fsencode(directory)
+    cdef const char *p = path
+    with nogil:
+        e = core.log_create(p, &o, &f)
+    if e != OK:
+        raise storage_error(e, &f)
+
+
+def recover(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
+            uint64_t retention_age_ms_max=0, str durability="os") -> RecoveryReport:
+    """Make a log usable that another boot wrote; nothing to do in the same boot (DESIGN: recovery)."""
+    cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability)
+    cdef core.recovery_report r
+    cdef fault f
+    cdef err e
+    cdef bytes path = os.fsencode(directory)
+    cdef const char *p = path
+    with nogil:
+        e = core.recovery_run(p, &o, &r, &f)
+    if e != OK:
+        raise storage_error(e, &f)
+    return RecoveryReport(r.ran, r.chunks_checked, r.bytes_checked, r.cut,
+                          (<bytes> r.cut_path).decode(errors="replace") if r.cut else "", r.cut_position, r.cut_bytes)
+
+
+def remove(str directory):
+    """Delete a log's files.  Only after mark_deleted; raises StorageError."""
+    cdef fault f
+    cdef err e
+    cdef bytes path = os.fsencode(directory)
+    cdef const char *p = path
+    with nogil:
+        e = core.log_remove(p, &f)
+    if e != OK and e != ERR_NOT_FOUND:
+        raise storage_error(e, &f)
+
+
+def housekeep(str directory) -> tuple[int, int]:
+    """Apply a log's retention now; returns (segments dropped, bytes dropped)."""
+    cdef Log held = Log(directory)
+    return held.apply_retention()
+
+
+cdef int _dump_line(void *context, const char *text) noexcept with gil:
+    try:
+        (<object> context)(text.decode(errors="replace"))
+        return 0
+    except BaseException as problem:  # carried over the C frames, raised again by dump()
+        (<object> context).problem = problem
+        return 1
+
+
+class _Lines:
+    def __init__(self, line):
+        self.line, self.problem = line, None
+
+    def __call__(self, text):
+        self.line(text)
+
+
+def dump(str path, bint entries, uint64_t limit, line):
+    """Print any file of a log through ``line(text)``; raises StorageError where it is damaged."""
+    cdef core.dump_options o
+    o.entries = entries
+    o.limit = limit
+    cdef fault f
+    cdef bytes raw = os.fsencode(path)
+    lines = _Lines(line)
+    cdef err e = core.dump_file(raw, &o, _dump_line, <void *> lines, &f)
+    if lines.problem is not None:
+        raise lines.problem
+    if e != OK:
+        raise storage_error(e, &f)
+
+
+cdef class Log:
+    """One process's handle on one stream's log (csrc/log/log.h).  Open it after fork."""
+
+    def __cinit__(self, str directory):
+        cdef fault f
+        cdef bytes path = os.fsencode(directory)
+        cdef err e = core.log_open(path, &self.raw, &f)
+        if e != OK:
+            self.raw = NULL
+            raise storage_error(e, &f)
+        self.directory = directory
+        self.control = core.log_control(self.raw)
+
+    def close(self):
+        if self.raw != NULL:
+            core.log_close(self.raw)
+            self.raw = NULL
+
+    def __dealloc__(self):
+        if self.raw != NULL:
+            core.log_close(self.raw)
+
+    @property
+    def is_deleted(self) -> bool:
+        return core.control_is_deleted(self.control)
+
+    @property
+    def is_disk_durable(self) -> bool:
+        return self.control.durability == core.DURABILITY_DISK
+
+    def mark_deleted(self):
+        """From now on appends fail with ERR_DELETED, in every process."""
+        core.log_mark_deleted(self.raw)
+
+    def holders(self) -> int:
+        """Mask of the workers that have this stream open."""
+        return core.control_holders(self.control)
+
+    def stats(self) -> LogStats:
+        cdef core.log_stats_t s
+        cdef fault f
+        cdef err e = core.log_stats(self.raw, &s, &f)
+        if e != OK:
+            raise storage_error(e, &f)
+        return LogStats(s.first_offset, s.next_offset, -1 if s.last_chunk == <uint64_t> -1 else s.last_chunk,
+                        s.segment_count, s.bytes)
+
+    def publisher_sequence(self, str reference) -> int:
+        """Highest publishing id accepted from ``reference``; 0 when it is unknown."""
+        cdef bytes text = reference.encode()
+        cdef uint64_t value = 0
+        cdef fault f
+        cdef err e = core.log_publisher_sequence(self.raw, text, <uint32_t> len(text), &value, &f)
+        if e == ERR_NOT_FOUND:
+            return 0
+        if e != OK:
+            raise storage_error(e, &f)
+        return value
+
+    def attach_offset(self, int offset_type, long long value) -> int:
+        """First offset a reader with this specification would be given (rabbitmq-streams 15.9)."""
+        cdef core.reader r
+        cdef fault f
+        cdef err e = core.reader_open(&r, self.raw, <core.reader_from> offset_type, value, &f)
+        if e != OK:
+            raise storage_error(e, &f)
+        cdef uint64_t at = r.next_offset
+        core.reader_close(&r)
+        return at
+
+    def sync(self) -> int:
+        """fdatasync all that is committed; returns the durable offset.  May block: helper threads only."""
+        cdef uint64_t durable = 0
+        cdef fault f
+        cdef err e
+        with nogil:
+            e = core.log_sync(self.raw, &durable, &f)
+        if e != OK:
+            raise storage_error(e, &f)
+        return durable
+
+    def apply_retention(self) -> tuple[int, int]:
+        """Drop segments by size and age; returns (segments, bytes).  May block."""
+        cdef core.retention_report report
+        cdef fault f
+        cdef err e
+        with nogil:
+            e = core.retention_run(self.raw, &report, &f)
+        if e != OK and e != ERR_END:
+            raise storage_error(e, &f)
+        return report.segments_dropped, report.bytes_dropped
+
+
+def board_init(int fd, uint32_t workers):
+    """Size and lay out the board of doorbells in a new memfd; the supervisor does this once."""
+    os.ftruncate(fd, BOARD_BYTES)
+    with mmap.mmap(fd, BOARD_BYTES) as memory:
+        _init_board(memory, workers)
+
+
+cdef _init_board(object memory, uint32_t workers):
+    cdef Py_buffer view
+    PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
+    core.doorbell_board_init(<doorbell_board *> view.buf, workers)
+    PyBuffer_Release(&view)
+
+
+cdef class Board:
+    """The doorbells of all workers, seen from one of them (csrc/shm/doorbell.h)."""
+
+    def __cinit__(self, int board_fd, uint32_t index, doorbell_fds):
+        cdef Py_buffer view
+        if len(doorbell_fds) > core.DOORBELL_WORKERS_MAX:
+            raise ValueError(f"{len(doorbell_fds)} workers: at most {core.DOORBELL_WORKERS_MAX}")
+        self.memory = mmap.mmap(board_fd, BOARD_BYTES)
+        PyObject_GetBuffer(self.memory, &view, PyBUF_WRITABLE)
+        self.raw = <doorbell_board *> view.buf
+        PyBuffer_Release(&view)  # the mapping lives as long as self.memory, which nobody closes
+        self.index = index
+        for i, fd in enumerate(doorbell_fds):
+            self.fds[i] = fd
+        self.doorbell_fd = self.fds[index]
+
+    def sit(self):
+        core.doorbell_sit(self.raw, self.index, os.getpid())
+
+    cdef void mark(self, uint64_t workers, uint32_t slot) noexcept nogil:
+        """Tell every worker in the mask that the stream in ``slot`` has news."""
+        cdef uint32_t w
+        while workers:
+            w = _lowest_bit(workers)
+            workers &= workers - 1
+            core.doorbell_mark(self.raw, w, slot, self.fds[w])
+
+    def work_done(self):
+        """Called by a helper thread: wake the loop so that it takes the result."""
+        core.doorbell_request(self.raw, self.index, core.DOORBELL_REQUEST_WORK, self.fds[self.index], False)
+
+
+cdef extern from *:
+    """
+    static inline unsigned _lowest_bit(unsigned long long v) { return (unsigned) __builtin_ctzll(v); }
+    """
+    unsigned _lowest_bit(unsigned long long v) nogil
