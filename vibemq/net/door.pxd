@@ -10,8 +10,8 @@ cdef class Session:
     # Bytes that the frame at the front needs in all, when receive() left an incomplete one
     # and could read its length; 0 when unknown.  The connection then makes room for just that.
     cdef size_t wanted
-    # True while a helper thread works on a command of this session: no more bytes are
-    # given to receive() until it is over, so replies keep the order of requests.
+    # True while no more bytes may be given to receive(): a helper thread works on a command, and
+    # replies keep the order of requests; or too much is unconfirmed.
     cdef bint busy
 
     # The connection exists and is registered; send greetings if the protocol has any.

@@ -232,7 +232,7 @@ def advertised(session: StreamsSession) -> tuple[str, int]:
 def exchange_versions(session: StreamsSession, request: Any) -> None:
     for key, _, version_max in request.versions:
         if key == Key.DELIVER and version_max >= 2:
-            session.deliver_v2 = True
+            session.announce_deliver_v2()
     answer(session, request, Key.EXCHANGE_COMMAND_VERSIONS, versions=spec.COMMAND_VERSIONS)
 
 
@@ -336,7 +336,8 @@ def delete_publisher(session: StreamsSession, request: Any) -> None:
 def query_publisher_sequence(session: StreamsSession, request: Any) -> None:
     stream = find(session, request, Key.QUERY_PUBLISHER_SEQUENCE)
     if stream is not None:
-        answer(session, request, Key.QUERY_PUBLISHER_SEQUENCE, sequence=stream.log.publisher_sequence(request.reference))
+        sequence = stream.log.publisher_sequence(request.reference)
+        answer(session, request, Key.QUERY_PUBLISHER_SEQUENCE, sequence=sequence)
         session.door.table.release_if_unused(stream)
 
 
@@ -360,7 +361,7 @@ def subscribe(session: StreamsSession, request: Any) -> None:
         code = Code.PRECONDITION_FAILED
     else:
         try:
-            session.add_subscription(
+            session.deliveries.add(
                 stream,
                 request.subscription_id,
                 request.offset_type,
@@ -376,7 +377,7 @@ def subscribe(session: StreamsSession, request: Any) -> None:
 
 
 def unsubscribe(session: StreamsSession, request: Any) -> None:
-    known = session.remove_subscription(request.subscription_id)
+    known = session.deliveries.remove(request.subscription_id)
     answer(session, request, Key.UNSUBSCRIBE, Code.OK if known else Code.SUBSCRIPTION_ID_DOES_NOT_EXIST)
 
 

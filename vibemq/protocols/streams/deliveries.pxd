@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int64_t, uint64_t
+from vibemq.broker.stream cimport Stream, StreamUser
+from vibemq.net.connection cimport Connection
+from vibemq.storage.core cimport err, fault, reader
+
+
+# Where one subscription reads, how much it may be sent, and how far a frame is out already.
+cdef class Subscription(StreamUser):
+    cdef Deliveries owner
+    cdef readonly int subscription_id
+    cdef reader reader
+    cdef bint attached                # `reader` is open
+    cdef readonly int64_t credit      # chunks; clients add 1,000 at a time, so wider than the wire's i16
+    cdef size_t partial               # bytes already sent of the frame at the reader's place
+    cdef uint64_t partial_committed   # the committed chunk id that frame began with (Deliver 2)
+    cdef bint cold                    # a helper thread reads ahead for it
+    cdef bint queued                  # in its owner's `ready`
+    cdef readonly dict properties
+    cdef readonly uint64_t delivered_chunks, delivered_records
+
+    cdef bint wants(self) noexcept
+    cdef int close_reader(self) except -1
+
+
+cdef class Deliveries:
+    cdef object session               # told of what is rare
+    cdef Connection connection
+    cdef object helpers
+    cdef readonly dict by_id          # id -> Subscription
+    cdef list ready                   # subscriptions with credit and perhaps something to read, in turn
+    cdef Subscription partial         # whose frame is half out: nothing else may be sent first
+    cdef bint deliver_v2
+
+    # There may be something to send for this subscription.
+    cdef int want(self, Subscription subscription) except -1
+    # Send the outbox and what subscriptions have credit for; True when there is more to send at once.
+    cdef bint send(self) except -1
+    # Take it out of everything here; its stream is left to the caller.
+    cdef int forget(self, Subscription subscription) except -1
+    # Bytes sent, or NOTHING when there is nothing to send now.
+    cdef Py_ssize_t _send_chunks(self, Subscription subscription) except -2
+    cdef Py_ssize_t _read_failed(self, Subscription subscription, err error, const fault *f) except -2
+    cdef int _finish_partial(self, Subscription subscription) except -1

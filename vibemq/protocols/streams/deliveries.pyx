@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one connection is subscribed to, and the sending of it.
+
+A Deliver is never queued: the log is the queue.  What the socket does not take is read
+again when it does, so a slow consumer costs no memory.  Only how much of a frame is out
+already (``Subscription.partial``) is remembered, and nothing else is sent before its end.
+Specification: rabbitmq-streams.md sections 9 and 15.1.
+"""
+
+import logging
+import os
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+
+from vibemq.net.connection cimport iovec
+from vibemq.storage cimport core
+from vibemq.storage.core cimport (
+    CHUNK_HEADER_BYTES, ERR_CORRUPT, ERR_END, ERR_NOT_CACHED, ERR_NOT_FOUND, ERR_TRUNCATED, OK,
+    bytes_store16, bytes_store32, bytes_store64, chunk, commit, err, fault, reader,
+)
+from vibemq.storage.log cimport storage_error
+from vibemq.protocols.streams.wire cimport KEY_DELIVER
+
+from vibemq.errors import ConnectionClosed
+
+logger = logging.getLogger(__name__)
+
+cdef enum:
+    FRAMES_PER_SEND = 256              # two pieces each: within the kernel's limit of 1,024
+    FETCH_BYTES = 256 * 1024           # one read of the log: stays in the second-level cache until it is sent
+    DELIVER_BYTES_PER_TURN = 1 << 20   # of one connection, so that one backlog does not hold up the others
+    PREFIX_BYTES = 9                   # size, key, version, subscription
+    PREFIX_BYTES_V2 = 17               # and the committed chunk id
+    READ_AHEAD_BYTES = 1 << 20         # what a helper thread brings into the page cache at once
+    SCRATCH_BYTES_KEPT = 4 << 20       # a larger chunk's buffer is given back after use
+    NOTHING = -1
+
+
+# What all streams sessions of a worker use to gather one send; only valid within one call.
+cdef struct frame_out:
+    chunk header
+    size_t bytes       # of the whole Deliver frame
+
+cdef struct gather:
+    uint8_t *data
+    size_t size
+    iovec pieces[1 + 2 * 256]
+    frame_out frames[256]
+    uint8_t headers[256][72]
+
+cdef gather scratch
+scratch.data = NULL
+scratch.size = 0
+
+
+cdef int scratch_reserve(size_t size) except -1:
+    cdef uint8_t *grown
+    if size > scratch.size:
+        grown = <uint8_t *> realloc(scratch.data, size)
+        if grown == NULL:
+            raise MemoryError
+        scratch.data, scratch.size = grown, size
+    return 0
+
+
+cdef void scratch_trim() noexcept:
+    if scratch.size > SCRATCH_BYTES_KEPT:
+        free(scratch.data)
+        scratch.data, scratch.size = NULL, 0
+
+
+cdef class Subscription(StreamUser):
+    def __init__(self, Deliveries owner, Stream stream, int subscription_id, int offset_type, long long value,
+                 long long credit, dict properties):
+        cdef fault f
+        cdef err e
+        self.owner, self.subscription_id, self.properties = owner, subscription_id, properties
+        self.credit = credit
+        stream.attach(self)
+        stream.attach_reader(self)
+        e = core.reader_open(&self.reader, stream.log.raw, <core.reader_from> offset_type, value, &f)
+        if e != OK:
+            stream.detach(self)
+            raise storage_error(e, &f)
+        self.attached = True
+
+    def __dealloc__(self):
+        if self.attached:
+            core.reader_close(&self.reader)
+
+    cdef bint wants(self) noexcept:
+        """Is there something to do for it now?"""
+        if not self.attached or self.cold:
+            return False
+        return self.partial or (self.credit > 0 and core.reader_has_more(&self.reader))
+
+    cdef int on_news(self) except -1:
+        if self.credit > 0:
+            self.owner.want(self)
+        return 0
+
+    cdef int on_deleted(self) except -1:
+        self.owner.forget(self)
+        self.owner.session.stream_gone(self.stream)
+        return 0
+
+    cdef int close_reader(self) except -1:
+        if self.attached:
+            self.attached = False
+            core.reader_close(&self.reader)
+        return 0
+
+
+cdef class Deliveries:
+    """The subscriptions of one connection."""
+
+    def __init__(self, session, Connection connection, helpers):
+        self.session, self.connection, self.helpers = session, connection, helpers
+        self.by_id, self.ready = {}, []
+
+    def add(self, Stream stream, int subscription_id, int offset_type, long long value, long long credit, dict properties):
+        """Attach a reader; its first chunk leaves after the reply that the caller writes."""
+        subscription = Subscription(self, stream, subscription_id, offset_type, value, credit, properties)
+        self.by_id[subscription_id] = subscription
+        self.want(subscription)
+
+    def remove(self, int subscription_id) -> bool:
+        cdef Subscription subscription = self.by_id.get(subscription_id)
+        if subscription is None:
+            return False
+        self.forget(subscription)
+        subscription.stream.detach(subscription)
+        return True
+
+    cdef int forget(self, Subscription subscription) except -1:
+        if subscription.partial and not self.connection.closed:
+            self._finish_partial(subscription)
+        self.by_id.pop(subscription.subscription_id, None)
+        if subscription.queued:
+            subscription.queued = False
+            self.ready.remove(subscription)
+        subscription.close_reader()
+        return 0
+
+    cdef int want(self, Subscription subscription) except -1:
+        if not subscription.queued:
+            subscription.queued = True
+            self.ready.append(subscription)
+        self.connection.want_turn()
+        return 0
+
+    cdef bint send(self) except -1:
+        """Send the outbox and what consumers have credit for; True when there is more to send at once."""
+        cdef Subscription subscription
+        cdef Py_ssize_t budget = DELIVER_BYTES_PER_TURN
+        cdef Py_ssize_t sent
+        while budget > 0 and not self.connection.blocked:
+            subscription = self.partial
+            if subscription is None:
+                if not self.ready:
+                    self.connection.flush()
+                    return False
+                subscription = <Subscription> self.ready[0]
+                if not subscription.wants():
+                    self._unqueue(subscription)
+                    continue
+            sent = self._send_chunks(subscription)
+            if sent == NOTHING:
+                if subscription.queued:
+                    self._unqueue(subscription)
+                if subscription.partial:
+                    return False
+                continue
+            budget -= sent
+            if self.partial is None and len(self.ready) > 1 and self.ready[0] is subscription:
+                self.ready.append(self.ready.pop(0))  # every subscription in its turn
+        if self.connection.blocked:
+            return False  # the poller says when to go on
+        if self.partial is None:
+            self.connection.flush()
+        return bool(self.ready) and not self.connection.blocked
+
+    def _unqueue(self, Subscription subscription):
+        subscription.queued = False
+        self.ready.remove(subscription)
+
+    cdef Py_ssize_t _send_chunks(self, Subscription subscription) except -2:
+        """One gathering send of whole chunks; bytes sent, or NOTHING when there is nothing to send now."""
+        cdef reader *at = &subscription.reader
+        cdef reader walk
+        cdef fault f
+        cdef err e = OK
+        cdef uint64_t got = 0, offset = 0, committed_chunk = 0
+        cdef size_t want = FETCH_BYTES
+        cdef chunk header
+        cdef commit committed
+        cdef size_t prefix = PREFIX_BYTES_V2 if self.deliver_v2 else PREFIX_BYTES
+        cdef size_t skip = subscription.partial
+        cdef size_t head = prefix + CHUNK_HEADER_BYTES
+        cdef uint8_t *room
+        cdef int frames = 0, pieces = 0, i
+        cdef Py_ssize_t sent, left, rest
+        if self.deliver_v2:
+            if skip:
+                committed_chunk = subscription.partial_committed
+            else:
+                core.control_committed(subscription.stream.log.control, &committed)
+                committed_chunk = committed.last_chunk
+        while True:
+            scratch_reserve(want)
+            with nogil:
+                e = core.reader_fetch(at, scratch.data, want, True, &got, &f)
+                if e == OK:
+                    e = core.reader_chunk(at, scratch.data, got, True, &header, &f)
+            if e == ERR_TRUNCATED and core.chunk_bytes(&header) > want:
+                want = core.chunk_bytes(&header)
+                continue
+            if e != OK:
+                return self._read_failed(subscription, e, &f)
+            break
+        walk = at[0]
+        while True:
+            room = scratch.headers[frames]
+            bytes_store32(room, <uint32_t> (head + header.data_bytes - 4))
+            bytes_store16(room + 4, KEY_DELIVER)
+            bytes_store16(room + 6, 2 if self.deliver_v2 else 1)
+            room[8] = <uint8_t> subscription.subscription_id
+            if self.deliver_v2:
+                bytes_store64(room + 9, committed_chunk)
+            core.chunk_header_to_wire(scratch.data + offset, room + prefix)
+            if skip < head:
+                pieces += 1
+                scratch.pieces[pieces].iov_base = room + skip
+                scratch.pieces[pieces].iov_len = head - skip
+                skip = 0
+            else:
+                skip -= head
+            pieces += 1
+            scratch.pieces[pieces].iov_base = scratch.data + offset + CHUNK_HEADER_BYTES + header.bloom_bytes + skip
+            scratch.pieces[pieces].iov_len = header.data_bytes - skip
+            skip = 0
+            scratch.frames[frames].header = header
+            scratch.frames[frames].bytes = head + header.data_bytes
+            frames += 1
+            offset += core.chunk_bytes(&header)
+            core.reader_advance(&walk, &header)
+            if offset >= got or frames == FRAMES_PER_SEND or frames >= subscription.credit:
+                break
+            if core.reader_chunk(&walk, scratch.data + offset, got - offset, True, &header, &f) != OK:
+                break  # not whole in the buffer, or damaged: the next call meets it first
+        sent = self.connection.send(scratch.pieces, pieces, subscription.partial == 0)
+        left = sent if sent > 0 else 0
+        for i in range(frames):
+            rest = <Py_ssize_t> (scratch.frames[i].bytes - subscription.partial)
+            if left < rest:
+                subscription.partial += left
+                break
+            left -= rest
+            subscription.partial = 0
+            core.reader_advance(at, &scratch.frames[i].header)
+            subscription.credit -= 1
+            subscription.delivered_chunks += 1
+            subscription.delivered_records += scratch.frames[i].header.records
+        subscription.partial_committed = committed_chunk
+        self.partial = subscription if subscription.partial else None
+        scratch_trim()
+        return sent if sent > 0 else 0
+
+    cdef Py_ssize_t _read_failed(self, Subscription subscription, err error, const fault *f) except -2:
+        """There is no chunk to send: find out what to do.  0 to try again, NOTHING to wait."""
+        cdef fault later
+        cdef err e
+        if error == ERR_END:
+            return NOTHING
+        if error == ERR_NOT_CACHED:
+            return self._read_ahead(subscription)
+        problem = storage_error(error, f)
+        if subscription.partial:
+            raise ConnectionClosed(f"{self.connection.peer}: a chunk that is half sent cannot be read again: {problem}")
+        if error == ERR_NOT_FOUND:  # retention was quicker than this reader
+            subscription.close_reader()
+            e = core.reader_open(&subscription.reader, subscription.stream.log.raw, core.READER_FIRST, 0, &later)
+            if e == OK:
+                subscription.attached = True
+                return 0
+            problem = storage_error(e, &later)
+        elif error == ERR_CORRUPT:
+            logger.error("stream %s: a damaged chunk is passed over: %s", subscription.stream.name, problem)
+            e = core.reader_skip_damaged(&subscription.reader, &later)
+            if e == OK:
+                return 0
+            if e == ERR_END:
+                return NOTHING
+            problem = storage_error(e, &later)
+        logger.error("stream %s: cannot be read, its consumer on %s is told: %s", subscription.stream.name,
+                     self.connection.peer, problem)
+        self.remove(subscription.subscription_id)
+        self.session.stream_unavailable(subscription.stream.name)
+        return NOTHING
+
+    def _read_ahead(self, Subscription subscription):
+        """Let a helper thread bring the reader's next bytes into the page cache."""
+        cdef int fd = os.dup(subscription.reader.fd)
+        cdef uint64_t position = subscription.reader.position
+        subscription.cold = True
+
+        def read():
+            try:
+                os.pread(fd, READ_AHEAD_BYTES, position)
+            finally:
+                os.close(fd)
+
+        def done(result, error):
+            subscription.cold = False
+            if error is not None:
+                logger.error("stream %s: %s", (<Subscription> subscription).stream.name, error)
+            if subscription.attached and not self.connection.closed:
+                self.want(subscription)
+
+        self.helpers.submit(read, done)
+        return NOTHING
+
+    cdef int _finish_partial(self, Subscription subscription) except -1:
+        """The subscription ends while a frame is half out: its rest goes before everything queued."""
+        cdef fault f
+        cdef err e
+        cdef uint64_t got = 0
+        cdef chunk header
+        cdef size_t want = FETCH_BYTES
+        cdef size_t prefix = PREFIX_BYTES_V2 if self.deliver_v2 else PREFIX_BYTES
+        cdef uint8_t *room = scratch.headers[0]
+        cdef size_t out = subscription.partial
+        cdef const uint8_t *data
+        while True:
+            scratch_reserve(want)
+            e = core.reader_fetch(&subscription.reader, scratch.data, want, False, &got, &f)
+            if e == OK:
+                e = core.reader_chunk(&subscription.reader, scratch.data, got, True, &header, &f)
+            if e == ERR_TRUNCATED and core.chunk_bytes(&header) > want:
+                want = core.chunk_bytes(&header)
+                continue
+            break
+        self.partial = None
+        subscription.partial = 0
+        if e != OK:
+            raise ConnectionClosed(f"{self.connection.peer}: a chunk that is half sent cannot be read again: "
+                                   f"{storage_error(e, &f)}")
+        data = scratch.data + CHUNK_HEADER_BYTES + header.bloom_bytes
+        if out >= prefix + CHUNK_HEADER_BYTES:
+            out -= prefix + CHUNK_HEADER_BYTES
+            self.connection.prepend(data + out, header.data_bytes - out)
+            return 0
+        bytes_store32(room, <uint32_t> (prefix + CHUNK_HEADER_BYTES + header.data_bytes - 4))
+        bytes_store16(room + 4, KEY_DELIVER)
+        bytes_store16(room + 6, 2 if self.deliver_v2 else 1)
+        room[8] = <uint8_t> subscription.subscription_id
+        if self.deliver_v2:
+            bytes_store64(room + 9, subscription.partial_committed)
+        core.chunk_header_to_wire(scratch.data, room + prefix)
+        self.connection.prepend(data, header.data_bytes)
+        self.connection.prepend(room + out, prefix + CHUNK_HEADER_BYTES - out)
+        return 0

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A declared publisher: the ids of this turn's batch, and the confirms that come of them.
+
+Each id is answered exactly once, by PublishConfirm or PublishError, in frames that hold a
+whole batch: when the batch is persisted or, with durability `disk`, when a sync covers it.
+Specification: rabbitmq-streams.md section 8.2.
+"""
+
+from libc.stdint cimport uint16_t, uint32_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
+
+from vibemq.storage cimport core
+from vibemq.storage.core cimport OK, bytes_store16, bytes_store32
+from vibemq.protocols.streams.wire cimport KEY_PUBLISH_CONFIRM, KEY_PUBLISH_ERROR, PUBLISHING_ID_BYTES
+
+cdef enum:
+    IDS_KEPT = 65536  # a larger burst's buffer is given back after use
+    CODE_STREAM_NOT_AVAILABLE = 6
+    CODE_INTERNAL_ERROR = 15
+
+
+cdef class Publisher(StreamUser):
+    def __init__(self, session, Connection connection, int publisher_id, bytes reference):
+        self.session, self.connection = session, connection
+        self.publisher_id, self.reference = publisher_id, reference
+        self.unsynced = []
+
+    def __dealloc__(self):
+        free(self.ids)
+
+    cdef int reserve(self, size_t count) except -1:
+        cdef size_t need = self.id_count + count
+        cdef uint8_t *grown
+        if need > self.id_capacity:
+            need += need // 2
+            grown = <uint8_t *> realloc(self.ids, need * PUBLISHING_ID_BYTES)
+            if grown == NULL:
+                raise MemoryError
+            self.ids, self.id_capacity = grown, need
+        return 0
+
+    cdef int begin(self) except -1:
+        """Before this publisher's first entry in a batch."""
+        self.stream.add_waiting(self)
+        if len(self.reference):
+            if core.batch_reference_intern(self.stream.batch, self.reference, <uint32_t> len(self.reference),
+                                           &self.reference_index) != OK:
+                raise MemoryError
+        return 0
+
+    cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
+        cdef size_t count = self.id_count
+        self.id_count = 0
+        if not ok:
+            self._refuse(self.ids, count, CODE_INTERNAL_ERROR)
+        elif self.stream.is_disk_durable:
+            self.unsynced.append(((<char *> self.ids)[:count * PUBLISHING_ID_BYTES], first_offset, next_offset))
+            self.session.count_unconfirmed(count)
+        else:
+            self._confirm(self.ids, count)
+        if self.id_capacity > IDS_KEPT:
+            free(self.ids)
+            self.ids, self.id_capacity = NULL, 0
+        return 0
+
+    cdef int on_durable(self, uint64_t durable) except -1:
+        cdef list waiting = []
+        cdef bytes ids
+        cdef Py_ssize_t answered = 0
+        for batch in self.unsynced:
+            ids, first_offset, next_offset = batch
+            answered += len(ids) // PUBLISHING_ID_BYTES
+            if core.log_sync_failed(self.stream.log.raw, first_offset, next_offset):
+                self._refuse(<const uint8_t *> <char *> ids, len(ids) // PUBLISHING_ID_BYTES, CODE_INTERNAL_ERROR)
+            elif next_offset <= durable:
+                self._confirm(<const uint8_t *> <char *> ids, len(ids) // PUBLISHING_ID_BYTES)
+            else:
+                waiting.append(batch)
+                answered -= len(ids) // PUBLISHING_ID_BYTES
+        self.unsynced = waiting
+        self.session.count_unconfirmed(-answered)
+        return 1 if waiting else 0
+
+    cdef int on_deleted(self) except -1:
+        cdef bytes ids
+        for ids, _, _ in self.unsynced:
+            self.session.count_unconfirmed(-(len(ids) // PUBLISHING_ID_BYTES))
+            self._refuse(<const uint8_t *> <char *> ids, len(ids) // PUBLISHING_ID_BYTES, CODE_STREAM_NOT_AVAILABLE)
+        self.unsynced = []
+        self.session.forget_publisher(self)
+        self.session.stream_gone(self.stream)
+        return 0
+
+    cdef int _confirm(self, const uint8_t *ids, size_t count) except -1:
+        cdef uint8_t *out
+        self.confirmed += count
+        if self.deleted or not count or self.connection.closed:
+            return 0
+        out = self.connection.outbox_reserve(13 + count * PUBLISHING_ID_BYTES)
+        bytes_store32(out, <uint32_t> (9 + count * PUBLISHING_ID_BYTES))
+        bytes_store16(out + 4, KEY_PUBLISH_CONFIRM)
+        bytes_store16(out + 6, 1)
+        out[8] = <uint8_t> self.publisher_id
+        bytes_store32(out + 9, <uint32_t> count)
+        memcpy(out + 13, ids, count * PUBLISHING_ID_BYTES)
+        return 0
+
+    cdef int _refuse(self, const uint8_t *ids, size_t count, int code) except -1:
+        self.errored += count
+        if self.deleted or not count or self.connection.closed:
+            return 0
+        publish_error(self.connection, self.publisher_id, ids, count, code)
+        return 0
+
+
+cdef int publish_error(Connection connection, int publisher_id, const uint8_t *ids, size_t count, int code) except -1:
+    """PublishError with one code for `count` big-endian ids."""
+    cdef uint8_t *out = connection.outbox_reserve(13 + count * 10)
+    cdef size_t i
+    bytes_store32(out, <uint32_t> (9 + count * 10))
+    bytes_store16(out + 4, KEY_PUBLISH_ERROR)
+    bytes_store16(out + 6, 1)
+    out[8] = <uint8_t> publisher_id
+    bytes_store32(out + 9, <uint32_t> count)
+    out += 13
+    for i in range(count):
+        memcpy(out, ids + i * PUBLISHING_ID_BYTES, PUBLISHING_ID_BYTES)
+        bytes_store16(out + PUBLISHING_ID_BYTES, <uint16_t> code)
+        out += 10
+    return 0
