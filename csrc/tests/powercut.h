@@ -166,10 +166,15 @@ static void cut_now(void)
 
     /* Journals keep the order of names as a rule; some runs are kinder or harsher. */
     unsigned manner = test_random_below(3);
+    bool unlinks_stop = false; /* one directory's removals are kept in order by every journal */
     int prefix = (int)test_random_below((uint64_t)cut_disk.change_count + 1);
     for (int i = 0; i < cut_disk.change_count; i++) {
         const struct cut_change *c = &cut_disk.changes[i];
-        if (manner == 0 ? i >= prefix : manner == 1 && test_random() & 1) continue;
+        if (c->kind == CUT_UNLINK && unlinks_stop) continue;
+        if (manner == 0 ? i >= prefix : manner == 1 && test_random() & 1) {
+            unlinks_stop = unlinks_stop || c->kind == CUT_UNLINK;
+            continue;
+        }
         if (c->kind != CUT_LINK) cut_unset(names, &count, c->name);
         if (c->kind == CUT_LINK) cut_set(names, &count, c->name, c->file);
         if (c->kind == CUT_RENAME) cut_set(names, &count, c->target, c->file);

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "../log/batch.h"
+
+#include "../base/crc32.h"
+#include "log_help.h"
+
+TEST(entries_lie_one_behind_the_other_with_room_for_a_header)
+{
+    struct batch b;
+    REQUIRE_OK(batch_init(&b, NULL));
+    EXPECT(batch_is_empty(&b));
+    EXPECT_OK(help_add(&b, "one"));
+    EXPECT_OK(help_add(&b, "three"));
+    EXPECT_EQ(1, b.chunk_count);
+    EXPECT_EQ(CHUNK_HEADER_BYTES + 7 + 9, b.size);
+    EXPECT_MEM_EQ("\0\0\0\3one\0\0\0\5three", b.data + CHUNK_HEADER_BYTES, 16);
+    EXPECT_OK(batch_seal(&b, NULL));
+    EXPECT_EQ(crc32_update(0, b.data + CHUNK_HEADER_BYTES, 16), b.chunks[0].crc);
+    EXPECT_EQ(0, b.chunks[0].trailer_bytes);
+    batch_clear(&b);
+    EXPECT(batch_is_empty(&b));
+    batch_free(&b);
+}
+
+TEST(a_chunk_is_closed_by_count_and_by_size)
+{
+    struct batch b;
+    static uint8_t entry[300000];
+    batch_init(&b, NULL);
+    for (int i = 0; i < 5000; i++) EXPECT_OK(help_add(&b, "x"));
+    EXPECT_EQ(3, b.chunk_count);
+    EXPECT_EQ(CHUNK_ENTRIES_MAX, b.chunks[0].entries);
+    EXPECT_EQ(5000 - 2 * CHUNK_ENTRIES_MAX, b.chunks[2].entries);
+    batch_clear(&b);
+    bytes_store32(entry, sizeof entry - 4);
+    for (int i = 0; i < 7; i++) EXPECT_OK(batch_add(&b, entry, sizeof entry, 1));
+    EXPECT_EQ(3, b.chunk_count);
+    EXPECT_EQ(3, b.chunks[0].entries);
+    batch_check(&b);
+    batch_free(&b);
+}
+
+TEST(one_entry_may_be_larger_than_a_chunks_aim_and_than_the_batchs_limit)
+{
+    struct batch b;
+    uint32_t bytes = 3 << 20;
+    uint8_t *entry = calloc(1, bytes);
+    bytes_store32(entry, bytes - 4);
+    batch_init(&b, NULL);
+    batch_limit(&b, 50000);
+    EXPECT_OK(batch_add(&b, entry, bytes, 1));
+    EXPECT_ERR(ERR_FULL, help_add(&b, "no more"));
+    EXPECT_EQ(1, b.chunk_count);
+    EXPECT_ERR(ERR_LIMIT, batch_reserve_slow(&b, CHUNK_DATA_MAX_BYTES + 1));
+    free(entry);
+    batch_free(&b);
+}
+
+TEST(a_limited_batch_is_full_at_its_limit_and_can_be_used_again)
+{
+    struct batch b;
+    batch_init(&b, NULL);
+    for (int round = 0; round < 3; round++) {
+        batch_limit(&b, 5000);
+        err e;
+        while ((e = help_add(&b, "0123456789012345")) == OK) continue;
+        EXPECT_ERR(ERR_FULL, e);
+        EXPECT(b.size <= 5000 && b.size > 4900);
+        batch_check(&b);
+        batch_clear(&b);
+    }
+    batch_limit(&b, 0);
+    for (int i = 0; i < 1000; i++) EXPECT_OK(help_add(&b, "0123456789012345"));
+    batch_free(&b);
+}
+
+TEST(the_number_of_chunks_is_limited)
+{
+    struct batch b;
+    uint8_t entry[11] = {0x80, 255, 255}; /* a sub-batch of 65535 records and no bytes */
+    batch_init(&b, NULL);
+    err e;
+    uint64_t entries = 0;
+    while ((e = batch_add(&b, entry, sizeof entry, 65535)) == OK) entries++;
+    EXPECT_ERR(ERR_FULL, e);
+    EXPECT_EQ(BATCH_CHUNKS_MAX * CHUNK_ENTRIES_MAX, entries);
+    EXPECT_EQ(entries * 65535, b.records); /* more than 32 bits hold */
+    batch_free(&b);
+}
+
+TEST(a_rollback_forgets_what_came_after_the_mark)
+{
+    struct batch b;
+    batch_init(&b, NULL);
+    for (int round = 0; round < 200; round++) {
+        struct batch_mark mark;
+        unsigned before = (unsigned)test_random_below(3000), after = (unsigned)test_random_below(6000);
+        batch_clear(&b);
+        for (unsigned i = 0; i < before; i++) EXPECT_OK(test_random() & 1 ? help_add(&b, "plain") : help_add_tracked(&b, "r", i, "tracked"));
+        batch_mark_take(&b, &mark);
+        uint32_t size = b.size, chunks = b.chunk_count, ids = b.id_count;
+        for (unsigned i = 0; i < after; i++) EXPECT_OK(test_random() & 1 ? help_add(&b, "plain") : help_add_tracked(&b, "s", i, "tracked"));
+        batch_rollback(&b, &mark);
+        batch_check(&b);
+        EXPECT_EQ(size, b.size);
+        EXPECT_EQ(chunks, b.chunk_count);
+        EXPECT_EQ(ids, b.id_count);
+        EXPECT_EQ(before, b.records);
+        EXPECT_OK(help_add(&b, "goes on"));
+    }
+    batch_free(&b);
+}
+
+TEST(a_trailer_names_each_reference_once_with_its_highest_id)
+{
+    struct batch b;
+    batch_init(&b, NULL);
+    help_add_tracked(&b, "producer-alpha", 7, "a");
+    help_add_tracked(&b, "b", 1, "b");
+    help_add_tracked(&b, "producer-alpha", 9, "a");
+    help_add_tracked(&b, "producer-alpha", 8, "a");
+    EXPECT_EQ(3, b.run_count);
+    EXPECT(!b.runs[2].ascending);
+    EXPECT_OK(batch_seal(&b, NULL));
+    EXPECT_EQ(24 + 11, b.chunks[0].trailer_bytes); /* rabbitmq-streams.md section 15.1: 24 for 14 bytes */
+    EXPECT_MEM_EQ("\0\16producer-alpha\0\0\0\0\0\0\0\11\0\1b\0\0\0\0\0\0\0\1", b.trailers, 35);
+    EXPECT_EQ(crc32_update(0, b.trailers, 35), b.chunks[0].trailer_crc);
+    batch_free(&b);
+}
+
+TEST(each_chunk_has_the_trailer_of_its_own_entries)
+{
+    struct batch b;
+    batch_init(&b, NULL);
+    for (uint64_t i = 0; i < CHUNK_ENTRIES_MAX + 10; i++) help_add_tracked(&b, "r", i, "x");
+    EXPECT_OK(batch_seal(&b, NULL));
+    EXPECT_EQ(2, b.chunk_count);
+    EXPECT_EQ(CHUNK_ENTRIES_MAX - 1, bytes_load64(b.trailers + b.chunks[0].trailer_position + 3));
+    EXPECT_EQ(CHUNK_ENTRIES_MAX + 9, bytes_load64(b.trailers + b.chunks[1].trailer_position + 3));
+    batch_free(&b);
+}
+
+/* Dropping duplicates, against the plainest way to say what should stay. */
+TEST(exactly_the_duplicates_are_dropped)
+{
+    struct batch b;
+    batch_init(&b, NULL);
+    for (int round = 0; round < 300; round++) {
+        uint64_t last[4], next = 0, kept = 0;
+        bool known[4];
+        struct { int reference; uint64_t id, serial; } want[9000];
+        unsigned count = 1 + (unsigned)test_random_below(round % 10 ? 60 : 9000);
+        batch_clear(&b);
+        for (int r = 0; r < 4; r++) {
+            char name[2] = {(char)('a' + r), 0};
+            uint32_t index;
+            batch_reference_intern(&b, name, 1, &index);
+            known[r] = test_random() & 1;
+            last[r] = b.references[index].last = test_random_below(20);
+            b.references[index].known = known[r];
+        }
+        uint64_t rises = test_random_below(4);
+        for (unsigned i = 0; i < count; i++) {
+            char text[32];
+            int r = (int)test_random_below(5) - 1;
+            uint64_t id = rises ? i : test_random_below(40);
+            snprintf(text, sizeof text, "%u", i);
+            if (r < 0) help_add(&b, text);
+            else {
+                char name[2] = {(char)('a' + r), 0};
+                help_add_tracked(&b, name, id, text);
+            }
+            if (r >= 0 && known[r] && id <= last[r]) continue;
+            if (r >= 0) { known[r] = true; last[r] = id; }
+            want[kept].reference = r;
+            want[kept].id = id;
+            want[kept++].serial = i;
+        }
+        REQUIRE_OK(batch_seal(&b, NULL));
+        REQUIRE_OK(batch_drop_duplicates(&b, NULL));
+        batch_check(&b);
+        EXPECT_EQ(kept, b.records);
+        EXPECT_EQ(count - kept, b.duplicates);
+        for (uint32_t i = 0; i < b.chunk_count; i++) {
+            const struct batch_chunk *c = &b.chunks[i];
+            const uint8_t *at = b.data + c->position + CHUNK_HEADER_BYTES, *end = at + c->data_bytes;
+            EXPECT_EQ(crc32_update(0, at, c->data_bytes), c->crc);
+            struct chunk_entry e;
+            while (chunk_entry_next(&at, end, &e) == OK) {
+                char text[32];
+                int n = snprintf(text, sizeof text, "%" PRIu64, want[next].serial);
+                EXPECT_EQ(n, e.body_bytes);
+                EXPECT_MEM_EQ(text, e.body, e.body_bytes);
+                next++;
+            }
+        }
+        EXPECT_EQ(kept, next);
+        for (uint32_t i = 0; i < b.run_count; i++) EXPECT(b.runs[i].ascending);
+    }
+    batch_free(&b);
+}
+
+TEST(a_reference_is_one_to_255_bytes)
+{
+    struct batch b;
+    char text[256];
+    uint32_t index;
+    memset(text, 'r', sizeof text);
+    batch_init(&b, NULL);
+    EXPECT_ERR(ERR_LIMIT, batch_reference_intern(&b, text, 256, &index));
+    EXPECT_ERR(ERR_LIMIT, batch_reference_intern(&b, text, 0, &index));
+    EXPECT_OK(batch_reference_intern(&b, text, 255, &index));
+    EXPECT_EQ(0, index);
+    EXPECT_OK(batch_reference_intern(&b, text, 254, &index));
+    EXPECT_EQ(1, index);
+    EXPECT_OK(batch_reference_intern(&b, text, 255, &index));
+    EXPECT_EQ(0, index);
+    batch_free(&b);
+}

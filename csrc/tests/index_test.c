@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "../log/index.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "../log/file.h"
+#include "../log/segment.h"
+#include "log_help.h"
+
+#define SEED 0x12345678u
+
+/* Chunk i: id 10 i, timestamp 1000 + i / 4, position 64 + 100 i. */
+static struct index_record record_of(uint64_t i)
+{
+    return (struct index_record){10 * i, 1000 + (int64_t)(i / 4), (uint32_t)(64 + 100 * i), 100, 10};
+}
+
+static const char *make_index(uint64_t count)
+{
+    const char *directory = help_path();
+    uint8_t *data = malloc(count * INDEX_RECORD_BYTES + 1);
+    struct fault f;
+    int fd;
+    sys->mkdir(directory, 0750);
+    if (!EXPECT_OK(index_create(directory, 0, SEED, &fd, &f))) exit(1);
+    for (uint64_t i = 0; i < count; i++) {
+        struct index_record r = record_of(i);
+        index_record_write(&r, SEED, data + i * INDEX_RECORD_BYTES);
+    }
+    EXPECT_OK(file_write(fd, "index", data, count * INDEX_RECORD_BYTES, INDEX_HEADER_BYTES, &f));
+    close(fd);
+    free(data);
+    return directory;
+}
+
+static void damage(const char *directory, uint64_t i)
+{
+    struct file_path path;
+    struct fault f;
+    int fd;
+    file_path_numbered(&path, directory, 0, INDEX_SUFFIX);
+    EXPECT_OK(file_open(path.text, O_RDWR, &fd, &f));
+    uint64_t at = INDEX_HEADER_BYTES + i * INDEX_RECORD_BYTES + test_random_below(INDEX_RECORD_BYTES);
+    uint8_t byte;
+    EXPECT_OK(file_read_exact(fd, path.text, &byte, 1, at, &f));
+    byte ^= (uint8_t)(1u << test_random_below(8));
+    EXPECT_OK(file_write(fd, path.text, &byte, 1, at, &f));
+    close(fd);
+}
+
+TEST(records_and_headers_read_back_and_every_flipped_bit_is_noticed)
+{
+    uint8_t data[INDEX_RECORD_BYTES], header[INDEX_HEADER_BYTES];
+    struct index_record r = record_of(77), had;
+    uint64_t first;
+    uint32_t seed;
+    index_record_write(&r, SEED, data);
+    EXPECT_OK(index_record_read(data, sizeof data, SEED, &had));
+    EXPECT_EQ(r.chunk_id, had.chunk_id);
+    EXPECT_EQ(r.timestamp_ms, had.timestamp_ms);
+    EXPECT_EQ(r.position, had.position);
+    EXPECT_EQ(r.chunk_bytes, had.chunk_bytes);
+    EXPECT_EQ(r.records, had.records);
+    EXPECT_ERR(ERR_CORRUPT, index_record_read(data, sizeof data, SEED + 1, &had));
+    EXPECT_ERR(ERR_TRUNCATED, index_record_read(data, sizeof data - 1, SEED, &had));
+    for (unsigned bit = 0; bit < 8 * sizeof data; bit++) {
+        data[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        EXPECT_ERR(ERR_CORRUPT, index_record_read(data, sizeof data, SEED, &had));
+        data[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+    index_header_write(99, SEED, header);
+    EXPECT_OK(index_header_read(header, sizeof header, &first, &seed));
+    EXPECT_EQ(99, first);
+    EXPECT_EQ(SEED, seed);
+    for (unsigned bit = 0; bit < 8 * sizeof header; bit++) {
+        header[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        EXPECT_ERR(ERR_CORRUPT, index_header_read(header, sizeof header, &first, &seed));
+        header[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+}
+
+TEST(a_million_chunks_are_searched_in_a_few_reads)
+{
+    uint64_t count = 1000000;
+    const char *directory = make_index(count);
+    struct index ix;
+    struct index_record r;
+    REQUIRE_OK(index_open(&ix, directory, 0, SEED, UINT64_MAX, NULL));
+    EXPECT_EQ(count, ix.count);
+    for (int i = 0; i < 2000; i++) {
+        uint64_t offset = test_random_below(10 * count);
+        REQUIRE_OK(index_last_before(&ix, INDEX_BY_OFFSET, (int64_t)offset + 1, &r, NULL));
+        EXPECT_EQ(offset / 10 * 10, r.chunk_id);
+        int64_t time = 1000 + (int64_t)test_random_below(count / 4);
+        REQUIRE_OK(index_first_from(&ix, INDEX_BY_TIMESTAMP, time, &r, NULL));
+        EXPECT_EQ((uint64_t)(time - 1000) * 40, r.chunk_id);
+    }
+    EXPECT_ERR(ERR_NOT_FOUND, index_first_from(&ix, INDEX_BY_TIMESTAMP, 1000 + (int64_t)count, &r, NULL));
+    EXPECT_ERR(ERR_NOT_FOUND, index_last_before(&ix, INDEX_BY_OFFSET, 0, &r, NULL));
+    EXPECT_OK(index_last(&ix, &r, NULL));
+    EXPECT_EQ(10 * (count - 1), r.chunk_id);
+    index_close(&ix);
+}
+
+TEST(a_search_over_damaged_records_gives_the_nearest_good_ones)
+{
+    for (int round = 0; round < 200; round++) {
+        uint64_t count = 1 + test_random_below(300);
+        bool good[300];
+        const char *directory = make_index(count);
+        for (uint64_t i = 0; i < count; i++) {
+            good[i] = test_random_below(3) > 0;
+            if (!good[i]) damage(directory, i);
+        }
+        struct index ix;
+        REQUIRE_OK(index_open(&ix, directory, 0, SEED, UINT64_MAX, NULL));
+        for (int64_t value = 0; value <= (int64_t)(10 * count); value += 3) {
+            struct index_record r;
+            int64_t before = -1, from = -1;
+            for (uint64_t i = 0; i < count; i++) {
+                if (!good[i]) continue;
+                if ((int64_t)(10 * i) < value) before = (int64_t)(10 * i);
+                else if (from < 0) from = (int64_t)(10 * i);
+            }
+            EXPECT_ERR(before < 0 ? ERR_NOT_FOUND : OK, index_last_before(&ix, INDEX_BY_OFFSET, value, &r, NULL));
+            if (before >= 0) EXPECT_EQ(before, r.chunk_id);
+            EXPECT_ERR(from < 0 ? ERR_NOT_FOUND : OK, index_first_from(&ix, INDEX_BY_OFFSET, value, &r, NULL));
+            if (from >= 0) EXPECT_EQ(from, r.chunk_id);
+        }
+        index_close(&ix);
+    }
+}
+
+TEST(records_past_the_count_are_not_believed_and_a_missing_file_has_none)
+{
+    const char *directory = make_index(10);
+    struct index ix;
+    struct index_record r;
+    REQUIRE_OK(index_open(&ix, directory, 0, SEED, 4, NULL));
+    EXPECT_OK(index_last(&ix, &r, NULL));
+    EXPECT_EQ(30, r.chunk_id);
+    index_close(&ix);
+    REQUIRE_OK(index_open(&ix, directory, 1, SEED, 4, NULL));
+    EXPECT_EQ(0, ix.count);
+    EXPECT_ERR(ERR_NOT_FOUND, index_last(&ix, &r, NULL));
+    index_close(&ix);
+}

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Where a reader attaches (every row of rabbitmq-streams.md section 15.9), and how it
+ * follows the log.
+ */
+#include "../log/reader.h"
+
+#include <errno.h>
+
+#include "log_help.h"
+
+static int64_t clock_ms;
+static struct sys fake;
+static int64_t fake_now(void) { return clock_ms; }
+static bool cached;
+static ssize_t fake_nowait(int fd, void *data, size_t size, off_t position)
+{
+    if (cached) return sys_real.pread(fd, data, size, position);
+    errno = EAGAIN;
+    return -1;
+}
+
+static void use_clock(void)
+{
+    fake = sys_real;
+    fake.now_ms = fake_now;
+    fake.pread_nowait = fake_nowait;
+    sys = &fake;
+}
+
+/* Ten chunks of ten messages, one each 100 ms from 1000 on, over several segments. */
+static struct log *make_log(uint64_t segment_bytes)
+{
+    struct log *l = help_log(help_path(), &(struct log_options){.segment_bytes_max = segment_bytes});
+    struct batch b;
+    batch_init(&b, NULL);
+    for (int i = 0; i < 10; i++) {
+        clock_ms = 1000 + 100 * i;
+        EXPECT_OK(help_fill(l, &b, 10, 300, NULL));
+    }
+    batch_free(&b);
+    return l;
+}
+
+/* The id of the first chunk that a reader attached so gets; -1: none. */
+static int64_t attach(struct log *l, enum reader_from from, int64_t value)
+{
+    struct reader r;
+    struct help_walk w = {0};
+    if (!EXPECT_OK(reader_open(&r, l, from, value, NULL))) return -2;
+    bool more = reader_has_more(&r);
+    help_walk_on(&w, &r);
+    EXPECT_EQ(0, w.damaged);
+    EXPECT_EQ(w.chunks > 0, more);
+    EXPECT(!reader_has_more(&r));
+    EXPECT_EQ(100 - (w.chunks ? w.first : 100), w.messages);
+    reader_close(&r);
+    return w.chunks ? (int64_t)w.first : -1;
+}
+
+TEST(every_rule_of_attaching_holds)
+{
+    use_clock();
+    for (int segments = 0; segments < 2; segments++) {
+        struct log *l = make_log(segments ? 4096 : 0);
+        EXPECT_EQ(0, attach(l, READER_FIRST, 0));
+        EXPECT_EQ(90, attach(l, READER_LAST, 0));
+        EXPECT_EQ(-1, attach(l, READER_NEXT, 0));
+        for (int64_t n = 0; n < 100; n++) EXPECT_EQ(n / 10 * 10, attach(l, READER_OFFSET, n));
+        EXPECT_EQ(-1, attach(l, READER_OFFSET, 100));
+        EXPECT_EQ(-1, attach(l, READER_OFFSET, 1000000));
+        EXPECT_EQ(-1, attach(l, READER_OFFSET, -1)); /* as u64: far past the end */
+        EXPECT_EQ(0, attach(l, READER_TIMESTAMP, 0));
+        EXPECT_EQ(0, attach(l, READER_TIMESTAMP, -5));
+        EXPECT_EQ(0, attach(l, READER_TIMESTAMP, 1000));
+        for (int64_t t = 1001; t <= 1900; t++) EXPECT_EQ((t - 1000 + 99) / 100 * 10, attach(l, READER_TIMESTAMP, t));
+        EXPECT_EQ(-1, attach(l, READER_TIMESTAMP, 1901));
+        EXPECT_EQ(-1, attach(l, READER_TIMESTAMP, INT64_MAX));
+        log_close(l);
+    }
+    sys = &sys_real;
+}
+
+TEST(an_empty_log_attaches_everything_to_offset_0)
+{
+    struct log *l = help_log(help_path(), &(struct log_options){0});
+    for (int from = READER_FIRST; from <= READER_TIMESTAMP; from++) {
+        struct reader r;
+        uint8_t buffer[64];
+        uint64_t got;
+        REQUIRE_OK(reader_open(&r, l, (enum reader_from)from, 7, NULL));
+        EXPECT_EQ(0, r.next_offset);
+        EXPECT(!reader_has_more(&r));
+        EXPECT_ERR(ERR_END, reader_fetch(&r, buffer, sizeof buffer, false, &got, NULL));
+        reader_close(&r);
+    }
+    struct reader r;
+    EXPECT_ERR(ERR_INVALID, reader_open(&r, l, (enum reader_from)9, 0, NULL));
+    log_close(l);
+}
+
+TEST(what_retention_took_begins_at_the_first_retained)
+{
+    use_clock();
+    struct log *l = make_log(4096);
+    struct retention_report report;
+    atomic_store(&log_control(l)->retention_bytes_max, 10000);
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT(report.first_offset > 0);
+    EXPECT_EQ(report.first_offset, attach(l, READER_OFFSET, 0));
+    EXPECT_EQ(report.first_offset, attach(l, READER_FIRST, 0));
+    EXPECT_EQ(report.first_offset, attach(l, READER_TIMESTAMP, 1000));
+    EXPECT_EQ(90, attach(l, READER_LAST, 0));
+    sys = &sys_real;
+    log_close(l);
+}
+
+TEST(last_is_next_when_the_last_chunk_was_dropped)
+{
+    use_clock();
+    struct log *l = make_log(0);
+    struct retention_report report;
+    bool rolled;
+    clock_ms += 100000;
+    EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
+    EXPECT(rolled);
+    EXPECT_EQ(90, attach(l, READER_LAST, 0)); /* in the closed segment */
+    EXPECT_EQ(95 / 10 * 10, attach(l, READER_OFFSET, 95));
+    EXPECT_EQ(-1, attach(l, READER_TIMESTAMP, 1901));
+    atomic_store(&log_control(l)->retention_age_ms_max, 1000);
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT_EQ(100, report.first_offset);
+    EXPECT_EQ(-1, attach(l, READER_LAST, 0));
+    EXPECT_EQ(-1, attach(l, READER_FIRST, 0));
+    sys = &sys_real;
+    log_close(l);
+}
+
+TEST(a_reader_at_the_tail_sees_each_append_across_rolls)
+{
+    struct log *l = help_log(help_path(), &(struct log_options){.segment_bytes_max = 4096});
+    struct batch b;
+    struct reader r;
+    struct help_walk w = {0};
+    batch_init(&b, NULL);
+    REQUIRE_OK(reader_open(&r, l, READER_NEXT, 0, NULL));
+    for (uint64_t i = 0; i < 300; i++) {
+        EXPECT(!reader_has_more(&r));
+        EXPECT_OK(help_fill(l, &b, 2, 100, NULL));
+        EXPECT(reader_has_more(&r));
+        help_walk_on(&w, &r);
+        EXPECT_EQ(2 * (i + 1), w.messages);
+    }
+    EXPECT_EQ(0, w.damaged);
+    reader_close(&r);
+    batch_free(&b);
+    log_close(l);
+}
+
+TEST(a_small_buffer_is_told_how_much_the_chunk_needs)
+{
+    struct log *l = help_log(help_path(), &(struct log_options){0});
+    struct batch b;
+    struct reader r;
+    struct chunk c;
+    uint8_t buffer[4096];
+    uint64_t got;
+    batch_init(&b, NULL);
+    EXPECT_OK(help_fill(l, &b, 3, 500, NULL));
+    REQUIRE_OK(reader_open(&r, l, READER_FIRST, 0, NULL));
+    EXPECT_OK(reader_fetch(&r, buffer, CHUNK_HEADER_BYTES, false, &got, NULL));
+    EXPECT_ERR(ERR_TRUNCATED, reader_chunk(&r, buffer, got, true, &c, NULL));
+    EXPECT_EQ(CHUNK_HEADER_BYTES + 3 * 504, chunk_bytes(&c));
+    EXPECT_OK(reader_fetch(&r, buffer, chunk_bytes(&c), false, &got, NULL));
+    EXPECT_OK(reader_chunk(&r, buffer, got, true, &c, NULL));
+    reader_advance(&r, &c);
+    EXPECT(!reader_has_more(&r));
+    EXPECT_ERR(ERR_TRUNCATED, reader_chunk(&r, buffer, 10, true, &c, NULL));
+    reader_close(&r);
+    batch_free(&b);
+    log_close(l);
+}
+
+TEST(what_is_not_cached_is_left_to_a_helper)
+{
+    use_clock();
+    struct log *l = make_log(0);
+    struct reader r;
+    uint8_t buffer[64];
+    uint64_t got;
+    REQUIRE_OK(reader_open(&r, l, READER_FIRST, 0, NULL));
+    cached = false;
+    EXPECT_ERR(ERR_NOT_CACHED, reader_fetch(&r, buffer, sizeof buffer, true, &got, NULL));
+    EXPECT_OK(reader_fetch(&r, buffer, sizeof buffer, false, &got, NULL));
+    cached = true;
+    EXPECT_OK(reader_fetch(&r, buffer, sizeof buffer, true, &got, NULL));
+    EXPECT_EQ(sizeof buffer, got);
+    sys = &sys_real;
+    reader_close(&r);
+    log_close(l);
+}
+
+TEST(bytes_past_the_commit_do_not_exist)
+{
+    struct log *l = help_log(help_path(), &(struct log_options){0});
+    struct batch b;
+    struct commit c;
+    batch_init(&b, NULL);
+    EXPECT_OK(help_fill(l, &b, 5, 100, NULL));
+    control_committed(log_control(l), &c);
+    char path[600];
+    snprintf(path, sizeof path, "%s/%020d.segment", log_directory(l), 0);
+    int fd = open(path, O_RDWR);
+    char noise[1000];
+    memset(noise, 0x50, sizeof noise);
+    EXPECT_EQ(1000, pwrite(fd, noise, sizeof noise, (off_t)c.position));
+    close(fd);
+    struct help_walk w = {0};
+    help_walk_log(&w, l);
+    EXPECT_EQ(5, w.messages);
+    EXPECT_EQ(0, w.damaged);
+    batch_free(&b);
+    log_close(l);
+}
