@@ -5,9 +5,13 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from running import ENVIRONMENT
 
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound, UserExists, UserNotFound
 from vibemq.storage import metadata as module
@@ -219,3 +223,26 @@ def test_migrations_run_in_order_from_any_version(tmp_path, monkeypatch):
     assert [user.name for user in new.users()] == ["bob"]
     assert new._connection().execute("SELECT COUNT(*) FROM extra").fetchone() == (0,)
     new.close()
+
+
+def test_threads_and_processes_that_come_and_go_lose_nothing_of_each_other(tmp_path):
+    # A connection opened in one thread must not drop the locks that another thread's connection holds:
+    # another process would then take itself for the last one and remove the journal beneath it.
+    path = str(tmp_path / "meta.db")
+    metadata = Metadata(path)
+    visitor = "from vibemq.storage.metadata import Metadata\n"
+    visitor += "for _ in range(40):\n m = Metadata(%r); list(m.streams()); m.close()"
+
+    def create_and_delete(number):
+        for turn in range(60):
+            metadata.create_stream("/", f"s-{number}-{turn}", {}, "os", 65536)
+        for turn in range(60):
+            metadata.delete_stream("/", f"s-{number}-{turn}")
+        metadata.close()
+
+    visitors = [subprocess.Popen([sys.executable, "-c", visitor % path], env=ENVIRONMENT) for _ in range(2)]
+    with ThreadPoolExecutor(6) as threads:
+        for done in [threads.submit(create_and_delete, number) for number in range(12)]:
+            done.result()
+    assert [process.wait(60) for process in visitors] == [0, 0]
+    assert list(Metadata(path).streams()) == []

@@ -339,9 +339,15 @@ def _migrate(db: sqlite3.Connection, path: str) -> None:
 
 
 def _make_private(path: str) -> None:
-    """Password hashes lie in it: no other account reads it, whatever the umask (SQLite's side files follow)."""
+    """Password hashes lie in it: no other account reads it, whatever the umask (SQLite's side files follow).
+
+    A database that exists is not opened here: closing any descriptor of a file drops all locks that
+    this process holds on it, those of SQLite's connections in other threads included.
+    """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return
     except OSError as problem:
         raise StorageError("ERR_IO", f"cannot open {path}: {problem.strerror}") from problem
 
