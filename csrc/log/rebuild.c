@@ -49,6 +49,7 @@ static err walk_durable(struct rebuild *r, const struct scan *s, bool *damaged, 
 {
     while (r->position < s->limit) {
         struct chunk c;
+        if (r->id_limit && r->next_offset == r->id_limit) return OK; /* it holds all that it should */
         err e = scan_header(s, r->position, &c, f);
         if (e == OK && beyond(r, &c)) return OK;
         if (e == OK && c.chunk_id >= r->next_offset) {

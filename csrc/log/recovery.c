@@ -174,6 +174,9 @@ static err walk_one(struct recovery *rc, uint32_t i, uint64_t verify_from, bool 
 {
     struct rebuild r = {.directory = rc->directory, .segment = rc->list.first[i], .verify_from = verify_from};
     if (r.segment == rc->durable.segment) r.verify_id = rc->durable.offset;
+    /* A segment with chunks in it was begun where this one ended.  One without may be of a
+     * roll that was never committed. */
+    if (i + 1 < rc->list.count && rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES) r.id_limit = rc->list.first[i + 1];
     err e = rebuild_walk(&r, f);
     if (e == ERR_CORRUPT) { /* both headers are gone */
         bool promised = verify_from > SEGMENT_HEADER_BYTES;

@@ -261,6 +261,14 @@ static ssize_t cut_pwrite(int fd, const void *data, size_t size, off_t position)
     return n;
 }
 
+TEST_UNUSED static ssize_t cut_pwrite_fails(int fd, const void *data, size_t size, off_t position)
+{
+    (void)fd, (void)data, (void)size, (void)position;
+    cut_tick();
+    errno = EIO;
+    return -1;
+}
+
 static ssize_t cut_pwritev(int fd, const struct iovec *iov, int count, off_t position)
 {
     ssize_t total = 0;
