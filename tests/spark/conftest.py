@@ -39,7 +39,7 @@ def spark(tmp_path_factory):
 def own_broker(tmp_path_factory):
     broker = VibeMQ(tmp_path_factory.mktemp("broker")).start()
     yield broker
-    broker.stop()
+    broker.kill()  # an orderly stop would wait for the idle connections of Spark's workers
 
 
 @pytest.fixture(scope="session")

@@ -250,7 +250,7 @@ def mortal(tmp_path_factory):
     """A broker of this test's own, to be killed."""
     broker = VibeMQ(tmp_path_factory.mktemp("mortal")).start()
     yield broker
-    broker.stop()
+    broker.kill()
 
 
 def test_a_query_survives_kill_9_of_the_broker(spark, job, mortal, stream):
