@@ -201,7 +201,7 @@ static void remove_directory(const char *path)
 
 static void one_round(const char *base, unsigned round)
 {
-    char paths[4][300];
+    char paths[4][400];
     static struct world w;
     w = (struct world){.phantom = UINT64_MAX};
     struct recovery_report report;

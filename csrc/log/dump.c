@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * dump: any file of a log as lines of text.
+ *
+ * A segment is walked like a reader would, with every CRC compared; what is damaged is
+ * told and stepped over.  Bytes past what is committed are shown too, because nobody
+ * dumps a file whose story they know.
+ */
+#include "dump.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/bytes.h"
+#include "../base/crc32.h"
+#include "file.h"
+#include "index.h"
+#include "scan.h"
+#include "segment.h"
+#include "tracking.h"
+
+#define LINE_BYTES_MAX 1024
+#define ENTRY_HEX_BYTES 24u /* of an entry's body: enough to know it again */
+
+struct dump {
+    const char *path;
+    const struct dump_options *options;
+    int (*line)(void *context, const char *text);
+    void *context;
+    struct fault *f;
+    bool stopped, damaged;
+};
+
+__attribute__((format(printf, 2, 3))) static void say(struct dump *d, const char *format, ...)
+{
+    char text[LINE_BYTES_MAX];
+    va_list args;
+    if (d->stopped) return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    d->stopped = d->line(d->context, text) != 0;
+}
+
+static bool enough(const struct dump *d, uint64_t count)
+{
+    return d->stopped || (d->options->limit && count >= d->options->limit);
+}
+
+/* A reference is a peer's text: what is not plain ASCII is shown as hex. */
+static const char *printable(const char *text, uint32_t bytes, char out[4 * TRACKING_REFERENCE_BYTES_MAX + 1])
+{
+    size_t at = 0;
+    for (uint32_t i = 0; i < bytes; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c >= 0x20 && c < 0x7F && c != '\\') out[at++] = (char)c;
+        else at += (size_t)sprintf(out + at, "\\x%02x", c);
+    }
+    out[at] = 0;
+    return out;
+}
+
+/* ---- segments ---- */
+
+static void dump_entries(struct dump *d, const struct scan *s, uint64_t position, const struct chunk *c)
+{
+    uint8_t *data = malloc(c->data_bytes ? c->data_bytes : 1);
+    if (!data) {
+        say(d, "  no memory for %" PRIu32 " bytes of entries", c->data_bytes);
+        return;
+    }
+    uint64_t at_byte = position + CHUNK_HEADER_BYTES + c->bloom_bytes;
+    if (file_read_exact(s->fd, d->path, data, c->data_bytes, at_byte, d->f) == OK) {
+        const uint8_t *at = data, *end = data + c->data_bytes;
+        struct chunk_entry e;
+        uint64_t offset = c->chunk_id;
+        err result;
+        while ((result = chunk_entry_next(&at, end, &e)) == OK && !d->stopped) {
+            char hex[2 * ENTRY_HEX_BYTES + 1] = "";
+            for (uint32_t i = 0; i < e.body_bytes && i < ENTRY_HEX_BYTES; i++) sprintf(hex + 2 * i, "%02x", e.body[i]);
+            if (e.is_sub_batch)
+                say(d, "  offset %" PRIu64 ": sub-batch of %" PRIu32 ", compression %u, %" PRIu32 " bytes: %s", offset,
+                    e.records, e.compression, e.body_bytes, hex);
+            else say(d, "  offset %" PRIu64 ": %" PRIu32 " bytes: %s", offset, e.body_bytes, hex);
+            offset += e.records;
+        }
+        if (!d->stopped && result != ERR_END) say(d, "  offset %" PRIu64 ": %s", offset, error_text(result));
+    }
+    free(data);
+}
+
+static void dump_trailer(struct dump *d, const struct scan *s, uint64_t position, const struct chunk *c)
+{
+    uint8_t *trailer;
+    char name[4 * TRACKING_REFERENCE_BYTES_MAX + 1];
+    if (scan_trailer(s, position, c, &trailer, d->f)) {
+        say(d, "  DAMAGED trailer");
+        d->damaged = true;
+        return;
+    }
+    if (!trailer) return;
+    const uint8_t *at = trailer, *end = trailer + c->trailer_bytes;
+    struct tracking_element e;
+    while (tracking_element_next(&at, end, &e) == OK)
+        say(d, "  publisher \"%.600s\" up to id %" PRIu64, printable(e.reference, e.bytes, name), e.value);
+    free(trailer);
+}
+
+static void dump_chunk(struct dump *d, const struct scan *s, uint64_t position, const struct chunk *c)
+{
+    say(d, "%" PRIu64 ": chunk %" PRIu64 ", %u entries, %" PRIu32 " records, %" PRId64 " ms, epoch %" PRIu32
+        ", crc %08" PRIx32 ", data %" PRIu32 ", trailer %" PRIu32, position, c->chunk_id, c->entries, c->records,
+        c->timestamp_ms, c->epoch, c->crc, c->data_bytes, c->trailer_bytes);
+    if (scan_entries(s, position, c, d->f)) {
+        say(d, "  DAMAGED entries: their CRC is not %08" PRIx32, c->crc);
+        d->damaged = true;
+    }
+    if (d->options->entries) dump_entries(d, s, position, c);
+    dump_trailer(d, s, position, c);
+}
+
+/* The directory and the number from the path; false for a file with another name. */
+static bool split_path(const char *path, char directory[FILE_DIRECTORY_BYTES_MAX], uint64_t *segment, const char *suffix)
+{
+    const char *slash = strrchr(path, '/');
+    size_t size = slash ? (size_t)(slash - path) : 0;
+    if (size >= FILE_DIRECTORY_BYTES_MAX || !file_name_parse(slash ? slash + 1 : path, suffix, segment)) return false;
+    if (slash) memcpy(directory, path, size);
+    else memcpy(directory, ".", size = 1);
+    if (slash == path) memcpy(directory, "/", size = 1);
+    directory[size] = 0;
+    return true;
+}
+
+static err dump_segment(struct dump *d, int fd, uint64_t size, const uint8_t *head, size_t head_bytes)
+{
+    char directory[FILE_DIRECTORY_BYTES_MAX] = "";
+    struct segment_header h = {0};
+    struct scan s = {.fd = fd, .limit = size, .directory = directory};
+    bool named = split_path(d->path, directory, &s.segment, SEGMENT_SUFFIX);
+    if (segment_header_read(head, head_bytes, &h) == OK) {
+        s.seed = h.seed;
+        if (!named) s.segment = h.first_offset;
+        say(d, "segment: first offset %" PRIu64 ", created %" PRId64 " ms, seed %08" PRIx32 ", %" PRIu64 " bytes",
+            h.first_offset, h.created_ms, h.seed, size);
+        say(d, "durable when begun: segment %" PRIu64 " up to byte %" PRIu64 "%s", h.durable_segment, h.durable_position,
+            h.suspect_position ? "; the segment before was closed by a failed sync" : "");
+    } else {
+        d->damaged = true;
+        say(d, "DAMAGED segment header");
+        if (!named || index_seed(directory, s.segment, &s.seed, d->f)) return fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, 0, 0);
+    }
+    uint64_t position = SEGMENT_HEADER_BYTES, id = s.segment;
+    for (uint64_t count = 0; !enough(d, count); count++) {
+        struct chunk c;
+        err e = scan_header(&s, position, &c, d->f);
+        if (e == ERR_END) break;
+        if (e && e != ERR_CORRUPT) return e;
+        if (e == OK) {
+            dump_chunk(d, &s, position, &c);
+            position += chunk_bytes(&c);
+            id = c.chunk_id + c.records;
+            continue;
+        }
+        uint64_t next, next_id;
+        d->damaged = true;
+        e = scan_past_damage(&s, position, id, UINT64_MAX, &next, &next_id, d->f);
+        if (e) return e;
+        say(d, "%" PRIu64 ": DAMAGED, %" PRIu64 " bytes stepped over", position, next - position);
+        position = next;
+        if (next_id > id) id = next_id;
+    }
+    return OK;
+}
+
+/* ---- the other files ---- */
+
+static err dump_index(struct dump *d, int fd, uint64_t size, const uint8_t *head, size_t head_bytes)
+{
+    uint64_t first;
+    uint32_t seed;
+    if (index_header_read(head, head_bytes, &first, &seed)) {
+        say(d, "DAMAGED index header");
+        return fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, INDEX_HEADER_BYTES, head_bytes);
+    }
+    say(d, "index: segment %" PRIu64 ", seed %08" PRIx32 ", %" PRIu64 " records", first, seed,
+        (size - INDEX_HEADER_BYTES) / INDEX_RECORD_BYTES);
+    for (uint64_t i = 0; INDEX_HEADER_BYTES + (i + 1) * INDEX_RECORD_BYTES <= size && !enough(d, i); i++) {
+        uint8_t data[INDEX_RECORD_BYTES];
+        struct index_record r;
+        err e = file_read_exact(fd, d->path, data, sizeof data, INDEX_HEADER_BYTES + i * INDEX_RECORD_BYTES, d->f);
+        if (e) return e;
+        if (index_record_read(data, sizeof data, seed, &r) == OK)
+            say(d, "%" PRIu64 ": chunk %" PRIu64 ", %" PRId64 " ms, byte %" PRIu32 ", %" PRIu32 " bytes, %" PRIu32 " records",
+                i, r.chunk_id, r.timestamp_ms, r.position, r.chunk_bytes, r.records);
+        else {
+            say(d, "%" PRIu64 ": DAMAGED", i);
+            d->damaged = true;
+        }
+    }
+    return OK;
+}
+
+static void dump_table(struct dump *d, const struct tracking *t)
+{
+    char name[4 * TRACKING_REFERENCE_BYTES_MAX + 1];
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < TRACKING_SLOTS && !enough(d, count); i++) {
+        if (atomic_load_explicit(&t->hash[i], memory_order_relaxed) == 0) continue;
+        say(d, "publisher \"%.600s\" up to id %" PRIu64 ", last seen in chunk %" PRIu64,
+            printable(t->text[i], t->bytes[i], name), t->sequence[i], t->chunk[i]);
+        count++;
+    }
+}
+
+static err dump_tracking(struct dump *d, int fd, uint64_t size, bool snapshot)
+{
+    uint64_t size_max = snapshot ? TRACKING_SNAPSHOT_BYTES_MAX : sizeof(struct tracking);
+    if (size > size_max || (!snapshot && size != size_max)) {
+        say(d, "DAMAGED: %" PRIu64 " bytes, should be %s%" PRIu64, size, snapshot ? "at most " : "", size_max);
+        return fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, size_max, size);
+    }
+    struct tracking *t = calloc(1, sizeof *t);
+    uint8_t *data = malloc(size);
+    err e = t && data ? file_read_exact(fd, d->path, data, size, 0, d->f)
+                      : fault_set(d->f, ERR_NO_MEMORY, 0, d->path, 0, size, 0);
+    uint64_t segment = 0;
+    if (!e && snapshot) {
+        e = tracking_snapshot_decode(data, size, &segment, t);
+        if (e) say(d, "DAMAGED snapshot");
+        else say(d, "tracking snapshot: as segment %" PRIu64 " began", segment);
+    } else if (!e) {
+        memcpy(t, data, sizeof *t);
+        say(d, "tracking table");
+    }
+    if (!e) dump_table(d, t);
+    else if (e == ERR_CORRUPT || e == ERR_TRUNCATED) e = fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, 0, size);
+    free(data);
+    free(t);
+    return e;
+}
+
+static err dump_control(struct dump *d, int fd, uint64_t size)
+{
+    _Alignas(struct control) uint8_t page[CONTROL_BYTES];
+    if (size != CONTROL_BYTES) return fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, CONTROL_BYTES, size);
+    err e = file_read_exact(fd, d->path, page, sizeof page, 0, d->f);
+    if (e) return e;
+    const struct control *c = (const struct control *)page;
+    struct commit commit;
+    struct durable durable;
+    control_committed(c, &commit);
+    control_durable(c, &durable);
+    say(d, "control: version %" PRIu32 ", state %" PRIu32 ", durability %s, epoch %" PRIu32, c->version,
+        atomic_load(&c->state), c->durability == DURABILITY_DISK ? "disk" : "os", c->epoch);
+    say(d, "committed: segment %" PRIu64 ", bytes %" PRIu64 " to %" PRIu64 " are the newest batch, %" PRIu64 " chunks",
+        commit.segment, commit.batch_position, commit.position, commit.chunks);
+    say(d, "next offset %" PRIu64 ", last chunk %" PRId64 ", newest %" PRId64 " ms, first offset %" PRIu64,
+        commit.next_offset, (int64_t)commit.last_chunk, commit.timestamp_ms, atomic_load(&c->first_offset));
+    say(d, "durable: segment %" PRIu64 " up to byte %" PRIu64 ", offsets below %" PRIu64, durable.segment, durable.position,
+        durable.offset);
+    say(d, "limits: segment %" PRIu64 " bytes, %" PRIu64 " chunks; retention %" PRIu64 " bytes, %" PRIu64 " ms",
+        c->segment_bytes_max, c->segment_chunks_max, atomic_load(&c->retention_bytes_max),
+        atomic_load(&c->retention_age_ms_max));
+    uint64_t failed = atomic_load(&c->failed_count);
+    for (uint64_t i = 0; i < failed && i < CONTROL_FAILED_MAX; i++)
+        say(d, "never made durable: offsets %" PRIu64 " to below %" PRIu64, atomic_load(&c->failed[i][0]),
+            atomic_load(&c->failed[i][1]));
+    return OK;
+}
+
+/* ---- telling them apart ---- */
+
+static err dump_open(struct dump *d, int fd, uint64_t size)
+{
+    uint8_t head[SEGMENT_HEADER_BYTES] = {0};
+    size_t got;
+    uint64_t number;
+    char directory[FILE_DIRECTORY_BYTES_MAX];
+    err e = file_read(fd, d->path, head, sizeof head, 0, &got, d->f);
+    if (e) return e;
+    uint32_t native;
+    memcpy(&native, head, sizeof native); /* mapped files are written in the machine's own order */
+    uint32_t magic = bytes_load32(head);
+    if (magic == INDEX_MAGIC) return dump_index(d, fd, size, head, got);
+    if (magic == TRACKING_SNAPSHOT_MAGIC) return dump_tracking(d, fd, size, true);
+    if (native == TRACKING_MAGIC) return dump_tracking(d, fd, size, false);
+    if (native == CONTROL_MAGIC) return dump_control(d, fd, size);
+    /* A segment whose header is damaged is known by its name. */
+    if (magic == SEGMENT_MAGIC || split_path(d->path, directory, &number, SEGMENT_SUFFIX))
+        return dump_segment(d, fd, size, head, got);
+    return fault_set(d->f, ERR_INVALID, 0, d->path, 0, SEGMENT_MAGIC, magic);
+}
+
+err dump_file(const char *path, const struct dump_options *options, int (*line)(void *context, const char *text),
+              void *context, struct fault *f)
+{
+    struct fault unused;
+    struct dump d = {.path = path, .options = options, .line = line, .context = context, .f = f ? f : &unused};
+    int fd;
+    uint64_t size;
+    err e = file_open(path, O_RDONLY, &fd, d.f);
+    if (e) return e;
+    e = file_size(fd, path, &size, d.f);
+    if (!e) e = dump_open(&d, fd, size);
+    file_close(&fd);
+    if (!e && d.damaged) return fault_set(d.f, ERR_CORRUPT, 0, path, 0, 0, 0);
+    return e;
+}

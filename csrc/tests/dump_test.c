@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "../log/dump.h"
+
+#include "../log/handle.h"
+#include "log_help.h"
+
+static char text[200000];
+static unsigned lines;
+static int collect(void *context, const char *line)
+{
+    const unsigned *stop_after = context;
+    size_t n = strlen(text);
+    snprintf(text + n, sizeof text - n, "%s\n", line);
+    lines++;
+    return stop_after && lines >= *stop_after;
+}
+
+static err dump(const char *directory, const char *name, const struct dump_options *options, struct fault *f)
+{
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    text[0] = 0;
+    lines = 0;
+    return dump_file(path, options, collect, NULL, f);
+}
+
+static const char *make_log(void)
+{
+    const char *path = help_path();
+    struct log *l = help_log(path, &(struct log_options){.segment_bytes_max = 4096});
+    struct batch b;
+    batch_init(&b, NULL);
+    for (int i = 0; i < 8; i++) {
+        help_add_tracked(&b, i % 2 ? "plain" : "od\td\xff", (uint64_t)i, "hello");
+        EXPECT_OK(help_fill(l, &b, 5, 200, NULL));
+    }
+    batch_free(&b);
+    log_close(l);
+    return path;
+}
+
+TEST(each_kind_of_file_is_printed)
+{
+    const char *path = make_log();
+    struct dump_options all = {.entries = true};
+    struct fault f;
+    EXPECT_OK(dump(path, "00000000000000000000.segment", &all, &f));
+    EXPECT(strstr(text, "segment: first offset 0") != NULL);
+    EXPECT(strstr(text, "chunk 0, 6 entries, 6 records") != NULL);
+    EXPECT(strstr(text, "offset 0: 5 bytes: 68656c6c6f") != NULL);
+    EXPECT(strstr(text, "publisher \"od\\x09d\\xff\" up to id 0") != NULL);
+    EXPECT_OK(dump(path, "00000000000000000000.index", &all, &f));
+    EXPECT(strstr(text, "0: chunk 0,") != NULL);
+    EXPECT_OK(dump(path, "control", &all, &f));
+    EXPECT(strstr(text, "next offset 48") != NULL);
+    EXPECT_OK(dump(path, "tracking", &all, &f));
+    EXPECT(strstr(text, "publisher \"plain\" up to id 7") != NULL);
+    EXPECT_OK(dump(path, "00000000000000000024.tracking", &all, &f));
+    EXPECT(strstr(text, "as segment 24 began") != NULL);
+}
+
+TEST(a_limit_and_a_reader_who_has_had_enough_end_it)
+{
+    const char *path = make_log();
+    struct fault f;
+    EXPECT_OK(dump(path, "00000000000000000000.index", &(struct dump_options){.limit = 2}, &f));
+    EXPECT_EQ(3, lines);
+    char file[700];
+    unsigned stop_after = 1;
+    lines = 0;
+    snprintf(file, sizeof file, "%s/00000000000000000000.segment", path);
+    EXPECT_OK(dump_file(file, &(struct dump_options){.entries = true}, collect, &stop_after, &f));
+    EXPECT_EQ(1, lines);
+}
+
+TEST(damage_is_told_and_the_walk_goes_on)
+{
+    const char *path = make_log();
+    char file[700];
+    struct fault f;
+    snprintf(file, sizeof file, "%s/00000000000000000000.segment", path);
+    int fd = open(file, O_RDWR);
+    EXPECT_EQ(1, pwrite(fd, "\xff", 1, SEGMENT_HEADER_BYTES + 30)); /* a header */
+    EXPECT_ERR(ERR_CORRUPT, dump(path, "00000000000000000000.segment", &(struct dump_options){0}, &f));
+    EXPECT(strstr(text, "64: DAMAGED") != NULL);
+    EXPECT(strstr(text, "chunk 6,") != NULL);
+    EXPECT_EQ(4, pwrite(fd, "none", 4, 0)); /* and the file's */
+    EXPECT_ERR(ERR_CORRUPT, dump(path, "00000000000000000000.segment", &(struct dump_options){0}, &f));
+    EXPECT(strstr(text, "DAMAGED segment header") != NULL);
+    EXPECT(strstr(text, "chunk 6,") != NULL);
+    close(fd);
+}
+
+TEST(any_bytes_at_all_are_printed_or_refused)
+{
+    char file[700];
+    uint8_t bytes[5000];
+    static const uint32_t magics[] = {SEGMENT_MAGIC, INDEX_MAGIC, TRACKING_SNAPSHOT_MAGIC};
+    for (int round = 0; round < 500; round++) {
+        size_t size = test_random_below(sizeof bytes);
+        uint32_t native = test_random() & 1 ? TRACKING_MAGIC : CONTROL_MAGIC;
+        struct fault f;
+        test_random_fill(bytes, sizeof bytes);
+        if (round % 5 < 3) bytes_store32(bytes, magics[round % 5]);
+        else if (round % 5 == 3) memcpy(bytes, &native, 4);
+        snprintf(file, sizeof file, "%s/noise", test_scratch());
+        if (round % 7 == 0) size = 4096;
+        int fd = open(file, O_RDWR | O_CREAT | O_TRUNC, 0600);
+        EXPECT_EQ(size, write(fd, bytes, size));
+        close(fd);
+        text[0] = 0;
+        dump_file(file, &(struct dump_options){.entries = true, .limit = 100}, collect, NULL, &f);
+    }
+    struct fault f;
+    EXPECT_ERR(ERR_NOT_FOUND, dump_file("/nowhere", &(struct dump_options){0}, collect, NULL, &f));
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Damage: any flipped bit in a closed or active segment is told with file and position, and
+ * costs the chunk that it lies in, before and after recovery.
+ */
+#include "../log/recovery.h"
+
+#include "../log/handle.h"
+#include "log_help.h"
+
+static struct log *l;
+static char path[512];
+static const struct log_options options = {.segment_bytes_max = 4096};
+
+struct place { uint64_t segment, position, bytes, first, next; };
+static struct place places[200];
+static unsigned place_count;
+
+/* Twelve chunks of five messages in several segments; notes where each lies. */
+static void make_log(void)
+{
+    struct batch b;
+    snprintf(path, sizeof path, "%s", help_path());
+    l = help_log(path, &options);
+    batch_init(&b, NULL);
+    place_count = 0;
+    for (int i = 0; i < 12; i++) {
+        struct log_appended a;
+        struct commit c;
+        EXPECT_OK(help_add_tracked(&b, "p", (uint64_t)i, "tracked"));
+        EXPECT_OK(help_fill(l, &b, 4, 200, &a));
+        control_committed(l->control, &c);
+        places[place_count++] = (struct place){a.segment, c.batch_position, a.position - c.batch_position, a.first_offset, a.next_offset};
+    }
+    batch_free(&b);
+}
+
+static void flip(uint64_t segment, const char *suffix, uint64_t position, unsigned bit)
+{
+    struct file_path file;
+    uint8_t byte;
+    file_path_numbered(&file, path, segment, suffix);
+    int fd = open(file.text, O_RDWR);
+    EXPECT_EQ(1, pread(fd, &byte, 1, (off_t)position));
+    byte ^= (uint8_t)(1u << bit);
+    EXPECT_EQ(1, pwrite(fd, &byte, 1, (off_t)position));
+    close(fd);
+}
+
+/* The walk misses exactly the messages of chunk `lost` (UINT32_MAX: none). */
+static void expect_lost(unsigned lost)
+{
+    struct help_walk w = {0};
+    help_walk_log(&w, l);
+    if (lost == UINT32_MAX) {
+        EXPECT_EQ(60, w.messages);
+        EXPECT_EQ(0, w.damaged);
+        return;
+    }
+    EXPECT_EQ(55, w.messages);
+    EXPECT_EQ(1, w.damaged);
+    struct reader r;
+    uint64_t got;
+    static uint8_t buffer[65536];
+    REQUIRE_OK(reader_open(&r, l, READER_OFFSET, (int64_t)places[lost].first + 2, NULL));
+    /* An attach within the damaged chunk gives it, so that its reader hears of the loss. */
+    EXPECT_EQ(places[lost].segment, r.segment);
+    EXPECT_EQ(places[lost].position, r.position);
+    struct fault f = {0};
+    struct chunk c;
+    char name[64];
+    EXPECT_OK(reader_fetch(&r, buffer, sizeof buffer, false, &got, &f));
+    EXPECT_ERR(ERR_CORRUPT, reader_chunk(&r, buffer, got, true, &c, &f));
+    EXPECT_EQ(places[lost].position, f.position);
+    snprintf(name, sizeof name, "%020" PRIu64 ".segment", places[lost].segment);
+    EXPECT(strstr(f.where, name) != NULL);
+    EXPECT_OK(reader_skip_damaged(&r, &f));
+    EXPECT_EQ(1, r.skipped_chunks);
+    EXPECT_EQ(places[lost].next, r.next_offset);
+    reader_close(&r);
+}
+
+/* A byte of a chunk that a reader looks at: its header or an entry, not its trailer. */
+static uint64_t somewhere(const struct place *p)
+{
+    const uint64_t trailer = 11;
+    return p->position + test_random_below(p->bytes - trailer);
+}
+
+TEST(a_flipped_bit_costs_its_chunk_and_is_told_with_its_place)
+{
+    make_log();
+    for (int round = 0; round < 400; round++) {
+        unsigned which = (unsigned)test_random_below(place_count), bit = (unsigned)test_random_below(8);
+        uint64_t at = round % 2 ? places[which].position + test_random_below(CHUNK_HEADER_BYTES) : somewhere(&places[which]);
+        flip(places[which].segment, SEGMENT_SUFFIX, at, bit);
+        expect_lost(which);
+        flip(places[which].segment, SEGMENT_SUFFIX, at, bit);
+    }
+    expect_lost(UINT32_MAX);
+    log_close(l);
+}
+
+TEST(without_an_index_a_damaged_header_still_costs_one_chunk)
+{
+    make_log();
+    for (unsigned i = 0; i < place_count; i++) {
+        struct file_path file;
+        file_path_numbered(&file, path, places[i].segment, INDEX_SUFFIX);
+        unlink(file.text);
+    }
+    expect_lost(UINT32_MAX);
+    for (unsigned which = 0; which < place_count; which++) {
+        struct help_walk w = {0};
+        flip(places[which].segment, SEGMENT_SUFFIX, places[which].position + 36, 3); /* its size */
+        help_walk_log(&w, l);
+        EXPECT_EQ(55, w.messages);
+        EXPECT_EQ(1, w.damaged);
+        flip(places[which].segment, SEGMENT_SUFFIX, places[which].position + 36, 3);
+    }
+    log_close(l);
+}
+
+TEST(a_damaged_segment_header_costs_nothing_while_its_index_has_one)
+{
+    make_log();
+    for (unsigned at = 0; at < SEGMENT_HEADER_BYTES; at++) {
+        flip(places[0].segment, SEGMENT_SUFFIX, at, at % 8);
+        expect_lost(UINT32_MAX);
+        flip(places[0].segment, SEGMENT_SUFFIX, at, at % 8);
+    }
+    log_close(l);
+}
+
+TEST(damaged_index_records_cost_nothing)
+{
+    make_log();
+    for (int i = 0; i < 200; i++) {
+        const struct place *p = &places[test_random_below(place_count)];
+        struct file_path file;
+        struct stat st;
+        file_path_numbered(&file, path, p->segment, INDEX_SUFFIX);
+        EXPECT_EQ(0, stat(file.text, &st));
+        flip(p->segment, INDEX_SUFFIX, test_random_below((uint64_t)st.st_size), (unsigned)test_random_below(8));
+    }
+    expect_lost(UINT32_MAX);
+    for (unsigned i = 0; i < place_count; i++) {
+        struct reader r;
+        REQUIRE_OK(reader_open(&r, l, READER_OFFSET, (int64_t)places[i].first + 3, NULL));
+        EXPECT_EQ(places[i].position, r.position);
+        reader_close(&r);
+    }
+    log_close(l);
+}
+
+static err recover(struct recovery_report *report)
+{
+    struct fault f = {0};
+    char control[600];
+    log_close(l);
+    l = NULL;
+    snprintf(control, sizeof control, "%s/control", path);
+    int fd = open(control, O_RDWR);
+    EXPECT_EQ(16, pwrite(fd, "another boot....", 16, 8)); /* boot_id follows magic and version */
+    close(fd);
+    EXPECT_ERR(ERR_STALE, log_open(path, &l, &f));
+    err e = recovery_run(path, &options, report, &f);
+    if (e) help_fault(&f);
+    return e ? e : log_open(path, &l, &f);
+}
+
+TEST(damage_in_what_was_durable_is_kept_by_recovery_and_costs_one_chunk)
+{
+    for (int round = 0; round < 60; round++) {
+        struct recovery_report report;
+        uint64_t durable;
+        make_log();
+        EXPECT_OK(log_sync(l, &durable, NULL));
+        EXPECT_EQ(60, durable);
+        unsigned which = (unsigned)test_random_below(place_count);
+        uint64_t at = round % 2 ? places[which].position + test_random_below(CHUNK_HEADER_BYTES) : somewhere(&places[which]);
+        flip(places[which].segment, SEGMENT_SUFFIX, at, (unsigned)test_random_below(8));
+        if (round % 3 == 0) { /* the newest index was not written back */
+            struct file_path file;
+            file_path_numbered(&file, path, places[place_count - 1].segment, INDEX_SUFFIX);
+            unlink(file.text);
+        }
+        REQUIRE_OK(recover(&report));
+        EXPECT(report.ran && !report.cut);
+        struct help_walk w = {0};
+        help_walk_log(&w, l);
+        EXPECT_EQ(55, w.messages);
+        struct log_stats stats;
+        EXPECT_OK(log_stats(l, &stats, NULL));
+        EXPECT_EQ(60, stats.next_offset);
+        log_close(l);
+    }
+}
+
+TEST(damage_past_what_was_durable_cuts_the_log_there)
+{
+    for (unsigned which = 0; which < 12; which++) {
+        struct recovery_report report;
+        make_log();
+        flip(places[which].segment, SEGMENT_SUFFIX, places[which].position + places[which].bytes - 1, 0); /* the trailer */
+        REQUIRE_OK(recover(&report));
+        EXPECT(report.cut);
+        EXPECT_EQ(places[which].segment, report.cut_segment);
+        EXPECT_EQ(places[which].position, report.cut_position);
+        EXPECT(report.cut_bytes >= places[which].bytes);
+        EXPECT(strstr(report.cut_path, ".segment") != NULL);
+        struct help_walk w = {0};
+        help_walk_log(&w, l);
+        EXPECT_EQ(places[which].first, w.messages);
+        EXPECT_EQ(0, w.damaged);
+        struct batch b;
+        batch_init(&b, NULL);
+        EXPECT_OK(help_fill(l, &b, 3, 50, NULL));
+        batch_free(&b);
+        log_close(l);
+    }
+}
+
+TEST(in_the_same_boot_there_is_nothing_to_do)
+{
+    struct recovery_report report;
+    make_log();
+    EXPECT_OK(recovery_run(path, &options, &report, NULL));
+    EXPECT(!report.ran);
+    log_close(l);
+    EXPECT_ERR(ERR_NOT_FOUND, recovery_run("/nowhere/at/all", &options, &report, NULL));
+}
+
+TEST(a_copied_directory_is_stale_and_recovers)
+{
+    char command[1400], copy[600];
+    struct recovery_report report;
+    make_log();
+    snprintf(copy, sizeof copy, "%s-copy", path);
+    snprintf(command, sizeof command, "cp -r '%s' '%s'", path, copy);
+    EXPECT_EQ(0, system(command));
+    log_close(l);
+    EXPECT_ERR(ERR_STALE, log_open(copy, &l, NULL));
+    EXPECT_OK(recovery_run(copy, &options, &report, NULL));
+    EXPECT(report.ran && !report.cut);
+    REQUIRE_OK(log_open(copy, &l, NULL));
+    expect_lost(UINT32_MAX);
+    log_close(l);
+}
+
+TEST(an_empty_directory_and_one_with_noise_become_an_empty_log)
+{
+    for (int noise = 0; noise < 2; noise++) {
+        const char *directory = help_path();
+        struct recovery_report report;
+        struct log_stats stats;
+        mkdir(directory, 0750);
+        if (noise) {
+            struct file_path file;
+            char bytes[1000];
+            test_random_fill(bytes, sizeof bytes);
+            file_path_numbered(&file, directory, 500, SEGMENT_SUFFIX);
+            int fd = open(file.text, O_RDWR | O_CREAT, 0600);
+            EXPECT_EQ(1000, write(fd, bytes, sizeof bytes));
+            close(fd);
+        }
+        EXPECT_OK(recovery_run(directory, &options, &report, NULL));
+        EXPECT_EQ(noise, report.cut);
+        REQUIRE_OK(log_open(directory, &l, NULL));
+        EXPECT_OK(log_stats(l, &stats, NULL));
+        EXPECT_EQ(noise ? 500 : 0, stats.next_offset); /* offsets before 500 were given out */
+        struct batch b;
+        batch_init(&b, NULL);
+        EXPECT_OK(help_fill(l, &b, 3, 50, NULL));
+        batch_free(&b);
+        log_close(l);
+    }
+}

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "../log/retention.h"
+
+#include "../log/handle.h"
+#include "log_help.h"
+
+static int64_t clock_ms;
+static struct sys fake;
+static int64_t fake_now(void) { return clock_ms; }
+
+static struct log *make(const struct log_options *options, struct batch *b)
+{
+    fake = sys_real;
+    fake.now_ms = fake_now;
+    sys = &fake;
+    clock_ms = 1000;
+    EXPECT_OK(batch_init(b, NULL));
+    return help_log(help_path(), options);
+}
+
+TEST(the_example_of_the_specification_holds)
+{
+    struct batch b;
+    struct log *l = make(&(struct log_options){.segment_bytes_max = 50000, .retention_bytes_max = 100000}, &b);
+    struct retention_report report;
+    batch_limit(&b, log_control(l)->segment_bytes_max);
+    for (int i = 0; i < 2000;) {
+        uint8_t entry[1004], body[1000] = {0};
+        err e = batch_add(&b, entry, help_entry(entry, body, sizeof body), 1);
+        if (e == OK) i++;
+        else EXPECT_OK(help_append(l, &b, NULL)); /* ERR_FULL: the turn must persist first */
+    }
+    EXPECT_OK(help_append(l, &b, NULL));
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT(report.first_offset > 0);
+    struct log_stats stats;
+    EXPECT_OK(log_stats(l, &stats, NULL));
+    EXPECT(stats.bytes <= 100000 + 50000);
+    EXPECT_EQ(report.first_offset, stats.first_offset);
+    sys = &sys_real;
+    batch_free(&b);
+    log_close(l);
+}
+
+TEST(the_newest_segment_always_stays)
+{
+    struct batch b;
+    struct log *l = make(&(struct log_options){.segment_bytes_max = 4096, .retention_bytes_max = 1, .retention_age_ms_max = 1}, &b);
+    struct retention_report report;
+    EXPECT_OK(help_fill(l, &b, 10, 900, NULL));
+    clock_ms += 100000;
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT_EQ(0, report.segments_dropped);
+    EXPECT_OK(help_fill(l, &b, 1, 900, NULL));
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT_EQ(1, report.segments_dropped);
+    EXPECT_EQ(10, report.first_offset);
+    sys = &sys_real;
+    batch_free(&b);
+    log_close(l);
+}
+
+TEST(age_is_that_of_a_segments_last_chunk)
+{
+    struct batch b;
+    struct log *l = make(&(struct log_options){.segment_bytes_max = 4096, .retention_age_ms_max = 1000}, &b);
+    struct retention_report report;
+    for (int i = 0; i < 10; i++) { /* a segment each */
+        clock_ms = 10000 + 100 * i;
+        EXPECT_OK(help_fill(l, &b, 5, 1000, NULL));
+    }
+    clock_ms = 11000;
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT_EQ(0, report.segments_dropped);
+    clock_ms = 11301;
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT_EQ(4, report.segments_dropped);
+    EXPECT_EQ(20, report.first_offset);
+    bool rolled;
+    clock_ms = 20000;
+    EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
+    EXPECT(rolled);
+    EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL)); /* it is empty now */
+    EXPECT(!rolled);
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT_EQ(50, report.first_offset);
+    sys = &sys_real;
+    batch_free(&b);
+    log_close(l);
+}
+
+TEST(readers_go_on_in_a_segment_that_was_dropped)
+{
+    struct batch b;
+    struct log *l = make(&(struct log_options){.segment_bytes_max = 4096, .retention_bytes_max = 5000}, &b);
+    struct retention_report report;
+    struct reader r;
+    struct help_walk w = {0};
+    for (int i = 0; i < 20; i++) EXPECT_OK(help_fill(l, &b, 5, 300, NULL));
+    REQUIRE_OK(reader_open(&r, l, READER_FIRST, 0, NULL));
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT(report.segments_dropped > 3);
+    help_walk_on(&w, &r);
+    EXPECT_EQ(0, w.damaged);
+    EXPECT_EQ(0, w.first);
+    EXPECT_EQ(100, w.next);
+    EXPECT(w.messages < 100); /* its own segment, then what is left */
+    EXPECT(w.messages > 100 - report.first_offset);
+    reader_close(&r);
+    sys = &sys_real;
+    batch_free(&b);
+    log_close(l);
+}
+
+TEST(what_is_settled_goes_whatever_the_limits_say)
+{
+    struct batch b;
+    struct log *l = make(&(struct log_options){.segment_bytes_max = 4096}, &b);
+    struct retention_report report;
+    for (int i = 0; i < 10; i++) EXPECT_OK(help_fill(l, &b, 5, 1000, NULL));
+    EXPECT_OK(retention_drop_before(l, 24, &report, NULL));
+    EXPECT_EQ(20, report.first_offset);
+    EXPECT_OK(retention_drop_before(l, 25, &report, NULL));
+    EXPECT_EQ(25, report.first_offset);
+    EXPECT_OK(retention_drop_before(l, 1000, &report, NULL));
+    EXPECT_EQ(45, report.first_offset);
+    sys = &sys_real;
+    batch_free(&b);
+    log_close(l);
+}
+
+TEST(what_is_not_durable_yet_stays_where_durability_was_asked_for)
+{
+    struct batch b;
+    struct log *l = make(&(struct log_options){.segment_bytes_max = 4096, .retention_bytes_max = 1, .durability = DURABILITY_DISK}, &b);
+    struct retention_report report;
+    uint64_t durable;
+    for (int i = 0; i < 5; i++) EXPECT_OK(help_fill(l, &b, 5, 1000, NULL));
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT_EQ(0, report.segments_dropped);
+    EXPECT_OK(log_sync(l, &durable, NULL));
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT_EQ(4, report.segments_dropped);
+    sys = &sys_real;
+    batch_free(&b);
+    log_close(l);
+}
