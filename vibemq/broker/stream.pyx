@@ -13,6 +13,7 @@ no timer.
 
 import logging
 import time
+from functools import partial
 
 from libc.stdlib cimport free, malloc
 
@@ -21,8 +22,11 @@ from vibemq.storage.core cimport OK, err, fault, log_appended
 from vibemq.storage.log cimport storage_error
 
 from vibemq.errors import StorageError, StreamNotFound
+from vibemq.storage.log import housekeep
 
 logger = logging.getLogger(__name__)
+
+GONE = ("ERR_NOT_FOUND", "ERR_DELETED")  # errors of a log that was deleted meanwhile
 
 cdef enum:
     # The kernel writes dirty pages back by itself after about 30 s; syncing a closed segment later
@@ -182,11 +186,13 @@ cdef class Stream:
 
     def _segment_closed(self):
         self.rolled_ms = time.monotonic_ns() // 1_000_000
-        self.table.helpers.submit(self.log.apply_retention, self._retention_applied)
+        # With a handle of its own: ours may be closed, or list segments, while the helper does.
+        self.table.helpers.submit(partial(housekeep, self.log.directory), self._retention_applied)
 
     def _retention_applied(self, dropped, error):
         if error is not None:
-            logger.error("stream %s: retention failed: %s", self.name, error)
+            if getattr(error, "code", "") not in GONE:
+                logger.error("stream %s: retention failed: %s", self.name, error)
         elif dropped[0]:
             logger.info("stream %s: retention dropped %d segments, %d bytes", self.name, *dropped)
 
@@ -257,7 +263,7 @@ cdef class StreamTable:
         try:
             stream = Stream(self, record, self.log_directory(record.incarnation))
         except StorageError as problem:
-            if problem.code in ("ERR_NOT_FOUND", "ERR_DELETED"):
+            if problem.code in GONE:
                 raise StreamNotFound(name) from problem
             raise
         self.by_name[virtual_host, name] = stream
