@@ -37,7 +37,7 @@ def extension(path: Path) -> Extension:
         [str(relative)],
         include_dirs=["csrc"],
         define_macros=macros,
-        depends=core_headers + pxd,
+        depends=core_headers + core_sources + pxd,  # a changed source of the core is linked anew
         extra_compile_args=flags,
         extra_link_args=link_flags,
     )
