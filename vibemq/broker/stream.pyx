@@ -272,12 +272,15 @@ cdef class StreamTable:
 
     def release(self, Stream stream):
         """Close a stream that nobody on this worker uses."""
+        self._forget_name(stream)
+        if stream.log.raw != NULL:
+            stream.close()
+
+    def _forget_name(self, Stream stream):
         if self.by_name.get((stream.virtual_host, stream.name)) is stream:
             del self.by_name[stream.virtual_host, stream.name]
         if self.by_slot[stream.slot] is stream:
             self.by_slot[stream.slot] = None
-        if stream.log.raw != NULL:
-            stream.close()
 
     def release_if_unused(self, Stream stream):
         if not stream.holders and not stream.waiting and not stream.syncing:
@@ -292,12 +295,11 @@ cdef class StreamTable:
         stream.holders.clear()
         stream.readers.clear()
         stream.unsynced.clear()
+        self._forget_name(stream)
+        for user in users:
+            user.on_deleted()  # may have to read once more: the rest of a chunk that is half sent
         if not stream.syncing:
             self.release(stream)
-        elif self.by_name.get((stream.virtual_host, stream.name)) is stream:
-            del self.by_name[stream.virtual_host, stream.name]
-        for user in users:
-            user.on_deleted()
 
     cdef int persist(self) except -1:
         """Append every batch of this turn."""

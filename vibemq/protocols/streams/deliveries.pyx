@@ -22,7 +22,7 @@ from vibemq.storage.core cimport (
 from vibemq.storage.log cimport storage_error
 from vibemq.protocols.streams.wire cimport KEY_DELIVER
 
-from vibemq.errors import ConnectionClosed
+from vibemq.errors import ConnectionClosed, LimitExceeded
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,11 @@ cdef class Subscription(StreamUser):
         return 0
 
     cdef int on_deleted(self) except -1:
-        self.owner.forget(self)
+        try:
+            self.owner.forget(self)
+        except (ConnectionClosed, LimitExceeded) as problem:  # half a frame is out, and its rest cannot follow
+            logger.info("%s: closed: %s", self.owner.connection.peer, problem)
+            self.owner.connection.loop.close(self.owner.connection)
         self.owner.session.stream_gone(self.stream)
         return 0
 
