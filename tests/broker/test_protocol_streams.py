@@ -134,9 +134,9 @@ def test_what_one_worker_stores_consumers_of_every_worker_get(served, peer, stre
     try:
         users = list(on_every_worker(served, opened))
         for user in users:
+            user.declare(stream, 1)
             user.subscribe(stream, credit=1000)
         for user in users:
-            user.declare(stream, 1)
             user.send(publish_frame([(at, b"%d" % at) for at in range(100)], 1))
         data = []
         for user in users:
