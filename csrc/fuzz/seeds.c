@@ -13,6 +13,8 @@
 #include "../base/bytes.h"
 #include "../base/crc32.h"
 #include "../log/chunk.h"
+#include "../log/index.h"
+#include "../log/tracking.h"
 
 #define CHUNK_SEED 0x5EEDu /* as in chunk_fuzz.c */
 #define PATH_BYTES 512
@@ -78,6 +80,45 @@ static void chunk_seeds(void)
     seed_write("chunk", "entries", bare, sizeof bare);
 }
 
+/* One chunk and its index record: the record where `segment_fuzz.c` looks for it. */
+static void log_seeds(void)
+{
+    static const uint8_t entries[] = {0, 0, 0, 3, 'a', 'b', 'c', 0, 0, 0, 0};
+    static const uint8_t trailer[] = {0, 1, 'p', 0, 0, 0, 0, 0, 0, 0, 9};
+    uint8_t data[2 + 2 * (CHUNK_HEADER_BYTES + sizeof entries + sizeof trailer) + INDEX_RECORD_BYTES] = {0};
+    uint8_t *at = data + 2;
+    struct chunk c = {.entries = 2, .records = 2, .timestamp_ms = 1700000000000, .epoch = 1, .data_bytes = sizeof entries,
+                      .trailer_bytes = sizeof trailer};
+    c.crc = crc32_update(0, entries, sizeof entries);
+    c.trailer_crc = crc32_update(0, trailer, sizeof trailer);
+    for (int i = 0; i < 2; i++, c.chunk_id += 2) {
+        chunk_header_write(&c, CHUNK_SEED, at);
+        memcpy(at + CHUNK_HEADER_BYTES, entries, sizeof entries);
+        memcpy(at + CHUNK_HEADER_BYTES + sizeof entries, trailer, sizeof trailer);
+        at += chunk_bytes(&c);
+    }
+    struct index_record r = {.timestamp_ms = 1700000000000, .position = 64, .chunk_bytes = (uint32_t)chunk_bytes(&c), .records = 2};
+    index_record_write(&r, CHUNK_SEED, at);
+    data[0] = (uint8_t)(INDEX_RECORD_BYTES * 256 / (sizeof data - 2) + 1);
+    seed_write("segment", "two-chunks-and-an-index", data, sizeof data);
+    data[0] = 0;
+    data[1] = 255;
+    seed_write("segment", "two-durable-chunks", data, sizeof data - INDEX_RECORD_BYTES);
+    seed_write("index", "record", at, INDEX_RECORD_BYTES);
+
+    uint8_t header[INDEX_HEADER_BYTES], snapshot[20 + 18 + 4] = {0};
+    index_header_write(7, CHUNK_SEED, header);
+    seed_write("index", "header", header, sizeof header);
+    bytes_store32(snapshot, TRACKING_SNAPSHOT_MAGIC);
+    bytes_store32(snapshot + 4, TRACKING_VERSION);
+    bytes_store32(snapshot + 16, 1);
+    snapshot[20 + 16] = 1;
+    snapshot[20 + 17] = 'p';
+    bytes_store32(snapshot + sizeof snapshot - 4, crc32_update(0, snapshot, sizeof snapshot - 4));
+    seed_write("tracking", "snapshot", snapshot, sizeof snapshot);
+    seed_write("tracking", "trailer", trailer, sizeof trailer);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -88,5 +129,6 @@ int main(int argc, char **argv)
     amqp_seeds();
     bytes_seeds();
     chunk_seeds();
+    log_seeds();
     return 0;
 }

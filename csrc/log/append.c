@@ -20,15 +20,11 @@
  * the size of a closed segment's files is the end of what they hold. */
 static err roll_trim(struct log *l, const struct commit *c, struct fault *f)
 {
-    struct file_path path;
     uint64_t size, index_size = INDEX_HEADER_BYTES + c->chunks * INDEX_RECORD_BYTES;
-    file_path_numbered(&path, l->directory, c->segment, SEGMENT_SUFFIX);
-    err e = file_size(l->segment_fd, path.text, &size, f);
-    if (!e && size > c->position) e = file_truncate(l->segment_fd, path.text, c->position, f);
-    if (e) return e;
-    file_path_numbered(&path, l->directory, c->segment, INDEX_SUFFIX);
-    e = file_size(l->index_fd, path.text, &size, f);
-    if (!e && size > index_size) e = file_truncate(l->index_fd, path.text, index_size, f);
+    err e = file_size(l->segment_fd, l->segment_path.text, &size, f);
+    if (!e && size > c->position) e = file_truncate(l->segment_fd, l->segment_path.text, c->position, f);
+    if (!e) e = file_size(l->index_fd, l->index_path.text, &size, f);
+    if (!e && size > index_size) e = file_truncate(l->index_fd, l->index_path.text, index_size, f);
     return e;
 }
 
@@ -68,11 +64,7 @@ err log_roll(struct log *l, struct commit *c, struct fault *f)
     c->chunks = 0;
     control_commit(l->control, c);
     atomic_fetch_add_explicit(&l->control->segments_generation, 1, memory_order_release);
-    log_close_active(l);
-    l->segment_fd = segment_fd;
-    l->index_fd = index_fd;
-    l->segment = c->segment;
-    l->seed = h.seed;
+    log_set_active(l, c->segment, h.seed, segment_fd, index_fd);
     return OK;
 }
 
@@ -166,20 +158,16 @@ static int stamp(struct log *l, struct batch *b, struct commit *c)
 static err write_batch(struct log *l, struct batch *b, struct commit *c, struct fault *f)
 {
     const struct commit before = *c;
-    struct file_path path;
     int parts = stamp(l, b, c);
     if (c->position > UINT32_MAX) {
         /* Only a segment limit far beyond LOG_SEGMENT_BYTES_MAX could bring us here. */
         *c = before;
         return fault_set(f, ERR_LIMIT, 0, l->directory, before.position, UINT32_MAX, b->size);
     }
-    file_path_numbered(&path, l->directory, c->segment, SEGMENT_SUFFIX);
-    err e = file_writev(l->segment_fd, path.text, l->parts, parts, before.position, f);
-    if (!e) {
-        file_path_numbered(&path, l->directory, c->segment, INDEX_SUFFIX);
-        e = file_write(l->index_fd, path.text, l->index_records, (size_t)b->chunk_count * INDEX_RECORD_BYTES,
+    err e = file_writev(l->segment_fd, l->segment_path.text, l->parts, parts, before.position, f);
+    if (!e)
+        e = file_write(l->index_fd, l->index_path.text, l->index_records, (size_t)b->chunk_count * INDEX_RECORD_BYTES,
                        INDEX_HEADER_BYTES + before.chunks * INDEX_RECORD_BYTES, f);
-    }
     if (e) *c = before;
     return e;
 }

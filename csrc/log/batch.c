@@ -247,14 +247,14 @@ static err batch_trailer_add(struct batch *b, const struct batch_run *run)
 
 static err batch_trailers(struct batch *b)
 {
-    const struct batch_run *run = b->runs, *end = b->runs + b->run_count;
+    uint32_t run = 0;
     b->trailer_size = 0;
     for (uint32_t i = 0; i < b->reference_count; i++) b->references[i].trailer_chunk = 0;
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         struct batch_chunk *c = &b->chunks[i];
         c->trailer_position = b->trailer_size;
-        for (; run < end && run->chunk == i; run++) {
-            err e = batch_trailer_add(b, run);
+        for (; run < b->run_count && b->runs[run].chunk == i; run++) {
+            err e = batch_trailer_add(b, &b->runs[run]);
             if (e) return e;
         }
         c->trailer_bytes = b->trailer_size - c->trailer_position;

@@ -28,6 +28,7 @@ struct log {
     int segment_fd, index_fd;
     uint64_t segment;
     uint32_t seed;
+    struct file_path segment_path, index_path; /* of the two files: printing them costs as much as a write */
     struct segment_list list;      /* see log_list */
     uint64_t list_generation, list_segment;
     bool list_known;
@@ -49,6 +50,8 @@ void log_unlock(struct log *l);
 /* With the mutex held: have the active segment's files open. */
 err log_open_active(struct log *l, const struct commit *c, struct fault *f);
 void log_close_active(struct log *l);
+/* Take over files that are open. */
+void log_set_active(struct log *l, uint64_t segment, uint32_t seed, int segment_fd, int index_fd);
 
 /* With the mutex held: begin a new segment at c->next_offset and commit that; `c` becomes
  * the new record.  On error the old segment stays the active one. */

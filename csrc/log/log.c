@@ -127,18 +127,30 @@ const char *log_directory(const struct log *l) { return l->directory; }
 err log_open_active(struct log *l, const struct commit *c, struct fault *f)
 {
     if (l->segment_fd >= 0 && l->segment == c->segment) return OK;
-    log_close_active(l);
-    err e = segment_open(l->directory, c->segment, true, &l->segment_fd, &l->seed, f);
-    if (e) return e;
+    int segment_fd, index_fd;
+    uint32_t seed;
     struct file_path path;
+    err e = segment_open(l->directory, c->segment, true, &segment_fd, &seed, f);
+    if (e) return e;
     file_path_numbered(&path, l->directory, c->segment, INDEX_SUFFIX);
-    e = file_open(path.text, O_RDWR, &l->index_fd, f);
+    e = file_open(path.text, O_RDWR, &index_fd, f);
     if (e) {
-        log_close_active(l);
+        file_close(&segment_fd);
         return e;
     }
-    l->segment = c->segment;
+    log_set_active(l, c->segment, seed, segment_fd, index_fd);
     return OK;
+}
+
+void log_set_active(struct log *l, uint64_t segment, uint32_t seed, int segment_fd, int index_fd)
+{
+    log_close_active(l);
+    l->segment = segment;
+    l->seed = seed;
+    l->segment_fd = segment_fd;
+    l->index_fd = index_fd;
+    file_path_numbered(&l->segment_path, l->directory, segment, SEGMENT_SUFFIX);
+    file_path_numbered(&l->index_path, l->directory, segment, INDEX_SUFFIX);
 }
 
 void log_close_active(struct log *l)

@@ -44,14 +44,16 @@ static bool beyond(const struct rebuild *r, const struct chunk *c)
     return r->id_limit && c->chunk_id + c->records > r->id_limit;
 }
 
-/* The part that is known to be durable: only headers are read. */
+/* The part that is known to be durable: only headers are read.  A good chunk that reaches
+ * past its end says that the place was never one where a chunk ended: the walk stops
+ * before it, and it is looked at like what was not promised. */
 static err walk_durable(struct rebuild *r, const struct scan *s, bool *damaged, struct fault *f)
 {
-    while (r->position < s->limit) {
+    while (r->position < r->verify_from) {
         struct chunk c;
         if (r->id_limit && r->next_offset == r->id_limit) return OK; /* it holds all that it should */
         err e = scan_header(s, r->position, &c, f);
-        if (e == OK && beyond(r, &c)) return OK;
+        if (e == OK && (beyond(r, &c) || r->position + chunk_bytes(&c) > r->verify_from)) return OK;
         if (e == OK && c.chunk_id >= r->next_offset) {
             e = note_chunk(r, r->position, &c);
             if (e) return fault_set(f, e, 0, r->directory, r->position, 0, 0);
@@ -62,8 +64,12 @@ static err walk_durable(struct rebuild *r, const struct scan *s, bool *damaged, 
         uint64_t position, id;
         e = scan_past_damage(s, r->position, r->next_offset, UINT64_MAX, &position, &id, f);
         if (e && !is_damage(e)) return e;
-        r->position = e ? s->limit : position;
-        if (!e && id > r->next_offset) r->next_offset = id;
+        if (e || position >= r->verify_from) {
+            r->position = r->verify_from; /* a chunk begins there, whatever lies before */
+            return OK;
+        }
+        r->position = position;
+        if (id > r->next_offset) r->next_offset = id;
     }
     return OK;
 }
@@ -121,11 +127,14 @@ err rebuild_walk(struct rebuild *r, struct fault *f)
         r->verify_id = r->segment;
     }
     bool damaged = false;
-    s.limit = r->verify_from;
-    if (!e) e = walk_durable(r, &s, &damaged, f);
     s.limit = r->size;
-    if (!e && damaged && r->verify_id > r->next_offset) r->next_offset = r->verify_id;
-    if (!e) e = walk_promised_nothing(r, &s, !damaged || r->verify_id > 0, f);
+    if (!e) e = walk_durable(r, &s, &damaged, f);
+    bool id_known = !damaged;
+    if (!e && r->position == r->verify_from && r->verify_id && r->verify_id >= r->next_offset) {
+        r->next_offset = r->verify_id;
+        id_known = true;
+    }
+    if (!e) e = walk_promised_nothing(r, &s, id_known, f);
     file_close(&s.fd);
     return e;
 }
