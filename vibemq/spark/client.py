@@ -33,6 +33,7 @@ FIRST_PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 2.0
 WARN_EVERY_SECONDS = 60.0
 
+CODE_NO_SUBSCRIPTION = 4  # a broker that has trouble with a stream ends its subscriptions; a new one is the remedy
 ASK_AGAIN = 3
 ASK_AGAIN_SECONDS = 0.3
 
@@ -126,6 +127,10 @@ def connection(options: Options) -> Iterator[StreamsConnection]:
     try:
         yield taken
         well = True
+    except RequestFailed as failed:
+        if failed.code == CODE_NO_SUBSCRIPTION:
+            raise BrokerAway(str(failed)) from failed
+        raise
     except StreamNotFound as failed:
         if _all_exist(taken, options.streams):
             raise BrokerAway(str(failed)) from failed
