@@ -40,5 +40,5 @@ cdef class Deliveries:
     cdef int forget(self, Subscription subscription) except -1
     # Bytes sent, or NOTHING when there is nothing to send now.
     cdef Py_ssize_t _send_chunks(self, Subscription subscription) except -2
-    cdef Py_ssize_t _read_failed(self, Subscription subscription, err error, const fault *f) except -2
+    cdef Py_ssize_t _read_failed(self, Subscription subscription, err error, const fault *f, uint64_t wanted) except -2
     cdef int _finish_partial(self, Subscription subscription) except -1

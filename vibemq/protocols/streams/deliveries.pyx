@@ -221,7 +221,7 @@ cdef class Deliveries:
                 want = core.chunk_bytes(&header)
                 continue
             if e != OK:
-                return self._read_failed(subscription, e, &f)
+                return self._read_failed(subscription, e, &f, core.chunk_bytes(&header) if e == ERR_TRUNCATED else 0)
             break
         walk = at[0]
         while True:
@@ -271,14 +271,20 @@ cdef class Deliveries:
         scratch_trim()
         return sent if sent > 0 else 0
 
-    cdef Py_ssize_t _read_failed(self, Subscription subscription, err error, const fault *f) except -2:
-        """There is no chunk to send: find out what to do.  0 to try again, NOTHING to wait."""
+    cdef Py_ssize_t _read_failed(self, Subscription subscription, err error, const fault *f, uint64_t wanted) except -2:
+        """There is no chunk to send: find out what to do.  0 to try again, NOTHING to wait.
+
+        ERR_TRUNCATED says that of the chunk's `wanted` bytes only the first could be had without waiting.
+        """
         cdef fault later
         cdef err e
         if error == ERR_END:
             return NOTHING
+        if error == ERR_TRUNCATED:
+            in_file = subscription.reader.position + wanted <= <uint64_t> os.fstat(subscription.reader.fd).st_size
+            error = ERR_NOT_CACHED if in_file else ERR_CORRUPT
         if error == ERR_NOT_CACHED:
-            return self._read_ahead(subscription)
+            return self._read_ahead(subscription, max(wanted, <uint64_t> READ_AHEAD_BYTES))
         problem = storage_error(error, f)
         if subscription.partial:
             raise ConnectionClosed(f"{self.connection.peer}: a chunk that is half sent cannot be read again: {problem}")
@@ -303,15 +309,17 @@ cdef class Deliveries:
         self.session.stream_unavailable(subscription.stream.name)
         return NOTHING
 
-    def _read_ahead(self, Subscription subscription):
-        """Let a helper thread bring the reader's next bytes into the page cache."""
+    def _read_ahead(self, Subscription subscription, size):
+        """Let a helper thread bring the reader's next `size` bytes into the page cache."""
         cdef int fd = os.dup(subscription.reader.fd)
         cdef uint64_t position = subscription.reader.position
         subscription.cold = True
 
         def read():
             try:
-                os.pread(fd, READ_AHEAD_BYTES, position)
+                for at in range(position, position + size, READ_AHEAD_BYTES):
+                    if not os.pread(fd, READ_AHEAD_BYTES, at):
+                        break
             finally:
                 os.close(fd)
 
