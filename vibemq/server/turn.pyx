@@ -91,9 +91,10 @@ cdef class Loop:
         self.poller.register(listener.fileno(), READ)
 
     def stop_accepting(self):
-        for fd in self.listeners:
+        for fd, (listener, _) in self.listeners.items():
             if not self.full:
                 self.poller.unregister(fd)
+            listener.close()  # newcomers are refused at once instead of waiting for nobody
         self.listeners.clear()
 
     # ---- the turn ----

@@ -27,6 +27,7 @@ from vibemq.storage.metadata import Metadata
 logger = logging.getLogger(__name__)
 
 ORPHAN_TIMEOUT_S = 2  # the supervisor is dead: its successor waits for us
+END_MARGIN_S = 1.0  # the supervisor kills who is still there at the timeout: end on our own before it
 DOORS = {"streams": StreamsDoor}
 
 
@@ -71,7 +72,7 @@ class Worker:
         if orphan:
             logger.warning("the supervisor is gone: finishing and ending")
         timeout_s = ORPHAN_TIMEOUT_S if orphan else self.context.config.server.shutdown_timeout_s
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s - min(END_MARGIN_S, timeout_s / 4)
         self.loop.drain()
         while (self.loop.connections or self.helpers.running) and time.monotonic() < deadline:
             self.loop.turn()
