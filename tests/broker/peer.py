@@ -75,6 +75,10 @@ class Peer:
         del self.inbox[:size]
         return Frame(int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big"), frame[4:])
 
+    def has_frame(self) -> bool:
+        """Is something there to read, or at least the beginning of it?"""
+        return self._whole() > 0 or bool(select.select([self.socket], [], [], 0)[0])
+
     def _whole(self) -> int:
         """Size of the first frame if it is there, else 0."""
         if len(self.inbox) < 4:
