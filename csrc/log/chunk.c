@@ -17,7 +17,6 @@
 
 #define SUB_BATCH_BIT 0x80u
 #define SUB_BATCH_COMPRESSION(first) ((first) >> 4 & 7u)
-#define SUB_BATCH_RESERVED 0x0Fu
 #define COMPRESSION_MAX 4u /* none, gzip, snappy, lz4, zstd; the others are not to be stored */
 
 /* The 24 bits that stand at HEADER_CHECK_AT; what stands there now counts as zero. */
@@ -106,7 +105,7 @@ static err sub_batch_read(struct reader_bytes *r, struct chunk_entry *e)
     e->uncompressed_bytes = bytes_u32(r);
     e->body_bytes = bytes_u32(r);
     e->body = bytes_take(r, e->body_bytes);
-    if (first & SUB_BATCH_RESERVED || e->compression > COMPRESSION_MAX) return ERR_CORRUPT;
+    if (e->compression > COMPRESSION_MAX) return ERR_CORRUPT; /* the four unused bits are the publisher's */
     if (r->failed) return ERR_TRUNCATED;
     return e->records == 0 ? ERR_CORRUPT : OK;
 }

@@ -104,7 +104,9 @@ bool control_failed_covers(const struct control *c, uint64_t first, uint64_t nex
     for (uint64_t i = 0; i < count; i++)
         if (first < atomic_load_explicit(&c->failed[i][1], memory_order_relaxed) &&
             next > atomic_load_explicit(&c->failed[i][0], memory_order_relaxed)) return true;
-    return false;
+    /* The table is full: what failed after that has no entry, so nothing later is trusted. */
+    return count == CONTROL_FAILED_MAX &&
+           next > atomic_load_explicit(&c->failed[CONTROL_FAILED_MAX - 1][0], memory_order_relaxed);
 }
 
 /* ---- make and map ---- */

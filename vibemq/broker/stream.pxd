@@ -18,6 +18,8 @@ cdef class StreamUser:
     cdef int on_durable(self, uint64_t durable) except -1
     # The stream was deleted; this user is already detached from it.
     cdef int on_deleted(self) except -1
+    # One of the above raised: end this user's connection, later, and nobody else's.
+    cdef int failed(self, object problem) except -1
 
 
 cdef class Stream:
@@ -32,6 +34,7 @@ cdef class Stream:
     cdef dict unsynced              # users waiting for a sync (durability `disk`), in order
     cdef bint dirty                 # in the table's list of streams to persist
     cdef bint syncing               # a helper thread is in fdatasync for this stream
+    cdef bint sync_again            # the last one failed: not at once, but with the next tick
     cdef readonly bint is_disk_durable
     cdef uint64_t persisted         # next offset as of this worker's last append
     cdef int64_t rolled_ms          # when this worker closed a segment that is not synced yet; 0: none
@@ -44,6 +47,7 @@ cdef class Stream:
     cdef int persist(self) except -1
     cdef int news(self) except -1
     cdef int _start_sync(self) except -1
+    cdef int _tell(self, list users, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
 
 
 cdef class StreamTable:

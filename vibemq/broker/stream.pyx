@@ -49,6 +49,9 @@ cdef class StreamUser:
     cdef int on_deleted(self) except -1:
         return 0
 
+    cdef int failed(self, object problem) except -1:
+        raise problem
+
 
 cdef class Stream:
     def __init__(self, StreamTable table, record, str directory):
@@ -59,6 +62,9 @@ cdef class Stream:
         self.log = Log(directory)
         self.is_disk_durable = self.log.is_disk_durable
         core.control_holders_add(self.log.control, table.worker)
+        if self.log.is_deleted:  # whoever deleted it may have read the mask before we were in it
+            self.close()
+            raise StreamNotFound(self.name)
 
     def __dealloc__(self):
         if self.batch != NULL:
@@ -133,16 +139,17 @@ cdef class Stream:
         waiting, self.waiting = self.waiting, []
         if e != OK:
             logger.error("stream %s: not persisted: %s", self.name, storage_error(e, &f))
-            for user in waiting:
-                user.on_persisted(False, 0, 0)
+            self._tell(waiting, False, 0, 0)
             return 0
         self.persisted = appended.next_offset
-        for user in waiting:
-            user.on_persisted(True, appended.first_offset, appended.next_offset)
+        if appended.duplicates and self.is_disk_durable and core.log_sync_failed(self.log.raw, 0, <uint64_t> -1):
+            # The first copy of a duplicate may lie where a sync failed: it is not ours to confirm.
+            self._tell(waiting, False, 0, 0)
+        else:
+            self._tell(waiting, True, appended.first_offset, appended.next_offset)
             if self.is_disk_durable:
-                self.unsynced[user] = True
-        if self.is_disk_durable and not self.syncing:
-            self._start_sync()
+                self.unsynced.update(dict.fromkeys(waiting))
+                self._start_sync()
         if appended.rolled:
             self._segment_closed()
         others = core.control_readers(self.log.control) & ~(<uint64_t> 1 << self.table.worker)
@@ -153,16 +160,30 @@ cdef class Stream:
             self.table.release(self)  # its publisher left while the batch was open
         return 0
 
+    cdef int _tell(self, list users, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
+        cdef StreamUser user
+        for user in users:
+            try:
+                user.on_persisted(ok, first_offset, next_offset)
+            except Exception as problem:
+                user.failed(problem)
+        return 0
+
     cdef int news(self) except -1:
         cdef StreamUser user
         for user in self.readers:
-            user.on_news()
+            try:
+                user.on_news()
+            except Exception as problem:
+                user.failed(problem)
         return 0
 
     # ---- durability ----
 
     cdef int _start_sync(self) except -1:
-        self.syncing = True
+        if self.syncing:
+            return 0
+        self.syncing, self.sync_again = True, False
         self.table.helpers.submit(self.log.sync, self._synced)
         return 0
 
@@ -177,10 +198,16 @@ cdef class Stream:
             upto = core.log_durable_offset(self.log.raw)
         users, self.unsynced = self.unsynced, {}
         for user in users:
-            if user.on_durable(upto):
-                self.unsynced[user] = True
+            try:
+                if user.on_durable(upto):
+                    self.unsynced[user] = True
+            except Exception as problem:
+                user.failed(problem)
         if self.unsynced:
-            self._start_sync()
+            if error is None:
+                self._start_sync()
+            else:
+                self.sync_again = True
         elif not self.holders and not self.waiting:
             self.table.release(self)
 
@@ -197,7 +224,14 @@ cdef class Stream:
             logger.info("stream %s: retention dropped %d segments, %d bytes", self.name, *dropped)
 
     def tick(self, int64_t now_ms):
-        """Sync closed segments of `os` streams once the kernel has written them back anyway."""
+        """What nobody rings for: a failed sync, a doorbell whose ringer was killed, closed segments."""
+        if core.control_is_deleted(self.log.control):
+            self.table.forget_deleted(self)
+            return
+        self.news()
+        if self.sync_again:
+            self._start_sync()
+        # A closed segment of an `os` stream, once the kernel has written it back anyway.
         if self.rolled_ms and now_ms - self.rolled_ms > SYNC_CLOSED_AFTER_MS and not self.syncing:
             self.rolled_ms = 0
             self._start_sync()
@@ -266,6 +300,9 @@ cdef class StreamTable:
             if problem.code in GONE:
                 raise StreamNotFound(name) from problem
             raise
+        old = self.by_slot[stream.slot]
+        if old is not None:  # deleted, its slot given to this one, and its doorbell not heard yet
+            self.forget_deleted(old)
         self.by_name[virtual_host, name] = stream
         self.by_slot[stream.slot] = stream
         return stream
@@ -297,7 +334,10 @@ cdef class StreamTable:
         stream.unsynced.clear()
         self._forget_name(stream)
         for user in users:
-            user.on_deleted()  # may have to read once more: the rest of a chunk that is half sent
+            try:
+                user.on_deleted()  # may have to read once more: the rest of a chunk that is half sent
+            except Exception as problem:
+                user.failed(problem)
         if not stream.syncing:
             self.release(stream)
 
@@ -310,7 +350,10 @@ cdef class StreamTable:
         dirty, self.dirty = self.dirty, []
         for stream in dirty:
             stream.dirty = False
-            stream.persist()
+            try:
+                stream.persist()
+            except Exception:
+                logger.exception("stream %s: while persisting", stream.name)
         return 0
 
     cdef int take_news(self) except -1:
@@ -338,4 +381,7 @@ cdef class StreamTable:
 
     def tick(self, int64_t now_ms):
         for stream in list(self.by_name.values()):
-            stream.tick(now_ms)
+            try:
+                stream.tick(now_ms)
+            except Exception:
+                logger.exception("stream %s", stream.name)

@@ -30,6 +30,8 @@ cdef class Connection:
     cdef public bint blocked            # the socket took less than was offered: wait until it is writable
     cdef public bint closing            # no more is read; close when the outbox is empty
     cdef public bint closed
+    cdef public object problem          # why it must end at its next turn; None
+    cdef public int64_t closing_ms      # when `closing` was first seen by the clock; 0 before
     cdef public bint queued             # already in the loop's list of connections to send
     cdef bint paused                    # not watched for input
     cdef int watched                    # bits registered with the poller

@@ -174,6 +174,8 @@ cdef class Connection:
             self._take_inbox()
             if self.session.busy:
                 return 0
+        if self.outbox_size - self.outbox_head > OUTBOX_BYTES_PAUSE:
+            return 0
         if self.paused:
             self.paused = False
             self._watch()
@@ -305,6 +307,12 @@ cdef class Connection:
             self.queued = True
             self.loop.queue(self)
         return 0
+
+    def fail(self, problem):
+        """End this connection at its next turn: for those who are in the middle of telling many."""
+        if self.problem is None:
+            self.problem = problem
+            self.want_turn()
 
     cdef int close_after_flush(self) except -1:
         self.closing = True

@@ -16,18 +16,25 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 THREADS_MAX = 8  # fdatasync of several streams at once; more only queue up in the device
+HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine, and delays no fdatasync
 
 
 class Helpers:
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="helper")
+        self._hash_pool = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
         self._finished: deque[tuple[Callable[[Any, BaseException | None], None], Any, BaseException | None]] = deque()
         self.running = 0  # jobs whose `done` has not run yet
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self.running += 1
         self._pool.submit(self._run, work, done)
+
+    def submit_hash(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """As submit, for what costs processor time by design."""
+        self.running += 1
+        self._hash_pool.submit(self._run, work, done)
 
     def _run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         try:
@@ -49,3 +56,4 @@ class Helpers:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
+        self._hash_pool.shutdown(wait=True)

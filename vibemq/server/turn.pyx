@@ -8,6 +8,7 @@ last turn ran is the next batch.  A worker sleeps only after it has told the boa
 (csrc/shm/doorbell.h), therefore others ring only workers that sleep.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -37,7 +38,7 @@ cdef extern from "<sys/epoll.h>" nogil:
 cdef enum:
     TICK_MS = 500            # heartbeats and deadlines are in seconds
     ACCEPTS_PER_TURN = 64    # a storm of connections does not starve those that exist
-    CONNECTION_FDS_MAX = 1 << 20
+    CLOSING_MS_MAX = 10_000  # for a peer to take the end of what it asked for
 
 cdef int READ = 1
 cdef int WRITE = 2
@@ -115,7 +116,7 @@ cdef class Loop:
 
     cdef int _timeout_ms(self):
         cdef int64_t now_ms
-        if self.wanting:
+        if self.wanting or self.table.dirty:
             return 0
         if not core.doorbell_sleep(self.board.raw, self.board.index):
             return 0
@@ -170,18 +171,23 @@ cdef class Loop:
     def _accept(self, listener, door):
         for _ in range(ACCEPTS_PER_TURN):
             if len(self.connections) >= self.connections_max:
-                self._stop_when_full()
+                self._stop_when_full("server.connections_max is reached")
                 return
             try:
                 accepted, peer = listener.accept()
             except BlockingIOError:
                 return
             except OSError as problem:
-                logger.warning("accept on %s: %s", door.name, problem)
-                return
-            accepted.setblocking(False)
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            local = accepted.getsockname()
+                if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._stop_when_full(problem.strerror)
+                return  # anything else is the newcomer's own end
+            try:
+                accepted.setblocking(False)
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                local = accepted.getsockname()
+            except OSError:
+                accepted.close()  # gone already
+                continue
             connection = Connection(accepted.detach(), self, peer, local)
             self._add(connection)
             try:
@@ -189,12 +195,11 @@ cdef class Loop:
             except Exception as problem:
                 self._failed(connection, problem)
 
-    def _stop_when_full(self):
-        """At connections_max the kernel's backlog holds newcomers until somebody leaves."""
+    def _stop_when_full(self, str why):
+        """The kernel's backlog holds newcomers until there may be room again."""
         if not self.full:
             self.full = True
-            logger.warning("%d connections: no more are accepted until one ends (server.connections_max)",
-                           self.connections_max)
+            logger.warning("%d connections, no more are accepted for now: %s", len(self.connections), why)
             for fd in self.listeners:
                 self.poller.unregister(fd)
 
@@ -215,6 +220,8 @@ cdef class Loop:
             if connection.closed:
                 continue
             try:
+                if connection.problem is not None:
+                    raise connection.problem
                 if connection.session.deliver():
                     connection.want_turn()
                 if connection.paused and not connection.closing:
@@ -229,15 +236,20 @@ cdef class Loop:
         cdef Connection connection
         for connection in list(self.connections.values()):
             try:
-                if connection.closing and connection.blocked and self.draining:
-                    self.close(connection)
-                    continue
+                if connection.closing:
+                    # A peer that does not take what is left does not keep its place for ever.
+                    connection.closing_ms = connection.closing_ms or now_ms
+                    if now_ms - connection.closing_ms > CLOSING_MS_MAX or (connection.blocked and self.draining):
+                        self.close(connection)
+                        continue
                 connection.session.tick(now_ms)
                 if self.draining:
                     connection.session.shutdown()
             except Exception as problem:
                 self._failed(connection, problem)
         self.table.tick(now_ms)
+        if self.full and len(self.connections) < self.connections_max:
+            self._accept_again()
         return 0
 
     # ---- the end of a connection, and of all ----
@@ -263,10 +275,13 @@ cdef class Loop:
             connection.close()
         except Exception:
             logger.exception("%s: while closing", connection.peer)
-        if self.full and self.listeners:
-            self.full = False
-            for listener_fd in self.listeners:
-                self.poller.register(listener_fd, READ)
+        if self.full:
+            self._accept_again()
+
+    def _accept_again(self):
+        self.full = False
+        for fd in self.listeners:
+            self.poller.register(fd, READ)
 
     def drain(self):
         """Stop accepting and tell every client; turn() goes on until connections is empty."""

@@ -27,6 +27,7 @@ from vibemq.storage.metadata import Metadata
 logger = logging.getLogger(__name__)
 
 ORPHAN_TIMEOUT_S = 2  # the supervisor is dead: its successor waits for us
+END_EARLY_S = 0.5  # before the supervisor's own deadline, at which it would have to kill us
 END_MARGIN_S = 1.0  # the supervisor kills who is still there at the timeout: end on our own before it
 DOORS = {"streams": StreamsDoor}
 
@@ -71,13 +72,13 @@ class Worker:
         orphan = not self.stopping
         if orphan:
             logger.warning("the supervisor is gone: finishing and ending")
-        timeout_s = ORPHAN_TIMEOUT_S if orphan else self.context.config.server.shutdown_timeout_s
+        timeout_s = ORPHAN_TIMEOUT_S if orphan else self.context.config.server.shutdown_timeout_s - END_EARLY_S
         deadline = time.monotonic() + timeout_s - min(END_MARGIN_S, timeout_s / 4)
         self.loop.drain()
         while (self.loop.connections or self.helpers.running) and time.monotonic() < deadline:
             self.loop.turn()
         if self.loop.connections:
-            logger.warning("%d connections did not end within %d s", len(self.loop.connections), timeout_s)
+            logger.warning("%d connections did not end within %.1f s", len(self.loop.connections), timeout_s)
         for connection in list(self.loop.connections.values()):
             self.loop.close(connection)
         return 0

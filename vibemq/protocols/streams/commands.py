@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vibemq.broker.arguments import BadArgument, stream_arguments
@@ -31,6 +32,8 @@ SERVER_CORRELATION_ID = 1
 PRODUCT = "RabbitMQ"  # tools check it; `information` says who this is
 OWN_PRODUCT = "VibeMQ"  # our own clients name themselves so in their peer properties
 OFFSET_NONE_SET = -1
+OFFSET_MAX = 2**63 - 1
+LOOKUPS_IN_LOOP_MAX = 64  # of streams in one command: some microseconds each, in a loop that may not stop for one ms
 
 
 class Step(NamedTuple):
@@ -173,10 +176,9 @@ def sasl_authenticate(session: StreamsSession, request: Any) -> None:
             session.finish()
         else:
             _authenticated(session, request, user, verdict)
-        session.resume()
 
-    session.set_busy()
-    door.helpers.submit(lambda: door.authenticator.check(user, password, loopback), done)
+    work = partial(door.authenticator.check, user, password, loopback)
+    in_helper(session, work, done, submit=door.helpers.submit_hash)
 
 
 def _authenticated(session: StreamsSession, request: Any, user: str, verdict: Any) -> None:
@@ -274,10 +276,8 @@ def create(session: StreamsSession, request: Any) -> None:
             logger.error("create %s: %s", name, error)
             code = Code.INTERNAL_ERROR
         answer(session, request, Key.CREATE, code)
-        session.resume()
 
-    session.set_busy()
-    door.helpers.submit(lambda: door.create_stream(session.virtual_host, name, wanted), done)
+    in_helper(session, partial(door.create_stream, session.virtual_host, name, wanted), done)
 
 
 def delete(session: StreamsSession, request: Any) -> None:
@@ -292,24 +292,37 @@ def delete(session: StreamsSession, request: Any) -> None:
         else:
             answer(session, request, Key.DELETE)
             door.stream_deleted(deleted)  # after the answer: MetadataUpdate follows it
-        session.resume()
 
-    session.set_busy()
-    door.helpers.submit(lambda: door.delete_stream(session.virtual_host, request.stream), done)
+    in_helper(session, partial(door.delete_stream, session.virtual_host, request.stream), done)
 
 
 def metadata(session: StreamsSession, request: Any) -> None:
-    host, port = advertised(session)
-    found = []
-    for name in dict.fromkeys(request.streams):
-        record = session.door.table.metadata.find_stream(session.virtual_host, name)
-        code, leader = (Code.OK, 0) if record else (Code.STREAM_DOES_NOT_EXIST, spec.LEADER_NONE)
-        found.append((name, code, leader, ()))
-    session.write(
-        encode_response(
-            Key.METADATA, request.correlation_id, None, brokers=[(0, host, port)], streams=found
-        )
-    )
+    names = list(dict.fromkeys(request.streams))
+    if any(len(name.encode()) > spec.STRING_SIZE_MAX_BYTES for name in names):
+        needed = f"{spec.STRING_SIZE_MAX_BYTES} bytes or fewer"  # the answer repeats it
+        malformed(session, MalformedFrame("Metadata, stream name", needed, "more"))
+        return
+    store, virtual_host = session.door.table.metadata, session.virtual_host
+
+    def look() -> list[bool]:
+        return [store.find_stream(virtual_host, name) is not None for name in names]
+
+    def done(found: list[bool] | None, error: BaseException | None) -> None:
+        if found is None:
+            logger.error("%s: metadata cannot be read: %s", session.peer, error)
+            found = [False] * len(names)
+        host, port = advertised(session)
+        streams = [
+            (name, Code.OK, 0, ()) if exists else (name, Code.STREAM_DOES_NOT_EXIST, spec.LEADER_NONE, ())
+            for name, exists in zip(names, found, strict=True)
+        ]
+        brokers = [(0, host, port)]
+        session.write(encode_response(Key.METADATA, request.correlation_id, None, brokers=brokers, streams=streams))
+
+    if len(names) > LOOKUPS_IN_LOOP_MAX:
+        in_helper(session, look, done)
+    else:
+        done(look(), None)
 
 
 def declare_publisher(session: StreamsSession, request: Any) -> None:
@@ -365,7 +378,7 @@ def subscribe(session: StreamsSession, request: Any) -> None:
                 stream,
                 request.subscription_id,
                 request.offset_type,
-                request.offset_value or 0,
+                offset_value(request),
                 request.credit,
                 properties,
             )
@@ -404,7 +417,7 @@ def stream_stats(session: StreamsSession, request: Any) -> None:
 def resolve_offset_spec(session: StreamsSession, request: Any) -> None:
     stream = find(session, request, Key.RESOLVE_OFFSET_SPEC)
     if stream is not None:
-        offset = stream.log.attach_offset(request.offset_type, request.offset_value or 0)
+        offset = stream.log.attach_offset(request.offset_type, offset_value(request))
         answer(session, request, Key.RESOLVE_OFFSET_SPEC, offset_type=OffsetType.OFFSET, offset=offset)
         session.door.table.release_if_unused(stream)
 
@@ -436,6 +449,32 @@ def create_super_stream(session: StreamsSession, request: Any) -> None:
 
 
 # ---- shared by the above ----
+
+
+def in_helper(
+    session: StreamsSession,
+    work: Callable[[], Any],
+    done: Callable[[Any, BaseException | None], None],
+    submit: Callable[..., None] | None = None,
+) -> None:
+    """Do `work` in a helper thread and answer in `done`; the session takes no frames until then."""
+
+    def back(result: Any, error: BaseException | None) -> None:
+        try:
+            done(result, error)
+        except Exception:
+            logger.exception("%s: closed by an error of ours", session.peer)
+            session.finish()
+        finally:
+            session.resume()
+
+    session.set_busy()
+    (submit or session.door.helpers.submit)(work, back)
+
+
+def offset_value(request: Any) -> int:
+    """The offset or time a request names; an offset beyond every log is as good as the last one there can be."""
+    return min(request.offset_value or 0, OFFSET_MAX)
 
 
 def answer(session: StreamsSession, request: Any, key: Key, code: Code = Code.OK, **fields: Any) -> None:

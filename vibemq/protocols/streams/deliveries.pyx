@@ -96,8 +96,12 @@ cdef class Subscription(StreamUser):
         return self.partial or (self.credit > 0 and core.reader_has_more(&self.reader))
 
     cdef int on_news(self) except -1:
-        if self.credit > 0:
+        if self.wants():
             self.owner.want(self)
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        self.owner.connection.fail(problem)
         return 0
 
     cdef int on_deleted(self) except -1:
@@ -161,8 +165,10 @@ cdef class Deliveries:
         cdef Py_ssize_t sent
         while budget > 0 and not self.connection.blocked:
             subscription = self.partial
+            if subscription is not None and subscription.cold:
+                return False
             if subscription is None:
-                if not self.ready:
+                if not self.ready or self.connection.closing:
                     self.connection.flush()
                     return False
                 subscription = <Subscription> self.ready[0]

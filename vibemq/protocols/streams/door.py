@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vibemq
 from vibemq.config import Config
-from vibemq.errors import StorageError
+from vibemq.errors import StorageError, StreamNotFound
 from vibemq.protocols.streams.commands import PRODUCT
 from vibemq.protocols.streams.session import StreamsSession
 from vibemq.storage import log as logs
@@ -72,13 +72,25 @@ class StreamsDoor:
 
     def delete_stream(self, virtual_host: str, name: str) -> Deleted:
         """Blocks.  From its return on nobody can publish to the stream.  Raises StreamNotFound, StorageError."""
-        record = self.table.metadata.delete_stream(virtual_host, name)
+        record = self.table.metadata.find_stream(virtual_host, name)
+        if record is None:
+            raise StreamNotFound(name)
         try:
+            # First, because what cannot be opened cannot be marked, and publishers would go on.
             log = logs.Log(record.directory)
         except StorageError as problem:
-            if problem.code in ("ERR_NOT_FOUND", "ERR_DELETED"):
-                return Deleted(record.slot, 0, record.directory)
+            if problem.code not in ("ERR_NOT_FOUND", "ERR_DELETED"):
+                raise
+            self.table.metadata.delete_stream(virtual_host, name)
+            return Deleted(record.slot, 0, record.directory)
+        try:
+            gone = self.table.metadata.delete_stream(virtual_host, name)
+        except BaseException:
+            log.close()
             raise
+        if gone.incarnation != record.incarnation:  # deleted and made anew by others in between
+            log.close()
+            log, record = logs.Log(gone.directory), gone
         log.mark_deleted()
         holders = log.holders()
         log.close()

@@ -85,12 +85,24 @@ cdef class Publisher(StreamUser):
     cdef int on_deleted(self) except -1:
         cdef bytes ids
         for ids, _, _ in self.unsynced:
-            self.session.count_unconfirmed(-(len(ids) // PUBLISHING_ID_BYTES))
             self._refuse(<const uint8_t *> <char *> ids, len(ids) // PUBLISHING_ID_BYTES, CODE_STREAM_NOT_AVAILABLE)
-        self.unsynced = []
         self.session.forget_publisher(self)
+        self.session.count_unconfirmed(-self.drop_unsynced())
         self.session.stream_gone(self.stream)
         return 0
+
+    cdef int failed(self, object problem) except -1:
+        self.connection.fail(problem)
+        return 0
+
+    def drop_unsynced(self) -> int:
+        """Deleted: nothing is confirmed any more. Returns how many ids waited for a sync."""
+        cdef Py_ssize_t count = 0
+        cdef bytes ids
+        for ids, _, _ in self.unsynced:
+            count += len(ids) // PUBLISHING_ID_BYTES
+        self.unsynced = []
+        return count
 
     cdef int _confirm(self, const uint8_t *ids, size_t count) except -1:
         cdef uint8_t *out

@@ -27,6 +27,8 @@ cdef class StreamsSession(Session):
     cdef uint64_t beat_bytes_out, silence_bytes_in
     cdef int silent_checks
     cdef bint shutting_down
+    cdef bint yielded                  # busy because others have their turn first
+    cdef size_t skip                   # bytes of a refused frame that are still to come
 
     cdef int _frame(self, const uint8_t *p, size_t size) except -1
     cdef int _publish(self, const uint8_t *p, const uint8_t *end, int version) except -1

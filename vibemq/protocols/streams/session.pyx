@@ -25,6 +25,9 @@ from vibemq.protocols.streams import commands
 from vibemq.protocols.streams.codec import MalformedFrame, encode_server_frame
 from vibemq.protocols.streams.spec import Code, Key
 
+cdef enum:
+    CONTROLS_PER_TURN = 32  # control commands cost tens of microseconds: the loop's millisecond
+
 
 cdef class StreamsSession(Session):
     def __init__(self, Connection connection, door):
@@ -46,9 +49,15 @@ cdef class StreamsSession(Session):
     cdef Py_ssize_t receive(self, const uint8_t *data, size_t size) except -1:
         cdef size_t at = 0
         cdef uint32_t length
+        cdef int controls = 0
+        if self.skip:
+            at = min(self.skip, size)
+            self.skip -= at
         while size - at >= 4:
             length = bytes_load32(data + at)
             if self.frame_max and length > self.frame_max:
+                # Read to its end, so that our Close is not lost in a reset.
+                self.skip = <size_t> length + 4 - min(<size_t> length + 4, size - at)
                 commands.frame_too_large(self, length, (<bytes> (<char *> data)[at:min(size, at + 8)]))
                 return size
             if length < 4:
@@ -57,10 +66,13 @@ cdef class StreamsSession(Session):
             if size - at - 4 < length:
                 self.wanted = <size_t> length + 4
                 break
-            self._frame(data + at + 4, length)
+            controls += self._frame(data + at + 4, length)
             at += <size_t> length + 4
             if self.connection.closing or self.connection.closed:
                 return size
+            if controls >= CONTROLS_PER_TURN:
+                self.yielded = self.busy = True
+                self.connection.want_turn()
             if self.busy:
                 break
         return at
@@ -73,7 +85,7 @@ cdef class StreamsSession(Session):
         if key == KEY_CREDIT and self.state == "open" and version == 1:
             return self._credit(p + 4, p + size)
         commands.handle(self, key, version, (<char *> p)[4:size])
-        return 0
+        return 1
 
     cdef int _publish(self, const uint8_t *p, const uint8_t *end, int version) except -1:
         cdef Publisher publisher = self.publisher_cached
@@ -197,6 +209,7 @@ cdef class StreamsSession(Session):
         self.forget_publisher(publisher)
         publisher.deleted = True
         publisher.stream.detach(publisher)
+        self.count_unconfirmed(-publisher.drop_unsynced())
         return True
 
     def forget_publisher(self, Publisher publisher):
@@ -242,9 +255,9 @@ cdef class StreamsSession(Session):
         self._go_on()
 
     def _go_on(self):
-        self.busy = self.working or self.throttled
+        self.busy = self.working or self.throttled or self.yielded
         if not self.busy:
-            self.connection.resume()
+            self.connection.want_turn()  # the loop resumes it, when nobody is in the middle of anything
 
     def write(self, bytes frame):
         """Queue a whole frame."""
@@ -273,6 +286,9 @@ cdef class StreamsSession(Session):
     # ---- deliver ----
 
     cdef bint deliver(self) except -1:
+        if self.yielded:
+            self.yielded = False
+            self._go_on()
         return self.deliveries.send()
 
     # ---- time ----
@@ -293,13 +309,13 @@ cdef class StreamsSession(Session):
 
     cdef int _beat(self, int64_t now_ms) except -1:
         """Heartbeats both ways: rabbitmq-streams.md section 6.4."""
-        if now_ms - self.beat_checked_ms >= self.heartbeat_s * 500:
+        if now_ms - self.beat_checked_ms >= <int64_t> self.heartbeat_s * 500:
             if self.connection.bytes_out == self.beat_bytes_out or self.beat_bytes_out == <uint64_t> -1:
                 if self.connection.outbox_head == self.connection.outbox_size and self.deliveries.partial is None:
                     self.connection.write_bytes(commands.HEARTBEAT)
             self.beat_bytes_out = self.connection.bytes_out
             self.beat_checked_ms = now_ms
-        if now_ms - self.silence_checked_ms >= self.heartbeat_s * 1000:
+        if now_ms - self.silence_checked_ms >= <int64_t> self.heartbeat_s * 1000:
             if self.connection.bytes_in != self.silence_bytes_in or self.busy:
                 self.silent_checks = 0
             else:
