@@ -72,6 +72,12 @@ SCENARIOS = (
     Scenario(
         "pubsub-100", "publish and consume 100 B", Load(mode="pubsub", messages=5_000_000), figure="consume_msg_s"
     ),
+    Scenario(
+        "pubsub-1000",
+        "publish and consume 1000 B",
+        Load(mode="pubsub", messages=1_000_000, size_bytes=1000),
+        figure="consume_msg_s",
+    ),
     Scenario("con-100", "consume a backlog of 100 B", Load(mode="con", messages=5_000_000), figure="consume_msg_s"),
     Scenario(
         "single-100",
@@ -81,8 +87,8 @@ SCENARIOS = (
     ),
     Scenario(
         "lat-50k",
-        "end to end at 50,000 msg/s, open loop, frames of 100",
-        Load(mode="lat", messages=250_000, rate=50_000),
+        "end to end at 50,000 msg/s, open loop, frames of 10",
+        Load(mode="lat", messages=250_000, rate=50_000, batch=10),
         figure="latency_us.p99",
     ),
 )
