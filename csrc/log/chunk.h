@@ -78,7 +78,7 @@ void chunk_header_to_wire(const uint8_t stored[CHUNK_HEADER_BYTES], uint8_t out[
 
 /* One entry, in place: a simple message or a sub-batch.  Layout:
  *   simple     0:1 | len:31, data
- *   sub-batch  1:1 | compression:3 | 0:4, records u16, uncompressed u32, len u32, body */
+ *   sub-batch  1:1 | compression:3 | unused:4, records u16, uncompressed u32, len u32, body */
 struct chunk_entry {
     const uint8_t *body;
     uint32_t body_bytes, records, uncompressed_bytes;

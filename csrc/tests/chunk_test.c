@@ -195,7 +195,7 @@ TEST(a_sub_batch_that_no_writer_makes_is_corrupt)
 {
     static const struct { uint8_t first, records; err result; } rows[] = {
         {0x80, 1, OK}, {0xC0, 1, OK}, {0xD0, 1, ERR_CORRUPT}, {0xE0, 1, ERR_CORRUPT},
-        {0xF0, 1, ERR_CORRUPT}, {0x81, 1, ERR_CORRUPT}, {0x88, 1, ERR_CORRUPT}, {0x80, 0, ERR_CORRUPT},
+        {0xF0, 1, ERR_CORRUPT}, {0x81, 1, OK}, {0x8F, 1, OK}, {0x80, 0, ERR_CORRUPT},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         uint8_t data[] = {rows[i].first, 0, rows[i].records, 0, 0, 0, 5, 0, 0, 0, 1, 'x'};
