@@ -7,6 +7,7 @@ debugging; the worker's turn calls ``wait`` and reads (fd, bits) from a C array 
 Level-triggered: what one turn leaves unread is reported again in the next.
 """
 
+import math
 import os
 import selectors
 
@@ -101,7 +102,7 @@ cdef class Poller:
 
     def select(self, timeout=None):
         """[(key, events)] as in selectors: timeout in seconds, None waits for ever."""
-        cdef int n = self.wait(-1 if timeout is None else max(0, int(timeout * 1000)))
+        cdef int n = self.wait(-1 if timeout is None else max(0, math.ceil(timeout * 1000)))
         cdef int i, events
         found = []
         for i in range(n):

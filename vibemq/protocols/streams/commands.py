@@ -132,7 +132,8 @@ def _finish(session: StreamsSession) -> None:
 def fail_later(session: StreamsSession, frame: bytes) -> None:
     """Hold the answer back, ignore all input, then close: guessing gets slow, nobody else does."""
     session.state = "refused"
-    session.deadline_ms = session.door.now_ms() + session.door.config.login_failure_delay_s * 1000
+    # One ms more: the clock's fraction was cut off, and the delay is a promise.
+    session.deadline_ms = session.door.now_ms() + session.door.config.login_failure_delay_s * 1000 + 1
     session.at_deadline = lambda s: (s.write(frame), s.finish())
 
 
@@ -239,6 +240,7 @@ def exchange_versions(session: StreamsSession, request: Any) -> None:
 
 
 def close_requested(session: StreamsSession, request: Any) -> None:
+    session.persist()  # clients stop reading at the answer: what they published is confirmed before it
     session.write(encode_response(Key.CLOSE, request.correlation_id, Code.OK))
     session.state = "closed"
     session.finish()

@@ -13,7 +13,8 @@ cdef class Subscription(StreamUser):
     cdef bint attached                # `reader` is open
     cdef readonly int64_t credit      # chunks; clients add 1,000 at a time, so wider than the wire's i16
     cdef size_t partial               # bytes already sent of the frame at the reader's place
-    cdef uint64_t partial_committed   # the committed chunk id that frame began with (Deliver 2)
+    cdef bint partial_v2              # that frame is a Deliver 2,
+    cdef uint64_t partial_committed   # and began with this committed chunk id
     cdef bint cold                    # a helper thread reads ahead for it
     cdef bint queued                  # in its owner's `ready`
     cdef readonly dict properties

@@ -205,13 +205,14 @@ cdef class Deliveries:
         cdef size_t want = FETCH_BYTES
         cdef chunk header
         cdef commit committed
-        cdef size_t prefix = PREFIX_BYTES_V2 if self.deliver_v2 else PREFIX_BYTES
         cdef size_t skip = subscription.partial
+        cdef bint v2 = subscription.partial_v2 if skip else self.deliver_v2
+        cdef size_t prefix = PREFIX_BYTES_V2 if v2 else PREFIX_BYTES
         cdef size_t head = prefix + CHUNK_HEADER_BYTES
         cdef uint8_t *room
         cdef int frames = 0, pieces = 0, i
         cdef Py_ssize_t sent, left, rest
-        if self.deliver_v2:
+        if v2:
             if skip:
                 committed_chunk = subscription.partial_committed
             else:
@@ -234,9 +235,9 @@ cdef class Deliveries:
             room = scratch.headers[frames]
             bytes_store32(room, <uint32_t> (head + header.data_bytes - 4))
             bytes_store16(room + 4, KEY_DELIVER)
-            bytes_store16(room + 6, 2 if self.deliver_v2 else 1)
+            bytes_store16(room + 6, 2 if v2 else 1)
             room[8] = <uint8_t> subscription.subscription_id
-            if self.deliver_v2:
+            if v2:
                 bytes_store64(room + 9, committed_chunk)
             core.chunk_header_to_wire(scratch.data + offset, room + prefix)
             if skip < head:
@@ -272,7 +273,7 @@ cdef class Deliveries:
             subscription.credit -= 1
             subscription.delivered_chunks += 1
             subscription.delivered_records += scratch.frames[i].header.records
-        subscription.partial_committed = committed_chunk
+        subscription.partial_v2, subscription.partial_committed = v2, committed_chunk
         self.partial = subscription if subscription.partial else None
         scratch_trim()
         return sent if sent > 0 else 0
@@ -346,7 +347,8 @@ cdef class Deliveries:
         cdef uint64_t got = 0
         cdef chunk header
         cdef size_t want = FETCH_BYTES
-        cdef size_t prefix = PREFIX_BYTES_V2 if self.deliver_v2 else PREFIX_BYTES
+        cdef bint v2 = subscription.partial_v2
+        cdef size_t prefix = PREFIX_BYTES_V2 if v2 else PREFIX_BYTES
         cdef uint8_t *room = scratch.headers[0]
         cdef size_t out = subscription.partial
         cdef const uint8_t *data
@@ -371,9 +373,9 @@ cdef class Deliveries:
             return 0
         bytes_store32(room, <uint32_t> (prefix + CHUNK_HEADER_BYTES + header.data_bytes - 4))
         bytes_store16(room + 4, KEY_DELIVER)
-        bytes_store16(room + 6, 2 if self.deliver_v2 else 1)
+        bytes_store16(room + 6, 2 if v2 else 1)
         room[8] = <uint8_t> subscription.subscription_id
-        if self.deliver_v2:
+        if v2:
             bytes_store64(room + 9, subscription.partial_committed)
         core.chunk_header_to_wire(scratch.data, room + prefix)
         self.connection.prepend(data, header.data_bytes)

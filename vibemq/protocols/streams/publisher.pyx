@@ -18,6 +18,7 @@ cdef enum:
     IDS_KEPT = 65536  # a larger burst's buffer is given back after use
     CODE_STREAM_NOT_AVAILABLE = 6
     CODE_INTERNAL_ERROR = 15
+    CODE_PUBLISHER_DOES_NOT_EXIST = 18
 
 
 cdef class Publisher(StreamUser):
@@ -53,7 +54,8 @@ cdef class Publisher(StreamUser):
         cdef size_t count = self.id_count
         self.id_count = 0
         if not ok:
-            self._refuse(self.ids, count, CODE_INTERNAL_ERROR)
+            deleted = core.control_is_deleted(self.stream.log.control)
+            self._refuse(self.ids, count, CODE_PUBLISHER_DOES_NOT_EXIST if deleted else CODE_INTERNAL_ERROR)
         elif self.stream.is_disk_durable:
             self.unsynced.append(((<char *> self.ids)[:count * PUBLISHING_ID_BYTES], first_offset, next_offset))
             self.session.count_unconfirmed(count)

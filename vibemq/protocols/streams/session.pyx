@@ -212,6 +212,11 @@ cdef class StreamsSession(Session):
         self.count_unconfirmed(-publisher.drop_unsynced())
         return True
 
+    def persist(self):
+        """Persist what this connection has published in this turn, so that its confirms go first."""
+        for publisher in list(self.publishers.values()):
+            (<Publisher> publisher).stream.persist()
+
     def forget_publisher(self, Publisher publisher):
         self.publishers.pop(publisher.publisher_id, None)
         if self.publisher_cached is publisher:
