@@ -64,6 +64,19 @@ cdef int scratch_reserve(size_t size) except -1:
     return 0
 
 
+cdef void write_head(uint8_t *room, bint v2, int subscription_id, uint64_t committed_chunk, const uint8_t *stored,
+                     uint32_t data_bytes) noexcept:
+    """What stands in a Deliver frame before the entries: prefix and chunk header."""
+    cdef size_t prefix = PREFIX_BYTES_V2 if v2 else PREFIX_BYTES
+    bytes_store32(room, <uint32_t> (prefix + CHUNK_HEADER_BYTES + data_bytes - 4))
+    bytes_store16(room + 4, KEY_DELIVER)
+    bytes_store16(room + 6, 2 if v2 else 1)
+    room[8] = <uint8_t> subscription_id
+    if v2:
+        bytes_store64(room + 9, committed_chunk)
+    core.chunk_header_to_wire(stored, room + prefix)
+
+
 cdef void scratch_trim() noexcept:
     if scratch.size > SCRATCH_BYTES_KEPT:
         free(scratch.data)
@@ -233,13 +246,7 @@ cdef class Deliveries:
         walk = at[0]
         while True:
             room = scratch.headers[frames]
-            bytes_store32(room, <uint32_t> (head + header.data_bytes - 4))
-            bytes_store16(room + 4, KEY_DELIVER)
-            bytes_store16(room + 6, 2 if v2 else 1)
-            room[8] = <uint8_t> subscription.subscription_id
-            if v2:
-                bytes_store64(room + 9, committed_chunk)
-            core.chunk_header_to_wire(scratch.data + offset, room + prefix)
+            write_head(room, v2, subscription.subscription_id, committed_chunk, scratch.data + offset, header.data_bytes)
             if skip < head:
                 pieces += 1
                 scratch.pieces[pieces].iov_base = room + skip
@@ -371,13 +378,7 @@ cdef class Deliveries:
             out -= prefix + CHUNK_HEADER_BYTES
             self.connection.prepend(data + out, header.data_bytes - out)
             return 0
-        bytes_store32(room, <uint32_t> (prefix + CHUNK_HEADER_BYTES + header.data_bytes - 4))
-        bytes_store16(room + 4, KEY_DELIVER)
-        bytes_store16(room + 6, 2 if v2 else 1)
-        room[8] = <uint8_t> subscription.subscription_id
-        if v2:
-            bytes_store64(room + 9, subscription.partial_committed)
-        core.chunk_header_to_wire(scratch.data, room + prefix)
+        write_head(room, v2, subscription.subscription_id, subscription.partial_committed, scratch.data, header.data_bytes)
         self.connection.prepend(data, header.data_bytes)
         self.connection.prepend(room + out, prefix + CHUNK_HEADER_BYTES - out)
         return 0
