@@ -14,7 +14,7 @@
 /* CRC of `size` bytes, going on from `crc` (0 to begin): crc32_update(0, "123456789", 9) == 0xCBF43926. */
 uint32_t crc32_update(uint32_t crc, const void *data, size_t size);
 
-/* The name of the kernel in use, for `vibemq bench` and tests. */
+/* The name of the kernel in use, for benchmarks and tests. */
 const char *crc32_kernel(void);
 
 /* The portable kernel, so that tests can compare every other with it. */

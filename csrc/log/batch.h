@@ -31,7 +31,7 @@
 
 #define BATCH_CHUNKS_MAX 512u            /* iovec limit 1024: header+entries and trailer of each */
 #define BATCH_BYTES_MAX (64u << 20)      /* a turn that has taken this in is persisted before it reads on */
-#define BATCH_REFERENCE_BYTES_MAX 255u   /* rabbitmq-streams.md section 1 */
+#define BATCH_REFERENCE_BYTES_MAX 255u   /* the RabbitMQ Streams protocol */
 
 struct batch_chunk {
     uint32_t position, data_bytes, records;  /* of its header in `data` */

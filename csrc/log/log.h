@@ -25,7 +25,7 @@
 #include "chunk.h"
 #include "control.h"
 
-#define LOG_SEGMENT_BYTES_DEFAULT 500000000u /* rabbitmq-streams.md section 11.1 */
+#define LOG_SEGMENT_BYTES_DEFAULT 500000000u /* the RabbitMQ Streams protocol */
 #define LOG_SEGMENT_BYTES_MAX 3000000000u    /* positions fit u32 with one chunk to spare */
 #define LOG_SEGMENT_BYTES_MIN 4096u          /* a smaller limit is taken as this one */
 #define LOG_SEGMENT_CHUNKS_DEFAULT 256000u

@@ -29,7 +29,7 @@ struct reader {
     uint64_t skipped_chunks;   /* damaged places passed over */
 };
 
-/* Attach (rabbitmq-streams.md section 15.9); `value` is an offset or ms. */
+/* Attach (the RabbitMQ Streams protocol); `value` is an offset or ms. */
 err reader_open(struct reader *r, struct log *l, enum reader_from from, int64_t value, struct fault *f);
 void reader_close(struct reader *r);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * retention: drop whole old segments by size and age; never the active one.
- * Rules: rabbitmq-streams.md section 15.8.  With durability `disk` a segment that is
+ * Rules: the RabbitMQ Streams protocol.  With durability `disk` a segment that is
  * not durable yet is kept, so that recovery never looks for what it needs in vain.
  */
 #ifndef VIBEMQ_LOG_RETENTION_H

@@ -24,7 +24,7 @@
 #define TRACKING_SNAPSHOT_MAGIC 0x564D5150u /* "VMQP", a snapshot */
 #define TRACKING_VERSION 1u
 #define TRACKING_SLOTS 256u
-#define TRACKING_REFERENCES_MAX 255u        /* rabbitmq-streams.md section 10.1; one slot stays free */
+#define TRACKING_REFERENCES_MAX 255u        /* the RabbitMQ Streams protocol; one slot stays free */
 #define TRACKING_REFERENCE_BYTES_MAX 255u
 #define TRACKING_ELEMENT_PUBLISHER 0u       /* type of a trailer's element */
 

@@ -16,8 +16,8 @@
  * sleeps.  A ringer writes the eventfd first and then moves the count on, and
  * only from the very sleep that it saw; killed in between, it has merely rung twice.
  * Killed before the write, it leaves the flag up, and the next ringer rings.  News
- * whose ringer died before its mark is told with the next mark of that slot: whoever
- * notices a death has the survivors look again.
+ * whose ringer died before its mark is found by the look that each worker takes at all
+ * its streams about twice a second.
  */
 #include "doorbell.h"
 

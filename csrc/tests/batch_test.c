@@ -122,7 +122,7 @@ TEST(a_trailer_names_each_reference_once_with_its_highest_id)
     EXPECT_EQ(3, b.run_count);
     EXPECT(!b.runs[2].ascending);
     EXPECT_OK(batch_seal(&b, NULL));
-    EXPECT_EQ(24 + 11, b.chunks[0].trailer_bytes); /* rabbitmq-streams.md section 15.1: 24 for 14 bytes */
+    EXPECT_EQ(24 + 11, b.chunks[0].trailer_bytes); /* the RabbitMQ Streams protocol: 24 for 14 bytes */
     EXPECT_MEM_EQ("\0\16producer-alpha\0\0\0\0\0\0\0\11\0\1b\0\0\0\0\0\0\0\1", b.trailers, 35);
     EXPECT_EQ(crc32_update(0, b.trailers, 35), b.chunks[0].trailer_crc);
     batch_free(&b);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where a reader attaches (every row of rabbitmq-streams.md section 15.9), and how it
+ * Where a reader attaches (every row of the RabbitMQ Streams protocol), and how it
  * follows the log.
  */
 #include "../log/reader.h"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stream's arguments as a client gives them: which are valid, and when two sets are equivalent.
 
-Rules: rabbitmq-streams.md section 11.1.  What they mean for the log is storage.arguments';
+Rules: the RabbitMQ Streams protocol.  What they mean for the log is storage.arguments';
 here is what only a declaration needs.  ``durability`` (``os`` or ``disk``) is our own addition.
 """
 

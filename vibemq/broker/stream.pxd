@@ -4,7 +4,7 @@ from vibemq.storage.core cimport batch
 from vibemq.storage.log cimport Board, Log
 
 
-# Somebody on this worker who writes to or reads from a stream.  All four methods are
+# Somebody on this worker who writes to or reads from a stream.  All five methods are
 # called by the stream, in the worker's loop; none may block.
 cdef class StreamUser:
     cdef Stream stream

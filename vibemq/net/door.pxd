@@ -11,7 +11,7 @@ cdef class Session:
     # and could read its length; 0 when unknown.  The connection then makes room for just that.
     cdef size_t wanted
     # True while no more bytes may be given to receive(): a helper thread works on a command, and
-    # replies keep the order of requests; or too much is unconfirmed.
+    # replies keep the order of requests; or too much is unconfirmed; or it has had its share of this turn.
     cdef bint busy
 
     # The connection exists and is registered; send greetings if the protocol has any.

@@ -3,7 +3,8 @@
 **decides** what its frames mean; **persist** what they published, each stream once, which
 **confirms** it; then **deliver** and **send**, each connection that has something once.  Then wait.
 
-Nothing here blocks except the wait itself.  No timer makes batches: what arrived while the
+Nothing here waits for a peer or a sync; the disk is met only by the append, by opening a log, by
+metadata lookups and by the rest of a half-sent chunk whose subscription ends.  No timer makes batches: what arrived while the
 last turn ran is the next batch.  A worker sleeps only after it has told the board so
 (csrc/shm/doorbell.h), therefore others ring only workers that sleep.
 """

@@ -212,7 +212,7 @@ cdef class Log:
         return value
 
     def attach_offset(self, int offset_type, long long value) -> int:
-        """First offset a reader with this specification would be given (rabbitmq-streams 15.9)."""
+        """First offset a reader with this specification would be given (the RabbitMQ Streams protocol)."""
         cdef core.reader r
         cdef fault f
         cdef err e = core.reader_open(&r, self.raw, <core.reader_from> offset_type, value, &f)

@@ -4,7 +4,7 @@
 STATES is the whole state machine: for each state the commands it allows, who handles them
 and which state follows.  What is not in the table is refused.  A command that must touch
 the disk or hash a password runs in a helper thread; its session is busy until then, so
-replies leave in the order of requests.  Codes and delays: rabbitmq-streams.md 6 to 11.
+replies leave in the order of requests.  Codes and delays: the RabbitMQ Streams protocol.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HEARTBEAT = encode_server_frame(Key.HEARTBEAT)
-#: A server's own requests: the number is echoed, and clients do not count this high.
+#: Of our Close, as RabbitMQ numbers it.
 SERVER_CORRELATION_ID = 1
 PRODUCT = "RabbitMQ"  # tools check it; `information` says who this is
 OWN_PRODUCT = "VibeMQ"  # our own clients name themselves so in their peer properties
@@ -223,7 +223,7 @@ def open_(session: StreamsSession, request: Any) -> None:
 
 
 def advertised(session: StreamsSession) -> tuple[str, int]:
-    """The address the client evidently reached us by, unless configured (section 11.3)."""
+    """The address the client evidently reached us by, unless configured."""
     config = session.door.config
     host = config.advertised_host or ("localhost" if session.is_loopback else session.local_host)
     return host, config.advertised_port or session.local_port

@@ -4,7 +4,7 @@
 A Deliver is never queued: the log is the queue.  What the socket does not take is read
 again when it does, so a slow consumer costs no memory.  Only how much of a frame is out
 already (``Subscription.partial``) is remembered, and nothing else is sent before its end.
-Specification: rabbitmq-streams.md sections 9 and 15.1.
+Specification: the RabbitMQ Streams protocol.
 """
 
 import logging

@@ -3,7 +3,7 @@
 
 Each id is answered exactly once, by PublishConfirm or PublishError, in frames that hold a
 whole batch: when the batch is persisted or, with durability `disk`, when a sync covers it.
-Specification: rabbitmq-streams.md section 8.2.
+Specification: the RabbitMQ Streams protocol.
 """
 
 from libc.stdint cimport uint16_t, uint32_t

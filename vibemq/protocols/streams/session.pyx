@@ -313,7 +313,7 @@ cdef class StreamsSession(Session):
         self.silent_checks = 0
 
     cdef int _beat(self, int64_t now_ms) except -1:
-        """Heartbeats both ways: rabbitmq-streams.md section 6.4."""
+        """Heartbeats both ways: the RabbitMQ Streams protocol."""
         if now_ms - self.beat_checked_ms >= <int64_t> self.heartbeat_s * 500:
             if self.connection.bytes_out == self.beat_bytes_out or self.beat_bytes_out == <uint64_t> -1:
                 if self.connection.outbox_head == self.connection.outbox_size and self.deliveries.partial is None:

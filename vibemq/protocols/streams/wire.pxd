@@ -3,7 +3,7 @@
 
 A frame is validated whole and only then acted upon, so a malformed one has no effect.  The
 first walk also brings the lines into the cache that the second one copies.
-Layouts: rabbitmq-streams.md section 4.
+Layouts: the RabbitMQ Streams protocol.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -67,7 +67,7 @@ cdef inline bint publish_is_whole(const uint8_t *p, const uint8_t *end, uint32_t
     return p == end
 
 cdef inline bint sub_batch_is_valid(const uint8_t *p, uint64_t uncompressed_max) noexcept nogil:
-    """The declared values of a sub-batch, in the order of rabbitmq-streams.md section 8.3."""
+    """The declared values of a sub-batch, in the order of the RabbitMQ Streams protocol."""
     cdef uint32_t compression = (p[0] >> 4) & 7
     cdef uint32_t records = bytes_load16(p + 1)
     cdef uint32_t uncompressed = bytes_load32(p + 3)
