@@ -16,8 +16,8 @@
 #include "../base/bytes.h"
 #include "../base/check.h"
 #include "../base/crc32.h"
+#include "../base/file.h"
 #include "../base/sys.h"
-#include "file.h"
 #include "segment.h"
 
 static const char control_name[] = "control";

@@ -17,7 +17,7 @@
 
 #include "../base/bytes.h"
 #include "../base/crc32.h"
-#include "file.h"
+#include "../base/file.h"
 #include "index.h"
 #include "scan.h"
 #include "segment.h"

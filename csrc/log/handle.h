@@ -13,8 +13,8 @@
 
 #include <sys/uio.h>
 
+#include "../base/file.h"
 #include "control.h"
-#include "file.h"
 #include "index.h"
 #include "log.h"
 #include "segment.h"

@@ -9,7 +9,7 @@
 #include "../base/bytes.h"
 #include "../base/check.h"
 #include "../base/crc32.h"
-#include "file.h"
+#include "../base/file.h"
 #include "segment.h"
 
 #define HEADER_CRC_AT (INDEX_HEADER_BYTES - 4u)

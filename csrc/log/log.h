@@ -29,7 +29,6 @@
 #define LOG_SEGMENT_BYTES_MAX 3000000000u    /* positions fit u32 with one chunk to spare */
 #define LOG_SEGMENT_BYTES_MIN 4096u          /* a smaller limit is taken as this one */
 #define LOG_SEGMENT_CHUNKS_DEFAULT 256000u
-#define LOG_PATH_BYTES_MAX 3072u              /* of the directory; see file.h */
 
 struct log_options {
     uint64_t segment_bytes_max;   /* 0: default */

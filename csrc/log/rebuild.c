@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "../base/check.h"
-#include "file.h"
+#include "../base/file.h"
 #include "index.h"
 #include "segment.h"
 

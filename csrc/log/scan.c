@@ -9,7 +9,7 @@
 
 #include "../base/check.h"
 #include "../base/crc32.h"
-#include "file.h"
+#include "../base/file.h"
 #include "index.h"
 #include "segment.h"
 

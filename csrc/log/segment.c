@@ -13,8 +13,8 @@
 #include "../base/bytes.h"
 #include "../base/check.h"
 #include "../base/crc32.h"
+#include "../base/file.h"
 #include "../base/sys.h"
-#include "file.h"
 #include "index.h"
 
 #define HEADER_CRC_AT (SEGMENT_HEADER_BYTES - 4u)

@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "../log/file.h"
+#include "../base/file.h"
 #include "../log/segment.h"
 #include "log_help.h"
 

@@ -2,7 +2,7 @@
 #include "../log/tracking.h"
 
 #include "../base/crc32.h"
-#include "../log/file.h"
+#include "../base/file.h"
 #include "../log/segment.h"
 #include "log_help.h"
 

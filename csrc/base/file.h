@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * file: whole reads and writes at a position, names of a log's files, and
+ * file: whole reads and writes at a position, names of files by their first offset, and
  * replacing a small file at one stroke.
  *
  * Everything goes through the table of system calls.  A call that was cut short or
- * interrupted is gone on with here, so no other file of the log loops over bytes.
+ * interrupted is gone on with here, so nobody else loops over bytes.
  */
-#ifndef VIBEMQ_LOG_FILE_H
-#define VIBEMQ_LOG_FILE_H
+#ifndef VIBEMQ_BASE_FILE_H
+#define VIBEMQ_BASE_FILE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,16 +15,16 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#include "../base/error.h"
+#include "error.h"
 
 #define FILE_DIRECTORY_BYTES_MAX 3072u /* leaves room below PATH_MAX for the longest name in it */
 #define FILE_NAME_DIGITS 20            /* of a first offset: all of u64, so names sort as numbers */
 
 struct file_path { char text[FILE_DIRECTORY_BYTES_MAX + 64]; };
 
-/* "<directory>/<name>".  The directory was measured when the log was opened. */
+/* "<directory>/<name>".  Who opens a directory measures its name. */
 void file_path_name(struct file_path *p, const char *directory, const char *name);
-/* "<directory>/<20 digits><suffix>", suffix ".segment", ".index" or ".tracking". */
+/* "<directory>/<20 digits><suffix>", suffix ".segment", for instance. */
 void file_path_numbered(struct file_path *p, const char *directory, uint64_t first_offset, const char *suffix);
 /* Is `name` 20 digits and then `suffix`?  Gives the number. */
 bool file_name_parse(const char *name, const char *suffix, uint64_t *first_offset);
@@ -52,7 +52,7 @@ err file_rename(const char *source, const char *target, struct fault *f);
 /* Write `data` as "<path>.tmp", sync it when asked, and rename it to `path`. */
 err file_replace(const char *path, const void *data, size_t size, bool sync, struct fault *f);
 
-/* Bytes that nobody can guess (for the seed of a segment). */
+/* Bytes that nobody can guess (for a seed). */
 err file_random(void *out, size_t size, struct fault *f);
 
 #endif

@@ -13,8 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../base/check.h"
-#include "../base/sys.h"
+#include "check.h"
+#include "sys.h"
 
 #define AGAIN_WHILE_INTERRUPTED(result, call) do { (result) = (call); } while ((result) < 0 && errno == EINTR)
 
