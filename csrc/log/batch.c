@@ -76,27 +76,6 @@ void batch_limit(struct batch *b, uint64_t bytes)
     b->capacity = smaller(b->allocated, b->bytes_max);
 }
 
-void batch_mark_take(const struct batch *b, struct batch_mark *m)
-{
-    *m = (struct batch_mark){.size = b->size, .chunk_count = b->chunk_count, .run_count = b->run_count,
-                             .id_count = b->id_count, .records = b->records};
-    if (b->chunk_count) m->last = b->chunks[b->chunk_count - 1];
-    if (b->run_count) m->last_run = b->runs[b->run_count - 1];
-}
-
-void batch_rollback(struct batch *b, const struct batch_mark *m)
-{
-    CHECK(!b->sealed && m->size <= b->size && m->chunk_count <= b->chunk_count && m->run_count <= b->run_count);
-    b->size = m->size;
-    b->chunk_count = m->chunk_count;
-    b->run_count = m->run_count;
-    b->id_count = m->id_count;
-    b->records = m->records;
-    if (m->chunk_count) b->chunks[m->chunk_count - 1] = m->last;
-    if (m->run_count) b->runs[m->run_count - 1] = m->last_run;
-    DEBUG_CHECK((batch_check(b), true));
-}
-
 /* ---- adding ---- */
 
 /* Double up to the limit; a single entry above the limit gets exactly what it needs. */

@@ -77,14 +77,6 @@ struct batch {
     bool sealed;
 };
 
-/* A place to go back to when a frame proves malformed halfway. */
-struct batch_mark {
-    uint32_t size, chunk_count, run_count, id_count;
-    uint64_t records;
-    struct batch_chunk last;
-    struct batch_run last_run;
-};
-
 err batch_init(struct batch *b, struct fault *f);
 void batch_free(struct batch *b);
 void batch_clear(struct batch *b);        /* keeps up to 2 MiB of memory for the next turn, gives the rest back */
@@ -93,9 +85,6 @@ static inline bool batch_is_empty(const struct batch *b) { return b->chunk_count
 /* Refuse (ERR_FULL) what would take a batch that holds something past `bytes`; only while it
  * is empty.  0: BATCH_BYTES_MAX. */
 void batch_limit(struct batch *b, uint64_t bytes);
-
-void batch_mark_take(const struct batch *b, struct batch_mark *m);
-void batch_rollback(struct batch *b, const struct batch_mark *m);
 
 /* Make sure one more entry of `bytes` has room in an open chunk: grows the memory,
  * opens the first chunk or closes a full one.  ERR_FULL when the turn must persist

@@ -88,29 +88,6 @@ TEST(the_number_of_chunks_is_limited)
     batch_free(&b);
 }
 
-TEST(a_rollback_forgets_what_came_after_the_mark)
-{
-    struct batch b;
-    batch_init(&b, NULL);
-    for (int round = 0; round < 200; round++) {
-        struct batch_mark mark;
-        unsigned before = (unsigned)test_random_below(3000), after = (unsigned)test_random_below(6000);
-        batch_clear(&b);
-        for (unsigned i = 0; i < before; i++) EXPECT_OK(test_random() & 1 ? help_add(&b, "plain") : help_add_tracked(&b, "r", i, "tracked"));
-        batch_mark_take(&b, &mark);
-        uint32_t size = b.size, chunks = b.chunk_count, ids = b.id_count;
-        for (unsigned i = 0; i < after; i++) EXPECT_OK(test_random() & 1 ? help_add(&b, "plain") : help_add_tracked(&b, "s", i, "tracked"));
-        batch_rollback(&b, &mark);
-        batch_check(&b);
-        EXPECT_EQ(size, b.size);
-        EXPECT_EQ(chunks, b.chunk_count);
-        EXPECT_EQ(ids, b.id_count);
-        EXPECT_EQ(before, b.records);
-        EXPECT_OK(help_add(&b, "goes on"));
-    }
-    batch_free(&b);
-}
-
 TEST(a_trailer_names_each_reference_once_with_its_highest_id)
 {
     struct batch b;
