@@ -184,7 +184,6 @@ def sasl_authenticate(session: StreamsSession, request: Any) -> None:
 
 def _authenticated(session: StreamsSession, request: Any, user: str, verdict: Any) -> None:
     if verdict.name == "OK":
-        session.user = user
         answer(session, request, Key.SASL_AUTHENTICATE)
         config = session.door.config
         # The very next frame: one client insists on it.
@@ -377,12 +376,7 @@ def subscribe(session: StreamsSession, request: Any) -> None:
     else:
         try:
             session.deliveries.add(
-                stream,
-                request.subscription_id,
-                request.offset_type,
-                offset_value(request),
-                request.credit,
-                properties,
+                stream, request.subscription_id, request.offset_type, offset_value(request), request.credit
             )
         except StorageError as problem:
             logger.error("%s: subscribe to %s: %s", session.peer, request.stream, problem)

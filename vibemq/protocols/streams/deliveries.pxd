@@ -17,8 +17,6 @@ cdef class Subscription(StreamUser):
     cdef uint64_t partial_committed   # and began with this committed chunk id
     cdef bint cold                    # a helper thread reads ahead for it
     cdef bint queued                  # in its owner's `ready`
-    cdef readonly dict properties
-    cdef readonly uint64_t delivered_chunks, delivered_records
 
     cdef bint wants(self) noexcept
     cdef int close_reader(self) except -1

@@ -85,11 +85,10 @@ cdef void scratch_trim() noexcept:
 
 cdef class Subscription(StreamUser):
     def __init__(self, Deliveries owner, Stream stream, int subscription_id, int offset_type, long long value,
-                 long long credit, dict properties):
+                 long long credit):
         cdef fault f
         cdef err e
-        self.owner, self.subscription_id, self.properties = owner, subscription_id, properties
-        self.credit = credit
+        self.owner, self.subscription_id, self.credit = owner, subscription_id, credit
         stream.attach(self)
         stream.attach_reader(self)
         e = core.reader_open(&self.reader, stream.log.raw, <core.reader_from> offset_type, value, &f)
@@ -140,9 +139,9 @@ cdef class Deliveries:
         self.session, self.connection, self.helpers = session, connection, helpers
         self.by_id, self.ready = {}, []
 
-    def add(self, Stream stream, int subscription_id, int offset_type, long long value, long long credit, dict properties):
+    def add(self, Stream stream, int subscription_id, int offset_type, long long value, long long credit):
         """Attach a reader; its first chunk leaves after the reply that the caller writes."""
-        subscription = Subscription(self, stream, subscription_id, offset_type, value, credit, properties)
+        subscription = Subscription(self, stream, subscription_id, offset_type, value, credit)
         self.by_id[subscription_id] = subscription
         self.want(subscription)
 
@@ -278,8 +277,6 @@ cdef class Deliveries:
             subscription.partial = 0
             core.reader_advance(at, &scratch.frames[i].header)
             subscription.credit -= 1
-            subscription.delivered_chunks += 1
-            subscription.delivered_records += scratch.frames[i].header.records
         subscription.partial_v2, subscription.partial_committed = v2, committed_chunk
         self.partial = subscription if subscription.partial else None
         scratch_trim()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t
 from vibemq.broker.stream cimport StreamUser
 from vibemq.net.connection cimport Connection
 
@@ -14,7 +14,6 @@ cdef class Publisher(StreamUser):
     cdef size_t id_count, id_capacity
     cdef list unsynced                # (ids, first offset, next offset) of each batch that waits for a sync
     cdef bint deleted                 # confirms still to come are dropped
-    cdef readonly uint64_t published, confirmed, errored
 
     cdef int reserve(self, size_t count) except -1
     cdef int begin(self) except -1

@@ -6,7 +6,7 @@ whole batch: when the batch is persisted or, with durability `disk`, when a sync
 Specification: the RabbitMQ Streams protocol.
 """
 
-from libc.stdint cimport uint16_t, uint32_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
@@ -108,7 +108,6 @@ cdef class Publisher(StreamUser):
 
     cdef int _confirm(self, const uint8_t *ids, size_t count) except -1:
         cdef uint8_t *out
-        self.confirmed += count
         if self.deleted or not count or self.connection.closed:
             return 0
         out = self.connection.outbox_reserve(13 + count * PUBLISHING_ID_BYTES)
@@ -121,7 +120,6 @@ cdef class Publisher(StreamUser):
         return 0
 
     cdef int _refuse(self, const uint8_t *ids, size_t count, int code) except -1:
-        self.errored += count
         if self.deleted or not count or self.connection.closed:
             return 0
         publish_error(self.connection, self.publisher_id, ids, count, code)

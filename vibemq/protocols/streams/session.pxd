@@ -9,7 +9,6 @@ from vibemq.protocols.streams.publisher cimport Publisher
 cdef class StreamsSession(Session):
     cdef readonly object door          # protocols.streams.door.StreamsDoor: what all its sessions share
     cdef public str state              # a key of commands.STATES
-    cdef public str user
     cdef public str virtual_host
     cdef public dict peer_properties
     cdef public uint32_t frame_max     # bytes; 0 is no limit

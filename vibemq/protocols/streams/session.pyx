@@ -35,7 +35,7 @@ cdef class StreamsSession(Session):
         self.door = door
         self.state = commands.FIRST_STATE
         self.frame_max = door.config.initial_frame_max_bytes
-        self.virtual_host = self.user = ""
+        self.virtual_host = ""
         self.peer_properties = {}
         self.publishers = {}
         self.deliveries = Deliveries(self, connection, door.helpers)
@@ -105,7 +105,6 @@ cdef class StreamsSession(Session):
             self.publisher_cached = publisher
         stream = publisher.stream
         publisher.reserve(count)
-        publisher.published += count
         p += 5
         left = count
         while left:
@@ -117,7 +116,6 @@ cdef class StreamsSession(Session):
             if entry[0] & 0x80:
                 if not sub_batch_is_valid(entry, self.door.sub_batch_uncompressed_max):
                     # This entry and all that follow: no gap may open in the ids that are stored.
-                    publisher.errored += left
                     return self._refuse_from(publisher.publisher_id, Code.PRECONDITION_FAILED, p, end, version)
                 records = bytes_load16(entry + 1)
             if publisher.id_count == 0:
@@ -132,7 +130,6 @@ cdef class StreamsSession(Session):
                 publisher.reserve(left)
                 continue
             if e != OK:
-                publisher.errored += left
                 return self._refuse_from(publisher.publisher_id, Code.INTERNAL_ERROR, p, end, version)
             memcpy(publisher.ids + publisher.id_count * PUBLISHING_ID_BYTES, p, PUBLISHING_ID_BYTES)
             publisher.id_count += 1
