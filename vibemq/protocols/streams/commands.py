@@ -258,7 +258,8 @@ def create(session: StreamsSession, request: Any) -> None:
     door = session.door
     try:
         if not name or name.startswith("amq.") or len(name.encode()) > spec.STREAM_NAME_SIZE_MAX_BYTES:
-            raise BadArgument(f"stream name {name!r} is empty, reserved or longer than 255 bytes")
+            most = spec.STREAM_NAME_SIZE_MAX_BYTES
+            raise BadArgument(f"stream name {name!r} is empty, reserved or longer than {most} bytes")
         wanted = stream_arguments(request.arguments, door.store)
     except BadArgument as problem:
         logger.info("%s: create refused: %s", session.peer, problem)
@@ -328,7 +329,8 @@ def metadata(session: StreamsSession, request: Any) -> None:
 
 def declare_publisher(session: StreamsSession, request: Any) -> None:
     reference = request.reference.encode()
-    if len(session.publishers) >= spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX or len(reference) > 255:
+    too_long = len(reference) > spec.REFERENCE_SIZE_MAX_BYTES
+    if too_long or len(session.publishers) >= spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX:
         answer(session, request, Key.DECLARE_PUBLISHER, Code.PRECONDITION_FAILED)
         return
     stream = find(session, request, Key.DECLARE_PUBLISHER)

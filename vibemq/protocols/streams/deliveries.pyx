@@ -32,6 +32,7 @@ cdef enum:
     DELIVER_BYTES_PER_TURN = 1 << 20   # of one connection, so that one backlog does not hold up the others
     PREFIX_BYTES = 9                   # size, key, version, subscription
     PREFIX_BYTES_V2 = 17               # and the committed chunk id
+    HEAD_BYTES_MAX = 72                # PREFIX_BYTES_V2 and CHUNK_HEADER_BYTES, rounded up to 8
     READ_AHEAD_BYTES = 1 << 20         # what a helper thread brings into the page cache at once
     SCRATCH_BYTES_KEPT = 4 << 20       # a larger chunk's buffer is given back after use
     NOTHING = -1
@@ -45,9 +46,9 @@ cdef struct frame_out:
 cdef struct gather:
     uint8_t *data
     size_t size
-    iovec pieces[1 + 2 * 256]
-    frame_out frames[256]
-    uint8_t headers[256][72]
+    iovec pieces[1 + 2 * FRAMES_PER_SEND]  # the first is the outbox's
+    frame_out frames[FRAMES_PER_SEND]
+    uint8_t headers[FRAMES_PER_SEND][HEAD_BYTES_MAX]
 
 cdef gather scratch
 scratch.data = NULL

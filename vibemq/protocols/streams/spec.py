@@ -30,7 +30,6 @@ PORT_DEFAULT = 5552
 PORT_TLS_DEFAULT = 5551
 
 RESPONSE_BIT = 0x8000
-SIZE_FIELD_SIZE_BYTES = 4
 FRAME_HEADER_SIZE_BYTES = 8  # size u32, key u16, version u16
 FRAME_SIZE_MIN_BYTES = 4  # the value of the size field of a heartbeat: key and version only
 
@@ -39,26 +38,18 @@ TLS_CLIENT_HELLO_FIRST_BYTE = 0x16  # as first byte on the plain port: the peer 
 # ---- limits: each with its unit in its name and its reason beside it ----
 
 FRAME_SIZE_MAX_DEFAULT_BYTES = 1_048_576  # what a server proposes in Tune; clients cut their batches to it
-FRAME_SIZE_BEFORE_OPEN_MAX_BYTES = 8_192  # nobody is authenticated yet, and the largest honest frame is a token
 STRING_SIZE_MAX_BYTES = 32_767  # the length is an i16 for most clients
 REFERENCE_SIZE_MAX_BYTES = 255  # a reference is written with a one-byte size into chunk trailers
 STREAM_NAME_SIZE_MAX_BYTES = 255  # as for queue names of the same server, and it bounds a folder name
 PUBLISHERS_PER_CONNECTION_COUNT_MAX = 256  # the id is a u8
 SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX = 256  # the id is a u8
 HEARTBEAT_DEFAULT_S = 60  # what a server proposes in Tune
-HANDSHAKE_STEP_TIMEOUT_S = 10  # an unauthenticated peer may not hold a socket for longer
 CLOSE_WAIT_S = 10  # time a peer has to answer our Close
-AUTHENTICATION_FAILURE_DELAY_S = 3  # slows down guessing; never below 2 s
 CONSUMER_UPDATE_TIMEOUT_S = 60  # a single active consumer that does not answer blocks its whole group
-UNCONFIRMED_ENTRIES_COUNT_MAX = 50_000  # then the socket is not read; TCP carries the back-pressure
-UNCONFIRMED_RESUME_CREDIT_COUNT = 12_500  # hysteresis, so that the socket is not switched for each confirm
 SUB_BATCH_UNCOMPRESSED_SIZE_MAX_BYTES = 67_108_864  # a consumer allocates this much on our word
-CHUNK_ENTRIES_COUNT_MAX = 4_096  # a burst of 5,000 must give more than one chunk, so that `last` is a real tail
 SUPER_STREAM_PARTITIONS_COUNT_MAX = 1_000  # each is a folder and a control block
 FILTER_SIZE_MIN_BYTES = 16  # below this two hashes say nothing
 FILTER_SIZE_MAX_BYTES = 255  # the chunk header gives it one byte
-SEGMENT_SIZE_DEFAULT_BYTES = 500_000_000
-SEGMENT_SIZE_MAX_BYTES = 3_000_000_000  # positions inside a segment are u32
 SERVER_CORRELATION_ID_FIRST = 0x4000_0000  # for what the server asks: far from the ids that clients count up from 0
 
 MECHANISMS = ("PLAIN", "AMQPLAIN", "ANONYMOUS")  # in the order of the offer; EXTERNAL comes with a client certificate
@@ -502,6 +493,5 @@ CHUNK_HEADER: tuple[Field, ...] = (
 )
 CHUNK_HEADER_SIZE_BYTES = 48
 
-ENTRY_HEADER_SIZE_BYTES = 4
 ENTRY_SUB_BATCH_BIT = 0x8000_0000  # set: a sub-batch; clear: the other 31 bits are the message's size
 SUB_BATCH_HEADER_SIZE_BYTES = 11  # flags u8, records u16, uncompressed size u32, size u32
