@@ -29,7 +29,6 @@ cdef extern from "base/error.h" nogil:
         int sys_errno
         uint64_t position
 
-    const char *error_text(err code)
     const char *error_name(err code)
     size_t fault_format(const fault *f, char *out, size_t size)
 
@@ -72,8 +71,6 @@ cdef extern from "shm/doorbell.h" nogil:
 cdef extern from "log/chunk.h" nogil:
     enum:
         CHUNK_HEADER_BYTES
-        CHUNK_ENTRIES_MAX
-        CHUNK_DATA_MAX_BYTES
 
     struct chunk:
         uint8_t type, bloom_bytes
@@ -89,8 +86,6 @@ cdef extern from "log/chunk.h" nogil:
 
 cdef extern from "log/control.h" nogil:
     enum:
-        CONTROL_LIVE
-        CONTROL_DELETED
         DURABILITY_OS
         DURABILITY_DISK
 
@@ -114,7 +109,6 @@ cdef extern from "log/batch.h" nogil:
     void batch_free(batch *b)
     void batch_clear(batch *b)
     void batch_limit(batch *b, uint64_t size)
-    bint batch_is_empty(const batch *b)
     err batch_add(batch *b, const uint8_t *entry, uint32_t size, uint32_t records)
     err batch_reference_intern(batch *b, const char *text, uint32_t size, uint32_t *index)
     err batch_add_tracked(batch *b, const uint8_t *entry, uint32_t size, uint32_t records,
