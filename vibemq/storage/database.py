@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One SQLite database that all processes share: connections, transactions, migrations.
+
+Why SQLite: creations and deletions are rare, must be atomic over many processes and a
+kill -9, and a person can look into the file.  Write-ahead logging, so that looking
+something up never waits for somebody who creates something.
+
+A connection belongs to one thread of one process and is opened on first use, after fork: an
+inherited connection shares locks with the process it came from, and closing it there
+can delete the write-ahead log under the others.  Who forks closes its connection before.
+
+Durability: commits are atomic always.  A synced one also survives a power cut; others may be
+undone by it.
+"""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vibemq.errors import StorageError
+
+BUSY_TIMEOUT_MS = 10_000  # writers of other processes hold the lock for milliseconds
+
+
+class Database:
+    """The database at ``path``; made on first use, and brought to the schema of ``migrations``.
+
+    Each migration leads from the schema version of its index to the next one.
+    """
+
+    def __init__(self, path: str, migrations: tuple[str, ...]) -> None:
+        self.path = os.path.abspath(path)
+        self._migrations = migrations
+        self._local = threading.local()
+
+    def version(self) -> int:
+        """Another number whenever anything was committed, here or in another process; some microseconds.
+
+        Only numbers that one thread got can be compared: SQLite counts for each connection what others
+        committed, and what this thread's own connection did is added to that.
+        """
+        with self._reading() as db:
+            others: int = db.execute("PRAGMA data_version").fetchone()[0]  # 32 bits
+        own: int = self._local.changes
+        return own << 32 | others
+
+    def close(self) -> None:
+        """Close this thread's connection; the next use opens another."""
+        db = getattr(self._local, "db", None)
+        if db is not None:
+            self._local.db = None
+            db.close()
+
+    def _connection(self) -> sqlite3.Connection:
+        db: sqlite3.Connection | None = getattr(self._local, "db", None)
+        if db is not None:
+            if self._local.pid != os.getpid():
+                raise RuntimeError(f"{self.path}: this connection was opened before a fork; close() it there first")
+            return db
+        _make_private(self.path)
+        db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, cached_statements=64)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA foreign_keys = ON")
+            if _schema_version(db) != len(self._migrations):
+                self._migrate(db)
+        except BaseException:
+            db.close()
+            raise
+        self._local.db, self._local.pid = db, os.getpid()
+        # What was committed while this thread had no connection, nobody has counted for it.
+        self._local.changes = getattr(self._local, "changes", 0) + 1
+        return db
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            yield self._connection()
+        except sqlite3.Error as problem:
+            raise _storage_error(self.path, problem) from problem
+
+    @contextmanager
+    def _writing(self, synced: bool) -> Iterator[sqlite3.Connection]:
+        """One transaction; ``synced`` makes it survive a power cut before it returns."""
+        try:
+            db = self._connection()
+            if synced:
+                db.execute("PRAGMA synchronous = FULL")
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield db
+                    db.execute("COMMIT")
+                    self._local.changes += 1
+                except BaseException:
+                    if db.in_transaction:
+                        db.execute("ROLLBACK")
+                    raise
+            finally:
+                if synced:
+                    db.execute("PRAGMA synchronous = NORMAL")
+            if synced:
+                _sync_directory(os.path.dirname(self.path))
+        except sqlite3.Error as problem:
+            raise _storage_error(self.path, problem) from problem
+
+    def _migrate(self, db: sqlite3.Connection) -> None:
+        """Bring the schema to this version; several processes may try at once, one does it."""
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            version = _schema_version(db)
+            if version > len(self._migrations):
+                raise StorageError(
+                    "ERR_INVALID",
+                    f"{self.path}: schema version {version}, "
+                    f"but this VibeMQ knows only versions up to {len(self._migrations)}",
+                    hint="it was written by a newer VibeMQ: use that one",
+                )
+            for script in self._migrations[version:]:
+                for statement in filter(str.strip, script.split(";")):
+                    db.execute(statement)
+            db.execute(f"PRAGMA user_version = {len(self._migrations)}")
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+
+
+def _schema_version(db: sqlite3.Connection) -> int:
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def _make_private(path: str) -> None:
+    """Password hashes lie in it: no other account reads it, whatever the umask (SQLite's side files follow).
+
+    A database that exists is not opened here: closing any descriptor of a file drops all locks that
+    this process holds on it, those of SQLite's connections in other threads included.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return
+    except OSError as problem:
+        raise StorageError("ERR_IO", f"cannot open {path}: {problem.strerror}") from problem
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _storage_error(path: str, problem: sqlite3.Error) -> StorageError:
+    name = getattr(problem, "sqlite_errorname", "") or ""
+    code = {"SQLITE_FULL": "ERR_DISK_FULL", "SQLITE_CORRUPT": "ERR_CORRUPT", "SQLITE_NOTADB": "ERR_CORRUPT"}.get(
+        name, "ERR_IO"
+    )
+    return StorageError(code, f"{path}: {problem}" + (f" ({name})" if name else ""))

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The users' part of the metadata: accounts, and which queues each may do what with.
+
+Every change is synced before it returns and raises ``accounts.changes`` in the same transaction,
+so that a process finds out with one small read that rights may be others than before.
+What an operation number means is vibemq.admin's; here it is only kept.
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from vibemq.errors import UserExists, UserNotFound
+from vibemq.storage.database import Database
+
+_COLUMNS = "name, tags, created_ms, password_hash, is_superuser, updated_ms"
+_RIGHTS = """
+    SELECT u.created_ms, u.is_superuser, p.queue_pattern, p.operations
+    FROM users u LEFT JOIN permissions p ON p.username = u.name
+    WHERE u.name = ? ORDER BY p.queue_pattern
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class UserRecord:
+    """One user; the hash is kept out of ``repr`` so that no log shows it."""
+
+    name: str
+    tags: tuple[str, ...]
+    created_ms: int
+    password_hash: str
+    is_superuser: bool
+    updated_ms: int
+
+    def __repr__(self) -> str:
+        return f"UserRecord(name={self.name!r}, tags={self.tags!r}, is_superuser={self.is_superuser})"
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """Queues whose name matches ``pattern`` may be used for ``operations``, ascending numbers."""
+
+    pattern: str
+    operations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What one user may do; ``created_ms`` tells a user made again under the same name."""
+
+    created_ms: int
+    is_superuser: bool
+    permissions: tuple[Permission, ...]
+
+
+class Users(Database):
+    """Users and permissions; the tables are storage.metadata's."""
+
+    def add_user(
+        self, name: str, password_hash: str, tags: tuple[str, ...] = (), is_superuser: bool | None = None
+    ) -> bool:
+        """Record a user; whether it is a superuser is the result.  None: only if it is the first user of all.
+
+        Raises UserExists.
+        """
+        with self._changing_accounts() as db:
+            if db.execute("SELECT 1 FROM users WHERE name = ?", (name,)).fetchone():
+                raise UserExists(
+                    f"user {name!r} exists already", hint=f"`vibemq users passwd {name}` changes the password"
+                )
+            if is_superuser is None:
+                is_superuser = db.execute("SELECT 1 FROM users LIMIT 1").fetchone() is None
+            _insert(db, name, password_hash, tags, is_superuser)
+        return is_superuser
+
+    def add_first_superuser(self, name: str, password_hash: str) -> bool:
+        """If there is no superuser, make this one, or make it of the user of that name; was it done?"""
+        with self._changing_accounts() as db:
+            if _has_superuser(db):
+                return False
+            changed = db.execute(
+                "UPDATE users SET is_superuser = 1, password_hash = ?, updated_ms = ? WHERE name = ?",
+                (password_hash, _now_ms(), name),
+            )
+            if changed.rowcount == 0:
+                _insert(db, name, password_hash, (), True)
+        return True
+
+    def has_superuser(self) -> bool:
+        with self._reading() as db:
+            return _has_superuser(db)
+
+    def delete_user(self, name: str, superusers_too: bool = True) -> bool:
+        """Delete a user with all permissions; False: it is a superuser and was spared.  Raises UserNotFound."""
+        with self._changing_accounts() as db:
+            row = db.execute("SELECT is_superuser FROM users WHERE name = ?", (name,)).fetchone()
+            if row is None:
+                raise _no_user(name)
+            if row[0] and not superusers_too:
+                return False
+            db.execute("DELETE FROM users WHERE name = ?", (name,))
+        return True
+
+    def change_password(self, name: str, password_hash: str) -> None:
+        """Raises UserNotFound."""
+        self._update_user(name, "password_hash", password_hash)
+
+    def set_superuser(self, name: str, is_superuser: bool) -> None:
+        """Raises UserNotFound."""
+        self._update_user(name, "is_superuser", int(is_superuser))
+
+    def find_user(self, name: str) -> UserRecord | None:
+        with self._reading() as db:
+            row = db.execute(f"SELECT {_COLUMNS} FROM users WHERE name = ?", (name,)).fetchone()
+        return None if row is None else _user(row)
+
+    def users(self) -> list[UserRecord]:
+        """All users by name."""
+        with self._reading() as db:
+            return [_user(row) for row in db.execute(f"SELECT {_COLUMNS} FROM users ORDER BY name")]
+
+    # ---- permissions ----
+
+    def grant(self, name: str, pattern: str, operations: Iterable[int]) -> None:
+        """Let the user do these operations, and no others, by this pattern.  Raises UserNotFound."""
+        kept = json.dumps(sorted({int(operation) for operation in operations}))
+        with self._changing_accounts() as db:
+            _find(db, name)
+            db.execute(
+                "INSERT INTO permissions (username, queue_pattern, operations, created_ms) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (username, queue_pattern) DO UPDATE SET operations = excluded.operations",
+                (name, pattern, kept, _now_ms()),
+            )
+
+    def revoke(self, name: str, pattern: str) -> bool:
+        """Take the entry with exactly this pattern away; was there one?  Raises UserNotFound."""
+        with self._changing_accounts() as db:
+            _find(db, name)
+            gone = db.execute("DELETE FROM permissions WHERE username = ? AND queue_pattern = ?", (name, pattern))
+        return gone.rowcount > 0
+
+    def permissions(self, name: str) -> list[Permission]:
+        """By pattern.  Raises UserNotFound."""
+        found = self.rights(name)
+        if found is None:
+            raise _no_user(name)
+        return list(found.permissions)
+
+    def permission_counts(self) -> dict[str, int]:
+        """How many entries each user has; users without any are left out."""
+        with self._reading() as db:
+            return dict(db.execute("SELECT username, COUNT(*) FROM permissions GROUP BY username"))
+
+    def rights(self, name: str) -> Rights | None:
+        """Everything about one user's rights, as of one moment; None: there is no such user."""
+        with self._reading() as db:
+            rows = db.execute(_RIGHTS, (name,)).fetchall()
+        if not rows:
+            return None
+        kept = tuple(Permission(row[2], tuple(json.loads(row[3]))) for row in rows if row[2] is not None)
+        return Rights(rows[0][0], bool(rows[0][1]), kept)
+
+    # ---- noticing changes ----
+
+    def account_changes(self) -> int:
+        """How many changes of users and permissions there have been; some microseconds."""
+        with self._reading() as db:
+            changes: int = db.execute("SELECT changes FROM accounts").fetchone()[0]
+        return changes
+
+    def user_creations(self) -> dict[str, int]:
+        """Each user's ``created_ms``, by name."""
+        with self._reading() as db:
+            return dict(db.execute("SELECT name, created_ms FROM users"))
+
+    def _update_user(self, name: str, column: str, value: object) -> None:
+        with self._changing_accounts() as db:
+            changed = db.execute(
+                f"UPDATE users SET {column} = ?, updated_ms = ? WHERE name = ?", (value, _now_ms(), name)
+            )
+            if changed.rowcount == 0:
+                raise _no_user(name)
+
+    @contextmanager
+    def _changing_accounts(self) -> Iterator[sqlite3.Connection]:
+        with self._writing(synced=True) as db:
+            db.execute("UPDATE accounts SET changes = changes + 1")
+            yield db
+
+
+def _insert(db: sqlite3.Connection, name: str, password_hash: str, tags: tuple[str, ...], is_superuser: bool) -> None:
+    now_ms = _now_ms()
+    db.execute(
+        "INSERT INTO users (name, password_hash, tags, created_ms, is_superuser, updated_ms) VALUES (?, ?, ?, ?, ?, ?)",
+        (name, password_hash, json.dumps(tags), now_ms, int(is_superuser), now_ms),
+    )
+
+
+def _find(db: sqlite3.Connection, name: str) -> None:
+    if db.execute("SELECT 1 FROM users WHERE name = ?", (name,)).fetchone() is None:
+        raise _no_user(name)
+
+
+def _has_superuser(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM users WHERE is_superuser = 1 LIMIT 1").fetchone() is not None
+
+
+def _user(row: tuple) -> UserRecord:
+    name, tags, created_ms, password_hash, is_superuser, updated_ms = row
+    return UserRecord(name, tuple(json.loads(tags)), created_ms, password_hash, bool(is_superuser), updated_ms)
+
+
+def _no_user(name: str) -> UserNotFound:
+    return UserNotFound(f"there is no user {name!r}", hint="`vibemq users list` shows all")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
