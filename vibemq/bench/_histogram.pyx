@@ -37,7 +37,7 @@ cdef class Histogram:
 
     def percentile_us(self, double percent):
         """The value that `percent` of what was recorded does not exceed; 0 where nothing was."""
-        cdef uint64_t wanted = max(1, <uint64_t>(percent / 100 * self.total + 0.5)), seen = 0
+        cdef uint64_t wanted = max(<uint64_t>1, <uint64_t>(percent / 100 * self.total + 0.5)), seen = 0
         cdef int i
         if self.total == 0:
             return 0

@@ -195,7 +195,7 @@ cdef class Decoder:
         self.schema = schema
         self.raw = raw
         self.want_value = "value" in schema.names
-        self.batch_bytes = max(batch_bytes, 1)
+        self.batch_bytes = max(batch_bytes, <size_t>1)
         self.batch_rows = batch_rows
         self.names_buffers = None
 
