@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The streams client against a server in memory that does what a test wants, mistakes included."""
 
+import contextlib
 import gc
 import gzip
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -96,8 +98,23 @@ def test_a_virtual_host_that_is_not_there(server):
 def test_nobody_listens():
     with MemoryServer() as server:
         port = server.port
-    with pytest.raises(ConnectionClosed, match="could not connect"):
+    with pytest.raises(ConnectionClosed) as caught:
         StreamsConnection.connect("127.0.0.1", port, timeout_s=2)
+    assert str(caught.value) == f"127.0.0.1:{port}: could not connect: Connection refused"
+
+
+def test_somebody_listens_who_never_accepts():
+    with socket.socket() as listener, contextlib.ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        for _ in range(2):  # a backlog of 0 holds one, and one more is on its way
+            other = waiting.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(("127.0.0.1", port))
+        with pytest.raises(ConnectionClosed) as caught:
+            StreamsConnection.connect("127.0.0.1", port, timeout_s=0.2)
+    assert str(caught.value) == f"127.0.0.1:{port}: could not connect: no answer within 0.2 s"
 
 
 def test_a_silent_server_costs_no_more_than_the_timeout(server):
@@ -264,7 +281,7 @@ def test_create_and_delete_and_where_streams_are(server):
         assert connection.exists("s") and not connection.exists("t")
         connection.delete("s")
         connection.delete("s", missing_ok=True)
-        with pytest.raises(StreamNotFound, match=r"Delete s: .*STREAM_DOES_NOT_EXIST \(2\)"):
+        with pytest.raises(StreamNotFound, match=r"^127\.0\.0\.1:\d+: Delete s: .*STREAM_DOES_NOT_EXIST \(2\)"):
             connection.delete("s")
 
 

@@ -52,7 +52,7 @@ class FakeConnection:
         if self.broker.away or not self.open:
             raise ConnectionClosed("gone")
         if name not in self.broker.streams:
-            raise StreamNotFound(f"no {name}")
+            raise StreamNotFound(f"no {name}", hint="Create it.")
         return self.broker.streams[name]
 
     def close(self) -> None:

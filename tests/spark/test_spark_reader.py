@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 import pyarrow as pa
 from spark_fakes import FakeBroker, FakeStream
 
-from vibemq.errors import ConfigError, ProtocolError, StreamNotFound, TimeoutExceeded
+from vibemq.errors import ConfigError, ConnectionClosed, ProtocolError, StreamNotFound, TimeoutExceeded
 from vibemq.spark import client, ranges
 from vibemq.spark.failures import DataLost
 from vibemq.spark.plan import Range
@@ -137,6 +137,18 @@ def test_away_means_nothing_new_until_it_has_lasted_too_long(broker, caplog):
     assert sum("is away" in record.message for record in caplog.records) == 1, "warned once a minute"
 
 
+def test_each_endpoint_that_refuses_is_named_once(monkeypatch):
+    def refuse(host, port, **settings):
+        raise ConnectionClosed(f"{host}:{port}: could not connect: Connection refused")
+
+    monkeypatch.setattr(client.StreamsConnection, "connect", refuse)
+    reader = stream_reader(endpoints="here:1,there:2", brokerDownTimeoutMs="0")
+    with pytest.raises(TimeoutExceeded) as caught:
+        reader.initialOffset()
+    reasons = str(caught.value).partition("allows 0: ")[2]
+    assert reasons == "here:1: could not connect: Connection refused; there:2: could not connect: Connection refused"
+
+
 def test_planning_goes_on_while_it_is_away(broker):
     reader = stream_reader()
     broker.away = True
@@ -237,7 +249,7 @@ def test_a_deleted_stream(broker):
     del broker.streams["s"]
     with pytest.raises(DataLost, match="it was deleted"):
         list(reader.read(partitions[0]))
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(StreamNotFound, match=r"no s\. Create it\."):  # the hint, too: Spark shows only the message
         stream_reader().initialOffset()
 
 

@@ -5,7 +5,10 @@ from vibemq.errors import AuthenticationFailed, RequestFailed, StreamExists, Str
 from vibemq.protocols.streams.spec import Code, code_name
 
 HINTS: dict[int, str] = {
-    Code.STREAM_DOES_NOT_EXIST: "Create the stream, or check its name and the virtual host.",
+    Code.STREAM_DOES_NOT_EXIST: (
+        "Create the stream, for example with StreamsConnection.create of vibemq.client.streams, "
+        "or check its name and the virtual host."
+    ),
     Code.STREAM_NOT_AVAILABLE: "The stream's leader is changing or down; try again in a few seconds.",
     Code.ACCESS_REFUSED: "Give the user the permission (configure, write or read) for this stream.",
     Code.PRECONDITION_FAILED: "An argument is not allowed, differs from the existing object's, or a limit is reached.",

@@ -60,8 +60,11 @@ class Transport:
         try:
             plain = socket.create_connection((host, port), timeout_s)
         except OSError as error:
+            # A TimeoutError without a number is Python's own: nobody refused, our patience ended.
+            ours = isinstance(error, TimeoutError) and error.errno is None
+            why = f"no answer within {timeout_s:g} s" if ours else error.strerror or error
             raise ConnectionClosed(
-                f"{self.peer}: could not connect within {timeout_s:g} s: {error}",
+                f"{self.peer}: could not connect: {why}",
                 hint="Does the broker run, is this its streams port, and can this machine reach it?",
             ) from error
         try:

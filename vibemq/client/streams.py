@@ -131,8 +131,7 @@ class StreamsConnection:
         self.server_properties = answer.properties
         self.request(Key.SASL_HANDSHAKE)
         data = b"\0" + user.encode() + b"\0" + password.encode()
-        where = f"{self._transport.peer}: logging in as {user!r}"
-        self.request(Key.SASL_AUTHENTICATE, where=where, mechanism="PLAIN", data=data)
+        self.request(Key.SASL_AUTHENTICATE, where=f"logging in as {user!r}", mechanism="PLAIN", data=data)
         deadline = Deadline(self.timeout_s, f"{self._transport.peer}: waiting for Tune")
         while self._tune is None:
             self._wait(deadline)
@@ -141,7 +140,7 @@ class StreamsConnection:
         self.frame_max = min(frame_max, self._tune.frame_max or frame_max)
         tune = codec.encode_response(Key.TUNE, None, None, frame_max=self.frame_max, heartbeat=heartbeat)
         self._send(tune, "answering Tune")
-        where = f"{self._transport.peer}: opening virtual host {virtual_host!r}"
+        where = f"opening virtual host {virtual_host!r}"
         self.open_properties = self.request(Key.OPEN, where=where, virtual_host=virtual_host).properties
         if heartbeat:
             self._transport.start_heartbeats(heartbeat)
@@ -193,7 +192,8 @@ class StreamsConnection:
         """Any command with an answer: the named tuple of the answer, or the error that fits its code."""
         command = spec.COMMAND_BY_KEY[key]
         where = where or " ".join(filter(None, (command.name, repr(fields.get("stream", "")).strip("'\""))))
-        deadline = Deadline(self.timeout_s, f"{self._transport.peer}: {where}")
+        where = f"{self._transport.peer}: {where}"
+        deadline = Deadline(self.timeout_s, where)
         answer = self._exchange(key, deadline, **fields)
         if getattr(answer, "code", Code.OK) != Code.OK:
             raise failure(where, answer.code)
@@ -250,7 +250,7 @@ class StreamsConnection:
     def exists(self, stream: str) -> bool:
         location = self.metadata([stream]).get(stream)
         if location is not None and location.code == Code.ACCESS_REFUSED:
-            raise failure(f"Metadata {stream}", location.code)
+            raise failure(f"{self._transport.peer}: Metadata {stream}", location.code)
         return location is not None and location.code in (Code.OK, Code.STREAM_NOT_AVAILABLE)
 
     def stats(self, stream: str) -> dict[str, int]:
@@ -487,7 +487,8 @@ class StreamsConnection:
     def _on_credit_error(self, version: int, body: bytes) -> None:
         answer = codec.decode_response(Key.CREDIT, version, body)
         if subscription := self._subscriptions.get(answer.subscription_id):
-            subscription._failure = failure(f"Credit for stream {subscription.stream}", answer.code)
+            where = f"{self._transport.peer}: Credit for stream {subscription.stream}"
+            subscription._failure = failure(where, answer.code)
 
     def _on_tune(self, version: int, body: bytes) -> None:
         self._tune = codec.decode_response(Key.TUNE, version, body)

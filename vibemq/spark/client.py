@@ -106,7 +106,7 @@ def _connect(options: Options) -> StreamsConnection:
                 client_properties={"product": "VibeMQ", "connection_name": f"vibemq-spark-{os.getpid()}"},
             )
         except AWAY as failed:
-            refused.append(f"{host}:{port}: {failed}")
+            refused.append(str(failed))  # it says which endpoint
     raise BrokerAway("; ".join(refused))
 
 
@@ -134,7 +134,8 @@ def connection(options: Options) -> Iterator[StreamsConnection]:
     except StreamNotFound as failed:
         if _all_exist(taken, options.streams):
             raise BrokerAway(str(failed)) from failed
-        raise
+        # Spark shows nothing but the message.
+        raise StreamNotFound(f"{failed}. {failed.hint}", hint=failed.hint) from failed
     except AWAY as failed:
         raise BrokerAway(f"{type(failed).__name__}: {failed}") from failed
     finally:
