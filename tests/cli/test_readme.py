@@ -28,15 +28,17 @@ def example(number, port, folder):
         [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=folder, timeout=240
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    return done
 
 
 def test_rstream_publishes_and_consumes(port, tmp_path):
-    assert example(0, port, tmp_path).splitlines()[-10:] == [f"{n} order {n}" for n in range(10)]
+    done = example(0, port, tmp_path)
+    assert done.stdout.splitlines()[-10:] == [f"{n} order {n}" for n in range(10)]
+    assert done.stderr == ""
 
 
 def test_bulk_client_publishes_and_reads(port, tmp_path):
-    assert example(1, port, tmp_path) == "100000 messages read back\n"
+    assert example(1, port, tmp_path).stdout == "100000 messages read back\n"
 
 
 @pytest.mark.spark
@@ -44,7 +46,7 @@ def test_bulk_client_publishes_and_reads(port, tmp_path):
 def test_spark_reads_what_rstream_published(port, tmp_path):
     pytest.importorskip("pyspark", reason="pyspark is not installed")
     example(0, port, tmp_path)
-    orders = int(example(2, port, tmp_path).split()[0])
+    orders = int(example(2, port, tmp_path).stdout.split()[0])
     assert orders in (10, 20)  # twenty when the first test ran, too
 
 
