@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * json: one pass, driven by a table: what is expected next, against the class of the byte that is there.
+ *
+ * What nests is remembered as one bit for each level, so there is no recursion and a document's depth
+ * costs no stack.  Strings are stepped through by blocks, as most bytes of most documents
+ * are in them.  A function that finds something wrong leaves `at` on the byte that is wrong, or at the
+ * end when bytes are only missing; that alone decides between corrupt and truncated.
+ */
+#include "json.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "../base/check.h"
+#include "block.h"
+#include "utf8.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Invariant: begin <= at <= end. */
+struct scan {
+    const uint8_t *at, *end, *begin;
+};
+
+/* ---- the parts of a document ---- */
+
+/* The next byte that a string cannot just hold, or the end. */
+INLINE const uint8_t *plain_end(const uint8_t *p, const struct scan *s)
+{
+    while ((size_t)(s->end - p) >= BLOCK_BYTES) {
+        block_mask stops = block_stops(p);
+        if (stops) return p + block_first(stops);
+        p += BLOCK_BYTES;
+    }
+    if (s->end - s->begin >= BLOCK_BYTES) {
+        /* Fewer bytes than a block: the document's last block, without those before `p`. */
+        size_t before = BLOCK_BYTES - (size_t)(s->end - p);
+        if (before == BLOCK_BYTES) return p;
+        block_mask stops = block_stops(s->end - BLOCK_BYTES) >> (before * BLOCK_BITS);
+        return stops ? p + block_first(stops) : s->end;
+    }
+    while (p < s->end && *p >= 0x20 && *p < 0x80 && *p != '"' && *p != '\\') p++;
+    return p;
+}
+
+static bool is_digit(uint8_t c) { return (uint8_t)(c - '0') < 10; }
+static bool is_hex(uint8_t c) { return is_digit(c) || (uint8_t)((c | 0x20) - 'a') < 6; }
+
+/* After a backslash. */
+static bool escape_skip(struct scan *s)
+{
+    static const char simple[] = "\"\\/bfnrt";
+    if (s->at == s->end) return false;
+    if (*s->at != 'u') return *s->at && strchr(simple, *s->at) && s->at++;
+    s->at++;
+    for (int i = 0; i < 4; i++, s->at++)
+        if (s->at == s->end || !is_hex(*s->at)) return false;
+    return true;
+}
+
+/* After the opening quote, over the closing one. */
+INLINE bool string_skip(struct scan *s)
+{
+    for (;;) {
+        s->at = plain_end(s->at, s);
+        if (s->at == s->end) return false;
+        uint8_t stop = *s->at;
+        if (stop == '"') break;
+        if (stop == '\\') {
+            s->at++;
+            if (!escape_skip(s)) return false;
+        } else if (stop >= 0x80) {
+            do {
+                if (!utf8_step(&s->at, s->end)) return false;
+            } while (s->at < s->end && *s->at >= 0x80);
+        } else return false;
+    }
+    s->at++;
+    return true;
+}
+
+/* At least one digit. */
+INLINE bool digits_skip(struct scan *s)
+{
+    const uint8_t *p = s->at;
+    while (p < s->end && is_digit(*p)) p++;
+    bool some = p != s->at;
+    s->at = p;
+    return some;
+}
+
+INLINE bool number_skip(struct scan *s)
+{
+    if (*s->at == '-') s->at++;
+    if (s->at < s->end && *s->at == '0') s->at++; /* and a digit after it is no part of the number */
+    else if (!digits_skip(s)) return false;
+    if (s->at < s->end && *s->at == '.') {
+        s->at++;
+        if (!digits_skip(s)) return false;
+    }
+    if (s->at < s->end && (*s->at | 0x20) == 'e') {
+        s->at++;
+        if (s->at < s->end && (*s->at == '+' || *s->at == '-')) s->at++;
+        if (!digits_skip(s)) return false;
+    }
+    return true;
+}
+
+/* true, false or null, told apart by the first byte. */
+INLINE bool literal_skip(struct scan *s)
+{
+    const char *word = *s->at == 't' ? "true" : *s->at == 'f' ? "false" : "null";
+    for (; *word; word++, s->at++)
+        if (s->at == s->end || *s->at != (uint8_t)*word) return false;
+    return true;
+}
+
+INLINE void space_skip(struct scan *s)
+{
+    const uint8_t *p = s->at + 1; /* the caller has seen the first */
+    while ((size_t)(s->end - p) >= BLOCK_BYTES) {
+        block_mask solid = block_solid(p);
+        if (solid) {
+            s->at = p + block_first(solid);
+            return;
+        }
+        p += BLOCK_BYTES;
+    }
+    while (p < s->end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
+    s->at = p;
+}
+
+/* ---- the table ---- */
+
+enum class {
+    CLASS_NONE, CLASS_SPACE, CLASS_QUOTE, CLASS_NUMBER, CLASS_LETTER, CLASS_COLON, CLASS_COMMA, CLASS_OBJECT,
+    CLASS_OBJECT_END, CLASS_ARRAY, CLASS_ARRAY_END, CLASS_COUNT
+};
+
+static const uint8_t class_of[256] = {
+    [' '] = CLASS_SPACE, ['\n'] = CLASS_SPACE, ['\r'] = CLASS_SPACE, ['\t'] = CLASS_SPACE, ['"'] = CLASS_QUOTE,
+    ['-'] = CLASS_NUMBER, ['0' ... '9'] = CLASS_NUMBER, ['t'] = CLASS_LETTER, ['f'] = CLASS_LETTER,
+    ['n'] = CLASS_LETTER, [':'] = CLASS_COLON, [','] = CLASS_COMMA, ['{'] = CLASS_OBJECT, ['}'] = CLASS_OBJECT_END,
+    ['['] = CLASS_ARRAY, [']'] = CLASS_ARRAY_END,
+};
+
+enum expected {
+    EXPECT_VALUE, EXPECT_FIRST_VALUE, EXPECT_KEY, EXPECT_FIRST_KEY, EXPECT_COLON, EXPECT_MORE_OF_OBJECT,
+    EXPECT_MORE_OF_ARRAY, EXPECT_NOTHING, EXPECT_COUNT
+};
+
+enum action { REFUSE, SPACE, KEY, STRING, NUMBER, LITERAL, OPEN, CLOSE, NEXT_VALUE, NEXT_KEY };
+
+#define VALUES \
+    [CLASS_SPACE] = SPACE, [CLASS_QUOTE] = STRING, [CLASS_NUMBER] = NUMBER, [CLASS_LETTER] = LITERAL, \
+    [CLASS_OBJECT] = OPEN, [CLASS_ARRAY] = OPEN
+
+static const uint8_t rules[EXPECT_COUNT][CLASS_COUNT] = {
+    [EXPECT_VALUE] = {VALUES},
+    [EXPECT_FIRST_VALUE] = {VALUES, [CLASS_ARRAY_END] = CLOSE},
+    [EXPECT_KEY] = {[CLASS_SPACE] = SPACE, [CLASS_QUOTE] = KEY},
+    [EXPECT_FIRST_KEY] = {[CLASS_SPACE] = SPACE, [CLASS_QUOTE] = KEY, [CLASS_OBJECT_END] = CLOSE},
+    [EXPECT_COLON] = {[CLASS_SPACE] = SPACE, [CLASS_COLON] = NEXT_VALUE},
+    [EXPECT_MORE_OF_OBJECT] = {[CLASS_SPACE] = SPACE, [CLASS_COMMA] = NEXT_KEY, [CLASS_OBJECT_END] = CLOSE},
+    [EXPECT_MORE_OF_ARRAY] = {[CLASS_SPACE] = SPACE, [CLASS_COMMA] = NEXT_VALUE, [CLASS_ARRAY_END] = CLOSE},
+    [EXPECT_NOTHING] = {[CLASS_SPACE] = SPACE},
+};
+
+/* ---- the check ---- */
+
+/* What may follow a value, at this depth: a bit of the stack is 1 for an object. */
+INLINE enum expected after_value(const uint64_t *stack, uint32_t depth)
+{
+    if (depth == 0) return EXPECT_NOTHING;
+    bool is_object = stack[(depth - 1) / 64] >> ((depth - 1) % 64) & 1;
+    return is_object ? EXPECT_MORE_OF_OBJECT : EXPECT_MORE_OF_ARRAY;
+}
+
+INLINE void stack_push(uint64_t *stack, uint32_t depth, bool is_object)
+{
+    uint64_t bit = UINT64_C(1) << (depth % 64);
+    stack[depth / 64] = is_object ? stack[depth / 64] | bit : stack[depth / 64] & ~bit;
+}
+
+/* From `s` on; when it is not JSON, `s` stands where it is not. */
+static err document_check(struct scan *s, uint32_t depth_max)
+{
+    uint64_t stack[JSON_DEPTH_MAX / 64] = {0};
+    uint32_t depth = 0;
+    enum expected expected = EXPECT_VALUE, after = EXPECT_NOTHING;
+
+    while (s->at < s->end) {
+        bool is_object, good = true;
+        switch (rules[expected][class_of[*s->at]]) {
+        case SPACE: space_skip(s); break;
+        case KEY: s->at++, good = string_skip(s), expected = EXPECT_COLON; break;
+        case STRING: s->at++, good = string_skip(s), expected = after; break;
+        case NUMBER: good = number_skip(s), expected = after; break;
+        case LITERAL: good = literal_skip(s), expected = after; break;
+        case NEXT_VALUE: s->at++, expected = EXPECT_VALUE; break;
+        case NEXT_KEY: s->at++, expected = EXPECT_KEY; break;
+        case OPEN:
+            if (depth >= depth_max) return ERR_LIMIT;
+            is_object = *s->at++ == '{';
+            stack_push(stack, depth++, is_object);
+            after = is_object ? EXPECT_MORE_OF_OBJECT : EXPECT_MORE_OF_ARRAY;
+            expected = is_object ? EXPECT_FIRST_KEY : EXPECT_FIRST_VALUE;
+            break;
+        case CLOSE: s->at++, expected = after = after_value(stack, --depth); break;
+        default: good = false; break;
+        }
+        if (!good) return s->at == s->end ? ERR_TRUNCATED : ERR_CORRUPT;
+    }
+    return expected == EXPECT_NOTHING ? OK : ERR_TRUNCATED;
+}
+
+err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
+{
+    CHECK(depth_max <= JSON_DEPTH_MAX);
+    struct scan s = {.at = data, .end = data + size, .begin = data};
+    err result = document_check(&s, depth_max);
+    *position = (uint64_t)(s.at - s.begin);
+    return result;
+}
+
+/* ---- strings ---- */
+
+/* The letter after the backslash; for control characters without one, 'u'. */
+static uint8_t escape_of(uint8_t c)
+{
+    switch (c) {
+    case '"': case '\\': return c;
+    case '\b': return 'b';
+    case '\f': return 'f';
+    case '\n': return 'n';
+    case '\r': return 'r';
+    case '\t': return 't';
+    default: return 'u';
+    }
+}
+
+static void escape_put(struct writer_bytes *w, uint8_t c)
+{
+    static const char hex[] = "0123456789abcdef";
+    uint8_t letter = escape_of(c);
+    uint8_t *p = bytes_room(w, letter == 'u' ? 6 : 2);
+    if (!p) return;
+    p[0] = '\\';
+    p[1] = letter;
+    if (letter != 'u') return;
+    p[2] = p[3] = '0';
+    p[4] = (uint8_t)hex[c >> 4];
+    p[5] = (uint8_t)hex[c & 15];
+}
+
+err json_string_write(struct writer_bytes *w, const uint8_t *text, uint64_t bytes)
+{
+    struct scan s = {.at = text, .end = text + bytes, .begin = text};
+    struct writer_bytes before = *w;
+    const uint8_t *run = text; /* not yet copied */
+    bytes_put8(w, '"');
+    while ((s.at = plain_end(s.at, &s)) < s.end) {
+        if (*s.at >= 0x80) {
+            do {
+                if (utf8_step(&s.at, s.end)) continue;
+                *w = before;
+                return ERR_INVALID;
+            } while (s.at < s.end && *s.at >= 0x80);
+            continue;
+        }
+        bytes_put(w, run, (size_t)(s.at - run));
+        escape_put(w, *s.at);
+        run = ++s.at;
+    }
+    bytes_put(w, run, (size_t)(s.end - run));
+    bytes_put8(w, '"');
+    return w->failed ? ERR_LIMIT : OK;
+}
+
+err json_base64_write(struct writer_bytes *w, const uint8_t *data, uint64_t bytes)
+{
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    /* Text is longer than its bytes: compared first, so that the size cannot overflow. */
+    if (bytes > (size_t)(w->end - w->at)) w->failed = true;
+    uint8_t *p = w->failed ? NULL : bytes_room(w, JSON_BASE64_SIZE(bytes));
+    if (!p) return ERR_LIMIT;
+
+    *p++ = '"';
+    for (; bytes >= 3; bytes -= 3, data += 3, p += 4) {
+        uint32_t three = (uint32_t)data[0] << 16 | (uint32_t)data[1] << 8 | data[2];
+        p[0] = (uint8_t)letters[three >> 18];
+        p[1] = (uint8_t)letters[three >> 12 & 63];
+        p[2] = (uint8_t)letters[three >> 6 & 63];
+        p[3] = (uint8_t)letters[three & 63];
+    }
+    if (bytes) {
+        uint32_t rest = (uint32_t)data[0] << 16 | (bytes == 2 ? (uint32_t)data[1] << 8 : 0);
+        p[0] = (uint8_t)letters[rest >> 18];
+        p[1] = (uint8_t)letters[rest >> 12 & 63];
+        p[2] = bytes == 2 ? (uint8_t)letters[rest >> 6 & 63] : '=';
+        p[3] = '=';
+        p += 4;
+    }
+    *p = '"';
+    return OK;
+}
