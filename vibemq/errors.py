@@ -119,6 +119,14 @@ class LimitExceeded(VibeMQError):
         self.most = most
 
 
+class AccountError(VibeMQError):
+    """A command that manages users was refused; ``code`` is the native protocol's name for why."""
+
+    def __init__(self, code: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
 class AuthenticationFailed(VibeMQError):
     """The broker refused the user name or the password."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from vibemq.admin import users
 from vibemq.admin.users import Authenticator, Verdict
-from vibemq.errors import UserError, UserExists
+from vibemq.errors import ConfigError, UserError, UserExists
 from vibemq.storage.metadata import Metadata
 
 PASSWORD = "correct horse"
@@ -151,3 +151,61 @@ def test_a_user_is_made_once(metadata):
     with pytest.raises(UserExists) as raised:
         users.add_user(metadata, "alice", PASSWORD)
     assert "vibemq users passwd alice" in raised.value.hint
+
+
+def test_one_character_is_not_characters(metadata):
+    with pytest.raises(UserError, match=r"the password has 1 character; 8 to 1024 are needed"):
+        users.add_user(metadata, "bob", "x")
+
+
+def test_any_bytes_of_a_peer_can_be_a_password(metadata, door):
+    users.change_password(metadata, "alice", "\ud800 battery")
+    assert door.check("alice", "\ud800 battery", loopback=False) is Verdict.OK
+
+
+# ---- the superuser of the configuration ----
+
+
+def ordinary(metadata):
+    metadata.set_superuser("alice", False)
+
+
+def test_the_configured_superuser_is_made_at_the_first_start_only(metadata, door):
+    ordinary(metadata)
+    assert users.ensure_superuser(metadata, "vibemq", PASSWORD)
+    assert metadata.find_user("vibemq").is_superuser
+    assert not users.ensure_superuser(metadata, "vibemq", "battery staple")
+    assert not users.ensure_superuser(metadata, "other", "battery staple")
+    assert not users.ensure_superuser(metadata, "vibemq", "")
+    assert door.check("vibemq", PASSWORD, loopback=False) is Verdict.OK
+    assert metadata.find_user("other") is None
+
+
+def test_a_superuser_made_by_hand_is_enough(metadata):
+    assert metadata.find_user("alice").is_superuser  # the first user of all
+    assert not users.ensure_superuser(metadata, "vibemq", "")
+    assert metadata.find_user("vibemq") is None
+
+
+def test_a_user_of_the_configured_name_becomes_the_superuser_with_the_configured_password(metadata, door):
+    ordinary(metadata)
+    assert users.ensure_superuser(metadata, "alice", "battery staple")
+    assert metadata.find_user("alice").is_superuser
+    assert door.check("alice", PASSWORD, loopback=False) is Verdict.REFUSED
+    assert door.check("alice", "battery staple", loopback=False) is Verdict.OK
+
+
+def test_no_superuser_and_no_password_is_a_mistake_of_the_configuration(metadata):
+    ordinary(metadata)
+    with pytest.raises(ConfigError, match=r"no superuser.*no password for 'vibemq'") as raised:
+        users.ensure_superuser(metadata, "vibemq", "")
+    assert "vibemq users add NAME --superuser" in raised.value.hint
+
+
+@pytest.mark.parametrize(("name", "password"), [("guest", PASSWORD), ("a b", PASSWORD), ("vibemq", "short")])
+def test_a_superuser_that_cannot_be_is_a_mistake_of_the_configuration(metadata, name, password):
+    ordinary(metadata)
+    with pytest.raises(ConfigError, match="the superuser of the configuration: ") as raised:
+        users.ensure_superuser(metadata, name, password)
+    assert "horse" not in str(raised.value)
+    assert not metadata.has_superuser()

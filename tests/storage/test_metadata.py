@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and users in SQLite: what is unique, what is reused, what survives, who may share it."""
+"""Streams in SQLite: what is unique, what is reused, what survives, who may share it."""
 
 import multiprocessing
 import os
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from running import ENVIRONMENT
 
-from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound, UserExists, UserNotFound
+from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.storage import metadata as module
 from vibemq.storage.metadata import Metadata
 
@@ -164,26 +164,6 @@ def test_a_disk_stream_is_synced_and_others_are_not(metadata):
     normal, full = 1, 2
     assert levels == [normal, full]
     assert db.execute("PRAGMA synchronous").fetchone()[0] == normal
-
-
-def test_users_come_and_go(metadata):
-    metadata.add_user("bob", "hash-1")
-    metadata.add_user("alice", "hash-2", ("administrator",))
-    assert [(user.name, user.tags) for user in metadata.users()] == [("alice", ("administrator",)), ("bob", ())]
-    metadata.change_password("bob", "hash-3")
-    assert metadata.find_user("bob").password_hash == "hash-3"
-    with pytest.raises(UserExists):
-        metadata.add_user("bob", "hash")
-    metadata.delete_user("bob")
-    assert metadata.find_user("bob") is None
-    for call in (lambda: metadata.delete_user("bob"), lambda: metadata.change_password("bob", "hash")):
-        with pytest.raises(UserNotFound, match="no user 'bob'"):
-            call()
-
-
-def test_no_hash_is_shown(metadata):
-    metadata.add_user("bob", "secret-hash")
-    assert "secret" not in repr(metadata.users())
 
 
 def test_other_accounts_cannot_read_the_file(metadata, tmp_path):

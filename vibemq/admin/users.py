@@ -9,6 +9,9 @@ again each time, so a changed or deleted password counts at once.
 
 guest/guest is accepted from loopback only, and only while the configuration allows it.
 No user named guest can be made, so there is no second meaning of that name.
+
+What a user may do once inside is vibemq.admin.permissions'.  The first user of all is a superuser:
+somebody must be able to let the others do something.
 """
 
 import enum
@@ -19,7 +22,7 @@ import threading
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from vibemq.errors import UserError
+from vibemq.errors import ConfigError, UserError
 from vibemq.storage.metadata import Metadata, UserRecord
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ PASSWORD_CHARACTERS_MAX = 1024
 _NOBODY = "$argon2id$v=19$m=19456,t=2,p=1$dmliZW1xLW5vYm9keS0xNg$bm9ib2R5IGhhcyB0aGlzIHBhc3N3b3JkLCByZWFsbHk"
 _REMEMBERED_MAX = 4096  # users; the oldest success is forgotten first
 _NAME = re.compile(r"[A-Za-z0-9_.@+-]{1,255}")
+# What the native protocol allows for the users that are made through it.
+_NATIVE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Verdict(enum.Enum):
@@ -105,8 +110,63 @@ class Authenticator:
         return blake2b(len(name).to_bytes(4, "big") + name + secret, key=self._key, digest_size=32).digest()
 
 
-def add_user(metadata: Metadata, name: str, password: str, tags: tuple[str, ...] = ()) -> None:
-    """Make a user.  Raises UserError (also UserExists) with what is wrong."""
+def add_user(
+    metadata: Metadata,
+    name: str,
+    password: str,
+    tags: tuple[str, ...] = (),
+    is_superuser: bool | None = None,
+    password_min: int = PASSWORD_CHARACTERS_MIN,
+) -> bool:
+    """Make a user; the result is whether it is a superuser.  None: only if it is the first user of all.
+
+    Raises UserError (also UserExists) with what is wrong.
+    """
+    _check_name(name)
+    return metadata.add_user(name, hash_password(password, password_min), tags, is_superuser)
+
+
+def change_password(metadata: Metadata, name: str, password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> None:
+    """Raises UserError (also UserNotFound)."""
+    metadata.change_password(name, hash_password(password, password_min))
+
+
+def ensure_superuser(metadata: Metadata, name: str, password: str) -> bool:
+    """Make the superuser of the configuration if there is none at all; was one made?
+
+    The password counts this once: a superuser's own later change must not be undone by an old
+    setting.  A user of that name becomes the superuser, with this password.  Raises ConfigError.
+    """
+    if metadata.has_superuser():
+        return False
+    if not password:
+        raise ConfigError(
+            f"authorization is on, but there is no superuser, and the configuration has no password for {name!r}",
+            hint="set the superuser's password for the first start, or make one: `vibemq users add NAME --superuser`",
+        )
+    try:
+        _check_name(name)
+        password_hash = hash_password(password)
+    except UserError as problem:
+        raise ConfigError(f"the superuser of the configuration: {problem}", hint=problem.hint) from None
+    return metadata.add_first_superuser(name, password_hash)
+
+
+def check_native_name(name: str) -> None:
+    """Raises UserError when the native protocol cannot make a user of this name."""
+    if _NATIVE_NAME.fullmatch(name) is None:
+        raise UserError("a user name needs 1 to 64 of the characters A-Z a-z 0-9 . - _")
+
+
+def hash_password(password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> str:
+    """The argon2id hash to store.  Raises UserError when the password is too short or too long."""
+    if not password_min <= len(password) <= PASSWORD_CHARACTERS_MAX:
+        characters = "1 character" if len(password) == 1 else f"{len(password)} characters"
+        raise UserError(f"the password has {characters}; {password_min} to {PASSWORD_CHARACTERS_MAX} are needed")
+    return _hasher().hash(password.encode(errors="surrogatepass"))
+
+
+def _check_name(name: str) -> None:
     if name.lower() == GUEST:
         raise UserError(
             "user 'guest' is built in, for connections from this machine only, and cannot be added",
@@ -114,22 +174,6 @@ def add_user(metadata: Metadata, name: str, password: str, tags: tuple[str, ...]
         )
     if _NAME.fullmatch(name) is None:
         raise UserError(f"user name {name!r}: 1 to 255 of the characters A-Z a-z 0-9 _ . @ + - are needed")
-    metadata.add_user(name, hash_password(password), tags)
-
-
-def change_password(metadata: Metadata, name: str, password: str) -> None:
-    """Raises UserError (also UserNotFound)."""
-    metadata.change_password(name, hash_password(password))
-
-
-def hash_password(password: str) -> str:
-    """The argon2id hash to store.  Raises UserError when the password is too short or too long."""
-    if not PASSWORD_CHARACTERS_MIN <= len(password) <= PASSWORD_CHARACTERS_MAX:
-        raise UserError(
-            f"the password has {len(password)} characters; "
-            f"{PASSWORD_CHARACTERS_MIN} to {PASSWORD_CHARACTERS_MAX} are needed"
-        )
-    return _hasher().hash(password)
 
 
 def _hasher() -> "PasswordHasher":

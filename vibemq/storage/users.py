@@ -98,7 +98,7 @@ class Users(Database):
         with self._changing_accounts() as db:
             row = db.execute("SELECT is_superuser FROM users WHERE name = ?", (name,)).fetchone()
             if row is None:
-                raise _no_user(name)
+                raise no_user(name)
             if row[0] and not superusers_too:
                 return False
             db.execute("DELETE FROM users WHERE name = ?", (name,))
@@ -146,7 +146,7 @@ class Users(Database):
         """By pattern.  Raises UserNotFound."""
         found = self.rights(name)
         if found is None:
-            raise _no_user(name)
+            raise no_user(name)
         return list(found.permissions)
 
     def permission_counts(self) -> dict[str, int]:
@@ -182,7 +182,7 @@ class Users(Database):
                 f"UPDATE users SET {column} = ?, updated_ms = ? WHERE name = ?", (value, _now_ms(), name)
             )
             if changed.rowcount == 0:
-                raise _no_user(name)
+                raise no_user(name)
 
     @contextmanager
     def _changing_accounts(self) -> Iterator[sqlite3.Connection]:
@@ -201,7 +201,7 @@ def _insert(db: sqlite3.Connection, name: str, password_hash: str, tags: tuple[s
 
 def _find(db: sqlite3.Connection, name: str) -> None:
     if db.execute("SELECT 1 FROM users WHERE name = ?", (name,)).fetchone() is None:
-        raise _no_user(name)
+        raise no_user(name)
 
 
 def _has_superuser(db: sqlite3.Connection) -> bool:
@@ -213,7 +213,8 @@ def _user(row: tuple) -> UserRecord:
     return UserRecord(name, tuple(json.loads(tags)), created_ms, password_hash, bool(is_superuser), updated_ms)
 
 
-def _no_user(name: str) -> UserNotFound:
+def no_user(name: str) -> UserNotFound:
+    """The error for a name that no user has."""
     return UserNotFound(f"there is no user {name!r}", hint="`vibemq users list` shows all")
 
 
