@@ -36,7 +36,8 @@ MAY = {
     "client": set(),
     "bench": {"client"},
     "spark": {"client"},
-    "cli": {"server", "protocols", "broker", "admin", "storage", "net", "client", "bench", "spark"},
+    "cli_users": {"server", "admin", "storage"},
+    "cli": {"cli_users", "server", "protocols", "broker", "admin", "storage", "net", "client", "bench", "spark"},
     "pyspark_vibemq": {"spark"},
 }
 EVERYBODY_MAY = {"errors", "config"}

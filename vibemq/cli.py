@@ -7,18 +7,16 @@ subcommand needs is imported inside it: ``vibemq --help`` must not wait for Spar
 """
 
 import importlib
-import json
 import os
-import sys
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import click
 
+from vibemq.cli_users import config_option, data_dir_option, users
 from vibemq.errors import UserError, VibeMQError
 
 if TYPE_CHECKING:
     from vibemq.config import Config
-    from vibemq.storage.metadata import Metadata
 
 
 class _Shown(click.ClickException):
@@ -104,22 +102,15 @@ def main() -> None:
     """VibeMQ: a message broker for Linux, and a high-rate way into Spark."""
 
 
-_config_option = click.option(
-    "--config",
-    "config_path",
-    metavar="FILE",
-    envvar="VIBEMQ_CONFIG",
-    help="TOML file with options; `vibemq config` prints a commented sample.",
-)
-_data_dir_option = click.option("--data-dir", metavar="DIR", help="Where logs, streams and users are kept.")
+main.add_command(users)
 
 
 # ---- serve ----
 
 
 @main.command()
-@_config_option
-@_data_dir_option
+@config_option
+@data_dir_option
 @click.option("--workers", type=int, metavar="N", help="Worker processes; 0: one for each core.")
 @click.option("--host", metavar="HOST", help="Address to listen on (default 127.0.0.1).")
 @click.option("--streams-port", type=int, metavar="PORT", help="Port of the streams door; 0 picks a free one.")
@@ -185,113 +176,6 @@ def print_config() -> None:
     from vibemq import config
 
     click.echo(config.sample(), nl=False)
-
-
-# ---- users ----
-
-
-@main.group()
-def users() -> None:
-    """Add, list and remove users, and change passwords.
-
-    Changes hold at once for new connections, also while the broker runs.
-    """
-
-
-_password_option = click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-
-
-def _metadata(config_path: str | None, data_dir: str | None) -> "Metadata":
-    from vibemq import config
-    from vibemq.server import datadir
-    from vibemq.server.context import metadata_path
-    from vibemq.storage.metadata import Metadata
-
-    path = config.load(config_path, overrides=_overrides((), {"data_dir": data_dir})).data_path
-    datadir.prepare(path)
-    return Metadata(metadata_path(path))
-
-
-def _password(name: str, from_stdin: bool) -> str:
-    if from_stdin:
-        return sys.stdin.readline().rstrip("\n")
-    if not sys.stdin.isatty():
-        raise UserError("there is no terminal to ask for the password", hint="pipe it in, with --password-stdin")
-    answer: str = click.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=True, err=True)
-    return answer
-
-
-def _say(as_json: bool, name: str, done: str) -> None:
-    click.echo(json.dumps({"user": name, "result": done}) if as_json else f"user {name} {done}")
-
-
-@users.command("add")
-@click.argument("name")
-@_password_option
-@_json_option
-@_config_option
-@_data_dir_option
-def users_add(name: str, password_stdin: bool, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
-    """Make a user; asks for the password."""
-    from vibemq.admin.users import add_user
-
-    metadata = _metadata(config_path, data_dir)
-    add_user(metadata, name, _password(name, password_stdin))
-    _say(as_json, name, "added")
-
-
-@users.command("list")
-@_json_option
-@_config_option
-@_data_dir_option
-def users_list(as_json: bool, config_path: str | None, data_dir: str | None) -> None:
-    """Show all users, except the built-in guest."""
-    from datetime import UTC, datetime
-
-    found = [
-        {"user": user.name, "created": datetime.fromtimestamp(user.created_ms // 1000, UTC).isoformat()}
-        for user in _metadata(config_path, data_dir).users()
-    ]
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    if not found:
-        click.echo("there are no users; `vibemq users add NAME` makes one")
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("user", "created")
-    for user in found:
-        table.add_row(user["user"], user["created"])
-    Console().print(table)
-
-
-@users.command("remove")
-@click.argument("name")
-@_json_option
-@_config_option
-@_data_dir_option
-def users_remove(name: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
-    """Remove a user.  Connections that are open stay open until they end."""
-    _metadata(config_path, data_dir).delete_user(name)
-    _say(as_json, name, "removed")
-
-
-@users.command("passwd")
-@click.argument("name")
-@_password_option
-@_json_option
-@_config_option
-@_data_dir_option
-def users_passwd(name: str, password_stdin: bool, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
-    """Change a user's password; asks for it."""
-    from vibemq.admin.users import change_password
-
-    metadata = _metadata(config_path, data_dir)
-    change_password(metadata, name, _password(name, password_stdin))
-    _say(as_json, name, "has a new password")
 
 
 # ---- log ----

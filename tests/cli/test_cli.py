@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command: what it prints, where, and with which exit code."""
 
-import json
 import subprocess
 import sys
 
@@ -11,7 +10,6 @@ from running import ENVIRONMENT
 
 from vibemq import config
 from vibemq.cli import main
-from vibemq.storage.metadata import Metadata
 
 
 @pytest.fixture
@@ -43,40 +41,6 @@ def test_help_is_there_before_anything_heavy_is_loaded():
     assert result.stdout.strip() == ""
 
 
-def test_users_are_added_listed_changed_and_removed(run, tmp_path):
-    assert "there are no users" in run("users", "list").stdout
-    assert run("users", "add", "bob", "--password-stdin", input="sesame open\n").stdout == "user bob added\n"
-    metadata = Metadata(str(tmp_path / "data" / "meta.db"))
-    before = metadata.find_user("bob")
-    [listed] = json.loads(run("users", "list", "--json").stdout)
-    assert listed["user"] == "bob"
-    assert "bob" in run("users", "list").stdout
-    result = run("users", "passwd", "bob", "--password-stdin", "--json", input="other words\n")
-    assert json.loads(result.stdout) == {"user": "bob", "result": "has a new password"}
-    assert metadata.find_user("bob").password_hash != before.password_hash
-    assert run("users", "remove", "bob").exit_code == 0
-    assert metadata.users() == []
-
-
-def test_expected_errors_are_one_line_with_a_hint_and_exit_code_1(run):
-    result = run("users", "remove", "bob")
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr == "vibemq: there is no user 'bob'\n  hint: `vibemq users list` shows all\n"
-
-
-def test_a_password_is_never_read_from_where_it_could_be_echoed(run):
-    result = run("users", "add", "bob", input="sesame open\n")
-    assert result.exit_code == 1
-    assert "--password-stdin" in result.stderr
-
-
-def test_guest_cannot_be_added(run):
-    result = run("users", "add", "guest", "--password-stdin", input="sesame open\n")
-    assert result.exit_code == 1
-    assert "built in" in result.stderr
-
-
 @pytest.mark.parametrize(
     "arguments", [["serve", "--nonsense"], ["nonsense"], ["serve", "--set", "workers"], ["serve", "--workers", "many"]]
 )
@@ -100,9 +64,3 @@ def test_serve_refuses_wrong_options_by_the_name_they_were_given(run, arguments,
     result = run("serve", *arguments)
     assert result.exit_code == 1
     assert f"vibemq: {message}" in result.stderr
-
-
-def test_a_data_directory_that_cannot_be_is_a_sentence(run):
-    result = run("users", "list", "--data-dir", "/proc/vibemq")
-    assert result.exit_code == 1
-    assert "vibemq: cannot use the data directory /proc/vibemq" in result.stderr

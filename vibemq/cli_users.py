@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vibemq users``: who may come in, and who may do what with which queue.
+
+Only ``add`` makes a data directory: everything else would answer a misspelt --data-dir as if it
+were an empty one.  What ``add`` makes as root in a directory of another account is given to that
+account, because the broker that runs as it could not open the database otherwise.
+"""
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from vibemq.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from vibemq.admin.permissions import Operation
+    from vibemq.storage.metadata import Metadata
+
+config_option = click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    envvar="VIBEMQ_CONFIG",
+    help="TOML file with options; `vibemq config` prints a commented sample.",
+)
+data_dir_option = click.option("--data-dir", metavar="DIR", help="Where logs, streams and users are kept.")
+_password_option = click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+@click.group()
+def users() -> None:
+    """Add, list and remove users, change passwords, and grant permissions.
+
+    Changes hold at once, also while the broker runs.  The streams door lets every user do
+    everything; the native door asks for permissions when authorization is on.
+    """
+
+
+@users.command("add")
+@click.argument("name")
+@click.option("--superuser", is_flag=True, help="May do everything.  The first user is one anyway.")
+@_password_option
+@_json_option
+@config_option
+@data_dir_option
+def users_add(
+    name: str, superuser: bool, password_stdin: bool, as_json: bool, config_path: str | None, data_dir: str | None
+) -> None:
+    """Make a user; asks for the password.
+
+    The first user of all is a superuser.  Others may do nothing on the native door but what `vibemq
+    users grant` lets them.
+    """
+    from vibemq.admin.users import add_user
+
+    path = _data_path(config_path, data_dir)
+    password = _password(name, password_stdin)  # before anything is made
+    is_superuser = _make_and_keep_owner(
+        path, lambda metadata: add_user(metadata, name, password, is_superuser=superuser or None)
+    )
+    why = "" if superuser else ", because it is the first user"
+    done = f"added as a superuser{why}" if is_superuser else "added"
+    if as_json:
+        click.echo(json.dumps({"user": name, "result": "added", "superuser": is_superuser}))
+    else:
+        click.echo(f"user {name} {done}")
+
+
+@users.command("list")
+@_json_option
+@config_option
+@data_dir_option
+def users_list(as_json: bool, config_path: str | None, data_dir: str | None) -> None:
+    """Show all users, except the built-in guest."""
+    metadata = _metadata(config_path, data_dir)
+    counts = metadata.permission_counts()
+    found = [
+        {
+            "user": user.name,
+            "superuser": user.is_superuser,
+            "permissions": counts.get(user.name, 0),
+            "created": _when(user.created_ms),
+        }
+        for user in metadata.users()
+    ]
+    if as_json:
+        click.echo(json.dumps(found))
+    elif not found:
+        click.echo("there are no users; `vibemq users add NAME` makes one")
+    else:
+        rows = [
+            (str(user["user"]), "yes" if user["superuser"] else "", str(user["permissions"]), str(user["created"]))
+            for user in found
+        ]
+        _print_table(("user", "superuser", "permissions", "created"), rows)
+
+
+@users.command("remove")
+@click.argument("name")
+@_json_option
+@config_option
+@data_dir_option
+def users_remove(name: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
+    """Remove a user and all permissions.  Open connections of the streams door stay until they end."""
+    _metadata(config_path, data_dir).delete_user(name)
+    _say(as_json, name, "removed")
+
+
+@users.command("passwd")
+@click.argument("name")
+@_password_option
+@_json_option
+@config_option
+@data_dir_option
+def users_passwd(name: str, password_stdin: bool, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
+    """Change a user's password; asks for it."""
+    from vibemq.admin.users import change_password
+
+    metadata = _metadata(config_path, data_dir)
+    change_password(metadata, name, _password(name, password_stdin))
+    _say(as_json, name, "has a new password")
+
+
+# ---- permissions ----
+
+
+@users.command("grant")
+@click.argument("name")
+@click.argument("pattern")
+@click.argument("operations", nargs=-1, required=True, metavar="OPERATION...")
+@_json_option
+@config_option
+@data_dir_option
+def users_grant(
+    name: str, pattern: str, operations: tuple[str, ...], as_json: bool, config_path: str | None, data_dir: str | None
+) -> None:
+    """Let a user do OPERATIONs with the queues that PATTERN matches.
+
+    In PATTERN, * stands for any run of characters (quote it for the shell).  OPERATION is Publish,
+    Subscribe, CreateQueue, DeleteQueue, PurgeQueue, GetQueueInfo or ListQueues.  What was granted by the
+    same pattern before is replaced.
+    """
+    from vibemq.admin.permissions import check_pattern
+
+    wanted = _operations(operations)
+    check_pattern(pattern)
+    _metadata(config_path, data_dir).grant(name, pattern, wanted)
+    names = [operation.name for operation in wanted]
+    if as_json:
+        click.echo(json.dumps({"user": name, "result": "granted", "pattern": pattern, "operations": names}))
+    else:
+        click.echo(f"user {name} may {', '.join(names)} where the queue is {pattern}")
+
+
+@users.command("revoke")
+@click.argument("name")
+@click.argument("pattern")
+@_json_option
+@config_option
+@data_dir_option
+def users_revoke(name: str, pattern: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
+    """Take back what was granted by exactly this PATTERN."""
+    if not _metadata(config_path, data_dir).revoke(name, pattern):
+        raise UserError(
+            f"user {name!r} has no permission with the pattern {pattern!r}",
+            hint=f"`vibemq users permissions {name}` shows all",
+        )
+    if as_json:
+        click.echo(json.dumps({"user": name, "result": "revoked", "pattern": pattern}))
+    else:
+        click.echo(f"user {name} has no permission by {pattern} any more")
+
+
+@users.command("permissions")
+@click.argument("name")
+@_json_option
+@config_option
+@data_dir_option
+def users_permissions(name: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
+    """Show what a user may do with which queues."""
+    from vibemq.admin.permissions import Operation
+    from vibemq.storage.users import no_user
+
+    metadata = _metadata(config_path, data_dir)
+    rights = metadata.rights(name)
+    if rights is None:
+        raise no_user(name)
+    found = [(entry.pattern, [Operation(number).name for number in entry.operations]) for entry in rights.permissions]
+    if as_json:
+        entries = [{"pattern": pattern, "operations": names} for pattern, names in found]
+        click.echo(json.dumps({"user": name, "superuser": rights.is_superuser, "permissions": entries}))
+        return
+    if rights.is_superuser:
+        click.echo(f"user {name} is a superuser and may do everything")
+    elif not found:
+        click.echo(f"user {name} has no permission; `vibemq users grant {name} PATTERN OPERATION...` gives one")
+    if found:
+        _print_table(("queues", "operations"), [(pattern, ", ".join(names)) for pattern, names in found])
+
+
+def _operations(names: tuple[str, ...]) -> "list[Operation]":
+    from vibemq.admin.permissions import Operation, operation_named
+
+    found = set()
+    for name in names:
+        operation = operation_named(name)
+        if operation is None:
+            known = ", ".join(known.name for known in Operation)
+            raise click.UsageError(f"there is no operation {name!r}; known are {known}")
+        found.add(operation)
+    return sorted(found)
+
+
+# ---- the data directory ----
+
+
+def _data_path(config_path: str | None, data_dir: str | None) -> str:
+    from vibemq import config
+
+    overrides: dict[tuple[str, str], tuple[object, str]] = {}
+    if data_dir is not None:
+        overrides["server", "data_dir"] = (data_dir, "--data-dir")
+    return config.load(config_path, overrides=overrides).data_path
+
+
+def _metadata(config_path: str | None, data_dir: str | None) -> "Metadata":
+    """The database, which must exist."""
+    from vibemq.server.context import metadata_path
+    from vibemq.storage.metadata import Metadata
+
+    path = _data_path(config_path, data_dir)
+    found = metadata_path(path)
+    try:
+        os.stat(found)
+    except OSError as problem:
+        missing = isinstance(problem, FileNotFoundError | NotADirectoryError)
+        raise UserError(
+            f"cannot use the data directory {path}: "
+            + (f"there is no {os.path.basename(found)} in it" if missing else f"{problem.strerror}"),
+            hint="is it the right one (--data-dir)?  `vibemq users add NAME` and `vibemq serve` make it"
+            if missing
+            else "run this as the account that serves, or as root",
+        ) from None
+    return Metadata(found)
+
+
+def _make_and_keep_owner(path: str, add: "Callable[[Metadata], bool]") -> bool:
+    """Make the data directory and its database where they are missing, and ``add`` to it."""
+    from vibemq.server import datadir
+    from vibemq.server.context import metadata_path
+    from vibemq.storage.metadata import Metadata
+
+    ours = [f"{path}/streams", *(metadata_path(path) + suffix for suffix in ("", "-wal", "-shm"))]
+    made_directory = not os.path.isdir(path)
+    missing = [name for name in ours if not os.path.lexists(name)]
+    datadir.prepare(path)
+    metadata = Metadata(metadata_path(path))
+    try:
+        return add(metadata)
+    finally:
+        metadata.close()
+        if os.geteuid() == 0:
+            _give(path, missing)
+            if made_directory:
+                click.echo(
+                    f"  hint: {path} is new and belongs to root: serve as root with --user NAME, "
+                    f"or `chown -R NAME {path}` and serve as that account",
+                    err=True,
+                )
+
+
+def _give(path: str, made: list[str]) -> None:
+    """To the directory's owner, what root has just made in it."""
+    owner = os.stat(path)
+    for name in made:
+        if os.path.lexists(name):
+            os.chown(name, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+# ---- asking and answering ----
+
+
+def _password(name: str, from_stdin: bool) -> str:
+    if from_stdin:
+        return sys.stdin.readline().rstrip("\n")
+    if not sys.stdin.isatty():
+        raise UserError("there is no terminal to ask for the password", hint="pipe it in, with --password-stdin")
+    answer: str = click.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=True, err=True)
+    return answer
+
+
+def _say(as_json: bool, name: str, done: str) -> None:
+    click.echo(json.dumps({"user": name, "result": done}) if as_json else f"user {name} {done}")
+
+
+def _when(ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(ms // 1000, UTC).isoformat()
+
+
+def _print_table(columns: tuple[str, ...], rows: "Sequence[tuple[str, ...]]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # as it is: a pattern may look like markup
+    Console().print(table)
