@@ -13,7 +13,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 ROOT = Path(__file__).parent
-CORE_FOLDERS = ("base", "shm", "log", "message")
+CORE_FOLDERS = ("base", "shm", "log", "ledger", "message")
 
 core_sources = sorted(str(p.relative_to(ROOT)) for f in CORE_FOLDERS for p in (ROOT / "csrc" / f).glob("*.c"))
 core_headers = sorted(str(p.relative_to(ROOT)) for f in CORE_FOLDERS for p in (ROOT / "csrc" / f).glob("*.h"))

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * block: the files of blocks, mapped when asked for and removed when settled.
+ */
+#include "block.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "../base/check.h"
+#include "../base/sys.h"
+
+#define TABLE_CAPACITY_MIN 16u /* 4 MiB of entries: more than most queues ever have */
+
+void block_path(struct file_path *p, const char *directory, uint64_t number)
+{
+    file_path_numbered(p, directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
+}
+
+/* ---- the table ---- */
+
+/* Slots at the front that nobody will ask for again: below base, and no pointer into them is out. */
+static void table_shift(struct ledger *l, uint64_t base_block)
+{
+    uint32_t count = 0;
+    while (count < l->block_count && l->first_block + count < base_block && !l->blocks[count].entries) count++;
+    if (count == 0 && l->block_count > 0) return;
+    l->block_count -= count;
+    if (l->block_count) memmove(l->blocks, l->blocks + count, l->block_count * sizeof *l->blocks);
+    l->first_block = l->block_count ? l->first_block + count : base_block;
+}
+
+/* The slot of a block that is not below base; `i` is bounded by LEDGER_BLOCKS_MAX and what is mapped before base. */
+static struct ledger_block *table_slot(struct ledger *l, uint64_t number, uint64_t base_block, struct fault *f)
+{
+    struct ledger_block *known = block_known(l, number);
+    if (known) return known;
+    if (number - l->first_block >= l->block_capacity) table_shift(l, base_block);
+    uint64_t i = number - l->first_block;
+    if (i >= l->block_capacity) {
+        uint64_t capacity = l->block_capacity ? l->block_capacity : TABLE_CAPACITY_MIN;
+        while (capacity <= i) capacity *= 2;
+        struct ledger_block *grown = realloc(l->blocks, capacity * sizeof *grown);
+        if (!grown) {
+            fault_set(f, ERR_NO_MEMORY, 0, l->directory, 0, capacity * sizeof *grown, 0);
+            return NULL;
+        }
+        l->blocks = grown;
+        l->block_capacity = (uint32_t)capacity;
+    }
+    memset(l->blocks + l->block_count, 0, (i + 1 - l->block_count) * sizeof *l->blocks);
+    l->block_count = (uint32_t)i + 1;
+    return &l->blocks[i];
+}
+
+/* ---- mapping ---- */
+
+static err block_map(struct ledger_block *b, int fd, const char *path, struct fault *f)
+{
+    void *memory = sys->mmap(NULL, LEDGER_BLOCK_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) return fault_from_errno(f, path, 0, LEDGER_BLOCK_BYTES, 0);
+    b->entries = memory;
+    b->settled = 0;
+    return OK;
+}
+
+void block_unmap(struct ledger_block *b)
+{
+    if (b->entries) sys->munmap(b->entries, LEDGER_BLOCK_BYTES);
+    b->entries = NULL;
+}
+
+/* Missing or not whole yet, and not all of its offsets were handed out: somebody may be making it. */
+static bool block_may_come(uint64_t number, uint64_t next)
+{
+    return (number + 1) * LEDGER_BLOCK_ENTRIES > next;
+}
+
+struct ledger_entry *block_entries(struct ledger *l, uint64_t number, struct fault *f)
+{
+    struct ledger_block *b = block_known(l, number);
+    if (b && b->entries) return b->entries;
+
+    if (f) f->code = OK;
+    /* Before the look at the file: a block that is missing now may be made right after. */
+    uint64_t next = atomic_load_explicit(&l->control->next, memory_order_acquire);
+    uint64_t base_block = atomic_load_explicit(&l->control->base, memory_order_acquire) / LEDGER_BLOCK_ENTRIES;
+    if (number < base_block || number - base_block >= LEDGER_BLOCKS_MAX) return NULL;
+    b = table_slot(l, number, base_block, f);
+    if (!b || b->gone) return NULL;
+
+    struct file_path path;
+    block_path(&path, l->directory, number);
+    int fd;
+    err e = file_open(path.text, O_RDWR, &fd, f);
+    if (e == ERR_NOT_FOUND) {
+        b->gone = !block_may_come(number, next);
+        if (f) f->code = OK;
+        return NULL;
+    }
+    if (e) return NULL;
+    uint64_t size;
+    e = file_size(fd, path.text, &size, f);
+    if (!e && size == LEDGER_BLOCK_BYTES) block_map(b, fd, path.text, f);
+    else if (!e && !block_may_come(number, next)) fault_set(f, ERR_CORRUPT, 0, path.text, 0, LEDGER_BLOCK_BYTES, size);
+    file_close(&fd);
+    return b->entries;
+}
+
+struct ledger_entry *ledger_entry_slow(struct ledger *l, uint64_t offset, struct fault *f)
+{
+    struct ledger_entry *entries = block_entries(l, offset / LEDGER_BLOCK_ENTRIES, f);
+    return entries ? &entries[offset % LEDGER_BLOCK_ENTRIES] : NULL;
+}
+
+/* ---- making ---- */
+
+err block_make(struct ledger *l, uint64_t number, struct fault *f)
+{
+    uint64_t base_block = atomic_load_explicit(&l->control->base, memory_order_relaxed) / LEDGER_BLOCK_ENTRIES;
+    struct ledger_block *b = table_slot(l, number, base_block, f);
+    if (!b) return ERR_NO_MEMORY;
+    if (b->entries) return OK;
+
+    struct file_path path;
+    block_path(&path, l->directory, number);
+    int fd;
+    bool fresh = false;
+    err e = file_open(path.text, O_RDWR, &fd, f);
+    if (e == ERR_NOT_FOUND) {
+        e = file_open(path.text, O_RDWR | O_CREAT | O_EXCL, &fd, f);
+        fresh = !e;
+    }
+    if (e) return e;
+    uint64_t size = 0;
+    if (!fresh) e = file_size(fd, path.text, &size, f);
+    if (!e && size != LEDGER_BLOCK_BYTES) e = file_truncate(fd, path.text, LEDGER_BLOCK_BYTES, f);
+    if (!e) e = block_map(b, fd, path.text, f);
+    file_close(&fd);
+    if (e && fresh) file_unlink(path.text, NULL);
+    if (!e && fresh) l->fresh_block = number + 1;
+    return e;
+}
+
+static err write_zeros(int fd, const char *path, uint64_t position, uint64_t size, struct fault *f)
+{
+    static const uint8_t zeros[16384];
+    while (size > 0) {
+        size_t part = size < sizeof zeros ? size : sizeof zeros;
+        err e = file_write(fd, path, zeros, part, position, f);
+        if (e) return e;
+        position += part;
+        size -= part;
+    }
+    return OK;
+}
+
+err block_allocate(struct ledger *l, uint64_t number, uint32_t from, uint32_t to, struct fault *f)
+{
+    struct file_path path;
+    block_path(&path, l->directory, number);
+    int fd, result = -1;
+    err e = file_open(path.text, O_RDWR, &fd, f);
+    if (e) return e;
+    uint64_t position = (uint64_t)from * LEDGER_ENTRY_BYTES, size = (uint64_t)(to - from) * LEDGER_ENTRY_BYTES;
+    bool fresh = l->fresh_block == number + 1;
+    if (fresh) {
+        do result = sys->fallocate(fd, 0, (off_t)position, (off_t)size);
+        while (result < 0 && errno == EINTR);
+        if (result < 0 && errno != EOPNOTSUPP && errno != ENOSYS) e = fault_from_errno(f, path.text, position, size, 0);
+    }
+    /* Entries that a dead home wrote are zeroed; and not every file system can allocate. */
+    if (!e && result < 0) e = write_zeros(fd, path.text, position, size, f);
+    file_close(&fd);
+    return e;
+}
+
+/* ---- dropping ---- */
+
+void block_drop(struct ledger *l, uint64_t number)
+{
+    struct file_path path;
+    block_path(&path, l->directory, number);
+    struct ledger_block *b = block_known(l, number);
+    if (!b || !b->gone) file_unlink(path.text, NULL);
+    if (!b) return;
+    block_unmap(b);
+    b->gone = true;
+}
+
+uint32_t block_settled(struct ledger_block *b, uint32_t from, uint32_t end)
+{
+    uint32_t i = b->settled > from ? b->settled : from;
+    while (i < end && (atomic_load_explicit(&b->entries[i].word, memory_order_relaxed) & 7) == LEDGER_SETTLED) i++;
+    b->settled = i;
+    return i;
+}
+
+/* ---- listing ---- */
+
+static int compare_numbers(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+err block_list(const char *directory, uint64_t **numbers, uint32_t *count, struct fault *f)
+{
+    uint64_t *list = NULL, first;
+    uint32_t used = 0, capacity = 0;
+    DIR *d = opendir(directory);
+    if (!d) return fault_from_errno(f, directory, 0, 0, 0);
+    err e = OK;
+    while (!e) {
+        errno = 0;
+        struct dirent *entry = readdir(d);
+        if (!entry) {
+            if (errno) e = fault_from_errno(f, directory, 0, 0, 0);
+            break;
+        }
+        /* A name that no block has is nobody's business here. */
+        if (!file_name_parse(entry->d_name, LEDGER_SUFFIX, &first) || first % LEDGER_BLOCK_ENTRIES != 0) continue;
+        if (used == capacity) {
+            capacity = capacity ? 2 * capacity : 64;
+            uint64_t *grown = realloc(list, capacity * sizeof *list);
+            if (!grown) e = fault_set(f, ERR_NO_MEMORY, 0, directory, 0, capacity * sizeof *list, 0);
+            else list = grown;
+        }
+        if (!e) list[used++] = first / LEDGER_BLOCK_ENTRIES;
+    }
+    closedir(d);
+    if (e) {
+        free(list);
+        return e;
+    }
+    if (used > 1) qsort(list, used, sizeof *list, compare_numbers);
+    *numbers = list;
+    *count = used;
+    return OK;
+}

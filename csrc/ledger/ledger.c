@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ledger: the control page, and what the home does over all blocks.
+ *
+ * The order of stores makes a kill harmless at every instruction: a block's file exists with its room before
+ * next passes into it, and is removed before base passes over it.  So whatever a missing
+ * block below next was, it was settled.
+ */
+#include "ledger.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "../base/check.h"
+#include "../base/sys.h"
+#include "block.h"
+
+/* While base cannot move, how many empty places of the table a ledger_settle steps over for each
+ * block that it may look at: a place is 16 bytes in a row, a look is a cache miss. */
+#define SETTLE_GONE_PER_BLOCK 64u
+
+static const char ledger_name[] = "ledger";
+
+static uint64_t load(const _Atomic uint64_t *word) { return atomic_load_explicit(word, memory_order_acquire); }
+static void store(_Atomic uint64_t *word, uint64_t value) { atomic_store_explicit(word, value, memory_order_release); }
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* ---- the page ---- */
+
+err ledger_create(const char *directory, uint64_t base, bool sync, struct fault *f)
+{
+    struct file_path path;
+    file_path_name(&path, directory, ledger_name);
+    int fd;
+    err e = file_open(path.text, O_RDONLY, &fd, f);
+    if (e == OK) {
+        file_close(&fd);
+        return fault_set(f, ERR_EXISTS, 0, path.text, 0, 0, 0);
+    }
+    if (e != ERR_NOT_FOUND) return e;
+
+    _Alignas(struct ledger_control) uint8_t page[LEDGER_CONTROL_BYTES] = {0};
+    struct ledger_control *c = (struct ledger_control *)page;
+    c->magic = LEDGER_MAGIC;
+    c->version = LEDGER_VERSION;
+    atomic_init(&c->base, base);
+    atomic_init(&c->next, base);
+    atomic_init(&c->departed, base);
+    atomic_init(&c->synced, base);
+    /* Written, not only stretched: a full disk is an error here, not a signal at the first store. */
+    e = file_replace(path.text, page, sizeof page, sync, f);
+    return e || !sync ? e : file_sync_directory(directory, f);
+}
+
+static err control_map(const char *directory, struct ledger_control **out, struct fault *f)
+{
+    struct file_path path;
+    file_path_name(&path, directory, ledger_name);
+    int fd;
+    err e = file_open(path.text, O_RDWR, &fd, f);
+    if (e) return e;
+    uint64_t size;
+    void *page = MAP_FAILED;
+    e = file_size(fd, path.text, &size, f);
+    if (!e && size != LEDGER_CONTROL_BYTES) e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, LEDGER_CONTROL_BYTES, size);
+    if (!e) {
+        page = sys->mmap(NULL, LEDGER_CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (page == MAP_FAILED) e = fault_from_errno(f, path.text, 0, LEDGER_CONTROL_BYTES, 0);
+    }
+    file_close(&fd);
+    if (e) return e;
+
+    struct ledger_control *c = page;
+    uint64_t base = load(&c->base), next = load(&c->next);
+    if (c->magic != LEDGER_MAGIC || c->version != LEDGER_VERSION)
+        e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, LEDGER_VERSION, c->version);
+    else if (base > LEDGER_OFFSET_MAX || next > LEDGER_OFFSET_MAX ||
+             (next > base && next / LEDGER_BLOCK_ENTRIES - base / LEDGER_BLOCK_ENTRIES > LEDGER_BLOCKS_MAX))
+        e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, base, next);
+    if (e) {
+        sys->munmap(page, LEDGER_CONTROL_BYTES);
+        return e;
+    }
+    /* A home was killed within ledger_skip, or is in it: then it will store the same. */
+    if (base > next) atomic_compare_exchange_strong(&c->next, &next, base);
+    *out = c;
+    return OK;
+}
+
+err ledger_open(const char *directory, struct ledger **out, struct fault *f)
+{
+    size_t length = strlen(directory);
+    if (length >= FILE_DIRECTORY_BYTES_MAX)
+        return fault_set(f, ERR_LIMIT, 0, directory, 0, FILE_DIRECTORY_BYTES_MAX - 1, length);
+    struct ledger *l = calloc(1, sizeof *l);
+    if (!l) return fault_set(f, ERR_NO_MEMORY, 0, directory, 0, sizeof *l, 0);
+    memcpy(l->directory, directory, length + 1);
+    err e = control_map(directory, &l->control, f);
+    if (e) {
+        free(l);
+        return e;
+    }
+    l->first_block = load(&l->control->base) / LEDGER_BLOCK_ENTRIES;
+    *out = l;
+    return OK;
+}
+
+void ledger_close(struct ledger *l)
+{
+    if (!l) return;
+    for (uint32_t i = 0; i < l->block_count; i++) block_unmap(&l->blocks[i]);
+    sys->munmap(l->control, LEDGER_CONTROL_BYTES);
+    free(l->blocks);
+    free(l);
+}
+
+/* ---- room ---- */
+
+/* The end of the next step from entry `at` of a block: as much again as the block has, in whole pages, so a
+ * busy queue asks seven times a block and an idle one has a page. */
+static uint32_t reserve_step(uint32_t at)
+{
+    uint32_t end = at < LEDGER_RESERVE_ENTRIES ? LEDGER_RESERVE_ENTRIES : 2 * at;
+    end = (end + LEDGER_RESERVE_ENTRIES - 1) / LEDGER_RESERVE_ENTRIES * LEDGER_RESERVE_ENTRIES;
+    return end < LEDGER_BLOCK_ENTRIES ? end : LEDGER_BLOCK_ENTRIES;
+}
+
+err ledger_reserve(struct ledger *l, uint64_t end, struct fault *f)
+{
+    uint64_t next = load(&l->control->next), base = load(&l->control->base);
+    if (end <= next) return OK;
+    if (l->reserved >= next && end <= l->reserved) return OK;
+    if (end - next > LEDGER_BLOCK_ENTRIES || end > LEDGER_OFFSET_MAX)
+        return fault_set(f, ERR_LIMIT, 0, l->directory, 0, LEDGER_BLOCK_ENTRIES, end - next);
+    if ((end - 1) / LEDGER_BLOCK_ENTRIES - base / LEDGER_BLOCK_ENTRIES >= LEDGER_BLOCKS_MAX)
+        return fault_set(f, ERR_LIMIT, 0, l->directory, 0, LEDGER_BLOCKS_MAX, end - base);
+
+    if (l->reserved < next) {
+        /* The first time, or somebody else has moved next: nothing is known of what lies behind it. */
+        l->reserved = next;
+        l->fresh_block = 0;
+    }
+    while (l->reserved < end) {
+        uint64_t number = l->reserved / LEDGER_BLOCK_ENTRIES;
+        uint32_t from = (uint32_t)(l->reserved % LEDGER_BLOCK_ENTRIES), to = reserve_step(from);
+        err e = block_make(l, number, f);
+        if (!e) e = block_allocate(l, number, from, to, f);
+        if (e) return e;
+        l->reserved = number * LEDGER_BLOCK_ENTRIES + to;
+    }
+    return OK;
+}
+
+/* ---- looking ---- */
+
+struct range { uint64_t number; uint32_t from, to; };
+
+/* Part of [at, end) that lies in one block. */
+static struct range range_at(uint64_t at, uint64_t end)
+{
+    uint64_t number = at / LEDGER_BLOCK_ENTRIES, first = number * LEDGER_BLOCK_ENTRIES;
+    return (struct range){number, (uint32_t)(at - first), (uint32_t)least(end - first, LEDGER_BLOCK_ENTRIES)};
+}
+
+static void clamp_to_entries(struct ledger *l, uint64_t *from, uint64_t *to)
+{
+    *from = most(*from, load(&l->control->base));
+    *to = least(*to, load(&l->control->next));
+}
+
+static bool wanted(uint64_t word, enum ledger_state state, uint32_t priorities)
+{
+    return (word & 7) == (uint64_t)state && (priorities == 0 || (priorities >> (word >> 3 & 3) & 1));
+}
+
+uint64_t ledger_find(struct ledger *l, uint64_t from, uint64_t to, enum ledger_state state, uint32_t priorities)
+{
+    uint64_t at = from, end = to;
+    clamp_to_entries(l, &at, &end);
+    while (at < end) {
+        struct range r = range_at(at, end);
+        uint64_t first = r.number * LEDGER_BLOCK_ENTRIES;
+        struct fault why;
+        struct ledger_entry *entries = block_entries(l, r.number, &why);
+        if (!entries && why.code != OK) return at;
+        if (entries) {
+            uint32_t settled = state == LEDGER_SETTLED ? 0 : block_known(l, r.number)->settled;
+            for (uint32_t i = r.from > settled ? r.from : settled; i < r.to; i++)
+                if (wanted(atomic_load_explicit(&entries[i].word, memory_order_acquire), state, priorities)) return first + i;
+        }
+        at = first + LEDGER_BLOCK_ENTRIES;
+    }
+    return to;
+}
+
+uint64_t ledger_count(struct ledger *l, uint64_t from, uint64_t to, enum ledger_state state)
+{
+    uint64_t count = 0;
+    clamp_to_entries(l, &from, &to);
+    while (from < to) {
+        struct range r = range_at(from, to);
+        struct ledger_entry *entries = block_entries(l, r.number, NULL);
+        for (uint32_t i = r.from; entries && i < r.to; i++)
+            count += wanted(atomic_load_explicit(&entries[i].word, memory_order_relaxed), state, 0);
+        from = (r.number + 1) * LEDGER_BLOCK_ENTRIES;
+    }
+    return count;
+}
+
+/* ---- settling ---- */
+
+/* Move over what is settled from `base` on; drops the blocks that end with it. */
+static uint64_t settle_base(struct ledger *l, uint64_t base, uint64_t next)
+{
+    while (base < next) {
+        struct range r = range_at(base, next);
+        uint64_t first = r.number * LEDGER_BLOCK_ENTRIES;
+        struct fault why;
+        struct ledger_entry *entries = block_entries(l, r.number, &why);
+        if (!entries && why.code != OK) break;
+        uint32_t settled = entries ? block_settled(block_known(l, r.number), r.from, r.to) : r.to;
+        base = first + settled;
+        if (settled < LEDGER_BLOCK_ENTRIES) break;
+        block_drop(l, r.number);
+    }
+    return base;
+}
+
+/* Drop the block in the middle if all of it is settled.  Says whether it had to be looked at. */
+static bool settle_block(struct ledger *l, uint64_t number)
+{
+    struct ledger_block *b = block_known(l, number);
+    if (b && b->gone) return false;
+    if (!block_entries(l, number, NULL)) return true;
+    if (block_settled(block_known(l, number), 0, LEDGER_BLOCK_ENTRIES) == LEDGER_BLOCK_ENTRIES) block_drop(l, number);
+    return true;
+}
+
+uint64_t ledger_settle(struct ledger *l, uint32_t blocks_most)
+{
+    uint64_t old = load(&l->control->base), next = load(&l->control->next);
+    uint64_t base = settle_base(l, old, next);
+    if (base != old) store(&l->control->base, base);
+
+    uint64_t first = base / LEDGER_BLOCK_ENTRIES + 1, end = next / LEDGER_BLOCK_ENTRIES;
+    if (first >= end) return base;
+    uint64_t steps = least(end - first, (uint64_t)blocks_most * SETTLE_GONE_PER_BLOCK);
+    for (uint32_t looks = 0; steps > 0 && looks < blocks_most; steps--) {
+        if (l->sweep < first || l->sweep >= end) l->sweep = first;
+        looks += settle_block(l, l->sweep++);
+    }
+    return base;
+}
+
+void ledger_skip(struct ledger *l, uint64_t offset)
+{
+    uint64_t base = load(&l->control->base), next = load(&l->control->next);
+    CHECK(offset <= LEDGER_OFFSET_MAX);
+    if (offset <= base) return;
+    /* A home may have had room for a whole block behind next, so that it reached into the one after. */
+    uint64_t end = least(offset / LEDGER_BLOCK_ENTRIES, next / LEDGER_BLOCK_ENTRIES + 2);
+    for (uint64_t number = base / LEDGER_BLOCK_ENTRIES; number < end; number++) block_drop(l, number);
+    /* Base first: entries between the old next and the new do not exist, and would never be settled. */
+    store(&l->control->base, offset);
+    if (offset > next) store(&l->control->next, offset);
+    if (load(&l->control->departed) < offset) store(&l->control->departed, offset);
+}
+
+void ledger_trim(struct ledger *l)
+{
+    uint64_t base = load(&l->control->base), next = load(&l->control->next);
+    l->reserved = l->fresh_block = 0;
+    for (uint32_t i = 0; i < l->block_count; i++) {
+        struct ledger_block *b = &l->blocks[i];
+        uint64_t first = (l->first_block + i) * LEDGER_BLOCK_ENTRIES, end = first + LEDGER_BLOCK_ENTRIES;
+        if (!b->entries) continue;
+        uint32_t from = base > first ? (uint32_t)least(base - first, LEDGER_BLOCK_ENTRIES) : 0;
+        if (end <= base || (end <= next && block_settled(b, from, LEDGER_BLOCK_ENTRIES) == LEDGER_BLOCK_ENTRIES))
+            block_unmap(b);
+    }
+}
+
+/* ---- whole directories ---- */
+
+static err sync_file(const char *path, struct fault *f)
+{
+    int fd;
+    err e = file_open(path, O_RDWR, &fd, f);
+    if (e) return e;
+    e = file_datasync(fd, path, f);
+    file_close(&fd);
+    return e;
+}
+
+err ledger_sync(const char *directory, struct fault *f)
+{
+    struct ledger_control *c;
+    struct file_path path;
+    uint64_t *numbers = NULL;
+    uint32_t count = 0;
+    err e = control_map(directory, &c, f);
+    if (e) return e;
+    uint64_t next = load(&c->next); /* before the list: every block that begins below it is in it, or settled */
+    e = block_list(directory, &numbers, &count, f);
+    for (uint32_t i = 0; !e && i < count; i++) {
+        block_path(&path, directory, numbers[i]);
+        e = sync_file(path.text, f);
+        if (e == ERR_NOT_FOUND) e = OK; /* settled meanwhile */
+    }
+    free(numbers);
+    if (!e) e = file_sync_directory(directory, f);
+    if (!e) {
+        uint64_t synced = load(&c->synced);
+        while (synced < next && !atomic_compare_exchange_weak(&c->synced, &synced, next)) continue;
+        file_path_name(&path, directory, ledger_name);
+        e = sync_file(path.text, f);
+    }
+    sys->munmap(c, LEDGER_CONTROL_BYTES);
+    return e;
+}
+
+err ledger_remove(const char *directory, struct fault *f)
+{
+    static const char *const names[] = {"ledger", "ledger.tmp"};
+    struct file_path path;
+    uint64_t *numbers;
+    uint32_t count;
+    err e = block_list(directory, &numbers, &count, f);
+    if (e) return e == ERR_NOT_FOUND ? OK : e;
+    for (size_t i = 0; i < 2 && !e; i++) {
+        file_path_name(&path, directory, names[i]);
+        e = file_unlink(path.text, f);
+        if (e == ERR_NOT_FOUND) e = OK;
+    }
+    for (uint32_t i = 0; i < count && !e; i++) {
+        block_path(&path, directory, numbers[i]);
+        e = file_unlink(path.text, f);
+        if (e == ERR_NOT_FOUND) e = OK;
+    }
+    free(numbers);
+    return e;
+}
+
+/* ---- invariants ---- */
+
+void ledger_check(struct ledger *l)
+{
+    struct ledger_control *c = l->control;
+    uint64_t base = load(&c->base), next = load(&c->next);
+    CHECK(c->magic == LEDGER_MAGIC && c->version == LEDGER_VERSION);
+    CHECK(base <= next && next <= LEDGER_OFFSET_MAX);
+    CHECK(load(&c->departed) <= next && load(&c->synced) <= next);
+    CHECK(l->first_block <= base / LEDGER_BLOCK_ENTRIES);
+    CHECK(l->block_count <= l->block_capacity);
+    while (base < next) {
+        struct range r = range_at(base, next);
+        struct ledger_entry *entries = block_entries(l, r.number, NULL);
+        uint32_t settled = entries ? block_known(l, r.number)->settled : 0;
+        for (uint32_t i = r.from; entries && i < r.to; i++) {
+            uint64_t state = atomic_load_explicit(&entries[i].word, memory_order_relaxed) & 7;
+            CHECK(state != LEDGER_NONE && state <= LEDGER_DELAYED);
+            CHECK(i >= settled || state == LEDGER_SETTLED);
+        }
+        base = (r.number + 1) * LEDGER_BLOCK_ENTRIES;
+    }
+}

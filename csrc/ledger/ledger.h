@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ledger: what became of each message of a queue, in memory that all processes share.
+ *
+ * A queue's directory (its log's) also holds (FORMAT.md draws both)
+ *
+ *   ledger                               one page: the home, how far the queue has come, counters
+ *   <20 digits of first offset>.ledger   a block: one entry for each of LEDGER_BLOCK_ENTRIES offsets
+ *
+ * An entry is two words.  Every change of state is one aligned 8-byte store or compare-and-swap of
+ * the first, so a kill -9 never tears it: the mapping is the journal against the death of processes.
+ * Power loss may bring back an older state, which only means one more delivery.  What must not come
+ * back is a page that knows of a block whose file was lost with its name: `synced` tells up to where
+ * a missing block means "settled" also then.
+ *
+ *        base                     next                 the log's next offset
+ *   settled | entries of any state | no entry: waiting   | not written yet
+ *
+ * Blocks come as `next` grows and go when all of a block is settled, wherever it lies: so one
+ * message that nobody acknowledges holds one block and not all that came after it.  A missing
+ * block below `next` is one that was settled.  Room is allocated before it is touched, because
+ * a full disk is SIGBUS to who stores into a hole.
+ *
+ * WHO WRITES.  The home (the worker named in `home`) makes entries, hands messages out, moves
+ * base and next, adds and drops blocks.  The worker of the consumer that has a message in flight
+ * settles it or gives it back, by compare-and-swap, so that what it was told is never lost
+ * with the home.  A handle belongs to one thread.
+ *
+ * Invariants (ledger_check in debug builds): base <= next (but for the instant of a ledger_skip); an offset
+ * in [base, next) has an entry whose state is not LEDGER_NONE, or lies in a block that is gone;
+ * departed <= next; synced <= next.
+ */
+#ifndef VIBEMQ_LEDGER_LEDGER_H
+#define VIBEMQ_LEDGER_LEDGER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../base/error.h"
+#include "../base/file.h"
+
+#define LEDGER_MAGIC 0x564D514Cu /* "VMQL" */
+#define LEDGER_VERSION 1u
+#define LEDGER_CONTROL_BYTES 4096u
+#define LEDGER_ENTRY_BYTES 16u
+#define LEDGER_BLOCK_ENTRIES 16384u    /* 256 KiB: a block comes and goes every 16 ms at a million messages a second */
+#define LEDGER_BLOCK_BYTES (LEDGER_BLOCK_ENTRIES * LEDGER_ENTRY_BYTES)
+#define LEDGER_RESERVE_ENTRIES 256u    /* a page: what an almost empty queue costs on disk */
+#define LEDGER_BLOCKS_MAX 65536u       /* [base, next) spans at most 2^30 offsets: no hand-out beyond it */
+#define LEDGER_OFFSET_MAX (UINT64_C(1) << 62) /* beyond: a damaged page; so sums of offsets never wrap */
+#define LEDGER_ATTEMPTS_MAX 1023u
+#define LEDGER_SUFFIX ".ledger"
+
+enum ledger_state { LEDGER_NONE = 0, LEDGER_READY = 1, LEDGER_IN_FLIGHT = 2, LEDGER_SETTLED = 3, LEDGER_DEAD = 4,
+                    LEDGER_DELAYED = 5 };
+
+/* The first word of an entry:
+ *    0..2   state           LEDGER_DEAD: being dead-lettered; LEDGER_DELAYED: given back, ready at a time that
+ *                           the home knows.  Both are ready again if their home dies
+ *    3..4   priority        0 low .. 3 critical
+ *    5..14  attempts        how often it was handed out
+ *   15..20  worker          who has it in flight: the worker's index
+ *   21..31  life            and the low bits of its seat's epoch (csrc/shm/doorbell.h)
+ *   32..47  index           of the message within its entry (0 unless a sub-batch)
+ *   48..57  strikes        how many of the attempts ended in a timeout or a refusal: these count towards the limit
+ *   58..63  spare
+ */
+struct ledger_word {
+    enum ledger_state state;
+    uint32_t priority, attempts, worker, life, index, strikes;
+};
+#define LEDGER_LIFE_MASK 0x7FFu
+
+static inline uint64_t ledger_pack(struct ledger_word w)
+{
+    return (uint64_t)w.state | (uint64_t)(w.priority & 3) << 3 | (uint64_t)(w.attempts & LEDGER_ATTEMPTS_MAX) << 5 |
+           (uint64_t)(w.worker & 63) << 15 | (uint64_t)(w.life & LEDGER_LIFE_MASK) << 21 |
+           (uint64_t)(w.index & 0xFFFF) << 32 | (uint64_t)(w.strikes & LEDGER_ATTEMPTS_MAX) << 48;
+}
+
+static inline struct ledger_word ledger_unpack(uint64_t word)
+{
+    return (struct ledger_word){
+        .state = (enum ledger_state)(word & 7), .priority = word >> 3 & 3, .attempts = word >> 5 & LEDGER_ATTEMPTS_MAX,
+        .worker = word >> 15 & 63, .life = word >> 21 & LEDGER_LIFE_MASK, .index = word >> 32 & 0xFFFF,
+        .strikes = word >> 48 & LEDGER_ATTEMPTS_MAX};
+}
+
+struct ledger_entry {
+    _Atomic uint64_t word;
+    uint64_t place; /* chunk's position in its segment << 32 | entry's position in the chunk's data; 0: look it up */
+};
+_Static_assert(sizeof(struct ledger_entry) == LEDGER_ENTRY_BYTES, "an entry is two words");
+
+/* The shared page.  Plain counters are written by the home alone. */
+struct ledger_control {
+    uint32_t magic, version;
+    uint8_t reserved[120];
+    _Alignas(128) _Atomic uint64_t home;     /* worker + 1 << 32 | epoch of its seat; 0: nobody */
+    _Alignas(128) _Atomic uint64_t base;     /* every offset below is settled */
+    _Atomic uint64_t next;                   /* from here on there are no entries: never handed out */
+    _Atomic uint64_t departed;               /* next less the messages below it that are ready: what does not wait */
+    _Atomic uint64_t purge;                  /* everything waiting below is to be settled */
+    _Atomic uint64_t synced;                 /* blocks that begin below it are durable, name and all (ledger_sync) */
+    _Alignas(128) _Atomic uint64_t workers;  /* mask of those that have consumers of this queue */
+    _Atomic uint64_t blocked;                /* mask of those whose publishers wait for room */
+    _Alignas(128) _Atomic uint64_t consumers, in_flight;
+    _Atomic uint64_t delivered, redelivered, acked, expired, dropped, dead_lettered;
+};
+_Static_assert(sizeof(struct ledger_control) <= LEDGER_CONTROL_BYTES, "the control page is one page");
+
+/* What a handle knows of a block. */
+struct ledger_block {
+    struct ledger_entry *entries; /* NULL: not mapped here */
+    uint32_t settled;             /* so many entries at its beginning are known to be settled */
+    bool gone;                    /* its file is no more, for good */
+};
+
+/* One process's handle.  The fields are for ledger_entry and csrc/ledger only.
+ * blocks[i] is the block of the offsets from (first_block + i) * LEDGER_BLOCK_ENTRIES. */
+struct ledger {
+    struct ledger_control *control;
+    struct ledger_block *blocks;
+    uint64_t first_block;
+    uint32_t block_count, block_capacity;
+    uint64_t reserved;    /* home: entries below are allocated, and zeroed from next on; 0: not looked at yet */
+    uint64_t fresh_block; /* home: number + 1 of the block that this handle made last, all zeros when made; 0: none */
+    uint64_t sweep;       /* home: the number of the block in the middle that is looked at next */
+    char directory[FILE_DIRECTORY_BYTES_MAX];
+};
+
+/* Make the control page in a log's directory (as "ledger.tmp", renamed); `base`: the first offset that
+ * is a message of the queue.  ERR_EXISTS, ERR_IO, ERR_DISK_FULL. */
+err ledger_create(const char *directory, uint64_t base, bool sync, struct fault *f);
+
+/* Map the control page; blocks are mapped when first asked for.  ERR_NOT_FOUND, ERR_CORRUPT, ERR_IO. */
+err ledger_open(const char *directory, struct ledger **out, struct fault *f);
+void ledger_close(struct ledger *l);
+static inline struct ledger_control *ledger_control(struct ledger *l) { return l->control; }
+
+/* After a boot, before any worker runs: nobody is home, and nothing is known of offsets outside
+ * [first, next) of the recovered log.  Entries in flight are ready.  A control page that is damaged, of another
+ * version or missing is made anew with base = first: everything retained is delivered once more.  Blocks of
+ * offsets that were cut or dropped are removed.  `*anew` says that the page was made anew.  What it changes it
+ * makes durable; after an error it can be run again. */
+err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool *anew, struct fault *f);
+
+/* Home: see to it that there are entries for [next, end), zeroed, in allocated memory.  At most
+ * LEDGER_BLOCK_ENTRIES at a time.  ERR_DISK_FULL, ERR_IO, ERR_LIMIT (LEDGER_BLOCKS_MAX), ERR_NO_MEMORY.
+ * Entries from next on are whatever a dead home left there, and are zeroed when a handle reserves for
+ * the first time; so a worker that comes home again with an old handle calls ledger_trim first. */
+err ledger_reserve(struct ledger *l, uint64_t end, struct fault *f);
+
+/* The entry of an offset below what is reserved, or NULL when its block is gone (it is settled) or
+ * was never made.  Maps the block if this handle has not yet; a block that cannot be mapped for lack of
+ * memory or descriptors also gives NULL and leaves the reason in `f` (which may be NULL), code != OK; with
+ * any other NULL the code is OK.  Valid until this handle's next ledger_settle, ledger_skip or ledger_trim. */
+struct ledger_entry *ledger_entry_slow(struct ledger *l, uint64_t offset, struct fault *f);
+static inline struct ledger_entry *ledger_entry(struct ledger *l, uint64_t offset, struct fault *f)
+{
+    uint64_t i = offset / LEDGER_BLOCK_ENTRIES - l->first_block;
+    if (__builtin_expect(i < l->block_count && l->blocks[i].entries, 1))
+        return &l->blocks[i].entries[offset % LEDGER_BLOCK_ENTRIES];
+    return ledger_entry_slow(l, offset, f);
+}
+
+/* Home: the first offset in [from, to) whose entry is in `state` and, if `priorities` is not 0, whose
+ * priority's bit is set in it; `to` when none is.  Blocks that are gone are stepped over whole, and so is what
+ * lies outside [base, next).  An offset whose block cannot be mapped now counts as found, because
+ * stepping over it would lose messages: ledger_entry then says why. */
+uint64_t ledger_find(struct ledger *l, uint64_t from, uint64_t to, enum ledger_state state, uint32_t priorities);
+
+/* How many entries of [from, to) are in `state`, for counters after a change of home. */
+uint64_t ledger_count(struct ledger *l, uint64_t from, uint64_t to, enum ledger_state state);
+
+/* Home: move base over what is settled and drop blocks that are settled as a whole, also those in
+ * the middle (looked at for at most `blocks_most` of them a call).  Returns the new base.  The
+ * caller has seen to it that log segments below it may go. */
+uint64_t ledger_settle(struct ledger *l, uint32_t blocks_most);
+
+/* Home: settle every offset below `offset` without a look at any of them: base and next move to it at
+ * least, and blocks below are dropped.  For a queue whose messages retention has taken, and for purging.
+ * departed is raised to the new base; who drops ready messages between that and next counts them before. */
+void ledger_skip(struct ledger *l, uint64_t offset);
+
+/* Any process: drop this handle's mappings of blocks that are settled (their files are gone, or soon
+ * will be), and forget what it knew as a home. */
+void ledger_trim(struct ledger *l);
+
+/* Make the page and the blocks durable, and `synced` what next was when it began.  It uses no handle, so any
+ * thread may call it.  Power loss delivers again what was settled since, and, where blocks had gone from the
+ * middle, what came after the last call: so call it now and then, and when the broker stops. */
+err ledger_sync(const char *directory, struct fault *f);
+
+/* Remove the ledger's files from a directory, before log_remove; a missing one is no error. */
+err ledger_remove(const char *directory, struct fault *f);
+
+/* Print a control page or a block, told apart by its name, for people.  `line` gets each line without a
+ * newline; a non-zero answer stops.  `limit`: lines about entries at most; 0: all.  ERR_CORRUPT after
+ * the report of a file that is not as it should be. */
+err ledger_print(const char *path, uint64_t limit, int (*line)(void *context, const char *text), void *context,
+                 struct fault *f);
+
+/* Home: the invariants above, for every block. */
+void ledger_check(struct ledger *l);
+
+#endif

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * recover: what the power left of a ledger, made to fit what it left of the log.
+ *
+ * Here's how it works:
+ *   1. The page says base and next; both are brought into [first, next) of the log.
+ *   2. A block that is missing although it begins at or past `synced` may have been lost
+ *      with its name: next goes back to where it begins.  Further down a missing block was settled.
+ *   3. Entries below next that are not settled are ready; those from next on are zeros, because
+ *      other messages will have these offsets.
+ *   4. Other blocks are removed, and a new page is renamed into place.
+ * The blocks are durable before the page, and the directory before anybody uses what is left.  A power cut
+ * in between finds the old page, and all of it is done again with the same outcome.
+ *
+ * Blocks are read and written, not mapped: on a full disk that is an error and not a signal.
+ */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/sys.h"
+#include "block.h"
+
+struct recover {
+    const char *directory;
+    struct fault *f;
+    uint64_t base, next, ready;
+    uint64_t *numbers; /* of the block files, in order */
+    uint32_t count;
+    struct ledger_entry *entries; /* of one block */
+    union {
+        struct ledger_control control;
+        uint8_t bytes[LEDGER_CONTROL_BYTES];
+    } page;
+};
+
+static const char ledger_name[] = "ledger";
+
+static uint64_t plain(const _Atomic uint64_t *word) { return atomic_load_explicit(word, memory_order_relaxed); }
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* ---- 1: the page ---- */
+
+/* Read the page; `*good` is false when there is none that can be trusted. */
+static err page_read(struct recover *r, bool *good)
+{
+    struct file_path path;
+    file_path_name(&path, r->directory, ledger_name);
+    int fd;
+    *good = false;
+    err e = file_open(path.text, O_RDONLY, &fd, r->f);
+    if (e) return e == ERR_NOT_FOUND ? OK : e;
+    uint64_t size;
+    e = file_size(fd, path.text, &size, r->f);
+    if (!e && size == sizeof r->page) {
+        e = file_read_exact(fd, path.text, r->page.bytes, sizeof r->page, 0, r->f);
+        *good = !e && r->page.control.magic == LEDGER_MAGIC && r->page.control.version == LEDGER_VERSION;
+    }
+    file_close(&fd);
+    return e;
+}
+
+/* Base may be of a later instant than next: below it everything is settled all the same. */
+static bool page_clamp(struct recover *r, uint64_t first, uint64_t log_next)
+{
+    uint64_t base = plain(&r->page.control.base), next = most(plain(&r->page.control.next), base);
+    r->next = most(least(next, log_next), first);
+    r->base = most(least(base, r->next), first);
+    return r->next / LEDGER_BLOCK_ENTRIES - r->base / LEDGER_BLOCK_ENTRIES < LEDGER_BLOCKS_MAX;
+}
+
+static void page_anew(struct recover *r, uint64_t first)
+{
+    memset(&r->page, 0, sizeof r->page);
+    r->page.control.magic = LEDGER_MAGIC;
+    r->page.control.version = LEDGER_VERSION;
+    r->base = r->next = first;
+}
+
+static err page_write(struct recover *r, uint64_t log_next)
+{
+    struct ledger_control *c = &r->page.control;
+    atomic_init(&c->home, 0);
+    atomic_init(&c->base, r->base);
+    atomic_init(&c->next, r->next);
+    atomic_init(&c->departed, r->next - r->ready);
+    /* Beyond the log's end it would settle messages that were not there when the order came. */
+    atomic_init(&c->purge, least(plain(&c->purge), log_next));
+    atomic_init(&c->synced, r->next);
+    atomic_init(&c->workers, 0);
+    atomic_init(&c->blocked, 0);
+    atomic_init(&c->consumers, 0);
+    atomic_init(&c->in_flight, 0);
+    struct file_path path;
+    file_path_name(&path, r->directory, ledger_name);
+    return file_replace(path.text, r->page.bytes, sizeof r->page, true, r->f);
+}
+
+/* ---- 2: which blocks ---- */
+
+static bool block_wanted(const struct recover *r, uint64_t number)
+{
+    return r->base < r->next && number >= r->base / LEDGER_BLOCK_ENTRIES &&
+           number <= (r->next - 1) / LEDGER_BLOCK_ENTRIES;
+}
+
+static bool block_there(const struct recover *r, uint64_t number)
+{
+    uint32_t low = 0, high = r->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (r->numbers[middle] < number) low = middle + 1;
+        else high = middle;
+    }
+    return low < r->count && r->numbers[low] == number;
+}
+
+/* Take next back to the first block that may have been lost; and out of a block that is missing
+ * because it was settled, when the log was cut in it: there is to be one entry for each offset below next. */
+static void blocks_missing(struct recover *r, uint64_t synced)
+{
+    uint64_t number = most(r->base, synced) / LEDGER_BLOCK_ENTRIES;
+    if (number * LEDGER_BLOCK_ENTRIES < synced) number++; /* it began below */
+    while (block_wanted(r, number) && block_there(r, number)) number++;
+    if (!block_wanted(r, number)) {
+        number = r->next / LEDGER_BLOCK_ENTRIES;
+        if (r->next % LEDGER_BLOCK_ENTRIES == 0 || block_there(r, number)) return;
+    }
+    r->next = most(number * LEDGER_BLOCK_ENTRIES, r->base);
+}
+
+/* ---- 3: the entries ---- */
+
+/* What an entry below next is after a boot. */
+static struct ledger_entry entry_recovered(const struct ledger_entry *old)
+{
+    struct ledger_word w = ledger_unpack(plain(&old->word));
+    struct ledger_entry new = {.place = old->place};
+    switch (w.state) {
+    case LEDGER_SETTLED:
+    case LEDGER_READY:
+        atomic_init(&new.word, plain(&old->word));
+        return new;
+    case LEDGER_IN_FLIGHT:
+    case LEDGER_DEAD:
+    case LEDGER_DELAYED:
+        w.state = LEDGER_READY;
+        w.worker = w.life = 0;
+        break;
+    default: /* never written, or no state at all */
+        w = (struct ledger_word){.state = LEDGER_READY};
+        new.place = 0;
+    }
+    atomic_init(&new.word, ledger_pack(w));
+    return new;
+}
+
+/* Go over the entries in memory; the part that changed is [*from, *to). */
+static void entries_recover(struct recover *r, uint64_t first, uint32_t *from, uint32_t *to)
+{
+    *from = LEDGER_BLOCK_ENTRIES;
+    *to = 0;
+    for (uint32_t i = r->base > first ? (uint32_t)(r->base - first) : 0; i < LEDGER_BLOCK_ENTRIES; i++) {
+        struct ledger_entry new = {0};
+        if (first + i < r->next) {
+            new = entry_recovered(&r->entries[i]);
+            r->ready += ledger_unpack(plain(&new.word)).state == LEDGER_READY;
+        }
+        if (memcmp(&new, &r->entries[i], sizeof new) == 0) continue;
+        r->entries[i] = new;
+        if (*to == 0) *from = i;
+        *to = i + 1;
+    }
+}
+
+static err block_recover(struct recover *r, uint64_t number)
+{
+    struct file_path path;
+    block_path(&path, r->directory, number);
+    int fd;
+    uint64_t size;
+    size_t got;
+    err e = file_open(path.text, O_RDWR, &fd, r->f);
+    if (e) return e;
+    e = file_size(fd, path.text, &size, r->f);
+    bool changed = !e && size != LEDGER_BLOCK_BYTES;
+    if (changed) e = file_truncate(fd, path.text, LEDGER_BLOCK_BYTES, r->f);
+    if (!e) e = file_read(fd, path.text, r->entries, LEDGER_BLOCK_BYTES, 0, &got, r->f);
+    if (!e && got != LEDGER_BLOCK_BYTES) e = fault_set(r->f, ERR_IO, 0, path.text, 0, LEDGER_BLOCK_BYTES, got);
+    if (!e) {
+        uint32_t from, to;
+        entries_recover(r, number * LEDGER_BLOCK_ENTRIES, &from, &to);
+        changed |= from < to;
+        if (from < to)
+            e = file_write(fd, path.text, r->entries + from, (size_t)(to - from) * LEDGER_ENTRY_BYTES,
+                           (uint64_t)from * LEDGER_ENTRY_BYTES, r->f);
+    }
+    if (!e && changed) e = file_datasync(fd, path.text, r->f);
+    file_close(&fd);
+    return e;
+}
+
+/* ---- all of it ---- */
+
+static err recover_run(struct recover *r, uint64_t first, uint64_t log_next, bool *anew)
+{
+    bool good;
+    err e = page_read(r, &good);
+    if (!e) e = block_list(r->directory, &r->numbers, &r->count, r->f);
+    if (e) return e;
+    *anew = !good || !page_clamp(r, first, log_next);
+    if (*anew) page_anew(r, first);
+    else blocks_missing(r, plain(&r->page.control.synced));
+
+    for (uint32_t i = 0; !e && i < r->count; i++)
+        if (block_wanted(r, r->numbers[i])) e = block_recover(r, r->numbers[i]);
+    for (uint32_t i = 0; !e && i < r->count; i++) {
+        if (block_wanted(r, r->numbers[i])) continue;
+        struct file_path path;
+        block_path(&path, r->directory, r->numbers[i]);
+        e = file_unlink(path.text, r->f);
+    }
+    if (!e) e = page_write(r, log_next);
+    return e ? e : file_sync_directory(r->directory, r->f);
+}
+
+err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool *anew, struct fault *f)
+{
+    if (first > next || next > LEDGER_OFFSET_MAX) return fault_set(f, ERR_INVALID, 0, directory, 0, first, next);
+    struct recover *r = calloc(1, sizeof *r);
+    struct ledger_entry *entries = malloc(LEDGER_BLOCK_BYTES);
+    err e = r && entries ? OK : fault_set(f, ERR_NO_MEMORY, 0, directory, 0, LEDGER_BLOCK_BYTES, 0);
+    if (!e) {
+        r->directory = directory;
+        r->f = f;
+        r->entries = entries;
+        e = recover_run(r, first, next, anew);
+        free(r->numbers);
+    }
+    free(entries);
+    free(r);
+    return e;
+}

@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "../ledger/ledger.h"
+
+#include "ledger_help.h"
+
+/* ---- entries ---- */
+
+TEST(a_word_holds_each_field_at_its_limits)
+{
+    static const struct ledger_word words[] = {
+        {0, 0, 0, 0, 0, 0, 0},
+        {LEDGER_DELAYED, 3, LEDGER_ATTEMPTS_MAX, 63, LEDGER_LIFE_MASK, 0xFFFF, LEDGER_ATTEMPTS_MAX},
+        {LEDGER_READY, 3, 0, 0, 0, 0, 0}, {LEDGER_READY, 0, LEDGER_ATTEMPTS_MAX, 0, 0, 0, 0},
+        {LEDGER_IN_FLIGHT, 0, 0, 63, 0, 0, 0}, {LEDGER_IN_FLIGHT, 0, 0, 0, LEDGER_LIFE_MASK, 0, 0},
+        {LEDGER_SETTLED, 0, 0, 0, 0, 0xFFFF, 0}, {LEDGER_DEAD, 0, 0, 0, 0, 0, LEDGER_ATTEMPTS_MAX},
+    };
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        struct ledger_word had = ledger_unpack(ledger_pack(words[i]));
+        EXPECT_MEM_EQ(&words[i], &had, sizeof had);
+        EXPECT_EQ(0, ledger_pack(words[i]) >> 58);
+    }
+}
+
+TEST(a_ledger_is_made_once_and_opened_by_all)
+{
+    const char *d = help_directory();
+    struct ledger *l = NULL;
+    EXPECT_ERR(ERR_NOT_FOUND, ledger_open(d, &l, NULL));
+    EXPECT_OK(ledger_create(d, 42, true, NULL));
+    EXPECT_ERR(ERR_EXISTS, ledger_create(d, 0, false, NULL));
+    struct ledger *a = help_open(d), *b = help_open(d);
+    EXPECT_EQ(42, help_base(a));
+    EXPECT_EQ(42, help_next(b));
+    EXPECT_EQ(42, atomic_load(&ledger_control(a)->departed));
+    EXPECT_EQ(0, atomic_load(&ledger_control(a)->home));
+    atomic_store(&ledger_control(a)->home, 7);
+    EXPECT_EQ(7, atomic_load(&ledger_control(b)->home));
+    ledger_check(a);
+    EXPECT_EQ(1, help_list(d).others);
+    ledger_close(a);
+    ledger_close(b);
+    ledger_close(NULL);
+    EXPECT_OK(ledger_remove(d, NULL));
+    EXPECT_OK(ledger_remove(d, NULL));
+    EXPECT_EQ(0, help_list(d).others);
+    EXPECT_OK(ledger_remove("/nowhere/at/all", NULL));
+}
+
+TEST(a_page_that_is_not_ours_is_refused)
+{
+    static const struct { size_t position; uint64_t value; uint64_t size; } cases[] = {
+        {0, 1, 4096}, {4, 2, 4096}, {0, LEDGER_MAGIC | (uint64_t)LEDGER_VERSION << 32, 4095},
+        {0, LEDGER_MAGIC | (uint64_t)LEDGER_VERSION << 32, 0},
+        {offsetof(struct ledger_control, next), UINT64_C(1) << 40, 4096}, /* wider than the table may be */
+        {offsetof(struct ledger_control, base), UINT64_MAX, 4096},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *d = help_directory();
+        struct file_path path;
+        struct ledger *l = NULL;
+        EXPECT_OK(ledger_create(d, 0, false, NULL));
+        file_path_name(&path, d, "ledger");
+        int fd = open(path.text, O_RDWR);
+        EXPECT(pwrite(fd, &cases[i].value, cases[i].position == 4 ? 4 : 8, (off_t)cases[i].position) > 0);
+        EXPECT_EQ(0, ftruncate(fd, (off_t)cases[i].size));
+        close(fd);
+        struct fault f;
+        EXPECT_ERR(ERR_CORRUPT, ledger_open(d, &l, &f));
+        EXPECT(l == NULL);
+    }
+}
+
+TEST(reserved_entries_are_zero_and_belong_to_all_handles)
+{
+    const char *d = help_directory();
+    struct ledger *home = help_ledger(d, BLOCK - 3), *other = help_open(d);
+    struct fault f = {.code = ERR_IO};
+    EXPECT(ledger_entry(other, BLOCK - 3, &f) == NULL); /* not made yet, and no error */
+    EXPECT_OK(f.code);
+    help_hand_out(home, BLOCK + 5, LEDGER_IN_FLIGHT); /* over a block's end */
+    for (uint64_t at = BLOCK - 3; at < BLOCK + 5; at++) {
+        struct ledger_entry *entry = ledger_entry(other, at, &f);
+        REQUIRE(entry != NULL);
+        EXPECT_EQ(at + 1, entry->place);
+        EXPECT_EQ(LEDGER_IN_FLIGHT, help_state(other, at));
+    }
+    help_put(other, BLOCK, (struct ledger_word){.state = LEDGER_SETTLED});
+    EXPECT_EQ(LEDGER_SETTLED, help_state(home, BLOCK));
+    EXPECT_ERR(ERR_LIMIT, ledger_reserve(home, help_next(home) + BLOCK + 1, NULL));
+    EXPECT_OK(ledger_reserve(home, help_next(home) + BLOCK, NULL));
+    EXPECT_OK(ledger_reserve(home, 1, NULL)); /* nothing to do */
+    ledger_check(home);
+    ledger_close(home);
+    ledger_close(other);
+}
+
+TEST(an_almost_empty_queue_costs_two_pages)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0);
+    help_hand_out(l, 3, LEDGER_READY);
+    EXPECT(help_list(d).disk_bytes <= 2 * 4096);
+    ledger_close(l);
+}
+
+TEST(what_a_dead_home_wrote_behind_next_is_zeroed)
+{
+    const char *d = help_directory();
+    struct ledger *dead = help_ledger(d, 0);
+    help_hand_out(dead, 300, LEDGER_IN_FLIGHT);
+    EXPECT_OK(ledger_reserve(dead, 300 + BLOCK, NULL));
+    for (uint64_t at = 300; at < 300 + BLOCK; at++) help_settle(dead, at, at + 1);
+    struct ledger *l = help_open(d);
+    EXPECT_EQ(300, ledger_find(l, 0, 300, LEDGER_SETTLED, 0));
+    help_hand_out(l, 2 * BLOCK, LEDGER_READY); /* expects zeros */
+    ledger_check(l);
+
+    /* The first one lives after all, and comes home again: it must not trust what it knew. */
+    EXPECT_OK(ledger_reserve(l, 2 * BLOCK + 100, NULL));
+    help_settle(l, 2 * BLOCK, 2 * BLOCK + 100);
+    ledger_trim(dead);
+    help_hand_out(dead, 2 * BLOCK + 100, LEDGER_READY);
+    ledger_close(dead);
+    ledger_close(l);
+}
+
+static int cannot_allocate(int fd, int mode, off_t position, off_t size)
+{
+    (void)fd, (void)mode, (void)position, (void)size;
+    errno = EOPNOTSUPP;
+    return -1;
+}
+
+TEST(a_file_system_that_cannot_allocate_gets_zeros_written)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0);
+    struct sys poor = sys_real;
+    poor.fallocate = cannot_allocate;
+    sys = &poor;
+    EXPECT_OK(ledger_reserve(l, 100, NULL));
+    sys = &sys_real;
+    EXPECT(help_list(d).disk_bytes >= 2 * 4096);
+    help_hand_out(l, 100, LEDGER_READY);
+    ledger_close(l);
+}
+
+/* ---- looking ---- */
+
+TEST(find_tells_the_first_of_a_state_and_priority)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 10);
+    uint64_t end = 3 * BLOCK + 50;
+    help_hand_out(l, end, LEDGER_READY); /* priority: offset & 3 */
+    EXPECT_EQ(10, ledger_find(l, 0, end, LEDGER_READY, 0));
+    EXPECT_EQ(11, ledger_find(l, 0, end, LEDGER_READY, 1u << 3));
+    EXPECT_EQ(12, ledger_find(l, 12, end, LEDGER_READY, 1u << 3 | 1u << 0));
+    EXPECT_EQ(end, ledger_find(l, 0, end, LEDGER_IN_FLIGHT, 0));
+    EXPECT_EQ(end + 7, ledger_find(l, 0, end + 7, LEDGER_NONE, 0)); /* what is behind next has no entry */
+    help_put(l, 2 * BLOCK + 1, (struct ledger_word){.state = LEDGER_IN_FLIGHT, .priority = 2});
+    EXPECT_EQ(2 * BLOCK + 1, ledger_find(l, 0, end, LEDGER_IN_FLIGHT, 0));
+    EXPECT_EQ(end, ledger_find(l, 0, end, LEDGER_IN_FLIGHT, 1u << 1));
+    EXPECT_EQ(2 * BLOCK + 1, ledger_find(l, 0, 2 * BLOCK + 1, LEDGER_IN_FLIGHT, 0)); /* `to` itself is not in it */
+    EXPECT_EQ(end - 10 - 1, ledger_count(l, 0, end + 5, LEDGER_READY));
+    EXPECT_EQ(1, ledger_count(l, 0, UINT64_MAX, LEDGER_IN_FLIGHT));
+    ledger_close(l);
+}
+
+TEST(a_block_that_cannot_be_mapped_is_not_taken_for_settled)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0);
+    help_hand_out(l, 2 * BLOCK, LEDGER_READY);
+    ledger_close(l);
+    l = help_open(d);
+    struct fault f;
+    for (int64_t call = 0; call < 3; call++) { /* open, fstat, mmap */
+        help_fail_at(call, call == 0 ? EMFILE : ENOMEM);
+        EXPECT(ledger_entry(l, BLOCK, &f) == NULL);
+        EXPECT(f.code != OK);
+        help_fail_at(call, EMFILE);
+        EXPECT_EQ(BLOCK + 4, ledger_find(l, BLOCK + 4, 2 * BLOCK, LEDGER_READY, 0));
+        help_fail_at(call, EMFILE);
+        EXPECT_EQ(0, ledger_settle(l, 0));
+        sys = &sys_real;
+    }
+    EXPECT_EQ(LEDGER_READY, help_state(l, BLOCK));
+    ledger_close(l);
+}
+
+/* ---- settling ---- */
+
+TEST(base_moves_over_what_is_settled_and_blocks_go_with_it)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 5);
+    help_hand_out(l, 2 * BLOCK + 10, LEDGER_IN_FLIGHT);
+    EXPECT_EQ(5, ledger_settle(l, 8));
+    help_settle(l, 6, 2 * BLOCK);
+    EXPECT_EQ(5, ledger_settle(l, 8));
+    EXPECT_EQ(2, help_list(d).blocks); /* the one in the middle went; base's waits for its first */
+    help_settle(l, 5, 6);
+    EXPECT_EQ(2 * BLOCK, ledger_settle(l, 8));
+    EXPECT_EQ(2 * BLOCK, help_base(l));
+    EXPECT_EQ(1, help_list(d).blocks);
+    help_settle(l, 2 * BLOCK, 2 * BLOCK + 10);
+    EXPECT_EQ(help_next(l), ledger_settle(l, 0));
+    EXPECT_EQ(1, help_list(d).blocks); /* it is not full yet */
+    help_hand_out(l, 3 * BLOCK, LEDGER_IN_FLIGHT);
+    help_settle(l, 2 * BLOCK + 10, 3 * BLOCK);
+    EXPECT_EQ(3 * BLOCK, ledger_settle(l, 0));
+    EXPECT_EQ(0, help_list(d).blocks);
+    ledger_check(l);
+    ledger_close(l);
+}
+
+TEST(one_unsettled_message_holds_one_block_and_not_a_million_entries)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0), *other = help_open(d);
+    for (uint64_t end = 1000; end <= 1000000; end += 1000) {
+        help_hand_out(l, end, LEDGER_IN_FLIGHT);
+        help_settle(other, end == 1000 ? 1 : end - 1000, end);
+        EXPECT_EQ(0, ledger_settle(l, 2));
+        if (end % 50000 == 0) {
+            ledger_trim(other);
+            struct help_files files = help_list(d);
+            EXPECT(files.blocks <= 3);
+            EXPECT(files.disk_bytes <= 3 * LEDGER_BLOCK_BYTES + 2 * 4096);
+        }
+    }
+    EXPECT_EQ(LEDGER_IN_FLIGHT, help_state(other, 0));
+    EXPECT(ledger_entry(other, 500000, NULL) == NULL);
+    EXPECT_EQ(1000000, ledger_find(l, 1, 1000000, LEDGER_IN_FLIGHT, 0));
+    ledger_check(l);
+    ledger_close(l);
+
+    l = help_open(d); /* and a home that knows nothing */
+    EXPECT_EQ(0, ledger_find(l, 0, 1000000, LEDGER_IN_FLIGHT, 0));
+    help_settle(other, 0, 1);
+    EXPECT_EQ(1000000, ledger_settle(l, 0));
+    EXPECT_EQ(1, help_list(d).blocks);
+    ledger_check(l);
+    ledger_close(l);
+    ledger_close(other);
+}
+
+TEST(a_look_at_the_middle_is_bounded_and_comes_round)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0);
+    help_hand_out(l, 12 * BLOCK, LEDGER_IN_FLIGHT);
+    help_settle(l, 10 * BLOCK, 11 * BLOCK);
+    for (int i = 0; i < 4; i++) {
+        ledger_settle(l, 2);
+        EXPECT_EQ(12, help_list(d).blocks);
+    }
+    ledger_settle(l, 2);
+    EXPECT_EQ(11, help_list(d).blocks);
+    help_settle(l, 3 * BLOCK, 4 * BLOCK);
+    for (int i = 0; i < 6; i++) ledger_settle(l, 2);
+    EXPECT_EQ(10, help_list(d).blocks);
+    ledger_close(l);
+}
+
+TEST(a_handle_lets_go_of_settled_blocks_when_told_to)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0), *other = help_open(d);
+    help_hand_out(l, 3 * BLOCK + 1, LEDGER_IN_FLIGHT);
+    for (uint64_t number = 0; number <= 3; number++) EXPECT_EQ(LEDGER_IN_FLIGHT, help_state(other, number * BLOCK));
+    help_settle(l, BLOCK, 2 * BLOCK);
+    ledger_settle(l, 4);
+    ledger_trim(other);
+    EXPECT(other->blocks[0].entries && !other->blocks[1].entries && other->blocks[2].entries && other->blocks[3].entries);
+    EXPECT(ledger_entry(other, BLOCK, NULL) == NULL);
+    ledger_skip(l, 3 * BLOCK);
+    ledger_trim(other);
+    EXPECT(!other->blocks[0].entries && !other->blocks[2].entries && other->blocks[3].entries);
+    EXPECT(ledger_entry(other, 0, NULL) == NULL);
+    ledger_close(l);
+    ledger_close(other);
+}
+
+TEST(skipping_settles_without_a_look)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0);
+    struct ledger_control *c = ledger_control(l);
+    help_hand_out(l, 2 * BLOCK + 9, LEDGER_IN_FLIGHT);
+    ledger_skip(l, 0);
+    EXPECT_EQ(0, help_base(l));
+    ledger_skip(l, BLOCK + 7); /* within */
+    EXPECT_EQ(BLOCK + 7, help_base(l));
+    EXPECT_EQ(2 * BLOCK + 9, help_next(l));
+    EXPECT_EQ(2, help_list(d).blocks);
+    ledger_check(l);
+    EXPECT_OK(ledger_reserve(l, 3 * BLOCK + 9, NULL));
+    ledger_skip(l, 100 * BLOCK + 11); /* far beyond next, over what was reserved */
+    EXPECT_EQ(100 * BLOCK + 11, help_base(l));
+    EXPECT_EQ(100 * BLOCK + 11, help_next(l));
+    EXPECT_EQ(100 * BLOCK + 11, atomic_load(&c->departed));
+    EXPECT_EQ(0, help_list(d).blocks);
+    ledger_check(l);
+    help_hand_out(l, 101 * BLOCK + 1, LEDGER_READY);
+    EXPECT_EQ(100 * BLOCK + 11, ledger_find(l, 0, UINT64_MAX, LEDGER_READY, 0));
+    ledger_check(l);
+    ledger_close(l);
+
+    /* Killed between its two stores. */
+    l = help_open(d);
+    atomic_store(&ledger_control(l)->base, 200 * BLOCK);
+    ledger_close(l);
+    l = help_open(d);
+    EXPECT_EQ(200 * BLOCK, help_next(l));
+    ledger_close(l);
+}
+
+TEST(base_and_next_span_no_more_than_the_table_may)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0);
+    uint64_t end = (uint64_t)LEDGER_BLOCKS_MAX * BLOCK;
+    help_hand_out(l, 1, LEDGER_IN_FLIGHT);
+    atomic_store(&ledger_control(l)->next, end - 1); /* as if all in between had come and gone */
+    EXPECT_OK(ledger_reserve(l, end, NULL));
+    EXPECT_ERR(ERR_LIMIT, ledger_reserve(l, end + 1, NULL));
+    EXPECT(ledger_entry(l, end, NULL) == NULL);
+    EXPECT(ledger_entry(l, UINT64_MAX, NULL) == NULL);
+    help_settle(l, 0, 1);
+    atomic_store(&ledger_control(l)->next, BLOCK);
+    ledger_skip(l, BLOCK);
+    atomic_store(&ledger_control(l)->next, end);
+    EXPECT_OK(ledger_reserve(l, end + 1, NULL));
+    EXPECT(l->block_capacity <= 2 * LEDGER_BLOCKS_MAX);
+    ledger_close(l);
+}
+
+/* ---- a full disk ---- */
+
+TEST(whichever_call_of_a_reservation_fails_it_can_be_had_again)
+{
+    static const int numbers[] = {ENOSPC, EIO, EMFILE};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        for (int64_t call = 0;; call++) {
+            const char *d = help_directory();
+            struct ledger *l = help_ledger(d, BLOCK - 2);
+            help_fail_at(call, numbers[i]);
+            struct fault f = {0};
+            err e = ledger_reserve(l, BLOCK + 300, &f);
+            bool failed = help_plan.failed;
+            sys = &sys_real;
+            EXPECT_ERR(!failed ? OK : numbers[i] == ENOSPC ? ERR_DISK_FULL : ERR_IO, e);
+            EXPECT_EQ(BLOCK - 2, help_next(l));
+            ledger_check(l);
+            help_hand_out(l, BLOCK + 400, LEDGER_READY);
+            EXPECT_EQ(402, ledger_count(l, 0, UINT64_MAX, LEDGER_READY));
+            ledger_close(l);
+            EXPECT_OK(ledger_remove(d, NULL));
+            if (!failed) break;
+        }
+}
+
+TEST(whichever_call_of_making_or_syncing_fails_it_can_be_done_again)
+{
+    for (int64_t call = 0;; call++) {
+        const char *d = help_directory();
+        help_fail_at(call, ENOSPC);
+        err e = ledger_create(d, 7, true, NULL);
+        bool failed = help_plan.failed;
+        sys = &sys_real;
+        EXPECT_ERR(failed ? ERR_DISK_FULL : OK, e);
+        if (e) EXPECT_OK(ledger_remove(d, NULL));
+        if (e) EXPECT_OK(ledger_create(d, 7, true, NULL));
+        if (!failed) break;
+    }
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0);
+    help_hand_out(l, 2 * BLOCK, LEDGER_READY);
+    for (int64_t call = 0;; call++) {
+        help_fail_at(call, EIO);
+        err e = ledger_sync(d, NULL);
+        bool failed = help_plan.failed;
+        sys = &sys_real;
+        EXPECT_ERR(failed ? ERR_IO : OK, e);
+        if (!failed) break;
+    }
+    EXPECT_EQ(2 * BLOCK, atomic_load(&ledger_control(l)->synced));
+    ledger_close(l);
+}
+
+/* ---- for people ---- */
+
+struct lines { char text[64][256]; unsigned count, most; };
+
+static int keep_line(void *context, const char *text)
+{
+    struct lines *lines = context;
+    if (lines->count < 64) snprintf(lines->text[lines->count++], sizeof lines->text[0], "%s", text);
+    return lines->count >= lines->most;
+}
+
+TEST(a_page_and_a_block_are_printed)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0);
+    struct file_path path;
+    struct lines lines = {.most = 64};
+    help_hand_out(l, 5, LEDGER_IN_FLIGHT);
+    help_settle(l, 1, 4);
+    atomic_store(&ledger_control(l)->home, UINT64_C(3) << 32 | 9);
+    file_path_name(&path, d, "ledger");
+    EXPECT_OK(ledger_print(path.text, 0, keep_line, &lines, NULL));
+    EXPECT_STR_EQ("home: worker 2, epoch 9", lines.text[1]);
+    EXPECT_STR_EQ("next: 5", lines.text[3]);
+
+    help_block_path(&path, d, 0);
+    lines.count = 0;
+    EXPECT_OK(ledger_print(path.text, 0, keep_line, &lines, NULL));
+    static const char *const want[] = {
+        "block: offsets 0 to below 16384, 262144 bytes", "none: 16379", "in flight: 2", "settled: 3",
+        "offset 0: in flight, priority 0, attempts 1, strikes 0, worker 0, life 0, index 0, chunk at 0, entry at 1",
+        "offsets 1 to below 4: settled",
+        "offset 4: in flight, priority 0, attempts 1, strikes 0, worker 0, life 0, index 0, chunk at 0, entry at 5",
+        "offsets 5 to below 16384: none",
+    };
+    EXPECT_EQ(8, lines.count);
+    for (unsigned i = 0; i < 8; i++) EXPECT_STR_EQ(want[i], lines.text[i]);
+    lines.count = 0;
+    EXPECT_OK(ledger_print(path.text, 2, keep_line, &lines, NULL));
+    EXPECT_EQ(6, lines.count);
+    lines.count = 0;
+    lines.most = 1;
+    EXPECT_OK(ledger_print(path.text, 0, keep_line, &lines, NULL));
+    EXPECT_EQ(1, lines.count);
+
+    lines.most = 64;
+    EXPECT_EQ(0, truncate(path.text, 100));
+    EXPECT_ERR(ERR_CORRUPT, ledger_print(path.text, 0, keep_line, &lines, NULL));
+    EXPECT_ERR(ERR_INVALID, ledger_print("/tmp/control", 0, keep_line, &lines, NULL));
+    file_path_name(&path, d, "ledger");
+    EXPECT_EQ(0, truncate(path.text, 0));
+    EXPECT_ERR(ERR_CORRUPT, ledger_print(path.text, 0, keep_line, &lines, NULL));
+    ledger_close(l);
+}
