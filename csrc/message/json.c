@@ -23,6 +23,12 @@ struct scan {
     const uint8_t *at, *end, *begin;
 };
 
+/* `data` may be NULL when there are no bytes. */
+INLINE struct scan scan_of(const uint8_t *data, uint64_t size)
+{
+    return (struct scan){.at = data, .end = size ? data + size : data, .begin = data};
+}
+
 /* ---- the parts of a document ---- */
 
 /* The next byte that a string cannot just hold, or the end. */
@@ -218,7 +224,7 @@ static err document_check(struct scan *s, uint32_t depth_max)
 err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
 {
     CHECK(depth_max <= JSON_DEPTH_MAX);
-    struct scan s = {.at = data, .end = data + size, .begin = data};
+    struct scan s = scan_of(data, size);
     err result = document_check(&s, depth_max);
     *position = (uint64_t)(s.at - s.begin);
     return result;
@@ -256,7 +262,7 @@ static void escape_put(struct writer_bytes *w, uint8_t c)
 
 err json_string_write(struct writer_bytes *w, const uint8_t *text, uint64_t bytes)
 {
-    struct scan s = {.at = text, .end = text + bytes, .begin = text};
+    struct scan s = scan_of(text, bytes);
     struct writer_bytes before = *w;
     const uint8_t *run = text; /* not yet copied */
     bytes_put8(w, '"');

@@ -29,10 +29,9 @@ static bool is_ascii_short(const uint8_t *p, size_t n)
 
 bool utf8_is_valid(const uint8_t *p, size_t n)
 {
+    if (n < 16 && is_ascii_short(p, n)) return true; /* before anything is added to `p`, which may be NULL with n = 0 */
     const uint8_t *end = p + n;
-    if (n < 16) {
-        if (is_ascii_short(p, n)) return true;
-    } else {
+    if (n >= 16) {
         while ((size_t)(end - p) >= BLOCK_BYTES && !block_high(p)) p += BLOCK_BYTES;
         /* The last block again from where it ends; before `p` all is ASCII. */
         if ((size_t)(end - p) < BLOCK_BYTES && !block_high(end - BLOCK_BYTES)) return true;

@@ -78,6 +78,19 @@ TEST(what_is_wrong_is_told_with_its_first_byte)
         expect_corrupt_at(bad[i].at, bad[i].text);
 }
 
+TEST(nothing_at_all_may_be_null)
+{
+    uint64_t position = 1;
+    uint8_t out[2];
+    struct writer_bytes w = bytes_writer(out, sizeof out);
+    EXPECT_ERR(ERR_TRUNCATED, json_check(NULL, 0, DEPTH_MAX, &position));
+    EXPECT_EQ(0, position);
+    EXPECT_OK(json_string_write(&w, NULL, 0));
+    w = bytes_writer(out, sizeof out);
+    EXPECT_OK(json_base64_write(&w, NULL, 0));
+    EXPECT_MEM_EQ("\"\"", out, 2);
+}
+
 TEST(a_nul_byte_is_nothing_special)
 {
     uint64_t position;
