@@ -15,20 +15,9 @@
 #include <stdbool.h>
 
 #include "../base/bytes.h"
+#include "amqp_codes.h"
 
 #define AMQP_DEPTH_MAX 32 /* values inside values; client libraries nest two or three deep */
-
-#define CODE_DESCRIBED 0x00u
-#define CODE_SMALL_ULONG 0x53u
-#define CODE_ULONG 0x80u
-#define CODE_LIST_EMPTY 0x45u
-
-/* The upper half of a code says how wide the value is (part 1, section 1.2). */
-enum category {
-    CATEGORY_FIXED_0 = 0x4, CATEGORY_FIXED_1, CATEGORY_FIXED_2, CATEGORY_FIXED_4, CATEGORY_FIXED_8, CATEGORY_FIXED_16,
-    CATEGORY_VARIABLE_1 = 0xA, CATEGORY_VARIABLE_4, CATEGORY_COMPOUND_1, CATEGORY_COMPOUND_4, CATEGORY_ARRAY_1,
-    CATEGORY_ARRAY_4
-};
 
 /* For each category the lower halves that are assigned, one bit each. */
 static const uint16_t assigned[16] = {
@@ -53,9 +42,9 @@ static bool is_assigned(uint8_t code) { return assigned[code >> 4] >> (code & 15
 static enum shape shape_of(uint8_t code)
 {
     switch (code) {
-    case 0xA0: case 0xB0: return SHAPE_BINARY;
-    case CODE_LIST_EMPTY: case 0xC0: case 0xD0: return SHAPE_LIST;
-    case 0xC1: case 0xD1: return SHAPE_MAP;
+    case CODE_BINARY_8: case CODE_BINARY_32: return SHAPE_BINARY;
+    case CODE_LIST_EMPTY: case CODE_LIST_8: case CODE_LIST_32: return SHAPE_LIST;
+    case CODE_MAP_8: case CODE_MAP_32: return SHAPE_MAP;
     default: return SHAPE_OTHER;
     }
 }
@@ -63,12 +52,19 @@ static enum shape shape_of(uint8_t code)
 static err value_skip(struct reader_bytes *r, unsigned depth);
 static err data_skip(struct reader_bytes *r, uint8_t code, unsigned depth);
 
-/* The bytes after a code whose width the code alone gives. */
-static bool fixed_width(uint8_t code, uint32_t *width)
+/* Most values of real messages are short strings, short binaries and nulls: over those in few steps.  False when
+ * the next value is another or leaves the reader; nothing has happened then. */
+static inline bool common_skip(struct reader_bytes *r)
 {
-    uint8_t category = code >> 4;
-    if (category < CATEGORY_FIXED_0 || category > CATEGORY_FIXED_16) return false;
-    *width = category == CATEGORY_FIXED_0 ? 0 : 1u << (category - CATEGORY_FIXED_1);
+    size_t left = bytes_left(r);
+    if (left == 0) return false;
+    uint8_t code = r->at[0];
+    if (code == CODE_NULL) {
+        r->at++;
+        return true;
+    }
+    if (code >> 4 != CATEGORY_VARIABLE_1 || !is_assigned(code) || left < 2 || r->at[1] > left - 2) return false;
+    r->at += 2 + (size_t)r->at[1];
     return true;
 }
 
@@ -78,9 +74,9 @@ static uint32_t number_read(struct reader_bytes *r, bool wide) { return wide ? b
 /* Elements of a list or map: each has its own code, so `count` of them take at least as many bytes. */
 static err elements_skip(struct reader_bytes *r, uint32_t count, unsigned depth)
 {
-    if (count > bytes_left(r)) return ERR_CORRUPT;
+    if (count > bytes_left(r) || (count && depth > AMQP_DEPTH_MAX)) return ERR_CORRUPT;
     for (uint32_t i = 0; i < count; i++)
-        if (value_skip(r, depth) != OK) return ERR_CORRUPT;
+        if (!common_skip(r) && value_skip(r, depth) != OK) return ERR_CORRUPT;
     return OK;
 }
 
@@ -96,7 +92,7 @@ static err array_skip(struct reader_bytes *r, uint32_t count, unsigned depth)
         code = bytes_u8(r);
     }
     if (r->failed || !is_assigned(code)) return ERR_CORRUPT;
-    if (fixed_width(code, &width)) {
+    if (amqp_fixed_width(code, &width)) {
         uint64_t size = (uint64_t)count * width;
         return size <= bytes_left(r) && bytes_take(r, (size_t)size) ? OK : ERR_CORRUPT;
     }
@@ -127,7 +123,7 @@ static err data_skip(struct reader_bytes *r, uint8_t code, unsigned depth)
 {
     uint32_t width;
     if (depth > AMQP_DEPTH_MAX || !is_assigned(code)) return ERR_CORRUPT;
-    if (fixed_width(code, &width)) return bytes_take(r, width) ? OK : ERR_TRUNCATED;
+    if (amqp_fixed_width(code, &width)) return bytes_take(r, width) ? OK : ERR_TRUNCATED;
     if (code >> 4 >= CATEGORY_COMPOUND_1) return compound_skip(r, code, depth);
     width = number_read(r, code >> 4 == CATEGORY_VARIABLE_4);
     return bytes_take(r, width) ? OK : ERR_TRUNCATED;
@@ -146,13 +142,6 @@ static err value_skip(struct reader_bytes *r, unsigned depth)
 
 /* ---- sections ---- */
 
-#define SECTION_FIRST 0x70u
-
-enum section {
-    SECTION_HEADER, SECTION_DELIVERY_ANNOTATIONS, SECTION_MESSAGE_ANNOTATIONS, SECTION_PROPERTIES,
-    SECTION_APPLICATION_PROPERTIES, SECTION_DATA, SECTION_SEQUENCE, SECTION_VALUE, SECTION_FOOTER, SECTION_COUNT
-};
-
 /* SHAPE_OTHER: any value will do. */
 static const struct { enum shape shape; enum amqp_body body; } section_rules[SECTION_COUNT] = {
     [SECTION_HEADER] = {SHAPE_LIST, AMQP_BODY_NONE},
@@ -167,22 +156,28 @@ static const struct { enum shape shape; enum amqp_body body; } section_rules[SEC
 };
 
 /* The descriptor of a section: 0x00 and a ulong in either of its two encodings. */
-static err descriptor_read(struct reader_bytes *r, enum section *out)
+static err descriptor_read(struct reader_bytes *r, enum amqp_section *out)
 {
-    uint8_t described = bytes_u8(r);
-    if (described != CODE_DESCRIBED) return ERR_CORRUPT;
-    uint8_t code = bytes_u8(r);
-    if (r->failed) return ERR_TRUNCATED;
-    if (code != CODE_SMALL_ULONG && code != CODE_ULONG) return ERR_CORRUPT;
-    uint64_t number = code == CODE_SMALL_ULONG ? bytes_u8(r) : bytes_u64(r);
-    if (r->failed) return ERR_TRUNCATED;
+    uint64_t number;
+    if (bytes_left(r) >= 3 && r->at[0] == CODE_DESCRIBED && r->at[1] == CODE_SMALL_ULONG) { /* as nearly all write it */
+        number = r->at[2];
+        r->at += 3;
+    } else {
+        uint8_t described = bytes_u8(r);
+        if (described != CODE_DESCRIBED) return ERR_CORRUPT;
+        uint8_t code = bytes_u8(r);
+        if (r->failed) return ERR_TRUNCATED;
+        if (code != CODE_SMALL_ULONG && code != CODE_ULONG) return ERR_CORRUPT;
+        number = code == CODE_SMALL_ULONG ? bytes_u8(r) : bytes_u64(r);
+        if (r->failed) return ERR_TRUNCATED;
+    }
     if (number < SECTION_FIRST || number - SECTION_FIRST >= SECTION_COUNT) return ERR_CORRUPT;
-    *out = (enum section)(number - SECTION_FIRST);
+    *out = (enum amqp_section)(number - SECTION_FIRST);
     return OK;
 }
 
 /* Where the value of a section goes in the answer. */
-static void section_note(struct amqp_message *m, enum section section, const uint8_t *value, uint32_t size)
+static void section_note(struct amqp_message *m, enum amqp_section section, const uint8_t *value, uint32_t size)
 {
     switch (section) {
     case SECTION_HEADER: m->header = value, m->header_size = size; break;
@@ -207,7 +202,7 @@ err amqp_parse(const uint8_t *data, uint32_t size, struct amqp_message *out)
     uint32_t seen = 0; /* one bit for each section */
 
     while (bytes_left(&r)) {
-        enum section section;
+        enum amqp_section section;
         err result = descriptor_read(&r, &section);
         if (result != OK) return result;
         enum amqp_body body = section_rules[section].body;
@@ -220,7 +215,7 @@ err amqp_parse(const uint8_t *data, uint32_t size, struct amqp_message *out)
         const uint8_t *value = r.at;
         if (bytes_left(&r) == 0) return ERR_TRUNCATED;
         if (shape != SHAPE_OTHER && shape_of(*value) != shape) return ERR_CORRUPT;
-        result = value_skip(&r, 0);
+        result = common_skip(&r) ? OK : value_skip(&r, 0);
         if (result != OK) return result;
         if (body != AMQP_BODY_NONE) m.body_kind = body;
         if (section == SECTION_DATA) value += *value >> 4 == CATEGORY_VARIABLE_1 ? 2 : 5; /* code and size */

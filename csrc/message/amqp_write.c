@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * amqp_write: how much a part takes is computed first and its room taken once, so that there is
+ * one comparison for each part and never half of one.
+ */
+#include "amqp_write.h"
+
+#include <string.h>
+
+#include "amqp_codes.h"
+#include "utf8.h"
+
+#define CONTENT_TYPE_JSON "application/json"
+#define CONTENT_TYPE_JSON_BYTES (sizeof CONTENT_TYPE_JSON - 1)
+#define CONTENT_TYPE_NULLS 5 /* fields between message-id and content-type */
+#define SHORT_MAX_BYTES 255  /* sizes of one byte */
+
+static uint8_t *descriptor_put(uint8_t *p, enum amqp_section section)
+{
+    p[0] = CODE_DESCRIBED;
+    p[1] = CODE_SMALL_ULONG;
+    p[2] = (uint8_t)(SECTION_FIRST + section);
+    return p + 3;
+}
+
+/* What a string or binary takes: code, size, content. */
+static uint64_t variable_size(uint32_t bytes) { return (bytes <= SHORT_MAX_BYTES ? 2 : 5) + (uint64_t)bytes; }
+
+static uint8_t *variable_put(uint8_t *p, uint8_t code_short, const uint8_t *data, uint32_t bytes)
+{
+    if (bytes <= SHORT_MAX_BYTES) {
+        p[0] = code_short;
+        p[1] = (uint8_t)bytes;
+        p += 2;
+    } else {
+        p[0] = (uint8_t)(code_short + (CODE_BINARY_32 - CODE_BINARY_8));
+        bytes_store32(p + 1, bytes);
+        p += 5;
+    }
+    if (bytes) memcpy(p, data, bytes);
+    return p + bytes;
+}
+
+#define WORD_HIGH_BITS UINT64_C(0x8080808080808080)
+
+/* At most 16 bytes copied, two words that may overlap at a time; the bits of all bytes together. */
+static inline uint64_t copy_small(uint8_t *p, const uint8_t *data, uint32_t bytes)
+{
+    uint64_t first = 0, last = 0;
+    if (bytes >= 8) {
+        memcpy(&first, data, 8);
+        memcpy(&last, data + bytes - 8, 8);
+        memcpy(p, &first, 8);
+        memcpy(p + bytes - 8, &last, 8);
+    } else if (bytes >= 4) {
+        memcpy(&first, data, 4);
+        memcpy(&last, data + bytes - 4, 4);
+        memcpy(p, &first, 4);
+        memcpy(p + bytes - 4, &last, 4);
+    } else {
+        for (uint32_t i = 0; i < bytes; i++) first |= p[i] = data[i];
+    }
+    return first | last;
+}
+
+/* A string where it is UTF-8, else binary.  Keys, ids and most values are so short that calls would cost more
+ * than the bytes: those up to 32 are copied and looked at in the same loads. */
+static uint8_t *text_put(uint8_t *p, const uint8_t *data, uint32_t bytes)
+{
+    if (bytes > 32) return variable_put(p, utf8_is_valid(data, bytes) ? CODE_STRING_8 : CODE_BINARY_8, data, bytes);
+    uint64_t bits = copy_small(p + 2, data, bytes > 16 ? 16 : bytes);
+    if (bytes > 16) bits |= copy_small(p + 2 + bytes - 16, data + bytes - 16, 16);
+    p[0] = !(bits & WORD_HIGH_BITS) || utf8_is_valid(data, bytes) ? CODE_STRING_8 : CODE_BINARY_8;
+    p[1] = (uint8_t)bytes;
+    return p + 2 + bytes;
+}
+
+void amqp_write_header(struct writer_bytes *w, uint8_t priority)
+{
+    uint8_t *p = bytes_room(w, AMQP_HEADER_BYTES);
+    if (!p) return;
+    p = descriptor_put(p, SECTION_HEADER);
+    const uint8_t list[] = {CODE_LIST_8, 4, 2, CODE_TRUE, CODE_UBYTE, priority};
+    memcpy(p, list, sizeof list);
+}
+
+void amqp_write_properties(struct writer_bytes *w, const uint8_t *id, uint32_t id_bytes, bool json)
+{
+    uint32_t count = json ? 2 + CONTENT_TYPE_NULLS : 1;
+    uint64_t fields = id ? variable_size(id_bytes) : 1;
+    if (json) fields += CONTENT_TYPE_NULLS + 2 + CONTENT_TYPE_JSON_BYTES;
+    bool wide = fields + 1 > SHORT_MAX_BYTES; /* a list's size counts the count */
+    if (fields + 4 > UINT32_MAX) w->failed = true;
+    uint8_t *p = bytes_room(w, 3 + (wide ? 9 : 3) + fields);
+    if (!p) return;
+
+    p = descriptor_put(p, SECTION_PROPERTIES);
+    if (wide) {
+        p[0] = CODE_LIST_32;
+        bytes_store32(p + 1, (uint32_t)fields + 4);
+        bytes_store32(p + 5, count);
+        p += 9;
+    } else {
+        p[0] = CODE_LIST_8;
+        p[1] = (uint8_t)(fields + 1);
+        p[2] = (uint8_t)count;
+        p += 3;
+    }
+    if (id) p = text_put(p, id, id_bytes);
+    else *p++ = CODE_NULL;
+    if (!json) return;
+    memset(p, CODE_NULL, CONTENT_TYPE_NULLS);
+    variable_put(p + CONTENT_TYPE_NULLS, CODE_SYMBOL_8, (const uint8_t *)CONTENT_TYPE_JSON, CONTENT_TYPE_JSON_BYTES);
+}
+
+void amqp_map_begin(struct writer_bytes *w, struct amqp_map *m)
+{
+    uint8_t *p = bytes_room(w, AMQP_MAP_OVERHEAD_BYTES);
+    *m = (struct amqp_map){0};
+    if (!p) return;
+    p = descriptor_put(p, SECTION_APPLICATION_PROPERTIES);
+    p[0] = CODE_MAP_32;
+    memset(p + 1, 0, 8); /* size and count, known at the end */
+    m->size_at = p + 1;
+}
+
+void amqp_map_add(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key, uint32_t key_bytes,
+                  const uint8_t *value, uint32_t value_bytes)
+{
+    uint8_t *p = bytes_room(w, variable_size(key_bytes) + variable_size(value_bytes));
+    if (!p) return;
+    p = text_put(p, key, key_bytes);
+    text_put(p, value, value_bytes);
+    m->count += 2;
+}
+
+void amqp_map_end(struct writer_bytes *w, struct amqp_map *m)
+{
+    if (w->failed || !m->size_at) return;
+    uint64_t size = (uint64_t)(w->at - (m->size_at + 4));
+    if (size > UINT32_MAX) {
+        w->failed = true;
+        return;
+    }
+    bytes_store32(m->size_at, (uint32_t)size);
+    bytes_store32(m->size_at + 4, m->count);
+}
+
+void amqp_write_data(struct writer_bytes *w, const uint8_t *body, uint32_t bytes)
+{
+    uint8_t *p = bytes_room(w, 3 + variable_size(bytes));
+    if (!p) return;
+    variable_put(descriptor_put(p, SECTION_DATA), CODE_BINARY_8, body, bytes);
+}
+
+void amqp_write_null(struct writer_bytes *w)
+{
+    uint8_t *p = bytes_room(w, AMQP_NULL_BYTES);
+    if (!p) return;
+    *descriptor_put(p, SECTION_VALUE) = CODE_NULL;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * amqp_write: an AMQP 1.0 message, written section by section into the caller's buffer.
+ *
+ * Each function writes one whole part or none of it: where the room does not suffice the writer
+ * has `failed` and the buffer ends with the part before.  Sections are to be written in the order
+ * of the standard: header, properties, application properties, body.  What is valid UTF-8 is
+ * written as a string, anything else as binary, so what a peer sends can always be stored.
+ *
+ * The OVERHEAD constants are the most that a part takes beside the caller's own bytes; what
+ * a message needs at most is their sum, known before anything is written.
+ */
+#ifndef VIBEMQ_MESSAGE_AMQP_WRITE_H
+#define VIBEMQ_MESSAGE_AMQP_WRITE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../base/bytes.h"
+
+#define AMQP_HEADER_BYTES 9               /* descriptor 3, list 3, durable 1, priority 2 */
+#define AMQP_PROPERTIES_OVERHEAD_BYTES 40 /* descriptor 3, list 9, id 5, nulls 5, content type 18 */
+#define AMQP_MAP_OVERHEAD_BYTES 12        /* descriptor 3, map 9 */
+#define AMQP_PAIR_OVERHEAD_BYTES 10       /* key 5, value 5 */
+#define AMQP_DATA_OVERHEAD_BYTES 8        /* descriptor 3, binary 5 */
+#define AMQP_NULL_BYTES 4                 /* descriptor 3, null 1 */
+
+/* Room that is enough for one of each section, with `pairs` application properties; `payload_bytes` is the
+ * sum of id, keys, values and body.  In 64 bits, so it cannot overflow for any counts that a frame can hold. */
+static inline uint64_t amqp_size_max(uint32_t pairs, uint64_t payload_bytes)
+{
+    return AMQP_HEADER_BYTES + AMQP_PROPERTIES_OVERHEAD_BYTES + AMQP_MAP_OVERHEAD_BYTES + AMQP_DATA_OVERHEAD_BYTES +
+           (uint64_t)pairs * AMQP_PAIR_OVERHEAD_BYTES + payload_bytes;
+}
+
+/* durable = true and the priority. */
+void amqp_write_header(struct writer_bytes *w, uint8_t priority);
+
+/* message-id, which is null when `id` is NULL, and with `json` the content type application/json. */
+void amqp_write_properties(struct writer_bytes *w, const uint8_t *id, uint32_t id_bytes, bool json);
+
+/* A map being written.  Invariant: size_at is NULL if the writer had failed at the beginning, else
+ * it points at the map's size in the buffer; count is of keys and values together. */
+struct amqp_map {
+    uint8_t *size_at;
+    uint32_t count;
+};
+
+/* The application properties.  Between begin and end nothing else may be written. */
+void amqp_map_begin(struct writer_bytes *w, struct amqp_map *m);
+void amqp_map_add(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key, uint32_t key_bytes,
+                  const uint8_t *value, uint32_t value_bytes);
+void amqp_map_end(struct writer_bytes *w, struct amqp_map *m);
+
+/* The body: bytes, or no body at all (the standard wants one, so it is an amqp-value of null). */
+void amqp_write_data(struct writer_bytes *w, const uint8_t *body, uint32_t bytes);
+void amqp_write_null(struct writer_bytes *w);
+
+#endif

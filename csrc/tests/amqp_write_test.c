@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "../message/amqp_write.h"
+
+#include "../message/amqp.h"
+#include "../message/amqp_read.h"
+#include "test.h"
+
+#define LARGEST_BYTES 70000
+
+static const uint32_t edges[] = {0, 1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 100, 234, 235, 236, 252, 253, 254, 255,
+                                 256, 257, 1000, 65534, 65535, 65536, LARGEST_BYTES};
+#define EDGES (sizeof edges / sizeof edges[0])
+
+/* Text, or with `broken` the same with one byte in it that is no UTF-8; exact on the heap. */
+static uint8_t *made(uint32_t bytes, bool broken)
+{
+    uint8_t *text = malloc(bytes ? bytes : 1);
+    for (uint32_t i = 0; i < bytes; i++) text[i] = (uint8_t)('a' + (i + bytes) % 26);
+    if (broken && bytes) text[test_random_below(bytes)] = 0xFF;
+    return text;
+}
+
+static void message_put(struct writer_bytes *w, const uint8_t *text, uint32_t bytes)
+{
+    struct amqp_map m;
+    amqp_write_header(w, 9);
+    amqp_write_properties(w, text, bytes, true);
+    amqp_map_begin(w, &m);
+    amqp_map_add(w, &m, text, bytes, text, bytes);
+    amqp_map_add(w, &m, (const uint8_t *)"k", 1, text, bytes);
+    amqp_map_end(w, &m);
+    amqp_write_data(w, text, bytes);
+}
+
+static void expect_message(const uint8_t *data, size_t size, const uint8_t *text, uint32_t bytes, enum amqp_kind kind)
+{
+    struct amqp_message m;
+    struct amqp_value v;
+    struct amqp_pairs it;
+    struct amqp_pair pair;
+    uint8_t priority = 0;
+    REQUIRE_OK(amqp_parse(data, (uint32_t)size, &m));
+    EXPECT(amqp_header_priority(&m, &priority));
+    EXPECT_EQ(9, priority);
+    REQUIRE(amqp_message_id(&m, &v));
+    EXPECT_EQ(kind, v.kind);
+    REQUIRE_EQ(bytes, v.bytes);
+    EXPECT_MEM_EQ(text, v.data, bytes);
+    REQUIRE(amqp_property(&m, AMQP_CONTENT_TYPE, &v));
+    EXPECT_EQ(AMQP_SYMBOL, v.kind);
+    REQUIRE_EQ(16, v.bytes);
+    EXPECT_MEM_EQ("application/json", v.data, 16);
+    EXPECT(!amqp_property(&m, AMQP_CORRELATION_ID, &v));
+
+    amqp_pairs_begin(&it, m.application_properties, m.application_properties_size);
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(amqp_pairs_next(&it, &pair));
+        REQUIRE_EQ(i ? 1 : bytes, pair.key_bytes);
+        EXPECT_MEM_EQ(i ? (const uint8_t *)"k" : text, pair.key, pair.key_bytes);
+        EXPECT_EQ(kind, pair.value.kind);
+        REQUIRE_EQ(bytes, pair.value.bytes);
+        EXPECT_MEM_EQ(text, pair.value.data, bytes);
+    }
+    EXPECT(!amqp_pairs_next(&it, &pair));
+    EXPECT_EQ(AMQP_BODY_DATA, m.body_kind);
+    REQUIRE_EQ(bytes, m.body_size);
+    EXPECT_MEM_EQ(text, m.body, bytes);
+}
+
+TEST(what_is_written_is_read_again_at_every_edge_of_a_size)
+{
+    for (size_t e = 0; e < EDGES; e++)
+        for (int broken = 0; broken < 2; broken++) {
+            uint32_t bytes = edges[e];
+            uint8_t *text = made(bytes, broken);
+            size_t room = amqp_size_max(2, 5 * (uint64_t)bytes);
+            uint8_t *out = malloc(room);
+            struct writer_bytes w = bytes_writer(out, room);
+            message_put(&w, text, bytes);
+            EXPECT(!w.failed);
+            expect_message(out, (size_t)(w.at - out), text, bytes, broken && bytes ? AMQP_BINARY : AMQP_STRING);
+            free(out);
+            free(text);
+        }
+}
+
+TEST(a_room_that_is_exactly_enough_is_and_one_byte_less_is_not)
+{
+    for (size_t e = 0; edges[e] <= 1000; e++) {
+        uint32_t bytes = edges[e];
+        uint8_t *text = made(bytes, false), scratch[8192];
+        struct writer_bytes w = bytes_writer(scratch, sizeof scratch);
+        message_put(&w, text, bytes);
+        size_t size = (size_t)(w.at - scratch);
+        for (size_t room = bytes < 40 ? 0 : size - 40; room <= size; room++) {
+            uint8_t *out = malloc(room ? room : 1);
+            w = bytes_writer(out, room);
+            message_put(&w, text, bytes);
+            EXPECT_EQ(room < size, w.failed);
+            if (!w.failed) EXPECT_MEM_EQ(scratch, out, size);
+            free(out);
+        }
+        free(text);
+    }
+}
+
+static size_t properties_size(const uint8_t *id, uint32_t bytes, bool json, uint8_t *out, size_t room)
+{
+    struct writer_bytes w = bytes_writer(out, room);
+    amqp_write_properties(&w, id, bytes, json);
+    return w.failed ? 0 : (size_t)(w.at - out);
+}
+
+TEST(properties_are_spelled_as_the_standard_says)
+{
+    uint8_t out[64];
+    static const uint8_t id[] = {0x00, 0x53, 0x73, 0xC0, 5, 1, 0xA1, 2, 'i', 'd'};
+    REQUIRE_EQ(sizeof id, properties_size((const uint8_t *)"id", 2, false, out, sizeof out));
+    EXPECT_MEM_EQ(id, out, sizeof id);
+    static const uint8_t json[] = {0x00, 0x53, 0x73, 0xC0, 25, 7, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, 0xA3, 16, 'a',
+                                   'p', 'p', 'l', 'i', 'c', 'a', 't', 'i', 'o', 'n', '/', 'j', 's', 'o', 'n'};
+    REQUIRE_EQ(sizeof json, properties_size(NULL, 0, true, out, sizeof out));
+    EXPECT_MEM_EQ(json, out, sizeof json);
+    static const uint8_t none[] = {0x00, 0x53, 0x73, 0xC0, 2, 1, 0x40};
+    REQUIRE_EQ(sizeof none, properties_size(NULL, 0, false, out, sizeof out));
+    EXPECT_MEM_EQ(none, out, sizeof none);
+}
+
+TEST(a_section_takes_at_most_its_overhead)
+{
+    static uint8_t out[LARGEST_BYTES + 100];
+    for (size_t e = 0; e < EDGES; e++) {
+        uint8_t *text = made(edges[e], false);
+        struct writer_bytes w = bytes_writer(out, sizeof out);
+        EXPECT(properties_size(text, edges[e], true, out, sizeof out) <= AMQP_PROPERTIES_OVERHEAD_BYTES + edges[e]);
+        amqp_write_data(&w, text, edges[e]);
+        EXPECT((size_t)(w.at - out) <= AMQP_DATA_OVERHEAD_BYTES + edges[e]);
+        free(text);
+    }
+    struct writer_bytes w = bytes_writer(out, AMQP_HEADER_BYTES + AMQP_MAP_OVERHEAD_BYTES + AMQP_NULL_BYTES);
+    struct amqp_map m;
+    amqp_write_header(&w, 0);
+    amqp_map_begin(&w, &m);
+    amqp_map_end(&w, &m);
+    amqp_write_null(&w);
+    EXPECT(!w.failed && w.at == w.end);
+}
+
+TEST(an_empty_map_and_a_null_body_are_a_message)
+{
+    uint8_t out[32];
+    struct amqp_map map;
+    struct amqp_message m;
+    struct amqp_pairs it;
+    struct amqp_pair pair;
+    struct amqp_value v;
+    struct writer_bytes w = bytes_writer(out, sizeof out);
+    amqp_map_begin(&w, &map);
+    amqp_map_end(&w, &map);
+    amqp_write_null(&w);
+    REQUIRE_OK(amqp_parse(out, (uint32_t)(w.at - out), &m));
+    EXPECT_EQ(AMQP_BODY_VALUE, m.body_kind);
+    EXPECT_EQ(1, m.body_size);
+    EXPECT_EQ(0x40, *m.body);
+    amqp_pairs_begin(&it, m.application_properties, m.application_properties_size);
+    EXPECT(!amqp_pairs_next(&it, &pair));
+    EXPECT(!m.properties && !amqp_message_id(&m, &v));
+}
+
+TEST(many_pairs_come_back_in_their_order)
+{
+    static uint8_t out[1 << 20];
+    struct amqp_map map;
+    struct amqp_message m;
+    struct amqp_pairs it;
+    struct amqp_pair pair;
+    struct writer_bytes w = bytes_writer(out, sizeof out);
+    amqp_map_begin(&w, &map);
+    for (uint32_t i = 0; i < 10000; i++) {
+        uint8_t key[4], value[40];
+        bytes_store32(key, i);
+        memset(value, (int)(i & 0x7F), sizeof value);
+        amqp_map_add(&w, &map, key, 4, value, i % 41);
+    }
+    amqp_map_end(&w, &map);
+    REQUIRE_OK(amqp_parse(out, (uint32_t)(w.at - out), &m));
+    amqp_pairs_begin(&it, m.application_properties, m.application_properties_size);
+    for (uint32_t i = 0; i < 10000; i++) {
+        REQUIRE(amqp_pairs_next(&it, &pair));
+        REQUIRE_EQ(4, pair.key_bytes);
+        EXPECT_EQ(i, bytes_load32(pair.key));
+        REQUIRE_EQ(i % 41, pair.value.bytes);
+        EXPECT_EQ(AMQP_STRING, pair.value.kind);
+    }
+    EXPECT(!amqp_pairs_next(&it, &pair));
+}
+
+TEST(non_ascii_values_are_strings_exactly_when_they_are_utf8)
+{
+    static const struct { const char *text; enum amqp_kind kind; } rows[] = {
+        {"", AMQP_STRING}, {"\xC3\xA9", AMQP_STRING}, {"caf\xC3\xA9", AMQP_STRING}, {"\xE9", AMQP_BINARY},
+        {"abc\xC3", AMQP_BINARY}, {"\xF0\x9F\x98\x80 twelve", AMQP_STRING}, {"\xED\xA0\x80", AMQP_BINARY},
+        {"sixteen bytes \xC3\xA9", AMQP_STRING}, {"twenty bytes and \xC3\xA9", AMQP_STRING},
+        {"\xC3\xA9 more than thirty-two bytes of it", AMQP_STRING},
+        {"\xC3 more than thirty-two bytes of it", AMQP_BINARY},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint8_t out[256];
+        struct amqp_map map;
+        struct amqp_message m;
+        struct amqp_pairs it;
+        struct amqp_pair pair;
+        uint32_t bytes = (uint32_t)strlen(rows[i].text);
+        struct writer_bytes w = bytes_writer(out, sizeof out);
+        amqp_map_begin(&w, &map);
+        amqp_map_add(&w, &map, (const uint8_t *)rows[i].text, bytes, (const uint8_t *)rows[i].text, bytes);
+        amqp_map_end(&w, &map);
+        REQUIRE_OK(amqp_parse(out, (uint32_t)(w.at - out), &m));
+        amqp_pairs_begin(&it, m.application_properties, m.application_properties_size);
+        REQUIRE(amqp_pairs_next(&it, &pair));
+        EXPECT_EQ(rows[i].kind, pair.value.kind);
+        REQUIRE_EQ(bytes, pair.value.bytes);
+        EXPECT_MEM_EQ(rows[i].text, pair.value.data, bytes);
+        REQUIRE_EQ(bytes, pair.key_bytes);
+        EXPECT_MEM_EQ(rows[i].text, pair.key, bytes);
+    }
+}
+
+TEST(a_failed_writer_writes_nothing_more)
+{
+    uint8_t out[64];
+    struct amqp_map m;
+    memset(out, 'Z', sizeof out);
+    struct writer_bytes w = bytes_writer(out, 5);
+    amqp_map_begin(&w, &m);
+    EXPECT(w.failed);
+    amqp_map_add(&w, &m, (const uint8_t *)"k", 1, (const uint8_t *)"v", 1);
+    amqp_map_end(&w, &m);
+    amqp_write_null(&w);
+    for (size_t i = 0; i < sizeof out; i++) EXPECT_EQ('Z', out[i]);
+}
