@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a CreateQueue may say about its queue, and what QueueInfo says back.
+
+Peers that follow the protocol's text put options into headers, with names for enumerations and milliseconds for times;
+.NET peers put them into a JSON payload, with numbers and time spans. Both kinds of value are read in both places.
+Values come back as declared: .NET clients compare them with what they would declare and call a difference a conflict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from vibemq.errors import ProtocolError
+from vibemq.protocols.native.codec import is_json, is_queue_name
+from vibemq.protocols.native.spec import DEAD_LETTER_SUFFIX, DeliveryMode, ErrorCode, OverflowStrategy, wire_name
+
+INT32_MAX = 2**31 - 1  # counts are 32 bits wide in .NET peers
+TIME_SPAN_MS_MAX = 922_337_203_685_477  # as far as the time spans of .NET peers go
+TICKS_PER_MS = 10_000
+DAY_MS = 86_400_000
+DURABILITIES = ("os", "disk")
+
+TIME_SPAN = re.compile(r"(-?)(?:(\d{1,8})\.)?([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:\.(\d{1,7}))?", re.ASCII)
+DECIMAL = re.compile(r"\d{1,15}", re.ASCII)
+
+
+class BadOption(ProtocolError, ValueError):
+    """An option has a value that it cannot have. The connection stays open; `error_code` is what it is told."""
+
+    def __init__(self, name: str, needed: str, had: object, *, in_payload: bool) -> None:
+        shown = str(had)
+        super().__init__(f"{name}: needed {needed}, had {shown if len(shown) <= 60 else shown[:57] + '...'}")
+        self.name, self.in_payload = name, in_payload
+
+    @property
+    def error_code(self) -> ErrorCode:
+        return ErrorCode.INVALID_PAYLOAD if self.in_payload else ErrorCode.INVALID_MESSAGE
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """As declared; the last five are our additions, where None leaves it to the broker's configuration."""
+
+    mode: DeliveryMode = DeliveryMode.ROUND_ROBIN
+    max_messages: int = 10_000
+    message_ttl_ms: int | None = None
+    dead_letter: bool = False
+    dead_letter_queue: str | None = None
+    overflow: OverflowStrategy = OverflowStrategy.DROP_OLDEST
+    attempts_max: int = 3
+    ack_timeout_ms: int | None = None
+    backoff_ms: int | None = None
+    backoff_max_ms: int | None = None
+    prefetch: int | None = None
+    durability: str | None = None
+
+    def dead_letter_name(self, queue: str) -> str:
+        return self.dead_letter_queue or queue + DEAD_LETTER_SUFFIX
+
+    def stored(self) -> dict[str, int | str | bool]:
+        """Plain values for the metadata, without what was not said."""
+        return {
+            name: int(value) if isinstance(value, IntEnum) else value
+            for name, value in asdict(self).items()
+            if value is not None
+        }
+
+
+OPTION_DEFAULTS = QueueOptions()
+
+
+def options_of(stored: Mapping[str, Any], defaults: QueueOptions = OPTION_DEFAULTS) -> QueueOptions:
+    """What `stored` once gave to the metadata; what is not in there is that of `defaults`."""
+    given = {f.name: stored[f.name] for f in fields(QueueOptions) if stored.get(f.name) is not None}
+    if "mode" in given:
+        given["mode"] = DeliveryMode(given["mode"])
+    if "overflow" in given:
+        given["overflow"] = OverflowStrategy(given["overflow"])
+    return replace(defaults, **given)
+
+
+# ---- times ----
+
+
+def parse_time_span(text: str) -> int:
+    """`[-][d.]hh:mm:ss[.fffffff]` in milliseconds; what is finer is rounded up, so that no time becomes none."""
+    match = TIME_SPAN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"time span: needed [d.]hh:mm:ss[.fffffff], had {text!r}")
+    sign, days, hours, minutes, seconds, fraction = match.groups()
+    whole_s = ((int(days or 0) * 24 + int(hours)) * 60 + int(minutes)) * 60 + int(seconds)
+    ticks = whole_s * 1000 * TICKS_PER_MS + int((fraction or "").ljust(7, "0"))
+    ms = -(-ticks // TICKS_PER_MS)
+    return -ms if sign else ms
+
+
+def format_time_span(ms: int) -> str:
+    """As .NET writes it: days only if there are any, no fraction or seven digits."""
+    sign = "-" if ms < 0 else ""
+    days, rest_ms = divmod(abs(ms), DAY_MS)
+    seconds, fraction_ms = divmod(rest_ms, 1000)
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{sign}{f'{days}.' if days else ''}{clock}{f'.{fraction_ms * TICKS_PER_MS:07}' if fraction_ms else ''}"
+
+
+def format_time(ms: int) -> str:
+    """Milliseconds since 1970 as ISO 8601 in UTC, with a fraction if there is one."""
+    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+    return f"{time:%Y-%m-%dT%H:%M:%S}{f'.{ms % 1000:03}' if ms % 1000 else ''}Z"
+
+
+# ---- one value, from either place: a text from a header, anything but null from JSON ----
+
+
+class _Wrong(ValueError):
+    """The value is not what the argument says was needed."""
+
+
+def _whole(value: object, most: int, needed: str) -> int:
+    if isinstance(value, str) and DECIMAL.fullmatch(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise _Wrong(needed)
+    return value
+
+
+def _count(value: object) -> int:
+    return _whole(value, INT32_MAX, f"a whole number from 0 to {INT32_MAX}")
+
+
+def _time_ms(value: object) -> int:
+    if isinstance(value, str) and ":" in value:
+        try:
+            value = parse_time_span(value)
+        except ValueError:
+            value = None
+    return _whole(value, TIME_SPAN_MS_MAX, "milliseconds, or a time span [d.]hh:mm:ss[.fffffff], not negative")
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.lower())
+    if not isinstance(value, bool):
+        raise _Wrong("true or false")
+    return value
+
+
+def _queue_name(value: object) -> str | None:
+    if value == "":
+        return None
+    if not isinstance(value, str) or not is_queue_name(value):
+        raise _Wrong("the name of a queue")
+    return value
+
+
+def _durability(value: object) -> str:
+    if not isinstance(value, str) or value.lower() not in DURABILITIES:
+        raise _Wrong(" or ".join(DURABILITIES))
+    return value.lower()
+
+
+def _member(kind: type[IntEnum]) -> Callable[[object], IntEnum]:
+    by_name = {wire_name(member).lower(): member for member in kind}
+    needed = f"one of {', '.join(wire_name(member) for member in kind)}, or 0 to {max(kind)}"
+
+    def read(value: object) -> IntEnum:
+        if isinstance(value, str) and value.lower() in by_name:
+            return by_name[value.lower()]
+        return kind(_whole(value, max(kind), needed))
+
+    return read
+
+
+# field: (names on the wire, the first before the others; how a value is read)
+READERS: dict[str, tuple[tuple[str, ...], Callable[[object], object]]] = {
+    "mode": (("mode", "deliveryMode"), _member(DeliveryMode)),
+    "max_messages": (("maxQueueSize",), _count),
+    "message_ttl_ms": (("messageTtl",), _time_ms),
+    "dead_letter": (("enableDeadLetterQueue",), _flag),
+    "dead_letter_queue": (("deadLetterQueueName",), _queue_name),
+    "overflow": (("overflowStrategy",), _member(OverflowStrategy)),
+    "attempts_max": (("maxRetryAttempts",), _count),
+    "ack_timeout_ms": (("ackTimeoutMs",), _time_ms),
+    "backoff_ms": (("backoffMs",), _time_ms),
+    "backoff_max_ms": (("backoffMaxMs",), _time_ms),
+    "prefetch": (("prefetch",), _count),
+    "durability": (("durability",), _durability),
+}
+ADDITIONS = ("ack_timeout_ms", "backoff_ms", "backoff_max_ms", "prefetch", "durability")
+
+
+def queue_options(headers: Mapping[str, str], payload: bytes | None, defaults: QueueOptions) -> QueueOptions:
+    """The options of a CreateQueue: a payload member wins over a header.
+
+    What neither says is that of `defaults`, but with a payload the option's own default: a .NET peer leaves out what
+    it does not want.
+    """
+    members = _members(payload)
+    given = _read(headers, in_payload=False) | _read(members or {}, in_payload=True)
+    return replace(defaults if members is None else OPTION_DEFAULTS, **given)
+
+
+def _members(payload: bytes | None) -> dict[str, Any] | None:
+    if not payload:
+        return None
+    if not is_json(payload):  # bounds the depth before a recursive parser sees it
+        raise BadOption("payload", "JSON", f"{len(payload)} bytes of something else", in_payload=True)
+    try:
+        value = msgspec.json.decode(payload)
+    except msgspec.DecodeError as error:  # grammar apart, a number may be too large or an escape half a character
+        raise BadOption("payload", "JSON with values in range", error, in_payload=True) from None
+    if value is not None and not isinstance(value, dict):
+        raise BadOption("payload", "a JSON object", payload.decode(), in_payload=True)
+    return value
+
+
+def _read(source: Mapping[str, Any], *, in_payload: bool) -> dict[str, Any]:
+    given = {}
+    for field, (names, read) in READERS.items():
+        name = next((name for name in names if source.get(name) is not None), None)
+        if name is None:
+            continue
+        try:
+            given[field] = read(source[name])
+        except _Wrong as wrong:
+            raise BadOption(name, str(wrong), repr(source[name]), in_payload=in_payload) from None
+    return given
+
+
+# ---- QueueInfo ----
+
+
+def queue_info(
+    name: str,
+    options: QueueOptions,
+    created_ms: int,
+    *,
+    message_count: int,
+    subscriber_count: int,
+    in_flight_count: int = 0,
+    text_layout: bool = False,
+) -> bytes:
+    """The JSON payload of a QueueInfo reply. `message_count` is of waiting messages; enumerations are numbers, or
+    names for a peer of the text layout."""
+
+    def member(value: IntEnum) -> int | str:
+        return wire_name(value) if text_layout else int(value)
+
+    info: dict[str, Any] = {
+        "name": name,
+        "messageCount": min(message_count, INT32_MAX),
+        "subscriberCount": min(subscriber_count, INT32_MAX),
+        "deliveryMode": member(options.mode),
+        "maxSize": min(options.max_messages, INT32_MAX),
+        "createdAt": format_time(created_ms),
+        "messageTtl": None if options.message_ttl_ms is None else format_time_span(options.message_ttl_ms),
+        "enableDeadLetterQueue": options.dead_letter,
+        "deadLetterQueueName": options.dead_letter_queue,
+        "overflowStrategy": member(options.overflow),
+        "maxRetryAttempts": min(options.attempts_max, INT32_MAX),
+        "deliveryModeName": wire_name(options.mode),
+        "overflowStrategyName": wire_name(options.overflow),
+        "inFlightCount": min(in_flight_count, INT32_MAX),
+        "effectiveDeadLetterQueueName": options.dead_letter_name(name) if options.dead_letter else None,
+    }
+    info |= {READERS[field][0][0]: getattr(options, field) for field in ADDITIONS}
+    return msgspec.json.encode({key: value for key, value in info.items() if value is not None})
