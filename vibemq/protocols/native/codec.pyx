@@ -18,13 +18,12 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport uint8_t, uint32_t
 
 from vibemq.errors import ProtocolError, VibeMQError
-from vibemq.protocols.native.json_text cimport json_is_valid
 from vibemq.protocols.native.wire cimport (
     CHECK_BY_TABLES, CHECK_HEADERS_COUNT, CHECK_OK, CHECK_QUEUE_NAME_CHARACTER, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE,
-    FRAME_OK, FRAME_TOO_LARGE, FRAME_TOO_SMALL, HEADERS_MAX, JSON_DEPTH_MAX, TYPE_ERROR, WIRE_VERSION, deliver_size,
+    FRAME_OK, FRAME_TOO_LARGE, FRAME_TOO_SMALL, HEADERS_MAX, TYPE_ERROR, WIRE_VERSION, deliver_size,
     deliver_write, error_size, error_write, frame_check, frame_header, frame_parse, frame_payload,
-    header_next, header_size, headers_copy_without, headers_size_without, native_frame, pong_size, pong_write,
-    publish_ack_size, publish_ack_write, put_header, put_str16, queue_name_check, utf16_units,
+    header_next, header_size, headers_copy_without, headers_size_without, json_is_valid, native_frame, pong_size,
+    pong_write, publish_ack_size, publish_ack_write, put_header, put_str16, queue_name_check, utf16_units,
 )
 
 from vibemq.protocols.native import spec
@@ -201,7 +200,7 @@ def is_queue_name(name):
 
 def is_json(const uint8_t[::1] text not None):
     """One JSON value in UTF-8, nested no deeper than peers read?"""
-    return bool(json_is_valid(&text[0] if text.shape[0] else NULL, text.shape[0], JSON_DEPTH_MAX))
+    return bool(json_is_valid(&text[0] if text.shape[0] else NULL, text.shape[0]))
 
 
 def utf16_length(const uint8_t[::1] text not None):

@@ -11,11 +11,13 @@ parsed native_frame may walk it without another check. Its pointers borrow the b
 Writers trust their caller: sizes come from the *_size function beside them, and no str16 is above 65,535 bytes.
 """
 
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from vibemq.protocols.native.json_text cimport json_is_valid
-from vibemq.storage.core cimport bytes_load16, bytes_load32, bytes_store16, bytes_store32
+from vibemq.storage.core cimport OK, bytes_load16, bytes_load32, bytes_store16, bytes_store32, err
+
+cdef extern from "message/json.h" nogil:
+    err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
 
 cdef enum:
     TYPE_CONNECT = 0
@@ -258,6 +260,11 @@ cdef inline int queue_name_check(const uint8_t *p, size_t size) noexcept nogil:
             return CHECK_QUEUE_NAME_CHARACTER
     return CHECK_OK if ascii else CHECK_BY_TABLES
 
+cdef inline bint json_is_valid(const uint8_t *p, size_t size) noexcept nogil:
+    """One JSON value in UTF-8, nested no deeper than .NET peers read."""
+    cdef uint64_t position = 0
+    return json_check(p, size, JSON_DEPTH_MAX, &position) == OK
+
 cdef inline int frame_check(const native_frame *frame) noexcept nogil:
     """The limits of a frame, and of a Publish that its payload is JSON, which would else kill its readers."""
     cdef const uint8_t *at = frame.headers
@@ -275,7 +282,7 @@ cdef inline int frame_check(const native_frame *frame) noexcept nogil:
     if frame.header_count > HEADERS_MAX:
         result = CHECK_BY_TABLES
     if frame.type == TYPE_PUBLISH and frame.payload_size:
-        if not json_is_valid(frame.payload, frame.payload_size, JSON_DEPTH_MAX):
+        if not json_is_valid(frame.payload, frame.payload_size):
             return CHECK_PAYLOAD_JSON
     return result
 
