@@ -23,11 +23,10 @@ static inline struct ledger_block *block_known(struct ledger *l, uint64_t number
     return i < l->block_count ? &l->blocks[i] : NULL;
 }
 
-/* Home: the file of block `number` exists with its whole size, and is mapped.  A new one holds zeros
- * and has no room yet: fresh_block says so. */
+/* Home: the file of block `number` exists with its whole size, and is mapped.  A new one has no room yet. */
 err block_make(struct ledger *l, uint64_t number, struct fault *f);
 
-/* Home: room for entries [from, to) of a mapped block, zeroed unless the block is fresh. */
+/* Home: room for entries [from, to) of a block, zeroed. */
 err block_allocate(struct ledger *l, uint64_t number, uint32_t from, uint32_t to, struct fault *f);
 
 void block_unmap(struct ledger_block *b);

@@ -138,11 +138,8 @@ err ledger_reserve(struct ledger *l, uint64_t end, struct fault *f)
     if ((end - 1) / LEDGER_BLOCK_ENTRIES - base / LEDGER_BLOCK_ENTRIES >= LEDGER_BLOCKS_MAX)
         return fault_set(f, ERR_LIMIT, 0, l->directory, 0, LEDGER_BLOCKS_MAX, end - base);
 
-    if (l->reserved < next) {
-        /* The first time, or somebody else has moved next: nothing is known of what lies behind it. */
-        l->reserved = next;
-        l->fresh_block = 0;
-    }
+    /* The first time, or somebody else has moved next: nothing is known of what lies behind it. */
+    if (l->reserved < next) l->reserved = next;
     while (l->reserved < end) {
         uint64_t number = l->reserved / LEDGER_BLOCK_ENTRIES;
         uint32_t from = (uint32_t)(l->reserved % LEDGER_BLOCK_ENTRIES), to = reserve_step(from);
@@ -189,7 +186,7 @@ uint64_t ledger_find(struct ledger *l, uint64_t from, uint64_t to, enum ledger_s
         if (entries) {
             uint32_t settled = state == LEDGER_SETTLED ? 0 : block_known(l, r.number)->settled;
             for (uint32_t i = r.from > settled ? r.from : settled; i < r.to; i++)
-                if (wanted(atomic_load_explicit(&entries[i].word, memory_order_acquire), state, priorities)) return first + i;
+                if (wanted(load(&entries[i].word), state, priorities)) return first + i;
         }
         at = first + LEDGER_BLOCK_ENTRIES;
     }
@@ -272,7 +269,7 @@ void ledger_skip(struct ledger *l, uint64_t offset)
 void ledger_trim(struct ledger *l)
 {
     uint64_t base = load(&l->control->base), next = load(&l->control->next);
-    l->reserved = l->fresh_block = 0;
+    l->reserved = 0;
     for (uint32_t i = 0; i < l->block_count; i++) {
         struct ledger_block *b = &l->blocks[i];
         uint64_t first = (l->first_block + i) * LEDGER_BLOCK_ENTRIES, end = first + LEDGER_BLOCK_ENTRIES;

@@ -124,9 +124,8 @@ struct ledger {
     struct ledger_block *blocks;
     uint64_t first_block;
     uint32_t block_count, block_capacity;
-    uint64_t reserved;    /* home: entries below are allocated, and zeroed from next on; 0: not looked at yet */
-    uint64_t fresh_block; /* home: number + 1 of the block that this handle made last, all zeros when made; 0: none */
-    uint64_t sweep;       /* home: the number of the block in the middle that is looked at next */
+    uint64_t reserved; /* home: entries below are allocated, and zeroed from next on; 0: not looked at yet */
+    uint64_t sweep;    /* home: the number of the block in the middle that is looked at next */
     char directory[FILE_DIRECTORY_BYTES_MAX];
 };
 

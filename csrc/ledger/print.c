@@ -81,8 +81,8 @@ static void print_entry(struct print *p, uint64_t offset, const struct ledger_en
     if (w.state == LEDGER_IN_FLIGHT)
         snprintf(holder, sizeof holder, ", worker %" PRIu32 ", life %" PRIu32, w.worker, w.life);
     say(p, "offset %" PRIu64 ": %s, priority %" PRIu32 ", attempts %" PRIu32 ", strikes %" PRIu32 "%s, index %" PRIu32
-        ", chunk at %" PRIu64 ", entry at %" PRIu64, offset, state_names[w.state & 7], w.priority, w.attempts, w.strikes,
-        holder, w.index, entry->place >> 32, entry->place & UINT32_MAX);
+        ", chunk at %" PRIu64 ", entry at %" PRIu64, offset, state_names[w.state & 7], w.priority, w.attempts,
+        w.strikes, holder, w.index, entry->place >> 32, entry->place & UINT32_MAX);
 }
 
 static void print_entries(struct print *p, uint64_t first, const struct ledger_entry *entries, uint32_t count)

@@ -228,17 +228,10 @@ static err recover_run(struct recover *r, uint64_t first, uint64_t log_next, boo
 err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool *anew, struct fault *f)
 {
     if (first > next || next > LEDGER_OFFSET_MAX) return fault_set(f, ERR_INVALID, 0, directory, 0, first, next);
-    struct recover *r = calloc(1, sizeof *r);
-    struct ledger_entry *entries = malloc(LEDGER_BLOCK_BYTES);
-    err e = r && entries ? OK : fault_set(f, ERR_NO_MEMORY, 0, directory, 0, LEDGER_BLOCK_BYTES, 0);
-    if (!e) {
-        r->directory = directory;
-        r->f = f;
-        r->entries = entries;
-        e = recover_run(r, first, next, anew);
-        free(r->numbers);
-    }
-    free(entries);
-    free(r);
+    struct recover r = {.directory = directory, .f = f, .entries = malloc(LEDGER_BLOCK_BYTES)};
+    if (!r.entries) return fault_set(f, ERR_NO_MEMORY, 0, directory, 0, LEDGER_BLOCK_BYTES, 0);
+    err e = recover_run(&r, first, next, anew);
+    free(r.numbers);
+    free(r.entries);
     return e;
 }

@@ -76,7 +76,8 @@ TEST_UNUSED static void help_hand_out(struct ledger *l, uint64_t end, enum ledge
             struct ledger_entry *entry = ledger_entry(l, at, NULL);
             EXPECT_EQ(0, atomic_load(&entry->word) | entry->place);
             entry->place = at + 1;
-            atomic_store(&entry->word, ledger_pack((struct ledger_word){.state = state, .attempts = 1, .priority = at & 3}));
+            struct ledger_word w = {.state = state, .attempts = 1, .priority = at & 3};
+            atomic_store(&entry->word, ledger_pack(w));
         }
         atomic_store(&ledger_control(l)->next, to);
     }
@@ -130,9 +131,14 @@ static bool help_fails(void)
 }
 
 static int help_fail_open(const char *p, int flags, mode_t m) { return help_fails() ? -1 : sys_real.open(p, flags, m); }
-static ssize_t help_fail_pread(int fd, void *d, size_t n, off_t at) { return help_fails() ? -1 : sys_real.pread(fd, d, n, at); }
-static ssize_t help_fail_pwrite(int fd, const void *d, size_t n, off_t at) { return help_fails() ? -1 : sys_real.pwrite(fd, d, n, at); }
-static int help_fail_fallocate(int fd, int m, off_t at, off_t n) { return help_fails() ? -1 : sys_real.fallocate(fd, m, at, n); }
+static ssize_t help_fail_pread(int fd, void *data, size_t size, off_t at)
+{
+    return help_fails() ? -1 : sys_real.pread(fd, data, size, at);
+}
+static ssize_t help_fail_pwrite(int fd, const void *data, size_t size, off_t at)
+{
+    return help_fails() ? -1 : sys_real.pwrite(fd, data, size, at);
+}
 static int help_fail_ftruncate(int fd, off_t n) { return help_fails() ? -1 : sys_real.ftruncate(fd, n); }
 static int help_fail_fstat(int fd, struct stat *st) { return help_fails() ? -1 : sys_real.fstat(fd, st); }
 static int help_fail_rename(const char *a, const char *b) { return help_fails() ? -1 : sys_real.rename(a, b); }
@@ -151,7 +157,6 @@ TEST_UNUSED static void help_fail_at(int64_t left, int number)
     help_faulty.open = help_fail_open;
     help_faulty.pread = help_fail_pread;
     help_faulty.pwrite = help_fail_pwrite;
-    help_faulty.fallocate = help_fail_fallocate;
     help_faulty.ftruncate = help_fail_ftruncate;
     help_faulty.fstat = help_fail_fstat;
     help_faulty.rename = help_fail_rename;

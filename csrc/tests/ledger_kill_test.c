@@ -191,7 +191,8 @@ TEST(each_message_is_settled_by_one_of_two_processes_while_the_home_drops_blocks
     while (help_base(l) < SHARED_OFFSETS) {
         uint64_t next = help_next(l);
         /* Not far ahead, so that the settlers, who guess, come to the end. */
-        if (next < SHARED_OFFSETS && next - help_base(l) < 3 * BLOCK) help_hand_out(l, next + BLOCK / 2, LEDGER_IN_FLIGHT);
+        if (next < SHARED_OFFSETS && next - help_base(l) < 3 * BLOCK)
+            help_hand_out(l, next + BLOCK / 2, LEDGER_IN_FLIGHT);
         uint64_t base = help_base(l);
         if (ledger_settle(l, 2) == base) sched_yield();
     }

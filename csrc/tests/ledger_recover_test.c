@@ -20,7 +20,8 @@ static const char *queue_made(bool synced)
     return d;
 }
 
-static void damage(const char *directory, const char *name, uint64_t position, const void *bytes, size_t size, int64_t cut)
+static void damage(const char *directory, const char *name, uint64_t position, const void *bytes, size_t size,
+                   int64_t cut)
 {
     struct file_path path;
     file_path_name(&path, directory, name);
@@ -48,7 +49,8 @@ static struct ledger *recovered(const char *directory, uint64_t first, uint64_t 
 TEST(what_was_not_settled_is_ready_and_keeps_its_history)
 {
     static const struct ledger_word words[] = {
-        {.state = LEDGER_NONE, .attempts = 3}, {.state = LEDGER_READY, .priority = 2, .attempts = 4, .index = 5, .strikes = 2},
+        {.state = LEDGER_NONE, .attempts = 3},
+        {.state = LEDGER_READY, .priority = 2, .attempts = 4, .index = 5, .strikes = 2},
         {.state = LEDGER_IN_FLIGHT, .priority = 3, .attempts = 9, .worker = 63, .life = 77, .index = 8, .strikes = 1},
         {.state = LEDGER_SETTLED, .attempts = 1}, {.state = LEDGER_DEAD, .attempts = 1000, .worker = 1},
         {.state = LEDGER_DELAYED, .attempts = 2, .strikes = 2}, {.state = 7, .attempts = 1},
@@ -130,7 +132,8 @@ TEST(a_cut_leaves_nothing_settled_on_disk_for_messages_to_come)
     atomic_store(&ledger_control(l)->next, 90);
     ledger_close(l);
     l = recovered(d, 0, 90, false);
-    for (uint64_t at = 0; at < 90; at++) EXPECT_EQ(at >= 50 && at < 60 ? LEDGER_SETTLED : LEDGER_READY, help_state(l, at));
+    for (uint64_t at = 0; at < 90; at++)
+        EXPECT_EQ(at >= 50 && at < 60 ? LEDGER_SETTLED : LEDGER_READY, help_state(l, at));
     ledger_close(l);
 }
 

@@ -124,27 +124,6 @@ TEST(what_a_dead_home_wrote_behind_next_is_zeroed)
     ledger_close(l);
 }
 
-static int cannot_allocate(int fd, int mode, off_t position, off_t size)
-{
-    (void)fd, (void)mode, (void)position, (void)size;
-    errno = EOPNOTSUPP;
-    return -1;
-}
-
-TEST(a_file_system_that_cannot_allocate_gets_zeros_written)
-{
-    const char *d = help_directory();
-    struct ledger *l = help_ledger(d, 0);
-    struct sys poor = sys_real;
-    poor.fallocate = cannot_allocate;
-    sys = &poor;
-    EXPECT_OK(ledger_reserve(l, 100, NULL));
-    sys = &sys_real;
-    EXPECT(help_list(d).disk_bytes >= 2 * 4096);
-    help_hand_out(l, 100, LEDGER_READY);
-    ledger_close(l);
-}
-
 /* ---- looking ---- */
 
 TEST(find_tells_the_first_of_a_state_and_priority)
@@ -273,7 +252,8 @@ TEST(a_handle_lets_go_of_settled_blocks_when_told_to)
     help_settle(l, BLOCK, 2 * BLOCK);
     ledger_settle(l, 4);
     ledger_trim(other);
-    EXPECT(other->blocks[0].entries && !other->blocks[1].entries && other->blocks[2].entries && other->blocks[3].entries);
+    EXPECT(other->blocks[0].entries && !other->blocks[1].entries);
+    EXPECT(other->blocks[2].entries && other->blocks[3].entries);
     EXPECT(ledger_entry(other, BLOCK, NULL) == NULL);
     ledger_skip(l, 3 * BLOCK);
     ledger_trim(other);
