@@ -12,6 +12,7 @@
 
 #include "../base/bytes.h"
 #include "../base/crc32.h"
+#include "../ledger/ledger.h"
 #include "../log/chunk.h"
 #include "../log/index.h"
 #include "../log/tracking.h"
@@ -119,6 +120,34 @@ static void log_seeds(void)
     seed_write("tracking", "trailer", trailer, sizeof trailer);
 }
 
+/* As ledger_fuzz.c says: sizes, the log's offsets, five words of the page, entries of the blocks. */
+static void ledger_seeds(void)
+{
+    struct {
+        uint8_t how[2], log[8], page[40], entries[16 * 6];
+    } seed = {.how = {0, 64}};
+    _Static_assert(sizeof seed == 2 + 8 + 40 + 96, "no padding");
+    uint32_t log[2] = {0, 2 * LEDGER_BLOCK_ENTRIES};
+    uint64_t page[5] = {2, LEDGER_BLOCK_ENTRIES + 4, LEDGER_BLOCK_ENTRIES, 3, LEDGER_BLOCK_ENTRIES + 4};
+    for (uint64_t i = 0; i < 6; i++) {
+        uint64_t entry[2] = {ledger_pack((struct ledger_word){.state = (enum ledger_state)i, .attempts = 1}), i};
+        memcpy(seed.entries + 16 * i, entry, 16);
+    }
+    memcpy(seed.log, log, sizeof log);
+    memcpy(seed.page, page, sizeof page);
+    seed_write("ledger", "two-blocks", &seed, sizeof seed);
+    seed.how[1] = 64 | 16;
+    seed_write("ledger", "short-block", &seed, sizeof seed);
+    seed.how[0] = 2;
+    seed_write("ledger", "wide-page", &seed, sizeof seed);
+    seed.how[0] = 1;
+    seed_write("ledger", "no-page", &seed, sizeof seed);
+    log[1] = LEDGER_BLOCK_ENTRIES / 2; /* cut within the first block */
+    memcpy(seed.log, log, sizeof log);
+    seed.how[0] = seed.how[1] = 0;
+    seed_write("ledger", "log-was-cut", &seed, sizeof seed);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -130,5 +159,6 @@ int main(int argc, char **argv)
     bytes_seeds();
     chunk_seeds();
     log_seeds();
+    ledger_seeds();
     return 0;
 }
