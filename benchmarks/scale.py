@@ -39,7 +39,18 @@ class Broker:
 
     def __init__(self, folder: str, *arguments: str) -> None:
         began = time.monotonic()
-        command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", "2", "--streams-port", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "vibemq.cli",
+            "serve",
+            "--workers",
+            "2",
+            "--streams-port",
+            "0",
+            "--native-port",
+            "0",
+        ]
         self.process = subprocess.Popen(
             [*command, "--data-dir", folder, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

@@ -23,8 +23,9 @@ STOP_SECONDS_MAX = 60
 
 class Running(NamedTuple):
     host: str
-    port: int
+    port: int  # of the streams door
     process: subprocess.Popen
+    native_port: int = 0
 
     def worker_pids(self) -> list[int]:
         pid = self.process.pid
@@ -40,15 +41,27 @@ def resident_bytes(pid: int) -> int:
 @contextmanager
 def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
     """Serve on a free port with data in ``folder``; at the end it must stop cleanly."""
-    command = [sys.executable, "-m", "vibemq.cli", "serve", "--streams-port", "0", "--workers", str(workers)]
+    command = [
+        sys.executable,
+        "-m",
+        "vibemq.cli",
+        "serve",
+        "--streams-port",
+        "0",
+        "--native-port",
+        "0",
+        "--workers",
+        str(workers),
+    ]
     process = subprocess.Popen(
         [*command, "--data-dir", str(folder), *flags], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
     )
     try:
         line = process.stdout.readline() if process.stdout else ""
         assert line.startswith(f"vibemq ready pid={process.pid} workers={workers} streams="), f"no ready line: {line!r}"
-        host, _, port = line.rstrip().rpartition("=")[2].rpartition(":")
-        yield Running(host.strip("[]"), int(port), process)
+        doors = dict(word.split("=", 1) for word in line.split()[2:])
+        host, _, port = doors["streams"].rpartition(":")
+        yield Running(host.strip("[]"), int(port), process, int(doors["native"].rpartition(":")[2]))
         process.terminate()
         assert process.wait(STOP_SECONDS_MAX) == 0, "the broker did not stop cleanly"
     finally:

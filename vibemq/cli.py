@@ -114,6 +114,7 @@ main.add_command(users)
 @click.option("--workers", type=int, metavar="N", help="Worker processes; 0: one for each core.")
 @click.option("--host", metavar="HOST", help="Address to listen on (default 127.0.0.1).")
 @click.option("--streams-port", type=int, metavar="PORT", help="Port of the streams door; 0 picks a free one.")
+@click.option("--native-port", type=int, metavar="PORT", help="Port of the native door; 0 picks a free one.")
 @click.option("--advertised-host", metavar="HOST", help="Address that stream clients are told, behind NAT or a proxy.")
 @click.option("--advertised-port", type=int, metavar="PORT", help="Port that stream clients are told.")
 @click.option("--durability", metavar="os|disk", help="What a confirm means where a stream does not say.")
@@ -148,6 +149,7 @@ _FLAGS = {
     "user": ("server", "user"),
     "log_level": ("server", "log_level"),
     "streams_port": ("streams", "port"),
+    "native_port": ("native", "port"),
     "advertised_host": ("streams", "advertised_host"),
     "advertised_port": ("streams", "advertised_port"),
     "durability": ("store", "durability"),

@@ -70,6 +70,49 @@ class Streams(Struct, frozen=True, kw_only=True):
     sub_batch_uncompressed_max_bytes: Annotated[int, Meta(ge=1, le=1_073_741_824)] = 67_108_864
 
 
+class Native(Struct, frozen=True, kw_only=True):
+    """The native door (VibeMQ protocol 1.1): queues with acknowledgement."""
+
+    enabled: bool = True
+    port: Port = 2925
+    layout: Literal["auto", "dotnet", "text"] = "auto"
+    # .NET clients read no larger frame, whatever the broker allows.
+    frame_max_bytes: Annotated[int, Meta(ge=1024, le=67_108_864)] = 1_048_576
+    decompressed_max_bytes: Annotated[int, Meta(ge=1024, le=1_073_741_824)] = 67_108_864
+    compressions: Annotated[str, Meta(max_length=64, pattern=r"^((gzip|brotli|zstd)(,(gzip|brotli|zstd))*)?$")] = (
+        "brotli,gzip,zstd"
+    )
+    compression_threshold_bytes: Annotated[int, Meta(ge=0, le=67_108_864)] = 1024
+    handshake_timeout_s: Annotated[int, Meta(ge=1, le=300)] = 10
+    keepalive_timeout_s: Annotated[int, Meta(ge=0, le=86_400)] = 120  # clients ping every 30 s
+    # Under 2 s, guessing passwords over the network becomes worth while.
+    login_failure_delay_s: Annotated[int, Meta(ge=2, le=60)] = 2
+    unconfirmed_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
+    connections_per_address_per_minute: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    messages_per_second_per_connection: Annotated[int, Meta(ge=0, le=100_000_000)] = 0
+    # Made at the first start when no superuser exists; later changes have no effect.
+    superuser_name: Annotated[str, Meta(min_length=1, max_length=64)] = "vibemq"
+    superuser_password: Annotated[str, Meta(max_length=1024)] = ""
+
+
+class Queues(Struct, frozen=True, kw_only=True):
+    """What a queue does where its own options say nothing."""
+
+    auto_create: bool = True
+    auto_create_needs_permission: bool = False
+    max_messages: Annotated[int, Meta(ge=0, le=1_000_000_000_000)] = 10_000
+    attempts_max: Annotated[int, Meta(ge=1, le=1000)] = 3
+    ack_timeout_ms: Annotated[int, Meta(ge=10, le=86_400_000)] = 30_000
+    backoff_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 2000
+    backoff_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 120_000
+    prefetch: Annotated[int, Meta(ge=1, le=10_000_000)] = 256
+    prefetch_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 2_000_000
+    # Below the 10 s after which .NET clients give a command up.
+    block_timeout_ms: Annotated[int, Meta(ge=100, le=600_000)] = 8000
+    # Settled messages go segment by segment, so this is what an idle queue may hold on to.
+    segment_size_bytes: Annotated[int, Meta(ge=SEGMENT_SIZE_BYTES_MIN, le=SEGMENT_SIZE_BYTES_MAX)] = 67_108_864
+
+
 class Store(Struct, frozen=True, kw_only=True):
     """The log on disk."""
 
@@ -90,6 +133,8 @@ class Config(Struct, frozen=True, kw_only=True):
 
     server: Server = Server()
     streams: Streams = Streams()
+    native: Native = Native()
+    queues: Queues = Queues()
     store: Store = Store()
     guest: Guest = Guest()
 
@@ -104,7 +149,14 @@ class Config(Struct, frozen=True, kw_only=True):
         return self.server.workers or min(len(os.sched_getaffinity(0)), WORKERS_MAX)
 
 
-SECTIONS: dict[str, type[Struct]] = {"server": Server, "streams": Streams, "store": Store, "guest": Guest}
+SECTIONS: dict[str, type[Struct]] = {
+    "server": Server,
+    "streams": Streams,
+    "native": Native,
+    "queues": Queues,
+    "store": Store,
+    "guest": Guest,
+}
 #: section -> option -> its type with limits
 OPTIONS: dict[str, dict[str, Any]] = {
     section: {f.name: f.type for f in msgspec.structs.fields(kind)} for section, kind in SECTIONS.items()

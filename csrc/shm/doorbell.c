@@ -66,12 +66,13 @@ static bool has_news(struct doorbell_seat *s)
     return false;
 }
 
-void doorbell_board_init(struct doorbell_board *b, uint32_t worker_count)
+void doorbell_board_init(struct doorbell_board *b, uint32_t worker_count, uint32_t epoch)
 {
     CHECK(worker_count <= DOORBELL_WORKERS_MAX);
     b->magic = DOORBELL_MAGIC;
     b->version = DOORBELL_VERSION;
     atomic_store(&b->worker_count, worker_count);
+    for (uint32_t i = 0; i < worker_count; i++) atomic_store(&b->seats[i].epoch, epoch);
 }
 
 void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid)
@@ -81,7 +82,6 @@ void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid)
      * sits down afresh looks at every stream it serves. */
     sleep_end(s, atomic_load(&s->asleep));
     atomic_store(&s->requests, 0);
-    atomic_store(&s->connections, 0);
     for (int i = 0; i < DOORBELL_SUMMARY_WORDS; i++) atomic_store(&s->summary[i], 0);
     for (int i = 0; i < DOORBELL_WORDS; i++) atomic_store(&s->words[i], 0);
     atomic_fetch_add(&s->epoch, 1);
@@ -102,11 +102,11 @@ bool doorbell_mark(struct doorbell_board *b, uint32_t worker, uint32_t slot, int
     return ring_if_asleep(s, fd);
 }
 
-void doorbell_request(struct doorbell_board *b, uint32_t worker, uint32_t bits, int fd, bool force)
+void doorbell_request(struct doorbell_board *b, uint32_t worker, uint32_t bits, int fd)
 {
     struct doorbell_seat *s = seat_of(b, worker);
     atomic_fetch_or(&s->requests, bits);
-    if (!ring_if_asleep(s, fd) && force) ring(fd);
+    ring_if_asleep(s, fd);
 }
 
 uint32_t doorbell_requests_take(struct doorbell_board *b, uint32_t worker)

@@ -24,16 +24,16 @@
 #define DOORBELL_CACHE_LINE 128      /* two lines: the prefetcher takes pairs */
 
 /* Bits of `requests`. */
-#define DOORBELL_REQUEST_SHUTDOWN 1u /* tell clients, finish, end */
-#define DOORBELL_REQUEST_RELOAD 2u   /* metadata changed: forget cached lookups */
+#define DOORBELL_REQUEST_SEATS 1u    /* a seat has changed hands: look after the queues it was home to */
+#define DOORBELL_REQUEST_ACCESS 2u   /* users or permissions changed: forget cached answers */
 #define DOORBELL_REQUEST_WORK 4u     /* a helper thread of this worker has finished something */
+#define DOORBELL_REQUEST_MAIL 8u     /* another worker has put letters into a ring for this one */
 
 struct doorbell_seat {
     _Alignas(DOORBELL_CACHE_LINE) _Atomic uint32_t asleep; /* counts: odd while asleep, see doorbell.c */
     _Atomic uint32_t requests;
     _Atomic uint32_t pid;            /* 0 while nobody sits here */
     _Atomic uint32_t epoch;          /* raised each time the seat is taken */
-    _Atomic uint64_t connections;    /* open connections, for placement and status */
     _Alignas(DOORBELL_CACHE_LINE) _Atomic uint64_t summary[DOORBELL_SUMMARY_WORDS];
     _Alignas(DOORBELL_CACHE_LINE) _Atomic uint64_t words[DOORBELL_WORDS];
 };
@@ -44,8 +44,9 @@ struct doorbell_board {
     struct doorbell_seat seats[DOORBELL_WORKERS_MAX];
 };
 
-/* Lay out a board in `size` zeroed shared bytes (>= sizeof(struct doorbell_board)). */
-void doorbell_board_init(struct doorbell_board *b, uint32_t worker_count);
+/* Lay out a board in zeroed shared bytes.  Seats' epochs count from `epoch`: a number that no earlier
+ * run used, because they are written into files that outlive the board. */
+void doorbell_board_init(struct doorbell_board *b, uint32_t worker_count, uint32_t epoch);
 
 /* Take seat `worker` after a start or restart: clears its news, raises its epoch. */
 void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid);
@@ -54,8 +55,14 @@ void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid);
  * Returns true when it rang. */
 bool doorbell_mark(struct doorbell_board *b, uint32_t worker, uint32_t slot, int fd);
 
-/* Raise request bits for `worker`; rings if it sleeps (or always, with `force`). */
-void doorbell_request(struct doorbell_board *b, uint32_t worker, uint32_t bits, int fd, bool force);
+/* Which process generation sits on a seat. */
+static inline uint32_t doorbell_epoch(struct doorbell_board *b, uint32_t worker)
+{
+    return atomic_load(&b->seats[worker].epoch);
+}
+
+/* Raise request bits for `worker`; rings if it sleeps. */
+void doorbell_request(struct doorbell_board *b, uint32_t worker, uint32_t bits, int fd);
 
 /* Take all request bits, clearing them. */
 uint32_t doorbell_requests_take(struct doorbell_board *b, uint32_t worker);

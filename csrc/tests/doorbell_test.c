@@ -18,7 +18,7 @@ static struct doorbell_board *board_new(void)
     struct doorbell_board *b =
         mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (b == MAP_FAILED) abort();
-    doorbell_board_init(b, 8);
+    doorbell_board_init(b, 8, 1000);
     doorbell_sit(b, WORKER, (uint32_t)getpid());
     return b;
 }
@@ -106,19 +106,18 @@ TEST(a_bell_that_cannot_be_rung_leaves_the_sleeper_for_the_next)
     munmap(b, sizeof *b);
 }
 
-TEST(requests_are_news_and_force_rings_whoever_is_awake)
+TEST(requests_are_news_and_ring_only_who_sleeps)
 {
     struct doorbell_board *b = board_new();
     int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    doorbell_request(b, WORKER, DOORBELL_REQUEST_RELOAD, fd, false);
+    doorbell_request(b, WORKER, DOORBELL_REQUEST_SEATS, fd);
+    doorbell_request(b, WORKER, DOORBELL_REQUEST_WORK, fd);
     EXPECT_EQ(0, rings(fd));
-    doorbell_request(b, WORKER, DOORBELL_REQUEST_WORK, fd, true);
-    EXPECT_EQ(1, rings(fd));
     EXPECT(!doorbell_sleep(b, WORKER));
-    EXPECT_EQ(DOORBELL_REQUEST_RELOAD | DOORBELL_REQUEST_WORK, doorbell_requests_take(b, WORKER));
+    EXPECT_EQ(DOORBELL_REQUEST_SEATS | DOORBELL_REQUEST_WORK, doorbell_requests_take(b, WORKER));
     EXPECT_EQ(0, doorbell_requests_take(b, WORKER));
     EXPECT(doorbell_sleep(b, WORKER));
-    doorbell_request(b, WORKER, DOORBELL_REQUEST_SHUTDOWN, fd, false);
+    doorbell_request(b, WORKER, DOORBELL_REQUEST_MAIL, fd);
     EXPECT_EQ(1, rings(fd));
     close(fd);
     munmap(b, sizeof *b);
@@ -130,7 +129,7 @@ TEST(who_sits_down_begins_awake_and_without_old_news)
     uint32_t slot, epoch = atomic_load(&b->seats[WORKER].epoch);
     EXPECT(doorbell_sleep(b, WORKER)); /* and is killed while asleep */
     doorbell_mark(b, WORKER, 5, -1);
-    doorbell_request(b, WORKER, DOORBELL_REQUEST_RELOAD, -1, false);
+    doorbell_request(b, WORKER, DOORBELL_REQUEST_ACCESS, -1);
     doorbell_sit(b, WORKER, 4711);
     EXPECT_EQ(epoch + 1, atomic_load(&b->seats[WORKER].epoch));
     EXPECT_EQ(4711, atomic_load(&b->seats[WORKER].pid));

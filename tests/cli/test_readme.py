@@ -60,7 +60,7 @@ def test_an_address_in_use_is_the_first_thing_a_newcomer_may_meet(tmp_path):
 
 
 def test_every_option_that_is_named_exists():
-    named = re.findall(r"`(?:--set )?(server|streams|store|guest)\.(\w+)", README)
+    named = re.findall(r"`(?:--set )?(server|streams|native|queues|store|guest)\.(\w+)", README)
     assert named
     assert [f"{section}.{option}" for section, option in named if option not in OPTIONS[section]] == []
 

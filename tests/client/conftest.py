@@ -90,7 +90,18 @@ def rabbitmq_port(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def own_port(tmp_path_factory):
-    command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", "2", "--streams-port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "vibemq.cli",
+        "serve",
+        "--workers",
+        "2",
+        "--streams-port",
+        "0",
+        "--native-port",
+        "0",
+    ]
     command += ["--data-dir", str(tmp_path_factory.mktemp("vibemq") / "data")]
     with running(command, stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()

@@ -49,7 +49,13 @@ class Broker:
 
     def write_config(self, **options: object) -> None:
         """``server__workers=3`` becomes workers = 3 in section [server]."""
-        values = {"server__workers": 2, "streams__port": 0, "server__data_dir": str(self.data_dir), **options}
+        values = {
+            "server__workers": 2,
+            "streams__port": 0,
+            "native__enabled": False,
+            "server__data_dir": str(self.data_dir),
+            **options,
+        }
         sections: dict[str, list[str]] = {}
         for name, value in values.items():
             section, _, option = name.partition("__")

@@ -77,7 +77,7 @@ class VibeMQ(Broker):
 
     def start(self) -> VibeMQ:
         command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", str(self.workers)]
-        command += ["--streams-port", str(self.port), "--data-dir", str(self.folder / "data")]
+        command += ["--streams-port", str(self.port), "--native-port", "0", "--data-dir", str(self.folder / "data")]
         with open(self.folder / "broker.log", "ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True

@@ -142,6 +142,7 @@ class Accesses:
     def __init__(self, metadata: "Metadata") -> None:
         self._metadata = metadata
         self.generation = 0
+        self._has_users = False
         self._changes = -1  # of the database, when last looked
         self._known: dict[str, int] = {}  # users that were asked for and lived when last looked: created_ms
         self._current: dict[str, Access] = {}  # of this generation
@@ -162,6 +163,12 @@ class Accesses:
                 self._known[user] = rights.created_ms
         return access
 
+    @property
+    def has_users(self) -> bool:
+        """Does anybody have a password of their own?"""
+        self._look()
+        return self._has_users
+
     def refresh(self) -> frozenset[str]:
         """Look for changes; some microseconds when there are none.
 
@@ -179,8 +186,9 @@ class Accesses:
         self._changes = changes
         self.generation += 1
         self._current.clear()
+        alive = self._metadata.user_creations()
+        self._has_users = bool(alive)
         if self._known:
-            alive = self._metadata.user_creations()
             gone = {user for user, created_ms in self._known.items() if alive.get(user) != created_ms}
             self._gone |= gone
             for user in gone:

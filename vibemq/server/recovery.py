@@ -65,7 +65,11 @@ def _recover(record: StreamRecord, segment_size_bytes: int) -> "logs.RecoveryRep
         log.error("stream %r: its directory %s is missing; an empty one is made", record.name, record.directory)
         logs.create(record.directory, **options)
         return None
-    return logs.recover(record.directory, **options)
+    report = logs.recover(record.directory, **options)
+    has_ledger = os.path.exists(os.path.join(record.directory, "ledger"))
+    if record.queue is not None and (report.ran or not has_ledger) and logs.ledger_recover(record.directory):
+        log.warning("queue %r: what was settled is not known any more; what is kept is delivered again", record.name)
+    return report
 
 
 def _clear_orphans(streams_dir: str, known: set[str]) -> None:

@@ -8,7 +8,7 @@ or die, and for the time of the next retention.  **stop**: tell the workers, wai
 kill only who does not end in time.
 
 It has one thread, and nothing in its loop takes longer than some tens of milliseconds, so a
-dead worker is replaced within a fraction of the 200 ms that are promised.
+dead worker is replaced within milliseconds.
 No message ever passes through this process.
 """
 
@@ -72,7 +72,7 @@ class Supervisor:
         self.announced = False
         self.failed = False
         self.addresses: dict[str, str] = {}
-        self.board_fd = -1
+        self.board_fd = self.mail_fd = -1
         self.doorbell_fds: list[int] = []
         self.selector = selectors.DefaultSelector()
         self.signals_read, self.signals_write = socket.socketpair()
@@ -84,7 +84,9 @@ class Supervisor:
     def serve(self) -> int:
         _set_title("vibemq: supervisor")
         if not self._doors():
-            raise ConfigError("no door is open: streams.enabled is false", hint="set streams.enabled = true")
+            raise ConfigError(
+                "no door is open: streams.enabled and native.enabled are false", hint="set one of them to true"
+            )
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
         metadata = Metadata(metadata_path(self.data_dir))
@@ -105,7 +107,8 @@ class Supervisor:
 
     def _doors(self) -> dict[str, int]:
         """Name and port of each door that is open."""
-        return {"streams": self.config.streams.port} if self.config.streams.enabled else {}
+        doors = {"streams": self.config.streams, "native": self.config.native}
+        return {name: door.port for name, door in doors.items() if door.enabled}
 
     def _refuse_strangers(self, metadata: Metadata) -> None:
         _, address = listeners.resolve(self.config.server.host)
@@ -148,10 +151,13 @@ class Supervisor:
 
     def _share(self) -> None:
         import vibemq.storage.log as storage
+        import vibemq.storage.mail as mail
 
         count = len(self.workers.seats)
         self.board_fd = os.memfd_create("vibemq-board", os.MFD_CLOEXEC)
         storage.board_init(self.board_fd, count)
+        self.mail_fd = os.memfd_create("vibemq-mail", os.MFD_CLOEXEC)
+        mail.mail_init(self.mail_fd, count)
         self.doorbell_fds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count)]
         for worker in self.workers.seats:
             for listener in worker.listeners.values():
@@ -164,6 +170,7 @@ class Supervisor:
             config=self.config,
             data_dir=self.data_dir,
             board_fd=self.board_fd,
+            mail_fd=self.mail_fd,
             doorbell_fds=self.doorbell_fds,
             listeners=worker.listeners,
             ready_fd=ready_fd,

@@ -17,6 +17,7 @@ import time
 
 from libc.stdint cimport int64_t, uint64_t
 
+from vibemq.broker.queue cimport QueueTable
 from vibemq.broker.stream cimport StreamTable
 from vibemq.net.connection cimport Connection, ReceiveBuffer
 from vibemq.net.door cimport Session
@@ -50,6 +51,9 @@ cdef class Loop:
     cdef Poller fast                 # the same one, when it is ours
     cdef Board board
     cdef StreamTable table
+    cdef QueueTable queues
+    cdef readonly object timers
+    cdef object on_access            # called when users or permissions may have changed
     cdef readonly object helpers
     cdef ReceiveBuffer shared
     cdef readonly dict connections   # fd -> Connection
@@ -61,10 +65,11 @@ cdef class Loop:
     cdef public bint draining
     cdef bint full
 
-    def __init__(self, poller, Board board, StreamTable table, helpers, int connections_max):
+    def __init__(self, poller, Board board, QueueTable queues, helpers, timers, on_access, int connections_max):
         self.poller = poller
         self.fast = poller if isinstance(poller, Poller) else None
-        self.board, self.table, self.helpers = board, table, helpers
+        self.board, self.queues, self.table, self.helpers = board, queues, queues.streams, helpers
+        self.timers, self.on_access = timers, on_access
         self.shared = ReceiveBuffer()
         self.connections, self.listeners = {}, {}
         self.by_fd = [None] * 1024
@@ -106,23 +111,39 @@ cdef class Loop:
         cdef int64_t now_ms
         self._receive(self._timeout_ms())
         self.table.take_news()
-        if core.doorbell_requests_take(self.board.raw, self.board.index) & core.DOORBELL_REQUEST_WORK:
-            self.helpers.take_finished()
+        self._take_requests(core.doorbell_requests_take(self.board.raw, self.board.index))
+        now_ms = self.queues.now_ms
+        if self.timers.next_ms <= now_ms:
+            self.timers.run(now_ms)
         self.table.persist()
+        self.queues.dispatch()
         self._deliver()
-        now_ms = time.monotonic_ns() // 1_000_000
         if now_ms >= self.next_tick_ms:
             self.next_tick_ms = now_ms + TICK_MS
             self._tick(now_ms)
 
+    cdef int _take_requests(self, unsigned int requests) except -1:
+        """What others ask of this worker."""
+        if requests & core.DOORBELL_REQUEST_MAIL:
+            self.queues.take_mail()
+        if requests & core.DOORBELL_REQUEST_SEATS:
+            self.queues.seats_changed()
+        if requests & core.DOORBELL_REQUEST_ACCESS:
+            self.on_access()
+        if requests & core.DOORBELL_REQUEST_WORK:
+            self.helpers.take_finished()
+        return 0
+
     cdef int _timeout_ms(self):
         cdef int64_t now_ms
-        if self.wanting or self.table.dirty:
+        if self.wanting or self.table.dirty or self.queues.dirty:
             return 0
+        if self.queues.mail.dirty:
+            return 1  # a full ring: its reader makes room without telling
         if not core.doorbell_sleep(self.board.raw, self.board.index):
             return 0
         now_ms = time.monotonic_ns() // 1_000_000
-        return <int> min(max(self.next_tick_ms - now_ms, 0), TICK_MS)
+        return <int> min(max(min(self.next_tick_ms, <int64_t> self.timers.next_ms) - now_ms, 0), TICK_MS)
 
     cdef int _receive(self, int timeout_ms) except -1:
         cdef int n, i, fd
@@ -130,11 +151,13 @@ cdef class Loop:
         if self.fast is None:
             found = self.poller.select(timeout_ms / 1000)
             core.doorbell_wake(self.board.raw, self.board.index)
+            self.queues.now_ms = time.monotonic_ns() // 1_000_000
             for key, mask in found:
                 self._on_event(key.fd, (EPOLLIN if mask & READ else 0) | (EPOLLOUT if mask & WRITE else 0))
             return 0
         n = self.fast.wait(timeout_ms)
         core.doorbell_wake(self.board.raw, self.board.index)
+        self.queues.now_ms = time.monotonic_ns() // 1_000_000
         for i in range(n):
             self._on_event(self.fast.ready[i].data.fd, self.fast.ready[i].events)
         return 0
@@ -249,6 +272,8 @@ cdef class Loop:
             except Exception as problem:
                 self._failed(connection, problem)
         self.table.tick(now_ms)
+        self.queues.tick(now_ms)
+        self.on_access()
         if self.full and len(self.connections) < self.connections_max:
             self._accept_again()
         return 0

@@ -13,15 +13,26 @@ import os
 import selectors
 import signal
 import time
+from typing import Any
 
+from vibemq.admin import accounts
+from vibemq.admin.permissions import EVERYTHING, Accesses
 from vibemq.admin.users import Authenticator
+from vibemq.broker.catalog import Catalog
+from vibemq.broker.home import Home
+from vibemq.broker.messages import Messages
+from vibemq.broker.parts import Broker
+from vibemq.broker.queue import QueueTable
 from vibemq.broker.stream import StreamTable
+from vibemq.broker.timers import Timers
 from vibemq.net.poller import Poller
+from vibemq.protocols.native.door import NativeDoor
 from vibemq.protocols.streams.door import StreamsDoor
 from vibemq.server.context import WorkerContext
 from vibemq.server.helpers import Helpers
 from vibemq.server.turn import Loop
 from vibemq.storage.log import Board
+from vibemq.storage.mail import Mail
 from vibemq.storage.metadata import Metadata
 
 logger = logging.getLogger(__name__)
@@ -29,7 +40,7 @@ logger = logging.getLogger(__name__)
 ORPHAN_TIMEOUT_S = 2  # the supervisor is dead: its successor waits for us
 END_EARLY_S = 0.5  # before the supervisor's own deadline, at which it would have to kill us
 END_MARGIN_S = 1.0  # the supervisor kills who is still there at the timeout: end on our own before it
-DOORS = {"streams": StreamsDoor}
+DOORS = {"streams": StreamsDoor, "native": NativeDoor}
 
 
 def run(context: WorkerContext) -> int:
@@ -44,19 +55,59 @@ class Worker:
         self.board = Board(context.board_fd, context.index, context.doorbell_fds)
         self.helpers = Helpers(self.board.work_done)
         metadata = Metadata(context.metadata_path)
-        self.table = StreamTable(
+        config = context.config
+        streams = StreamTable(
             metadata, self.board, self.helpers, lambda incarnation: os.path.join(metadata.streams_dir, incarnation)
         )
+        self.catalog = Catalog(config, streams)
+        self.mail = Mail(context.mail_fd, self.board, context.worker_count)
+        self.timers = Timers()
+        self.queues = QueueTable(
+            streams, self.mail, Messages(self.helpers), self.timers, config.queues, self._make_home
+        )
+        self.accesses = Accesses(metadata)
         poller = selectors.DefaultSelector() if os.environ.get("VIBEMQ_POLLER") == "selectors" else Poller()
-        self.loop = Loop(poller, self.board, self.table, self.helpers, context.config.server.connections_max)
-        authenticator = Authenticator(metadata, context.config.guest.allow_loopback)
-        self.doors = {
-            name: DOORS[name](context.config, self.table, authenticator, self.helpers) for name in context.listeners
-        }
+        self.loop = Loop(
+            poller,
+            self.board,
+            self.queues,
+            self.helpers,
+            self.timers,
+            self._look_at_access,
+            config.server.connections_max,
+        )
+        broker = Broker(
+            streams=streams,
+            queues=self.queues,
+            catalog=self.catalog,
+            helpers=self.helpers,
+            timers=self.timers,
+            authenticator=Authenticator(metadata, config.guest.allow_loopback),
+            accesses=self.accesses,
+            accounts=accounts,
+            everything=EVERYTHING,
+            tell_access_changed=self._tell_access_changed,
+            worker=context.index,
+        )
+        self.doors = {name: DOORS[name](config, broker) for name in context.listeners}
+
+    def _make_home(self, queue: Any, generation: int) -> Home:
+        return Home(queue, generation, self.catalog.create_dead_letter_queue)
+
+    def _look_at_access(self) -> None:
+        """Twice a second, and when another worker says so: users or permissions may have changed."""
+        self.accesses.refresh()
+        self.queues.access_generation = self.accesses.generation
+
+    def _tell_access_changed(self) -> None:
+        self._look_at_access()
+        self.board.access_changed()
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._stop)
         self.board.sit()
+        self.mail.sit()
+        self.board.seat_taken()
         for name, listener in self.context.listeners.items():
             self.loop.listen(listener, self.doors[name])
         os.write(self.context.ready_fd, b"R")

@@ -51,26 +51,156 @@ cdef extern from "shm/doorbell.h" nogil:
     enum:
         DOORBELL_WORKERS_MAX
         DOORBELL_SLOTS_MAX
-        DOORBELL_REQUEST_SHUTDOWN
-        DOORBELL_REQUEST_RELOAD
+        DOORBELL_REQUEST_SEATS
+        DOORBELL_REQUEST_ACCESS
         DOORBELL_REQUEST_WORK
+        DOORBELL_REQUEST_MAIL
 
     struct doorbell_board:
         uint32_t magic
 
-    void doorbell_board_init(doorbell_board *b, uint32_t worker_count)
+    void doorbell_board_init(doorbell_board *b, uint32_t worker_count, uint32_t epoch)
     void doorbell_sit(doorbell_board *b, uint32_t worker, uint32_t pid)
     bint doorbell_mark(doorbell_board *b, uint32_t worker, uint32_t slot, int fd)
-    void doorbell_request(doorbell_board *b, uint32_t worker, uint32_t bits, int fd, bint force)
+    void doorbell_request(doorbell_board *b, uint32_t worker, uint32_t bits, int fd)
+    uint32_t doorbell_epoch(doorbell_board *b, uint32_t worker)
     uint32_t doorbell_requests_take(doorbell_board *b, uint32_t worker)
     bint doorbell_sleep(doorbell_board *b, uint32_t worker)
     void doorbell_wake(doorbell_board *b, uint32_t worker)
     uint32_t doorbell_take(doorbell_board *b, uint32_t worker, uint32_t *slots, uint32_t most)
 
 
+cdef extern from "shm/ring.h" nogil:
+    struct ring:
+        uint64_t tail, head  # through the functions below only
+
+    size_t ring_bytes(uint32_t cell_bytes, uint32_t cells)
+    err ring_init(ring *r, uint32_t cell_bytes, uint32_t cells, fault *f)
+    err ring_push(ring *r, const void *cell)
+    err ring_pop(ring *r, void *cell)
+
+
+cdef extern from "ledger/ledger.h" nogil:
+    enum ledger_state:
+        LEDGER_NONE
+        LEDGER_READY
+        LEDGER_IN_FLIGHT
+        LEDGER_SETTLED
+        LEDGER_DEAD
+        LEDGER_DELAYED
+
+    enum:
+        LEDGER_BLOCK_ENTRIES
+        LEDGER_ATTEMPTS_MAX
+        LEDGER_LIFE_MASK
+
+    struct ledger:
+        pass
+
+    struct ledger_control:
+        pass
+
+    ctypedef bint boolean "bool"  # where its address is taken
+
+    struct ledger_entry:
+        uint64_t place
+
+    struct ledger_word:
+        ledger_state state
+        uint32_t priority, attempts, worker, life, index, strikes
+
+    uint64_t ledger_pack(ledger_word w)
+    ledger_word ledger_unpack(uint64_t word)
+    err ledger_create(const char *directory, uint64_t base, bint sync, fault *f)
+    err ledger_open(const char *directory, ledger **out, fault *f)
+    void ledger_close(ledger *l)
+    ledger_control *ledger_control_of "ledger_control" (ledger *l)
+    err ledger_recover(const char *directory, uint64_t first, uint64_t next, boolean *anew, fault *f)
+    err ledger_reserve(ledger *l, uint64_t end, fault *f)
+    ledger_entry *ledger_entry_of "ledger_entry" (ledger *l, uint64_t offset, fault *f)
+    uint64_t ledger_find(ledger *l, uint64_t from_, uint64_t to, ledger_state state, uint32_t priorities)
+    uint64_t ledger_settle(ledger *l, uint32_t blocks_most)
+    void ledger_skip(ledger *l, uint64_t offset)
+    void ledger_trim(ledger *l)
+
+
+# The ledger's words as plain functions: C11 atomics have no Cython spelling.
+cdef extern from *:
+    """
+    #include <stdatomic.h>
+    #include "ledger/ledger.h"
+    #define LEDGER_FIELD(name) \
+        static inline uint64_t ledger_##name(struct ledger_control *c) \
+        { return atomic_load_explicit(&c->name, memory_order_acquire); } \
+        static inline void ledger_##name##_set(struct ledger_control *c, uint64_t v) \
+        { atomic_store_explicit(&c->name, v, memory_order_release); } \
+        static inline void ledger_##name##_add(struct ledger_control *c, uint64_t v) \
+        { atomic_fetch_add_explicit(&c->name, v, memory_order_relaxed); }
+    LEDGER_FIELD(home) LEDGER_FIELD(base) LEDGER_FIELD(next) LEDGER_FIELD(departed) LEDGER_FIELD(purge)
+    LEDGER_FIELD(workers) LEDGER_FIELD(blocked) LEDGER_FIELD(consumers) LEDGER_FIELD(in_flight)
+    LEDGER_FIELD(delivered) LEDGER_FIELD(redelivered) LEDGER_FIELD(acked) LEDGER_FIELD(expired)
+    LEDGER_FIELD(dropped) LEDGER_FIELD(dead_lettered)
+    #undef LEDGER_FIELD
+    static inline int ledger_home_swap(struct ledger_control *c, uint64_t from, uint64_t to)
+    { return atomic_compare_exchange_strong(&c->home, &from, to); }
+    static inline void ledger_mask_add(_Atomic uint64_t *mask, unsigned w) { atomic_fetch_or(mask, UINT64_C(1) << w); }
+    static inline void ledger_mask_drop(_Atomic uint64_t *mask, unsigned w) { atomic_fetch_and(mask, ~(UINT64_C(1) << w)); }
+    static inline void ledger_workers_join(struct ledger_control *c, unsigned w) { ledger_mask_add(&c->workers, w); }
+    static inline void ledger_workers_leave(struct ledger_control *c, unsigned w) { ledger_mask_drop(&c->workers, w); }
+    static inline void ledger_blocked_join(struct ledger_control *c, unsigned w) { ledger_mask_add(&c->blocked, w); }
+    static inline uint64_t ledger_blocked_take(struct ledger_control *c)
+    { return atomic_load(&c->blocked) ? atomic_exchange(&c->blocked, 0) : 0; }
+    static inline void ledger_purge_raise(struct ledger_control *c, uint64_t to)
+    {
+        uint64_t had = atomic_load(&c->purge);
+        while (had < to && !atomic_compare_exchange_weak(&c->purge, &had, to)) {}
+    }
+    static inline uint64_t ledger_word_get(struct ledger_entry *e) { return atomic_load_explicit(&e->word, memory_order_acquire); }
+    static inline void ledger_word_set(struct ledger_entry *e, uint64_t w) { atomic_store_explicit(&e->word, w, memory_order_release); }
+    static inline int ledger_word_swap(struct ledger_entry *e, uint64_t from, uint64_t to)
+    { return atomic_compare_exchange_strong(&e->word, &from, to); }
+    """
+    uint64_t ledger_home(ledger_control *c) nogil
+    bint ledger_home_swap(ledger_control *c, uint64_t from_, uint64_t to) nogil
+    uint64_t ledger_base(ledger_control *c) nogil
+    uint64_t ledger_next(ledger_control *c) nogil
+    void ledger_next_set(ledger_control *c, uint64_t v) nogil
+    void ledger_base_set(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_departed(ledger_control *c) nogil
+    void ledger_departed_set(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_purge(ledger_control *c) nogil
+    void ledger_purge_raise(ledger_control *c, uint64_t to) nogil
+    uint64_t ledger_workers(ledger_control *c) nogil
+    void ledger_workers_join(ledger_control *c, unsigned w) nogil
+    void ledger_workers_leave(ledger_control *c, unsigned w) nogil
+    void ledger_workers_set(ledger_control *c, uint64_t v) nogil
+    void ledger_blocked_join(ledger_control *c, unsigned w) nogil
+    uint64_t ledger_blocked_take(ledger_control *c) nogil
+    uint64_t ledger_consumers(ledger_control *c) nogil
+    void ledger_consumers_set(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_in_flight(ledger_control *c) nogil
+    void ledger_in_flight_set(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_delivered(ledger_control *c) nogil
+    void ledger_delivered_add(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_redelivered(ledger_control *c) nogil
+    void ledger_redelivered_add(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_acked(ledger_control *c) nogil
+    void ledger_acked_add(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_expired(ledger_control *c) nogil
+    void ledger_expired_add(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_dropped(ledger_control *c) nogil
+    void ledger_dropped_add(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_dead_lettered(ledger_control *c) nogil
+    void ledger_dead_lettered_add(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_word_get(ledger_entry *e) nogil
+    void ledger_word_set(ledger_entry *e, uint64_t w) nogil
+    bint ledger_word_swap(ledger_entry *e, uint64_t from_, uint64_t to) nogil
+
+
 cdef extern from "log/chunk.h" nogil:
     enum:
         CHUNK_HEADER_BYTES
+        CHUNK_DATA_MAX_BYTES
 
     struct chunk:
         uint8_t type, bloom_bytes
@@ -80,7 +210,13 @@ cdef extern from "log/chunk.h" nogil:
         uint64_t chunk_id
         uint32_t crc, data_bytes, trailer_bytes
 
+    struct chunk_entry:
+        const uint8_t *body
+        uint32_t body_bytes, records, uncompressed_bytes
+        uint8_t is_sub_batch, compression
+
     uint64_t chunk_bytes(const chunk *c)
+    err chunk_entry_next(const uint8_t **at, const uint8_t *end, chunk_entry *out)
     void chunk_header_to_wire(const uint8_t *stored, uint8_t *out)
 
 
@@ -98,6 +234,85 @@ cdef extern from "log/control.h" nogil:
         uint64_t segment_bytes_max
 
     void control_committed(const control *c, commit *out)
+
+
+cdef extern from "message/amqp.h" nogil:
+    enum amqp_body:
+        AMQP_BODY_NONE
+        AMQP_BODY_DATA
+        AMQP_BODY_VALUE
+        AMQP_BODY_SEQUENCE
+
+    struct amqp_message:
+        amqp_body body_kind
+        uint32_t data_count
+        const uint8_t *body
+        const uint8_t *application_properties
+        uint32_t body_size, application_properties_size
+
+    err amqp_parse(const uint8_t *data, uint32_t size, amqp_message *out)
+
+
+cdef extern from "message/amqp_read.h" nogil:
+    enum amqp_kind:
+        AMQP_NULL
+        AMQP_STRING
+        AMQP_SYMBOL
+        AMQP_BINARY
+
+    struct amqp_value:
+        amqp_kind kind
+        uint32_t bytes
+        const uint8_t *data
+
+    struct amqp_pair:
+        const uint8_t *key
+        uint32_t key_bytes
+        amqp_value value
+
+    struct amqp_pairs:
+        uint32_t left
+
+    void amqp_pairs_begin(amqp_pairs *it, const uint8_t *data, uint32_t size)
+    bint amqp_pairs_next(amqp_pairs *it, amqp_pair *out)
+    bint amqp_message_id(const amqp_message *m, amqp_value *out)
+    bint amqp_header_priority(const amqp_message *m, uint8_t *out)
+    size_t amqp_value_text(const amqp_value *v, char *out, size_t size)
+
+
+cdef extern from "base/bytes.h" nogil:
+    struct writer_bytes:
+        uint8_t *at
+        uint8_t *end
+        bint failed
+
+    writer_bytes bytes_writer(void *p, size_t size)
+
+
+cdef extern from "message/amqp_write.h" nogil:
+    struct amqp_map:
+        uint32_t count
+
+    enum:
+        AMQP_PAIR_OVERHEAD_BYTES
+
+    uint64_t amqp_size_max(uint32_t pairs, uint64_t payload_bytes)
+    void amqp_write_header(writer_bytes *w, uint8_t priority)
+    void amqp_write_properties(writer_bytes *w, const uint8_t *id, uint32_t id_bytes, bint json)
+    void amqp_map_begin(writer_bytes *w, amqp_map *m)
+    void amqp_map_add(writer_bytes *w, amqp_map *m, const uint8_t *key, uint32_t key_bytes, const uint8_t *value,
+                      uint32_t value_bytes)
+    void amqp_map_end(writer_bytes *w, amqp_map *m)
+    void amqp_write_data(writer_bytes *w, const uint8_t *body, uint32_t size)
+    void amqp_write_null(writer_bytes *w)
+
+
+cdef extern from "message/json.h" nogil:
+    err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
+    uint64_t JSON_STRING_SIZE_MAX(uint64_t size)
+    uint64_t JSON_BASE64_SIZE(uint64_t size)
+    err json_string_write(writer_bytes *w, const uint8_t *text, uint64_t size)
+    err json_base64_write(writer_bytes *w, const uint8_t *data, uint64_t size)
 
 
 cdef extern from "log/batch.h" nogil:
@@ -185,6 +400,7 @@ cdef extern from "log/retention.h" nogil:
         uint64_t segments_dropped, bytes_dropped, first_offset
 
     err retention_run(log *l, retention_report *out, fault *f)
+    err retention_drop_before(log *l, uint64_t offset, retention_report *out, fault *f)
     err retention_roll_aged(log *l, int64_t age_ms, bint *rolled, fault *f)
 
 

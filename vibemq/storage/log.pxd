@@ -14,7 +14,7 @@ cdef class Log:
 
 cdef class Board:
     cdef doorbell_board *raw
-    cdef readonly uint32_t index
+    cdef readonly uint32_t index, workers
     cdef readonly int doorbell_fd       # this worker's own
     cdef int fds[64]
     cdef object memory

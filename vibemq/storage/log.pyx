@@ -255,7 +255,8 @@ def board_init(int fd, uint32_t workers):
 cdef _init_board(object memory, uint32_t workers):
     cdef Py_buffer view
     PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
-    core.doorbell_board_init(<doorbell_board *> view.buf, workers)
+    # From a number that no earlier run used: epochs are written into ledgers, which outlive the board.
+    core.doorbell_board_init(<doorbell_board *> view.buf, workers, int.from_bytes(os.urandom(4), "little"))
     PyBuffer_Release(&view)
 
 
@@ -270,7 +271,7 @@ cdef class Board:
         PyObject_GetBuffer(self.memory, &view, PyBUF_WRITABLE)
         self.raw = <doorbell_board *> view.buf
         PyBuffer_Release(&view)  # the mapping lives as long as self.memory, which nobody closes
-        self.index = index
+        self.index, self.workers = index, len(doorbell_fds)
         for i, fd in enumerate(doorbell_fds):
             self.fds[i] = fd
         self.doorbell_fd = self.fds[index]
@@ -286,9 +287,24 @@ cdef class Board:
             workers &= workers - 1
             core.doorbell_mark(self.raw, w, slot, self.fds[w])
 
+    def request_others(self, uint32_t bits):
+        """Raise request bits for every other worker."""
+        cdef uint32_t w
+        for w in range(self.workers):
+            if w != self.index:
+                core.doorbell_request(self.raw, w, bits, self.fds[w])
+
+    def seat_taken(self):
+        """Tell the others that this seat has changed hands."""
+        self.request_others(core.DOORBELL_REQUEST_SEATS)
+
+    def access_changed(self):
+        """Tell the others that users or permissions have changed."""
+        self.request_others(core.DOORBELL_REQUEST_ACCESS)
+
     def work_done(self):
         """Called by a helper thread: wake the loop so that it takes the result."""
-        core.doorbell_request(self.raw, self.index, core.DOORBELL_REQUEST_WORK, self.fds[self.index], False)
+        core.doorbell_request(self.raw, self.index, core.DOORBELL_REQUEST_WORK, self.fds[self.index])
 
 
 cdef extern from *:
@@ -296,3 +312,45 @@ cdef extern from *:
     static inline unsigned _lowest_bit(unsigned long long v) { return (unsigned) __builtin_ctzll(v); }
     """
     unsigned _lowest_bit(unsigned long long v) nogil
+
+
+def segments(str directory) -> list[int]:
+    """First offsets of a log's segments, rising; never empty."""
+    found = sorted(int(name[:20]) for name in os.listdir(directory) if name.endswith(".segment") and name[:20].isdigit())
+    return found or [0]
+
+
+def drop_before(str directory, uint64_t offset) -> int:
+    """Drop closed segments that hold nothing at or above `offset`; returns how many.  May block."""
+    cdef Log held = Log(directory)
+    cdef core.retention_report report
+    cdef fault f
+    cdef err e
+    with nogil:
+        e = core.retention_drop_before(held.raw, offset, &report, &f)
+    if e != OK and e != ERR_END:
+        raise storage_error(e, &f)
+    return report.segments_dropped
+
+
+def ledger_create(str directory, uint64_t base, bint sync):
+    """Make the ledger that turns a log into a queue's; raises StorageError."""
+    cdef fault f
+    cdef bytes path = os.fsencode(directory)
+    cdef err e = core.ledger_create(path, base, sync, &f)
+    if e != OK:
+        raise storage_error(e, &f)
+
+
+def ledger_recover(str directory) -> bool:
+    """Make a ledger right that another boot wrote, after the log's recovery; True when it had to be made anew."""
+    cdef fault f
+    cdef core.boolean anew = False
+    cdef bytes path = os.fsencode(directory)
+    cdef Log held = Log(directory)
+    stats = held.stats()
+    cdef err e = core.ledger_recover(path, stats.first_offset, stats.next_offset, &anew, &f)
+    held.close()
+    if e != OK:
+        raise storage_error(e, &f)
+    return anew

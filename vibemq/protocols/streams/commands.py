@@ -279,7 +279,7 @@ def create(session: StreamsSession, request: Any) -> None:
             code = Code.INTERNAL_ERROR
         answer(session, request, Key.CREATE, code)
 
-    in_helper(session, partial(door.create_stream, session.virtual_host, name, wanted), done)
+    in_helper(session, partial(door.catalog.create_stream, session.virtual_host, name, wanted), done)
 
 
 def delete(session: StreamsSession, request: Any) -> None:
@@ -293,9 +293,9 @@ def delete(session: StreamsSession, request: Any) -> None:
             answer(session, request, Key.DELETE, Code.INTERNAL_ERROR)
         else:
             answer(session, request, Key.DELETE)
-            door.stream_deleted(deleted)  # after the answer: MetadataUpdate follows it
+            door.catalog.deleted(deleted)  # after the answer: MetadataUpdate follows it
 
-    in_helper(session, partial(door.delete_stream, session.virtual_host, request.stream), done)
+    in_helper(session, partial(door.catalog.delete, session.virtual_host, request.stream), done)
 
 
 def metadata(session: StreamsSession, request: Any) -> None:

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages on their way into a dead-letter queue: written anew with the reason in their headers.
+
+Whoever buries a message settles it only after ``letters_kept`` has said that its copy is kept, so
+a crash in between leaves two copies and never none.  Id, headers and body are the
+original's; x-original-queue, x-failure-reason, x-failed-at and x-attempts are added, and those that an
+earlier burial had added are replaced.
+"""
+
+from datetime import UTC, datetime
+
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp
+
+from vibemq.storage cimport core
+from vibemq.storage.core cimport (
+    AMQP_BINARY, AMQP_BODY_DATA, AMQP_STRING, AMQP_SYMBOL, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs, amqp_value,
+    bytes_store32, err, writer_bytes,
+)
+
+from vibemq.errors import LimitExceeded
+
+cdef enum:
+    ADDED_BYTES_MAX = 1024      # of our headers; the queue's name is at most 1 KiB of UTF-8 and counted apart
+    ADDED_PAIRS = 4
+    TEXT_BYTES = 64
+
+cdef list ADDED = [b"x-original-queue", b"x-failure-reason", b"x-failed-at", b"x-attempts"]
+
+
+cdef bint is_added(const uint8_t *key, uint32_t size) noexcept:
+    cdef bytes name
+    for name in ADDED:
+        if size == <uint32_t> len(name) and memcmp(key, <char *> name, size) == 0:
+            return True
+    return False
+
+
+cdef class DeadLetters(StreamUser):
+    """One burier's way into one dead-letter queue; ``attach`` it to the stream before use."""
+
+    def __init__(self, owner, Stream stream):
+        self.owner, self.name = owner, stream.name
+        self.tokens, self.unsynced = [], []
+        stream.attach(self)
+
+    def close(self):
+        if not self.closed:
+            self.closed = True
+            if self.stream.log.raw != NULL:
+                self.stream.detach(self)
+
+    cdef int add(self, message_view *m, object token, bytes queue, bytes reason, uint32_t attempts) except -1:
+        """Lay a copy of the message into this turn's batch; with m NULL there is no body to be had."""
+        cdef amqp_pairs it
+        cdef amqp_pair pair
+        cdef amqp_value id
+        cdef amqp_map map
+        cdef writer_bytes w
+        cdef uint32_t count = ADDED_PAIRS
+        cdef uint64_t room
+        cdef uint8_t *out
+        cdef char text[TEXT_BYTES]
+        cdef size_t text_size
+        cdef err e
+        cdef bint has_id = False
+        if m != NULL and m.is_amqp:
+            core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
+            count += it.left
+            has_id = core.amqp_message_id(&m.amqp, &id) and (id.kind == AMQP_STRING or id.kind == AMQP_BINARY)
+        room = 4 + core.amqp_size_max(count, <uint64_t> (m.size if m != NULL else 0) + <uint64_t> count * TEXT_BYTES
+                                      + <uint64_t> len(queue) + ADDED_BYTES_MAX)
+        if room > core.CHUNK_DATA_MAX_BYTES:
+            raise LimitExceeded("message for a dead-letter queue", room, core.CHUNK_DATA_MAX_BYTES)
+        out = <uint8_t *> malloc(room)
+        if out == NULL:
+            raise MemoryError
+        try:
+            w = core.bytes_writer(out + 4, room - 4)
+            core.amqp_write_properties(&w, id.data if has_id else NULL, id.bytes if has_id else 0, True)
+            core.amqp_map_begin(&w, &map)
+            if m != NULL and m.is_amqp:
+                while core.amqp_pairs_next(&it, &pair):
+                    if is_added(pair.key, pair.key_bytes):
+                        continue
+                    if pair.value.kind == AMQP_STRING or pair.value.kind == AMQP_SYMBOL or pair.value.kind == AMQP_BINARY:
+                        core.amqp_map_add(&w, &map, pair.key, pair.key_bytes, pair.value.data, pair.value.bytes)
+                    else:
+                        text_size = core.amqp_value_text(&pair.value, text, TEXT_BYTES)
+                        if text_size <= TEXT_BYTES:
+                            core.amqp_map_add(&w, &map, pair.key, pair.key_bytes, <uint8_t *> text, <uint32_t> text_size)
+            failed_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
+            for name, value in zip(ADDED, (queue, reason, failed_at, b"%d" % attempts), strict=True):
+                core.amqp_map_add(&w, &map, <const uint8_t *> <char *> name, <uint32_t> len(name),
+                                  <const uint8_t *> <char *> value, <uint32_t> len(value))
+            core.amqp_map_end(&w, &map)
+            if m == NULL:
+                core.amqp_write_null(&w)
+            elif not m.is_amqp:
+                core.amqp_write_data(&w, m.data, m.size)
+            elif m.amqp.body_kind == AMQP_BODY_DATA:
+                core.amqp_write_data(&w, m.amqp.body, m.amqp.body_size)
+            else:
+                core.amqp_write_null(&w)
+            if w.failed:
+                raise LimitExceeded("message for a dead-letter queue: its headers", count, ADDED_PAIRS)
+            size = w.at - out
+            bytes_store32(out, <uint32_t> (size - 4))
+            while True:
+                if not self.tokens:
+                    self.stream.add_waiting(self)
+                e = core.batch_add(self.stream.batch, out, <uint32_t> size, 1)
+                if e != ERR_FULL:
+                    break
+                self.stream.persist()
+            if e != OK:
+                raise MemoryError
+        finally:
+            free(out)
+        self.tokens.append(token)
+        return 0
+
+    cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
+        tokens, self.tokens = self.tokens, []
+        if ok and self.stream.is_disk_durable:
+            self.unsynced.append((tokens, first_offset, next_offset))
+        else:
+            self.owner.letters_kept(tokens, ok)
+        return 0
+
+    cdef int on_durable(self, uint64_t durable) except -1:
+        cdef list waiting = []
+        batches, self.unsynced = self.unsynced, []
+        for batch in batches:
+            tokens, first_offset, next_offset = batch
+            if core.log_sync_failed(self.stream.log.raw, first_offset, next_offset):
+                self.owner.letters_kept(tokens, False)
+            elif next_offset <= durable:
+                self.owner.letters_kept(tokens, True)
+            else:
+                waiting.append(batch)
+        self.unsynced = waiting + self.unsynced
+        return 1 if self.unsynced else 0
+
+    cdef int on_deleted(self) except -1:
+        self.closed = True
+        batches, self.unsynced = self.unsynced, []
+        for tokens, _, _ in batches:
+            self.owner.letters_kept(tokens, False)
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        self.owner.letters_failed(problem)
+        return 0

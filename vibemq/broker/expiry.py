@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When messages expire, by a clock that never jumps.
+
+A message's age counts from its arrival.  For messages that arrive while the home watches, that is
+when it heard of them, by the monotonic clock: a sparse list of marks (so many messages
+existed at that time) is enough, and it is bounded however many messages wait.  For
+messages that were there before, the time in their chunk is compared with the wall clock as it was
+when the home began, moved on by the monotonic clock.  So setting the machine's clock
+neither expires messages early nor keeps them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+MARKS = 1024  # a message may live longer than its time by one part in so many
+GRAIN_MS_MIN = 10
+
+NEVER = 2**63 - 1
+
+
+class Expiry:
+    """For one queue with a time to live.
+
+    ``first_after(ms)`` gives the offset of the first stored message whose timestamp is at least that.
+    """
+
+    def __init__(self, ttl_ms: int, now_ms: int, next_offset: int, first_after: Callable[[int], int]) -> None:
+        self.ttl_ms = ttl_ms
+        self.grain_ms = max(GRAIN_MS_MIN, ttl_ms // MARKS)
+        self.before = next_offset  # messages below were there when the home began
+        self.wall_less_monotonic_ms = time.time_ns() // 1_000_000 - now_ms
+        self.first_after = first_after
+        self.marks: deque[tuple[int, int]] = deque()  # (next offset, monotonic ms), both rising
+        self.mark_began_ms = now_ms
+        self.expired = 0
+
+    def arrived(self, next_offset: int, now_ms: int) -> None:
+        """Messages up to ``next_offset`` exist now."""
+        if next_offset <= (self.marks[-1][0] if self.marks else self.before):
+            return
+        if self.marks and now_ms - self.mark_began_ms < self.grain_ms:
+            self.marks[-1] = (next_offset, now_ms)
+        else:
+            self.marks.append((next_offset, now_ms))
+            self.mark_began_ms = now_ms
+
+    def expired_below(self, now_ms: int) -> int:
+        """Every message with a lower offset has expired."""
+        if self.expired < self.before:
+            old = self.first_after(now_ms + self.wall_less_monotonic_ms - self.ttl_ms)
+            self.expired = max(self.expired, min(old, self.before))
+        while self.marks and self.marks[0][1] + self.ttl_ms <= now_ms:
+            self.expired = max(self.expired, self.marks.popleft()[0])
+        return self.expired
+
+    def due_ms(self, now_ms: int, oldest: int, timestamp_ms: Callable[[], int | None]) -> int:
+        """When the message at ``oldest`` expires; ``timestamp_ms()`` is asked for one that was there before."""
+        if oldest < self.before:
+            stamp = timestamp_ms()
+            if stamp is None:
+                return now_ms + 1000
+            return max(now_ms + 1, stamp + self.ttl_ms - self.wall_less_monotonic_ms)
+        for upto, at_ms in self.marks:
+            if upto > oldest:
+                return at_ms + self.ttl_ms
+        return NEVER

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single messages out of the log, for those who hand them out one by one.
+
+A chunk is read and checked once and kept while messages of it are asked for; all queues of a
+worker share one cache of CHUNKS chunks and CACHE_BYTES_MAX bytes, so a queue that waits
+holds no memory.  Nothing here waits for the disk: what is not in the page cache is
+ERR_NOT_CACHED, and ``read_ahead`` lets a helper thread fetch it.
+
+A sub-batch is unpacked once and kept until another is asked for.
+"""
+
+import logging
+import os
+import zlib
+
+from libc.stdlib cimport calloc, free, realloc
+
+from vibemq.storage cimport core
+from vibemq.storage.core cimport (
+    CHUNK_HEADER_BYTES, ERR_CORRUPT, ERR_END, ERR_NO_MEMORY, ERR_NOT_CACHED, ERR_TRUNCATED, OK, bytes_load32,
+    chunk_entry,
+)
+
+logger = logging.getLogger(__name__)
+
+cdef enum:
+    CHUNKS = 64                    # looked through one by one: a few tens of nanoseconds
+    CACHE_BYTES_MAX = 64 << 20     # of one worker; a single larger chunk is kept until the next one comes
+    FIRST_READ_BYTES = 16 * 1024   # most chunks at a moderate rate; a larger one is read a second time, whole
+    READ_AHEAD_BYTES = 1 << 20
+    UNPACKED_BYTES_MAX = 64 << 20  # a sub-batch that says it unpacks to more is not unpacked
+    CHUNK_USER = 0
+    PACKED_NONE = 0
+    PACKED_GZIP = 1
+    PACKED_ZSTD = 4
+
+
+cdef class Messages:
+    def __cinit__(self, helpers):
+        self.helpers = helpers
+        self.chunks = <cached_chunk *> calloc(CHUNKS, sizeof(cached_chunk))
+        if self.chunks == NULL:
+            raise MemoryError
+        self.newest = self.chunks
+
+    def __dealloc__(self):
+        for i in range(CHUNKS):
+            free(self.chunks[i].data)
+        free(self.chunks)
+
+    cdef cached_chunk *load(self, uint64_t key, reader *at, err *e, fault *f) noexcept:
+        """The whole, checked chunk at the reader's place, or NULL and the reason."""
+        cdef cached_chunk *c = self.newest
+        cdef cached_chunk *oldest = self.chunks
+        cdef uint64_t got = 0
+        cdef size_t want
+        cdef chunk header
+        cdef int i
+        e[0] = OK
+        if c.key == key and c.position == at.position and c.segment == at.segment:
+            return c
+        self.looks += 1
+        for i in range(CHUNKS):
+            c = &self.chunks[i]
+            if c.key == key and c.position == at.position and c.segment == at.segment:
+                c.used = self.looks
+                self.newest = c
+                return c
+            if c.used < oldest.used:
+                oldest = c
+        c = oldest
+        c.key = c.position = 0
+        want = max(c.capacity, <size_t> FIRST_READ_BYTES)
+        while True:
+            if not self._room(c, want):
+                e[0] = ERR_NO_MEMORY
+                return NULL
+            e[0] = core.reader_fetch(at, c.data, c.capacity, True, &got, f)
+            if e[0] == OK:
+                e[0] = core.reader_chunk(at, c.data, got, True, &header, f)
+            if e[0] == ERR_TRUNCATED and core.chunk_bytes(&header) > c.capacity:
+                want = core.chunk_bytes(&header)
+                continue
+            break
+        if e[0] == ERR_TRUNCATED:  # whole in the file, or reader_chunk would have called it damaged
+            e[0] = ERR_NOT_CACHED
+        if e[0] != OK:
+            c.used = 0
+            return NULL
+        c.key, c.segment, c.position, c.header, c.used = key, at.segment, at.position, header, self.looks
+        self.newest = c
+        return c
+
+    cdef bint _room(self, cached_chunk *c, size_t size) noexcept:
+        """Make `c` that large, at the cost of whatever was used least recently."""
+        cdef uint8_t *grown
+        cdef cached_chunk *victim
+        cdef int i
+        if size <= c.capacity:
+            return True
+        while self.bytes - c.capacity + size > CACHE_BYTES_MAX:
+            victim = NULL
+            for i in range(CHUNKS):
+                if &self.chunks[i] != c and self.chunks[i].capacity and (
+                        victim == NULL or self.chunks[i].used < victim.used):
+                    victim = &self.chunks[i]
+            if victim == NULL:
+                break
+            self.bytes -= victim.capacity
+            free(victim.data)
+            victim.data, victim.capacity, victim.key, victim.position, victim.used = NULL, 0, 0, 0, 0
+        grown = <uint8_t *> realloc(c.data, size)
+        if grown == NULL:
+            return False
+        self.bytes += size - c.capacity
+        c.data, c.capacity = grown, size
+        return True
+
+    cdef err message(self, cached_chunk *c, uint64_t segment, uint64_t position, uint32_t entry_position, uint16_t index,
+                     message_view *out, uint32_t *entry_bytes, uint32_t *records, fault *f) noexcept:
+        """Message `index` of the entry at `entry_position`; ERR_CORRUPT when it cannot be read.
+
+        `entry_bytes` and `records` say how far the next entry is, also when this one cannot be read
+        (0 when not even that is known).
+        """
+        cdef const uint8_t *start = c.data + CHUNK_HEADER_BYTES + c.header.bloom_bytes
+        cdef const uint8_t *at = start + entry_position
+        cdef const uint8_t *end = start + c.header.data_bytes
+        cdef chunk_entry entry
+        entry_bytes[0] = records[0] = 0
+        if entry_position >= c.header.data_bytes or core.chunk_entry_next(&at, end, &entry) != OK:
+            return ERR_CORRUPT
+        entry_bytes[0], records[0] = <uint32_t> (at - start) - entry_position, entry.records
+        out.segment, out.index = segment, index
+        out.place = (position << 32) | entry_position
+        out.timestamp_ms = c.header.timestamp_ms
+        if index >= entry.records:
+            return ERR_CORRUPT
+        if not entry.is_sub_batch:
+            out.data, out.size = entry.body, entry.body_bytes
+        elif self._sub_batch(c, out.place, entry.body, entry.body_bytes, entry.uncompressed_bytes, entry.compression,
+                             index, out) != OK:
+            return ERR_CORRUPT
+        out.is_amqp = core.amqp_parse(out.data, out.size, &out.amqp) == OK
+        return OK
+
+    cdef err _sub_batch(self, cached_chunk *c, uint64_t place, const uint8_t *body, uint32_t body_bytes,
+                        uint32_t uncompressed_bytes, uint8_t compression, uint16_t index, message_view *out) noexcept:
+        cdef const uint8_t *start
+        cdef uint32_t size, at, i, n
+        if self.unpacked is None or self.unpacked_key != c.key or self.unpacked_segment != c.segment \
+                or self.unpacked_place != place:
+            self.unpacked = None
+            try:
+                self.unpacked = _unpack(compression, (<char *> body)[:body_bytes], uncompressed_bytes)
+            except Exception as problem:  # whatever a codec raises for bytes that a peer has written
+                logger.warning("a sub-batch cannot be unpacked: %s", problem)
+                return ERR_CORRUPT
+            self.unpacked_key, self.unpacked_segment, self.unpacked_place = c.key, c.segment, place
+            self.unpacked_index = self.unpacked_at = 0
+        start = <const uint8_t *> <char *> self.unpacked
+        size = <uint32_t> len(self.unpacked)
+        if index < self.unpacked_index:
+            self.unpacked_index = self.unpacked_at = 0
+        at = self.unpacked_at
+        for i in range(self.unpacked_index, <uint32_t> index + 1):
+            if size - at < 4 or bytes_load32(start + at) > size - at - 4:
+                return ERR_CORRUPT
+            if i == index:
+                break
+            at += 4 + bytes_load32(start + at)
+        self.unpacked_index, self.unpacked_at = index, at
+        out.data, out.size = start + at + 4, bytes_load32(start + at)
+        return OK
+
+    def read_ahead(self, int fd, uint64_t position, then):
+        """Let a helper thread bring what comes next into the page cache; then call ``then()`` in the loop."""
+        own = os.dup(fd)
+
+        def read():
+            try:
+                os.pread(own, READ_AHEAD_BYTES, position)
+            finally:
+                os.close(own)
+
+        def done(result, error):
+            if error is not None:
+                logger.error("while reading ahead: %s", error)
+            then()
+
+        self.helpers.submit(read, done)
+
+
+def _unpack(int compression, bytes body, uint32_t size) -> bytes:
+    """What a sub-batch holds: exactly `size` bytes.  ValueError."""
+    if size > UNPACKED_BYTES_MAX:
+        raise ValueError(f"{size} bytes were announced, at most {UNPACKED_BYTES_MAX} are unpacked")
+    if compression == PACKED_NONE:
+        content = body
+    elif compression == PACKED_GZIP:
+        content = zlib.decompressobj(31).decompress(body, size + 1)
+    elif compression == PACKED_ZSTD:
+        import zstandard
+
+        content = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body).read(size + 1)
+    else:
+        raise ValueError(f"compression {compression} cannot be read for queues; none, gzip and zstd can")
+    if len(content) != size:
+        raise ValueError(f"{size} bytes were announced, there are {len(content)} or more")
+    return content
+
+
+cdef class Cursor:
+    def __cinit__(self, Messages messages, Log log, uint64_t key):
+        self.messages, self.log, self.key = messages, log, key
+
+    def __dealloc__(self):
+        self.close()
+
+    cdef void close(self) noexcept:
+        """Give back the descriptor; the next message is looked up anew."""
+        if self.open:
+            core.reader_close(&self.raw)
+            self.open = False
+
+    cdef void seek(self, uint64_t offset) noexcept:
+        if offset != self.offset:
+            self.close()
+            self.offset = offset
+
+    cdef err next(self, message_view *out, fault *f) noexcept:
+        """The message at `offset` (or the next there is: then `offset` has moved), and move past it.
+
+        ERR_END: none yet.  ERR_NOT_CACHED: read ahead from `raw`.  ERR_CORRUPT with `out.offset` set: this message
+        cannot be read and is passed over; with out.offset 2^64-1 the chunk cannot: call ``pass_damage``.
+        ERR_NOT_FOUND: retention took it.  ERR_IO, ERR_NO_MEMORY.
+        """
+        cdef cached_chunk *c
+        cdef err e
+        cdef uint32_t entry_bytes, records
+        out.offset = <uint64_t> -1
+        if not self.open:
+            e = core.reader_open(&self.raw, self.log.raw, core.READER_OFFSET, <int64_t> self.offset, f)
+            if e != OK:
+                return e
+            self.open = True
+            self.entry_position = 0
+        while True:
+            if not core.reader_has_more(&self.raw):
+                return ERR_END
+            c = self.messages.load(self.key, &self.raw, &e, f)
+            if c == NULL:
+                return e
+            if self.entry_position == 0:
+                self.entry_first = c.header.chunk_id
+                if self.offset < self.entry_first:
+                    self.offset = self.entry_first  # damage or retention made a gap
+            if self.entry_position >= c.header.data_bytes or c.header.type != CHUNK_USER \
+                    or self.offset >= c.header.chunk_id + c.header.records:
+                core.reader_advance(&self.raw, &c.header)
+                self.entry_position = 0
+                continue
+            e = self.messages.message(c, self.raw.segment, self.raw.position, self.entry_position,
+                                      <uint16_t> min(max(<int64_t> (self.offset - self.entry_first), 0), 65535), out,
+                                      &entry_bytes, &records, f)
+            if entry_bytes == 0:
+                core.reader_advance(&self.raw, &c.header)  # a good checksum over entries that make no sense
+                self.entry_position = 0
+                continue
+            if self.entry_first + records <= self.offset:
+                self.entry_position += entry_bytes
+                self.entry_first += records
+                continue
+            out.offset = self.offset
+            self.offset += 1
+            if self.offset == self.entry_first + records:
+                self.entry_position += entry_bytes
+                self.entry_first += records
+            return e
+
+    def pass_damage(self):
+        """Move past a chunk that is damaged on disk."""
+        cdef fault f
+        if self.open and core.reader_skip_damaged(&self.raw, &f) == OK:
+            self.entry_position = 0
+            self.offset = max(self.offset, self.raw.next_offset)
+
+
+cdef class Probe:
+    def __cinit__(self, Messages messages, Log log, uint64_t key):
+        self.messages, self.log, self.key = messages, log, key
+
+    def __dealloc__(self):
+        self.close()
+
+    cdef void close(self) noexcept:
+        if self.open:
+            core.reader_close(&self.raw)
+            self.open = False
+
+    cdef err look(self, uint64_t offset, uint64_t segment, uint64_t place, uint16_t index, message_view *out,
+                  fault *f) noexcept:
+        """The message at a place, or by its offset where the place is 0.  Errors as Cursor.next."""
+        cdef cached_chunk *c
+        cdef err e
+        cdef uint32_t entry_bytes, records, entry_position = 0
+        cdef uint64_t first
+        out.offset = offset
+        if not self.open or place == 0 or self.raw.segment != segment:
+            self.close()
+            e = core.reader_open(&self.raw, self.log.raw, core.READER_OFFSET, <int64_t> offset, f)
+            if e != OK:
+                return e
+            self.open = True
+        if place:
+            self.raw.position = place >> 32
+            self.raw.next_offset = 0
+        c = self.messages.load(self.key, &self.raw, &e, f)
+        if c == NULL:
+            return e
+        if offset < c.header.chunk_id or offset >= c.header.chunk_id + c.header.records:
+            return core.ERR_NOT_FOUND
+        if place:
+            return self.messages.message(c, self.raw.segment, self.raw.position, <uint32_t> place, index, out,
+                                         &entry_bytes, &records, f)
+        first = c.header.chunk_id
+        while True:
+            e = self.messages.message(c, self.raw.segment, self.raw.position, entry_position,
+                                      <uint16_t> min(offset - first, 65535), out, &entry_bytes, &records, f)
+            if entry_bytes == 0 or first + records > offset:
+                return e
+            entry_position += entry_bytes
+            first += records

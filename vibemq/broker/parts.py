@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker puts together once and hands to each of its doors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vibemq.broker.catalog import Catalog
+    from vibemq.broker.queue import QueueTable
+    from vibemq.broker.stream import StreamTable
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """One worker's part of the broker.  What comes from vibemq.admin has no type here: doors do not know it."""
+
+    streams: StreamTable
+    queues: QueueTable
+    catalog: Catalog
+    helpers: Any  # server.helpers.Helpers
+    timers: Any  # broker.timers.Timers
+    authenticator: Any  # admin.users.Authenticator: who somebody is
+    accesses: Any  # admin.permissions.Accesses: what they may do
+    accounts: Any  # the module admin.accounts: users and permissions by command
+    everything: Any  # the access of somebody who may do all, where nobody has to log in
+    tell_access_changed: Any  # () -> None: the other workers look again
+    worker: int

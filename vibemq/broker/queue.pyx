@@ -1,0 +1,777 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues as one worker holds them: its consumers, what they have in flight, and the way to the home.
+
+A queue's decisions are taken by one worker, its home (home.pyx): who gets which message, when it is
+dead-lettered, what overflows.  A ``Queue`` is any worker's hold on it.  It keeps what belongs
+to the consumers of this worker: a message in flight is theirs, and it is this worker that settles it or
+gives it back, directly in the shared ledger, so that an acknowledgement that was read is never lost
+with the home.  The home is then told, by a call when it is here and by letter when it is not.
+
+WHO IS HOME.  The ledger's page names worker, seat epoch and a generation that each claim raises.  Whoever
+needs a home and finds none (or a dead one) claims it by compare-and-swap.  A new home says HELLO to
+every worker with consumers; these answer with a JOIN for each consumer, a KEPT for each message it has
+in flight, and TOLD.  Letters of older generations are dropped, and what a dead home handed over
+too late to be told of becomes ready again when all have answered.
+"""
+
+import logging
+import os
+import time
+
+from libc.stdint cimport INT64_MAX
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memset
+
+from vibemq.broker.inflight cimport NO_SLOT, delivery
+from vibemq.storage cimport core
+from vibemq.storage.core cimport (
+    AMQP_BINARY, AMQP_STRING, ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, amqp_value, commit, err, fault,
+    ledger_entry, ledger_word,
+)
+from vibemq.storage.log cimport storage_error
+from vibemq.storage.mail cimport (
+    LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
+    LETTER_YOURS,
+)
+
+from vibemq.broker.policy import Overflow, policy
+from vibemq.errors import StorageError, StreamNotFound
+
+logger = logging.getLogger(__name__)
+
+cdef enum:
+    GENERATION_MASK = 0xFFFFFF
+    EPOCH_MASK = 0xFFFFFF
+
+
+cdef inline uint64_t home_word(uint32_t worker, uint32_t epoch, uint64_t generation) noexcept:
+    return (<uint64_t> worker + 1) << 48 | <uint64_t> (epoch & EPOCH_MASK) << 24 | (generation & GENERATION_MASK)
+
+
+cdef class Consumer:
+    def __cinit__(self):
+        self.own.first = self.own.last = NO_SLOT
+
+    def __dealloc__(self):
+        free(self.pending)
+
+    cdef bint room(self) noexcept:
+        return True
+
+    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
+        raise TypeError(f"{type(self).__name__} does not say how to write")
+
+    cdef int on_deleted(self) except -1:
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        raise problem
+
+    @property
+    def in_flight(self) -> int:
+        return self.own.count
+
+    cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1:
+        """Write a message that the home gave to this consumer, and remember it until it is settled."""
+        cdef uint8_t made[MESSAGE_ID_BYTES_MAX]
+        cdef const uint8_t *id = made
+        cdef uint32_t id_size = 0
+        cdef amqp_value value
+        cdef int32_t slot
+        if m.is_amqp and core.amqp_message_id(&m.amqp, &value):
+            if value.kind == AMQP_STRING or value.kind == AMQP_BINARY:
+                id, id_size = value.data, value.bytes
+            else:
+                id_size = <uint32_t> core.amqp_value_text(&value, <char *> made, MESSAGE_ID_BYTES_MAX)
+                if id_size > MESSAGE_ID_BYTES_MAX:
+                    id_size = 0
+        if id_size == 0 or id_size > 65535:
+            text = b"%d" % m.offset  # its publisher gave it none
+            memcpy(made, <char *> text, len(text))
+            id, id_size = made, <uint32_t> len(text)
+        if m.offset >= self.seen:
+            self.seen, self.fresh = m.offset + 1, False
+        else:
+            self.unordered = True
+        if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
+            return self.write(m, id, id_size, attempts)
+        slot = self.deliveries.add(&self.own, self.number, m.offset, id, id_size, attempts, strikes,
+                                   self.queue.table.now_ms)
+        if slot == self.own.first:
+            self.queue.ack_timer.at_most(self.queue.table.now_ms + self.queue.policy.ack_timeout_ms)
+        return self.write(m, id, id_size, attempts)
+
+    cdef uint64_t lowest(self) noexcept:
+        """The lowest offset that this consumer has not settled; 2^64-1 when it has settled all it was given."""
+        cdef uint64_t low = <uint64_t> -1
+        cdef int32_t slot = self.own.first
+        cdef size_t i
+        if slot == NO_SLOT:
+            self.unordered = False
+        while slot != NO_SLOT:
+            low = min(low, self.deliveries.slots[slot].offset)
+            if not self.unordered:
+                break  # handed out in order: the first is the lowest
+            slot = self.deliveries.slots[slot].next
+        for i in range(self.pending_head, self.pending_size):
+            low = min(low, self.pending[i].offset)
+        return low
+
+    cdef int push_pending(self, const letter *what) except -1:
+        cdef letter *grown
+        cdef size_t capacity
+        if self.pending_head == self.pending_size:
+            self.pending_head = self.pending_size = 0
+        if self.pending_size == self.pending_capacity:
+            capacity = max(<size_t> 16, self.pending_capacity * 2)
+            grown = <letter *> realloc(self.pending, capacity * sizeof(letter))
+            if grown == NULL:
+                raise MemoryError
+            self.pending, self.pending_capacity = grown, capacity
+        self.pending[self.pending_size] = what[0]
+        self.pending_size += 1
+        return 0
+
+
+cdef class Decider:
+    cdef int join(self, Consumer consumer) except -1:
+        return 0
+
+    cdef int leave(self, Consumer consumer) except -1:
+        return 0
+
+    cdef int settled(self, Consumer consumer, uint64_t offset) except -1:
+        return 0
+
+    cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1:
+        return 0
+
+    cdef int room_again(self, Consumer consumer) except -1:
+        return 0
+
+    cdef int letter_from(self, const letter *what) except -1:
+        return 0
+
+    cdef int news(self) except -1:
+        return 0
+
+    cdef bint dispatch(self) except -1:
+        return False
+
+    cdef int seats_changed(self) except -1:
+        return 0
+
+    cdef bint is_idle(self) except -1:
+        return False
+
+    cdef int stop(self) except -1:
+        return 0
+
+
+cdef class Queue(StreamUser):
+    def __init__(self, QueueTable table, Stream stream, record):
+        cdef fault f
+        cdef err e
+        self.table, self.name = table, stream.name
+        self.policy = policy(record.queue, table.defaults)
+        self.mode, self.max_messages = int(self.policy.mode), self.policy.max_messages
+        self.tag = int(record.incarnation[:8], 16)
+        self.key = <uint64_t> stream.slot << 32 | self.tag
+        self.worker = table.worker
+        self.life = core.doorbell_epoch(table.board.raw, table.worker) & core.LEDGER_LIFE_MASK
+        self.consumers, self.users, self.waiting_publishers = {}, set(), []
+        directory = os.fsencode(record.directory)
+        e = core.ledger_open(directory, &self.raw, &f)
+        if e != OK:
+            raise storage_error(e, &f)
+        self.control = core.ledger_control_of(self.raw)
+        self.probe = Probe(table.messages, stream.log, self.key)
+        self.ack_timer = table.timers.timer(self._acks_overdue)
+        stream.attach(self)
+
+    def __dealloc__(self):
+        if self.raw != NULL:
+            core.ledger_close(self.raw)
+
+    def __repr__(self):
+        return f"<Queue {self.name}>"
+
+    # ---- who uses it ----
+
+    def hold(self, user):
+        """Keep the queue open for somebody who publishes to it."""
+        self.users.add(user)
+
+    def release(self, user):
+        self.users.discard(user)
+        self._close_if_unused()
+
+    def _close_if_unused(self):
+        if not self.consumers and not self.users and self.home is None and not self.waiting_publishers:
+            self.close()
+
+    def close(self):
+        """Let go of it on this worker; its messages and their states stay, of course."""
+        if self.closed:
+            return
+        self.closed = True
+        self.ack_timer.cancel()
+        if self.home is not None:
+            self.home.stop()
+            self.home = None
+        self.table.forget(self)
+        self.probe.close()
+        if self.stream.log.raw != NULL:
+            self.stream.detach(self)
+
+    cdef uint64_t waiting(self) noexcept:
+        """Messages that wait for a consumer, those in this turn's batch included."""
+        cdef commit committed
+        cdef uint64_t departed = core.ledger_departed(self.control)
+        core.control_committed(self.stream.log.control, &committed)
+        cdef uint64_t there = committed.next_offset
+        if self.stream.batch != NULL:
+            there += self.stream.batch.records
+        return there - departed if there > departed else 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.max_messages != 0 and self.waiting() >= self.max_messages
+
+    def counts(self):
+        """(waiting, in flight, consumers)."""
+        return self.waiting(), core.ledger_in_flight(self.control), core.ledger_consumers(self.control)
+
+    def purge(self) -> int:
+        """Have the home settle everything that waits now; returns how many that is."""
+        cdef commit committed
+        self.stream.persist()
+        core.control_committed(self.stream.log.control, &committed)
+        count = self.waiting()
+        core.ledger_purge_raise(self.control, committed.next_offset)
+        self.call_home()
+        return count
+
+    def call_home(self):
+        """Make the home look at this queue, wherever it is."""
+        cdef uint64_t home
+        self.check_home()
+        if self.home is not None:
+            self.mark()
+            return
+        home = core.ledger_home(self.control)
+        if home >> 48:
+            self.table.board.mark(<uint64_t> 1 << ((home >> 48) - 1), self.stream.slot)
+
+    def wait_for_room(self, publisher):
+        """``publisher.retry()`` is called when a full queue may have room again."""
+        if not self.waiting_publishers and self.home is None:
+            self.stream.attach_reader(self)
+        self.waiting_publishers.append(publisher)
+        core.ledger_blocked_join(self.control, self.worker)
+        self.call_home()
+
+    def stop_waiting(self, publisher):
+        if publisher in self.waiting_publishers:
+            self.waiting_publishers.remove(publisher)
+            self._no_more_waiting()
+
+    def _no_more_waiting(self):
+        if not self.waiting_publishers:
+            if self.home is None and self.stream is not None:
+                self.stream.detach_reader(self)
+            self._close_if_unused()
+
+    # ---- consumers ----
+
+    def add_consumer(self, Consumer consumer, uint32_t prefetch):
+        """From now on it gets messages, through its write()."""
+        cdef commit committed
+        self.table.next_consumer += 1
+        consumer.queue, consumer.consumer_id, consumer.prefetch = self, self.table.next_consumer, prefetch
+        core.control_committed(self.stream.log.control, &committed)
+        consumer.seen, consumer.fresh, consumer.unordered = committed.next_offset, True, False
+        self.consumers[consumer.consumer_id] = consumer
+        core.ledger_workers_join(self.control, self.worker)
+        had_home = self.home is not None or self.told
+        self.check_home()
+        if self.home is not None:
+            if consumer.member is None:
+                self.home.join(consumer)
+        elif had_home and self.told:
+            self._send(<uint32_t> ((core.ledger_home(self.control) >> 48) - 1), LETTER_JOIN, self.told, consumer, 0)
+
+    def remove_consumer(self, Consumer consumer):
+        """It is gone: what it had in flight is ready again, in its old order."""
+        cdef uint64_t home
+        cdef bint first = True
+        cdef size_t i
+        if consumer.queue is not self:
+            return
+        self.check_home()
+        self.report(consumer)
+        while consumer.own.first != NO_SLOT:
+            # Clients work in order: the oldest may have been what went wrong, the others were never begun.
+            self.give_back(consumer, consumer.own.first, first, 0)
+            first = False
+        for i in range(consumer.pending_head, consumer.pending_size):
+            self._give_back_letter(consumer, &consumer.pending[i])
+        consumer.pending_head = consumer.pending_size = 0
+        del self.consumers[consumer.consumer_id]
+        if self.home is not None:
+            self.home.leave(consumer)
+        elif self.told:
+            home = core.ledger_home(self.control)
+            self._send(<uint32_t> ((home >> 48) - 1), LETTER_LEAVE, self.told, consumer, 0)
+        consumer.queue = None
+        if not self.consumers:
+            core.ledger_workers_leave(self.control, self.worker)
+            self.told = 0
+        self._close_if_unused()
+
+    cdef int room_again(self, Consumer consumer) except -1:
+        """A consumer that had no room has some now."""
+        consumer.stalled = False
+        if self.home is not None:
+            self.home.room_again(consumer)
+        else:
+            self._write_pending(consumer)
+        return 0
+
+    # ---- what consumers say ----
+
+    cdef int settle(self, Consumer consumer, int32_t slot) except -1:
+        """The consumer has acknowledged this delivery."""
+        cdef uint64_t offset = consumer.deliveries.slots[slot].offset
+        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
+        cdef uint64_t word
+        if entry != NULL:
+            word = core.ledger_word_get(entry)
+            if self._is_ours(word):
+                core.ledger_word_swap(entry, word, (word & ~<uint64_t> 7) | LEDGER_SETTLED)
+        consumer.deliveries.remove(&consumer.own, slot)
+        if self.home is not None:
+            return self.home.settled(consumer, offset)
+        consumer.settled_count += 1
+        if not consumer.queued:
+            consumer.queued = True
+            self.table.reports.append(consumer)
+        return 0
+
+    cdef bint _is_ours(self, uint64_t word) noexcept:
+        """In flight at a consumer of this worker?  A copy of a fan-out is everybody's."""
+        if word & 7 != LEDGER_IN_FLIGHT:
+            return False
+        if self.mode == MODE_FAN_OUT_WITH_ACK:
+            return True
+        return (word >> 15 & 63) == self.worker and (word >> 21 & core.LEDGER_LIFE_MASK) == self.life
+
+    cdef int give_back(self, Consumer consumer, int32_t slot, bint strike, int64_t delay_ms) except -1:
+        """This delivery came to nothing: the message is ready again, after `delay_ms`."""
+        cdef delivery *d = &consumer.deliveries.slots[slot]
+        cdef uint64_t offset = d.offset
+        cdef uint32_t attempts = d.attempts
+        cdef uint32_t strikes = min(d.strikes + strike, <uint32_t> core.LEDGER_ATTEMPTS_MAX)
+        consumer.deliveries.remove(&consumer.own, slot)
+        return self._give_back(consumer, offset, attempts, strikes, delay_ms)
+
+    cdef int _give_back_letter(self, Consumer consumer, const letter *what) except -1:
+        return self._give_back(consumer, what.offset, what.attempts, what.strikes, 0)
+
+    cdef int _give_back(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes,
+                        int64_t delay_ms) except -1:
+        cdef ledger_entry *entry
+        cdef uint64_t word
+        cdef ledger_word w
+        cdef letter l
+        if self.mode != MODE_FAN_OUT_WITH_ACK:
+            entry = core.ledger_entry_of(self.raw, offset, NULL)
+            if entry == NULL:
+                return 0
+            word = core.ledger_word_get(entry)
+            if not self._is_ours(word):
+                return 0
+            w = core.ledger_unpack(word)
+            w.state = LEDGER_DELAYED if delay_ms else LEDGER_READY
+            w.strikes = strikes
+            if not core.ledger_word_swap(entry, word, core.ledger_pack(w)):
+                return 0
+        if self.home is not None:
+            return self.home.returned(consumer, offset, attempts, strikes, delay_ms)
+        if self.told:
+            memset(&l, 0, sizeof(l))
+            l.kind, l.sender, l.slot, l.tag = LETTER_RETURNED, self.worker, self.stream.slot, self.tag
+            l.generation, l.consumer, l.offset = self.told, consumer.consumer_id, offset
+            l.attempts, l.strikes, l.count = attempts, strikes, <uint32_t> min(delay_ms, 0x7FFFFFFF)
+            self.table.mail.send(<uint32_t> ((core.ledger_home(self.control) >> 48) - 1), &l)
+        return 0
+
+    def _acks_overdue(self, now_ms):
+        """The timer: give back what was in flight for too long, and set it for the next."""
+        cdef Consumer consumer
+        cdef int64_t due = INT64_MAX
+        cdef int64_t timeout_ms = self.policy.ack_timeout_ms
+        cdef delivery *d
+        cdef uint32_t strikes
+        for consumer in list(self.consumers.values()):
+            while consumer.own.first != NO_SLOT:
+                d = &consumer.deliveries.slots[consumer.own.first]
+                if d.sent_ms + timeout_ms > now_ms:
+                    due = min(due, d.sent_ms + timeout_ms)
+                    break
+                strikes = d.strikes + 1
+                delay_ms = 0 if strikes >= <uint32_t> self.policy.attempts_max else self.policy.backoff_after(strikes)
+                self.give_back(consumer, consumer.own.first, True, delay_ms)
+        if due != INT64_MAX:
+            self.ack_timer.set(due)
+
+    # ---- the home ----
+
+    cdef int mark(self) except -1:
+        """Have dispatch() called in this turn or the next."""
+        if not self.dirty and not self.closed:
+            self.dirty = True
+            self.table.dirty.append(self)
+        return 0
+
+    cdef int check_home(self) except -1:
+        """See to it that the queue has a home, and that it knows our consumers."""
+        cdef uint64_t home = core.ledger_home(self.control)
+        cdef uint64_t mine
+        cdef uint32_t w
+        if self.closed:
+            return 0
+        while not self._is_alive(home):
+            w = core.doorbell_epoch(self.table.board.raw, self.worker)
+            mine = home_word(self.worker, w, home + 1)
+            if core.ledger_home_swap(self.control, home, mine):
+                self._become_home(mine)
+                return 0
+            home = core.ledger_home(self.control)
+        if <uint32_t> (home >> 48) - 1 == self.worker:
+            if self.home is None:
+                self._become_home(home)
+            return 0
+        if self.home is not None:  # handed over
+            self.home.stop()
+            self.home = None
+        if self.consumers and self.told != <uint32_t> (home & GENERATION_MASK):
+            self._tell_home(home)
+        return 0
+
+    cdef bint _is_alive(self, uint64_t home) noexcept:
+        cdef uint64_t worker = home >> 48
+        if worker == 0 or worker > self.table.mail.workers:
+            return False
+        return (core.doorbell_epoch(self.table.board.raw, <uint32_t> worker - 1) & EPOCH_MASK) == (home >> 24 & EPOCH_MASK)
+
+    def _become_home(self, uint64_t home):
+        self.told = 0
+        core.ledger_trim(self.raw)  # another home may have dropped blocks that are mapped here
+        self.home = self.table.make_home(self, home & GENERATION_MASK)
+        self.mark()
+
+    def hand_over(self, uint32_t worker):
+        """Make another worker the home: all consumers are there."""
+        cdef uint64_t home = core.ledger_home(self.control)
+        cdef uint64_t theirs = home_word(worker, core.doorbell_epoch(self.table.board.raw, worker), home + 1)
+        self.home.stop()
+        self.home = None
+        if core.ledger_home_swap(self.control, home, theirs):
+            self._send(worker, LETTER_YOURS, <uint32_t> (theirs & GENERATION_MASK), None, 0)
+        if self.waiting_publishers:
+            self.stream.attach_reader(self)
+        self._close_if_unused()
+
+    cdef int _tell_home(self, uint64_t home) except -1:
+        """Introduce all consumers of this worker to a home that does not know them."""
+        cdef uint32_t to = <uint32_t> (home >> 48) - 1
+        cdef Consumer consumer
+        cdef int32_t slot
+        cdef size_t i
+        self.told = home & GENERATION_MASK
+        for consumer in self.consumers.values():
+            consumer.received = 0
+            consumer.settled_count = 0
+            self._send(to, LETTER_JOIN, self.told, consumer, 0)
+            slot = consumer.own.first
+            while slot != NO_SLOT:
+                self._send(to, LETTER_KEPT, self.told, consumer, consumer.deliveries.slots[slot].offset)
+                slot = consumer.deliveries.slots[slot].next
+            for i in range(consumer.pending_head, consumer.pending_size):
+                self._send(to, LETTER_KEPT, self.told, consumer, consumer.pending[i].offset)
+        self._send(to, LETTER_TOLD, self.told, None, 0)
+        return 0
+
+    cdef int _send(self, uint32_t to, int kind, uint32_t generation, Consumer consumer, uint64_t offset) except -1:
+        cdef letter l
+        memset(&l, 0, sizeof(l))
+        l.kind, l.sender, l.slot, l.tag = kind, self.worker, self.stream.slot, self.tag
+        l.generation, l.offset = generation, offset
+        if consumer is not None:
+            l.consumer, l.count = consumer.consumer_id, consumer.prefetch
+            l.low, l.received = consumer.seen, consumer.fresh
+        self.table.mail.send(to, &l)
+        return 0
+
+    cdef int report(self, Consumer consumer) except -1:
+        """Tell a home elsewhere what a consumer has settled since the last time."""
+        cdef letter l
+        if self.home is not None or not self.told or not consumer.settled_count:
+            consumer.settled_count = 0
+            return 0
+        memset(&l, 0, sizeof(l))
+        l.kind, l.sender, l.slot, l.tag = LETTER_SETTLED, self.worker, self.stream.slot, self.tag
+        l.generation, l.consumer, l.count = self.told, consumer.consumer_id, consumer.settled_count
+        l.received = consumer.received
+        l.low = consumer.lowest() if self.mode == MODE_FAN_OUT_WITH_ACK else 0
+        consumer.settled_count = 0
+        self.table.mail.send(<uint32_t> ((core.ledger_home(self.control) >> 48) - 1), &l)
+        return 0
+
+    cdef int on_letter(self, const letter *what) except -1:
+        if what.kind == LETTER_HELLO or what.kind == LETTER_YOURS:
+            return self.check_home()
+        if what.kind == LETTER_HAND:
+            return self._hand(what)
+        if self.home is None:
+            self.check_home()
+        if self.home is not None:
+            return self.home.letter_from(what)
+        return 0
+
+    cdef int _hand(self, const letter *what) except -1:
+        """A home elsewhere gives a message to one of our consumers."""
+        cdef Consumer consumer
+        if what.generation != self.told:
+            return 0  # from a home that is gone; its successor makes the message ready again
+        found = self.consumers.get(what.consumer)
+        if found is None:
+            return 0  # it has left; the home has read that by now, or will
+        consumer = <Consumer> found
+        consumer.received += 1
+        consumer.push_pending(what)
+        return self._write_pending(consumer)
+
+    cdef int _write_pending(self, Consumer consumer) except -1:
+        cdef letter *what
+        cdef message_view m
+        cdef fault f
+        cdef err e
+        while consumer.pending_head < consumer.pending_size and not consumer.fetching and not self.closed:
+            if not consumer.room():
+                consumer.stalled = True
+                return 0
+            what = &consumer.pending[consumer.pending_head]
+            e = self.probe.look(what.offset, what.segment, what.place, what.index, &m, &f)
+            if e == ERR_NOT_CACHED:
+                consumer.fetching = True
+                self.table.messages.read_ahead(self.probe.raw.fd, self.probe.raw.position,
+                                               lambda: self._fetched(consumer))
+                return 0
+            consumer.pending_head += 1
+            if e != OK:
+                logger.error("queue %s: message %d cannot be read: %s", self.name, what.offset, storage_error(e, &f))
+                self._give_back(consumer, what.offset, what.attempts, core.LEDGER_ATTEMPTS_MAX, 0)
+                continue
+            try:
+                consumer.take(&m, what.attempts, what.strikes)
+            except Exception as problem:
+                consumer.failed(problem)
+                return 0
+            if self.mode == MODE_FAN_OUT_WITHOUT_ACK:
+                consumer.settled_count += 1
+                if not consumer.queued:
+                    consumer.queued = True
+                    self.table.reports.append(consumer)
+        return 0
+
+    def _fetched(self, Consumer consumer):
+        consumer.fetching = False
+        if consumer.queue is self:
+            self._write_pending(consumer)
+
+    # ---- the turn ----
+
+    cdef int on_news(self) except -1:
+        if self.home is not None:
+            self.home.news()
+        if self.waiting_publishers:
+            self.mark()
+        return 0
+
+    cdef bint dispatch(self) except -1:
+        cdef bint more = False
+        if self.closed:
+            return False
+        if self.home is not None:
+            more = self.home.dispatch()
+        if self.waiting_publishers and not self.closed:
+            waiting, self.waiting_publishers = self.waiting_publishers, []
+            for publisher in waiting:
+                if not publisher.retry():
+                    self.waiting_publishers.append(publisher)
+            if self.waiting_publishers:
+                core.ledger_blocked_join(self.control, self.worker)
+                # Room that came between the last look and the joining is seen by nobody else.
+                if not self.is_full and self.home is None:
+                    self.mark()
+            else:
+                self._no_more_waiting()
+        return more
+
+    cdef int on_deleted(self) except -1:
+        cdef Consumer consumer
+        cdef size_t slot
+        self.closed = True
+        self.ack_timer.cancel()
+        if self.home is not None:
+            self.home.stop()
+            self.home = None
+        self.table.forget(self)
+        self.probe.close()
+        consumers, self.consumers = self.consumers, {}
+        for consumer in consumers.values():
+            while consumer.own.first != NO_SLOT:
+                consumer.deliveries.remove(&consumer.own, consumer.own.first)
+            consumer.pending_head = consumer.pending_size = 0
+            consumer.queue, consumer.member = None, None
+            try:
+                consumer.on_deleted()
+            except Exception as problem:
+                consumer.failed(problem)
+        waiting, self.waiting_publishers = self.waiting_publishers, []
+        for publisher in waiting:
+            publisher.retry()
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        logger.error("queue %s", self.name, exc_info=problem)
+        return 0
+
+    def tick(self):
+        """Twice a second: a home that died without anybody's telling."""
+        if self.consumers or self.users or self.home is not None:
+            self.check_home()
+            if self.home is not None:
+                self.mark()
+            if self.home is not None and not self.consumers and not self.users and not self.policy.message_ttl_ms \
+                    and self.home.is_idle():
+                self._go_home()
+        core.ledger_trim(self.raw)
+
+    def _go_home(self):
+        """Nobody uses the queue here: whoever wants it next claims it."""
+        cdef uint64_t home = core.ledger_home(self.control)
+        self.home.stop()
+        self.home = None
+        core.ledger_home_swap(self.control, home, home & GENERATION_MASK)
+        self._close_if_unused()
+
+
+cdef class QueueTable:
+    """The queues that this worker has open."""
+
+    def __init__(self, StreamTable streams, Mail mail, Messages messages, timers, defaults, make_home):
+        self.streams, self.mail, self.messages, self.timers = streams, mail, messages, timers
+        self.metadata, self.helpers, self.board = streams.metadata, streams.helpers, streams.board
+        self.worker = streams.worker
+        self.defaults, self.make_home = defaults, make_home
+        self.by_name, self.by_slot, self.dirty, self.reports = {}, {}, [], []
+        self.now_ms = time.monotonic_ns() // 1_000_000
+
+    def find(self, str virtual_host, str name) -> Queue:
+        """The queue of that name, opened if need be.  StreamNotFound also when it is a plain stream: ask
+        ``record`` which of the two."""
+        queue = self.by_name.get((virtual_host, name))
+        if queue is not None and not (<Queue> queue).stream.log.is_deleted:
+            return queue
+        stream = self.streams.find(virtual_host, name)
+        try:
+            record = self.metadata.find_stream(virtual_host, name)
+            if record is None or record.queue is None or record.incarnation != stream.incarnation:
+                raise StreamNotFound(name)
+            queue = Queue(self, stream, record)
+        except BaseException:
+            self.streams.release_if_unused(stream)
+            raise
+        self.by_name[virtual_host, name] = queue
+        self.by_slot[stream.slot] = queue
+        return queue
+
+    def forget(self, Queue queue):
+        if self.by_name.get((queue.stream.virtual_host, queue.name)) is queue:
+            del self.by_name[queue.stream.virtual_host, queue.name]
+        if self.by_slot.get(queue.stream.slot) is queue:
+            del self.by_slot[queue.stream.slot]
+
+    cdef int take_mail(self) except -1:
+        """Read every letter that has come."""
+        cdef letter l, answer
+        cdef uint32_t sender
+        cdef Queue queue
+        for sender in range(self.mail.workers):
+            while self.mail.take(sender, &l):
+                found = self.by_slot.get(l.slot)
+                if found is None or (<Queue> found).tag != l.tag:
+                    if l.kind == LETTER_YOURS:
+                        logger.warning("a queue was handed to this worker, which does not know it any more")
+                    elif l.kind == LETTER_HELLO:
+                        answer = l
+                        answer.kind, answer.sender = LETTER_TOLD, self.worker
+                        self.mail.send(sender, &answer)
+                    continue
+                queue = <Queue> found
+                try:
+                    if l.kind == LETTER_HELLO and not queue.consumers:
+                        answer = l
+                        answer.kind, answer.sender = LETTER_TOLD, self.worker
+                        self.mail.send(sender, &answer)
+                    queue.on_letter(&l)
+                except Exception:
+                    logger.exception("queue %s: a letter from worker %d", queue.name, sender)
+        return 0
+
+    cdef int seats_changed(self) except -1:
+        """A worker was replaced: what was its home, and what its consumers had, is looked after."""
+        cdef Queue queue
+        for queue in list(self.by_name.values()):
+            try:
+                if queue.home is not None:
+                    queue.home.seats_changed()
+                queue.check_home()
+            except Exception:
+                logger.exception("queue %s: after a worker was replaced", queue.name)
+        return 0
+
+    cdef int dispatch(self) except -1:
+        """Every queue that has something to decide; then the letters of this turn go out."""
+        cdef Queue queue
+        cdef Consumer consumer
+        cdef list dirty
+        cdef list again = []
+        dirty, self.dirty = self.dirty, []
+        for queue in dirty:
+            queue.dirty = False
+            try:
+                if queue.dispatch():
+                    again.append(queue)
+            except Exception:
+                logger.exception("queue %s: while dispatching", queue.name)
+        for queue in again:
+            queue.mark()
+        if self.reports:
+            reports, self.reports = self.reports, []
+            for consumer in reports:
+                consumer.queued = False
+                if consumer.queue is not None:
+                    consumer.queue.report(consumer)
+        self.mail.flush()
+        return 0
+
+    def tick(self, int64_t now_ms):
+        for queue in list(self.by_name.values()):
+            try:
+                queue.tick()
+            except Exception:
+                logger.exception("queue %s", queue.name)

@@ -1,0 +1,580 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control commands of the native door: plain Python, once per connection or command.
+
+STATES is the whole state machine: for each state the commands it allows and who answers them.  What is
+not in the table is refused.  A command that must touch the disk or hash a password runs in a helper
+thread; its session is busy until then, so replies leave in the order of requests.  Texts and codes:
+README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vibemq.errors import AccountError, LimitExceeded, StorageError, StreamExists, StreamNotFound
+from vibemq.protocols.native import compression
+from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, frame_of
+from vibemq.protocols.native.options import BadOption, options_of, queue_info, queue_options
+from vibemq.protocols.native.spec import (
+    COMMAND_BY_TYPE,
+    COMPRESSION_BY_NAME,
+    FEATURES,
+    REASON_SERVER_SHUTDOWN,
+    Command,
+    ErrorCode,
+    Header,
+    QueueOperation,
+    wire_name,
+)
+
+if TYPE_CHECKING:
+    from vibemq.broker.policy import QueuePolicy
+    from vibemq.protocols.native.session import NativeSession
+
+logger = logging.getLogger(__name__)
+
+VIRTUAL_HOST = "/"
+#: The id of a frame that answers none.
+FRESH_ID = b"server"
+PREFETCH_HEADER = "prefetch"
+
+
+def handle(session: NativeSession, body: bytes) -> None:
+    """One frame that is not a data frame of an open session."""
+    request = decode_body(body)
+    rule = COMMAND_BY_TYPE.get(request.type)  # type: ignore[call-overload]
+    answer = STATES[session.state].get(request.type)
+    if answer is not None:
+        if rule is not None and rule.feature is not None and rule.feature not in session.features:
+            answer = None
+        elif rule is not None and rule.admin and not needs_login(session):
+            answer = None  # users are no matter of the protocol while nobody has to log in
+    elif session.state == "connecting":
+        error(session, request, ErrorCode.NOT_AUTHENTICATED, "Please send a Connect command first.")
+        return
+    elif session.state != "open":
+        return
+    if answer is None:
+        error(session, request, ErrorCode.UNKNOWN_COMMAND, f"Unknown command type: {_name(request.type)}")
+        return
+    if rule is not None and rule.needs_queue:
+        if not request.queue:
+            error(session, request, ErrorCode.INVALID_QUEUE, f"Queue name is required for {_action(rule.command)}.")
+            return
+        if rule.operation is not None and not session.access.may(rule.operation, request.queue):
+            not_authorized(session, request.id)
+            return
+    answer(session, request)
+
+
+def _name(number: int) -> str:
+    rule = COMMAND_BY_TYPE.get(number)  # type: ignore[call-overload]
+    return str(number) if rule is None else rule.name
+
+
+def _action(command: Command) -> str:
+    return wire_name(command)[0].lower() + wire_name(command)[1:]
+
+
+# ---- answers ----
+
+
+def reply(
+    session: NativeSession,
+    request: Message,
+    command: Command,
+    *,
+    queue: str | None = None,
+    payload: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> None:
+    """The answer to a request, compressed when that was agreed and is worth it."""
+    body = encode_body(
+        command, request.id, queue=queue, payload=payload, headers=headers, text_layout=session.text_layout
+    )
+    if session.compression and len(body) >= session.compression_threshold:
+        packed = compression.compress(session.compression, body)
+        if packed is not None:
+            session.write(frame_of(packed, COMPRESSION_BY_NAME[session.compression]))
+            return
+    session.write(frame_of(body))
+
+
+def error(session: NativeSession, request: Message, code: str, text: str) -> None:
+    session.refuse_frame(request.id, str(code).encode(), text.encode(errors="replace")[:65_535])
+
+
+def not_authorized(session: NativeSession, request_id: bytes) -> None:
+    session.refuse_frame(request_id, ErrorCode.NOT_AUTHORIZED.encode(), b"Access denied.")
+
+
+def refuse_framing(session: NativeSession, problem: Exception, request_id: bytes = b"") -> None:
+    """Bytes that are no frame: say so, and close, because nobody knows where the next one begins."""
+    logger.info("%s: refused: %s", session.peer, problem)
+    session.refuse_frame(request_id or FRESH_ID, ErrorCode.INVALID_MESSAGE.encode(), str(problem).encode()[:65_535])
+    session.finish()
+
+
+def in_helper(
+    session: NativeSession,
+    work: Callable[[], Any],
+    done: Callable[[Any, BaseException | None], None],
+    submit: Callable[..., None] | None = None,
+) -> None:
+    """Run ``work`` in a helper thread and ``done(result, error)`` in the loop, unless the peer has left."""
+
+    def finish(result: Any, problem: BaseException | None) -> None:
+        if session.state == "closed":
+            return
+        try:
+            done(result, problem)
+        finally:
+            session.resume()
+
+    session.set_busy()
+    (submit or session.door.helpers.submit)(work, finish)
+
+
+def failed(session: NativeSession, request: Message, problem: BaseException) -> None:
+    """A handler or the disk failed: the peer is told, and goes on."""
+    if isinstance(problem, LimitExceeded | StorageError):
+        logger.error("%s: %s", session.peer, problem)
+        error(session, request, ErrorCode.SERVER_ERROR, str(problem))
+    else:
+        logger.error("%s: a command failed by an error of ours", session.peer, exc_info=problem)
+        error(session, request, ErrorCode.SERVER_ERROR, "The broker could not do this; its log says why.")
+
+
+# ---- the connection ----
+
+
+def opened(session: NativeSession) -> None:
+    door = session.door
+    session.deadline_ms = door.now_ms() + door.config.handshake_timeout_s * 1000
+    session.at_deadline = _too_slow
+
+
+def _too_slow(session: NativeSession) -> None:
+    logger.info("%s: did not log in within %d s, closed", session.peer, session.door.config.handshake_timeout_s)
+    error_text = b"No successful Connect in time."
+    session.refuse_frame(FRESH_ID, ErrorCode.AUTH_REQUIRED.encode(), error_text)
+    session.finish()
+
+
+def silent(session: NativeSession) -> None:
+    logger.info("%s: silent for %d s, closed", session.peer, session.door.config.keepalive_timeout_s)
+    session.finish()
+
+
+def say_goodbye(session: NativeSession) -> None:
+    if session.state == "open":
+        session.write(
+            encode_frame(
+                Command.DISCONNECT,
+                FRESH_ID,
+                headers={Header.REASON: REASON_SERVER_SHUTDOWN},
+                text_layout=session.text_layout,
+            )
+        )
+    else:
+        session.finish()
+
+
+def needs_login(session: NativeSession) -> bool:
+    """Once anybody has a password, everybody must say who they are."""
+    return session.door.broker.accesses.has_users  # type: ignore[no-any-return]
+
+
+def connect(session: NativeSession, request: Message) -> None:
+    user, password = request.headers.get(Header.AUTH_USERNAME), request.headers.get(Header.AUTH_PASSWORD)
+    session.client_version = request.headers.get(Header.CLIENT_VERSION, "")[:64]
+    if user is None and password is None:
+        if needs_login(session):
+            error(session, request, ErrorCode.AUTH_REQUIRED, "Username and password are required.")
+        else:
+            _connected(session, request, "", session.door.broker.everything)
+        return
+    if not needs_login(session) and user != "guest":
+        _connected(session, request, user or "", session.door.broker.everything)
+        return
+    if password is None:
+        error(session, request, ErrorCode.AUTH_REQUIRED, "Username and password are required.")
+        return
+    if user is None:
+        user = session.door.config.superuser_name
+    authenticator = session.door.authenticator
+    verdict = authenticator.check_cached(user, password, session.is_loopback)
+    if verdict is not None:
+        _judged(session, request, user, verdict)
+        return
+
+    def done(verdict: Any, problem: BaseException | None) -> None:
+        if problem is not None:
+            failed(session, request, problem)
+        else:
+            _judged(session, request, user, verdict)
+
+    work = partial(authenticator.check, user, password, session.is_loopback)
+    in_helper(session, work, done, submit=session.door.helpers.submit_hash)
+
+
+def _judged(session: NativeSession, request: Message, user: str, verdict: Any) -> None:
+    if verdict.name == "OK":
+        broker = session.door.broker
+        access = broker.everything if user == "guest" else broker.accesses.of(user)
+        if access is not None:
+            _connected(session, request, user, access)
+            return
+    if verdict.name == "LOOPBACK_ONLY":
+        logger.warning("%s: user %r may only come from this machine", session.peer, user)
+    else:
+        logger.warning("%s: login refused for user %r", session.peer, user)
+    # Held back, so that guessing gets slow; the peer may try again afterwards.
+    state, session.state = session.state, "refused"
+    session.deadline_ms = session.door.now_ms() + session.door.config.login_failure_delay_s * 1000 + 1
+    session.set_busy()
+
+    def answer(session: NativeSession) -> None:
+        session.state = "connecting" if state == "connecting" else state
+        error(session, request, ErrorCode.AUTH_FAILED, "Invalid username or password.")
+        if session.state == "connecting":
+            opened(session)
+        session.resume()
+
+    session.at_deadline = answer
+
+
+def _connected(session: NativeSession, request: Message, user: str, access: Any) -> None:
+    door = session.door
+    session.user, session.access, session.state, session.deadline_ms = user, access, "open", 0
+    session.compression = compression.negotiate(request.headers.get(Header.SUPPORTED_COMPRESSION), door.compressions)
+    session.flags_max = 3 if session.compression == "zstd" else 2
+    wanted = {name.strip().lower() for name in request.headers.get(Header.FEATURES, "").split(",")}
+    session.features = frozenset(wanted & FEATURES.keys())
+    headers = {Header.CONNECTION_ID.value: session.connection_id, Header.SERVER_VERSION.value: door.server_version}
+    if session.compression:
+        headers[Header.NEGOTIATED_COMPRESSION.value] = session.compression
+    if session.features:
+        headers[Header.FEATURES.value] = ",".join(sorted(session.features))
+    # Never compressed: some peers read it before they have set their side up.
+    session.write(encode_frame(Command.CONNECT_ACK, request.id, headers=headers, text_layout=session.text_layout))
+
+
+def disconnect(session: NativeSession, request: Message) -> None:
+    session.finish()
+
+
+def check_access(session: NativeSession) -> None:
+    """Twice a second: is this user still allowed to be here?"""
+    if not session.user or session.user == "guest":
+        return
+    accesses = session.door.broker.accesses
+    access = accesses.of(session.user) if accesses.has_users else session.door.broker.everything
+    if access is None or (access.created_ms != session.access.created_ms and session.access.user == session.user):
+        logger.warning("%s: user %r was deleted, closed", session.peer, session.user)
+        session.refuse_frame(FRESH_ID, ErrorCode.AUTH_FAILED.encode(), b"This user was deleted.")
+        session.finish()
+    elif access is not session.access:
+        session.access = access
+
+
+# ---- queues ----
+
+
+def may_publish(session: NativeSession, queue: str) -> bool:
+    check_access(session)
+    return bool(session.access.may(QueueOperation.PUBLISH, queue))
+
+
+def first_publish(session: NativeSession, body: bytes) -> None:
+    """A Publish into a queue that this connection has not used yet."""
+    request = decode_body(body)
+    if not request.queue:
+        error(session, request, ErrorCode.INVALID_QUEUE, "Queue name is required for publish.")
+        return
+    if not may_publish(session, request.queue):
+        not_authorized(session, request.id)
+        return
+
+    def opened_queue(queue: Any) -> None:
+        session.add_publisher(queue, request.queue.encode())  # type: ignore[union-attr]
+        session.publish_body(body)
+
+    _with_queue(session, request, opened_queue)
+
+
+def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], None]) -> None:
+    """Call ``then(queue)``, after making the queue if it does not exist and that is allowed."""
+    door, name = session.door, request.queue or ""
+    try:
+        then(door.queues.find(VIRTUAL_HOST, name))
+        return
+    except StreamNotFound:
+        if not door.auto_create or (
+            door.auto_create_needs_permission and not session.access.may(QueueOperation.CREATE_QUEUE, name)
+        ):
+            error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
+            return
+    except (StorageError, OSError) as problem:
+        failed(session, request, problem)
+        return
+
+    def made(_: Any, problem: BaseException | None) -> None:
+        if problem is not None and not isinstance(problem, StreamExists):
+            failed(session, request, problem)
+            return
+        try:
+            then(door.queues.find(VIRTUAL_HOST, name))
+        except StreamNotFound:
+            error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' was deleted.")
+        except (StorageError, OSError) as later:
+            failed(session, request, later)
+
+    in_helper(session, partial(door.catalog.create_queue, VIRTUAL_HOST, name, {}), made)
+
+
+def subscribe(session: NativeSession, request: Message) -> None:
+    name = (request.queue or "").encode()
+    try:
+        prefetch = int(request.headers.get(PREFETCH_HEADER, "0"))
+        if not 0 <= prefetch <= session.door.queues.defaults.prefetch_max:
+            raise ValueError(prefetch)
+    except ValueError:
+        most = session.door.queues.defaults.prefetch_max
+        error(session, request, ErrorCode.INVALID_MESSAGE, f"Header prefetch must be a number from 1 to {most}.")
+        return
+
+    def opened_queue(queue: Any) -> None:
+        # The acknowledgement goes first: clients see nothing else while a handler runs.
+        headers = {Header.QUEUE_NAME.value: request.queue or "", Header.SUBSCRIPTION_ID.value: _text(request.id)}
+        reply(session, request, Command.SUBSCRIBE_ACK, queue=request.queue, headers=headers)
+        known = session.subscriptions.get(name)
+        if known is None:
+            known = session.add_subscription(name, prefetch)
+            session.attach(known, queue)
+        elif known.dormant:
+            session.attach(known, queue)
+
+    _with_queue(session, request, opened_queue)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="surrogateescape")
+
+
+def unsubscribe(session: NativeSession, request: Message) -> None:
+    session.remove_subscription((request.queue or "").encode())
+    headers = {Header.QUEUE_NAME.value: request.queue or ""}
+    reply(session, request, Command.UNSUBSCRIBE_ACK, queue=request.queue, headers=headers)
+
+
+def wake_dormant(session: NativeSession) -> None:
+    """Subscriptions whose queue was deleted attach to one of the same name."""
+    for name, subscription in list(session.subscriptions.items()):
+        if not subscription.dormant:
+            continue
+        try:
+            queue = session.door.queues.find(VIRTUAL_HOST, name.decode())
+        except (StreamNotFound, StorageError):
+            session.dormant = True
+            continue
+        session.attach(subscription, queue)
+
+
+def create_queue(session: NativeSession, request: Message) -> None:
+    name = request.queue or ""
+    try:
+        options = queue_options(request.headers, request.payload, session.door.option_defaults)
+    except BadOption as problem:
+        error(session, request, problem.error_code, str(problem))
+        return
+    if options.dead_letter and options.dead_letter_name(name) == name:
+        error(session, request, ErrorCode.INVALID_PAYLOAD, "A queue cannot be its own dead-letter queue.")
+        return
+    stored = options.stored()
+    if not request.payload and not any(key in request.headers for key in ("maxQueueSize",)):
+        stored.pop("max_messages", None)  # not said: follows the configuration
+
+    def done(_: Any, problem: BaseException | None) -> None:
+        if isinstance(problem, StreamExists):
+            if session.text_layout:
+                error(session, request, ErrorCode.QUEUE_EXISTS, f"Queue '{name}' already exists.")
+                return
+        elif problem is not None:
+            failed(session, request, problem)
+            return
+        reply(session, request, Command.CREATE_QUEUE, queue=name)
+
+    in_helper(session, partial(session.door.catalog.create_queue, VIRTUAL_HOST, name, stored), done)
+
+
+def delete_queue(session: NativeSession, request: Message) -> None:
+    name, catalog = request.queue or "", session.door.catalog
+
+    def done(gone: Any, problem: BaseException | None) -> None:
+        if isinstance(problem, StreamNotFound):
+            if session.text_layout:
+                error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
+                return
+        elif problem is not None:
+            failed(session, request, problem)
+            return
+        else:
+            catalog.deleted(gone)
+        reply(session, request, Command.DELETE_QUEUE, queue=name)
+
+    in_helper(session, partial(catalog.delete, VIRTUAL_HOST, name), done)
+
+
+def info(session: NativeSession, request: Message) -> None:
+    door, name = session.door, request.queue or ""
+    try:
+        record = door.queues.metadata.find_stream(VIRTUAL_HOST, name)
+        if record is None or record.queue is None:
+            if session.text_layout:
+                error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
+            else:
+                reply(session, request, Command.QUEUE_INFO, queue=name)  # an Error would break .NET declarations
+            return
+        queue = door.queues.find(VIRTUAL_HOST, name)
+        waiting, in_flight, consumers = queue.counts()
+        queue.release(None)
+    except StreamNotFound:
+        reply(session, request, Command.QUEUE_INFO, queue=name)
+        return
+    except (StorageError, OSError) as problem:
+        failed(session, request, problem)
+        return
+    payload = queue_info(
+        name,
+        options_of(record.queue, door.option_defaults),
+        record.created_ms,
+        message_count=waiting,
+        subscriber_count=consumers,
+        in_flight_count=in_flight,
+        text_layout=session.text_layout,
+    )
+    reply(session, request, Command.QUEUE_INFO, queue=name, payload=payload)
+
+
+def list_queues(session: NativeSession, request: Message) -> None:
+    metadata, access = session.door.queues.metadata, session.access
+
+    def done(names: Any, problem: BaseException | None) -> None:
+        if problem is not None:
+            failed(session, request, problem)
+            return
+        seen = sorted(name for name in names if access.sees(name))
+        payload = msgspec.json.encode(seen)
+        if len(payload) + 1024 > session.frame_max and not session.compression:
+            error(session, request, ErrorCode.SERVER_ERROR, f"{len(seen)} names do not fit into one frame.")
+            return
+        reply(session, request, Command.LIST_QUEUES, payload=payload)
+
+    # Thousands of rows: not in the loop.
+    in_helper(session, lambda: [record.name for record in metadata.queues(VIRTUAL_HOST)], done)
+
+
+def purge_queue(session: NativeSession, request: Message) -> None:
+    name = request.queue or ""
+    try:
+        queue = session.door.queues.find(VIRTUAL_HOST, name)
+    except StreamNotFound:
+        error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
+        return
+    except (StorageError, OSError) as problem:
+        failed(session, request, problem)
+        return
+    count = queue.purge()
+    queue.release(None)
+    reply(session, request, Command.PURGE_QUEUE, queue=name, payload=msgspec.json.encode({"purged": count}))
+
+
+def make_dead_letter_queue(session: NativeSession, name: str, source: QueuePolicy) -> None:
+    """Somebody's message was redirected to a queue that does not exist yet."""
+    door = session.door
+    if name in door.making:
+        return
+    door.making.add(name)
+
+    def done(_: Any, problem: BaseException | None) -> None:
+        door.making.discard(name)
+        if problem is not None:
+            logger.error("dead-letter queue %s cannot be made: %s", name, problem)
+
+    door.helpers.submit(partial(door.catalog.create_dead_letter_queue, VIRTUAL_HOST, name, source), done)
+
+
+# ---- users ----
+
+ADMIN = {
+    Command.ADMIN_CREATE_USER: "create_user",
+    Command.ADMIN_DELETE_USER: "delete_user",
+    Command.ADMIN_CHANGE_PASSWORD: "change_password",
+    Command.ADMIN_GRANT_PERMISSION: "grant",
+    Command.ADMIN_REVOKE_PERMISSION: "revoke",
+    Command.ADMIN_LIST_USERS: "list_users",
+    Command.ADMIN_GET_USER_PERMISSIONS: "user_permissions",
+}
+
+
+def admin(session: NativeSession, request: Message) -> None:
+    """Commands 50 to 56: fields in a JSON object or, as some documents have it, in headers."""
+    broker = session.door.broker
+    check_access(session)
+    fields: Any = None
+    if request.payload:
+        try:
+            fields = msgspec.json.decode(request.payload)
+        except msgspec.DecodeError as problem:
+            error(session, request, ErrorCode.INVALID_PAYLOAD, f"Payload must be a JSON object: {problem}")
+            return
+    elif request.headers:
+        fields = dict(request.headers)
+        if "operations" in fields:
+            fields["operations"] = [name.strip() for name in fields["operations"].split(",")]
+    work = getattr(broker.accounts, ADMIN[Command(request.type)])
+
+    def done(answer: Any, problem: BaseException | None) -> None:
+        if isinstance(problem, AccountError):
+            error(session, request, problem.code, str(problem))
+        elif problem is not None:
+            failed(session, request, problem)
+        else:
+            broker.tell_access_changed()
+            reply(session, request, Command(request.type), payload=msgspec.json.encode(answer))
+
+    in_helper(
+        session,
+        partial(work, broker.queues.metadata, session.access, fields),
+        done,
+        submit=session.door.helpers.submit_hash,
+    )
+
+
+# ---- the state machine ----
+
+FIRST_STATE = "connecting"
+Answer = Callable[[Any, Message], None]
+BEFORE: dict[int, Answer] = {Command.CONNECT: connect, Command.DISCONNECT: disconnect}
+STATES: dict[str, dict[int, Answer]] = {
+    "connecting": BEFORE,
+    "refused": {},  # an answer is held back; nothing is read meanwhile
+    "open": {
+        **BEFORE,
+        Command.SUBSCRIBE: subscribe,
+        Command.UNSUBSCRIBE: unsubscribe,
+        Command.CREATE_QUEUE: create_queue,
+        Command.DELETE_QUEUE: delete_queue,
+        Command.QUEUE_INFO: info,
+        Command.LIST_QUEUES: list_queues,
+        Command.PURGE_QUEUE: purge_queue,
+        **dict.fromkeys(ADMIN, admin),
+    },
+    "closed": {},
+}

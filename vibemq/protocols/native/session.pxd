@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from vibemq.broker.inflight cimport InFlight
+from vibemq.broker.queue cimport QueueTable
+from vibemq.net.door cimport Session
+from vibemq.protocols.native.wire cimport native_frame
+
+
+cdef class NativeSession(Session):
+    cdef readonly object door          # protocols.native.door.NativeDoor: what all its sessions share
+    cdef public str state              # a key of commands.STATES
+    cdef public str user               # "" when nobody had to log in
+    cdef public str connection_id
+    cdef public str client_version
+    cdef public object access          # admin.permissions.Access
+    cdef public bint text_layout       # what is written: mirrors the peer
+    cdef public bint layout_fixed
+    cdef public str compression        # negotiated name, None: nothing is compressed
+    cdef public uint8_t flags_max      # highest compression flag that this peer may use
+    cdef public frozenset features
+    cdef public uint32_t frame_max
+    cdef public uint32_t compression_threshold
+    cdef readonly dict publishers      # queue name (bytes) -> Publisher
+    cdef object publisher_cached
+    cdef readonly dict subscriptions   # queue name (bytes) -> Subscription
+    cdef list by_number                # Subscription or None
+    cdef InFlight in_flight
+    cdef public bint dormant           # some subscription waits for its queue to be made
+    cdef public int64_t deadline_ms    # of the handshake, of a held back answer; 0: none
+    cdef public object at_deadline     # what happens then
+    cdef bint working, throttled, blocked, yielded
+    cdef bint shutting_down
+    cdef readonly Py_ssize_t unconfirmed
+    cdef readonly uint64_t unknown_acks
+    cdef uint64_t heard_bytes
+    cdef int64_t heard_ms
+    cdef QueueTable queues
+    cdef int64_t rate
+    cdef double tokens                 # messages that the rate limit allows now
+    cdef int64_t tokens_ms
+
+    cdef int _body(self, const uint8_t *body, size_t size) except -1
+    cdef int _publish(self, const native_frame *frame, const uint8_t *body, size_t size) except -1
+    cdef int _ack(self, const native_frame *frame, bint nack) except -1
+    cdef int _refuse(self, const native_frame *frame, bytes code, bytes text) except -1
+    cdef bint _is_of(self, int32_t slot, const native_frame *frame) except -1
+    cdef bint _limited(self) noexcept
+    cdef int _keep_alive(self, int64_t now_ms) except -1

@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One native connection: frames in, acknowledgements and Delivers out.
+
+Publish, Ack, Nack and Ping are acted upon in place and make no Python object (of a queue that is
+known; the first one opens it).  Every other frame is decoded by the codec and goes to
+``commands.handle``, plain Python.  The life of a message through here: ``Publisher.publish`` lays it into its
+queue's batch; ``Publisher.on_persisted`` sends its PublishAck; the queue's home picks a
+``Subscription``, whose ``write`` puts the Deliver into the outbox; ``_ack`` settles it.
+Protocol: README.md beside this file.
+"""
+
+from libc.string cimport memcmp
+
+from vibemq.broker.inflight cimport NO_SLOT
+from vibemq.broker.queue cimport Consumer, Queue
+from vibemq.net.connection cimport Connection
+from vibemq.protocols.native.codec cimport fault_text, malformed
+from vibemq.protocols.native.deliveries cimport Subscription
+from vibemq.protocols.native.publisher cimport Publisher
+from vibemq.protocols.native.wire cimport (
+    CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, TYPE_ACK, TYPE_NACK, TYPE_PING, TYPE_PUBLISH,
+    error_size, error_write, frame_check, frame_header, frame_parse, frame_size, header_find, header_size, pong_size,
+    pong_write,
+)
+
+from vibemq.errors import LimitExceeded
+from vibemq.protocols.native import commands
+from vibemq.protocols.native.compression import decompress
+from vibemq.protocols.native.codec import MalformedFrame
+from vibemq.protocols.native.spec import ErrorCode
+
+cdef enum:
+    CONTROLS_PER_TURN = 32    # control commands cost tens of microseconds: the loop's millisecond
+    # "deliveryAttempts" and the longest number: what we add to a message on its way out.
+    DELIVER_ADDED_BYTES = 4 + 16 + 4
+
+cdef bytes INVALID_MESSAGE = ErrorCode.INVALID_MESSAGE.value.encode()
+cdef bytes RATE_LIMITED = ErrorCode.RATE_LIMITED.value.encode()
+
+
+cdef class NativeSession(Session):
+    def __init__(self, Connection connection, door):
+        super().__init__(connection)
+        self.door = door
+        self.state = commands.FIRST_STATE
+        self.user = self.client_version = ""
+        self.connection_id = door.next_connection_id()
+        self.text_layout, self.layout_fixed = door.text_layout, door.layout_fixed
+        self.flags_max = 2
+        self.features = frozenset()
+        self.frame_max = door.config.frame_max_bytes
+        self.compression_threshold = door.config.compression_threshold_bytes
+        self.publishers, self.subscriptions, self.by_number = {}, {}, []
+        self.in_flight = InFlight()
+        self.queues = door.queues
+        self.rate = door.config.messages_per_second_per_connection
+        self.tokens = self.rate
+
+    cdef int open(self) except -1:
+        self.heard_ms = self.tokens_ms = self.door.queues.now_ms
+        commands.opened(self)
+        return 0
+
+    # ---- receive ----
+
+    cdef Py_ssize_t receive(self, const uint8_t *data, size_t size) except -1:
+        cdef size_t at = 0
+        cdef uint32_t body_size = 0
+        cdef uint8_t flags = 0
+        cdef int fault
+        cdef int controls = 0
+        while size - at > 0:
+            fault = frame_header(data + at, size - at, self.frame_max, self.flags_max, &body_size, &flags)
+            if fault == FRAME_NEEDS_MORE:
+                if size - at >= 4:
+                    self.wanted = <size_t> body_size + FRAME_HEADER_BYTES
+                break
+            if fault != FRAME_OK:
+                commands.refuse_framing(self, malformed(fault, self.frame_max, body_size))
+                return size
+            if flags:
+                try:
+                    body = decompress(flags, (<char *> data)[at + FRAME_HEADER_BYTES:at + FRAME_HEADER_BYTES + body_size],
+                                      self.decompressed_max)
+                except (MalformedFrame, LimitExceeded) as problem:
+                    commands.refuse_framing(self, problem)
+                    return size
+                controls += 1 + self._body(<const uint8_t *> <char *> body, len(body))
+            else:
+                controls += self._body(data + at + FRAME_HEADER_BYTES, body_size)
+            at += FRAME_HEADER_BYTES + body_size
+            if self.connection.closing or self.connection.closed:
+                return size
+            if controls >= CONTROLS_PER_TURN and not self.yielded:
+                self.yielded = self.busy = True
+                self.connection.want_turn()
+            if self.busy:
+                break
+        return at
+
+    @property
+    def decompressed_max(self) -> int:
+        """Before a login a frame may not become more than it may be."""
+        return self.door.config.decompressed_max_bytes if self.state == "open" else self.frame_max
+
+    cdef int _body(self, const uint8_t *body, size_t size) except -1:
+        """One whole body; 1 when it was a control command."""
+        cdef native_frame frame
+        cdef int fault = frame_parse(body, size, &frame)
+        if fault != FRAME_OK:
+            commands.refuse_framing(self, malformed(fault, frame.needed, frame.had),
+                                    (<char *> frame.id)[:frame.id_size] if frame.id_size else b"")
+            return 1
+        if self.state == "open":
+            if frame.type == TYPE_ACK:
+                return self._ack(&frame, False)
+            if frame.type == TYPE_PUBLISH:
+                return self._publish(&frame, body, size)
+            if frame.type == TYPE_NACK and "nack" in self.features:
+                return self._ack(&frame, True)
+        if frame.type == TYPE_PING:
+            pong_write(self.connection.outbox_reserve(pong_size(frame.id_size, self.text_layout)), frame.id,
+                       frame.id_size, self.text_layout)
+            return 0
+        if not self.layout_fixed:
+            self.text_layout = frame.text_layout
+        if self._limited():
+            return self._refuse(&frame, RATE_LIMITED, b"Message rate limit exceeded.")
+        check = frame_check(&frame)
+        if check != CHECK_OK:
+            text = fault_text(&frame, check)
+            if text is not None:
+                self._refuse(&frame, INVALID_MESSAGE, text.encode())
+                return 1
+        commands.handle(self, (<char *> body)[:size])
+        return 1
+
+    cdef int _publish(self, const native_frame *frame, const uint8_t *body, size_t size) except -1:
+        cdef Publisher publisher
+        cdef int check
+        cdef size_t deliver
+        if self._limited():
+            return self._refuse(frame, RATE_LIMITED, b"Message rate limit exceeded.")
+        check = frame_check(frame)
+        if check != CHECK_OK:
+            text = fault_text(frame, check)
+            if text is not None:
+                return self._refuse(frame, INVALID_MESSAGE, text.encode())
+        deliver = frame_size(frame.id_size, frame.queue_size, frame.payload_size, frame.headers_size, True)
+        if deliver - FRAME_HEADER_BYTES + DELIVER_ADDED_BYTES > self.frame_max:
+            return self._refuse(frame, INVALID_MESSAGE, b"The message is larger than the %d bytes that clients read."
+                                % self.frame_max)
+        publisher = self.publisher_cached
+        if publisher is None or len(publisher.name) != <Py_ssize_t> frame.queue_size \
+                or memcmp(<char *> publisher.name, frame.queue, frame.queue_size) != 0:
+            publisher = self.publishers.get((<char *> frame.queue)[:frame.queue_size]) if frame.queue_size else None
+            if publisher is None:
+                commands.first_publish(self, (<char *> body)[:size])
+                return 1
+            self.publisher_cached = publisher
+        if publisher.generation != self.queues.access_generation:
+            if not commands.may_publish(self, publisher.queue.name):
+                commands.not_authorized(self, (<char *> frame.id)[:frame.id_size])
+                return 1
+            publisher.generation = self.queues.access_generation
+        publisher.publish(frame, body, size)
+        return 0
+
+    cdef int _ack(self, const native_frame *frame, bint nack) except -1:
+        cdef int32_t slot = NO_SLOT
+        cdef const uint8_t *named
+        cdef uint32_t named_size = 0
+        cdef Consumer consumer
+        if frame.header_count and header_find(frame, <const char *> b"messageId", 9, &named, &named_size):
+            slot = self.in_flight.find(named, named_size)
+        if slot == NO_SLOT:
+            slot = self.in_flight.find(frame.id, frame.id_size)
+        if frame.queue_size:
+            while slot != NO_SLOT and not self._is_of(slot, frame):
+                slot = self.in_flight.next_same(slot)
+        if slot == NO_SLOT:
+            self.unknown_acks += 1
+            return 0
+        consumer = <Consumer> self.by_number[self.in_flight.slots[slot].consumer]
+        if nack:
+            consumer.queue.give_back(consumer, slot, True, 0)
+        else:
+            consumer.queue.settle(consumer, slot)
+        return 0
+
+    cdef bint _is_of(self, int32_t slot, const native_frame *frame) except -1:
+        cdef Subscription subscription = <Subscription> self.by_number[self.in_flight.slots[slot].consumer]
+        return len(subscription.name) == <Py_ssize_t> frame.queue_size \
+            and memcmp(<char *> subscription.name, frame.queue, frame.queue_size) == 0
+
+    cdef int _refuse(self, const native_frame *frame, bytes code, bytes text) except -1:
+        error_write(self.connection.outbox_reserve(error_size(frame.id_size, 0, len(code), len(text))), frame.id,
+                    frame.id_size, NULL, 0, <char *> code, len(code), <char *> text, len(text))
+        return 0
+
+    def refuse_frame(self, bytes id, bytes code, bytes text):
+        """An Error that answers the frame `id`."""
+        if not self.connection.closed:
+            error_write(self.connection.outbox_reserve(error_size(len(id), 0, len(code), len(text))), <char *> id,
+                        len(id), NULL, 0, <char *> code, len(code), <char *> text, len(text))
+
+    cdef bint _limited(self) noexcept:
+        """Has this connection sent more messages than its rate allows?  A bucket of one second's worth."""
+        cdef int64_t rate = self.rate
+        cdef int64_t now_ms
+        if rate == 0:
+            return False
+        now_ms = self.queues.now_ms
+        self.tokens = min(<double> rate, self.tokens + <double> (now_ms - self.tokens_ms) * rate / 1000.0)
+        self.tokens_ms = now_ms
+        if self.tokens < 1.0:
+            return True
+        self.tokens -= 1.0
+        return False
+
+    # ---- what commands do to this session ----
+
+    def publish_body(self, bytes body):
+        """A Publish whose queue had to be opened first."""
+        self._body(<const uint8_t *> <char *> body, len(body))
+
+    def add_publisher(self, Queue queue, bytes name):
+        cdef Publisher publisher = Publisher(self, self.connection, queue, name)
+        publisher.generation = self.queues.access_generation
+        self.publishers[name] = publisher
+
+    def forget_publisher(self, bytes name, publisher):
+        if self.publishers.get(name) is publisher:
+            del self.publishers[name]
+        if self.publisher_cached is publisher:
+            self.publisher_cached = None
+
+    def add_subscription(self, bytes name, int prefetch) -> Subscription:
+        """Remember it; ``attach`` gives it a queue."""
+        for number, taken in enumerate(self.by_number):
+            if taken is None:
+                break
+        else:
+            number = len(self.by_number)
+            self.by_number.append(None)
+        subscription = Subscription(self, name, number, prefetch)
+        self.by_number[number] = self.subscriptions[name] = subscription
+        return subscription
+
+    def attach(self, Subscription subscription, Queue queue):
+        prefetch = subscription.wanted or queue.policy.prefetch
+        subscription.dormant = False
+        queue.add_consumer(subscription, min(prefetch, self.door.queues.defaults.prefetch_max))
+
+    def remove_subscription(self, bytes name) -> bool:
+        cdef Subscription subscription = self.subscriptions.pop(name, None)
+        if subscription is None:
+            return False
+        if subscription.queue is not None:
+            subscription.queue.remove_consumer(subscription)
+        self.by_number[subscription.number] = None
+        return True
+
+    def make_dead_letter_queue(self, str name, policy):
+        commands.make_dead_letter_queue(self, name, policy)
+
+    def count_unconfirmed(self, Py_ssize_t more):
+        """Stop reading while too much waits for a sync; go on at three quarters of the limit."""
+        self.unconfirmed += more
+        if not self.throttled and self.unconfirmed >= <Py_ssize_t> self.door.config.unconfirmed_max:
+            self.throttled = self.busy = True
+            self.connection.pause()
+        elif self.throttled and self.unconfirmed * 4 <= <Py_ssize_t> self.door.config.unconfirmed_max * 3:
+            self.throttled = False
+            self._go_on()
+
+    def set_blocked(self, bint blocked):
+        """Too much is parked before a full queue: nothing more is read."""
+        if blocked and not self.blocked:
+            self.blocked = self.busy = True
+            self.connection.pause()
+        elif self.blocked and not blocked:
+            self.blocked = False
+            self._go_on()
+
+    def set_busy(self):
+        """A helper thread works on a command; the next one waits for its reply."""
+        self.working = self.busy = True
+
+    def resume(self):
+        """The helper thread has finished."""
+        self.working = False
+        self._go_on()
+
+    def _go_on(self):
+        self.busy = self.working or self.throttled or self.yielded or self.blocked
+        if not self.busy:
+            self.connection.want_turn()  # the loop resumes it, when nobody is in the middle of anything
+
+    def write(self, bytes frame):
+        """Queue a whole frame."""
+        self.connection.write_bytes(frame)
+
+    def finish(self):
+        """Send what is queued, then close the connection."""
+        self.connection.close_after_flush()
+
+    @property
+    def peer(self) -> str:
+        return self.connection.peer
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.connection.is_loopback
+
+    @property
+    def in_flight_count(self) -> int:
+        return self.in_flight.count
+
+    # ---- deliver ----
+
+    cdef bint deliver(self) except -1:
+        cdef Subscription subscription
+        if self.yielded:
+            self.yielded = False
+            self._go_on()
+        if self.connection.flush() and self.in_flight_stalled():
+            for subscription in list(self.subscriptions.values()):
+                if subscription.stalled and subscription.queue is not None:
+                    subscription.queue.room_again(subscription)
+        return False
+
+    def in_flight_stalled(self) -> bool:
+        for subscription in self.subscriptions.values():
+            if (<Subscription> subscription).stalled:
+                return True
+        return False
+
+    # ---- time ----
+
+    cdef int tick(self, int64_t now_ms) except -1:
+        if self.deadline_ms and now_ms >= self.deadline_ms:
+            self.deadline_ms = 0
+            self.at_deadline(self)
+        if self.state == "open":
+            self._keep_alive(now_ms)
+            commands.check_access(self)
+            if self.dormant:
+                self.dormant = False
+                commands.wake_dormant(self)
+        if self.shutting_down and self.in_flight.count == 0:
+            self.finish()
+        return 0
+
+    cdef int _keep_alive(self, int64_t now_ms) except -1:
+        if self.connection.bytes_in != self.heard_bytes:
+            self.heard_bytes, self.heard_ms = self.connection.bytes_in, now_ms
+        elif self.door.config.keepalive_timeout_s and now_ms - self.heard_ms > self.door.config.keepalive_timeout_s * 1000 \
+                and not self.busy:
+            commands.silent(self)
+        return 0
+
+    cdef int shutdown(self) except -1:
+        """Called at every tick while the broker shuts down: say so once, then wait for what is in flight."""
+        if not self.shutting_down:
+            self.shutting_down = True
+            commands.say_goodbye(self)
+            if self.in_flight.count == 0:
+                self.finish()
+        return 0
+
+    cdef int close(self) except -1:
+        cdef Subscription subscription
+        self.state = "closed"
+        for publisher in list(self.publishers.values()):
+            publisher.close()
+        self.publishers.clear()
+        self.publisher_cached = None
+        for name in list(self.subscriptions):
+            self.remove_subscription(name)
+        return 0
