@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops of the queue load generator: one thread without the GIL for each publishing or consuming connection.
+
+A protocol is a frame with marks in it and a function, `take`, that reads what the server sent. So every server is put
+under the very same load, and none pays for a slower client. A publisher holds `group` copies of its frame and patches
+numbers and times into them; it sends all of them with one call as soon as its window has room for a group. A consumer
+answers all that one receive brought with one send.
+
+Marks: <number> becomes the message's number as 8 hex digits, <moment-of-send> the time (CLOCK_MONOTONIC, ns) as 16,
+<-queue> the number of its queue as 8. The body (`body`) is JSON with the first two at fixed places, so that a consumer
+can time and check a message that came through any server.
+
+Closed loop: sent as long as fewer than `window` messages are unacknowledged. Open loop: each message has its moment in
+a schedule that does not wait for the server, and a latency counts from that moment, sent in time or not.
+
+Other threads only read counters and set `stopped`; these are relaxed atomics. All else belongs to the loop's thread.
+"""
+
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memmove
+
+import os
+import socket
+
+NUMBER_MARK = b"<number>"
+STAMP_MARK = b"<moment-of-send>"
+QUEUE_MARK = b"<-queue>"
+SIZE_MIN = BODY_SIZE_MIN
+
+cdef enum:
+    INBOX_SIZE = 1 << 18        # stays in the second-level cache
+    OUTBOX_SIZE = 1 << 16
+    RECEIVE_SIZE_MIN = 1 << 15
+    IDLE_NS = 100000000         # how soon stop() is noticed
+    UNKNOWN = -1
+
+
+def body(int size):
+    """A JSON object of `size` bytes with the marks that a consumer looks for."""
+    head = b'{"at":"' + STAMP_MARK + b'","number":"' + NUMBER_MARK + b'","text":"'
+    assert head.index(STAMP_MARK) == BODY_STAMP_AT and head.index(NUMBER_MARK) == BODY_NUMBER_AT
+    return head + b"x" * (size - len(head) - 2) + b'"}'
+
+
+cdef bint buffer_reserve(Buffer *buffer, size_t needed) noexcept nogil:
+    """Room for `needed` bytes at the end: what is there moves to the front, into more memory if it must."""
+    cdef size_t held = buffer.end - buffer.begin
+    cdef uint8_t *larger
+    if buffer.begin:
+        memmove(buffer.data, buffer.data + buffer.begin, held)
+        buffer.begin, buffer.end = 0, held
+    if buffer.size - held < needed:
+        larger = <uint8_t *>realloc(buffer.data, 2 * (held + needed))
+        if larger is NULL:
+            return False
+        buffer.data, buffer.size = larger, 2 * (held + needed)
+    return True
+
+
+cdef class Tally:
+    """Which of a run's messages came, from whichever consumer: all of them, and each once, is what is hoped for."""
+
+    def __cinit__(self, int64_t total, int64_t queues=1):
+        self.total, self.queues = total, queues
+        self.seen = <uint8_t *>calloc(max(1, total), 1)
+        if self.seen is NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.seen)
+
+    cdef void note(self, int64_t number) noexcept nogil:
+        if number < 0 or number >= self.total:
+            add(&self.strange_, 1)
+        elif mark(&self.seen[number]):
+            add(&self.repeated_, 1)
+        else:
+            add(&self.distinct_, 1)
+
+    @property
+    def missing(self):
+        return self.total - load(&self.distinct_)
+
+    @property
+    def repeated(self):
+        return load(&self.repeated_)
+
+    @property
+    def strange(self):
+        """Bodies that no publisher of the run has sent."""
+        return load(&self.strange_)
+
+
+cdef class Flow:
+    """A connection and its thread's body. `early` is what came behind the handshake's last answer."""
+
+    def __cinit__(self, *, int fd, bytes early=b"", **_):
+        cdef size_t size = len(early)
+        self.fd = fd
+        self.inbox = Buffer(<uint8_t *>malloc(INBOX_SIZE + size), 0, size, INBOX_SIZE + size)
+        self.outbox = Buffer(<uint8_t *>malloc(OUTBOX_SIZE), 0, 0, OUTBOX_SIZE)
+        if self.inbox.data is NULL or self.outbox.data is NULL:
+            raise MemoryError
+        memcpy(self.inbox.data, <const uint8_t *>early, size)
+
+    def __init__(self, **_):
+        # A receive that would sleep for ever could not be stopped.
+        with socket.socket(fileno=os.dup(self.fd)) as connection:
+            connection.setblocking(True)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            pause = (0).to_bytes(8, "little") + (IDLE_NS // 1000).to_bytes(8, "little")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pause)
+
+    def __dealloc__(self):
+        free(self.inbox.data)
+        free(self.outbox.data)
+
+    @property
+    def fault(self):
+        """Why it ended early; empty if it did not."""
+        return (<bytes>self.fault_).decode("utf-8", "replace")
+
+    def stop(self):
+        store(&self.stopped, 1)
+
+    def run(self):
+        with nogil:
+            precise_sleep()
+            self.loop()
+
+    cdef void loop(self) noexcept nogil:
+        pass
+
+    cdef const uint8_t *take(self, const uint8_t *p, const uint8_t *end) noexcept nogil:
+        """Reads whole frames in [p, end) and says how far it came."""
+        return end
+
+    cdef const uint8_t *fail(self, const uint8_t *p, const void *text, size_t size) noexcept nogil:
+        if not self.failed:
+            size = min(size, sizeof(self.fault_) - 1)
+            memcpy(self.fault_, text, size)
+            self.fault_[size] = 0
+            self.failed = True
+        return p
+
+    cdef Py_ssize_t receive(self, bint block) noexcept nogil:
+        """Takes what has come: how many bytes, or -1 when the flow is over."""
+        cdef Buffer *inbox = &self.inbox
+        cdef Py_ssize_t got
+        if inbox.size - inbox.end < RECEIVE_SIZE_MIN and not buffer_reserve(inbox, RECEIVE_SIZE_MIN):
+            self.fail(NULL, b"no memory for the inbox", 23)
+            return -1
+        got = receive_some(self.fd, inbox.data + inbox.end, inbox.size - inbox.end, block)
+        if got == 0:
+            return 0
+        if got < 0:
+            if got == -1:
+                self.fail(NULL, b"the server ended the connection", 31)
+            else:
+                self.fail(NULL, b"receiving failed", 16)
+            return -1
+        inbox.end += got
+        return self.taken(got)
+
+    cdef Py_ssize_t taken(self, Py_ssize_t got) noexcept nogil:
+        cdef Buffer *inbox = &self.inbox
+        self.now = now_ns()
+        inbox.begin = self.take(inbox.data + inbox.begin, inbox.data + inbox.end) - inbox.data
+        if inbox.begin == inbox.end:
+            inbox.begin = inbox.end = 0
+        return -1 if self.failed else got
+
+    cdef bint flush(self) noexcept nogil:
+        """Sends what the socket takes now; False when the flow is over."""
+        cdef Py_ssize_t sent = send_some(
+            self.fd, self.outbox.data + self.outbox.begin, self.outbox.end - self.outbox.begin
+        )
+        if sent < 0:
+            # What the server said before it closed explains more than that it did.
+            while not self.failed and self.receive(False) > 0:
+                pass
+            self.fail(NULL, b"sending failed", 14)
+            return False
+        self.outbox.begin += sent
+        if self.outbox.begin == self.outbox.end:
+            self.outbox.begin = self.outbox.end = 0
+        return True
+
+
+cdef class Publisher(Flow):
+    """Sends numbers first to first + total - 1 and counts their acks."""
+
+    def __cinit__(self, *, bytes frame, int64_t total, int64_t window, int64_t group, int64_t first=0,
+                  double rate=0.0, int64_t queues=1, bint timed=False, bint verify=False, **_):
+        """rate: messages/s, 0 for a closed loop. timed: acks go into `confirms`. verify: each must be awaited."""
+        cdef int64_t i, ring = 1
+        cdef size_t size = len(frame)
+        cdef const uint8_t *text = frame
+        self.first, self.total, self.window, self.group = first, total, window, min(group, window)
+        self.interval_ns = <int64_t>(1e9 / rate) if rate else 0
+        self.queues, self.timed, self.named = queues, timed, timed or verify
+        self.confirms = Histogram()
+        self.frame_size = size
+        self.numbers_count = self.find(frame, NUMBER_MARK, self.number_at)
+        self.stamps_count = self.find(frame, STAMP_MARK, self.stamp_at)
+        self.queue_marks_count = self.find(frame, QUEUE_MARK, self.queue_at)
+        while ring < self.window + self.group:
+            ring *= 2
+        self.stamps_mask = ring - 1
+        self.stamps = <int64_t *>calloc(ring, sizeof(int64_t))
+        self.acked = <uint8_t *>calloc(max(1, total), 1) if verify else NULL
+        if self.stamps is NULL or (verify and self.acked is NULL):
+            raise MemoryError
+        if not buffer_reserve(&self.outbox, self.group * size):
+            raise MemoryError
+        for i in range(self.group):
+            memcpy(self.outbox.data + i * size, text, size)
+
+    def __dealloc__(self):
+        free(self.stamps)
+        free(self.acked)
+
+    cdef int find(self, bytes frame, bytes wanted, size_t *places) except -1:
+        cdef int count = 0
+        at = frame.find(wanted)
+        while at >= 0:
+            if count == PATCHES_MAX:
+                raise ValueError(f"{wanted!r}: needed {PATCHES_MAX} at most in a frame, had more")
+            places[count] = at
+            count += 1
+            at = frame.find(wanted, at + 1)
+        return count
+
+    @property
+    def sent(self):
+        return load(&self.sent_)
+
+    @property
+    def confirmed(self):
+        return load(&self.settled_)
+
+    cdef void loop(self) noexcept nogil:
+        cdef Py_ssize_t got
+        cdef bint pending, block
+        self.start_ns = now_ns()
+        if self.inbox.end and self.taken(0) < 0:
+            return
+        while self.settled_ < self.total and not load(&self.stopped):
+            if self.outbox.end == 0:
+                self.fill(self.due())
+            if self.outbox.end and not self.flush():
+                return
+            pending = self.outbox.end != 0
+            block = not pending and not self.interval_ns and not self.due()
+            got = self.receive(block)
+            if got < 0:
+                return
+            if got == 0 and not block and (pending or (self.interval_ns and not self.due())):
+                wait_for(self.fd, pending, min(<int64_t>IDLE_NS, self.pause_ns()))
+
+    cdef int64_t due(self) noexcept nogil:
+        """How many may be sent now."""
+        cdef int64_t left = self.total - self.sent_, room = self.window - (self.sent_ - self.settled_), ready
+        if self.interval_ns:
+            ready = (now_ns() - self.start_ns) // self.interval_ns - self.sent_
+            return max(<int64_t>0, min(min(left, room), min(ready, self.group)))
+        left = min(left, self.group)
+        return left if room >= left else 0
+
+    cdef int64_t pause_ns(self) noexcept nogil:
+        """Until the next message's moment; long where there is none."""
+        if not self.interval_ns or self.sent_ == self.total or self.sent_ - self.settled_ >= self.window:
+            return IDLE_NS
+        return max(<int64_t>0, self.start_ns + (self.sent_ + 1) * self.interval_ns - now_ns())
+
+    cdef void fill(self, int64_t count) noexcept nogil:
+        cdef uint8_t *frame = self.outbox.data
+        cdef int64_t i, number = self.first + self.sent_, stamp = now_ns()
+        cdef int j
+        for i in range(count):
+            if self.interval_ns:
+                stamp = self.start_ns + (self.sent_ + i + 1) * self.interval_ns
+            for j in range(self.numbers_count):
+                put_hex8(frame + self.number_at[j], <uint32_t>number)
+            for j in range(self.stamps_count):
+                put_hex8(frame + self.stamp_at[j], <uint32_t>(stamp >> 32))
+                put_hex8(frame + self.stamp_at[j] + 8, <uint32_t>stamp)
+            for j in range(self.queue_marks_count):
+                put_hex8(frame + self.queue_at[j], <uint32_t>(number % self.queues))
+            self.stamps[<uint64_t>(self.sent_ + i) & self.stamps_mask] = stamp
+            number += 1
+            frame += self.frame_size
+        self.outbox.end = count * self.frame_size
+        store(&self.sent_, self.sent_ + count)
+
+    cdef void settle(self, int64_t count) noexcept nogil:
+        """The oldest `count` were acknowledged, or it does not matter which."""
+        cdef int64_t i
+        if count <= 0:
+            return
+        if self.settled_ + count > self.sent_:
+            self.strange += self.settled_ + count - self.sent_
+            count = self.sent_ - self.settled_
+        if self.timed:
+            for i in range(self.settled_, self.settled_ + count):
+                self.confirms.record_ns(self.now - self.stamps[<uint64_t>i & self.stamps_mask], 1)
+        store(&self.settled_, self.settled_ + count)
+        self.last_ns = self.now
+
+    cdef void settle_number(self, int64_t number) noexcept nogil:
+        """Message `number` was acknowledged."""
+        cdef int64_t index = number - self.first
+        if index < 0 or index >= self.sent_ or (self.acked is not NULL and self.acked[index]):
+            self.strange += 1
+            return
+        if self.acked is not NULL:
+            self.acked[index] = 1
+        if self.timed:
+            self.confirms.record_ns(self.now - self.stamps[<uint64_t>index & self.stamps_mask], 1)
+        store(&self.settled_, self.settled_ + 1)
+        self.last_ns = self.now
+
+
+cdef class Consumer(Flow):
+    """Takes messages and acknowledges each of them; done when it has had `wanted` of them, or is stopped."""
+
+    def __cinit__(self, *, int64_t wanted, bint timed=False, Tally tally=None, **_):
+        cdef int64_t i, queues = tally.queues if tally is not None else 1
+        self.wanted, self.timed, self.tally = wanted, timed, tally
+        self.observes = timed or tally is not None
+        self.latencies = Histogram()
+        self.newest = <int64_t *>malloc(queues * sizeof(int64_t))
+        if self.newest is NULL:
+            raise MemoryError
+        for i in range(queues):
+            self.newest[i] = UNKNOWN
+
+    def __dealloc__(self):
+        free(self.newest)
+
+    @property
+    def received(self):
+        return load(&self.received_)
+
+    cdef void loop(self) noexcept nogil:
+        cdef Py_ssize_t got
+        cdef bint pending
+        cdef int64_t before
+        if self.inbox.end and self.taken(0) < 0:
+            return
+        while not load(&self.stopped):
+            pending = self.outbox.end != 0
+            if pending and not self.flush():
+                return
+            pending = self.outbox.end != 0
+            if self.received_ >= self.wanted and not pending:
+                return
+            before = self.received_
+            got = self.receive(not pending)
+            if got < 0:
+                return
+            if self.received_ > before:
+                self.last_ns = self.now
+            if got == 0 and pending:
+                wait_for(self.fd, True, IDLE_NS)
+
+    cdef void observe(self, const uint8_t *body, size_t size) noexcept nogil:
+        cdef int64_t number
+        if size < BODY_SIZE_MIN:
+            if self.tally is not None:
+                self.tally.note(UNKNOWN)
+            return
+        if self.timed:
+            number = <int64_t>get_hex8(body + BODY_STAMP_AT) << 32 | get_hex8(body + BODY_STAMP_AT + 8)
+            self.latencies.record_ns(self.now - number, 1)
+        if self.tally is not None:
+            number = get_hex8(body + BODY_NUMBER_AT)
+            self.tally.note(number)
+            if number <= self.newest[number % self.tally.queues]:
+                self.disordered += 1
+            self.newest[number % self.tally.queues] = number

@@ -1,0 +1,523 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a queue is made, filled, read and looked into at each server: all that happens before and after the load.
+
+A Peer holds one connection for commands and makes the connections whose sockets the load threads then own. What a
+server promises with a confirm is the same everywhere: the page cache has the message (see servers.py).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vibemq.bench._flow import NUMBER_MARK, QUEUE_MARK, Consumer, Publisher, Tally, body
+from vibemq.bench._peers import AmqpConsumer, AmqpPublisher, NatsConsumer, NatsPublisher, RedisConsumer, RedisPublisher
+from vibemq.bench._queue_load import EchoPublisher, NativeConsumer, NativePublisher
+from vibemq.errors import VibeMQError
+from vibemq.protocols.native import codec
+from vibemq.protocols.native.spec import Command, Header, OverflowStrategy
+
+if TYPE_CHECKING:
+    from vibemq.bench.queues import QueueLoad
+
+READ_SIZE = 1 << 16
+PIPELINE_COUNT = 200  # commands on the way when thousands of queues are made
+NATIVE_ID_PREFIX_SIZE = 24  # of the 32 hex digits that .NET clients use for an id; the others are the number
+
+
+class Wire:
+    """A connected socket and what was read from it beyond what was asked for."""
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        try:
+            self.socket = socket.create_connection((host, port), timeout=timeout_s)
+        except OSError as error:
+            raise VibeMQError(f"{host}:{port}: needed a server, had {error}") from error
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.held = bytearray()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def exactly(self, size: int) -> bytes:
+        while len(self.held) < size:
+            self._more()
+        taken = bytes(self.held[:size])
+        del self.held[:size]
+        return taken
+
+    def line(self) -> bytes:
+        """Up to CR LF, which is left out."""
+        while (at := self.held.find(b"\r\n")) < 0:
+            self._more()
+        return self.exactly(at + 2)[:-2]
+
+    def _more(self) -> None:
+        try:
+            more = self.socket.recv(READ_SIZE)
+        except TimeoutError as error:
+            raise VibeMQError("the server did not answer in time") from error
+        if not more:
+            raise VibeMQError("the server ended the connection during a command")
+        self.held += more
+
+    def rest(self) -> bytes:
+        return bytes(self.held)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Peer:
+    """One server's protocol; the methods that raise are the ones that each has to say for itself."""
+
+    port_default = 0
+
+    def __init__(self, load: QueueLoad) -> None:
+        self.load = load
+
+    def wire(self) -> Wire:
+        return Wire(self.load.host, self.load.port or self.port_default, self.load.timeout_s)
+
+    def publishing(self, number: int) -> dict[str, Any]:
+        """What every publisher is told."""
+        load = self.load
+        total = load.messages // load.publishers
+        return {
+            "total": total,
+            "first": number * total,
+            "window": load.window,
+            "group": load.group,
+            "rate": load.rate / load.publishers,
+            "queues": load.queues,
+            "timed": load.mode in ("rtt", "lat"),
+            "verify": load.verify,
+        }
+
+    def consuming(self, tally: Tally | None) -> dict[str, Any]:
+        return {"wanted": self.load.messages, "timed": self.load.mode == "lat", "tally": tally}
+
+    def create(self) -> None:
+        """New empty queues."""
+
+    def delete(self) -> None:
+        """Queues that need not exist."""
+
+    def left(self) -> int:
+        """Messages that are not settled yet."""
+        return 0
+
+    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+        raise VibeMQError(f"{type(self).__name__} cannot publish")
+
+    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
+        raise VibeMQError(f"{type(self).__name__} cannot consume")
+
+    def close(self) -> None:
+        """Ends the connection for commands."""
+
+
+# ---- ours ----
+
+
+class Native(Peer):
+    port_default = 2925
+
+    def __init__(self, load: QueueLoad) -> None:
+        super().__init__(load)
+        self.control = self.connect()
+
+    def connect(self) -> Wire:
+        wire, load = self.wire(), self.load
+        headers = {"clientVersion": "vibemq bench"}
+        if load.user:
+            headers |= {Header.AUTH_USERNAME.value: load.user, Header.AUTH_PASSWORD.value: load.password}
+        wire.send(codec.encode_frame(Command.CONNECT, "connect", headers=headers))
+        self.reply(wire)
+        return wire
+
+    def reply(self, wire: Wire) -> codec.Message:
+        size, _ = struct.unpack(">IB", wire.exactly(5))
+        message = codec.decode_body(wire.exactly(size))
+        if message.type == Command.ERROR:
+            raise VibeMQError(f"the broker answered {message.error_code}: {message.error_message}")
+        return message
+
+    def names(self) -> list[str]:
+        load = self.load
+        return [f"{load.queue}-{i:08x}" for i in range(load.queues)] if load.queues > 1 else [load.queue]
+
+    def request(self, command: Command, names: Sequence[str], payload: bytes | None = None) -> Iterator[codec.Message]:
+        """The command for each queue, some of them on the way at a time."""
+        for begin in range(0, len(names), PIPELINE_COUNT):
+            part = names[begin : begin + PIPELINE_COUNT]
+            self.control.send(b"".join(codec.encode_frame(command, "c", queue=name, payload=payload) for name in part))
+            for _ in part:
+                yield self.reply(self.control)
+
+    def create(self) -> None:
+        self.delete()
+        options = {
+            "mode": 0,
+            "maxQueueSize": 0,
+            "overflowStrategy": OverflowStrategy.DROP_NEWEST,
+            "prefetch": self.load.prefetch,
+            **({"durability": self.load.durability} if self.load.durability else {}),
+        }
+        for _ in self.request(Command.CREATE_QUEUE, self.names(), json.dumps(options).encode()):
+            pass
+
+    def delete(self) -> None:
+        for _ in self.request(Command.DELETE_QUEUE, self.names()):
+            pass
+
+    def left(self) -> int:
+        infos = [json.loads(reply.payload or b"{}") for reply in self.request(Command.QUEUE_INFO, self.names())]
+        return sum(info.get("messageCount", 0) + info.get("inFlightCount", 0) for info in infos)
+
+    def publish_frame(self) -> bytes:
+        load = self.load
+        queue = f"{load.queue}-".encode() + QUEUE_MARK if load.queues > 1 else load.queue.encode()
+        # The marks are no characters of a queue's name; the load thread makes them such.
+        prefix = uuid.uuid4().hex[:NATIVE_ID_PREFIX_SIZE].encode()
+        return codec.encode_frame(Command.PUBLISH, prefix + NUMBER_MARK, queue=queue, payload=body(load.size_bytes))
+
+    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+        wire = self.connect()
+        options = self.publishing(number)
+        return wire.socket, NativePublisher(
+            fd=wire.socket.fileno(), early=wire.rest(), frame=self.publish_frame(), **options
+        )
+
+    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
+        wire = self.connect()
+        early = b""
+        for name in self.names()[number % self.load.queues :: self.load.consumers]:
+            wire.send(codec.encode_frame(Command.SUBSCRIBE, "subscribe", queue=name))
+            while True:  # what waits in the queues before is delivered in between
+                head = wire.exactly(5)
+                frame = head + wire.exactly(int.from_bytes(head[:4], "big"))
+                if frame[6] == Command.SUBSCRIBE_ACK:
+                    break
+                if frame[6] == Command.ERROR:
+                    code = codec.decode_body(frame[5:]).error_code
+                    raise VibeMQError(f"Subscribe {name}: the broker answered {code}")
+                early += frame
+        options = self.consuming(tally)
+        return wire.socket, NativeConsumer(fd=wire.socket.fileno(), early=early + wire.rest(), **options)
+
+    def close(self) -> None:
+        self.control.close()
+
+
+class Echo(Native):
+    """A bare TCP round trip of the sizes of Native's Publish and PublishAck; the server is null.py's `echo`."""
+
+    def __init__(self, load: QueueLoad) -> None:
+        Peer.__init__(self, load)
+
+    def create(self) -> None:
+        """There is no queue."""
+
+    def delete(self) -> None:
+        """There is no queue."""
+
+    def left(self) -> int:
+        return 0
+
+    def sizes(self) -> tuple[int, int]:
+        """Of the request and the reply."""
+        return len(self.publish_frame()), len(codec.publish_ack_frame(b"0" * 32, self.load.queue.encode()))
+
+    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+        wire, frame = self.wire(), self.publish_frame()
+        return wire.socket, EchoPublisher(
+            fd=wire.socket.fileno(), reply_size=self.sizes()[1], frame=frame, **self.publishing(number)
+        )
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+# ---- NATS JetStream ----
+
+
+class Nats(Peer):
+    """A stream on files with work-queue retention; a push consumer that acknowledges each message."""
+
+    port_default = 4222
+
+    def __init__(self, load: QueueLoad) -> None:
+        super().__init__(load)
+        self.inbox = f"_INBOX.{uuid.uuid4().hex[:12]}"
+        self.stream = load.queue.upper()
+        self.control = self.connect()
+        self.control.send(f"SUB {self.inbox}.c 1\r\n".encode())
+
+    def connect(self) -> Wire:
+        wire = self.wire()
+        if not wire.line().startswith(b"INFO "):
+            raise VibeMQError("needed NATS's INFO, had something else")
+        options: dict[str, Any] = {"verbose": False, "pedantic": False, "lang": "c", "version": "1", "headers": True}
+        if self.load.user:
+            options |= {"user": self.load.user, "pass": self.load.password}
+        wire.send(b"CONNECT " + json.dumps(options | {"no_responders": True}).encode() + b"\r\nPING\r\n")
+        while (line := wire.line()) != b"PONG":
+            if line.startswith(b"-ERR"):
+                raise VibeMQError(f"NATS answered {line.decode()}")
+        return wire
+
+    def request(self, subject: str, missing_ok: bool = False, **arguments: Any) -> dict[str, Any]:
+        payload = json.dumps(arguments).encode() if arguments else b""
+        self.control.send(f"PUB $JS.API.{subject} {self.inbox}.c {len(payload)}\r\n".encode() + payload + b"\r\n")
+        while not (line := self.control.line()).startswith((b"MSG ", b"HMSG ", b"-ERR")):
+            continue
+        if not line.startswith(b"MSG "):
+            raise VibeMQError(f"{subject}: NATS answered {line.decode()}")
+        answer = json.loads(self.control.exactly(int(line.split()[-1]) + 2))
+        if "error" in answer and not (missing_ok and answer["error"]["code"] == 404):
+            raise VibeMQError(f"{subject}: NATS answered {answer['error']}")
+        return answer
+
+    def create(self) -> None:
+        self.delete()
+        self.request(
+            f"STREAM.CREATE.{self.stream}",
+            name=self.stream,
+            subjects=[f"{self.load.queue}.in"],
+            retention="workqueue",
+            storage="file",
+            num_replicas=1,
+            max_consumers=-1,
+            max_msgs=-1,
+            max_bytes=-1,
+            discard="new",
+        )
+
+    def delete(self) -> None:
+        self.request(f"STREAM.DELETE.{self.stream}", missing_ok=True)
+
+    def left(self) -> int:
+        return int(self.request(f"STREAM.INFO.{self.stream}")["state"]["messages"])
+
+    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+        wire = self.connect()
+        inbox = f"{self.inbox}.p{number}".encode()
+        wire.send(b"SUB " + inbox + b".* 1\r\n")
+        text = body(self.load.size_bytes)
+        frame = b"PUB %s.in %s.%s %d\r\n%s\r\n" % (self.load.queue.encode(), inbox, NUMBER_MARK, len(text), text)
+        return wire.socket, NatsPublisher(
+            fd=wire.socket.fileno(), early=wire.rest(), frame=frame, **self.publishing(number)
+        )
+
+    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
+        wire = self.connect()
+        subject = f"{self.load.queue}.out"
+        wire.send(f"SUB {subject} readers 1\r\nPING\r\n".encode())
+        while wire.line() != b"PONG":
+            continue
+        if number == 0:
+            self.request(
+                f"CONSUMER.DURABLE.CREATE.{self.stream}.readers",
+                stream_name=self.stream,
+                config={
+                    "durable_name": "readers",
+                    "deliver_subject": subject,
+                    "deliver_group": "readers",
+                    "deliver_policy": "all",
+                    "ack_policy": "explicit",
+                    "max_ack_pending": self.load.prefetch,
+                },
+            )
+        options = self.consuming(tally)
+        return wire.socket, NatsConsumer(fd=wire.socket.fileno(), early=wire.rest(), **options)
+
+    def close(self) -> None:
+        self.control.close()
+
+
+# ---- Redis Streams ----
+
+
+def resp(*words: str | bytes | int) -> bytes:
+    """A command."""
+    return b"*%d\r\n" % len(words) + b"".join(resp_word(word) for word in words)
+
+
+def resp_word(word: str | bytes | int) -> bytes:
+    text = word if isinstance(word, bytes) else str(word).encode()
+    return b"$%d\r\n%s\r\n" % (len(text), text)
+
+
+class Redis(Peer):
+    """XADD; XREADGROUP with a count, and one XACK for what it brought. Entries stay in the stream, as is usual."""
+
+    port_default = 6379
+    GROUP = "readers"
+    READ_COUNT = 1000
+    BLOCK_MS = 200  # a reader notices soon that the run is over
+
+    def __init__(self, load: QueueLoad) -> None:
+        super().__init__(load)
+        self.control = self.wire()
+
+    def command(self, *words: str | bytes | int) -> Any:
+        self.control.send(resp(*words))
+        return self._answer()
+
+    def _answer(self) -> Any:
+        line = self.control.line()
+        kind, text = line[:1], line[1:]
+        if kind == b"-":
+            raise VibeMQError(f"Redis answered {text.decode()}")
+        if kind == b"$":
+            return None if text == b"-1" else self.control.exactly(int(text) + 2)[:-2]
+        if kind == b"*":
+            return [self._answer() for _ in range(int(text))]
+        return int(text) if kind == b":" else text
+
+    def create(self) -> None:
+        self.delete()
+        self.command("XGROUP", "CREATE", self.load.queue, self.GROUP, "0", "MKSTREAM")
+
+    def delete(self) -> None:
+        self.command("DEL", self.load.queue)
+
+    def left(self) -> int:
+        (group,) = self.command("XINFO", "GROUPS", self.load.queue)
+        fields = dict(zip(group[::2], group[1::2], strict=True))
+        return int(fields[b"pending"]) + int(fields[b"lag"] or 0)
+
+    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+        wire = self.wire()
+        frame = resp("XADD", self.load.queue, "*", "d", body(self.load.size_bytes))
+        return wire.socket, RedisPublisher(fd=wire.socket.fileno(), frame=frame, **self.publishing(number))
+
+    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
+        wire = self.wire()
+        queue = self.load.queue
+        count = min(self.READ_COUNT, self.load.prefetch)
+        read: list[str | int] = [
+            "XREADGROUP",
+            "GROUP",
+            self.GROUP,
+            f"c{number}",
+            "COUNT",
+            count,
+            "BLOCK",
+            self.BLOCK_MS,
+        ]
+        return wire.socket, RedisConsumer(
+            fd=wire.socket.fileno(),
+            read=resp("XREADGROUP", *group, "STREAMS", queue, ">"),
+            ack=resp_word("XACK") + resp_word(queue) + resp_word(self.GROUP),
+            ack_words=3,
+            **self.consuming(tally),
+        )
+
+    def close(self) -> None:
+        self.control.close()
+
+
+# ---- AMQP 0-9-1 ----
+
+
+def short(text: str) -> bytes:
+    return bytes([len(text)]) + text.encode()
+
+
+def amqp_frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+
+def amqp_method(channel: int, number: tuple[int, int], arguments: bytes = b"") -> bytes:
+    return amqp_frame(1, channel, struct.pack(">HH", *number) + arguments)
+
+
+class Amqp(Peer):
+    """A durable classic queue, persistent messages, publisher confirms, an ack for each message."""
+
+    port_default = 5672
+    PERSISTENT = struct.pack(">HB", 0x1000, 2)  # the one property that is present: delivery-mode
+
+    def __init__(self, load: QueueLoad) -> None:
+        super().__init__(load)
+        self.control = self.connect()
+
+    def connect(self) -> Wire:
+        wire, load = self.wire(), self.load
+        login = f"\0{load.user or 'guest'}\0{load.password or 'guest'}".encode()
+        wire.send(b"AMQP\0\0\x09\x01")
+        self.expect(wire, (10, 10))  # connection.start
+        answer = struct.pack(">I", 0) + short("PLAIN") + struct.pack(">I", len(login)) + login + short("en_US")
+        wire.send(amqp_method(0, (10, 11), answer))
+        tune = self.expect(wire, (10, 30))
+        channels, frame_size, _ = struct.unpack(">HIH", tune[:8])
+        wire.send(amqp_method(0, (10, 31), struct.pack(">HIH", channels, frame_size, 0)))
+        wire.send(amqp_method(0, (10, 40), short("/") + short("") + b"\0"))
+        self.expect(wire, (10, 41))
+        self.ask(wire, (20, 10), short(""), (20, 11))  # channel.open
+        return wire
+
+    def expect(self, wire: Wire, number: tuple[int, int]) -> bytes:
+        """The arguments of the next method, which must be this one."""
+        while True:
+            kind, _, size = struct.unpack(">BHI", wire.exactly(7))
+            payload = wire.exactly(size + 1)[:-1]
+            if kind == 8:
+                continue
+            got = struct.unpack(">HH", payload[:4])
+            if got != number:
+                raise VibeMQError(f"AMQP: needed method {number}, had {got}: {payload[4:]!r}")
+            return payload[4:]
+
+    def ask(self, wire: Wire, number: tuple[int, int], arguments: bytes, answer: tuple[int, int]) -> bytes:
+        wire.send(amqp_method(1, number, arguments))
+        return self.expect(wire, answer)
+
+    def declare(self, passive: bool) -> int:
+        """How many messages are ready."""
+        bits = bytes([2 | passive])  # durable
+        answer = self.ask(
+            self.control, (50, 10), b"\0\0" + short(self.load.queue) + bits + struct.pack(">I", 0), (50, 11)
+        )
+        return int.from_bytes(answer[1 + answer[0] :][:4], "big")
+
+    def create(self) -> None:
+        self.delete()
+        self.declare(passive=False)
+
+    def delete(self) -> None:
+        self.ask(self.control, (50, 40), b"\0\0" + short(self.load.queue) + b"\0", (50, 41))
+
+    def left(self) -> int:
+        return self.declare(passive=True)
+
+    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+        wire, text = self.connect(), body(self.load.size_bytes)
+        self.ask(wire, (85, 10), b"\0", (85, 11))  # confirm.select
+        frame = amqp_method(1, (60, 40), b"\0\0" + short("") + short(self.load.queue) + b"\0")
+        frame += amqp_frame(2, 1, struct.pack(">HHQ", 60, 0, len(text)) + self.PERSISTENT) + amqp_frame(3, 1, text)
+        return wire.socket, AmqpPublisher(
+            fd=wire.socket.fileno(), early=wire.rest(), frame=frame, **self.publishing(number)
+        )
+
+    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
+        wire = self.connect()
+        prefetch = min(self.load.prefetch, 65_535)
+        self.ask(wire, (60, 10), struct.pack(">IHB", 0, prefetch, 0), (60, 11))
+        consume = b"\0\0" + short(self.load.queue) + short("") + b"\0" + struct.pack(">I", 0)
+        self.ask(wire, (60, 20), consume, (60, 21))
+        ack = amqp_method(1, (60, 80), struct.pack(">QB", 0, 0))
+        options = self.consuming(tally)
+        return wire.socket, AmqpConsumer(fd=wire.socket.fileno(), early=wire.rest(), ack=ack, **options)
+
+    def close(self) -> None:
+        self.control.close()
+
+
+PEERS: dict[str, type[Peer]] = {"native": Native, "echo": Echo, "nats": Nats, "redis": Redis, "amqp": Amqp}

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of the queue load generator: publish, deliver and acknowledge, against any server that peers.py knows.
+
+A run in which anything was refused or lost is an error and no figure; with `verify` every message must come once and
+in its queue's order, and every ack must be for a message that waited for one.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from vibemq.bench._flow import SIZE_MIN, Consumer, Flow, Publisher, Tally
+from vibemq.bench._histogram import Histogram
+from vibemq.bench.cpu import tree_cpu_s
+from vibemq.bench.peers import PEERS, Peer
+from vibemq.errors import TimeoutExceeded, UserError, VibeMQError
+
+MODES = {
+    "pub": "publish, and wait for every ack",
+    "con": "consume and acknowledge what an earlier run left (--keep)",
+    "both": "publish, deliver and acknowledge at the same time",
+    "rtt": "publish one message at a time and measure the way to its ack and back",
+    "lat": "publish at --rate and measure each message from its scheduled sending to its arrival",
+}
+POLL_S = 0.01
+SETTLED_TIMEOUT_S = 10.0  # acks are not answered: the server needs a moment until it has read the last one
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLoad:
+    """What a run does. `rate` is of all publishers together, 0: as fast as can be; port 0: the protocol's own."""
+
+    protocol: str = "native"
+    host: str = "127.0.0.1"
+    port: int = 0
+    user: str = ""
+    password: str = field(default="", repr=False)
+    queue: str = "bench"
+    mode: str = "both"
+    messages: int = 1_000_000
+    size_bytes: int = 100
+    window: int = 10_000
+    group: int = 500
+    prefetch: int = 10_000
+    publishers: int = 1
+    consumers: int = 1
+    queues: int = 1
+    rate: float = 0.0
+    durability: str = ""
+    verify: bool = False
+    keep: bool = False
+    timeout_s: float = 120.0
+    broker_pid: int = 0
+
+    @property
+    def publishes(self) -> bool:
+        return self.mode != "con"
+
+    @property
+    def consumes(self) -> bool:
+        return self.mode not in ("pub", "rtt")
+
+    def check(self) -> None:
+        """Refuses what would not measure what it says."""
+        if self.mode not in MODES:
+            raise UserError(f"mode: needed one of {', '.join(MODES)}, had {self.mode}")
+        if self.protocol not in PEERS:
+            raise UserError(f"protocol: needed one of {', '.join(PEERS)}, had {self.protocol}")
+        for name in ("messages", "window", "group", "prefetch", "publishers", "consumers", "queues"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}: needed 1 or more, had {getattr(self, name)}")
+        if self.size_bytes < SIZE_MIN:
+            raise UserError(
+                f"size: needed {SIZE_MIN} bytes or more, had {self.size_bytes}",
+                hint="A body is JSON and holds its sending time and its number.",
+            )
+        if self.mode == "lat" and not self.rate:
+            raise UserError("mode lat: needed a rate, had none", hint="Give --rate, for example 20000.")
+        if self.messages % self.publishers:
+            raise UserError(f"messages: needed a multiple of {self.publishers} publishers, had {self.messages}")
+        if self.messages >= 1 << 32:
+            raise UserError(f"messages: needed fewer than 2^32, had {self.messages}")
+        if self.queues > 1 and self.protocol != "native":
+            raise UserError(f"queues: needed 1 with {self.protocol}, had {self.queues}")
+        if self.protocol == "echo" and self.consumes:
+            raise UserError(f"protocol echo: needed mode pub or rtt, had {self.mode}")
+        if self.consumers > self.queues > 1:
+            raise UserError(f"consumers: needed at most {self.queues}, one for each queue, had {self.consumers}")
+
+
+@dataclass(slots=True)
+class QueueResult:
+    """What a run gave. Rates are from the common start to the last publisher's ack and the last delivery's ack."""
+
+    load: QueueLoad
+    sent: int = 0
+    confirmed: int = 0
+    consumed: int = 0
+    repeated: int = 0
+    wall_s: float = 0.0
+    publish_s: float = 0.0
+    consume_s: float = 0.0
+    broker_cpu_s: float = 0.0
+    client_cpu_s: float = 0.0
+    latencies: Histogram = field(default_factory=Histogram)
+    confirms: Histogram = field(default_factory=Histogram)
+
+    def figures(self) -> dict[str, Any]:
+        """Flat, named with units: the JSON line."""
+        load, handled = self.load, max(self.confirmed, self.consumed, 1)
+        figures: dict[str, Any] = {
+            "protocol": load.protocol,
+            "mode": load.mode,
+            "size_bytes": load.size_bytes,
+            "window": load.window,
+            "group": load.group,
+            "prefetch": load.prefetch,
+            "queues": load.queues,
+            "publishers": load.publishers if load.publishes else 0,
+            "consumers": load.consumers if load.consumes else 0,
+            "rate_msg_s": load.rate,
+            "sent": self.sent,
+            "confirmed": self.confirmed,
+            "consumed": self.consumed,
+            "repeated": self.repeated,
+            "wall_s": round(self.wall_s, 3),
+            "publish_msg_s": round(self.confirmed / self.publish_s) if self.publish_s else 0,
+            "consume_msg_s": round(self.consumed / self.consume_s) if self.consume_s else 0,
+            "client_cpu_us_per_msg": round(self.client_cpu_s * 1e6 / handled, 4),
+        }
+        if load.broker_pid:
+            figures["broker_cpu_us_per_msg"] = round(self.broker_cpu_s * 1e6 / handled, 4)
+        for name, histogram in (("latency_us", self.latencies), ("confirm_us", self.confirms)):
+            if histogram.total:
+                percents = {"p50": 50.0, "p99": 99.0, "p999": 99.9}
+                figures[name] = {key: histogram.percentile_us(percent) for key, percent in percents.items()}
+                figures[name]["max"] = histogram.max_us
+        return figures
+
+
+def run(load: QueueLoad) -> QueueResult:
+    """Creates the queues, runs the load, deletes them, and gives the figures; raises if anything was lost."""
+    load.check()
+    peer = PEERS[load.protocol](load)
+    try:
+        if load.publishes:
+            peer.create()
+        try:
+            return _Run(load, peer).go()
+        finally:
+            if not load.keep:
+                peer.delete()
+    finally:
+        peer.close()
+
+
+class _Run:
+    """The sockets and threads of one run."""
+
+    def __init__(self, load: QueueLoad, peer: Peer) -> None:
+        self.load, self.peer = load, peer
+        self.tally = Tally(load.messages, load.queues) if load.verify else None
+        self.sockets: list[socket.socket] = []
+        self.publishers: list[Publisher] = []
+        self.consumers: list[Consumer] = []
+        self.threads: list[threading.Thread] = []
+
+    @property
+    def flows(self) -> list[Flow]:
+        return [*self.consumers, *self.publishers]
+
+    def go(self) -> QueueResult:
+        load = self.load
+        try:
+            if load.consumes:
+                for number in range(load.consumers):
+                    connection, consumer = self.peer.consumer(number, self.tally)
+                    self.sockets.append(connection)
+                    self.consumers.append(consumer)
+            if load.publishes:
+                for number in range(load.publishers):
+                    connection, publisher = self.peer.publisher(number)
+                    self.sockets.append(connection)
+                    self.publishers.append(publisher)
+            self.threads = [
+                threading.Thread(target=flow.run, name=f"vibemq bench {number}", daemon=True)
+                for number, flow in enumerate(self.flows)
+            ]
+            return self._measure()
+        finally:
+            self._stop()
+
+    def _measure(self) -> QueueResult:
+        load, result = self.load, QueueResult(self.load)
+        broker_cpu_s = tree_cpu_s(load.broker_pid) if load.broker_pid else 0.0
+        client_cpu_s, start_ns = time.process_time(), time.monotonic_ns()
+        for thread in self.threads:
+            thread.start()
+        end = time.monotonic() + load.timeout_s
+        while any(thread.is_alive() for thread in self.threads):
+            time.sleep(POLL_S)
+            if len(self.consumers) > 1 and sum(c.received for c in self.consumers) >= load.messages:
+                for consumer in self.consumers:
+                    consumer.stop()
+            if any(flow.fault for flow in self.flows):
+                break
+            if time.monotonic() > end:
+                raise TimeoutExceeded(
+                    f"{load.mode} run: not done within {load.timeout_s:g} s: {self._state()}",
+                    hint="Raise --timeout, or send fewer --messages.",
+                )
+        result.wall_s = (time.monotonic_ns() - start_ns) / 1e9
+        result.client_cpu_s = time.process_time() - client_cpu_s
+        if load.broker_pid:
+            result.broker_cpu_s = tree_cpu_s(load.broker_pid) - broker_cpu_s
+        for publisher in self.publishers:
+            result.sent += publisher.sent
+            result.confirmed += publisher.confirmed
+            result.publish_s = max(result.publish_s, (publisher.last_ns - start_ns) / 1e9)
+            result.confirms.merge(publisher.confirms)
+        for consumer in self.consumers:
+            result.consumed += consumer.received
+            result.consume_s = max(result.consume_s, (consumer.last_ns - start_ns) / 1e9)
+            result.latencies.merge(consumer.latencies)
+        self._check(result)
+        return result
+
+    def _state(self) -> str:
+        return (
+            f"sent {sum(p.sent for p in self.publishers)}, confirmed {sum(p.confirmed for p in self.publishers)}, "
+            f"consumed {sum(c.received for c in self.consumers)}"
+        )
+
+    def _check(self, result: QueueResult) -> None:
+        """A run in which anything was refused, lost or out of order raises."""
+        load = self.load
+        for fault in filter(None, (flow.fault for flow in self.flows)):
+            raise VibeMQError(f"{load.mode} run: {fault.strip()}; {self._state()}")
+        if (load.publishes and result.confirmed < load.messages) or (load.consumes and result.consumed < load.messages):
+            raise VibeMQError(f"{load.mode} run: a connection ended before all was done: {self._state()}")
+        if strange := sum(publisher.strange for publisher in self.publishers):
+            raise VibeMQError(f"{load.mode} run: {strange} acks were for messages that waited for none")
+        if self.tally is not None and load.consumes:
+            result.repeated = self.tally.repeated
+            disordered = sum(consumer.disordered for consumer in self.consumers)
+            if self.tally.missing or self.tally.repeated or self.tally.strange or (disordered and load.consumers == 1):
+                raise VibeMQError(
+                    f"{load.mode} run: {self.tally.missing} messages were missing, {self.tally.repeated} came again, "
+                    f"{self.tally.strange} were not ours, {disordered} out of order"
+                )
+        if load.consumes:
+            self._await_settled()
+
+    def _await_settled(self) -> None:
+        """Nothing may be left: what a server has not taken for acknowledged, it would deliver again."""
+        end = time.monotonic() + SETTLED_TIMEOUT_S
+        while left := self.peer.left():
+            if time.monotonic() > end:
+                raise VibeMQError(f"{self.load.mode} run: {left} messages were acknowledged and are still in the queue")
+            time.sleep(POLL_S)
+
+    def _stop(self) -> None:
+        """Ends the threads by ending their sockets; a closed descriptor is never left to a running thread."""
+        for flow in self.flows:
+            flow.stop()
+        for connection in self.sockets:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the server was quicker
+                continue
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join()
+        for connection in self.sockets:
+            connection.close()

