@@ -401,16 +401,7 @@ class Redis(Peer):
         wire = self.wire()
         queue = self.load.queue
         count = min(self.READ_COUNT, self.load.prefetch)
-        read: list[str | int] = [
-            "XREADGROUP",
-            "GROUP",
-            self.GROUP,
-            f"c{number}",
-            "COUNT",
-            count,
-            "BLOCK",
-            self.BLOCK_MS,
-        ]
+        group = ("GROUP", self.GROUP, f"c{number}", "COUNT", count, "BLOCK", self.BLOCK_MS)
         return wire.socket, RedisConsumer(
             fd=wire.socket.fileno(),
             read=resp("XREADGROUP", *group, "STREAMS", queue, ">"),
