@@ -136,8 +136,51 @@ class TimeoutExceeded(VibeMQError):
 
 
 class RequestFailed(VibeMQError):
-    """The broker answered a request with a code other than success."""
+    """The broker answered a request with a code other than success: a number, or a name on the native door."""
 
-    def __init__(self, message: str, *, code: int, hint: str = "") -> None:
+    def __init__(self, message: str, *, code: int | str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.code = code
+
+
+# ---- what the native door refuses, a class for each case that a program may want to handle ----
+
+
+class QueueNotFound(RequestFailed):
+    """There is no queue of this name, and none is made by itself."""
+
+
+class QueueExists(RequestFailed):
+    """There is a queue of this name already."""
+
+
+class QueueFull(RequestFailed):
+    """The queue holds as many messages as it may, and its overflow strategy is to refuse."""
+
+
+class NotAuthorized(RequestFailed):
+    """The user may not do this with this queue."""
+
+
+class InvalidRequest(RequestFailed):
+    """The broker does not accept the message, a name or an option in it, or does not know the command."""
+
+
+class RateLimited(RequestFailed):
+    """Too many connections or messages in too short a time."""
+
+
+class AccountRefused(RequestFailed):
+    """A command that manages users was refused: USER_EXISTS, USER_NOT_FOUND or FORBIDDEN."""
+
+
+class ServerFailed(RequestFailed):
+    """The broker could not do what it should have done."""
+
+
+class QueueConflict(VibeMQError):
+    """A queue exists with other options than its declaration; ``differences`` says which."""
+
+    def __init__(self, message: str, *, differences: tuple[object, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.differences = differences

@@ -1,0 +1,650 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client's connection as an asyncio program: it opens it, keeps it alive, and makes a new one when it is lost.
+
+All decisions about frames are the Core's; here is what needs time: deadlines, pings, back-off. Everything runs in the
+event loop's thread, but for `settle`, which any thread may call.
+
+    CONNECTING -> CONNECTED -> RECONNECTING -> CONNECTED ...       CLOSED from everywhere, and for ever
+
+A request belongs to its connection and fails with it. A message belongs to the client: it goes out again on the next
+connection until it is acknowledged, and the time without a connection does not count towards its timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+from weakref import WeakMethod
+
+from vibemq import __version__
+from vibemq.client._native import Batch, Core, Flow, Message
+from vibemq.client._refusals import refusal
+from vibemq.client.queues import (
+    OnConflict,
+    QueueDeclaration,
+    QueueInfo,
+    conflicts,
+    differences,
+    info_of,
+    options_payload,
+)
+from vibemq.client.settings import Settings
+from vibemq.errors import (
+    AuthenticationFailed,
+    ConnectionClosed,
+    ProtocolError,
+    QueueConflict,
+    QueueNotFound,
+    TimeoutExceeded,
+    UserError,
+    VibeMQError,
+)
+from vibemq.protocols.native import codec
+from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, FEATURES, Command, Header, command_name
+
+log = logging.getLogger("vibemq.client")
+
+WRITE_BUFFER_BYTES_MAX = 1_048_576  # what waits in this process for the socket before publishers wait, too
+GOODBYE_TIMEOUT_S = 5.0  # a broker that does not take our last bytes is not waited for
+
+
+class State(Enum):
+    """Of the connection, as `on_connection` is told."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    RECONNECTING = "reconnecting"
+    CLOSED = "closed"
+
+
+StateCallback = Callable[[State, VibeMQError | None], object]
+Sink = Callable[[list[Message]], None]
+
+
+class Feed:
+    """One subscription: where its messages go, and who is told when no more will come.
+
+    It does not keep its consumer alive: one that is dropped without a word unsubscribes by that.
+    """
+
+    def __init__(
+        self, queue: str, prefetch: int | None, sink: Sink, on_end: Callable[[VibeMQError | None], None]
+    ) -> None:
+        self.queue, self.prefetch = queue, prefetch
+        self._sink, self._on_end = WeakMethod(sink), WeakMethod(on_end)
+
+    def give(self, messages: list[Message]) -> None:
+        if (sink := self._sink()) is not None:
+            sink(messages)
+
+    def end(self, why: VibeMQError | None) -> None:
+        if (on_end := self._on_end()) is not None:
+            on_end(why)
+
+
+class Link(asyncio.Protocol):
+    """One TCP connection. Until the answer to Connect has come, it is the first frame and nothing else is looked at."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.transport: asyncio.Transport | None = None
+        self.first: asyncio.Future[codec.Message] = engine.loop.create_future()
+        self.received_at = engine.loop.time()
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.closed = asyncio.Event()
+        self.gone = False
+        self.why: VibeMQError | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES_MAX)
+        self.engine.attached(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.received_at = self.engine.loop.time()
+        self.engine.received(self, data)
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone = True
+        self.writable.set()
+        self.closed.set()
+        why = self.why or ConnectionClosed(
+            f"{self.engine.settings.peer}: {error or 'the broker closed the connection'}",
+            hint="Is this the broker's native port (2925), and does it want TLS?",
+        )
+        if not self.first.done():
+            self.first.set_exception(why)
+            self.first.exception()  # somebody may have stopped waiting
+        self.engine.lost(self, why)
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None and not self.gone and data:
+            self.transport.write(data)
+
+    def end(self, why: VibeMQError) -> None:
+        self.why = self.why or why
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Engine:
+    """All of a client but its faces; made in a running event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        declare: Iterable[QueueDeclaration] = (),
+        fail_on_provisioning_error: bool = True,
+        on_connection: StateCallback | None = None,
+    ) -> None:
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.core = Core(settings.frame_max_bytes, settings.text_layout)
+        self.core.on_settle = self.settle
+        self.state = State.CONNECTING
+        self.features: frozenset[str] = frozenset()
+        self.server_version = ""
+        self.connection_id = ""
+        self.feeds: dict[str, Feed] = {}
+        self.declarations = [*declare, *(QueueDeclaration(name) for name in settings.queues)]
+        self._fail_on_provisioning_error = fail_on_provisioning_error
+        self._on_connection = on_connection
+        self._thread_id = threading.get_ident()
+        self._link: Link | None = None
+        self._requests: dict[bytes, asyncio.Future[codec.Message]] = {}
+        self._flows: set[Flow] = set()  # those that somebody waits for
+        self._settled: deque[tuple[Message, int]] = deque()  # never replaced: other threads append
+        self._settling = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connected: asyncio.Future[None] = self.loop.create_future()
+        self._connected_at = 0.0
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._ping: asyncio.TimerHandle | None = None
+        self._failure: VibeMQError | None = None
+
+    # ---- opening, losing, closing ----
+
+    async def open(self) -> None:
+        """The first connection: what goes wrong is raised, not tried again."""
+        self._tell(State.CONNECTING, None)
+        try:
+            await self._establish(first=True)
+        except BaseException as error:
+            self._end(error if isinstance(error, VibeMQError) else ConnectionClosed(f"{self.settings.peer}: given up"))
+            raise
+
+    async def _establish(self, *, first: bool) -> None:
+        link = await self._open_link()
+        try:
+            async with self._deadline(self.settings.connect_timeout_s, "logging in"):
+                await self._log_in(link)
+            await self._provision(first)
+            for feed in list(self.feeds.values()):
+                await self._subscribe(feed)
+        except BaseException as error:
+            self._link = None
+            link.end(error if isinstance(error, VibeMQError) else ConnectionClosed(f"{self.settings.peer}: given up"))
+            raise
+        if link.gone:
+            raise link.why or ConnectionClosed(f"{self.settings.peer}: the connection ended at once")
+        # From here to the end of this function nothing else runs: no message can slip in between.
+        link.write(self.core.unacknowledged())
+        self._connected_at = self.loop.time()
+        self._tell(State.CONNECTED, None)
+        if not self._connected.done():
+            self._connected.set_result(None)
+        self._ping = self.loop.call_later(self.settings.keep_alive_s, self._keep_alive, link)
+
+    async def _open_link(self) -> Link:
+        peer = self.settings.peer
+        context = None
+        if self.settings.tls:
+            context = ssl.create_default_context()
+            if self.settings.skip_cert_validation:
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            async with self._deadline(self.settings.connect_timeout_s, "connecting"):
+                _, link = await self.loop.create_connection(
+                    lambda: Link(self), self.settings.host, self.settings.port, ssl=context
+                )
+        except OSError as error:
+            raise ConnectionClosed(
+                f"{peer}: could not connect: {error.strerror or error}",
+                hint="Does the broker run, is this its native port, and can this machine reach it?",
+            ) from error
+        return link
+
+    def attached(self, link: Link) -> None:
+        """Before its first byte is read: nothing is left of the connection before."""
+        self._link = link
+        self.core.restart()
+
+    async def _log_in(self, link: Link) -> None:
+        settings = self.settings
+        headers = {
+            Header.CLIENT_VERSION.value: f"vibemq-python/{__version__}",
+            Header.SUPPORTED_COMPRESSION.value: ",".join(settings.compression),
+            Header.FEATURES.value: ",".join(FEATURES),
+        }
+        if settings.user is not None and settings.password is not None:
+            headers |= {Header.AUTH_USERNAME.value: settings.user, Header.AUTH_PASSWORD.value: settings.password}
+        link.write(
+            codec.encode_frame(
+                Command.CONNECT, self.core.request_id(), headers=headers, text_layout=settings.text_layout
+            )
+        )
+        answer = await link.first
+        if answer.type == Command.ERROR:
+            raise refusal(f"{settings.peer}: logging in", answer.error_code, answer.error_message)
+        name = answer.headers.get(Header.NEGOTIATED_COMPRESSION, "").lower() or None
+        if name is not None and name not in settings.compression:
+            raise ProtocolError(f"{settings.peer}: needed one of {settings.compression}, had compression {name!r}")
+        self.core.negotiated(name if name in COMPRESSION_BY_NAME else None, settings.compression_threshold_bytes)
+        granted = answer.headers.get(Header.FEATURES, "")
+        self.features = frozenset(word.strip() for word in granted.split(",")) & FEATURES.keys()
+        self.server_version = answer.headers.get(Header.SERVER_VERSION, "")
+        self.connection_id = answer.headers.get(Header.CONNECTION_ID, "")
+
+    def lost(self, link: Link, why: VibeMQError) -> None:
+        """The connection is gone: requests fail, messages wait for the next one."""
+        if link is not self._link:
+            return
+        self._link = None
+        if self._ping is not None:
+            self._ping.cancel()
+        requests, self._requests = self._requests, {}
+        for future in requests.values():
+            if not future.done():
+                future.set_exception(why)
+        if self.state != State.CONNECTED:
+            return  # whoever is opening it is told by these futures
+        if not self.settings.reconnect:
+            self._end(why)
+            return
+        self._connected = self.loop.create_future()
+        self._tell(State.RECONNECTING, why)
+        self._reconnecting = self.loop.create_task(self._reconnect(why))
+
+    async def _reconnect(self, why: VibeMQError) -> None:
+        attempt, most = 0, self.settings.reconnect_max_attempts
+        while True:
+            attempt += 1
+            await asyncio.sleep(self.settings.delay_s(attempt))
+            try:
+                await self._establish(first=False)
+                return
+            except (VibeMQError, OSError) as error:
+                log.warning("%s: reconnect %d failed: %s", self.settings.peer, attempt, error)
+                if most and attempt >= most:
+                    self._end(
+                        ConnectionClosed(
+                            f"{self.settings.peer}: given up after {attempt} attempts to reconnect: {error}",
+                            hint="Connect again once the broker is there; reconnectMaxAttempts=0 never gives up.",
+                        )
+                    )
+                    return
+                if isinstance(error, VibeMQError):
+                    self._tell(State.RECONNECTING, error)
+
+    async def close(self) -> None:
+        """Sends what is settled, says goodbye, ends. Never raises."""
+        if self.state == State.CLOSED:
+            return
+        link = self._link
+        self._flush_settled()
+        if self.state == State.CONNECTED and link is not None and link.transport is not None:
+            link.write(
+                codec.encode_frame(Command.DISCONNECT, self.core.request_id(), text_layout=self.settings.text_layout)
+            )
+            link.transport.close()
+        self._end(None)
+        if link is not None and not link.gone:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                    await link.closed.wait()
+
+    def _end(self, why: VibeMQError | None) -> None:
+        """For good: everybody who waits is told."""
+        if self.state == State.CLOSED:
+            return
+        self._failure = why or ConnectionClosed(f"{self.settings.peer}: the client is closed", hint="Connect again.")
+        if self._ping is not None:
+            self._ping.cancel()
+        if self._reconnecting is not None and self._reconnecting is not asyncio.current_task():
+            self._reconnecting.cancel()
+        link, self._link = self._link, None
+        if why is not None and link is not None:
+            link.end(why)
+        requests, self._requests = self._requests, {}
+        waiting: list[asyncio.Future[Any]] = [*requests.values(), self._connected]
+        waiting += [future for flow in self._flows for _, future in flow.waiters]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._failure)
+        if self._connected.done() and not self._connected.cancelled():
+            self._connected.exception()  # nobody may be waiting for it
+        feeds, self.feeds = self.feeds, {}
+        for feed in feeds.values():
+            feed.end(why)
+        self._tell(State.CLOSED, why)
+
+    def failure(self) -> VibeMQError:
+        """Why there is no connection and will be none."""
+        return self._failure or ConnectionClosed(f"{self.settings.peer}: the client is closed", hint="Connect again.")
+
+    def _tell(self, state: State, why: VibeMQError | None) -> None:
+        self.state = state
+        log.info("%s: %s%s", self.settings.peer, state.value, f": {why}" if why else "")
+        if self._on_connection is not None:
+            try:
+                self._on_connection(state, why)
+            except Exception:
+                log.exception("%s: on_connection failed", self.settings.peer)
+
+    def _keep_alive(self, link: Link) -> None:
+        if link is not self._link:
+            return
+        interval = self.settings.keep_alive_s
+        silent = self.loop.time() - link.received_at
+        if silent > 2 * interval:
+            link.end(
+                ConnectionClosed(
+                    f"{self.settings.peer}: nothing came for {silent:.0f} s, not even the answer to a ping",
+                    hint="The broker or the network between is down.",
+                )
+            )
+            return
+        link.write(codec.encode_frame(Command.PING, self.core.request_id(), text_layout=self.settings.text_layout))
+        self._ping = self.loop.call_later(interval, self._keep_alive, link)
+
+    # ---- bytes that came ----
+
+    def received(self, link: Link, data: bytes) -> None:
+        if link is not self._link:
+            return
+        try:
+            events = self.core.feed(data)
+        except VibeMQError as error:
+            link.end(error if isinstance(error, ProtocolError) else ProtocolError(f"{self.settings.peer}: {error}"))
+            return
+        deliveries: dict[str, list[Message]] = {}
+        for event in events:
+            if isinstance(event, Message):
+                deliveries.setdefault(event.queue, []).append(event)
+            elif isinstance(event, Flow):
+                self._wake(event)
+            else:
+                self._answer(link, event)
+        for queue, messages in deliveries.items():
+            if (feed := self.feeds.get(queue)) is not None:  # else it was on its way while we unsubscribed
+                feed.give(messages)
+
+    def _answer(self, link: Link, frame: codec.Message) -> None:
+        if frame.type == Command.DISCONNECT:
+            reason = frame.headers.get(Header.REASON, "no reason given")
+            link.end(ConnectionClosed(f"{self.settings.peer}: the broker said goodbye: {reason}"))
+        elif not link.first.done():
+            link.first.set_result(frame)
+        elif (future := self._requests.pop(frame.id, None)) is not None:
+            if not future.done():
+                future.set_result(frame)
+        elif frame.type == Command.ERROR:
+            log.warning("%s: %s (%s)", self.settings.peer, frame.error_message, frame.error_code)
+
+    def _wake(self, flow: Flow) -> None:
+        left = []
+        for most, future in flow.waiters:
+            if flow.in_flight > most:
+                left.append((most, future))
+            elif not future.done():
+                future.set_result(None)
+        flow.waiters = left
+        flow.wake_at = max((most for most, _ in left), default=-1)
+
+    # ---- requests ----
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self, timeout_s: float, what: str) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError:
+            raise TimeoutExceeded(
+                f"{self.settings.peer}: {what}: nothing came within {timeout_s:g} s",
+                hint="Is the broker overloaded? A longer commandTimeout waits longer.",
+            ) from None
+
+    async def ready(self) -> None:
+        """Until there is a connection; raises when there will be none."""
+        if self.state == State.CONNECTED:
+            return
+        if self._failure is not None:
+            raise self._failure
+        await asyncio.shield(self._connected)
+
+    async def request(
+        self,
+        command: Command,
+        queue: str | None = None,
+        *,
+        payload: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> codec.Message:
+        """The answer to a command, or the error that fits it."""
+        await self.ready()
+        return await self._exchange(command, queue, payload, headers)
+
+    async def _exchange(
+        self,
+        command: Command,
+        queue: str | None = None,
+        payload: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> codec.Message:
+        what = command_name(command) + (f" {queue}" if queue else "")
+        if self._link is None:
+            raise ConnectionClosed(f"{self.settings.peer}: {what}: the connection is gone", hint="Try again.")
+        id = self.core.request_id()
+        frame = codec.encode_frame(
+            command, id, queue=queue, payload=payload, headers=headers, text_layout=self.settings.text_layout
+        )
+        future = self._requests[id] = self.loop.create_future()
+        try:
+            self._link.write(self.core.packed(frame))
+            async with self._deadline(self.settings.command_timeout_s, what):
+                answer = await future
+        finally:
+            self._requests.pop(id, None)
+        if answer.type == Command.ERROR:
+            raise refusal(f"{self.settings.peer}: {what}", answer.error_code, answer.error_message)
+        return answer
+
+    # ---- publishing ----
+
+    def submit(self, batch: Batch, flow: Flow) -> None:
+        """In flight from now on; out now, or with the next connection."""
+        if self._failure is not None:
+            raise self._failure
+        self.core.submit(batch, flow)
+        if self.state == State.CONNECTED and self._link is not None:
+            self._link.write(self.core.wire(batch))
+
+    async def send_batch(self, batch: Batch, flow: Flow, window: int) -> None:
+        """Submits once the window has room for all of it and the socket takes bytes."""
+        await self.room(flow, max(0, window - batch.count))
+        if self._link is not None and not self._link.writable.is_set():
+            await self._link.writable.wait()
+        self.submit(batch, flow)
+
+    async def room(self, flow: Flow, most: int) -> None:
+        """Until no more than `most` messages of the flow are in flight."""
+        if flow.in_flight <= most:
+            return
+        started, timeout_s = self.loop.time(), self.settings.command_timeout_s
+        seen = flow.in_flight
+        while flow.in_flight > most:
+            if self._failure is not None:
+                raise self._failure
+            future: asyncio.Future[None] = self.loop.create_future()
+            waiter = (most, future)
+            flow.waiters.append(waiter)
+            flow.wake_at = max(flow.wake_at, most)
+            self._flows.add(flow)
+            patience = max(started, self._connected_at) + timeout_s - self.loop.time()
+            try:
+                async with asyncio.timeout(patience if self.state == State.CONNECTED else timeout_s):
+                    await future
+            except TimeoutError:
+                if flow.in_flight < seen:  # it goes on, so the patience starts anew
+                    seen, started = flow.in_flight, self.loop.time()
+                elif self.state == State.CONNECTED and (
+                    self.loop.time() - max(started, self._connected_at) >= timeout_s
+                ):
+                    raise TimeoutExceeded(
+                        f"{self.settings.peer}: {flow.in_flight} messages were not acknowledged in {timeout_s:g} s",
+                        hint="They may or may not be stored. Is the broker overloaded or out of disk space?",
+                    ) from None
+            finally:
+                if waiter in flow.waiters:
+                    flow.waiters.remove(waiter)
+                if not flow.waiters:
+                    self._flows.discard(flow)
+                    flow.wake_at = -1
+
+    def forget(self, flow: Flow) -> None:
+        self.core.forget(flow)
+
+    # ---- consuming ----
+
+    async def subscribe(self, feed: Feed) -> None:
+        """Messages go to the feed from now on, also after a reconnect; they may come before the answer."""
+        if feed.queue in self.feeds:
+            raise UserError(
+                f"queue {feed.queue}: this client is subscribed to it already",
+                hint="One client has one subscription for a queue: close the other one, or connect another client.",
+            )
+        await self.ready()
+        self.feeds[feed.queue] = feed
+        try:
+            await self._subscribe(feed)
+        except BaseException:
+            self.feeds.pop(feed.queue, None)
+            raise
+
+    async def _subscribe(self, feed: Feed) -> None:
+        headers = None if feed.prefetch is None else {"prefetch": str(feed.prefetch)}
+        await self._exchange(Command.SUBSCRIBE, feed.queue, headers=headers)
+
+    async def unsubscribe(self, feed: Feed) -> None:
+        """What is not settled goes back to the queue."""
+        if self.feeds.get(feed.queue) is not feed:
+            return
+        self._flush_settled()
+        try:
+            if self.state == State.CONNECTED:
+                await self._exchange(Command.UNSUBSCRIBE, feed.queue)
+        except ConnectionClosed:
+            return  # then the subscription is gone as well
+        finally:
+            if self.feeds.get(feed.queue) is feed:
+                del self.feeds[feed.queue]
+
+    def abandon(self, feed: Feed) -> None:
+        """Unsubscribes without anybody waiting for it. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and everything with it
+            self.loop.call_soon_threadsafe(self._abandon, feed)
+
+    def _abandon(self, feed: Feed) -> None:
+        task = self.loop.create_task(self._unsubscribe_quietly(feed))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _unsubscribe_quietly(self, feed: Feed) -> None:
+        try:
+            await self.unsubscribe(feed)
+        except VibeMQError as error:
+            log.warning("queue %s: unsubscribing failed: %s", feed.queue, error)
+
+    def settle(self, message: Message, done: bool) -> bool:
+        """Ack or Nack, sent together with others of this turn of the loop. From any thread."""
+        if self.state == State.CLOSED or not (done or "nack" in self.features):
+            return False
+        self._settled.append((message, Command.ACK if done else Command.NACK))
+        if not self._settling:
+            self._settling = True
+            if threading.get_ident() == self._thread_id:
+                self.loop.call_soon(self._flush_settled)
+            else:
+                try:
+                    self.loop.call_soon_threadsafe(self._flush_settled)
+                except RuntimeError:  # the loop has ended
+                    return False
+        return True
+
+    def _flush_settled(self) -> None:
+        self._settling = False
+        settled = []
+        while self._settled:
+            settled.append(self._settled.popleft())
+        if settled and self._link is not None:
+            self._link.write(self.core.settlements(settled))
+
+    # ---- queues ----
+
+    async def find_queue(self, name: str, *, inside: bool = False) -> QueueInfo | None:
+        """`inside`: while the connection is being opened."""
+        ask = self._exchange if inside else self.request
+        try:
+            answer = await ask(Command.QUEUE_INFO, name)
+        except QueueNotFound:
+            return None
+        return info_of(name, answer.payload) if answer.payload else None
+
+    async def declare(self, wanted: QueueDeclaration, on_conflict: OnConflict, *, inside: bool = False) -> None:
+        """Makes the queue, or looks whether it is as wanted."""
+        ask = self._exchange if inside else self.request
+        info = await self.find_queue(wanted.name, inside=inside)
+        if info is not None:
+            found = differences(info.options, wanted.options)
+            if not found:
+                return
+            told = "; ".join(map(str, found))
+            if not conflicts(found) or on_conflict == OnConflict.IGNORE:
+                level = logging.WARNING if conflicts(found) else logging.INFO
+                log.log(level, "queue %s is not as declared: %s", wanted.name, told)
+                return
+            if on_conflict == OnConflict.FAIL:
+                raise QueueConflict(
+                    f"queue {wanted.name} is not as declared: {told}",
+                    differences=found,
+                    hint="Declare it as it is, or with on_conflict=OVERRIDE, which deletes its messages.",
+                )
+            await ask(Command.DELETE_QUEUE, wanted.name)
+        await ask(Command.CREATE_QUEUE, wanted.name, payload=options_payload(wanted.options))
+
+    async def _provision(self, first: bool) -> None:
+        for wanted in self.declarations:
+            try:
+                await self.declare(wanted, wanted.on_conflict if first else OnConflict.IGNORE, inside=True)
+            except (QueueConflict, ConnectionClosed, AuthenticationFailed):
+                raise
+            except VibeMQError as error:
+                if self._fail_on_provisioning_error:
+                    raise
+                log.warning("queue %s could not be declared: %s", wanted.name, error)

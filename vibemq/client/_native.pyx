@@ -1,0 +1,677 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native client without its sockets: frames out, bytes in, and what is known in between.
+
+A Batch is frames of Publish, written one behind the other as messages are added. Core.submit numbers its messages, and
+the number is the id on the wire: 16 hexadecimal digits of this client, 16 of the number. So a PublishAck is settled by
+arithmetic and one look into a table, without a Python object for it. Only ids that the caller chose are in a dict.
+
+Invariants: a message is in the table from submit to its PublishAck or Error, whatever happens to connections meanwhile;
+`slots[number & mask]` is its Batch (borrowed: `live` holds it) or NULL; numbers below `oldest` are settled. What is in
+the table when a connection is new goes out again with the same id and the header vibemq-resend.
+
+One thread uses a Core, but for settling messages, which any may. Batches are built by whoever has the messages.
+"""
+
+import os
+
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.ref cimport PyObject
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy
+
+import msgspec
+
+from vibemq.errors import LimitExceeded
+from vibemq.protocols.native.codec cimport headers_dict, malformed
+from vibemq.protocols.native.wire cimport (
+    FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_TOO_LARGE, FRAME_TOO_SMALL, TEXT_TAIL_BYTES, TYPE_ACK,
+    TYPE_DELIVER, TYPE_ERROR, TYPE_PONG, TYPE_PUBLISH, TYPE_PUBLISH_ACK, frame_begin, frame_end, frame_header,
+    frame_parse, frame_payload, frame_size, header_size, native_frame, put_bytes, put_header,
+)
+
+from vibemq.protocols.native import codec, compression, spec
+
+cdef Py_ssize_t PREFIX_SIZE = 16  # of an id: who we are; as many digits for the number follow
+cdef Py_ssize_t ID_SIZE = 32
+cdef Py_ssize_t ID_AT = 9  # in a frame: behind its header, version, type and the id's length
+cdef Py_ssize_t BATCH_BYTES_FIRST = 4_096
+cdef uint64_t SLOTS_FIRST = 4_096
+cdef bytes RESEND_NAME = b"vibemq-resend"
+cdef bytes RESEND_VALUE = b"1"
+cdef object END = object()
+
+BATCH_BYTES_MAX = 262_144  # a batch that has reached this is sent: more would only wait in a socket buffer
+
+encode_json = msgspec.json.Encoder().encode
+decode_json = msgspec.json.Decoder().decode
+
+
+cdef inline void put_number(uint8_t *p, uint64_t number) noexcept nogil:
+    cdef int i
+    for i in range(15, -1, -1):
+        p[i] = (<const uint8_t *>b"0123456789abcdef")[number & 15]
+        number >>= 4
+
+
+cdef inline bint take_number(const uint8_t *p, uint64_t *number) noexcept nogil:
+    """16 lower-case digits, as put_number wrote them."""
+    cdef int i
+    cdef uint8_t c
+    cdef uint64_t value = 0
+    for i in range(16):
+        c = p[i]
+        if 0x30 <= c <= 0x39:
+            value = (value << 4) | (c - 0x30)
+        elif 0x61 <= c <= 0x66:
+            value = (value << 4) | (c - 0x61 + 10)
+        else:
+            return False
+    number[0] = value
+    return True
+
+
+cdef inline uint32_t get_u32(const uint8_t *p) noexcept nogil:
+    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
+
+
+cdef inline void put_u32(uint8_t *p, uint32_t value) noexcept nogil:
+    p[0], p[1], p[2], p[3] = <uint8_t>(value >> 24), <uint8_t>(value >> 16), <uint8_t>(value >> 8), <uint8_t>value
+
+
+cdef class Fields:
+    """Headers of a Publish as they lie on the wire, so that many messages share the work. Empty ones are left out."""
+
+    cdef readonly bytes data
+    cdef readonly Py_ssize_t count
+
+    def __init__(self, headers=None, priority=None):
+        cdef dict given = dict(headers or {})
+        cdef bytes body
+        if priority is not None:
+            if isinstance(priority, str):
+                priority = spec.Priority[priority.upper()]
+            given[str(spec.Header.PRIORITY)] = spec.wire_name(spec.Priority(priority))
+        for name, value in given.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise TypeError(f"headers are texts: needed str, had {name!r}: {value!r}")
+        body = codec.encode_body(TYPE_PUBLISH, b"i", headers=given)  # 13 bytes, then the headers
+        self.data = body[13:]
+        self.count = ((<int>body[11] & 0xFF) << 8) | (<int>body[12] & 0xFF)
+
+
+NO_FIELDS = Fields()
+BASE64_FIELDS = Fields({str(spec.Header.PAYLOAD_ENCODING): spec.PAYLOAD_ENCODING_BASE64})
+
+
+cdef class Flow:
+    """Messages of one publisher, counted: submitted == in_flight + acked + len(refused) at any time.
+
+    `refused` has (index, id, error code, error message). The engine sets wake_at; once in_flight is no more than that,
+    feed gives the Flow as an event, once.
+    """
+
+    cdef readonly Py_ssize_t submitted, in_flight, acked
+    cdef readonly list refused
+    cdef public Py_ssize_t wake_at
+    cdef public list waiters
+
+    def __init__(self):
+        self.refused = []
+        self.waiters = []
+        self.wake_at = -1
+
+    def take_refused(self):
+        """What was refused since the last time."""
+        refused, self.refused = self.refused, []
+        return refused
+
+
+cdef class Batch:
+    """Publishes to one queue, built by `add` or `extend`, then handed to Core.submit."""
+
+    cdef uint8_t *buffer
+    cdef Py_ssize_t size, capacity
+    cdef readonly Py_ssize_t count
+    cdef readonly bint sent
+    cdef readonly bytes data  # the frames, once submitted
+    cdef Py_ssize_t pending
+    cdef uint8_t *settled  # for each message 0 or 1, once submitted
+    cdef uint64_t first
+    cdef Flow flow
+    cdef Py_ssize_t flow_first
+    cdef dict named  # index to the id that the caller chose
+    cdef bytes queue, blank_id
+    cdef bint text_layout
+    cdef Py_ssize_t body_max
+    cdef Py_ssize_t body_largest
+
+    def __init__(self, Core core not None, queue):
+        self.queue = queue.encode()
+        if not codec.is_queue_name(self.queue):
+            raise codec.UnencodableValue(
+                "queue", f"a name of 1 to {spec.QUEUE_NAME_UNITS_MAX} letters, digits, '-', '_' and '.'", repr(queue)
+            )
+        self.blank_id = core.prefix + b"0" * (ID_SIZE - PREFIX_SIZE)
+        self.text_layout, self.body_max = core.text_layout, core.body_max
+
+    def __dealloc__(self):
+        free(self.buffer)
+        free(self.settled)
+
+    @property
+    def size_bytes(self):
+        return self.size if self.data is None else len(self.data)
+
+    @property
+    def unsettled(self):
+        return self.pending
+
+    cdef int room(self, Py_ssize_t more) except -1:
+        cdef Py_ssize_t capacity = max(self.capacity * 2, self.size + more, BATCH_BYTES_FIRST)
+        cdef void *larger
+        if self.capacity - self.size >= more:
+            return 0
+        larger = realloc(self.buffer, capacity)
+        if larger is NULL:
+            raise MemoryError
+        self.buffer, self.capacity = <uint8_t *>larger, capacity
+        return 0
+
+    cdef int append(self, bytes payload, Fields fields, Fields more, bytes name) except -1:
+        """One frame; its id is left to submit unless it has a name."""
+        cdef Py_ssize_t id_size = ID_SIZE if name is None else PyBytes_GET_SIZE(name)
+        cdef Py_ssize_t headers_size = PyBytes_GET_SIZE(fields.data)
+        cdef Py_ssize_t header_count = fields.count
+        cdef Py_ssize_t size
+        cdef uint8_t *p
+        if more is not None:
+            headers_size += PyBytes_GET_SIZE(more.data)
+            header_count += more.count
+        size = frame_size(
+            id_size, PyBytes_GET_SIZE(self.queue), PyBytes_GET_SIZE(payload), headers_size, self.text_layout
+        )
+        if size - FRAME_HEADER_BYTES > self.body_max:
+            raise LimitExceeded(
+                f"message for queue {self.queue.decode()} in bytes", size - FRAME_HEADER_BYTES, self.body_max,
+                hint="Send less in one message: other clients cannot read more.",
+            )
+        self.room(size)
+        if name is None:
+            name = self.blank_id
+        else:
+            if self.named is None:
+                self.named = {}
+            self.named[self.count] = name
+        p = frame_begin(
+            self.buffer + self.size, size, TYPE_PUBLISH, PyBytes_AS_STRING(name), id_size,
+            PyBytes_AS_STRING(self.queue), PyBytes_GET_SIZE(self.queue),
+        )
+        p = frame_payload(p, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload), header_count)
+        p = put_bytes(p, PyBytes_AS_STRING(fields.data), PyBytes_GET_SIZE(fields.data))
+        if more is not None:
+            p = put_bytes(p, PyBytes_AS_STRING(more.data), PyBytes_GET_SIZE(more.data))
+        frame_end(p, self.text_layout)
+        self.size += size
+        self.count += 1
+        self.body_largest = max(self.body_largest, size - FRAME_HEADER_BYTES)
+        return 0
+
+    cdef int add_one(self, payload, Fields fields, bint raw, bytes name) except -1:
+        if raw:
+            if not PyBytes_Check(payload):
+                payload = payload.encode() if isinstance(payload, str) else bytes(payload)
+            self.append(payload, fields, None, name)
+        elif isinstance(payload, (bytes, bytearray, memoryview)):  # JSON has no bytes: the reader gets them back by this
+            self.append(encode_json(payload), fields, BASE64_FIELDS, name)
+        else:
+            self.append(encode_json(payload), fields, None, name)
+        return 0
+
+    def id_of(self, Py_ssize_t index):
+        """The id of a message, once submitted."""
+        if self.named is not None and index in self.named:
+            return self.named[index].decode("utf-8", "surrogateescape")
+        return f"{self.blank_id[:PREFIX_SIZE].decode()}{self.first + <uint64_t>index:016x}"
+
+    def add(self, payload, Fields fields=NO_FIELDS, bint raw=False, id=None):
+        """One message: any JSON-serialisable value, or JSON text itself when `raw`."""
+        cdef bytes name = None
+        if id is not None:
+            name = id.encode() if isinstance(id, str) else bytes(id)
+            if not 0 < len(name) <= <Py_ssize_t>spec.STRING_BYTES_MAX:
+                raise codec.UnencodableValue("id", f"1 to {spec.STRING_BYTES_MAX} bytes", f"{len(name)}")
+        self.add_one(payload, fields, raw, name)
+
+    def extend(self, iterator, Py_ssize_t count_max, Fields fields=NO_FIELDS, bint raw=False):
+        """From an iterator, until there are count_max or BATCH_BYTES_MAX; False when the iterator has ended."""
+        cdef Py_ssize_t bytes_max = BATCH_BYTES_MAX
+        while self.count < count_max and self.size < bytes_max:
+            payload = next(iterator, END)
+            if payload is END:
+                return False
+            self.add_one(payload, fields, raw, None)
+        return True
+
+
+cdef class Message:
+    """A message that was delivered: settle it with `ack` once its work is done, or give it back with `nack`.
+
+    Both may be called from any thread, and do nothing once it is settled or its connection is gone: the broker
+    delivers it again then, so a message whose ack was lost is seen twice.
+    """
+
+    cdef readonly str queue
+    cdef readonly bytes raw
+    cdef readonly bint settled
+    cdef bytes id_bytes, fields
+    cdef uint32_t field_count
+    cdef dict known_headers
+    cdef object decoded
+    cdef Core core
+    cdef uint64_t epoch
+
+    @property
+    def id(self):
+        """As its publisher gave it; not necessarily unique."""
+        return self.id_bytes.decode("utf-8", "surrogateescape")
+
+    @property
+    def payload(self):
+        """The JSON value, decoded when first asked for; bytes if that is what was published, None if nothing was."""
+        if self.decoded is END:
+            value = decode_json(self.raw) if self.raw else None
+            if isinstance(value, str) and self.headers.get("payload-encoding") == spec.PAYLOAD_ENCODING_BASE64:
+                value = msgspec.convert(value, bytes, strict=False)
+            self.decoded = value
+        return self.decoded
+
+    def decode(self, type):
+        """The payload as `type`, checked: a dataclass, a msgspec.Struct, a TypedDict and so on."""
+        return msgspec.json.decode(self.raw, type=type)
+
+    cdef dict all_headers(self):
+        cdef native_frame frame
+        if self.known_headers is None:
+            frame.headers = <const uint8_t *>PyBytes_AS_STRING(self.fields)
+            frame.headers_size = PyBytes_GET_SIZE(self.fields)
+            self.known_headers = headers_dict(&frame)
+        return self.known_headers
+
+    @property
+    def headers(self):
+        """The publisher's headers."""
+        return {name: value for name, value in self.all_headers().items() if name != "deliveryAttempts"}
+
+    @property
+    def attempts(self):
+        """How often it was delivered, this time included; 1 where the broker does not say."""
+        text = self.all_headers().get("deliveryAttempts", "")
+        return int(text) if text.isascii() and text.isdigit() else 1
+
+    @property
+    def stale(self):
+        """Was it delivered on a connection that is gone? Then it will be delivered again."""
+        return self.epoch != self.core.epoch
+
+    def ack(self):
+        """The work is done: the broker forgets the message."""
+        self.settle(True)
+
+    def nack(self):
+        """The work failed: the broker delivers it again, or dead-letters it after the last attempt.
+
+        A broker that does not know the command is not told; it delivers again when its ack timeout is over.
+        """
+        self.settle(False)
+
+    cdef int settle(self, bint done) except -1:
+        if not self.settled and self.epoch == self.core.epoch:
+            self.settled = self.core.on_settle(self, done)
+        return 0
+
+    def __repr__(self):
+        return f"Message(queue={self.queue!r}, id={self.id!r}, attempts={self.attempts}, raw={len(self.raw)} B)"
+
+
+cdef class Core:
+    """What one client knows, over all of its connections."""
+
+    cdef readonly bytes prefix
+    cdef readonly bint text_layout
+    cdef readonly Py_ssize_t body_max
+    cdef readonly uint64_t epoch  # counts connections
+    cdef readonly Py_ssize_t in_flight
+    cdef public object on_settle  # called with (message, done) from any thread
+    cdef object packer  # name of the negotiated compression
+    cdef Py_ssize_t threshold
+    cdef uint8_t flags_max
+    cdef bytearray tail
+    cdef PyObject **slots
+    cdef uint64_t mask, oldest, next_number, requests
+    cdef set live
+    cdef dict named
+    cdef bytes last_queue
+    cdef str last_queue_text
+
+    def __init__(self, body_max=spec.FRAME_BODY_BYTES_MAX_DEFAULT, text_layout=False, prefix=None):
+        self.prefix = prefix or os.urandom(PREFIX_SIZE // 2).hex().encode()
+        self.body_max, self.text_layout = body_max, text_layout
+        self.flags_max = spec.FLAGS_MAX_DEFAULT
+        self.live, self.named, self.tail = set(), {}, bytearray()
+        self.last_queue, self.last_queue_text = b"", ""
+        self.slots = <PyObject **>calloc(SLOTS_FIRST, sizeof(PyObject *))
+        if self.slots is NULL:
+            raise MemoryError
+        self.mask = SLOTS_FIRST - 1
+
+    def __dealloc__(self):
+        free(self.slots)
+
+    def request_id(self):
+        """For a command other than Publish: never the id of a message."""
+        self.requests += 1
+        return b"%s-%d" % (self.prefix, self.requests)
+
+    # ---- connections ----
+
+    def restart(self):
+        """A new connection: nothing is left of the old one but what was not acknowledged."""
+        self.epoch += 1
+        self.tail = bytearray()
+        self.packer, self.flags_max = None, spec.FLAGS_MAX_DEFAULT
+
+    def negotiated(self, name, Py_ssize_t threshold):
+        """Both sides compress with `name` from now on; None for not at all."""
+        self.packer, self.threshold = name, threshold
+        if name is not None:
+            self.flags_max = max(<int>spec.FLAGS_MAX_DEFAULT, <int>spec.COMPRESSION_BY_NAME[name])
+
+    # ---- out ----
+
+    def submit(self, Batch batch not None, Flow flow not None):
+        """Numbers the messages; from now on they are in flight, sent or not."""
+        cdef Py_ssize_t index
+        cdef uint8_t *p = batch.buffer
+        if batch.data is not None:
+            raise ValueError("a batch is submitted once")
+        self.make_slots(batch.count)
+        batch.settled = <uint8_t *>calloc(max(batch.count, 1), 1)
+        if batch.settled is NULL:
+            raise MemoryError
+        batch.first, batch.pending = self.next_number, batch.count
+        batch.flow, batch.flow_first = flow, flow.submitted
+        for index in range(batch.count):
+            if batch.named is None or index not in batch.named:
+                put_number(p + ID_AT + PREFIX_SIZE, batch.first + <uint64_t>index)
+            else:
+                self.named.setdefault(batch.named[index], []).append(batch.first + <uint64_t>index)
+            self.slots[(batch.first + <uint64_t>index) & self.mask] = <PyObject *>batch
+            p += FRAME_HEADER_BYTES + get_u32(p)
+        batch.data = PyBytes_FromStringAndSize(<const char *>batch.buffer, batch.size)
+        free(batch.buffer)
+        batch.buffer = NULL
+        self.next_number += <uint64_t>batch.count
+        if batch.count:
+            self.live.add(batch)
+        flow.submitted += batch.count
+        flow.in_flight += batch.count
+        self.in_flight += batch.count
+
+    cdef int make_slots(self, Py_ssize_t more) except -1:
+        """Room in the table for `more` numbers, so that no two of those in flight share a slot."""
+        cdef uint64_t capacity = self.mask + 1, number
+        cdef PyObject **slots
+        while self.oldest < self.next_number and self.slots[self.oldest & self.mask] is NULL:
+            self.oldest += 1
+        if self.next_number + <uint64_t>more - self.oldest <= capacity:
+            return 0
+        while self.next_number + <uint64_t>more - self.oldest > capacity:
+            capacity *= 2
+        slots = <PyObject **>calloc(capacity, sizeof(PyObject *))
+        if slots is NULL:
+            raise MemoryError
+        number = self.oldest
+        while number < self.next_number:
+            slots[number & (capacity - 1)] = self.slots[number & self.mask]
+            number += 1
+        free(self.slots)
+        self.slots, self.mask = slots, capacity - 1
+        return 0
+
+    def wire(self, Batch batch not None):
+        """The bytes of a submitted batch for this connection."""
+        batch.sent = True
+        if self.packer is None or batch.body_largest < self.threshold:
+            return batch.data
+        return self.packed(batch.data)
+
+    def packed(self, bytes frames not None):
+        """Frames as they go out: compressed where that is agreed on, allowed and shorter."""
+        cdef const uint8_t *p = <const uint8_t *>PyBytes_AS_STRING(frames)
+        cdef const uint8_t *end = p + PyBytes_GET_SIZE(frames)
+        cdef Py_ssize_t size
+        cdef list parts
+        if self.packer is None:
+            return frames
+        parts = []
+        while p < end:
+            size = get_u32(p)
+            if size >= self.threshold:
+                body = PyBytes_FromStringAndSize(<const char *>p + FRAME_HEADER_BYTES, size)
+                small = compression.compress(self.packer, body)
+                if small is None:
+                    parts.append(codec.frame_of(body))
+                else:
+                    parts.append(codec.frame_of(small, spec.COMPRESSION_BY_NAME[self.packer]))
+            else:
+                parts.append(PyBytes_FromStringAndSize(<const char *>p, FRAME_HEADER_BYTES + size))
+            p += FRAME_HEADER_BYTES + size
+        return b"".join(parts)
+
+    def unacknowledged(self):
+        """All messages in flight for a new connection, in order; those that went out before say so."""
+        cdef Batch batch
+        cdef list parts = []
+        for batch in sorted(self.live, key=batch_first):
+            parts.append(self.wire(batch) if not batch.sent else self.packed(self.again(batch)))
+        return b"".join(parts)
+
+    cdef bytes again(self, Batch batch):
+        cdef const uint8_t *p = <const uint8_t *>PyBytes_AS_STRING(batch.data)
+        cdef Py_ssize_t index, size, extra = header_size(len(RESEND_NAME), len(RESEND_VALUE))
+        cdef Py_ssize_t tail = TEXT_TAIL_BYTES if self.text_layout else 0
+        cdef Py_ssize_t count_at
+        cdef uint32_t headers
+        cdef native_frame frame
+        cdef list parts = []
+        cdef bytes out
+        cdef uint8_t *q
+        for index in range(batch.count):
+            size = FRAME_HEADER_BYTES + get_u32(p)
+            if not batch.settled[index]:
+                frame_parse(p + FRAME_HEADER_BYTES, size - FRAME_HEADER_BYTES, &frame)
+                count_at = frame.headers - p - 2
+                headers = frame.header_count + 1
+                out = PyBytes_FromStringAndSize(NULL, size + extra)
+                q = <uint8_t *>PyBytes_AS_STRING(out)
+                memcpy(q, p, size - tail)
+                put_u32(q, <uint32_t>(size + extra - FRAME_HEADER_BYTES))
+                q[count_at], q[count_at + 1] = <uint8_t>(headers >> 8), <uint8_t>headers
+                q = put_header(
+                    q + size - tail, PyBytes_AS_STRING(RESEND_NAME), len(RESEND_NAME),
+                    PyBytes_AS_STRING(RESEND_VALUE), len(RESEND_VALUE),
+                )
+                frame_end(q, self.text_layout)
+                parts.append(out)
+            p += size
+        return b"".join(parts)
+
+    def forget(self, Flow flow not None):
+        """Nobody waits for these messages any longer: they are not sent again."""
+        cdef Batch batch
+        cdef Py_ssize_t index
+        for batch in [b for b in self.live if (<Batch>b).flow is flow]:
+            for index in range(batch.count):
+                if not batch.settled[index]:
+                    self.slots[(batch.first + <uint64_t>index) & self.mask] = NULL
+                    self.in_flight -= 1
+                    flow.in_flight -= 1
+                    if batch.named is not None and index in batch.named:
+                        self.drop_name(batch.named[index], batch.first + <uint64_t>index)
+            self.live.discard(batch)
+
+    cdef int drop_name(self, bytes name, uint64_t number) except -1:
+        numbers = self.named.get(name, [])
+        if number in numbers:
+            numbers.remove(number)
+        if not numbers:
+            self.named.pop(name, None)
+        return 0
+
+    def settlements(self, list settled not None):
+        """The Ack and Nack frames for (message, type); those of an older connection are left out."""
+        cdef Message message
+        cdef Py_ssize_t size = 0
+        cdef bytes out, queue
+        cdef uint8_t *p
+        cdef list frames = [pair for pair in settled if (<Message>pair[0]).epoch == self.epoch]
+        cdef int kind
+        for message, kind in frames:
+            size += frame_size(len(message.id_bytes), utf8_size(message.queue), 0, 0, self.text_layout)
+        out = PyBytes_FromStringAndSize(NULL, size)
+        p = <uint8_t *>PyBytes_AS_STRING(out)
+        for message, kind in frames:
+            queue = message.queue.encode()
+            size = frame_size(len(message.id_bytes), len(queue), 0, 0, self.text_layout)
+            p = frame_begin(
+                p, size, kind, PyBytes_AS_STRING(message.id_bytes), len(message.id_bytes),
+                PyBytes_AS_STRING(queue), len(queue),
+            )
+            p = frame_end(frame_payload(p, NULL, 0, 0), self.text_layout)
+        return out
+
+    # ---- in ----
+
+    def feed(self, bytes data not None):
+        """What these bytes bring: Message for a delivery, Flow whose wait is over, codec.Message for all else."""
+        cdef list events = []
+        cdef bytearray held = self.tail
+        cdef const uint8_t *p
+        cdef Py_ssize_t size, at = 0
+        cdef uint32_t body_size = 0
+        cdef uint8_t flags = 0
+        cdef int result
+        cdef bint fresh = PyByteArray_GET_SIZE(held) == 0
+        if not fresh:
+            held += data
+            p, size = <const uint8_t *>PyByteArray_AS_STRING(held), PyByteArray_GET_SIZE(held)
+        else:
+            p, size = <const uint8_t *>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)
+        while at < size:
+            result = frame_header(p + at, size - at, <uint32_t>self.body_max, self.flags_max, &body_size, &flags)
+            if result == FRAME_NEEDS_MORE:
+                break
+            if result == FRAME_TOO_SMALL or result == FRAME_TOO_LARGE:
+                needed = spec.FRAME_FAULTS[result][1] if result == FRAME_TOO_SMALL else f"at most {self.body_max} bytes"
+                raise codec.MalformedFrame("body size", needed, f"{get_u32(p + at)}")
+            if result != FRAME_OK:
+                raise malformed(result, 0, p[at + 4])
+            at += FRAME_HEADER_BYTES
+            if flags:
+                body = compression.decompress(
+                    flags, PyBytes_FromStringAndSize(<const char *>p + at, body_size),
+                    spec.DECOMPRESSED_BYTES_MAX_DEFAULT,
+                )
+                self.take(<const uint8_t *>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), events)
+            else:
+                self.take(p + at, body_size, events)
+            at += body_size
+        if fresh:
+            self.tail = bytearray(data[at:])
+        else:
+            del held[:at]
+        return events
+
+    cdef int take(self, const uint8_t *body, Py_ssize_t size, list events) except -1:
+        cdef native_frame frame
+        cdef uint64_t number = 0
+        cdef int fault = frame_parse(body, size, &frame)
+        if fault != FRAME_OK:
+            raise malformed(fault, frame.needed, frame.had)
+        if frame.type == TYPE_PUBLISH_ACK:
+            if self.number_of(&frame, &number):
+                self.settled(number, None, None, events)
+        elif frame.type == TYPE_DELIVER:
+            events.append(self.message(&frame))
+        elif frame.type == TYPE_ERROR and self.number_of(&frame, &number):
+            answer = codec.decode_body(PyBytes_FromStringAndSize(<const char *>body, size))
+            self.settled(number, answer.error_code or "", answer.error_message or "", events)
+        elif frame.type != TYPE_PONG:
+            events.append(codec.decode_body(PyBytes_FromStringAndSize(<const char *>body, size)))
+        return 0
+
+    cdef bint number_of(self, const native_frame *frame, uint64_t *number) except -1:
+        """Which message in flight the frame is about; False for none."""
+        if (
+            frame.id_size == ID_SIZE
+            and memcmp(frame.id, PyBytes_AS_STRING(self.prefix), PREFIX_SIZE) == 0
+            and take_number(frame.id + PREFIX_SIZE, number)
+        ):
+            return self.oldest <= number[0] < self.next_number and self.slots[number[0] & self.mask] is not NULL
+        if not self.named:
+            return False
+        name = PyBytes_FromStringAndSize(<const char *>frame.id, frame.id_size)
+        numbers = self.named.get(name)
+        if not numbers:
+            return False
+        number[0] = numbers[0]
+        return True
+
+    cdef int settled(self, uint64_t number, code, message, list events) except -1:
+        cdef Batch batch = <Batch>self.slots[number & self.mask]
+        cdef Flow flow = batch.flow
+        cdef Py_ssize_t index = <Py_ssize_t>(number - batch.first)
+        self.slots[number & self.mask] = NULL
+        batch.settled[index] = 1
+        batch.pending -= 1
+        self.in_flight -= 1
+        flow.in_flight -= 1
+        if batch.named is not None and index in batch.named:
+            self.drop_name(batch.named[index], number)
+        if code is None:
+            flow.acked += 1
+        else:
+            flow.refused.append((batch.flow_first + index, batch.id_of(index), code, message))
+        if flow.in_flight <= flow.wake_at:
+            flow.wake_at = -1
+            events.append(flow)
+        if batch.pending == 0:
+            self.live.discard(batch)
+        return 0
+
+    cdef Message message(self, const native_frame *frame):
+        cdef Message message = Message.__new__(Message)
+        if (
+            <Py_ssize_t>frame.queue_size != PyBytes_GET_SIZE(self.last_queue)
+            or memcmp(frame.queue, PyBytes_AS_STRING(self.last_queue), frame.queue_size) != 0
+        ):
+            self.last_queue = PyBytes_FromStringAndSize(<const char *>frame.queue, frame.queue_size)
+            self.last_queue_text = PyUnicode_DecodeUTF8(<const char *>frame.queue, frame.queue_size, "surrogateescape")
+        message.queue = self.last_queue_text
+        message.id_bytes = PyBytes_FromStringAndSize(<const char *>frame.id, frame.id_size)
+        message.raw = PyBytes_FromStringAndSize(<const char *>frame.payload, frame.payload_size)
+        message.fields = PyBytes_FromStringAndSize(<const char *>frame.headers, frame.headers_size)
+        message.decoded = END
+        message.core, message.epoch = self, self.epoch
+        return message
+
+
+cdef Py_ssize_t utf8_size(str text) except -1:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def batch_first(Batch batch):
+    return batch.first

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the broker is and how patient a client is with it: Settings, and the connection strings that give them.
+
+Both forms of other VibeMQ clients are read, with the same options and defaults:
+    vibemq://user:password@host:2925/?keepAlive=30&queues=orders,bills
+    Host=localhost;Port=2925;Username=user;Password="a;b";compression=none
+What a string says about an option that nobody knows, or a number that is none, is ignored, as those clients do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+from urllib.parse import unquote
+
+from vibemq.errors import ConfigError
+from vibemq.protocols.native.spec import (
+    COMMAND_TIMEOUT_S,
+    COMPRESSION_BY_NAME,
+    COMPRESSION_THRESHOLD_BYTES_DEFAULT,
+    FRAME_BODY_BYTES_MAX_DEFAULT,
+    KEEP_ALIVE_S,
+    PORT_DEFAULT,
+)
+
+SCHEME = "vibemq://"
+CONNECT_TIMEOUT_S = 30  # a broker may take its time with a password, on purpose
+TRUE = frozenset(("true", "1", "yes"))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All there is to say about a connection; times are in seconds, and 0 attempts mean that it never gives up."""
+
+    host: str = "localhost"
+    port: int = PORT_DEFAULT
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: bool = False
+    skip_cert_validation: bool = False
+    keep_alive_s: float = KEEP_ALIVE_S
+    command_timeout_s: float = COMMAND_TIMEOUT_S
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    compression: tuple[str, ...] = ("brotli", "gzip")
+    compression_threshold_bytes: int = COMPRESSION_THRESHOLD_BYTES_DEFAULT
+    reconnect: bool = True
+    reconnect_max_attempts: int = 0
+    reconnect_initial_delay_s: float = 1.0
+    reconnect_max_delay_s: float = 300.0
+    reconnect_exponential_backoff: bool = True
+    queues: tuple[str, ...] = ()
+    frame_max_bytes: int = FRAME_BODY_BYTES_MAX_DEFAULT  # of a body, both ways; as much as the broker allows
+    text_layout: bool = False  # for a broker that was built from the protocol's text alone
+
+    def __post_init__(self) -> None:
+        if (self.user is None) != (self.password is None):
+            raise ConfigError(
+                f"connection to {self.host}: needed a user name and a password, had only one of them",
+                hint="Give both, or neither for a broker without authorization.",
+            )
+        if not 1 <= self.port <= 65_535:
+            raise ConfigError(f"connection to {self.host}: needed a port from 1 to 65535, had {self.port}")
+        for name in self.compression:
+            if name not in COMPRESSION_BY_NAME:
+                raise ConfigError(f"compression: needed {', '.join(COMPRESSION_BY_NAME)} or none, had {name!r}")
+        if self.keep_alive_s <= 0 or self.command_timeout_s <= 0 or self.connect_timeout_s <= 0:
+            raise ConfigError("keep-alive and timeouts: needed more than 0 seconds")
+
+    @property
+    def peer(self) -> str:
+        """For people: where the broker is, without the password."""
+        return f"{self.host}:{self.port}"
+
+    def delay_s(self, attempt: int) -> float:
+        """How long to wait before reconnect number `attempt`, which counts from 1."""
+        if not self.reconnect_exponential_backoff:
+            return min(self.reconnect_initial_delay_s, self.reconnect_max_delay_s)
+        return min(self.reconnect_initial_delay_s * 2.0 ** min(attempt - 1, 64), self.reconnect_max_delay_s)
+
+
+def parse(text: str | None, **options: Any) -> Settings:
+    """The Settings of a connection string; `options` are fields of Settings that win over it.
+
+    >>> from vibemq.client.settings import parse
+    >>> parse("vibemq://ada:secret@example.org/?keepAlive=5&compression=none").keep_alive_s
+    5
+    >>> parse("Host=example.org;Port=2999").peer
+    'example.org:2999'
+    """
+    if text is None or not text.strip():
+        raise ConfigError("connection string: it is empty", hint="For instance vibemq://localhost:2925.")
+    text = text.strip()
+    if text[: len(SCHEME)].lower() == SCHEME:
+        given, rest = _url(text[len(SCHEME) :])
+    elif "://" in text.split("=", 1)[0]:
+        raise ConfigError(f"connection string: needed {SCHEME}..., had {text.split('://', 1)[0]}://")
+    else:
+        given, rest = _pairs(text)
+    known = {f.name for f in fields(Settings)}
+    if unknown := options.keys() - known:
+        raise ConfigError(f"connection options: there is no {', '.join(sorted(unknown))}; known are {sorted(known)}")
+    return Settings(**{**given, **_options(rest), **options})
+
+
+# ---- the two forms: what says where and who, and the other pairs with keys in lower case ----
+
+
+def _url(text: str) -> tuple[dict[str, Any], dict[str, str]]:
+    place, _, query = text.partition("?")
+    place = place.partition("/")[0]
+    login, at, address = place.rpartition("@")
+    given: dict[str, Any] = {}
+    if at:
+        user, colon, password = login.partition(":")
+        given["user"] = unquote(user) or None
+        given["password"] = unquote(password) if colon else None
+    if address.startswith("["):  # an IPv6 address
+        host, _, port = address[1:].partition("]")
+        port = port.removeprefix(":")
+    else:
+        host, _, port = address.partition(":")
+    if not host:
+        raise ConfigError("connection string: there is no host in it", hint="For instance vibemq://localhost:2925.")
+    given["host"] = unquote(host)
+    if port:
+        given["port"] = _port(port)
+    pairs = {}
+    for item in filter(None, query.split("&")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(f"connection string: needed key=value, had {item!r}")
+        pairs[unquote(key).lower()] = unquote(value)
+    return given, pairs
+
+
+def _pairs(text: str) -> tuple[dict[str, Any], dict[str, str]]:
+    pairs = {}
+    for segment in _segments(text):
+        key, _, value = segment.partition("=")
+        pairs[key.strip().lower()] = _unquoted(value.strip())
+    given: dict[str, Any] = {"host": pairs.pop("host", "") or "localhost"}
+    if port := pairs.pop("port", ""):
+        given["port"] = _port(port)
+    user, password = pairs.pop("username", None), pairs.pop("password", None)
+    given["user"], given["password"] = user or None, password
+    if not user and not password:
+        given["password"] = None
+    return given, pairs
+
+
+def _segments(text: str) -> list[str]:
+    """Cut at each ; that is neither quoted nor escaped."""
+    segments, start, quoted, at = [], 0, False, 0
+    while at < len(text):
+        if quoted and text[at] == "\\":
+            at += 1
+        elif text[at] == '"':
+            quoted = not quoted
+        elif text[at] == ";" and not quoted:
+            segments.append(text[start:at])
+            start = at + 1
+        at += 1
+    segments.append(text[start:])
+    return [segment for segment in segments if segment.strip()]
+
+
+def _unquoted(value: str) -> str:
+    if len(value) < 2 or value[0] != '"' or value[-1] != '"':
+        return value
+    out, escaped = [], False
+    for character in value[1:-1]:
+        if escaped:
+            out.append(character if character in '"\\;=' else "\\" + character)
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        else:
+            out.append(character)
+    return "".join(out)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65_535):
+        raise ConfigError(f"connection string: needed a port from 1 to 65535, had {text!r}")
+    return int(text)
+
+
+# ---- the options, which both forms share ----
+
+
+class _Ignored(Exception):
+    """The value is not one; the default stays."""
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _Ignored from None
+
+
+def _positive(text: str) -> int:
+    value = _whole(text)
+    if value <= 0:
+        raise _Ignored
+    return value
+
+
+def _not_negative(text: str) -> int:
+    value = _whole(text)
+    if value < 0:
+        raise _Ignored
+    return value
+
+
+def _is_true(text: str) -> bool:
+    return text.strip().lower() in TRUE
+
+
+def _compression(text: str) -> tuple[str, ...]:
+    names = [name.strip().lower() for name in text.split(",")]
+    return tuple(name for name in names if name in COMPRESSION_BY_NAME)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "tls": ("tls", _is_true),
+    "usetls": ("tls", _is_true),
+    "skipcertvalidation": ("skip_cert_validation", _is_true),
+    "keepalive": ("keep_alive_s", _positive),
+    "keepaliveinterval": ("keep_alive_s", _positive),
+    "commandtimeout": ("command_timeout_s", _positive),
+    "compression": ("compression", _compression),
+    "compressionthreshold": ("compression_threshold_bytes", _not_negative),
+    "reconnectmaxattempts": ("reconnect_max_attempts", lambda text: max(0, _whole(text))),
+    "reconnectinitialdelay": ("reconnect_initial_delay_s", _not_negative),
+    "reconnectmaxdelay": ("reconnect_max_delay_s", _not_negative),
+    "reconnectexponentialbackoff": ("reconnect_exponential_backoff", _is_true),
+    "queues": ("queues", _names),
+}
+
+
+def _options(pairs: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for key, text in pairs.items():
+        if key not in OPTIONS:
+            continue
+        name, read = OPTIONS[key]
+        try:
+            found[name] = read(text)
+        except _Ignored:
+            continue
+    return found
