@@ -34,7 +34,7 @@ class Expiry:
         self.wall_less_monotonic_ms = time.time_ns() // 1_000_000 - now_ms
         self.first_after = first_after
         self.marks: deque[tuple[int, int]] = deque()  # (next offset, monotonic ms), both rising
-        self.mark_began_ms = now_ms
+        self.mark_began_ms = self.looked_ms = now_ms
         self.expired = 0
 
     def arrived(self, next_offset: int, now_ms: int) -> None:
@@ -45,24 +45,22 @@ class Expiry:
             self.marks[-1] = (next_offset, now_ms)
         else:
             self.marks.append((next_offset, now_ms))
-            self.mark_began_ms = now_ms
+            self.mark_began_ms = self.looked_ms = now_ms
 
     def expired_below(self, now_ms: int) -> int:
         """Every message with a lower offset has expired."""
-        if self.expired < self.before:
+        if self.expired < self.before and now_ms >= self.looked_ms:
+            self.looked_ms = now_ms + self.grain_ms
             old = self.first_after(now_ms + self.wall_less_monotonic_ms - self.ttl_ms)
             self.expired = max(self.expired, min(old, self.before))
         while self.marks and self.marks[0][1] + self.ttl_ms <= now_ms:
             self.expired = max(self.expired, self.marks.popleft()[0])
         return self.expired
 
-    def due_ms(self, now_ms: int, oldest: int, timestamp_ms: Callable[[], int | None]) -> int:
-        """When the message at ``oldest`` expires; ``timestamp_ms()`` is asked for one that was there before."""
+    def due_ms(self, now_ms: int, oldest: int) -> int:
+        """When to look again, if ``oldest`` is the first message that waits."""
         if oldest < self.before:
-            stamp = timestamp_ms()
-            if stamp is None:
-                return now_ms + 1000
-            return max(now_ms + 1, stamp + self.ttl_ms - self.wall_less_monotonic_ms)
+            return self.looked_ms
         for upto, at_ms in self.marks:
             if upto > oldest:
                 return at_ms + self.ttl_ms

@@ -12,6 +12,7 @@ cdef enum:
     MODE_FAN_OUT_WITH_ACK = 1
     MODE_FAN_OUT_WITHOUT_ACK = 2
     MODE_PRIORITY_BASED = 3
+    UNDELIVERABLE = 1              # what a consumer's write() returns
     MESSAGE_ID_BYTES_MAX = 64      # of an id that the broker makes up or turns into text
 
 
@@ -40,6 +41,7 @@ cdef class Consumer:
     # May another message be written now?  When not: call queue.room_again(self) once there is.
     cdef bint room(self) noexcept
     # Write a Deliver for message `m`, whose id is `id`.  The bytes are only valid during the call.
+    # UNDELIVERABLE: the door's clients can never be given it.
     cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1
     # The queue was deleted; this consumer is already detached from it.
     cdef int on_deleted(self) except -1
@@ -79,7 +81,9 @@ cdef class Queue(StreamUser):
     cdef Probe probe
     cdef object ack_timer
     cdef list waiting_publishers
-    cdef bint dirty, reading, closed
+    cdef bint dirty, closed
+    cdef bint becoming                # the home
+    cdef bint reading                 # told of news: it is the home, or publishers wait for room here
     cdef uint32_t worker, life
 
     cdef uint64_t waiting(self) noexcept
@@ -117,6 +121,7 @@ cdef class QueueTable:
     cdef readonly int64_t now_ms      # the loop's clock, taken once a turn
     cdef public int64_t access_generation  # of admin.permissions.Accesses, for sessions to compare
 
+    cdef Queue _addressee(self, const letter *what)
     cdef int take_mail(self) except -1
     cdef int seats_changed(self) except -1
     cdef int dispatch(self) except -1

@@ -99,7 +99,10 @@ cdef class Consumer:
                                    self.queue.table.now_ms)
         if slot == self.own.first:
             self.queue.ack_timer.at_most(self.queue.table.now_ms + self.queue.policy.ack_timeout_ms)
-        return self.write(m, id, id_size, attempts)
+        if self.write(m, id, id_size, attempts) == UNDELIVERABLE:
+            self.deliveries.slots[slot].strikes = core.LEDGER_ATTEMPTS_MAX  # no attempt will do better
+            self.queue.give_back(self, slot, False, 0)
+        return 0
 
     cdef uint64_t lowest(self) noexcept:
         """The lowest offset that this consumer has not settled; 2^64-1 when it has settled all it was given."""
@@ -201,6 +204,7 @@ cdef class Queue(StreamUser):
     def hold(self, user):
         """Keep the queue open for somebody who publishes to it."""
         self.users.add(user)
+        self.check_home()  # what overflows and what expires needs one, with or without consumers
 
     def release(self, user):
         self.users.discard(user)
@@ -217,8 +221,8 @@ cdef class Queue(StreamUser):
         self.closed = True
         self.ack_timer.cancel()
         if self.home is not None:
-            self.home.stop()
-            self.home = None
+            self._leave_home()
+            self._vacate()
         self.table.forget(self)
         self.probe.close()
         if self.stream.log.raw != NULL:
@@ -265,9 +269,8 @@ cdef class Queue(StreamUser):
 
     def wait_for_room(self, publisher):
         """``publisher.retry()`` is called when a full queue may have room again."""
-        if not self.waiting_publishers and self.home is None:
-            self.stream.attach_reader(self)
         self.waiting_publishers.append(publisher)
+        self.read_news()
         core.ledger_blocked_join(self.control, self.worker)
         self.call_home()
 
@@ -278,9 +281,17 @@ cdef class Queue(StreamUser):
 
     def _no_more_waiting(self):
         if not self.waiting_publishers:
-            if self.home is None and self.stream is not None:
-                self.stream.detach_reader(self)
+            self.read_news()
             self._close_if_unused()
+
+    def read_news(self):
+        """Be told of news from now on, or not, as it is needed."""
+        wanted = self.home is not None or bool(self.waiting_publishers) or self.becoming
+        if wanted and not self.reading:
+            self.stream.attach_reader(self)
+        elif self.reading and not wanted and self.stream.log.raw != NULL:
+            self.stream.detach_reader(self)
+        self.reading = wanted
 
     # ---- consumers ----
 
@@ -453,8 +464,7 @@ cdef class Queue(StreamUser):
                 self._become_home(home)
             return 0
         if self.home is not None:  # handed over
-            self.home.stop()
-            self.home = None
+            self._leave_home()
         if self.consumers and self.told != <uint32_t> (home & GENERATION_MASK):
             self._tell_home(home)
         return 0
@@ -468,20 +478,26 @@ cdef class Queue(StreamUser):
     def _become_home(self, uint64_t home):
         self.told = 0
         core.ledger_trim(self.raw)  # another home may have dropped blocks that are mapped here
-        self.home = self.table.make_home(self, home & GENERATION_MASK)
+        self.becoming = True
+        try:
+            self.home = self.table.make_home(self, home & GENERATION_MASK)
+        finally:
+            self.becoming = False
         self.mark()
 
     def hand_over(self, uint32_t worker):
         """Make another worker the home: all consumers are there."""
         cdef uint64_t home = core.ledger_home(self.control)
         cdef uint64_t theirs = home_word(worker, core.doorbell_epoch(self.table.board.raw, worker), home + 1)
-        self.home.stop()
-        self.home = None
+        self._leave_home()
         if core.ledger_home_swap(self.control, home, theirs):
             self._send(worker, LETTER_YOURS, <uint32_t> (theirs & GENERATION_MASK), None, 0)
-        if self.waiting_publishers:
-            self.stream.attach_reader(self)
         self._close_if_unused()
+
+    def _leave_home(self):
+        self.home.stop()
+        self.home = None
+        self.read_news()
 
     cdef int _tell_home(self, uint64_t home) except -1:
         """Introduce all consumers of this worker to a home that does not know them."""
@@ -662,11 +678,14 @@ cdef class Queue(StreamUser):
 
     def _go_home(self):
         """Nobody uses the queue here: whoever wants it next claims it."""
-        cdef uint64_t home = core.ledger_home(self.control)
-        self.home.stop()
-        self.home = None
-        core.ledger_home_swap(self.control, home, home & GENERATION_MASK)
+        self._leave_home()
+        self._vacate()
         self._close_if_unused()
+
+    def _vacate(self):
+        cdef uint64_t home = core.ledger_home(self.control)
+        if <uint32_t> (home >> 48) - 1 == self.worker:
+            core.ledger_home_swap(self.control, home, home & GENERATION_MASK)
 
 
 cdef class QueueTable:
@@ -705,6 +724,22 @@ cdef class QueueTable:
         if self.by_slot.get(queue.stream.slot) is queue:
             del self.by_slot[queue.stream.slot]
 
+    cdef Queue _addressee(self, const letter *what):
+        """The queue that a letter is about, opened if this worker must answer for it; or None."""
+        found = self.by_slot.get(what.slot)
+        if found is not None and (<Queue> found).tag == what.tag:
+            return <Queue> found
+        if what.kind != LETTER_YOURS and what.kind != LETTER_JOIN:
+            return None
+        # Its home by name, but it has let go of it meanwhile.
+        for record in self.metadata.streams_after(<int64_t> what.slot - 1)[:1]:
+            if record.slot == what.slot and int(record.incarnation[:8], 16) == what.tag:
+                try:
+                    return self.find(record.vhost, record.name)
+                except (StreamNotFound, StorageError):
+                    return None
+        return None
+
     cdef int take_mail(self) except -1:
         """Read every letter that has come."""
         cdef letter l, answer
@@ -712,21 +747,14 @@ cdef class QueueTable:
         cdef Queue queue
         for sender in range(self.mail.workers):
             while self.mail.take(sender, &l):
-                found = self.by_slot.get(l.slot)
-                if found is None or (<Queue> found).tag != l.tag:
-                    if l.kind == LETTER_YOURS:
-                        logger.warning("a queue was handed to this worker, which does not know it any more")
-                    elif l.kind == LETTER_HELLO:
-                        answer = l
-                        answer.kind, answer.sender = LETTER_TOLD, self.worker
-                        self.mail.send(sender, &answer)
+                queue = self._addressee(&l)
+                if l.kind == LETTER_HELLO and (queue is None or not queue.consumers):
+                    answer = l
+                    answer.kind, answer.sender = LETTER_TOLD, self.worker
+                    self.mail.send(sender, &answer)
+                if queue is None:
                     continue
-                queue = <Queue> found
                 try:
-                    if l.kind == LETTER_HELLO and not queue.consumers:
-                        answer = l
-                        answer.kind, answer.sender = LETTER_TOLD, self.worker
-                        self.mail.send(sender, &answer)
                     queue.on_letter(&l)
                 except Exception:
                     logger.exception("queue %s: a letter from worker %d", queue.name, sender)

@@ -19,10 +19,12 @@ from vibemq.admin import accounts
 from vibemq.admin.permissions import EVERYTHING, Accesses
 from vibemq.admin.users import Authenticator
 from vibemq.broker.catalog import Catalog
-from vibemq.broker.home import Home
+from vibemq.broker.fanout import FanOut
 from vibemq.broker.messages import Messages
 from vibemq.broker.parts import Broker
+from vibemq.broker.policy import DeliveryMode
 from vibemq.broker.queue import QueueTable
+from vibemq.broker.rotation import Rotation
 from vibemq.broker.stream import StreamTable
 from vibemq.broker.timers import Timers
 from vibemq.net.poller import Poller
@@ -41,6 +43,12 @@ ORPHAN_TIMEOUT_S = 2  # the supervisor is dead: its successor waits for us
 END_EARLY_S = 0.5  # before the supervisor's own deadline, at which it would have to kill us
 END_MARGIN_S = 1.0  # the supervisor kills who is still there at the timeout: end on our own before it
 DOORS = {"streams": StreamsDoor, "native": NativeDoor}
+HOMES = {
+    DeliveryMode.ROUND_ROBIN: Rotation,
+    DeliveryMode.PRIORITY_BASED: Rotation,
+    DeliveryMode.FAN_OUT_WITH_ACK: FanOut,
+    DeliveryMode.FAN_OUT_WITHOUT_ACK: FanOut,
+}
 
 
 def run(context: WorkerContext) -> int:
@@ -91,8 +99,9 @@ class Worker:
         )
         self.doors = {name: DOORS[name](config, broker) for name in context.listeners}
 
-    def _make_home(self, queue: Any, generation: int) -> Home:
-        return Home(queue, generation, self.catalog.create_dead_letter_queue)
+    def _make_home(self, queue: Any, generation: int) -> Any:
+        kind = HOMES[queue.policy.mode]
+        return kind(queue, generation, self.catalog.create_dead_letter_queue)
 
     def _look_at_access(self) -> None:
         """Twice a second, and when another worker says so: users or permissions may have changed."""

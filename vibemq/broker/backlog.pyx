@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What waits in a queue, and what becomes of messages without a consumer: the half of a home that knows no members.
+
+Waiting messages cost nothing: the log holds them, and an entry in the ledger is made when a message is handed
+out or given up.  What comes back is ready again, and being older goes first; what shall wait before its next
+attempt is delayed.  Expired, purged and overflowing messages leave from the front.  A message for
+the dead-letter queue is settled when its copy there is kept, so a crash in between leaves two and never none.
+"""
+
+import bisect
+import heapq
+import logging
+from functools import partial
+
+from libc.string cimport memset
+
+from vibemq.storage cimport core
+from vibemq.storage.core cimport (
+    ERR_CORRUPT, ERR_END, ERR_LIMIT, ERR_NOT_CACHED, ERR_NOT_FOUND, LEDGER_DEAD, LEDGER_DELAYED, LEDGER_READY,
+    LEDGER_SETTLED, OK, commit, fault,
+)
+from vibemq.storage.log cimport storage_error
+
+from vibemq.broker.expiry import Expiry
+from vibemq.broker.policy import FailureReason, Overflow
+from vibemq.broker.timers import NEVER
+from vibemq.errors import StorageError, StreamNotFound
+from vibemq.storage.log import drop_before, segments
+
+logger = logging.getLogger(__name__)
+
+cdef enum:
+    CLEAR_BUDGET = 4096      # messages taken out in one turn
+    BLOCKS_PER_TURN = 4
+    RETRY_MS = 1000          # after the disk refused something: it may have room again
+    MAKING_MS = 50           # until a dead-letter queue that is being made is asked for again
+    PRIORITY_NORMAL = 1
+
+cdef uint64_t NOWHERE = <uint64_t> -1
+
+
+cdef class Backlog(Decider):
+    def __init__(self, Queue queue, make_dead_letter_queue):
+        cdef commit committed
+        self.queue, self.make_dead_letter_queue = queue, make_dead_letter_queue
+        self.raw, self.control = queue.raw, queue.control
+        self.delayed, self.burying = [], set()
+        self.timer = queue.table.timers.timer(self._on_time)
+        self.cursor = Cursor(queue.table.messages, queue.stream.log, queue.key)
+        self.probe = Probe(queue.table.messages, queue.stream.log, queue.key)
+        self.segments = segments(queue.stream.log.directory)
+        self._skip_dropped()
+        self.next = core.ledger_next(self.control)
+        self.cursor.seek(self.next)
+        self._ready_from_base()
+        if queue.policy.message_ttl_ms:
+            core.control_committed(queue.stream.log.control, &committed)
+            self.expiry = Expiry(queue.policy.message_ttl_ms, queue.table.now_ms, committed.next_offset,
+                                 self._first_after)
+
+    cdef int stop(self) except -1:
+        self.stopped = True
+        self.timer.cancel()
+        self.cursor.close()
+        self.probe.close()
+        if self.letters is not None:
+            self.letters.close()
+        return 0
+
+    def _on_time(self, now_ms):
+        self.queue.mark()
+
+    cdef int _ready_from_base(self) except -1:
+        cdef int i
+        for i in range(4):
+            self.ready_from[i] = core.ledger_base(self.control)
+        return 0
+
+    cdef int news(self) except -1:
+        cdef commit committed
+        if self.expiry is not None:
+            core.control_committed(self.queue.stream.log.control, &committed)
+            self.expiry.arrived(committed.next_offset, self.queue.table.now_ms)
+        return self.queue.mark()
+
+    cdef int passed(self, uint64_t upto) except -1:
+        """Messages below have left the queue without being handed out.  For those who keep places of their own."""
+        return 0
+
+    # ---- states ----
+
+    def _skip_dropped(self):
+        """What retention has taken is settled."""
+        first = self.queue.stream.log.stats().first_offset
+        if first > core.ledger_base(self.control):
+            core.ledger_skip(self.raw, first)
+
+    cdef _set_ready(self, uint64_t offset):
+        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
+        if entry != NULL:
+            core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_READY)
+
+    cdef int _ready(self, uint64_t offset, uint32_t priority) except -1:
+        """The entry is ready: whoever looks for messages begins at it, at the latest."""
+        self.ready += 1
+        self.ready_from[priority] = min(self.ready_from[priority], offset)
+        return 0
+
+    cdef int _settle_one(self, uint64_t offset) except -1:
+        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
+        if entry != NULL:
+            core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_SETTLED)
+        self.settling = True
+        return 0
+
+    cdef int _delay(self, uint64_t offset, int64_t delay_ms) except -1:
+        """Look at it again later."""
+        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
+        if entry == NULL:
+            return 0
+        core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_DELAYED)
+        due = self.queue.table.now_ms + delay_ms
+        heapq.heappush(self.delayed, (due, offset))
+        self.timer.at_most(due)
+        return 0
+
+    cdef int _wake_delayed(self, int64_t now_ms) except -1:
+        cdef ledger_entry *entry
+        cdef uint64_t word
+        while self.delayed and self.delayed[0][0] <= now_ms:
+            offset = heapq.heappop(self.delayed)[1]
+            entry = core.ledger_entry_of(self.raw, offset, NULL)
+            if entry == NULL:
+                continue
+            word = core.ledger_word_get(entry)
+            if word & 7 == LEDGER_DELAYED:
+                core.ledger_word_set(entry, (word & ~<uint64_t> 7) | LEDGER_READY)
+                self._ready(offset, self.level_of(word))
+        return 0
+
+    # ---- new messages ----
+
+    cdef err _pick_new(self, message_view *m) except *:
+        cdef err e
+        cdef fault f
+        while True:
+            e = self.cursor.next(m, &f)
+            if e == OK:
+                if self._make_entry(m) < 0:
+                    self.cursor.seek(m.offset)
+                    return ERR_END
+                return OK
+            if e == ERR_END:
+                return e
+            if e == ERR_CORRUPT and m.offset != NOWHERE:
+                logger.error("queue %s: message %d cannot be read", self.queue.name, m.offset)
+                if self._make_entry(m) < 0:
+                    self.cursor.seek(m.offset)
+                    return ERR_END
+                self._bury(NULL, m.offset, FailureReason.DESERIALIZATION_ERROR, 0)
+                continue
+            if e == ERR_NOT_CACHED:
+                return self._failed_read(e, m, self.cursor)
+            if e == ERR_CORRUPT:
+                logger.error("queue %s: %s: its messages are passed over", self.queue.name, storage_error(e, &f))
+                self.cursor.pass_damage()
+                continue
+            if e == ERR_NOT_FOUND:
+                self._skip_dropped()
+                self.next = max(self.next, core.ledger_next(self.control))
+                self.cursor.seek(self.next)
+            logger.error("queue %s: cannot be read: %s", self.queue.name, storage_error(e, &f))
+            self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
+            return ERR_END
+
+    cdef err _failed_read(self, err e, message_view *m, object place) except *:
+        """It is on disk only: go on once a helper thread has read it."""
+        self.fetching = True
+        if place is self.cursor:
+            self.queue.table.messages.read_ahead(self.cursor.raw.fd, self.cursor.raw.position, self._fetched)
+        else:
+            self.queue.table.messages.read_ahead(self.probe.raw.fd, self.probe.raw.position, self._fetched)
+        return ERR_NOT_CACHED
+
+    def _fetched(self):
+        self.fetching = False
+        self.queue.mark()
+
+    cdef int _make_entry(self, message_view *m) except -2:
+        """An entry for the message at `next` or, after a gap, beyond it; -1 when there is no room for one."""
+        cdef fault f
+        cdef err e
+        cdef uint64_t offset = self.next
+        cdef ledger_entry *entry
+        if m.offset > self.next and core.ledger_base(self.control) == self.next:
+            core.ledger_skip(self.raw, m.offset)
+            self.next = offset = m.offset
+        while offset <= m.offset:
+            e = core.ledger_reserve(self.raw, offset + 1, &f)
+            entry = core.ledger_entry_of(self.raw, offset, &f) if e == OK else NULL
+            if entry == NULL:
+                if e != ERR_LIMIT:
+                    logger.error("queue %s: nothing can be handed out now: %s", self.queue.name, storage_error(e, &f))
+                self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
+                return -1
+            if offset < m.offset:  # there is no such message: retention or damage has taken it
+                core.ledger_word_set(entry, LEDGER_SETTLED)
+                self.settling = True
+            self.next = offset + 1
+            offset += 1
+        memset(&self.word, 0, sizeof(self.word))
+        self.word.state, self.word.priority, self.word.index = LEDGER_READY, PRIORITY_NORMAL, m.index
+        self.entry = entry
+        entry.place = m.place
+        core.ledger_word_set(entry, core.ledger_pack(self.word))
+        core.ledger_next_set(self.control, self.next)
+        if m.segment > <uint64_t> self.segments[len(self.segments) - 1]:
+            self.segments.append(m.segment)
+        return 0
+
+    cdef uint32_t level_of(self, uint64_t word) noexcept:
+        """Which of the four levels an entry's message is served at."""
+        return 0
+
+    cdef uint64_t _segment_of(self, uint64_t offset):
+        return self.segments[max(0, bisect.bisect_right(self.segments, offset) - 1)]
+
+    # ---- what does not wait any longer ----
+
+    def _first_after(self, int64_t timestamp_ms):
+        return self.queue.stream.log.attach_offset(core.READER_TIMESTAMP, timestamp_ms)
+
+    cdef int _wake_delayed_below(self, uint64_t upto) except -1:
+        """Who leaves the queue does not wait for its next attempt."""
+        cdef list later = []
+        if not self.delayed:
+            return 0
+        for due, offset in self.delayed:
+            later.append((0 if offset < upto else due, offset))
+        heapq.heapify(later)
+        self.delayed = later
+        return self._wake_delayed(self.queue.table.now_ms)
+
+    cdef uint64_t _oldest(self):
+        """The oldest message that waits; the log's end when none does."""
+        cdef uint64_t offset = self.next
+        cdef uint64_t start
+        cdef int i
+        if self.ready > 0:
+            start = self.ready_from[0]
+            for i in range(1, 4):
+                start = min(start, self.ready_from[i])
+            offset = core.ledger_find(self.raw, start, self.next, LEDGER_READY, 0)
+        return offset
+
+    cdef bint _expire(self, int64_t now_ms) except -1:
+        cdef commit committed
+        core.control_committed(self.queue.stream.log.control, &committed)
+        self.expiry.arrived(committed.next_offset, now_ms)
+        self.expired = self.expiry.expired_below(now_ms)
+        return self._clear(self.expired, FailureReason.MESSAGE_EXPIRED)
+
+    cdef bint _purge(self) except -1:
+        cdef uint64_t upto = core.ledger_purge(self.control)
+        if upto <= self.purged:
+            return False
+        if self._clear(upto, None):
+            return True
+        self.purged = upto
+        return False
+
+    cdef bint _overflow(self) except -1:
+        """DropOldest: as many of the oldest as are too many."""
+        cdef uint64_t most = self.queue.max_messages
+        cdef uint64_t excess, offset
+        cdef commit committed
+        cdef int budget = CLEAR_BUDGET
+        if not most or self.queue.policy.overflow is not Overflow.DROP_OLDEST:
+            return False
+        core.control_committed(self.queue.stream.log.control, &committed)
+        while self.ready + <int64_t> (committed.next_offset - self.next) > <int64_t> most:
+            if budget == 0:
+                return True
+            budget -= 1
+            offset = self._oldest()
+            if offset >= self.next:
+                excess = self.ready + (committed.next_offset - self.next) - most
+                core.ledger_dropped_add(self.control, excess)
+                self._skip_new(self.next + excess)
+                return False
+            self.ready -= 1
+            core.ledger_dropped_add(self.control, 1)
+            self._settle_one(offset)
+        return False
+
+    cdef bint _clear(self, uint64_t upto, object reason) except -1:
+        """Take every waiting message below `upto` out of the queue; True when that is not finished."""
+        cdef message_view v
+        cdef uint64_t offset
+        cdef int budget = CLEAR_BUDGET
+        cdef bint bury = reason is not None and self.queue.policy.dead_letter
+        cdef commit committed
+        core.control_committed(self.queue.stream.log.control, &committed)
+        upto = min(upto, committed.next_offset)
+        self.passed(min(upto, self.next))
+        self._wake_delayed_below(upto)
+        while self.ready > 0:
+            offset = self._oldest()
+            if offset >= upto or offset >= self.next:
+                break
+            if budget == 0:
+                return True
+            budget -= 1
+            self.entry = core.ledger_entry_of(self.raw, offset, NULL)
+            if self.entry == NULL:
+                break
+            self.ready -= 1
+            self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
+            if bury:
+                if not self._bury_at(offset, reason):
+                    return False
+            else:
+                self._count_out(reason, 1)
+                self._settle_one(offset)
+        if self.next >= upto:
+            return False
+        if not bury:
+            self._count_out(reason, upto - self.next)
+            self._skip_new(upto)
+            return False
+        while self.next < upto:
+            if budget == 0:
+                return True
+            budget -= 1
+            if self.fetching or self._pick_new(&v) != OK:
+                return False
+            self.passed(self.next)
+            if not self._bury(&v, v.offset, reason, 0):
+                return False
+        return False
+
+    def _count_out(self, reason, uint64_t count):
+        if reason is FailureReason.MESSAGE_EXPIRED:
+            core.ledger_expired_add(self.control, count)
+        else:
+            core.ledger_dropped_add(self.control, count)
+
+    cdef int _skip_new(self, uint64_t upto) except -1:
+        """Settle messages that were never handed out, unread."""
+        cdef message_view v
+        if core.ledger_base(self.control) == self.next or core.ledger_settle(self.raw, BLOCKS_PER_TURN) == self.next:
+            core.ledger_skip(self.raw, upto)
+            self.next = upto
+        else:
+            v.offset, v.index, v.place, v.segment = upto - 1, 0, 0, 0
+            if self._make_entry(&v) == 0:
+                core.ledger_word_set(self.entry, LEDGER_SETTLED)
+        self.cursor.seek(self.next)
+        self.settling = True
+        return self.passed(self.next)
+
+    # ---- dead letters ----
+
+    cdef bint _bury_at(self, uint64_t offset, object reason) except -1:
+        """Dead-letter the message in hand (``entry``, ``word``), or drop it where there is no such queue."""
+        cdef message_view v
+        cdef fault f
+        cdef err e
+        if not self.queue.policy.dead_letter:
+            self._count_out(reason, 1)
+            self._settle_one(offset)
+            return True
+        e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, &v, &f)
+        if e == ERR_NOT_CACHED:
+            self._delay(offset, 0)
+            self._failed_read(e, &v, self.probe)
+            return False
+        v.offset = offset
+        return self._bury(&v if e == OK else NULL, offset, reason, self.word.attempts)
+
+    cdef bint _bury(self, message_view *m, uint64_t offset, object reason, uint32_t attempts) except -1:
+        """Copy the message to the dead-letter queue; it is settled once its copy is kept.  False: not now."""
+        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
+        if not self.queue.policy.dead_letter:
+            self._count_out(reason, 1)
+            self._settle_one(offset)
+            return True
+        if self.letters is None or self.letters.closed:
+            self.letters = None
+            if not self.making:
+                self._open_letters()
+            if self.letters is None:
+                self._delay(offset, MAKING_MS if self.making else RETRY_MS)
+                return False
+        if entry != NULL and self.entries_are_owned:
+            core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_DEAD)
+        self.burying.add(offset)
+        self._count_out(reason, 1 if reason is FailureReason.MESSAGE_EXPIRED else 0)
+        self.letters.add(m, offset, self.queue.name.encode(), reason.value.encode(), attempts)
+        return True
+
+    def _open_letters(self):
+        cdef Queue queue = self.queue
+        name = queue.policy.dead_letter_name(queue.name)
+        try:
+            self.letters = DeadLetters(self, queue.table.streams.find(queue.stream.virtual_host, name))
+        except StreamNotFound:
+            self.making = True
+            queue.table.helpers.submit(
+                partial(self.make_dead_letter_queue, queue.stream.virtual_host, name, queue.policy), self._made
+            )
+        except StorageError as problem:
+            logger.error("queue %s: its dead-letter queue %s cannot be opened: %s", queue.name, name, problem)
+
+    def _made(self, result, error):
+        self.making = False
+        if error is not None:
+            logger.error("queue %s: its dead-letter queue cannot be made: %s", self.queue.name, error)
+        if not self.stopped:
+            self.queue.mark()
+
+    @property
+    def letters_waiting(self) -> bool:
+        return self.making or bool(self.burying)
+
+    def letters_kept(self, offsets, bint ok):
+        """The copies are in the dead-letter queue (or, not `ok`, are not)."""
+        for offset in offsets:
+            self.burying.discard(offset)
+            if self.stopped:
+                continue  # the next home finds them as they are
+            if ok:
+                core.ledger_dead_lettered_add(self.control, 1)
+                self._settle_one(offset)
+            else:
+                self._delay(offset, RETRY_MS)
+        if not self.stopped:
+            self.queue.mark()
+
+    def letters_failed(self, problem):
+        logger.error("queue %s: while dead-lettering", self.queue.name, exc_info=problem)
+
+    # ---- the end of a turn ----
+
+    cdef int _settle_base(self) except -1:
+        cdef uint64_t base
+        self.settling = False
+        base = core.ledger_settle(self.raw, BLOCKS_PER_TURN)
+        if not self.queue.policy.keep and len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
+            while len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
+                del self.segments[0]
+            self.queue.table.helpers.submit(partial(drop_before, self.queue.stream.log.directory, base), self._segments_dropped)
+        return 0
+
+    def _segments_dropped(self, result, error):
+        if error is not None and not self.stopped:
+            logger.error("queue %s: settled segments cannot be dropped: %s", self.queue.name, error)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each message to one consumer: RoundRobin, and PriorityBased, which only chooses the message differently.
+
+Members that have room stand in a rotation, and the first gets the next message.  What came back is ready
+again and goes first, being older.  PriorityBased looks ahead: it makes an entry with its priority
+for every new message, and each of the four levels is served from its lowest ready entry on.
+"""
+
+import logging
+from collections import deque
+
+from vibemq.broker.queue cimport MODE_PRIORITY_BASED, Queue
+from vibemq.storage cimport core
+from vibemq.storage.core cimport (
+    ERR_END, ERR_NOT_CACHED, LEDGER_IN_FLIGHT, LEDGER_READY, OK, amqp_pair, amqp_pairs, fault, ledger_word,
+)
+from vibemq.storage.log cimport storage_error
+from vibemq.broker.home cimport BUDGET
+
+import heapq
+
+from vibemq.broker.policy import FailureReason
+
+logger = logging.getLogger(__name__)
+
+cdef enum:
+    LEVELS = 4
+    PRIORITY_NORMAL = 1
+    RETRY_MS = 1000
+
+
+cdef class Rotation(Home):
+    def __init__(self, Queue queue, generation, make_dead_letter_queue):
+        self.able = deque()
+        self.by_priority = queue.mode == MODE_PRIORITY_BASED
+        self.entries_are_owned = True
+        super().__init__(queue, generation, make_dead_letter_queue)
+
+    cdef uint32_t level_of(self, uint64_t word) noexcept:
+        return word >> 3 & 3 if self.by_priority else 0
+
+    # ---- members ----
+
+    cdef int admit(self, Member m, bint fresh, uint64_t seen) except -1:
+        return self.has_room(m)
+
+    cdef int has_room(self, Member m) except -1:
+        if not m.able and not m.gone and m.outstanding < m.prefetch:
+            m.able = True
+            self.able.append(m)
+        return 0
+
+    cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
+        if due_ms:
+            heapq.heappush(self.delayed, (due_ms, offset))
+            return 0
+        entry = core.ledger_entry_of(self.raw, offset, NULL)
+        if entry != NULL:
+            self._ready(offset, self.level_of(core.ledger_word_get(entry)))
+        return 0
+
+    cdef int worker_died(self, set dead) except -1:
+        cdef ledger_word w
+        cdef uint64_t offset = core.ledger_find(self.raw, core.ledger_base(self.control), self.next, LEDGER_IN_FLIGHT, 0)
+        while offset < self.next:
+            entry = core.ledger_entry_of(self.raw, offset, NULL)
+            if entry != NULL:
+                w = core.ledger_unpack(core.ledger_word_get(entry))
+                if (w.worker, w.life) in dead:
+                    self._set_ready(offset)
+                    self._ready(offset, w.priority if self.by_priority else 0)
+            offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_IN_FLIGHT, 0)
+        return 0
+
+    cdef int taken_over(self, uint64_t base) except -1:
+        cdef uint64_t offset = core.ledger_find(self.raw, base, self.next, LEDGER_IN_FLIGHT, 0)
+        while offset < self.next:
+            if offset not in self.kept:
+                self._set_ready(offset)
+            offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_IN_FLIGHT, 0)
+        self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
+        return 0
+
+    # ---- one turn ----
+
+    cdef bint hand_out(self) except -1:
+        cdef Member m
+        cdef message_view v
+        cdef err e
+        cdef int budget = BUDGET
+        cdef bint more = False
+        if self.by_priority:
+            more = self._take_in()
+        while budget > 0:
+            m = self._turn_of()
+            if m is None:
+                return more
+            e = self._pick(&v)
+            if e != OK:
+                m.able = True
+                self.able.appendleft(m)
+                return more
+            self._give(m, &v, self.word.attempts + 1, self.word.strikes)
+            self.has_room(m)
+            budget -= 1
+        return True
+
+    cdef Member _turn_of(self):
+        """The next of the rotation that can take a message, or None."""
+        cdef Member m
+        while self.able:
+            m = <Member> self.able.popleft()
+            m.able = False
+            if self._can(m):
+                return m
+        return None
+
+    cdef err _pick(self, message_view *m) except *:
+        """The next message to hand out, with its entry in ``entry`` and ``word``.  ERR_END, ERR_NOT_CACHED: none now."""
+        cdef err e
+        if self.ready > 0:
+            e = self._pick_ready(m)
+            if e != ERR_END:
+                return e
+        return ERR_END if self.by_priority else self._pick_new(m)
+
+    cdef uint64_t _find_ready(self) noexcept:
+        """The ready entry that is served next, or `next` when there is none."""
+        cdef uint64_t offset = self.next
+        cdef int level
+        for level in range(LEVELS - 1, -1, -1):
+            if level and not self.by_priority:
+                continue
+            offset = core.ledger_find(self.raw, self.ready_from[level], self.next, LEDGER_READY,
+                                      1 << level if self.by_priority else 0)
+            self.ready_from[level] = min(offset + 1, self.next)
+            if offset < self.next:
+                break
+        return offset
+
+    cdef err _pick_ready(self, message_view *m) except *:
+        cdef uint64_t offset
+        cdef err e
+        cdef fault f
+        while self.ready > 0:
+            offset = self._find_ready()
+            if offset >= self.next:
+                self.ready = 0
+                return ERR_END
+            self.entry = core.ledger_entry_of(self.raw, offset, NULL)
+            if self.entry == NULL:  # its block cannot be mapped now: no memory or no descriptors
+                self._ready_from_base()
+                self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
+                return ERR_NOT_CACHED
+            self.ready -= 1
+            self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
+            if offset < self.expired:
+                self._bury_at(offset, FailureReason.MESSAGE_EXPIRED)
+                continue
+            if self.word.strikes >= <uint32_t> self.queue.policy.attempts_max:
+                self._bury_at(offset, FailureReason.MAX_RETRIES_EXCEEDED)
+                continue
+            e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, m, &f)
+            if e == OK:
+                return OK
+            if e == ERR_NOT_CACHED:
+                self._ready(offset, self.word.priority if self.by_priority else 0)
+                return self._failed_read(e, m, self.probe)
+            logger.error("queue %s: message %d cannot be read: %s", self.queue.name, offset, storage_error(e, &f))
+            self._bury(NULL, offset, FailureReason.DESERIALIZATION_ERROR, self.word.attempts)
+        return ERR_END
+
+    cdef bint _take_in(self) except -1:
+        """An entry with its priority for each new message; True when there are more."""
+        cdef message_view v
+        cdef int budget = BUDGET
+        while budget > 0:
+            if self.fetching or self._pick_new(&v) != OK:
+                return False
+            self.word.priority = priority_of(&v)
+            core.ledger_word_set(self.entry, core.ledger_pack(self.word))
+            self._ready(v.offset, self.word.priority)
+            budget -= 1
+        return True
+
+
+cdef uint32_t priority_of(message_view *m) noexcept:
+    """0 low to 3 critical: the header `priority` as a word or a number, else AMQP's own (4 is normal)."""
+    cdef amqp_pairs it
+    cdef amqp_pair pair
+    cdef unsigned char own
+    cdef char text[16]
+    cdef size_t size
+    if not m.is_amqp:
+        return PRIORITY_NORMAL
+    core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
+    while core.amqp_pairs_next(&it, &pair):
+        if pair.key_bytes != 8 or (<char *> pair.key)[:8] != b"priority":
+            continue
+        size = core.amqp_value_text(&pair.value, text, sizeof(text))
+        if 0 < size <= sizeof(text):
+            return _priority_text(text[:size])
+        return PRIORITY_NORMAL
+    if core.amqp_header_priority(&m.amqp, &own):
+        return 1 if own == 4 else 0 if own < 4 else 2 if own < 8 else 3
+    return PRIORITY_NORMAL
+
+
+cdef dict PRIORITY_WORDS = {b"low": 0, b"normal": 1, b"high": 2, b"critical": 3}
+
+
+cdef uint32_t _priority_text(bytes text) noexcept:
+    found = PRIORITY_WORDS.get(text.strip().lower())
+    if found is not None:
+        return found
+    try:
+        return min(max(int(text), 0), 3)
+    except ValueError:
+        return PRIORITY_NORMAL
