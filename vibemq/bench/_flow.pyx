@@ -119,7 +119,7 @@ cdef class Flow:
     @property
     def fault(self):
         """Why it ended early; empty if it did not."""
-        return (<bytes>self.fault_).decode("utf-8", "replace")
+        return (<bytes>self.fault_).decode("utf-8", "replace").strip()
 
     def stop(self):
         store(&self.stopped, 1)
@@ -137,9 +137,12 @@ cdef class Flow:
         return end
 
     cdef const uint8_t *fail(self, const uint8_t *p, const void *text, size_t size) noexcept nogil:
+        """Ends the flow, with what the server said of it: any bytes, of which those that are no text become blanks."""
+        cdef size_t i
         if not self.failed:
             size = min(size, sizeof(self.fault_) - 1)
-            memcpy(self.fault_, text, size)
+            for i in range(size):
+                self.fault_[i] = (<const char *>text)[i] if (<const uint8_t *>text)[i] >= c' ' else c' '
             self.fault_[size] = 0
             self.failed = True
         return p

@@ -20,26 +20,22 @@ from vibemq.bench.compare import (
     warm_memory,
 )
 from vibemq.bench.load import MODES, Load, Result, run
+from vibemq.bench.queues_cli import queues
+from vibemq.bench.run_by_default import RunByDefault
 from vibemq.errors import UserError
 
 DEFAULTS = Load()
 
 
-class _RunByDefault(click.Group):
-    """`vibemq bench --mode pub` means `vibemq bench run --mode pub`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_RunByDefault, no_args_is_help=True)
+@click.group(cls=RunByDefault, no_args_is_help=True)
 def bench() -> None:
-    """Measure a broker, ours or another, over the streams protocol.
+    """Measure a broker, ours or another, over the streams protocol; `queues` measures queues.
 
     Without a command it runs once: `vibemq bench --mode pubsub`.
     """
+
+
+bench.add_command(queues)
 
 
 def _login(command: Any) -> Any:

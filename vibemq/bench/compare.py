@@ -185,7 +185,7 @@ class Comparison:
         return {name: round(value / base, 2) if base and value else None for name, value in medians.items()}
 
 
-def rotated(targets: Sequence[Target], turn: int) -> Sequence[Target]:
+def rotated(targets: Sequence[Any], turn: int) -> Sequence[Any]:
     first = turn % len(targets)
     return [*targets[first:], *targets[:first]]
 

@@ -7,15 +7,18 @@ in its queue's order, and every ack must be for a message that waited for one.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from vibemq.bench._flow import SIZE_MIN, Consumer, Flow, Publisher, Tally
 from vibemq.bench._histogram import Histogram
-from vibemq.bench.cpu import tree_cpu_s
+from vibemq.bench.cpu import only_on, tree_cpu_s
 from vibemq.bench.peers import PEERS, Peer
 from vibemq.errors import TimeoutExceeded, UserError, VibeMQError
 
@@ -32,7 +35,11 @@ SETTLED_TIMEOUT_S = 10.0  # acks are not answered: the server needs a moment unt
 
 @dataclass(frozen=True, slots=True)
 class QueueLoad:
-    """What a run does. `rate` is of all publishers together, 0: as fast as can be; port 0: the protocol's own."""
+    """What a run does. `rate` is of all publishers together, 0: as fast as can be; port 0: the protocol's own.
+
+    apart: the server runs on the last core and the load threads on the first. Left alone, the kernel sometimes puts
+    both ends of a round trip on one core, where it takes a quarter of the time, and sometimes not.
+    """
 
     protocol: str = "native"
     host: str = "127.0.0.1"
@@ -55,6 +62,7 @@ class QueueLoad:
     keep: bool = False
     timeout_s: float = 120.0
     broker_pid: int = 0
+    apart: bool = False
 
     @property
     def publishes(self) -> bool:
@@ -84,6 +92,8 @@ class QueueLoad:
             raise UserError(f"messages: needed a multiple of {self.publishers} publishers, had {self.messages}")
         if self.messages >= 1 << 32:
             raise UserError(f"messages: needed fewer than 2^32, had {self.messages}")
+        if self.apart and (not self.broker_pid or len(os.sched_getaffinity(0)) < 2):
+            raise UserError("apart: needed two cores and the server's process id")
         if self.queues > 1 and self.protocol != "native":
             raise UserError(f"queues: needed 1 with {self.protocol}, had {self.queues}")
         if self.protocol == "echo" and self.consumes:
@@ -142,15 +152,18 @@ class QueueResult:
         return figures
 
 
-def run(load: QueueLoad) -> QueueResult:
-    """Creates the queues, runs the load, deletes them, and gives the figures; raises if anything was lost."""
+def run(load: QueueLoad, look: Callable[[], None] | None = None) -> QueueResult:
+    """Creates the queues, runs the load, deletes them, and gives the figures; raises if anything was lost.
+
+    look: is called when all is done and everything is still connected.
+    """
     load.check()
     peer = PEERS[load.protocol](load)
     try:
         if load.publishes:
             peer.create()
         try:
-            return _Run(load, peer).go()
+            return _Run(load, peer).go(look)
         finally:
             if not load.keep:
                 peer.delete()
@@ -173,7 +186,7 @@ class _Run:
     def flows(self) -> list[Flow]:
         return [*self.consumers, *self.publishers]
 
-    def go(self) -> QueueResult:
+    def go(self, look: Callable[[], None] | None = None) -> QueueResult:
         load = self.load
         try:
             if load.consumes:
@@ -187,12 +200,23 @@ class _Run:
                     self.sockets.append(connection)
                     self.publishers.append(publisher)
             self.threads = [
-                threading.Thread(target=flow.run, name=f"vibemq bench {number}", daemon=True)
+                threading.Thread(target=self._body, args=(flow,), name=f"vibemq bench {number}", daemon=True)
                 for number, flow in enumerate(self.flows)
             ]
-            return self._measure()
+            with ExitStack() as stack:
+                if load.apart:
+                    stack.enter_context(only_on(max(os.sched_getaffinity(0)), load.broker_pid))
+                result = self._measure()
+            if look is not None:
+                look()
+            return result
         finally:
             self._stop()
+
+    def _body(self, flow: Flow) -> None:
+        if self.load.apart:
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        flow.run()
 
     def _measure(self) -> QueueResult:
         load, result = self.load, QueueResult(self.load)
@@ -239,7 +263,7 @@ class _Run:
         """A run in which anything was refused, lost or out of order raises."""
         load = self.load
         for fault in filter(None, (flow.fault for flow in self.flows)):
-            raise VibeMQError(f"{load.mode} run: {fault.strip()}; {self._state()}")
+            raise VibeMQError(f"{load.mode} run: {fault}; {self._state()}")
         if (load.publishes and result.confirmed < load.messages) or (load.consumes and result.consumed < load.messages):
             raise VibeMQError(f"{load.mode} run: a connection ended before all was done: {self._state()}")
         if strange := sum(publisher.strange for publisher in self.publishers):
