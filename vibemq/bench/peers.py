@@ -41,7 +41,10 @@ class Wire:
         self.held = bytearray()
 
     def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
+        try:
+            self.socket.sendall(data)
+        except OSError as error:
+            raise VibeMQError(f"the server took no command: {error}") from error
 
     def exactly(self, size: int) -> bytes:
         while len(self.held) < size:
@@ -61,6 +64,8 @@ class Wire:
             more = self.socket.recv(READ_SIZE)
         except TimeoutError as error:
             raise VibeMQError("the server did not answer in time") from error
+        except OSError as error:
+            raise VibeMQError(f"the server ended the connection during a command: {error}") from error
         if not more:
             raise VibeMQError("the server ended the connection during a command")
         self.held += more
