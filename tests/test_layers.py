@@ -56,7 +56,7 @@ MAY = {
 EVERYBODY_MAY = {"errors", "config"}
 # Bytes to commands and back, without I/O: what is left of a door when the broker is taken away.
 CODECS = {"spec", "codec", "wire", "layout", "compression", "options"}
-MAY_SEE_CODECS = {"client", "bench"}
+MAY_SEE_CODECS = {"client", "bench", "cli_queues"}
 # C headers that any Cython module may use: pure functions on bytes in memory.  What is shared
 # between processes or lies on disk goes through vibemq.storage.
 FORMAT_HEADERS = ("base/", "message/", "log/chunk.h")

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import click
 
+from vibemq.cli_queues import consume, publish, queues
 from vibemq.cli_users import config_option, data_dir_option, users
 from vibemq.errors import UserError, VibeMQError
 
@@ -103,6 +104,8 @@ def main() -> None:
 
 
 main.add_command(users)
+for command in (publish, consume, queues):
+    main.add_command(command)
 
 
 # ---- serve ----
