@@ -615,12 +615,19 @@ cdef class Core:
 
     cdef bint number_of(self, const native_frame *frame, uint64_t *number) except -1:
         """Which message in flight the frame is about; False for none."""
+        cdef PyObject *slot
+        cdef Batch batch
         if (
             frame.id_size == ID_SIZE
             and memcmp(frame.id, PyBytes_AS_STRING(self.prefix), PREFIX_SIZE) == 0
             and take_number(frame.id + PREFIX_SIZE, number)
+            and self.oldest <= number[0] < self.next_number
         ):
-            return self.oldest <= number[0] < self.next_number and self.slots[number[0] & self.mask] is not NULL
+            slot = self.slots[number[0] & self.mask]
+            if slot is not NULL:
+                batch = <Batch>slot
+                if batch.named is None or <Py_ssize_t>(number[0] - batch.first) not in batch.named:
+                    return True
         if not self.named:
             return False
         name = PyBytes_FromStringAndSize(<const char *>frame.id, frame.id_size)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connection strings in both forms, and how queues are compared with their declarations."""
+
+import pytest
+
+from vibemq.client.queues import QueueOptions, Severity, conflicts, differences
+from vibemq.client.settings import Settings, parse
+from vibemq.errors import ConfigError
+from vibemq.protocols.native.spec import DeliveryMode, OverflowStrategy
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("vibemq://localhost", Settings()),
+        ("VibeMQ://host:1/", Settings(host="host", port=1)),
+        ("vibemq://u%40x:p%3Aw@h", Settings(host="h", user="u@x", password="p:w")),
+        ("vibemq://a:b@c@h", Settings(host="h", user="a", password="b@c")),
+        ("vibemq://[::1]:2999", Settings(host="::1", port=2999)),
+        ("Host=h;Port=7", Settings(host="h", port=7)),
+        ("host=;USERNAME=u;Password=p", Settings(user="u", password="p")),
+        (r'Host=h;Username=u;Password="a;b=\"c\\d\;"', Settings(host="h", user="u", password='a;b="c\\d;')),
+        ("Host=h;queues=a, b,;", Settings(host="h", queues=("a", "b"))),
+        ("Host=h;tls;unknown=1", Settings(host="h")),
+    ],
+)
+def test_both_forms_are_read(text, expected):
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize("form", ["vibemq://localhost/?{}={}", "Host=localhost;{}={}"])
+@pytest.mark.parametrize(
+    ("key", "value", "field", "expected"),
+    [
+        ("tls", "YES", "tls", True),
+        ("useTls", "1", "tls", True),
+        ("tls", "on", "tls", False),
+        ("skipCertValidation", "true", "skip_cert_validation", True),
+        ("keepAlive", "5", "keep_alive_s", 5),
+        ("keepAliveInterval", "6", "keep_alive_s", 6),
+        ("keepAlive", "0", "keep_alive_s", 30),
+        ("keepAlive", "soon", "keep_alive_s", 30),
+        ("commandTimeout", "3", "command_timeout_s", 3),
+        ("compression", "none", "compression", ()),
+        ("compression", "GZip,brotli", "compression", ("gzip", "brotli")),
+        ("compression", "zstd", "compression", ("zstd",)),
+        ("compressionThreshold", "0", "compression_threshold_bytes", 0),
+        ("compressionThreshold", "-1", "compression_threshold_bytes", 1024),
+        ("reconnectMaxAttempts", "4", "reconnect_max_attempts", 4),
+        ("reconnectMaxAttempts", "-4", "reconnect_max_attempts", 0),
+        ("reconnectInitialDelay", "2", "reconnect_initial_delay_s", 2),
+        ("reconnectMaxDelay", "9", "reconnect_max_delay_s", 9),
+        ("reconnectExponentialBackoff", "false", "reconnect_exponential_backoff", False),
+        ("QUEUES", "a,b", "queues", ("a", "b")),
+    ],
+)
+def test_every_option_is_read_in_both_forms(form, key, value, field, expected):
+    assert getattr(parse(form.format(key, value)), field) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "empty"),
+        ("  ", "empty"),
+        ("vibemq://", "no host"),
+        ("vibemq://u:p@:1", "no host"),
+        ("vibemq://h:0", "port"),
+        ("vibemq://h:x", "port"),
+        ("vibemq://h?tls", "key=value"),
+        ("amqp://h", "needed vibemq://"),
+        ("Host=h;Port=65536", "port"),
+        ("vibemq://u@h", "user name and a password"),
+        ("Host=h;Username=u", "user name and a password"),
+    ],
+)
+def test_what_is_wrong_is_said(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(text)
+
+
+def test_arguments_win_and_unknown_ones_are_errors():
+    assert parse("vibemq://u@h", password="p", keep_alive_s=1).keep_alive_s == 1
+    with pytest.raises(ConfigError, match="there is no keepalive"):
+        parse("vibemq://h", keepalive=1)
+    with pytest.raises(ConfigError, match="lzma"):
+        parse("vibemq://h", compression=("lzma",))
+
+
+def test_a_password_is_not_shown():
+    assert "secret" not in repr(parse("vibemq://u:secret@h"))
+
+
+def test_delays_double_up_to_the_longest():
+    settings = Settings()
+    assert [settings.delay_s(n) for n in (1, 2, 3, 9, 10, 10_000)] == [1, 2, 4, 256, 300, 300]
+    assert Settings(reconnect_exponential_backoff=False).delay_s(5) == 1
+
+
+# ---- the table of differences ----
+
+DEFAULT = QueueOptions()
+WITH_DLQ = QueueOptions(dead_letter=True)
+
+
+@pytest.mark.parametrize(
+    ("existing", "declared", "expected"),
+    [
+        (DEFAULT, DEFAULT, {}),
+        (DEFAULT, QueueOptions(mode=DeliveryMode.FAN_OUT_WITH_ACK), {"mode": Severity.HARD}),
+        (DEFAULT, QueueOptions(max_messages=1), {"max_messages": Severity.INFO}),
+        (DEFAULT, QueueOptions(attempts_max=9), {"attempts_max": Severity.INFO}),
+        (DEFAULT, QueueOptions(message_ttl_ms=5), {"message_ttl_ms": Severity.SOFT}),
+        (QueueOptions(message_ttl_ms=5), QueueOptions(message_ttl_ms=4), {"message_ttl_ms": Severity.SOFT}),
+        (QueueOptions(message_ttl_ms=5), QueueOptions(message_ttl_ms=6), {"message_ttl_ms": Severity.INFO}),
+        (QueueOptions(message_ttl_ms=5), DEFAULT, {"message_ttl_ms": Severity.INFO}),
+        (DEFAULT, WITH_DLQ, {"dead_letter": Severity.INFO}),
+        (WITH_DLQ, DEFAULT, {"dead_letter": Severity.SOFT}),
+        (WITH_DLQ, QueueOptions(dead_letter=True, dead_letter_queue="x"), {"dead_letter_queue": Severity.HARD}),
+        (DEFAULT, QueueOptions(dead_letter_queue="x"), {}),
+        (DEFAULT, QueueOptions(overflow=OverflowStrategy.DROP_NEWEST), {"overflow": Severity.INFO}),
+        (DEFAULT, QueueOptions(overflow=OverflowStrategy.REDIRECT_TO_DLQ), {"overflow": Severity.HARD}),
+        (
+            WITH_DLQ,
+            QueueOptions(dead_letter=True, overflow=OverflowStrategy.REDIRECT_TO_DLQ),
+            {"overflow": Severity.INFO},
+        ),
+    ],
+)
+def test_differences_are_as_bad_as_the_protocol_says(existing, declared, expected):
+    found = differences(existing, declared)
+    assert {difference.setting: difference.severity for difference in found} == expected
+    assert conflicts(found) == any(severity >= Severity.SOFT for severity in expected.values())
