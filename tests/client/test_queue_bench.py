@@ -317,7 +317,7 @@ REFUSALS = {
     "an error": (
         NativePublisher,
         codec.error_frame(native_id(0).encode(), b"q", b"QUEUE_FULL", b"there is no room"),
-        "QUEUE_FULL",
+        "QUEUE_FULL  there is no room",
     ),
     "another frame": (NativePublisher, native_deliver(0), "needed a PublishAck"),
     "no frame": (NativePublisher, b"HTTP/1.1 400 Bad Request\r\n", "needed a frame"),

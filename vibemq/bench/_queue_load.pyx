@@ -63,7 +63,8 @@ cdef class NativePublisher(Publisher):
                 else:
                     count += 1
             elif p[6] == TYPE_ERROR and frame_parse(p + FRAME_HEADER_BYTES, size - FRAME_HEADER_BYTES, &frame) == FRAME_OK:
-                return self.fail(p, frame.error_code, frame.error_code_size)
+                # The message lies behind the code, and its length between them is no text.
+                return self.fail(p, frame.error_code, frame.error_code_size + 2 + frame.error_message_size)
             elif p[6] != TYPE_PONG:
                 return self.fail(p, b"needed a PublishAck, had another frame", 38)
             p += size
@@ -106,7 +107,8 @@ cdef class NativeConsumer(Consumer):
                 self.outbox.end += ack_size
                 count += 1
             elif p[6] == TYPE_ERROR and frame_parse(p + FRAME_HEADER_BYTES, size - FRAME_HEADER_BYTES, &frame) == FRAME_OK:
-                return self.fail(p, frame.error_code, frame.error_code_size)
+                # The message lies behind the code, and its length between them is no text.
+                return self.fail(p, frame.error_code, frame.error_code_size + 2 + frame.error_message_size)
             elif p[6] != TYPE_PONG:
                 return self.fail(p, b"needed a Deliver, had another frame", 35)
             p += size
