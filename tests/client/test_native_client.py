@@ -4,6 +4,9 @@
 import asyncio
 import json
 import logging
+import shutil
+import ssl
+import subprocess
 import threading
 from dataclasses import dataclass
 
@@ -102,6 +105,27 @@ def test_frames_may_come_byte_by_byte():
         assert client.publish_many("q", range(50)).published == 50
         consumer = client.consume("q")
         assert [next(consumer).payload for _ in range(50)] == list(range(50))
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, chain = tmp_path / "key.pem", tmp_path / "chain.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=localhost", "-keyout", str(key), "-out", str(chain)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, key)
+    return context
+
+
+def test_tls_wants_a_certificate_that_it_can_trust_unless_told_otherwise(certificate):
+    with NativeServer(tls=certificate) as server:
+        with connect(f"{server.url}?tls=true&skipCertValidation=true") as client:
+            assert client.publish_many("q", range(100)).published == 100
+        with pytest.raises(ConnectionClosed, match="certificate verify failed"):
+            connect(f"{server.url}?tls=true")
 
 
 def test_a_closed_client_says_so(server):

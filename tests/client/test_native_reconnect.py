@@ -3,13 +3,15 @@
 
 import json
 import threading
+from random import Random
 
 import pytest
 from native_server import NativeServer
 
 from vibemq.client import QueueOptions, connect
-from vibemq.client._native import Batch, Core, Fields, Flow
-from vibemq.errors import ConnectionClosed
+from vibemq.client._native import Core
+from vibemq.client._outgoing import Batch, Fields, Flow
+from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError, VibeMQError
 from vibemq.protocols.native import codec
 from vibemq.protocols.native.spec import Command, DeliveryMode, ErrorCode
 
@@ -281,3 +283,30 @@ def test_an_acknowledgement_of_something_unknown_is_nothing():
     core = Core(prefix=b"0123456789abcdef")
     for id in (b"x", b"0123456789abcdef" + b"f" * 16, b"0123456789abcdef" + b"0" * 16, b"0123456789abcdef" + b"g" * 16):
         assert core.feed(codec.publish_ack_frame(id, b"q")) == []
+
+
+def test_damaged_bytes_are_an_error_of_the_protocol_and_nothing_else():
+    """For each seed a run of frames with some bytes changed; what comes of it is told by class."""
+    good = b"".join(
+        [
+            codec.encode_frame(Command.DELIVER, "m", queue="q", payload=b"[1]", headers={"k": "v"}),
+            codec.publish_ack_frame(b"0123456789abcdef" + b"0" * 16, b"q"),
+            codec.error_frame(b"0123456789abcdef" + b"0" * 15 + b"1", b"q", b"QUEUE_FULL", b"No."),
+            codec.encode_frame(Command.QUEUE_INFO, "i", queue="q", payload=b"{}"),
+        ]
+    )
+    for seed in range(2_000):
+        random = Random(seed)
+        core, flow = Core(prefix=b"0123456789abcdef"), Flow()
+        batch = Batch(core, "q")
+        batch.extend(iter(range(2)), 2)
+        core.submit(batch, flow)
+        data = bytearray(good)
+        for _ in range(random.randrange(1, 4)):
+            data[random.randrange(len(data))] = random.randrange(256)
+        try:
+            for event in core.feed(bytes(data)):
+                repr(event)
+        except VibeMQError as error:
+            assert isinstance(error, ProtocolError | LimitExceeded), f"seed {seed}: {error!r}"
+        assert flow.submitted == flow.in_flight + flow.acked + len(flow.refused), f"seed {seed}"

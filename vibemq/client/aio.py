@@ -22,8 +22,10 @@ from typing import Any
 
 import msgspec
 
-from vibemq.client._engine import Engine, Feed, StateCallback
-from vibemq.client._native import BATCH_BYTES_MAX, Batch, Flow, Message
+from vibemq.client._engine import Engine, StateCallback
+from vibemq.client._link import Feed
+from vibemq.client._native import Message
+from vibemq.client._outgoing import BATCH_BYTES_MAX, Batch, Flow
 from vibemq.client.publishing import (
     WINDOW_DEFAULT,
     Headers,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vibemq.client._native import NO_FIELDS, Fields, Flow
+from vibemq.client._outgoing import NO_FIELDS, Fields, Flow
 from vibemq.client._refusals import refusal
 from vibemq.errors import VibeMQError
 

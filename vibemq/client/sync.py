@@ -25,8 +25,10 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
-from vibemq.client._engine import Engine, Feed, State, StateCallback
-from vibemq.client._native import BATCH_BYTES_MAX, Batch, Flow, Message
+from vibemq.client._engine import Engine, State, StateCallback
+from vibemq.client._link import Feed
+from vibemq.client._native import Message
+from vibemq.client._outgoing import BATCH_BYTES_MAX, Batch, Flow
 from vibemq.client.aio import AsyncClient
 from vibemq.client.publishing import WINDOW_DEFAULT, Headers, Priority, Summary, batch_count, fields_of, summary
 from vibemq.client.queues import OnConflict, Permission, QueueDeclaration, QueueInfo, QueueOptions, User
