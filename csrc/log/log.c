@@ -159,6 +159,8 @@ void log_close_active(struct log *l)
     file_close(&l->index_fd);
 }
 
+void log_rest(struct log *l) { log_close_active(l); }
+
 /* ---- the lock ---- */
 
 /* The dead owner may have committed a batch and not yet noted its publishing ids: note

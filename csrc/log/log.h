@@ -47,6 +47,8 @@ err log_create(const char *directory, const struct log_options *options, struct 
 /* Open a log of this boot.  ERR_STALE: recovery_run first.  ERR_NOT_FOUND, ERR_CORRUPT. */
 err log_open(const char *directory, struct log **out, struct fault *f);
 void log_close(struct log *l);
+/* Give back the descriptors that appending holds; the next append opens them again. */
+void log_rest(struct log *l);
 struct control *log_control(struct log *l);
 const char *log_directory(const struct log *l);
 

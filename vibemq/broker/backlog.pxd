@@ -2,7 +2,8 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from vibemq.broker.deadletters cimport DeadLetters
 from vibemq.broker.messages cimport Cursor, Probe, message_view
-from vibemq.broker.queue cimport Decider, Queue
+from vibemq.broker.consumer cimport Decider
+from vibemq.broker.queue cimport Queue
 from vibemq.storage.core cimport err, ledger, ledger_control, ledger_entry, ledger_word
 
 
@@ -21,14 +22,15 @@ cdef class Backlog(Decider):
     cdef list delayed                 # heap of (due ms, offset)
     cdef list segments                # first offsets of the log's segments, rising
     cdef bint settling                # something was settled: base may move
+    cdef bint moved                   # something was handed out since the last tick
     cdef bint fetching                # a helper thread reads ahead
     cdef object timer
     cdef object expiry
     cdef uint64_t expired             # every offset below has expired
-    cdef uint64_t purged
     cdef DeadLetters letters
     cdef bint making                  # its queue is being made
-    cdef set burying                  # offsets whose copy is not kept yet
+    cdef list graves                  # heap of (due ms, offset, reason, attempts): dead, and not on their way yet
+    cdef dict burying                 # offset -> (reason, attempts) of those whose copy is not kept yet
     cdef ledger_entry *entry          # of the message in hand
     cdef ledger_word word
 
@@ -51,6 +53,6 @@ cdef class Backlog(Decider):
     cdef bint _overflow(self) except -1
     cdef bint _clear(self, uint64_t upto, object reason) except -1
     cdef int _skip_new(self, uint64_t upto) except -1
-    cdef bint _bury_at(self, uint64_t offset, object reason) except -1
-    cdef bint _bury(self, message_view *m, uint64_t offset, object reason, uint32_t attempts) except -1
+    cdef int _bury(self, uint64_t offset, object reason, uint32_t attempts) except -1
+    cdef bint _bury_due(self, int64_t now_ms) except -1
     cdef int _settle_base(self) except -1

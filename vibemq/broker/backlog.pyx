@@ -44,7 +44,7 @@ cdef class Backlog(Decider):
         cdef commit committed
         self.queue, self.make_dead_letter_queue = queue, make_dead_letter_queue
         self.raw, self.control = queue.raw, queue.control
-        self.delayed, self.burying = [], set()
+        self.delayed, self.graves, self.burying = [], [], {}
         self.timer = queue.table.timers.timer(self._on_time)
         self.cursor = Cursor(queue.table.messages, queue.stream.log, queue.key)
         self.probe = Probe(queue.table.messages, queue.stream.log, queue.key)
@@ -57,6 +57,17 @@ cdef class Backlog(Decider):
             core.control_committed(queue.stream.log.control, &committed)
             self.expiry = Expiry(queue.policy.message_ttl_ms, queue.table.now_ms, committed.next_offset,
                                  self._first_after)
+        if queue.policy.dead_letter:
+            name = queue.policy.dead_letter_name(queue.name)
+            if queue.table.metadata.find_stream(queue.stream.virtual_host, name) is None:
+                self._make_letters(name)  # early, so that nobody has to wait for it later
+
+    cdef int rest(self) except -1:
+        if not self.fetching and not self.moved:
+            self.cursor.close()
+            self.probe.close()
+        self.moved = False
+        return 0
 
     cdef int stop(self) except -1:
         self.stopped = True
@@ -157,7 +168,7 @@ cdef class Backlog(Decider):
                 if self._make_entry(m) < 0:
                     self.cursor.seek(m.offset)
                     return ERR_END
-                self._bury(NULL, m.offset, FailureReason.DESERIALIZATION_ERROR, 0)
+                self._bury(m.offset, FailureReason.DESERIALIZATION_ERROR, 0)
                 continue
             if e == ERR_NOT_CACHED:
                 return self._failed_read(e, m, self.cursor)
@@ -262,11 +273,11 @@ cdef class Backlog(Decider):
 
     cdef bint _purge(self) except -1:
         cdef uint64_t upto = core.ledger_purge(self.control)
-        if upto <= self.purged:
+        if not upto:
             return False
         if self._clear(upto, None):
             return True
-        self.purged = upto
+        core.ledger_purge_done(self.control, upto)  # or a later home would take what comes back from consumers
         return False
 
     cdef bint _overflow(self) except -1:
@@ -278,10 +289,12 @@ cdef class Backlog(Decider):
         if not most or self.queue.policy.overflow is not Overflow.DROP_OLDEST:
             return False
         core.control_committed(self.queue.stream.log.control, &committed)
-        while self.ready + <int64_t> (committed.next_offset - self.next) > <int64_t> most:
+        while self.ready + <int64_t> (committed.next_offset - self.next) + <int64_t> len(self.delayed) > <int64_t> most:
             if budget == 0:
                 return True
             budget -= 1
+            if self.delayed:
+                self._wake_delayed_below(min([item[1] for item in self.delayed]) + 1)
             offset = self._oldest()
             if offset >= self.next:
                 excess = self.ready + (committed.next_offset - self.next) - most
@@ -315,10 +328,8 @@ cdef class Backlog(Decider):
             if self.entry == NULL:
                 break
             self.ready -= 1
-            self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
             if bury:
-                if not self._bury_at(offset, reason):
-                    return False
+                self._bury(offset, reason, core.ledger_unpack(core.ledger_word_get(self.entry)).attempts)
             else:
                 self._count_out(reason, 1)
                 self._settle_one(offset)
@@ -335,8 +346,7 @@ cdef class Backlog(Decider):
             if self.fetching or self._pick_new(&v) != OK:
                 return False
             self.passed(self.next)
-            if not self._bury(&v, v.offset, reason, 0):
-                return False
+            self._bury(v.offset, reason, 0)
         return False
 
     def _count_out(self, reason, uint64_t count):
@@ -361,56 +371,74 @@ cdef class Backlog(Decider):
 
     # ---- dead letters ----
 
-    cdef bint _bury_at(self, uint64_t offset, object reason) except -1:
-        """Dead-letter the message in hand (``entry``, ``word``), or drop it where there is no such queue."""
+    cdef int _bury(self, uint64_t offset, object reason, uint32_t attempts) except -1:
+        """The message leaves the queue: into its dead-letter queue, or for good where it has none."""
+        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
+        if reason is FailureReason.MESSAGE_EXPIRED:
+            core.ledger_expired_add(self.control, 1)
+        if not self.queue.policy.dead_letter:
+            core.ledger_dropped_add(self.control, 0 if reason is FailureReason.MESSAGE_EXPIRED else 1)
+            return self._settle_one(offset)
+        if entry != NULL and self.entries_are_owned:
+            core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_DEAD)
+        heapq.heappush(self.graves, (0, offset, reason, attempts))
+        return self.queue.mark()
+
+    cdef bint _bury_due(self, int64_t now_ms) except -1:
+        """Send copies of the dead on their way; each is settled when its copy is kept.  True: more at once."""
         cdef message_view v
         cdef fault f
         cdef err e
-        if not self.queue.policy.dead_letter:
-            self._count_out(reason, 1)
-            self._settle_one(offset)
-            return True
-        e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, &v, &f)
-        if e == ERR_NOT_CACHED:
-            self._delay(offset, 0)
-            self._failed_read(e, &v, self.probe)
-            return False
-        v.offset = offset
-        return self._bury(&v if e == OK else NULL, offset, reason, self.word.attempts)
-
-    cdef bint _bury(self, message_view *m, uint64_t offset, object reason, uint32_t attempts) except -1:
-        """Copy the message to the dead-letter queue; it is settled once its copy is kept.  False: not now."""
-        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
-        if not self.queue.policy.dead_letter:
-            self._count_out(reason, 1)
-            self._settle_one(offset)
-            return True
-        if self.letters is None or self.letters.closed:
-            self.letters = None
-            if not self.making:
-                self._open_letters()
-            if self.letters is None:
-                self._delay(offset, MAKING_MS if self.making else RETRY_MS)
+        cdef ledger_entry *entry
+        cdef ledger_word w
+        cdef uint64_t offset
+        cdef int budget = CLEAR_BUDGET
+        while self.graves and self.graves[0][0] <= now_ms and not self.fetching:
+            if budget == 0:
+                return True
+            budget -= 1
+            if (self.letters is None or self.letters.closed) and not self._open_letters():
+                grave = heapq.heappop(self.graves)
+                heapq.heappush(self.graves, (now_ms + (MAKING_MS if self.making else RETRY_MS), *grave[1:]))
                 return False
-        if entry != NULL and self.entries_are_owned:
-            core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_DEAD)
-        self.burying.add(offset)
-        self._count_out(reason, 1 if reason is FailureReason.MESSAGE_EXPIRED else 0)
-        self.letters.add(m, offset, self.queue.name.encode(), reason.value.encode(), attempts)
-        return True
+            _, offset, reason, attempts = self.graves[0]
+            entry = core.ledger_entry_of(self.raw, offset, NULL)
+            e = OK
+            if entry != NULL:
+                w = core.ledger_unpack(core.ledger_word_get(entry))
+                e = self.probe.look(offset, self._segment_of(offset), entry.place, <unsigned short> w.index, &v, &f)
+                if e == ERR_NOT_CACHED:
+                    self._failed_read(e, &v, self.probe)
+                    return False
+            heapq.heappop(self.graves)
+            if entry == NULL:
+                continue  # settled meanwhile: the queue was purged
+            self.burying[offset] = (reason, attempts)
+            self.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(), reason.value.encode(), attempts)
+        return False
 
-    def _open_letters(self):
+    def _open_letters(self) -> bool:
+        """Find the dead-letter queue, or have it made."""
         cdef Queue queue = self.queue
         name = queue.policy.dead_letter_name(queue.name)
+        self.letters = None
+        if self.making:
+            return False
         try:
             self.letters = DeadLetters(self, queue.table.streams.find(queue.stream.virtual_host, name))
+            return True
         except StreamNotFound:
-            self.making = True
-            queue.table.helpers.submit(
-                partial(self.make_dead_letter_queue, queue.stream.virtual_host, name, queue.policy), self._made
-            )
+            self._make_letters(name)
         except StorageError as problem:
             logger.error("queue %s: its dead-letter queue %s cannot be opened: %s", queue.name, name, problem)
+        return False
+
+    def _make_letters(self, str name):
+        cdef Queue queue = self.queue
+        self.making = True
+        queue.table.helpers.submit(
+            partial(self.make_dead_letter_queue, queue.stream.virtual_host, name, queue.policy), self._made
+        )
 
     def _made(self, result, error):
         self.making = False
@@ -421,19 +449,21 @@ cdef class Backlog(Decider):
 
     @property
     def letters_waiting(self) -> bool:
-        return self.making or bool(self.burying)
+        return self.making or bool(self.burying) or bool(self.graves)
 
     def letters_kept(self, offsets, bint ok):
         """The copies are in the dead-letter queue (or, not `ok`, are not)."""
         for offset in offsets:
-            self.burying.discard(offset)
+            reason, attempts = self.burying.pop(offset)
             if self.stopped:
                 continue  # the next home finds them as they are
             if ok:
                 core.ledger_dead_lettered_add(self.control, 1)
                 self._settle_one(offset)
             else:
-                self._delay(offset, RETRY_MS)
+                due_ms = self.queue.table.now_ms + RETRY_MS
+                heapq.heappush(self.graves, (due_ms, offset, reason, attempts))
+                self.timer.at_most(due_ms)
         if not self.stopped:
             self.queue.mark()
 

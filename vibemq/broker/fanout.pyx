@@ -14,13 +14,14 @@ import logging
 from vibemq.broker.home cimport BUDGET
 from vibemq.broker.messages cimport message_view
 from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, Queue
+from vibemq.broker.rotation cimport reason_of
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     ERR_NOT_CACHED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, commit, err, fault, ledger_entry,
 )
 from vibemq.storage.log cimport storage_error
 
-from vibemq.broker.policy import FailureReason, Overflow
+from vibemq.broker.policy import Overflow
 from vibemq.broker.timers import NEVER
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ cdef class FanOut(Home):
         return 0
 
     cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
-        heapq.heappush(m.again, (due_ms, offset, attempts, strikes))
+        if not m.gone:  # else: inherit() has looked after it
+            heapq.heappush(m.again, (due_ms, offset, attempts, strikes))
         return 0
 
     cdef uint64_t _lowest(self, Member m):
@@ -89,7 +91,7 @@ cdef class FanOut(Home):
         self._ready_from_base()
         for offset in range(core.ledger_base(self.control), self.next):
             entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if entry == NULL or offset in self.burying:
+            if entry == NULL or self._is_dead(offset):
                 continue
             word = core.ledger_word_get(entry)
             if word & 7 == LEDGER_SETTLED:
@@ -100,6 +102,9 @@ cdef class FanOut(Home):
                 self._set_ready(offset)
                 self.ready += 1
         return 0
+
+    cdef bint _is_dead(self, uint64_t offset) except -1:
+        return offset in self.burying or any([offset == grave[1] for grave in self.graves])
 
     cdef int taken_over(self, uint64_t base) except -1:
         """Copies whose owners died, and that nobody owes or has acknowledged, are given to all."""
@@ -115,8 +120,10 @@ cdef class FanOut(Home):
             offset = core.ledger_find(self.raw, base, first_cursor, LEDGER_IN_FLIGHT, 0)
             while offset < first_cursor:
                 if offset not in self.kept:
+                    entry = core.ledger_entry_of(self.raw, offset, NULL)
+                    attempts = core.ledger_unpack(core.ledger_word_get(entry)).attempts if entry != NULL else 1
                     for m in self.members.values():
-                        heapq.heappush(m.again, (0, offset, 1, 0))
+                        heapq.heappush(m.again, (0, offset, attempts, 0))
                 offset = core.ledger_find(self.raw, offset + 1, first_cursor, LEDGER_IN_FLIGHT, 0)
         self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
         return 0
@@ -166,14 +173,13 @@ cdef class FanOut(Home):
             self.entry = core.ledger_entry_of(self.raw, offset, NULL)
             if self.entry != NULL:
                 self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
-            if self.entry == NULL or offset < self.expired or offset in self.burying or (
+            if self.entry == NULL or offset < self.expired or self._is_dead(offset) or (
                     not came_back and offset < to.skip_below and self.word.state == LEDGER_SETTLED):
                 self._pass(to, came_back)
                 continue
             if came_back and strikes >= <uint32_t> self.queue.policy.attempts_max:
                 self._pass(to, True)
-                self.word.attempts = attempts
-                self._bury_at(offset, FailureReason.MAX_RETRIES_EXCEEDED)
+                self._bury(offset, reason_of(strikes), attempts)
                 continue
             e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, &v, &f)
             if e == ERR_NOT_CACHED:
@@ -183,8 +189,8 @@ cdef class FanOut(Home):
                 logger.error("queue %s: message %d cannot be read: %s", self.queue.name, offset, storage_error(e, &f))
                 self._pass(to, came_back)
                 continue
-            if self.word.state == LEDGER_READY and not came_back:
-                self.ready -= 1
+            if offset < to.skip_below and not came_back:  # its last owners are gone: another attempt
+                self.ready -= self.word.state == LEDGER_READY
                 attempts, strikes = self.word.attempts, self.word.strikes
             self._pass(to, came_back)
             self._give(to, &v, attempts + 1, strikes)
@@ -245,7 +251,7 @@ cdef class FanOut(Home):
                 floor = min(floor, self._lowest(m))
             for held in self.burying:
                 floor = min(floor, <uint64_t> held)
-            for _, held in self.delayed:
+            for _, held, _, _ in self.graves:
                 floor = min(floor, <uint64_t> held)
             for offset in range(core.ledger_base(self.control), floor):
                 self._settle_one(offset)

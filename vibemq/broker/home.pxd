@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from vibemq.broker.backlog cimport Backlog
 from vibemq.broker.messages cimport message_view
-from vibemq.broker.queue cimport Consumer
+from vibemq.broker.consumer cimport Consumer
 from vibemq.storage.mail cimport letter
 
 cdef enum:

@@ -29,6 +29,10 @@ cdef class Member:
         self.reported = <uint64_t> -1
 
 
+cdef Member NOBODY = Member()
+NOBODY.gone = True
+
+
 cdef class Home(Backlog):
     def __init__(self, Queue queue, uint32_t generation, make_dead_letter_queue):
         super().__init__(queue, make_dead_letter_queue)
@@ -79,7 +83,7 @@ cdef class Home(Backlog):
 
     cdef uint64_t departed(self) except? 0:
         """The log's next offset less this is how many messages wait."""
-        return self.next - <uint64_t> max(self.ready, 0)
+        return self.next - <uint64_t> max(self.ready + <int64_t> len(self.delayed), 0)
 
     cdef object next_due(self):
         """When something besides the backlog falls due, in ms."""
@@ -233,10 +237,14 @@ cdef class Home(Backlog):
             return self._join_letter(what)
         found = self.members.get((what.sender, what.consumer))
         if found is None:
+            if what.kind == LETTER_RETURNED:  # handed to one who had left: never sent
+                self.came_back(NOBODY, what.offset, max(what.attempts, 1) - 1, what.strikes, 0)
+                self.queue.mark()
             return 0
         m = <Member> found
         if what.kind == LETTER_KEPT:
             self.kept.add(what.offset)
+            m.reported = min(m.reported, what.offset)
             m.outstanding += 1
             self.in_flight += 1
         elif what.kind == LETTER_LEAVE:
@@ -276,13 +284,16 @@ cdef class Home(Backlog):
         if self.expiry is not None:
             more = self._expire(now_ms)
         more = self._purge() or more
-        more = self._overflow() or more
+        more = self._bury_due(now_ms) or more
         if not self.fetching:
             more = self.hand_out() or more
+        more = self._overflow() or more  # afterwards: what a consumer has room for is not too much
         if self.settling:
             self._settle_base()
         self._publish()
         due = self.next_due()
+        if self.graves:
+            due = min(due, max(self.graves[0][0], now_ms + 1))
         if self.delayed:
             due = min(due, self.delayed[0][0])
         if self.expiry is not None:
@@ -301,6 +312,7 @@ cdef class Home(Backlog):
                                       and core.ledger_word_get(self.entry) & 7 != LEDGER_SETTLED):
             core.ledger_word_set(self.entry, core.ledger_pack(self.word))
         core.ledger_delivered_add(self.control, 1)
+        self.moved = True
         if attempts > 1:
             core.ledger_redelivered_add(self.control, 1)
         if to.consumer is not None:

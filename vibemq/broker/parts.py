@@ -25,5 +25,6 @@ class Broker:
     accesses: Any  # admin.permissions.Accesses: what they may do
     accounts: Any  # the module admin.accounts: users and permissions by command
     everything: Any  # the access of somebody who may do all, where nobody has to log in
+    connection_rate: Any  # admin.limits.ConnectionRate: how often an address may come through the native door
     tell_access_changed: Any  # () -> None: the other workers look again
     worker: int

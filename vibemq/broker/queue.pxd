@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from vibemq.broker.inflight cimport InFlight, delivery_list
+from vibemq.broker.consumer cimport Consumer, Decider
 from vibemq.broker.messages cimport Messages, Probe, message_view
 from vibemq.broker.stream cimport Stream, StreamTable, StreamUser
 from vibemq.storage.core cimport ledger, ledger_control
@@ -12,56 +12,6 @@ cdef enum:
     MODE_FAN_OUT_WITH_ACK = 1
     MODE_FAN_OUT_WITHOUT_ACK = 2
     MODE_PRIORITY_BASED = 3
-    UNDELIVERABLE = 1              # what a consumer's write() returns
-    MESSAGE_ID_BYTES_MAX = 64      # of an id that the broker makes up or turns into text
-
-
-# Somebody on this worker who gets a queue's messages.  The last four methods are the door's; none may block.
-cdef class Consumer:
-    cdef Queue queue                  # None once it is removed
-    cdef readonly uint32_t consumer_id  # among this worker's
-    cdef readonly int32_t number      # among its connection's
-    cdef InFlight deliveries          # its connection's
-    cdef delivery_list own            # its part of them
-    cdef readonly uint32_t prefetch   # how many may be in flight
-    cdef object member                # the home's record of it, while the home is on this worker
-    cdef bint stalled                 # had no room when there was something for it
-    # From a home on another worker: what was handed over and is not written yet, and what it is told.
-    cdef letter *pending
-    cdef size_t pending_head, pending_size, pending_capacity
-    cdef uint64_t received
-    cdef uint64_t seen                # one more than the highest offset it was given; before: the log's end when it came
-    cdef bint fresh, unordered        # was given nothing so far; something after what came later
-    cdef uint32_t settled_count
-    cdef bint queued, fetching
-
-    cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1
-    cdef uint64_t lowest(self) noexcept
-    cdef int push_pending(self, const letter *what) except -1
-    # May another message be written now?  When not: call queue.room_again(self) once there is.
-    cdef bint room(self) noexcept
-    # Write a Deliver for message `m`, whose id is `id`.  The bytes are only valid during the call.
-    # UNDELIVERABLE: the door's clients can never be given it.
-    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1
-    # The queue was deleted; this consumer is already detached from it.
-    cdef int on_deleted(self) except -1
-    # One of the above raised: end this consumer's connection, later, and nobody else's.
-    cdef int failed(self, object problem) except -1
-
-
-# What takes a queue's decisions, on its home worker (vibemq/broker/home.pyx).  All in the worker's loop.
-cdef class Decider:
-    cdef int join(self, Consumer consumer) except -1
-    cdef int leave(self, Consumer consumer) except -1
-    cdef int settled(self, Consumer consumer, uint64_t offset) except -1
-    cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1
-    cdef int room_again(self, Consumer consumer) except -1
-    cdef int letter_from(self, const letter *what) except -1
-    cdef int news(self) except -1
-    cdef bint dispatch(self) except -1   # True when it wants to go on in the next turn
-    cdef int seats_changed(self) except -1
-    cdef bint is_idle(self) except -1    # nobody would miss it
-    cdef int stop(self) except -1
 
 
 cdef class Queue(StreamUser):
@@ -89,6 +39,7 @@ cdef class Queue(StreamUser):
     cdef uint64_t waiting(self) noexcept
     cdef int settle(self, Consumer consumer, int32_t slot) except -1
     cdef int give_back(self, Consumer consumer, int32_t slot, bint strike, int64_t delay_ms) except -1
+    cdef int refuse(self, Consumer consumer, int32_t slot) except -1
     cdef int room_again(self, Consumer consumer) except -1
     cdef int mark(self) except -1
     cdef bint _is_ours(self, uint64_t word) noexcept
@@ -100,6 +51,7 @@ cdef class Queue(StreamUser):
     cdef int _tell_home(self, uint64_t home) except -1
     cdef int _send(self, uint32_t to, int kind, uint32_t generation, Consumer consumer, uint64_t offset) except -1
     cdef int _hand(self, const letter *what) except -1
+    cdef int _hand_back(self, const letter *what) except -1
     cdef int _write_pending(self, Consumer consumer) except -1
     cdef int on_letter(self, const letter *what) except -1
     cdef bint dispatch(self) except -1

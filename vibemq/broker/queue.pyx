@@ -19,13 +19,13 @@ import os
 import time
 
 from libc.stdint cimport INT64_MAX
-from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from vibemq.broker.inflight cimport NO_SLOT, delivery
+from vibemq.broker.messages cimport message_view
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    AMQP_BINARY, AMQP_STRING, ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, amqp_value, commit, err, fault,
+    ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, commit, err, fault,
     ledger_entry, ledger_word,
 )
 from vibemq.storage.log cimport storage_error
@@ -46,129 +46,6 @@ cdef enum:
 
 cdef inline uint64_t home_word(uint32_t worker, uint32_t epoch, uint64_t generation) noexcept:
     return (<uint64_t> worker + 1) << 48 | <uint64_t> (epoch & EPOCH_MASK) << 24 | (generation & GENERATION_MASK)
-
-
-cdef class Consumer:
-    def __cinit__(self):
-        self.own.first = self.own.last = NO_SLOT
-
-    def __dealloc__(self):
-        free(self.pending)
-
-    cdef bint room(self) noexcept:
-        return True
-
-    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
-        raise TypeError(f"{type(self).__name__} does not say how to write")
-
-    cdef int on_deleted(self) except -1:
-        return 0
-
-    cdef int failed(self, object problem) except -1:
-        raise problem
-
-    @property
-    def in_flight(self) -> int:
-        return self.own.count
-
-    cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1:
-        """Write a message that the home gave to this consumer, and remember it until it is settled."""
-        cdef uint8_t made[MESSAGE_ID_BYTES_MAX]
-        cdef const uint8_t *id = made
-        cdef uint32_t id_size = 0
-        cdef amqp_value value
-        cdef int32_t slot
-        if m.is_amqp and core.amqp_message_id(&m.amqp, &value):
-            if value.kind == AMQP_STRING or value.kind == AMQP_BINARY:
-                id, id_size = value.data, value.bytes
-            else:
-                id_size = <uint32_t> core.amqp_value_text(&value, <char *> made, MESSAGE_ID_BYTES_MAX)
-                if id_size > MESSAGE_ID_BYTES_MAX:
-                    id_size = 0
-        if id_size == 0 or id_size > 65535:
-            text = b"%d" % m.offset  # its publisher gave it none
-            memcpy(made, <char *> text, len(text))
-            id, id_size = made, <uint32_t> len(text)
-        if m.offset >= self.seen:
-            self.seen, self.fresh = m.offset + 1, False
-        else:
-            self.unordered = True
-        if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
-            return self.write(m, id, id_size, attempts)
-        slot = self.deliveries.add(&self.own, self.number, m.offset, id, id_size, attempts, strikes,
-                                   self.queue.table.now_ms)
-        if slot == self.own.first:
-            self.queue.ack_timer.at_most(self.queue.table.now_ms + self.queue.policy.ack_timeout_ms)
-        if self.write(m, id, id_size, attempts) == UNDELIVERABLE:
-            self.deliveries.slots[slot].strikes = core.LEDGER_ATTEMPTS_MAX  # no attempt will do better
-            self.queue.give_back(self, slot, False, 0)
-        return 0
-
-    cdef uint64_t lowest(self) noexcept:
-        """The lowest offset that this consumer has not settled; 2^64-1 when it has settled all it was given."""
-        cdef uint64_t low = <uint64_t> -1
-        cdef int32_t slot = self.own.first
-        cdef size_t i
-        if slot == NO_SLOT:
-            self.unordered = False
-        while slot != NO_SLOT:
-            low = min(low, self.deliveries.slots[slot].offset)
-            if not self.unordered:
-                break  # handed out in order: the first is the lowest
-            slot = self.deliveries.slots[slot].next
-        for i in range(self.pending_head, self.pending_size):
-            low = min(low, self.pending[i].offset)
-        return low
-
-    cdef int push_pending(self, const letter *what) except -1:
-        cdef letter *grown
-        cdef size_t capacity
-        if self.pending_head == self.pending_size:
-            self.pending_head = self.pending_size = 0
-        if self.pending_size == self.pending_capacity:
-            capacity = max(<size_t> 16, self.pending_capacity * 2)
-            grown = <letter *> realloc(self.pending, capacity * sizeof(letter))
-            if grown == NULL:
-                raise MemoryError
-            self.pending, self.pending_capacity = grown, capacity
-        self.pending[self.pending_size] = what[0]
-        self.pending_size += 1
-        return 0
-
-
-cdef class Decider:
-    cdef int join(self, Consumer consumer) except -1:
-        return 0
-
-    cdef int leave(self, Consumer consumer) except -1:
-        return 0
-
-    cdef int settled(self, Consumer consumer, uint64_t offset) except -1:
-        return 0
-
-    cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1:
-        return 0
-
-    cdef int room_again(self, Consumer consumer) except -1:
-        return 0
-
-    cdef int letter_from(self, const letter *what) except -1:
-        return 0
-
-    cdef int news(self) except -1:
-        return 0
-
-    cdef bint dispatch(self) except -1:
-        return False
-
-    cdef int seats_changed(self) except -1:
-        return 0
-
-    cdef bint is_idle(self) except -1:
-        return False
-
-    cdef int stop(self) except -1:
-        return 0
 
 
 cdef class Queue(StreamUser):
@@ -242,6 +119,14 @@ cdef class Queue(StreamUser):
     def is_full(self) -> bool:
         return self.max_messages != 0 and self.waiting() >= self.max_messages
 
+    def make_room(self) -> bool:
+        """Full: but perhaps consumers have room for what this turn has brought.  True when it is not full any more."""
+        if self.home is None or self.stream.batch == NULL or self.closed:
+            return False
+        self.stream.persist()
+        self.home.dispatch()
+        return not self.is_full
+
     def counts(self):
         """(waiting, in flight, consumers)."""
         return self.waiting(), core.ledger_in_flight(self.control), core.ledger_consumers(self.control)
@@ -304,12 +189,12 @@ cdef class Queue(StreamUser):
         consumer.seen, consumer.fresh, consumer.unordered = committed.next_offset, True, False
         self.consumers[consumer.consumer_id] = consumer
         core.ledger_workers_join(self.control, self.worker)
-        had_home = self.home is not None or self.told
+        told = self.told
         self.check_home()
         if self.home is not None:
             if consumer.member is None:
                 self.home.join(consumer)
-        elif had_home and self.told:
+        elif told and self.told == told:  # else the home has just been told of all
             self._send(<uint32_t> ((core.ledger_home(self.control) >> 48) - 1), LETTER_JOIN, self.told, consumer, 0)
 
     def remove_consumer(self, Consumer consumer):
@@ -385,6 +270,11 @@ cdef class Queue(StreamUser):
         cdef uint32_t strikes = min(d.strikes + strike, <uint32_t> core.LEDGER_ATTEMPTS_MAX)
         consumer.deliveries.remove(&consumer.own, slot)
         return self._give_back(consumer, offset, attempts, strikes, delay_ms)
+
+    cdef int refuse(self, Consumer consumer, int32_t slot) except -1:
+        """No attempt will do better: the home takes this message out of the queue."""
+        consumer.deliveries.slots[slot].strikes = core.LEDGER_ATTEMPTS_MAX
+        return self.give_back(consumer, slot, False, 0)
 
     cdef int _give_back_letter(self, Consumer consumer, const letter *what) except -1:
         return self._give_back(consumer, what.offset, what.attempts, what.strikes, 0)
@@ -559,15 +449,33 @@ cdef class Queue(StreamUser):
     cdef int _hand(self, const letter *what) except -1:
         """A home elsewhere gives a message to one of our consumers."""
         cdef Consumer consumer
-        if what.generation != self.told:
+        cdef uint64_t home = core.ledger_home(self.control)
+        if what.generation != <uint32_t> (home & GENERATION_MASK):
             return 0  # from a home that is gone; its successor makes the message ready again
         found = self.consumers.get(what.consumer)
         if found is None:
-            return 0  # it has left; the home has read that by now, or will
+            return self._hand_back(what)
         consumer = <Consumer> found
         consumer.received += 1
         consumer.push_pending(what)
         return self._write_pending(consumer)
+
+    cdef int _hand_back(self, const letter *what) except -1:
+        """The consumer had left before the home knew: as if the message had never been handed out."""
+        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, what.offset, NULL)
+        cdef uint64_t word
+        cdef ledger_word w
+        cdef letter l = what[0]
+        if entry != NULL and self.mode != MODE_FAN_OUT_WITH_ACK:
+            word = core.ledger_word_get(entry)
+            if self._is_ours(word):
+                w = core.ledger_unpack(word)
+                w.state, w.attempts = LEDGER_READY, max(w.attempts, 1) - 1
+                core.ledger_word_swap(entry, word, core.ledger_pack(w))
+        l.kind, l.sender, l.count = LETTER_RETURNED, self.worker, 0
+        self.table.mail.send(what.sender, &l)
+        self._close_if_unused()
+        return 0
 
     cdef int _write_pending(self, Consumer consumer) except -1:
         cdef letter *what
@@ -656,9 +564,7 @@ cdef class Queue(StreamUser):
                 consumer.on_deleted()
             except Exception as problem:
                 consumer.failed(problem)
-        waiting, self.waiting_publishers = self.waiting_publishers, []
-        for publisher in waiting:
-            publisher.retry()
+        self.waiting_publishers = []  # they are told by the stream themselves
         return 0
 
     cdef int failed(self, object problem) except -1:
@@ -674,6 +580,10 @@ cdef class Queue(StreamUser):
             if self.home is not None and not self.consumers and not self.users and not self.policy.message_ttl_ms \
                     and self.home.is_idle():
                 self._go_home()
+        if self.home is not None:
+            self.home.rest()
+        else:
+            self.probe.close()
         core.ledger_trim(self.raw)
 
     def _go_home(self):
@@ -729,9 +639,9 @@ cdef class QueueTable:
         found = self.by_slot.get(what.slot)
         if found is not None and (<Queue> found).tag == what.tag:
             return <Queue> found
-        if what.kind != LETTER_YOURS and what.kind != LETTER_JOIN:
+        if what.kind != LETTER_YOURS and what.kind != LETTER_JOIN and what.kind != LETTER_HAND:
             return None
-        # Its home by name, but it has let go of it meanwhile.
+        # This worker has let go of it meanwhile, but is its home by name, or is handed its messages.
         for record in self.metadata.streams_after(<int64_t> what.slot - 1)[:1]:
             if record.slot == what.slot and int(record.incarnation[:8], 16) == what.tag:
                 try:
@@ -793,7 +703,7 @@ cdef class QueueTable:
             for consumer in reports:
                 consumer.queued = False
                 if consumer.queue is not None:
-                    consumer.queue.report(consumer)
+                    (<Queue> consumer.queue).report(consumer)
         self.mail.flush()
         return 0
 

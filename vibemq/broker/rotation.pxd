@@ -5,6 +5,9 @@ from vibemq.storage.core cimport err
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
+cdef object reason_of(uint32_t strikes)
+
+
 cdef class Rotation(Home):
     cdef object able                  # deque of members that may be given something, in their turn
     cdef bint by_priority

@@ -51,6 +51,8 @@ cdef class Rotation(Home):
         return 0
 
     cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
+        if strikes >= <uint32_t> self.queue.policy.attempts_max:
+            return self._bury(offset, reason_of(strikes), attempts)
         if due_ms:
             heapq.heappush(self.delayed, (due_ms, offset))
             return 0
@@ -155,10 +157,10 @@ cdef class Rotation(Home):
             self.ready -= 1
             self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
             if offset < self.expired:
-                self._bury_at(offset, FailureReason.MESSAGE_EXPIRED)
+                self._bury(offset, FailureReason.MESSAGE_EXPIRED, self.word.attempts)
                 continue
             if self.word.strikes >= <uint32_t> self.queue.policy.attempts_max:
-                self._bury_at(offset, FailureReason.MAX_RETRIES_EXCEEDED)
+                self._bury(offset, reason_of(self.word.strikes), self.word.attempts)
                 continue
             e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, m, &f)
             if e == OK:
@@ -167,7 +169,7 @@ cdef class Rotation(Home):
                 self._ready(offset, self.word.priority if self.by_priority else 0)
                 return self._failed_read(e, m, self.probe)
             logger.error("queue %s: message %d cannot be read: %s", self.queue.name, offset, storage_error(e, &f))
-            self._bury(NULL, offset, FailureReason.DESERIALIZATION_ERROR, self.word.attempts)
+            self._bury(offset, FailureReason.DESERIALIZATION_ERROR, self.word.attempts)
         return ERR_END
 
     cdef bint _take_in(self) except -1:
@@ -182,6 +184,13 @@ cdef class Rotation(Home):
             self._ready(v.offset, self.word.priority)
             budget -= 1
         return True
+
+
+cdef object reason_of(uint32_t strikes):
+    """Why a message has no attempt left."""
+    if strikes >= core.LEDGER_ATTEMPTS_MAX:
+        return FailureReason.DESERIALIZATION_ERROR
+    return FailureReason.MAX_RETRIES_EXCEEDED
 
 
 cdef uint32_t priority_of(message_view *m) noexcept:

@@ -36,7 +36,7 @@ cdef class Stream:
     cdef bint syncing               # a helper thread is in fdatasync for this stream
     cdef bint sync_again            # the last one failed: not at once, but with the next tick
     cdef readonly bint is_disk_durable
-    cdef uint64_t persisted         # next offset as of this worker's last append
+    cdef bint has_appended          # since the last tick
     cdef int64_t rolled_ms          # when this worker closed a segment that is not synced yet; 0: none
 
     cdef int attach(self, StreamUser user) except -1

@@ -112,6 +112,8 @@ cdef class Stream:
 
     cdef int add_waiting(self, StreamUser user) except -1:
         """`user` is about to add its first entry to this batch."""
+        if self.log.raw == NULL:
+            raise StreamNotFound(self.name)
         if self.batch == NULL:
             self.batch = self.table.take_batch()
             core.batch_limit(self.batch, self.log.control.segment_bytes_max)
@@ -141,7 +143,7 @@ cdef class Stream:
             logger.error("stream %s: not persisted: %s", self.name, storage_error(e, &f))
             self._tell(waiting, False, 0, 0)
             return 0
-        self.persisted = appended.next_offset
+        self.has_appended = True
         if appended.duplicates and self.is_disk_durable and core.log_sync_failed(self.log.raw, 0, <uint64_t> -1):
             # The first copy of a duplicate may lie where a sync failed: it is not ours to confirm.
             self._tell(waiting, False, 0, 0)
@@ -229,6 +231,9 @@ cdef class Stream:
             self.table.forget_deleted(self)
             return
         self.news()
+        if not self.has_appended:
+            core.log_rest(self.log.raw)  # nothing since the last look: its descriptors are for others
+        self.has_appended = False
         if self.sync_again:
             self._start_sync()
         # A closed segment of an `os` stream, once the kernel has written it back anyway.

@@ -156,6 +156,8 @@ cdef extern from *:
         uint64_t had = atomic_load(&c->purge);
         while (had < to && !atomic_compare_exchange_weak(&c->purge, &had, to)) {}
     }
+    static inline void ledger_purge_done(struct ledger_control *c, uint64_t upto)
+    { atomic_compare_exchange_strong(&c->purge, &upto, 0); }
     static inline uint64_t ledger_word_get(struct ledger_entry *e) { return atomic_load_explicit(&e->word, memory_order_acquire); }
     static inline void ledger_word_set(struct ledger_entry *e, uint64_t w) { atomic_store_explicit(&e->word, w, memory_order_release); }
     static inline int ledger_word_swap(struct ledger_entry *e, uint64_t from, uint64_t to)
@@ -171,6 +173,7 @@ cdef extern from *:
     void ledger_departed_set(ledger_control *c, uint64_t v) nogil
     uint64_t ledger_purge(ledger_control *c) nogil
     void ledger_purge_raise(ledger_control *c, uint64_t to) nogil
+    void ledger_purge_done(ledger_control *c, uint64_t upto) nogil
     uint64_t ledger_workers(ledger_control *c) nogil
     void ledger_workers_join(ledger_control *c, unsigned w) nogil
     void ledger_workers_leave(ledger_control *c, unsigned w) nogil
@@ -352,6 +355,7 @@ cdef extern from "log/log.h" nogil:
     err log_create(const char *directory, const log_options *options, fault *f)
     err log_open(const char *directory, log **out, fault *f)
     void log_close(log *l)
+    void log_rest(log *l)
     control *log_control(log *l)
     err log_append(log *l, batch *b, log_appended *out, fault *f)
     err log_publisher_sequence(log *l, const char *reference, uint32_t size, uint64_t *out, fault *f)

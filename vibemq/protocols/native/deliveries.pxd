@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint8_t, uint32_t
-from vibemq.broker.queue cimport Consumer
+from vibemq.broker.consumer cimport Consumer
 from vibemq.protocols.native.session cimport NativeSession
 
 

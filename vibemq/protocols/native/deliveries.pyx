@@ -29,6 +29,7 @@ cdef enum:
     # Delivers that wait for a peer to read.  Enough for one gathering send; more only waits longer.
     OUTBOX_BYTES_MAX = 512 * 1024
     STRING_BYTES_MAX = 65535
+    HEADERS_COUNT_MAX = 65535  # the count on the wire is a u16
     VALUE_TEXT_BYTES = 64
     AMQP_STRING_8 = 0xA1
     AMQP_STRING_32 = 0xB1
@@ -134,7 +135,7 @@ cdef class Subscription(Consumer):
                     headers += header_size(pair.key_bytes, value_size)
                     count += 1
         size = frame_size(id_size, len(self.name), payload_size, headers, session.text_layout)
-        if size - FRAME_HEADER_BYTES > session.frame_max:
+        if size - FRAME_HEADER_BYTES > session.frame_max or count > HEADERS_COUNT_MAX:
             return UNDELIVERABLE
         out = session.connection.outbox_reserve(size)
         p = frame_begin(out, size, TYPE_DELIVER, id, id_size, <char *> self.name, len(self.name))

@@ -13,7 +13,7 @@ the acknowledgements that make room may be among them.
 import logging
 
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from vibemq.broker.deadletters cimport DeadLetters
 from vibemq.broker.messages cimport message_view
@@ -22,10 +22,10 @@ from vibemq.storage.core cimport (
     ERR_FULL, OK, amqp_map, bytes_load16, bytes_load32, bytes_store32, err, writer_bytes,
 )
 from vibemq.protocols.native.wire cimport (
-    FRAME_HEADER_BYTES, FRAME_OK, frame_parse, header_next, publish_ack_size, publish_ack_write,
+    FRAME_HEADER_BYTES, FRAME_OK, HEADERS_MAX, frame_parse, header_next, publish_ack_size, publish_ack_write,
 )
 
-from vibemq.broker.policy import FailureReason, Overflow
+from vibemq.broker.policy import FailureReason
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.native.spec import ErrorCode
 
@@ -42,7 +42,9 @@ cdef enum:
 cdef bytes QUEUE_FULL = ErrorCode.QUEUE_FULL.value.encode()
 cdef bytes QUEUE_NOT_FOUND = ErrorCode.QUEUE_NOT_FOUND.value.encode()
 cdef bytes SERVER_ERROR = ErrorCode.SERVER_ERROR.value.encode()
-cdef bytes RESEND_HEADER = b"vibemq-resend"  # between a client of ours and us: not part of the message
+# Between a client of ours and us: not part of the message.
+cdef char *RESEND = "vibemq-resend"
+cdef uint32_t RESEND_SIZE = 13
 
 # One message being written, shared by all publishers of the worker.
 cdef uint8_t *scratch = NULL
@@ -59,15 +61,49 @@ cdef uint8_t *scratch_room(size_t size) except NULL:
     return scratch
 
 
-cdef size_t message_write(const native_frame *frame, uint8_t **out) except 0:
-    """The entry of a Publish, with its four bytes of length, in the scratch memory; its size."""
-    cdef writer_bytes w
-    cdef amqp_map map
+cdef int write_headers(writer_bytes *w, amqp_map *map, const native_frame *frame) except -1:
+    """Each header once, with its last value: a map in which a key is twice is no AMQP."""
     cdef const uint8_t *at = frame.headers
     cdef const uint8_t *end = frame.headers + frame.headers_size
     cdef const uint8_t *key
     cdef const uint8_t *value
     cdef uint32_t key_size = 0, value_size = 0
+    cdef bytes name, text
+    cdef dict last
+    if frame.header_count <= HEADERS_MAX:
+        while header_next(&at, end, &key, &key_size, &value, &value_size):
+            if is_resend(key, key_size) or comes_again(at, end, key, key_size):
+                continue
+            core.amqp_map_add(w, map, key, key_size, value, value_size)
+        return 0
+    last = {}  # thousands of headers, most of them the same: comparing each with each would take seconds
+    while header_next(&at, end, &key, &key_size, &value, &value_size):
+        if not is_resend(key, key_size):
+            last[(<char *> key)[:key_size]] = (<char *> value)[:value_size]
+    for name, text in last.items():
+        core.amqp_map_add(w, map, <const uint8_t *> <char *> name, <uint32_t> len(name),
+                          <const uint8_t *> <char *> text, <uint32_t> len(text))
+    return 0
+
+
+cdef bint is_resend(const uint8_t *key, uint32_t key_size) noexcept:
+    return key_size == RESEND_SIZE and memcmp(key, RESEND, RESEND_SIZE) == 0
+
+
+cdef bint comes_again(const uint8_t *at, const uint8_t *end, const uint8_t *name, uint32_t name_size) noexcept:
+    cdef const uint8_t *key
+    cdef const uint8_t *value
+    cdef uint32_t key_size = 0, value_size = 0
+    while header_next(&at, end, &key, &key_size, &value, &value_size):
+        if key_size == name_size and memcmp(key, name, name_size) == 0:
+            return True
+    return False
+
+
+cdef size_t message_write(const native_frame *frame, uint8_t **out) except 0:
+    """The entry of a Publish, with its four bytes of length, in the scratch memory; its size."""
+    cdef writer_bytes w
+    cdef amqp_map map
     cdef size_t room = 4 + core.amqp_size_max(frame.header_count, <uint64_t> frame.id_size + frame.headers_size
                                               + frame.payload_size)
     cdef uint8_t *data = scratch_room(room)
@@ -75,10 +111,7 @@ cdef size_t message_write(const native_frame *frame, uint8_t **out) except 0:
     core.amqp_write_properties(&w, frame.id, frame.id_size, frame.payload_size != 0)
     if frame.header_count:
         core.amqp_map_begin(&w, &map)
-        while header_next(&at, end, &key, &key_size, &value, &value_size):
-            if key_size == 13 and key[0] == c"v" and (<char *> key)[:13] == RESEND_HEADER:
-                continue
-            core.amqp_map_add(&w, &map, key, key_size, value, value_size)
+        write_headers(&w, &map, frame)
         core.amqp_map_end(&w, &map)
     if frame.payload_size:
         core.amqp_write_data(&w, frame.payload, frame.payload_size)
@@ -121,11 +154,11 @@ cdef class Publisher(StreamUser):
         if self.queue.max_messages and self.overflow != OVERFLOW_DROP_OLDEST:
             if self.parked:
                 return self._park(body, body_size)
-            if self.queue.waiting() >= self.queue.max_messages:
+            if self.queue.waiting() >= self.queue.max_messages and not self.queue.make_room():
                 if self.overflow == OVERFLOW_BLOCK:
                     return self._park(body, body_size)
                 if self.overflow == OVERFLOW_REDIRECT and self.queue.policy.dead_letter:
-                    return self._redirect(frame)
+                    return self._redirect(frame, body, body_size)
                 return self._full(frame)
         return self._append(frame)
 
@@ -207,7 +240,8 @@ cdef class Publisher(StreamUser):
         cdef bytes acks
         for acks, _, _, _ in self.unsynced:
             self._refuse_acks(<const uint8_t *> <char *> acks, len(acks), QUEUE_NOT_FOUND, b"The queue was deleted.")
-        parked, self.parked = self.parked, []
+        parked = self.parked
+        self._stop_parking()
         for body, _ in parked:
             self._refuse_body(body, QUEUE_NOT_FOUND, b"The queue was deleted.")
         self.session.forget_publisher(self.name, self)
@@ -263,8 +297,10 @@ cdef class Publisher(StreamUser):
         cdef native_frame frame
         cdef bytes body
         cdef size_t done = 0
+        if self.queue.closed:  # deleted: on_deleted refuses them
+            return True
         for body, _ in self.parked:
-            if self.queue.waiting() >= self.queue.max_messages and not self.queue.closed:
+            if self.queue.waiting() >= self.queue.max_messages:
                 break
             done += 1
             if frame_parse(<const uint8_t *> <char *> body, len(body), &frame) == FRAME_OK:
@@ -275,7 +311,7 @@ cdef class Publisher(StreamUser):
     def _unpark(self, size_t count):
         for body, _ in self.parked[:count]:
             self.parked_bytes -= len(body)
-        del self.parked[:count]
+        self.parked = self.parked[count:]
         if self.parked_bytes * 2 < PARKED_BYTES_MAX:
             self.session.set_blocked(False)
 
@@ -293,45 +329,50 @@ cdef class Publisher(StreamUser):
             self.queue.stop_waiting(self)
 
     def _stop_parking(self):
-        self.parked = []
+        self._unpark(len(self.parked))
         if self.timer is not None:
             self.timer.cancel()
         self.queue.stop_waiting(self)
 
-    cdef int _redirect(self, const native_frame *frame) except -1:
+    cdef int _redirect(self, const native_frame *frame, const uint8_t *body, size_t body_size) except -1:
         """The message goes to the dead-letter queue instead."""
         cdef message_view m
         cdef uint8_t *entry = NULL
         cdef size_t size
-        id = (<char *> frame.id)[:frame.id_size]
-        letters = self._letters()
-        if letters is None:
-            self.session.refuse_frame(id, QUEUE_FULL, b"The queue is full, and its dead-letter queue is being made.")
+        if not self._has_letters():
+            # It comes back, as if just received, when that queue has been made.
+            self.session.make_dead_letter_queue(self.queue.policy.dead_letter_name(self.queue.name), self.queue.policy,
+                                                (<char *> body)[:body_size])
             return 0
         size = message_write(frame, &entry)
         memset(&m, 0, sizeof(m))
         m.data, m.size = entry + 4, <uint32_t> (size - 4)
         m.is_amqp = core.amqp_parse(m.data, m.size, &m.amqp) == OK
-        (<DeadLetters> letters).add(&m, id, self.name, FailureReason.QUEUE_FULL.value.encode(), 0)
+        (<DeadLetters> self.redirect).add(&m, (<char *> frame.id)[:frame.id_size], self.name,
+                                          FailureReason.QUEUE_FULL.value.encode(), 0)
+        self.redirected += 1
         return 0
 
-    def _letters(self):
+    def _has_letters(self) -> bool:
+        """Is the way into the dead-letter queue open?  False: there is no such queue."""
         if self.redirect is not None and not self.redirect.closed:
-            return self.redirect
+            return True
         name = self.queue.policy.dead_letter_name(self.queue.name)
         try:
             self.redirect = DeadLetters(self, self.queue.table.streams.find(self.queue.stream.virtual_host, name))
         except StreamNotFound:
             self.redirect = None
-            self.session.make_dead_letter_queue(name, self.queue.policy)
-        return self.redirect
+            return False
+        return True
 
     def letters_kept(self, ids, bint ok):
         """Redirected messages are in the dead-letter queue (or, not `ok`, are not)."""
         cdef bytes id
         cdef size_t size
+        self.redirected -= len(ids)
         if self.closed or self.connection.closed:
             return
+        self.connection.want_turn()
         for id in ids:
             if ok:
                 size = publish_ack_size(len(id), len(self.name), self.session.text_layout)

@@ -12,16 +12,19 @@ Protocol: README.md beside this file.
 from libc.string cimport memcmp
 
 from vibemq.broker.inflight cimport NO_SLOT
-from vibemq.broker.queue cimport Consumer, Queue
+from vibemq.broker.consumer cimport Consumer
+from vibemq.broker.queue cimport Queue
 from vibemq.net.connection cimport Connection
 from vibemq.protocols.native.codec cimport fault_text, malformed
 from vibemq.protocols.native.deliveries cimport Subscription
 from vibemq.protocols.native.publisher cimport Publisher
 from vibemq.protocols.native.wire cimport (
-    CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, TYPE_ACK, TYPE_NACK, TYPE_PING, TYPE_PUBLISH,
-    error_size, error_write, frame_check, frame_header, frame_parse, frame_size, header_find, header_size, pong_size,
+    CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK, TYPE_CONNECT,
+    TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, error_size, error_write, frame_check, frame_header, frame_parse, frame_size, header_find, header_size, pong_size,
     pong_write,
 )
+from vibemq.storage cimport core
+from vibemq.storage.core cimport bytes_load32
 
 from vibemq.errors import LimitExceeded
 from vibemq.protocols.native import commands
@@ -31,6 +34,7 @@ from vibemq.protocols.native.spec import ErrorCode
 
 cdef enum:
     CONTROLS_PER_TURN = 32    # control commands cost tens of microseconds: the loop's millisecond
+    BYTES_PER_CONTROL = 32768 # of a decompressed body: about as much work
     # "deliveryAttempts" and the longest number: what we add to a message on its way out.
     DELIVER_ADDED_BYTES = 4 + 16 + 4
 
@@ -76,7 +80,8 @@ cdef class NativeSession(Session):
                     self.wanted = <size_t> body_size + FRAME_HEADER_BYTES
                 break
             if fault != FRAME_OK:
-                commands.refuse_framing(self, malformed(fault, self.frame_max, body_size))
+                had = data[at + 4] if fault == FRAME_UNKNOWN_FLAGS else bytes_load32(data + at)
+                commands.refuse_framing(self, malformed(fault, self.frame_max, had))
                 return size
             if flags:
                 try:
@@ -85,7 +90,9 @@ cdef class NativeSession(Session):
                 except (MalformedFrame, LimitExceeded) as problem:
                     commands.refuse_framing(self, problem)
                     return size
-                controls += 1 + self._body(<const uint8_t *> <char *> body, len(body))
+                # What was small on the wire may have been much work: it counts by what it became.
+                controls += 1 + <int> (len(body) // BYTES_PER_CONTROL)
+                controls += self._body(<const uint8_t *> <char *> body, len(body))
             else:
                 controls += self._body(data + at + FRAME_HEADER_BYTES, body_size)
             at += FRAME_HEADER_BYTES + body_size
@@ -115,16 +122,17 @@ cdef class NativeSession(Session):
             if frame.type == TYPE_ACK:
                 return self._ack(&frame, False)
             if frame.type == TYPE_PUBLISH:
-                return self._publish(&frame, body, size)
+                return self._checked_publish(&frame, body, size)
             if frame.type == TYPE_NACK and "nack" in self.features:
                 return self._ack(&frame, True)
+        if (frame.type == TYPE_CONNECT or self.state == "connecting") and frame.type != TYPE_ERROR \
+                and not self.layout_fixed:
+            self.text_layout = frame.text_layout  # up to and with Connect the peer shows which layout it speaks
         if frame.type == TYPE_PING:
             pong_write(self.connection.outbox_reserve(pong_size(frame.id_size, self.text_layout)), frame.id,
                        frame.id_size, self.text_layout)
             return 0
-        if not self.layout_fixed:
-            self.text_layout = frame.text_layout
-        if self._limited():
+        if frame.type != TYPE_DISCONNECT and frame.type != TYPE_ACK and frame.type != TYPE_NACK and self._limited():
             return self._refuse(&frame, RATE_LIMITED, b"Message rate limit exceeded.")
         check = frame_check(&frame)
         if check != CHECK_OK:
@@ -135,8 +143,7 @@ cdef class NativeSession(Session):
         commands.handle(self, (<char *> body)[:size])
         return 1
 
-    cdef int _publish(self, const native_frame *frame, const uint8_t *body, size_t size) except -1:
-        cdef Publisher publisher
+    cdef int _checked_publish(self, const native_frame *frame, const uint8_t *body, size_t size) except -1:
         cdef int check
         cdef size_t deliver
         if self._limited():
@@ -150,7 +157,11 @@ cdef class NativeSession(Session):
         if deliver - FRAME_HEADER_BYTES + DELIVER_ADDED_BYTES > self.frame_max:
             return self._refuse(frame, INVALID_MESSAGE, b"The message is larger than the %d bytes that clients read."
                                 % self.frame_max)
-        publisher = self.publisher_cached
+        return self._publish(frame, body, size)
+
+    cdef int _publish(self, const native_frame *frame, const uint8_t *body, size_t size) except -1:
+        """A Publish that is as it should be, into its queue if this user may; 1 when that took Python."""
+        cdef Publisher publisher = self.publisher_cached
         if publisher is None or len(publisher.name) != <Py_ssize_t> frame.queue_size \
                 or memcmp(<char *> publisher.name, frame.queue, frame.queue_size) != 0:
             publisher = self.publishers.get((<char *> frame.queue)[:frame.queue_size]) if frame.queue_size else None
@@ -158,9 +169,12 @@ cdef class NativeSession(Session):
                 commands.first_publish(self, (<char *> body)[:size])
                 return 1
             self.publisher_cached = publisher
+        if core.control_is_deleted(publisher.stream.log.control):
+            # Its doorbell may not have been heard yet, but whoever deleted it has had the answer.
+            commands.first_publish(self, (<char *> body)[:size])
+            return 1
         if publisher.generation != self.queues.access_generation:
-            if not commands.may_publish(self, publisher.queue.name):
-                commands.not_authorized(self, (<char *> frame.id)[:frame.id_size])
+            if not commands.may_publish(self, (<char *> frame.id)[:frame.id_size], publisher.queue.name):
                 return 1
             publisher.generation = self.queues.access_generation
         publisher.publish(frame, body, size)
@@ -172,21 +186,26 @@ cdef class NativeSession(Session):
         cdef uint32_t named_size = 0
         cdef Consumer consumer
         if frame.header_count and header_find(frame, <const char *> b"messageId", 9, &named, &named_size):
-            slot = self.in_flight.find(named, named_size)
+            slot = self._find(frame, named, named_size)
         if slot == NO_SLOT:
-            slot = self.in_flight.find(frame.id, frame.id_size)
-        if frame.queue_size:
-            while slot != NO_SLOT and not self._is_of(slot, frame):
-                slot = self.in_flight.next_same(slot)
+            slot = self._find(frame, frame.id, frame.id_size)
         if slot == NO_SLOT:
             self.unknown_acks += 1
             return 0
         consumer = <Consumer> self.by_number[self.in_flight.slots[slot].consumer]
         if nack:
-            consumer.queue.give_back(consumer, slot, True, 0)
+            (<Queue> consumer.queue).give_back(consumer, slot, True, 0)
         else:
-            consumer.queue.settle(consumer, slot)
+            (<Queue> consumer.queue).settle(consumer, slot)
         return 0
+
+    cdef int32_t _find(self, const native_frame *frame, const uint8_t *id, uint32_t id_size) except -2:
+        """The oldest delivery with this id, of the queue that the frame names if it names one."""
+        cdef int32_t slot = self.in_flight.find(id, id_size)
+        if frame.queue_size:
+            while slot != NO_SLOT and not self._is_of(slot, frame):
+                slot = self.in_flight.next_same(slot)
+        return slot
 
     cdef bint _is_of(self, int32_t slot, const native_frame *frame) except -1:
         cdef Subscription subscription = <Subscription> self.by_number[self.in_flight.slots[slot].consumer]
@@ -221,13 +240,22 @@ cdef class NativeSession(Session):
     # ---- what commands do to this session ----
 
     def publish_body(self, bytes body):
-        """A Publish whose queue had to be opened first."""
-        self._body(<const uint8_t *> <char *> body, len(body))
+        """A Publish whose queue had to be opened first; it was counted and checked when it came."""
+        cdef native_frame frame
+        if frame_parse(<const uint8_t *> <char *> body, len(body), &frame) == FRAME_OK:
+            self._publish(&frame, <const uint8_t *> <char *> body, len(body))
 
     def add_publisher(self, Queue queue, bytes name):
+        """Its first Publish asks whether it is allowed: rights may have changed while the queue was made."""
         cdef Publisher publisher = Publisher(self, self.connection, queue, name)
-        publisher.generation = self.queues.access_generation
+        publisher.generation = -1
         self.publishers[name] = publisher
+
+    def forget_rights(self):
+        """This connection is another user's now: every queue is asked for again."""
+        cdef Publisher publisher
+        for publisher in self.publishers.values():
+            publisher.generation = -1
 
     def forget_publisher(self, bytes name, publisher):
         if self.publishers.get(name) is publisher:
@@ -248,7 +276,7 @@ cdef class NativeSession(Session):
         return subscription
 
     def attach(self, Subscription subscription, Queue queue):
-        prefetch = subscription.wanted or queue.policy.prefetch
+        prefetch = subscription.wanted or queue.policy.prefetch or self.door.queues.defaults.prefetch
         subscription.dormant = False
         queue.add_consumer(subscription, min(prefetch, self.door.queues.defaults.prefetch_max))
 
@@ -261,8 +289,8 @@ cdef class NativeSession(Session):
         self.by_number[subscription.number] = None
         return True
 
-    def make_dead_letter_queue(self, str name, policy):
-        commands.make_dead_letter_queue(self, name, policy)
+    def make_dead_letter_queue(self, str name, policy, bytes body):
+        commands.make_dead_letter_queue(self, name, policy, body)
 
     def count_unconfirmed(self, Py_ssize_t more):
         """Stop reading while too much waits for a sync; go on at three quarters of the limit."""
@@ -287,9 +315,12 @@ cdef class NativeSession(Session):
         """A helper thread works on a command; the next one waits for its reply."""
         self.working = self.busy = True
 
-    def resume(self):
-        """The helper thread has finished."""
+    def set_idle(self):
+        """The helper thread has finished; what it was for comes now, then ``resume``."""
         self.working = False
+
+    def resume(self):
+        """Read on, unless something still forbids it."""
         self._go_on()
 
     def _go_on(self):
@@ -305,9 +336,37 @@ cdef class NativeSession(Session):
         """Send what is queued, then close the connection."""
         self.connection.close_after_flush()
 
+    def leave(self):
+        """The peer has said goodbye: read no more, confirm what it has published, then close."""
+        self.state = "leaving"
+        for name in list(self.subscriptions):
+            self.remove_subscription(name)
+        self.set_busy()
+        self.connection.pause()
+        self.connection.want_turn()  # after this turn's batches
+
+    cdef bint _has_confirmed_all(self):
+        cdef Publisher publisher
+        for publisher in self.publishers.values():
+            if publisher.count or publisher.unsynced or publisher.redirected:
+                return False
+        return True
+
+    def fail(self, problem):
+        """End the connection at its next turn; the log says why."""
+        self.connection.fail(problem)
+
+    @property
+    def ending(self) -> bool:
+        return self.connection.closing or self.connection.closed
+
     @property
     def peer(self) -> str:
         return self.connection.peer
+
+    @property
+    def peer_address(self) -> str:
+        return self.connection.peer.partition(" -> ")[0].rpartition(":")[0].strip("[]")
 
     @property
     def is_loopback(self) -> bool:
@@ -324,10 +383,12 @@ cdef class NativeSession(Session):
         if self.yielded:
             self.yielded = False
             self._go_on()
+        if self.state == "leaving" and self._has_confirmed_all():
+            self.finish()
         if self.connection.flush() and self.in_flight_stalled():
             for subscription in list(self.subscriptions.values()):
                 if subscription.stalled and subscription.queue is not None:
-                    subscription.queue.room_again(subscription)
+                    (<Queue> subscription.queue).room_again(subscription)
         return False
 
     def in_flight_stalled(self) -> bool:
@@ -348,9 +409,13 @@ cdef class NativeSession(Session):
             if self.dormant:
                 self.dormant = False
                 commands.wake_dormant(self)
-        if self.shutting_down and self.in_flight.count == 0:
+        if self.shutting_down and self._has_done_its_work():
             self.finish()
         return 0
+
+    cdef bint _has_done_its_work(self):
+        """Nothing in flight, no publish that waits for a sync, no command in a helper."""
+        return self.in_flight.count == 0 and not self.working and self._has_confirmed_all()
 
     cdef int _keep_alive(self, int64_t now_ms) except -1:
         if self.connection.bytes_in != self.heard_bytes:
@@ -365,7 +430,7 @@ cdef class NativeSession(Session):
         if not self.shutting_down:
             self.shutting_down = True
             commands.say_goodbye(self)
-            if self.in_flight.count == 0:
+            if self._has_done_its_work():
                 self.finish()
         return 0
 

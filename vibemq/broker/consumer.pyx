@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A consumer as the broker sees it, whatever door it came through, and the face of what decides for it."""
+
+import logging
+
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
+
+from vibemq.broker.inflight cimport NO_SLOT
+from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, Queue
+from vibemq.storage cimport core
+from vibemq.storage.core cimport AMQP_BINARY, AMQP_STRING, amqp_value
+
+logger = logging.getLogger(__name__)
+
+
+cdef class Consumer:
+    def __cinit__(self):
+        self.own.first = self.own.last = NO_SLOT
+
+    def __dealloc__(self):
+        free(self.pending)
+
+    cdef bint room(self) noexcept:
+        return True
+
+    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
+        raise TypeError(f"{type(self).__name__} does not say how to write")
+
+    cdef int on_deleted(self) except -1:
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        raise problem
+
+    @property
+    def in_flight(self) -> int:
+        return self.own.count
+
+    cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1:
+        """Write a message that the home gave to this consumer, and remember it until it is settled."""
+        cdef uint8_t made[MESSAGE_ID_BYTES_MAX]
+        cdef const uint8_t *id = made
+        cdef uint32_t id_size = 0
+        cdef amqp_value value
+        cdef int32_t slot
+        cdef Queue queue = <Queue> self.queue
+        if m.is_amqp and core.amqp_message_id(&m.amqp, &value):
+            if value.kind == AMQP_STRING or value.kind == AMQP_BINARY:
+                id, id_size = value.data, value.bytes
+            else:
+                id_size = <uint32_t> core.amqp_value_text(&value, <char *> made, MESSAGE_ID_BYTES_MAX)
+                if id_size > MESSAGE_ID_BYTES_MAX:
+                    id_size = 0
+        if id_size == 0 or id_size > 65535:
+            text = b"%d" % m.offset  # its publisher gave it none
+            memcpy(made, <char *> text, len(text))
+            id, id_size = made, <uint32_t> len(text)
+        if m.offset >= self.seen:
+            self.seen, self.fresh = m.offset + 1, False
+        else:
+            self.unordered = True
+        if queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
+            if self.write(m, id, id_size, attempts) == UNDELIVERABLE:
+                logger.warning("queue %s: message %d cannot be given to %s", queue.name, m.offset, self)
+            return 0
+        slot = self.deliveries.add(&self.own, self.number, m.offset, id, id_size, attempts, strikes,
+                                   queue.table.now_ms)
+        if slot == self.own.first:
+            queue.ack_timer.at_most(queue.table.now_ms + queue.policy.ack_timeout_ms)
+        if self.write(m, id, id_size, attempts) == UNDELIVERABLE:
+            queue.refuse(self, slot)
+        return 0
+
+    cdef uint64_t lowest(self) noexcept:
+        """The lowest offset that this consumer has not settled; 2^64-1 when it has settled all it was given."""
+        cdef uint64_t low = <uint64_t> -1
+        cdef int32_t slot = self.own.first
+        cdef size_t i
+        if slot == NO_SLOT:
+            self.unordered = False
+        while slot != NO_SLOT:
+            low = min(low, self.deliveries.slots[slot].offset)
+            if not self.unordered:
+                break  # handed out in order: the first is the lowest
+            slot = self.deliveries.slots[slot].next
+        for i in range(self.pending_head, self.pending_size):
+            low = min(low, self.pending[i].offset)
+        return low
+
+    cdef int push_pending(self, const letter *what) except -1:
+        cdef letter *grown
+        cdef size_t capacity
+        if self.pending_head == self.pending_size:
+            self.pending_head = self.pending_size = 0
+        if self.pending_size == self.pending_capacity:
+            capacity = max(<size_t> 16, self.pending_capacity * 2)
+            grown = <letter *> realloc(self.pending, capacity * sizeof(letter))
+            if grown == NULL:
+                raise MemoryError
+            self.pending, self.pending_capacity = grown, capacity
+        self.pending[self.pending_size] = what[0]
+        self.pending_size += 1
+        return 0
+
+
+cdef class Decider:
+    cdef int join(self, Consumer consumer) except -1:
+        return 0
+
+    cdef int leave(self, Consumer consumer) except -1:
+        return 0
+
+    cdef int settled(self, Consumer consumer, uint64_t offset) except -1:
+        return 0
+
+    cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1:
+        return 0
+
+    cdef int room_again(self, Consumer consumer) except -1:
+        return 0
+
+    cdef int letter_from(self, const letter *what) except -1:
+        return 0
+
+    cdef int news(self) except -1:
+        return 0
+
+    cdef bint dispatch(self) except -1:
+        return False
+
+    cdef int seats_changed(self) except -1:
+        return 0
+
+    cdef int rest(self) except -1:
+        return 0
+
+    cdef bint is_idle(self) except -1:
+        return False
+
+    cdef int stop(self) except -1:
+        return 0
