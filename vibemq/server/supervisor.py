@@ -90,6 +90,7 @@ class Supervisor:
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
         metadata = Metadata(metadata_path(self.data_dir))
+        self._ensure_superuser(metadata)
         self._refuse_strangers(metadata)
         self._bind()
         if self.config.server.user:
@@ -109,6 +110,13 @@ class Supervisor:
         """Name and port of each door that is open."""
         doors = {"streams": self.config.streams, "native": self.config.native}
         return {name: door.port for name, door in doors.items() if door.enabled}
+
+    def _ensure_superuser(self, metadata: Metadata) -> None:
+        from vibemq.admin.users import ensure_superuser
+
+        name, password = self.config.native.superuser_name, self.config.native.superuser_password
+        if password and ensure_superuser(metadata, name, password):
+            log.info("user %r is the superuser, with the password of the configuration", name)
 
     def _refuse_strangers(self, metadata: Metadata) -> None:
         _, address = listeners.resolve(self.config.server.host)

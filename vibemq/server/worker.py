@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from vibemq.admin import accounts
+from vibemq.admin.limits import ConnectionRate
 from vibemq.admin.permissions import EVERYTHING, Accesses
 from vibemq.admin.users import Authenticator
 from vibemq.broker.catalog import Catalog
@@ -94,6 +95,7 @@ class Worker:
             accesses=self.accesses,
             accounts=accounts,
             everything=EVERYTHING,
+            connection_rate=ConnectionRate(config.native.connections_per_address_per_minute),
             tell_access_changed=self._tell_access_changed,
             worker=context.index,
         )

@@ -18,8 +18,8 @@ import msgspec
 
 from vibemq.errors import AccountError, LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.native import compression
-from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, frame_of
-from vibemq.protocols.native.options import BadOption, options_of, queue_info, queue_options
+from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, frame_of, is_json
+from vibemq.protocols.native.options import READERS, BadOption, options_of, queue_info, queue_options
 from vibemq.protocols.native.spec import (
     COMMAND_BY_TYPE,
     COMPRESSION_BY_NAME,
@@ -42,12 +42,17 @@ VIRTUAL_HOST = "/"
 #: The id of a frame that answers none.
 FRESH_ID = b"server"
 PREFETCH_HEADER = "prefetch"
+GUEST = "guest"
+#: Every send would be overdue at once, and the queue turn in circles.
+ACK_TIMEOUT_MS_MIN = 10
 
 
 def handle(session: NativeSession, body: bytes) -> None:
     """One frame that is not a data frame of an open session."""
     request = decode_body(body)
     rule = COMMAND_BY_TYPE.get(request.type)  # type: ignore[call-overload]
+    if session.state == "open" and not check_access(session):
+        return
     answer = STATES[session.state].get(request.type)
     if answer is not None:
         if rule is not None and rule.feature is not None and rule.feature not in session.features:
@@ -69,7 +74,10 @@ def handle(session: NativeSession, body: bytes) -> None:
         if rule.operation is not None and not session.access.may(rule.operation, request.queue):
             not_authorized(session, request.id)
             return
-    answer(session, request)
+    try:
+        answer(session, request)
+    except Exception as problem:  # one bad command is answered; it does not cost the connection
+        failed(session, request, problem)
 
 
 def _name(number: int) -> str:
@@ -93,15 +101,19 @@ def reply(
     payload: bytes | None = None,
     headers: dict[str, str] | None = None,
 ) -> None:
-    """The answer to a request, compressed when that was agreed and is worth it."""
+    """The answer to a request, compressed when that was agreed and is worth it; never larger than clients read."""
     body = encode_body(
         command, request.id, queue=queue, payload=payload, headers=headers, text_layout=session.text_layout
     )
     if session.compression and len(body) >= session.compression_threshold:
         packed = compression.compress(session.compression, body)
-        if packed is not None:
+        if packed is not None and len(packed) <= session.frame_max:
             session.write(frame_of(packed, COMPRESSION_BY_NAME[session.compression]))
             return
+    if len(body) > session.frame_max:
+        text = f"The answer has {len(body)} bytes, more than the {session.frame_max} that clients read."
+        error(session, request, ErrorCode.SERVER_ERROR, text)
+        return
     session.write(frame_of(body))
 
 
@@ -131,10 +143,12 @@ def in_helper(
     def finish(result: Any, problem: BaseException | None) -> None:
         if session.state == "closed":
             return
+        session.set_idle()  # before `done`, which may be busy again
         try:
             done(result, problem)
-        finally:
-            session.resume()
+        except Exception as later:
+            session.fail(later)
+        session.resume()
 
     session.set_busy()
     (submit or session.door.helpers.submit)(work, finish)
@@ -154,6 +168,17 @@ def failed(session: NativeSession, request: Message, problem: BaseException) -> 
 
 
 def opened(session: NativeSession) -> None:
+    door = session.door
+    if not door.admits(session.peer_address):
+        logger.info("%s: its address connects too often, closed", session.peer)
+        session.refuse_frame(FRESH_ID, ErrorCode.RATE_LIMITED.encode(), b"Too many connections from this address.")
+        session.finish()
+        return
+    await_connect(session)
+
+
+def await_connect(session: NativeSession) -> None:
+    """From now on the peer has a while to log in."""
     door = session.door
     session.deadline_ms = door.now_ms() + door.config.handshake_timeout_s * 1000
     session.at_deadline = _too_slow
@@ -192,22 +217,17 @@ def needs_login(session: NativeSession) -> bool:
 
 def connect(session: NativeSession, request: Message) -> None:
     user, password = request.headers.get(Header.AUTH_USERNAME), request.headers.get(Header.AUTH_PASSWORD)
-    session.client_version = request.headers.get(Header.CLIENT_VERSION, "")[:64]
-    if user is None and password is None:
-        if needs_login(session):
-            error(session, request, ErrorCode.AUTH_REQUIRED, "Username and password are required.")
-        else:
-            _connected(session, request, "", session.door.broker.everything)
-        return
-    if not needs_login(session) and user != "guest":
-        _connected(session, request, user or "", session.door.broker.everything)
+    authenticator = session.door.authenticator
+    if not needs_login(session):
+        # Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret.
+        guest = user == GUEST and authenticator.check_cached(GUEST, password or "", session.is_loopback)
+        _connected(session, request, GUEST if guest and guest.name == "OK" else "", session.door.broker.everything)
         return
     if password is None:
         error(session, request, ErrorCode.AUTH_REQUIRED, "Username and password are required.")
         return
     if user is None:
         user = session.door.config.superuser_name
-    authenticator = session.door.authenticator
     verdict = authenticator.check_cached(user, password, session.is_loopback)
     if verdict is not None:
         _judged(session, request, user, verdict)
@@ -226,7 +246,7 @@ def connect(session: NativeSession, request: Message) -> None:
 def _judged(session: NativeSession, request: Message, user: str, verdict: Any) -> None:
     if verdict.name == "OK":
         broker = session.door.broker
-        access = broker.everything if user == "guest" else broker.accesses.of(user)
+        access = broker.everything if user == GUEST else broker.accesses.of(user)
         if access is not None:
             _connected(session, request, user, access)
             return
@@ -235,15 +255,16 @@ def _judged(session: NativeSession, request: Message, user: str, verdict: Any) -
     else:
         logger.warning("%s: login refused for user %r", session.peer, user)
     # Held back, so that guessing gets slow; the peer may try again afterwards.
-    state, session.state = session.state, "refused"
+    before, session.state = session.state, "refused"
     session.deadline_ms = session.door.now_ms() + session.door.config.login_failure_delay_s * 1000 + 1
     session.set_busy()
 
     def answer(session: NativeSession) -> None:
-        session.state = "connecting" if state == "connecting" else state
+        session.state = before  # of a second Connect: who they were, they still are
         error(session, request, ErrorCode.AUTH_FAILED, "Invalid username or password.")
-        if session.state == "connecting":
-            opened(session)
+        if before == FIRST_STATE:
+            await_connect(session)
+        session.set_idle()
         session.resume()
 
     session.at_deadline = answer
@@ -251,7 +272,8 @@ def _judged(session: NativeSession, request: Message, user: str, verdict: Any) -
 
 def _connected(session: NativeSession, request: Message, user: str, access: Any) -> None:
     door = session.door
-    session.user, session.access, session.state, session.deadline_ms = user, access, "open", 0
+    session.user, session.state, session.deadline_ms = user, "open", 0
+    session.client_version = request.headers.get(Header.CLIENT_VERSION, "")[:64]
     session.compression = compression.negotiate(request.headers.get(Header.SUPPORTED_COMPRESSION), door.compressions)
     session.flags_max = 3 if session.compression == "zstd" else 2
     wanted = {name.strip().lower() for name in request.headers.get(Header.FEATURES, "").split(",")}
@@ -263,32 +285,65 @@ def _connected(session: NativeSession, request: Message, user: str, access: Any)
         headers[Header.FEATURES.value] = ",".join(sorted(session.features))
     # Never compressed: some peers read it before they have set their side up.
     session.write(encode_frame(Command.CONNECT_ACK, request.id, headers=headers, text_layout=session.text_layout))
+    session.forget_rights()
+    _use_access(session, access)
 
 
 def disconnect(session: NativeSession, request: Message) -> None:
-    session.finish()
+    session.leave()
 
 
-def check_access(session: NativeSession) -> None:
-    """Twice a second: is this user still allowed to be here?"""
-    if not session.user or session.user == "guest":
-        return
-    accesses = session.door.broker.accesses
-    access = accesses.of(session.user) if accesses.has_users else session.door.broker.everything
-    if access is None or (access.created_ms != session.access.created_ms and session.access.user == session.user):
+def check_access(session: NativeSession) -> bool:
+    """At each command and twice a second: is this user still allowed to be here, and to do what it does?
+
+    False: no, and the connection is about to end."""
+    if session.ending:
+        return False
+    broker = session.door.broker
+    if session.user == GUEST:
+        return True  # not a user that somebody could change
+    if not session.user:
+        if not broker.accesses.has_users:
+            return True
+        logger.warning("%s: came when nobody had to log in, closed", session.peer)
+        return _send_off(session, ErrorCode.AUTH_REQUIRED, b"Username and password are required.")
+    access = broker.accesses.of(session.user)
+    if access is None or access.created_ms != session.access.created_ms:
         logger.warning("%s: user %r was deleted, closed", session.peer, session.user)
-        session.refuse_frame(FRESH_ID, ErrorCode.AUTH_FAILED.encode(), b"This user was deleted.")
-        session.finish()
-    elif access is not session.access:
-        session.access = access
+        return _send_off(session, ErrorCode.AUTH_FAILED, b"This user was deleted.")
+    if access is not session.access:
+        _use_access(session, access)
+    return True
+
+
+def _send_off(session: NativeSession, code: ErrorCode, text: bytes) -> bool:
+    session.refuse_frame(FRESH_ID, code.encode(), text)
+    session.finish()
+    return False
+
+
+def _use_access(session: NativeSession, access: Any) -> None:
+    """These are the rights now; subscriptions that they do not cover end."""
+    session.access = access
+    for name in list(session.subscriptions):
+        queue = name.decode()
+        if not access.may(QueueOperation.SUBSCRIBE, queue):
+            session.remove_subscription(name)
+            text = f"Access denied: the subscription to queue '{queue}' has ended."
+            session.refuse_frame(FRESH_ID, ErrorCode.NOT_AUTHORIZED.encode(), text.encode())
 
 
 # ---- queues ----
 
 
-def may_publish(session: NativeSession, queue: str) -> bool:
-    check_access(session)
-    return bool(session.access.may(QueueOperation.PUBLISH, queue))
+def may_publish(session: NativeSession, request_id: bytes, queue: str) -> bool:
+    """Ask again, because rights have changed since the last time; a refusal is answered here."""
+    if not check_access(session):
+        return False
+    if session.access.may(QueueOperation.PUBLISH, queue):
+        return True
+    not_authorized(session, request_id)
+    return False
 
 
 def first_publish(session: NativeSession, body: bytes) -> None:
@@ -297,8 +352,7 @@ def first_publish(session: NativeSession, body: bytes) -> None:
     if not request.queue:
         error(session, request, ErrorCode.INVALID_QUEUE, "Queue name is required for publish.")
         return
-    if not may_publish(session, request.queue):
-        not_authorized(session, request.id)
+    if not may_publish(session, request.id, request.queue):
         return
 
     def opened_queue(queue: Any) -> None:
@@ -394,11 +448,17 @@ def create_queue(session: NativeSession, request: Message) -> None:
         error(session, request, problem.error_code, str(problem))
         return
     if options.dead_letter and options.dead_letter_name(name) == name:
-        error(session, request, ErrorCode.INVALID_PAYLOAD, "A queue cannot be its own dead-letter queue.")
+        code = ErrorCode.INVALID_PAYLOAD if request.payload else ErrorCode.INVALID_MESSAGE
+        error(session, request, code, "A queue cannot be its own dead-letter queue.")
+        return
+    if options.ack_timeout_ms is not None and options.ack_timeout_ms < ACK_TIMEOUT_MS_MIN:
+        code = ErrorCode.INVALID_PAYLOAD if request.payload else ErrorCode.INVALID_MESSAGE
+        error(session, request, code, f"ackTimeoutMs: needed {ACK_TIMEOUT_MS_MIN} or more.")
         return
     stored = options.stored()
-    if not request.payload and not any(key in request.headers for key in ("maxQueueSize",)):
-        stored.pop("max_messages", None)  # not said: follows the configuration
+    if request.payload in (None, b"null"):
+        # What was not said is not stored, so it follows the configuration; a payload says everything.
+        stored = {field: value for field, value in stored.items() if _is_said(field, request.headers)}
 
     def done(_: Any, problem: BaseException | None) -> None:
         if isinstance(problem, StreamExists):
@@ -411,6 +471,11 @@ def create_queue(session: NativeSession, request: Message) -> None:
         reply(session, request, Command.CREATE_QUEUE, queue=name)
 
     in_helper(session, partial(session.door.catalog.create_queue, VIRTUAL_HOST, name, stored), done)
+
+
+def _is_said(field: str, headers: dict[str, str]) -> bool:
+    names, _ = READERS[field]
+    return any(name in headers for name in names)
 
 
 def delete_queue(session: NativeSession, request: Message) -> None:
@@ -428,7 +493,13 @@ def delete_queue(session: NativeSession, request: Message) -> None:
             catalog.deleted(gone)
         reply(session, request, Command.DELETE_QUEUE, queue=name)
 
-    in_helper(session, partial(catalog.delete, VIRTUAL_HOST, name), done)
+    def work() -> Any:
+        record = catalog.metadata.find_stream(VIRTUAL_HOST, name)
+        if record is None or record.queue is None:  # a stream that is no queue is none of this door's
+            raise StreamNotFound(name)
+        return catalog.delete(VIRTUAL_HOST, name)
+
+    in_helper(session, work, done)
 
 
 def info(session: NativeSession, request: Message) -> None:
@@ -436,20 +507,16 @@ def info(session: NativeSession, request: Message) -> None:
     try:
         record = door.queues.metadata.find_stream(VIRTUAL_HOST, name)
         if record is None or record.queue is None:
-            if session.text_layout:
-                error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
-            else:
-                reply(session, request, Command.QUEUE_INFO, queue=name)  # an Error would break .NET declarations
-            return
+            raise StreamNotFound(name)
         queue = door.queues.find(VIRTUAL_HOST, name)
-        waiting, in_flight, consumers = queue.counts()
-        queue.release(None)
     except StreamNotFound:
-        reply(session, request, Command.QUEUE_INFO, queue=name)
+        if session.text_layout:
+            error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
+        else:
+            reply(session, request, Command.QUEUE_INFO, queue=name)  # an Error would break .NET declarations
         return
-    except (StorageError, OSError) as problem:
-        failed(session, request, problem)
-        return
+    waiting, in_flight, consumers = queue.counts()
+    queue.release(None)
     payload = queue_info(
         name,
         options_of(record.queue, door.option_defaults),
@@ -470,11 +537,7 @@ def list_queues(session: NativeSession, request: Message) -> None:
             failed(session, request, problem)
             return
         seen = sorted(name for name in names if access.sees(name))
-        payload = msgspec.json.encode(seen)
-        if len(payload) + 1024 > session.frame_max and not session.compression:
-            error(session, request, ErrorCode.SERVER_ERROR, f"{len(seen)} names do not fit into one frame.")
-            return
-        reply(session, request, Command.LIST_QUEUES, payload=payload)
+        reply(session, request, Command.LIST_QUEUES, payload=msgspec.json.encode(seen))
 
     # Thousands of rows: not in the loop.
     in_helper(session, lambda: [record.name for record in metadata.queues(VIRTUAL_HOST)], done)
@@ -487,27 +550,22 @@ def purge_queue(session: NativeSession, request: Message) -> None:
     except StreamNotFound:
         error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
         return
-    except (StorageError, OSError) as problem:
-        failed(session, request, problem)
-        return
     count = queue.purge()
     queue.release(None)
     reply(session, request, Command.PURGE_QUEUE, queue=name, payload=msgspec.json.encode({"purged": count}))
 
 
-def make_dead_letter_queue(session: NativeSession, name: str, source: QueuePolicy) -> None:
-    """Somebody's message was redirected to a queue that does not exist yet."""
-    door = session.door
-    if name in door.making:
-        return
-    door.making.add(name)
+def make_dead_letter_queue(session: NativeSession, name: str, source: QueuePolicy, publish: bytes) -> None:
+    """A message is to be redirected to a queue that does not exist yet; afterwards it is published again."""
+    catalog = session.door.catalog
 
     def done(_: Any, problem: BaseException | None) -> None:
-        door.making.discard(name)
         if problem is not None:
-            logger.error("dead-letter queue %s cannot be made: %s", name, problem)
+            failed(session, decode_body(publish), problem)
+        else:
+            session.publish_body(publish)
 
-    door.helpers.submit(partial(door.catalog.create_dead_letter_queue, VIRTUAL_HOST, name, source), done)
+    in_helper(session, partial(catalog.create_dead_letter_queue, VIRTUAL_HOST, name, source), done)
 
 
 # ---- users ----
@@ -526,13 +584,14 @@ ADMIN = {
 def admin(session: NativeSession, request: Message) -> None:
     """Commands 50 to 56: fields in a JSON object or, as some documents have it, in headers."""
     broker = session.door.broker
-    check_access(session)
     fields: Any = None
     if request.payload:
         try:
+            if not is_json(request.payload):  # bounds the depth before a recursive parser sees it
+                raise msgspec.DecodeError("this is not JSON")
             fields = msgspec.json.decode(request.payload)
         except msgspec.DecodeError as problem:
-            error(session, request, ErrorCode.INVALID_PAYLOAD, f"Payload must be a JSON object: {problem}")
+            error(session, request, ErrorCode.INVALID_PAYLOAD, f"Payload must be a JSON object: {problem}.")
             return
     elif request.headers:
         fields = dict(request.headers)
@@ -546,7 +605,8 @@ def admin(session: NativeSession, request: Message) -> None:
         elif problem is not None:
             failed(session, request, problem)
         else:
-            broker.tell_access_changed()
+            if request.type not in (Command.ADMIN_LIST_USERS, Command.ADMIN_GET_USER_PERMISSIONS):
+                broker.tell_access_changed()
             reply(session, request, Command(request.type), payload=msgspec.json.encode(answer))
 
     in_helper(
@@ -576,5 +636,6 @@ STATES: dict[str, dict[int, Answer]] = {
         Command.PURGE_QUEUE: purge_queue,
         **dict.fromkeys(ADMIN, admin),
     },
+    "leaving": {},  # Disconnect has come; what was published is still confirmed
     "closed": {},
 }

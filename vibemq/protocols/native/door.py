@@ -26,7 +26,6 @@ class NativeDoor:
         self.catalog = broker.catalog
         self.helpers = broker.helpers
         self.authenticator = broker.authenticator
-        self.guest_allowed = config.guest.allow_loopback
         self.auto_create = config.queues.auto_create
         self.auto_create_needs_permission = config.queues.auto_create_needs_permission
         self.compressions = [name for name in config.native.compressions.split(",") if name]
@@ -38,7 +37,6 @@ class NativeDoor:
         )
         self.server_version = vibemq.__version__
         self._numbers = itertools.count(1)
-        self.making: set[str] = set()  # dead-letter queues that a helper is about to make
 
     def next_connection_id(self) -> str:
         return f"srv_{self.broker.worker}_{next(self._numbers)}"
@@ -46,6 +44,11 @@ class NativeDoor:
     def accept(self, connection: Any) -> NativeSession:
         """The session of a new connection."""
         return NativeSession(connection, self)
+
+    def admits(self, address: str) -> bool:
+        """May this address connect now, or has it done so too often?"""
+        admitted: bool = self.broker.connection_rate.admit(address, time.monotonic())
+        return admitted
 
     def now_ms(self) -> int:
         """The loop's clock: monotonic ms."""

@@ -22,6 +22,7 @@ cdef class Publisher(StreamUser):
     cdef size_t parked_bytes
     cdef object timer
     cdef object redirect              # broker.deadletters.DeadLetters, once something was redirected
+    cdef size_t redirected            # on their way into the dead-letter queue
     cdef bint closed
 
     cdef int publish(self, const native_frame *frame, const uint8_t *body, size_t body_size) except -1
@@ -30,4 +31,4 @@ cdef class Publisher(StreamUser):
     cdef int _refuse_acks(self, const uint8_t *acks, size_t size, bytes code, bytes text) except -1
     cdef int _full(self, const native_frame *frame) except -1
     cdef int _park(self, const uint8_t *body, size_t body_size) except -1
-    cdef int _redirect(self, const native_frame *frame) except -1
+    cdef int _redirect(self, const native_frame *frame, const uint8_t *body, size_t body_size) except -1

@@ -40,9 +40,13 @@ cdef class NativeSession(Session):
     cdef int64_t tokens_ms
 
     cdef int _body(self, const uint8_t *body, size_t size) except -1
+    cdef int _checked_publish(self, const native_frame *frame, const uint8_t *body, size_t size) except -1
     cdef int _publish(self, const native_frame *frame, const uint8_t *body, size_t size) except -1
     cdef int _ack(self, const native_frame *frame, bint nack) except -1
     cdef int _refuse(self, const native_frame *frame, bytes code, bytes text) except -1
+    cdef int32_t _find(self, const native_frame *frame, const uint8_t *id, uint32_t id_size) except -2
     cdef bint _is_of(self, int32_t slot, const native_frame *frame) except -1
     cdef bint _limited(self) noexcept
+    cdef bint _has_confirmed_all(self)
+    cdef bint _has_done_its_work(self)
     cdef int _keep_alive(self, int64_t now_ms) except -1
