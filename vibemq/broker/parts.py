@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vibemq.broker.catalog import Catalog
-    from vibemq.broker.queue import QueueTable
+    from vibemq.broker.queue_table import QueueTable
     from vibemq.broker.stream import StreamTable
 
 

@@ -91,6 +91,11 @@ def policy(stored: Mapping[str, Any], defaults: Queues) -> QueuePolicy:
     )
 
 
+def has_ttl(stored: Mapping[str, Any] | None) -> bool:
+    """Do messages of a queue that is stored like this expire?"""
+    return bool(stored and stored.get("message_ttl_ms"))
+
+
 def dead_letter_options(source: QueuePolicy) -> dict[str, Any]:
     """What a dead-letter queue made on demand is stored with: bounded as its source, and nothing behind it."""
     return {"mode": 0, "max_messages": source.max_messages, "overflow": int(Overflow.DROP_OLDEST), "dead_letter": False}

@@ -14,9 +14,24 @@ cdef enum:
     MODE_PRIORITY_BASED = 3
 
 
+# What all queues of a worker share; QueueTable adds what is done with it.
+cdef class QueueParts:
+    cdef readonly StreamTable streams
+    cdef readonly object metadata, helpers, timers, defaults, make_home
+    cdef Board board
+    cdef Mail mail
+    cdef readonly Messages messages
+    cdef readonly uint32_t worker
+    cdef list dirty                   # queues to dispatch
+    cdef list reports                 # consumers with something to tell a home on another worker
+    cdef uint32_t next_consumer
+    cdef readonly int64_t now_ms      # the loop's clock, taken once a turn
+    cdef public int64_t access_generation  # of admin.permissions.Accesses, for sessions to compare
+
+
 cdef class Queue(StreamUser):
     cdef readonly object policy
-    cdef readonly QueueTable table
+    cdef readonly QueueParts table    # the broker.queue_table.QueueTable
     cdef readonly str name
     cdef ledger *raw
     cdef ledger_control *control
@@ -56,24 +71,3 @@ cdef class Queue(StreamUser):
     cdef int on_letter(self, const letter *what) except -1
     cdef bint dispatch(self) except -1
     cdef int report(self, Consumer consumer) except -1
-
-
-cdef class QueueTable:
-    cdef readonly StreamTable streams
-    cdef readonly object metadata, helpers, timers, defaults, make_home
-    cdef Board board
-    cdef Mail mail
-    cdef readonly Messages messages
-    cdef readonly uint32_t worker
-    cdef readonly dict by_name
-    cdef dict by_slot
-    cdef list dirty
-    cdef list reports                 # consumers with something to tell a home on another worker
-    cdef uint32_t next_consumer
-    cdef readonly int64_t now_ms      # the loop's clock, taken once a turn
-    cdef public int64_t access_generation  # of admin.permissions.Accesses, for sessions to compare
-
-    cdef Queue _addressee(self, const letter *what)
-    cdef int take_mail(self) except -1
-    cdef int seats_changed(self) except -1
-    cdef int dispatch(self) except -1

@@ -48,7 +48,7 @@ from vibemq.errors import (
     VibeMQError,
 )
 from vibemq.protocols.native import codec
-from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, FEATURES, Command, Header, command_name
+from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, FEATURE_NAMES, Command, Header, command_name
 
 log = logging.getLogger("vibemq.client")
 
@@ -165,7 +165,7 @@ class Engine:
         headers = {
             Header.CLIENT_VERSION.value: f"vibemq-python/{__version__}",
             Header.SUPPORTED_COMPRESSION.value: ",".join(settings.compression),
-            Header.FEATURES.value: ",".join(FEATURES),
+            Header.FEATURES.value: ",".join(FEATURE_NAMES),
         }
         if settings.user is not None and settings.password is not None:
             headers |= {Header.AUTH_USERNAME.value: settings.user, Header.AUTH_PASSWORD.value: settings.password}
@@ -182,7 +182,7 @@ class Engine:
             raise ProtocolError(f"{settings.peer}: needed one of {settings.compression}, had compression {name!r}")
         self.core.negotiated(name if name in COMPRESSION_BY_NAME else None, settings.compression_threshold_bytes)
         granted = answer.headers.get(Header.FEATURES, "")
-        self.features = frozenset(word.strip() for word in granted.split(",")) & FEATURES.keys()
+        self.features = frozenset(word.strip() for word in granted.split(",")).intersection(FEATURE_NAMES)
         self.server_version = answer.headers.get(Header.SERVER_VERSION, "")
         self.connection_id = answer.headers.get(Header.CONNECTION_ID, "")
 

@@ -17,7 +17,7 @@ import time
 
 from libc.stdint cimport int64_t, uint64_t
 
-from vibemq.broker.queue cimport QueueTable
+from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport StreamTable
 from vibemq.net.connection cimport Connection, ReceiveBuffer
 from vibemq.net.door cimport Session

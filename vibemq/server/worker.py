@@ -23,11 +23,12 @@ from vibemq.broker.catalog import Catalog
 from vibemq.broker.fanout import FanOut
 from vibemq.broker.messages import Messages
 from vibemq.broker.parts import Broker
-from vibemq.broker.policy import DeliveryMode
-from vibemq.broker.queue import QueueTable
+from vibemq.broker.policy import DeliveryMode, has_ttl
+from vibemq.broker.queue_table import QueueTable
 from vibemq.broker.rotation import Rotation
 from vibemq.broker.stream import StreamTable
 from vibemq.broker.timers import Timers
+from vibemq.errors import VibeMQError
 from vibemq.net.poller import Poller
 from vibemq.protocols.native.door import NativeDoor
 from vibemq.protocols.streams.door import StreamsDoor
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 ORPHAN_TIMEOUT_S = 2  # the supervisor is dead: its successor waits for us
 END_EARLY_S = 0.5  # before the supervisor's own deadline, at which it would have to kill us
 END_MARGIN_S = 1.0  # the supervisor kills who is still there at the timeout: end on our own before it
+ADOPTED_PER_TURN = 20  # some tens of microseconds each
 DOORS = {"streams": StreamsDoor, "native": NativeDoor}
 HOMES = {
     DeliveryMode.ROUND_ROBIN: Rotation,
@@ -75,6 +77,8 @@ class Worker:
             streams, self.mail, Messages(self.helpers), self.timers, config.queues, self._make_home
         )
         self.accesses = Accesses(metadata)
+        self.adopting: list[tuple[str, str]] = []
+        self.adopt_timer = self.timers.timer(self._adopt_some)
         poller = selectors.DefaultSelector() if os.environ.get("VIBEMQ_POLLER") == "selectors" else Poller()
         self.loop = Loop(
             poller,
@@ -101,6 +105,30 @@ class Worker:
         )
         self.doors = {name: DOORS[name](config, broker) for name in context.listeners}
 
+    def _adopt(self) -> None:
+        """Queues whose messages expire have a home as long as the broker runs, used or not."""
+
+        def look() -> list[tuple[str, str]]:
+            return [(record.vhost, record.name) for record in self.queues.metadata.queues("/") if has_ttl(record.queue)]
+
+        def found(names: list[tuple[str, str]] | None, error: BaseException | None) -> None:
+            if error is not None:
+                logger.error("queues whose messages expire cannot be listed: %s", error)
+            self.adopting = names or []
+            self._adopt_some(0)
+
+        self.helpers.submit(look, found)
+
+    def _adopt_some(self, now_ms: int) -> None:
+        for virtual_host, name in self.adopting[:ADOPTED_PER_TURN]:
+            try:
+                self.queues.find(virtual_host, name).adopt()
+            except VibeMQError as problem:
+                logger.error("queue %s: its messages do not expire now: %s", name, problem)
+        del self.adopting[:ADOPTED_PER_TURN]
+        if self.adopting:
+            self.adopt_timer.set(self.queues.now_ms + 1)
+
     def _make_home(self, queue: Any, generation: int) -> Any:
         kind = HOMES[queue.policy.mode]
         return kind(queue, generation, self.catalog.create_dead_letter_queue)
@@ -119,6 +147,7 @@ class Worker:
         self.board.sit()
         self.mail.sit()
         self.board.seat_taken()
+        self._adopt()
         for name, listener in self.context.listeners.items():
             self.loop.listen(listener, self.doors[name])
         os.write(self.context.ready_fd, b"R")

@@ -23,7 +23,8 @@ from vibemq.protocols.native.options import READERS, BadOption, options_of, queu
 from vibemq.protocols.native.spec import (
     COMMAND_BY_TYPE,
     COMPRESSION_BY_NAME,
-    FEATURES,
+    FEATURE_DEDUP,
+    FEATURE_NAMES,
     REASON_SERVER_SHUTDOWN,
     Command,
     ErrorCode,
@@ -277,7 +278,8 @@ def _connected(session: NativeSession, request: Message, user: str, access: Any)
     session.compression = compression.negotiate(request.headers.get(Header.SUPPORTED_COMPRESSION), door.compressions)
     session.flags_max = 3 if session.compression == "zstd" else 2
     wanted = {name.strip().lower() for name in request.headers.get(Header.FEATURES, "").split(",")}
-    session.features = frozenset(wanted & FEATURES.keys())
+    session.features = frozenset(wanted.intersection(FEATURE_NAMES))
+    session.dedup = FEATURE_DEDUP in session.features
     headers = {Header.CONNECTION_ID.value: session.connection_id, Header.SERVER_VERSION.value: door.server_version}
     if session.compression:
         headers[Header.NEGOTIATED_COMPRESSION.value] = session.compression

@@ -17,6 +17,9 @@ cdef class Publisher(StreamUser):
     cdef uint8_t *acks                # PublishAcks of this turn's batch, as they will be sent
     cdef size_t ack_bytes, ack_capacity
     cdef size_t count
+    cdef bytes reference              # of a client whose duplicates are dropped: the first digits of its ids
+    cdef uint32_t reference_index     # in this turn's batch, once interned
+    cdef bint interned
     cdef list unsynced                # (acks, count, first offset, next offset) of batches that wait for a sync
     cdef list parked                  # (body, when it came) of publishes that a full queue holds back
     cdef size_t parked_bytes
@@ -27,6 +30,7 @@ cdef class Publisher(StreamUser):
 
     cdef int publish(self, const native_frame *frame, const uint8_t *body, size_t body_size) except -1
     cdef int _append(self, const native_frame *frame) except -1
+    cdef bint _number_of(self, const native_frame *frame, uint64_t *number) except -1
     cdef uint8_t *_ack_room(self, size_t size) except NULL
     cdef int _refuse_acks(self, const uint8_t *acks, size_t size, bytes code, bytes text) except -1
     cdef int _full(self, const native_frame *frame) except -1

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 cdef enum:
     ACK_BYTES_KEPT = 1 << 20          # a larger burst's buffer is given back after use
     PARKED_BYTES_MAX = 16 << 20       # of one publisher: then its connection is read no further
+    DEDUP_CLIENT_BYTES = 16
+    DEDUP_ID_BYTES = 32
     OVERFLOW_DROP_OLDEST = 0
     OVERFLOW_DROP_NEWEST = 1
     OVERFLOW_BLOCK = 2
@@ -165,12 +167,23 @@ cdef class Publisher(StreamUser):
     cdef int _append(self, const native_frame *frame) except -1:
         cdef uint8_t *entry = NULL
         cdef size_t size
+        cdef uint64_t number = 0
+        cdef bint tracked = self.session.dedup and self._number_of(frame, &number)
         cdef err e
         size = message_write(frame, &entry)
         while True:
             if self.count == 0:
                 self.stream.add_waiting(self)
-            e = core.batch_add(self.stream.batch, entry, <uint32_t> size, 1)
+                self.interned = False
+            if not tracked:
+                e = core.batch_add(self.stream.batch, entry, <uint32_t> size, 1)
+            else:
+                if not self.interned:
+                    if core.batch_reference_intern(self.stream.batch, self.reference, <uint32_t> len(self.reference),
+                                                   &self.reference_index) != OK:
+                        raise MemoryError
+                    self.interned = True
+                e = core.batch_add_tracked(self.stream.batch, entry, <uint32_t> size, 1, self.reference_index, number)
             if e != ERR_FULL:
                 break
             self.stream.persist()
@@ -182,6 +195,26 @@ cdef class Publisher(StreamUser):
         publish_ack_write(self._ack_room(size), frame.id, frame.id_size, <char *> self.name, len(self.name),
                           self.session.text_layout)
         return 0
+
+    cdef bint _number_of(self, const native_frame *frame, uint64_t *number) except -1:
+        """The number in an id of a client that has its duplicates dropped; False where the id is another kind."""
+        cdef uint32_t i
+        cdef uint8_t c
+        cdef uint64_t value = 0
+        if frame.id_size != DEDUP_ID_BYTES:
+            return False
+        for i in range(DEDUP_CLIENT_BYTES, DEDUP_ID_BYTES):
+            c = frame.id[i]
+            if c"0" <= c <= c"9":
+                value = value << 4 | <uint64_t> (c - c"0")
+            elif c"a" <= c <= c"f":
+                value = value << 4 | <uint64_t> (c - c"a" + 10)
+            else:
+                return False
+        if self.reference is None:
+            self.reference = (<char *> frame.id)[:DEDUP_CLIENT_BYTES]
+        number[0] = value
+        return memcmp(<char *> self.reference, frame.id, DEDUP_CLIENT_BYTES) == 0
 
     cdef uint8_t *_ack_room(self, size_t size) except NULL:
         cdef uint8_t *grown

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.inflight cimport InFlight
-from vibemq.broker.queue cimport QueueTable
+from vibemq.broker.queue_table cimport QueueTable
 from vibemq.net.door cimport Session
 from vibemq.protocols.native.wire cimport native_frame
 
@@ -18,6 +18,7 @@ cdef class NativeSession(Session):
     cdef public str compression        # negotiated name, None: nothing is compressed
     cdef public uint8_t flags_max      # highest compression flag that this peer may use
     cdef public frozenset features
+    cdef public bint dedup             # one of them, asked for each message
     cdef public uint32_t frame_max
     cdef public uint32_t compression_threshold
     cdef readonly dict publishers      # queue name (bytes) -> Publisher

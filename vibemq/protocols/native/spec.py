@@ -192,6 +192,10 @@ REASON_SERVER_SHUTDOWN = "server_shutdown"
 PAYLOAD_ENCODING_BASE64 = "base64"
 DEAD_LETTER_SUFFIX = ".dlq"  # of the dead-letter queue's name where none was given
 FEATURES = {"nack": Command.NACK, "purge": Command.PURGE_QUEUE}
+# A feature that is no command: ids are 16 hexadecimal digits of the client and 16 of a number that rises. A message
+# whose number is not above the last stored one of its client and queue is confirmed and not stored again.
+FEATURE_DEDUP = "dedup"
+FEATURE_NAMES = (*FEATURES, FEATURE_DEDUP)
 
 # ---- what a frame may get wrong ----
 
