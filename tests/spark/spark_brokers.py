@@ -72,12 +72,13 @@ class VibeMQ(Broker):
     def __init__(self, folder: Path, workers: int = 2) -> None:
         self.folder = folder
         self.workers = workers
-        self.port = 0
+        self.port = self.native_port = 0
         self.process: subprocess.Popen | None = None
 
     def start(self) -> VibeMQ:
         command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", str(self.workers)]
-        command += ["--streams-port", str(self.port), "--native-port", "0", "--data-dir", str(self.folder / "data")]
+        command += ["--streams-port", str(self.port), "--native-port", str(self.native_port)]
+        command += ["--data-dir", str(self.folder / "data")]
         with open(self.folder / "broker.log", "ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
@@ -89,6 +90,7 @@ class VibeMQ(Broker):
             self.kill()
             raise RuntimeError(f"no ready line but {line!r}: {(self.folder / 'broker.log').read_text()[-2000:]}")
         self.port = int(doors["streams"].rpartition(":")[2])
+        self.native_port = int(doors["native"].rpartition(":")[2])
         return self
 
     def kill(self) -> None:

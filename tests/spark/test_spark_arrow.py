@@ -155,7 +155,7 @@ VALUE = b"\x00\x53\x77"
         (VALUE + b"\xb1" + struct.pack(">I", 4) + b"long", b"long"),
         (VALUE + b"\xb0" + struct.pack(">I", 2) + b"\xff\xfe", b"\xff\xfe"),
         (VALUE + b"\x41", VALUE + b"\x41"),  # true has no bytes: kept as stored
-        (VALUE + b"\x40", VALUE + b"\x40"),
+        (VALUE + b"\x40", b""),  # null: a native message without a body
         (b'{"json": 1}', b'{"json": 1}'),
         (b"", b""),
         (b"\x00", b"\x00"),

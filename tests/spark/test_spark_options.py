@@ -50,6 +50,8 @@ def test_endpoints(text, found):
         ({"subscribe": "a"}, "exactly one"),
         ({"columns": "value,key"}, "no column 'key'"),
         ({"columns": "value,value"}, "twice"),
+        ({"columns": "value", "includeHeaders": "true"}, "give one of the two"),
+        ({"includeHeaders": "yes"}, "none of false, true"),
         ({"valueFormat": "xml"}, "option valueFormat"),
         ({"startingOffsets": "soon"}, "option startingOffsets"),
         ({"startingOffsets": '{"other": 0}'}, "orders"),

@@ -9,8 +9,8 @@ is copied once, from the chunk into the slab, without the GIL.
 Slabs are kept and used again: memory that the process has never touched costs ten
 times as much to write as memory it has.
 
-Bounds: a batch ends at `batch_bytes` of values or `batch_rows` rows, whichever comes first
-(one larger message is a batch of its own); a compressed sub-batch may unpack to at most
+Bounds: a batch ends at `batch_bytes` of values (with their headers, which _properties.pyx keeps, where these
+are wanted) or `batch_rows` rows, whichever comes first (one larger message is a batch of its own); a compressed sub-batch may unpack to at most
 SUB_BATCH_BYTES_MAX, which is checked before anything is unpacked.
 """
 
@@ -21,6 +21,7 @@ from libc.string cimport memcpy
 import pyarrow as pa
 
 from vibemq.errors import ProtocolError
+from vibemq.spark._properties cimport AMQP_BODY_DATA, AMQP_BODY_NONE, AMQP_BODY_VALUE, Properties, amqp_message
 from vibemq.spark.codecs import NAMES, decompress
 
 
@@ -39,14 +40,6 @@ cdef extern from "log/chunk.h" nogil:
 
 
 cdef extern from "message/amqp.h" nogil:
-    ctypedef enum amqp_body:
-        AMQP_BODY_NONE
-        AMQP_BODY_DATA
-        AMQP_BODY_VALUE
-    cdef struct amqp_message:
-        amqp_body body_kind
-        const uint8_t *body
-        uint32_t body_size
     err amqp_parse(const uint8_t *data, uint32_t size, amqp_message *out)
 
 
@@ -113,42 +106,48 @@ cdef class Slab:
         pass
 
 
-cdef inline void body_of(const uint8_t *data, uint32_t size, const uint8_t **body, uint32_t *body_size) noexcept nogil:
-    """The body of an AMQP 1.0 message, or the bytes themselves where they are none.
+cdef inline bint body_of(const uint8_t *data, uint32_t size, const uint8_t **body, uint32_t *body_size) noexcept nogil:
+    """The body of a record that needs no parser; False when it does.
 
     Two cases are seen at once: bytes that do not begin with a described type, so are no AMQP
     message, and a message that is one data section and nothing else, which is what most
-    publishers send. All others go through the full parser. An AMQP value that is neither
-    binary nor string has no bytes to be its body: it stays as it is stored.
+    stream clients send.
     """
-    cdef amqp_message message
-    cdef const uint8_t *at
     body[0] = data
     body_size[0] = size
     if size == 0 or data[0] != 0:
-        return
+        return True
     if size >= 5 and data[1] == 0x53 and data[2] == 0x75:
         if data[3] == 0xa0 and 5 + <uint32_t>data[4] == size:
             body[0] = data + 5
             body_size[0] = size - 5
-            return
+            return True
         if data[3] == 0xb0 and size >= 8 and bytes_load32(data + 4) == size - 8:
             body[0] = data + 8
             body_size[0] = size - 8
-            return
-    if amqp_parse(data, size, &message) != OK:
-        return
+            return True
+    return False
+
+
+cdef void parsed_body(const amqp_message *message, const uint8_t **body, uint32_t *body_size) noexcept nogil:
+    """The body of an AMQP 1.0 message; unchanged where that has no bytes to be a body, so it stays as it is stored.
+
+    A null is an empty body: our native door writes it for a message without one.
+    """
+    cdef const uint8_t *at
     if message.body_kind == AMQP_BODY_DATA:
         body[0] = message.body
         body_size[0] = message.body_size
     elif message.body_kind == AMQP_BODY_NONE:
         body_size[0] = 0
-    elif message.body_kind == AMQP_BODY_VALUE and message.body_size >= 2:
+    elif message.body_kind == AMQP_BODY_VALUE and message.body_size >= 1:
         at = message.body
-        if (at[0] == 0xa0 or at[0] == 0xa1) and 2 + <uint32_t>at[1] == message.body_size:
+        if at[0] == 0x40 and message.body_size == 1:
+            body_size[0] = 0
+        elif message.body_size >= 2 and (at[0] == 0xa0 or at[0] == 0xa1) and 2 + <uint32_t>at[1] == message.body_size:
             body[0] = at + 2
             body_size[0] = message.body_size - 2
-        elif (at[0] == 0xb0 or at[0] == 0xb1) and message.body_size >= 5 \
+        elif message.body_size >= 5 and (at[0] == 0xb0 or at[0] == 0xb1) \
                 and bytes_load32(at + 1) == message.body_size - 5:
             body[0] = at + 5
             body_size[0] = message.body_size - 5
@@ -172,7 +171,8 @@ cdef class Decoder:
     cdef Slab slab
     cdef object schema, names_buffers, unpacked
     cdef str stream
-    cdef bint raw, want_value
+    cdef bint raw, want_value, want_ids, want_headers, no_memory
+    cdef Properties properties        # None where neither ids nor headers are wanted
     cdef size_t batch_bytes, filled, short_of
     cdef int32_t batch_rows, rows
     cdef readonly int64_t next_offset
@@ -185,7 +185,7 @@ cdef class Decoder:
     cdef chunk_entry entry
 
     def __init__(self, str stream, schema, *, bint raw=False, size_t batch_bytes=4 << 20, int32_t batch_rows=ROWS_MAX):
-        known = {"value", "offset", "timestamp", "stream"}
+        known = {"value", "offset", "timestamp", "stream", "message_id", "headers"}
         unknown = [name for name in schema.names if name not in known]
         if unknown:
             raise ValueError(f"no column {unknown[0]!r}: there are {', '.join(sorted(known))}")
@@ -195,6 +195,8 @@ cdef class Decoder:
         self.schema = schema
         self.raw = raw
         self.want_value = "value" in schema.names
+        self.want_ids = "message_id" in schema.names
+        self.want_headers = "headers" in schema.names
         self.batch_bytes = max(batch_bytes, <size_t>1)
         self.batch_rows = batch_rows
         self.names_buffers = None
@@ -223,6 +225,8 @@ cdef class Decoder:
                     self._new_slab()
                 with nogil:
                     what = self._fill()
+                if self.no_memory:
+                    raise MemoryError(f"no memory for the headers of {self.rows} messages")
                 if what == BATCH_FULL:
                     if self.rows:
                         yield self._take()
@@ -295,16 +299,29 @@ cdef class Decoder:
         cdef uint8_t *slab = self.slab.data
         cdef const uint8_t *body = data
         cdef uint32_t body_size = size
+        cdef amqp_message message
+        cdef bint is_amqp = False
+        cdef bint with_properties = self.want_ids or self.want_headers
         if self.rows >= self.batch_rows:
             return False
+        if with_properties:
+            if self.rows and self.filled + self.properties.size() >= self.batch_bytes:
+                return False
+            is_amqp = size != 0 and data[0] == 0 and amqp_parse(data, size, &message) == OK
+            if is_amqp and not self.raw:
+                parsed_body(&message, &body, &body_size)
+        elif self.want_value and not self.raw and not body_of(data, size, &body, &body_size) \
+                and amqp_parse(data, size, &message) == OK:
+            parsed_body(&message, &body, &body_size)
         if self.want_value:
-            if not self.raw:
-                body_of(data, size, &body, &body_size)
             if body_size > self.slab.values_capacity - self.filled:
                 self.short_of = body_size
                 return False
             memcpy(slab + VALUES_AT + self.filled, body, body_size)
             self.filled += body_size
+        if with_properties and not self.properties.add(&message if is_amqp else NULL):
+            self.no_memory = True
+            return False
         (<int32_t *>slab)[self.rows + 1] = <int32_t>self.filled
         (<int64_t *>(slab + ENDS_BYTES))[self.rows] = self.record_offset
         (<int64_t *>(slab + ENDS_BYTES + COLUMN_BYTES))[self.rows] = self.timestamp_us
@@ -314,6 +331,8 @@ cdef class Decoder:
 
     cdef _new_slab(self):
         self.slab = Slab(self.batch_bytes)
+        if self.want_ids or self.want_headers:
+            self.properties = Properties(self.want_ids, self.want_headers)
 
     cdef _unpack(self, chunk_id):
         """Replace the compressed body of the sub-batch at hand by its content."""
@@ -340,6 +359,12 @@ cdef class Decoder:
         (<int32_t *>self.slab.data)[0] = 0
         arrays = []
         for field in self.schema:
+            if field.name == "message_id":
+                arrays.append(self.properties.ids_array(field.type))
+                continue
+            if field.name == "headers":
+                arrays.append(self.properties.headers_array(field.type, rows))
+                continue
             if field.name == "value":
                 buffers = [None, slab.slice(0, 4 * (rows + 1)), slab.slice(VALUES_AT, self.filled)]
             elif field.name == "offset":
@@ -350,6 +375,7 @@ cdef class Decoder:
                 buffers = self._names(rows)
             arrays.append(pa.Array.from_buffers(field.type, rows, buffers, null_count=0))
         self.slab = None
+        self.properties = None
         self.rows = 0
         self.filled = 0
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

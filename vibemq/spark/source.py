@@ -6,7 +6,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from vibemq.errors import ConfigError
 from vibemq.spark.options import COLUMNS, Options, parse
@@ -20,8 +29,11 @@ TYPES: dict[str, DataType] = {
     "offset": LongType(),
     "timestamp": TimestampType(),
     "stream": StringType(),
+    "message_id": StringType(),
+    "headers": MapType(StringType(), StringType()),
 }
 assert tuple(TYPES) == COLUMNS
+NULLABLE = {"message_id"}
 
 
 class VibeMQDataSource(DataSource):
@@ -33,7 +45,8 @@ class VibeMQDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns asked for. Spark calls this in `.load()`, so bad options are told there."""
-        return StructType([StructField(name, TYPES[name], nullable=False) for name in self._options().columns])
+        columns = self._options().columns
+        return StructType([StructField(name, TYPES[name], nullable=name in NULLABLE) for name in columns])
 
     def reader(self, schema: StructType) -> BatchReader:
         return BatchReader(self._options().for_batch(), arrow_schema(schema))
