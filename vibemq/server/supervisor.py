@@ -24,7 +24,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from vibemq.config import Config
+from vibemq.config import Config, Native, Streams
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.server import datadir, listeners, logs
 from vibemq.server.context import WorkerContext, WorkerRun, metadata_path
@@ -108,7 +108,7 @@ class Supervisor:
 
     def _doors(self) -> dict[str, int]:
         """Name and port of each door that is open."""
-        doors = {"streams": self.config.streams, "native": self.config.native}
+        doors: dict[str, Streams | Native] = {"streams": self.config.streams, "native": self.config.native}
         return {name: door.port for name, door in doors.items() if door.enabled}
 
     def _ensure_superuser(self, metadata: Metadata) -> None:

@@ -203,7 +203,7 @@ def say_goodbye(session: NativeSession) -> None:
             encode_frame(
                 Command.DISCONNECT,
                 FRESH_ID,
-                headers={Header.REASON: REASON_SERVER_SHUTDOWN},
+                headers={Header.REASON.value: REASON_SERVER_SHUTDOWN},
                 text_layout=session.text_layout,
             )
         )
