@@ -26,6 +26,7 @@ cdef class Backlog(Decider):
     cdef bint fetching                # a helper thread reads ahead
     cdef object timer
     cdef object expiry
+    cdef uint64_t arrived             # the log's next offset when it was last asked whether too much waits
     cdef uint64_t expired             # every offset below has expired
     cdef DeadLetters letters
     cdef bint making                  # its queue is being made

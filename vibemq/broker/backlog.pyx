@@ -49,12 +49,13 @@ cdef class Backlog(Decider):
         self.cursor = Cursor(queue.table.messages, queue.stream.log, queue.key)
         self.probe = Probe(queue.table.messages, queue.stream.log, queue.key)
         self.segments = segments(queue.stream.log.directory)
+        core.control_committed(queue.stream.log.control, &committed)
+        self.arrived = committed.next_offset
         self._skip_dropped()
         self.next = core.ledger_next(self.control)
         self.cursor.seek(self.next)
         self._ready_from_base()
         if queue.policy.message_ttl_ms:
-            core.control_committed(queue.stream.log.control, &committed)
             self.expiry = Expiry(queue.policy.message_ttl_ms, queue.table.now_ms, committed.next_offset,
                                  self._first_after)
         if queue.policy.dead_letter:
@@ -289,8 +290,12 @@ cdef class Backlog(Decider):
         if not most or self.queue.policy.overflow is not Overflow.DROP_OLDEST:
             return False
         core.control_committed(self.queue.stream.log.control, &committed)
+        if committed.next_offset == self.arrived:
+            return False  # what comes back from consumers pushes nothing out
+        self.arrived = committed.next_offset
         while self.ready + <int64_t> (committed.next_offset - self.next) + <int64_t> len(self.delayed) > <int64_t> most:
             if budget == 0:
+                self.arrived = 0
                 return True
             budget -= 1
             if self.delayed:
@@ -425,7 +430,7 @@ cdef class Backlog(Decider):
         if self.making:
             return False
         try:
-            self.letters = DeadLetters(self, queue.table.streams.find(queue.stream.virtual_host, name))
+            self.letters = DeadLetters(self, queue.table.find(queue.stream.virtual_host, name))
             return True
         except StreamNotFound:
             self._make_letters(name)

@@ -5,6 +5,7 @@ from vibemq.broker.stream cimport Stream, StreamUser
 
 
 cdef class DeadLetters(StreamUser):
+    cdef object queue                 # broker.queue.Queue
     cdef object owner                 # told: letters_kept(tokens, ok)
     cdef readonly str name
     cdef list tokens                  # of this turn's batch

@@ -37,18 +37,20 @@ cdef bint is_added(const uint8_t *key, uint32_t size) noexcept:
 
 
 cdef class DeadLetters(StreamUser):
-    """One burier's way into one dead-letter queue; ``attach`` it to the stream before use."""
+    """One burier's way into one dead-letter queue, which it keeps open: its bounds hold, whoever uses it."""
 
-    def __init__(self, owner, Stream stream):
-        self.owner, self.name = owner, stream.name
+    def __init__(self, owner, queue):
+        self.owner, self.queue, self.name = owner, queue, queue.name
         self.tokens, self.unsynced = [], []
-        stream.attach(self)
+        (<Stream> queue.stream_of()).attach(self)
+        queue.hold(self)
 
     def close(self):
         if not self.closed:
             self.closed = True
             if self.stream.log.raw != NULL:
                 self.stream.detach(self)
+            self.queue.release(self)
 
     cdef int add(self, message_view *m, object token, bytes queue, bytes reason, uint32_t attempts) except -1:
         """Lay a copy of the message into this turn's batch; with m NULL there is no body to be had."""

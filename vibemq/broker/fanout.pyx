@@ -17,7 +17,7 @@ from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, Queue
 from vibemq.broker.rotation cimport reason_of
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    ERR_NOT_CACHED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, commit, err, fault, ledger_entry,
+    ERR_NOT_CACHED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, commit, err, fault, ledger_entry, ledger_word,
 )
 from vibemq.storage.log cimport storage_error
 
@@ -44,6 +44,8 @@ cdef class FanOut(Home):
         return 0
 
     cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
+        if strikes >= <uint32_t> self.queue.policy.attempts_max:
+            return self._bury(offset, reason_of(strikes), attempts)
         if not m.gone:  # else: inherit() has looked after it
             heapq.heappush(m.again, (due_ms, offset, attempts, strikes))
         return 0
@@ -87,6 +89,8 @@ cdef class FanOut(Home):
         cdef uint64_t offset
         cdef uint64_t word
         cdef ledger_entry *entry
+        cdef ledger_word w
+        again = {offset: strikes for _, offset, _, strikes in gone.again}
         self.ready = 0
         self._ready_from_base()
         for offset in range(core.ledger_base(self.control), self.next):
@@ -99,7 +103,9 @@ cdef class FanOut(Home):
             if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK and offset < gone.cursor:
                 self._settle_one(offset)
             else:
-                self._set_ready(offset)
+                w = core.ledger_unpack(word)
+                w.state, w.strikes = LEDGER_READY, max(w.strikes, <uint32_t> again.get(offset, 0))
+                core.ledger_word_set(entry, core.ledger_pack(w))
                 self.ready += 1
         return 0
 
@@ -134,18 +140,21 @@ cdef class FanOut(Home):
         cdef Member m
         cdef message_view v
         cdef int budget = BUDGET
-        cdef int able
+        cdef bint able
+        cdef commit committed
         cdef list members = list(self.members.values())
         for m in members:
             self._copies(m, &budget)
             if self.fetching:
                 return False
+        core.control_committed(self.queue.stream.log.control, &committed)
         while budget > 0:
-            able = 0
+            able = False
             for m in members:
-                able += m.cursor <= self.next and self._can(m)
+                able = able or (m.cursor < committed.next_offset and self._can(m))
             if not able or self._pick_new(&v) != OK:
                 return False
+            budget -= 1
             for m in members:
                 if m.cursor == v.offset and self._can(m):
                     m.cursor += 1
@@ -176,10 +185,6 @@ cdef class FanOut(Home):
             if self.entry == NULL or offset < self.expired or self._is_dead(offset) or (
                     not came_back and offset < to.skip_below and self.word.state == LEDGER_SETTLED):
                 self._pass(to, came_back)
-                continue
-            if came_back and strikes >= <uint32_t> self.queue.policy.attempts_max:
-                self._pass(to, True)
-                self._bury(offset, reason_of(strikes), attempts)
                 continue
             e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, &v, &f)
             if e == ERR_NOT_CACHED:
@@ -230,8 +235,9 @@ cdef class FanOut(Home):
         if not most or self.queue.policy.overflow is not Overflow.DROP_OLDEST:
             return False
         core.control_committed(self.queue.stream.log.control, &committed)
-        if committed.next_offset <= most:
+        if committed.next_offset <= most or committed.next_offset == self.arrived:
             return False
+        self.arrived = committed.next_offset
         first = min(committed.next_offset - most, self.next)
         for m in self.members.values():
             if m.cursor < first:

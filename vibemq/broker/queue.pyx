@@ -87,6 +87,9 @@ cdef class Queue(StreamUser):
         self.check_home()
         self._close_if_unused()
 
+    def stream_of(self) -> Stream:
+        return self.stream
+
     def hold(self, user):
         """Keep the queue open for somebody who publishes to it."""
         self.users.add(user)
@@ -138,6 +141,10 @@ cdef class Queue(StreamUser):
 
     def counts(self):
         """(waiting, in flight, consumers)."""
+        if not self._is_alive(core.ledger_home(self.control)):
+            self.check_home()
+            if self.home is not None:
+                self.home.dispatch()  # what the last home had published may be of another life
         return self.waiting(), core.ledger_in_flight(self.control), core.ledger_consumers(self.control)
 
     def purge(self) -> int:

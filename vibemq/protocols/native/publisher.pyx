@@ -392,7 +392,7 @@ cdef class Publisher(StreamUser):
             return True
         name = self.queue.policy.dead_letter_name(self.queue.name)
         try:
-            self.redirect = DeadLetters(self, self.queue.table.streams.find(self.queue.stream.virtual_host, name))
+            self.redirect = DeadLetters(self, self.queue.table.find(self.queue.stream.virtual_host, name))
         except StreamNotFound:
             self.redirect = None
             return False
