@@ -47,6 +47,8 @@ def test_the_demo_ends_well(spark, tmp_path):
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "every confirmed message is there exactly once" in ran.stdout
     assert int(re.search(r"published\s+([\d,]+) messages", ran.stdout)[1].replace(",", "")) >= 30_000
+    by_door = re.findall(r"([\d,]+) through the streams door, ([\d,]+) through the native door", ran.stdout)
+    assert len(by_door) == 2 and by_door[0] == by_door[1], "confirmed, and in Parquet"
     assert (tmp_path / "ingest.png").read_bytes().startswith(b"\x89PNG")
     assert not [line for line in ran.stderr.splitlines() if "WARN" in line or "Exception" in line]
 
@@ -79,7 +81,8 @@ def sampled(spark, own_broker, tmp_path_factory):
     from vibemq.spark import ingest as work
 
     output = tmp_path_factory.mktemp("ingest")
-    job = work.Job({"endpoints": own_broker.endpoints}, ("sampled",), output, 0.5, True, 5_000)
+    native = f"127.0.0.1:{own_broker.native_port}"
+    job = work.Job({"endpoints": own_broker.endpoints}, ("sampled",), output, 0.5, True, 5_000, native=native)
     work.prepare(job)
     publisher = work.Publisher(job, work.Progress())
     publisher.go.set()
@@ -95,15 +98,17 @@ def test_the_check_finds_nothing_wrong_and_would_find_a_loss(spark, sampled):
     outcome = work.check_telemetry(job, spark, publisher)
     assert outcome.mismatches == [] and outcome.rows == publisher.sampler.count >= 5_000
     assert outcome.metrics[0][1] >= outcome.metrics[-1][1]
+    assert sum(metric[1] for metric in outcome.metrics) == outcome.rows
+    assert outcome.doors == publisher.progress.confirmed_by and outcome.doors["native"] > 0
 
-    tally = publisher.sampler.tallies["load_average"]
+    tally = publisher.sampler.tallies["load_average", "native"]
     tally.count += 1
     assert any("load_average" in each for each in work.check_telemetry(job, spark, publisher).mismatches)
     tally.count -= 1
     tally.checksums += 1
     assert len(work.check_telemetry(job, spark, publisher).mismatches) == 1
     tally.checksums -= 1
-    publisher.progress.confirmed -= 1
+    publisher.progress.confirmed_by["native"] -= 1
     assert "confirmed" in work.check_telemetry(job, spark, publisher).mismatches[0]
 
 

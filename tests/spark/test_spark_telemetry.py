@@ -67,20 +67,22 @@ def test_each_counter_is_a_sample(proc):
 
 def test_messages_and_tallies_agree(proc):
     sampler = Sampler(proc, "here", clock=lambda: 5.0)
-    bodies = sampler.sweep() + sampler.sweep()
+    bodies = sampler.sweep("streams") + sampler.sweep("native")
     sampler.close()
     messages = [json.loads(body) for body in bodies]
     assert [each["sequence"] for each in messages] == list(range(5_000_000_000, 5_000_000_000 + len(bodies)))
     assert messages[0]["host"] == "here" and messages[0]["timestamp"] == 5_000_000
     assert sampler.count == len(bodies) and sampler.bytes == sum(map(len, bodies))
     assert sum(tally.count for tally in sampler.tallies.values()) == len(bodies)
+    by_door = [{m for m, door in sampler.tallies if door == name} for name in ("streams", "native")]
+    assert by_door[0] == by_door[1] == {each["metric"] for each in messages}
     assert sum(tally.checksums for tally in sampler.tallies.values()) == sum(map(zlib.crc32, bodies))
     assert sum(tally.sequences for tally in sampler.tallies.values()) == sum(each["sequence"] for each in messages)
 
 
 def test_this_host_has_a_bounded_number_of_metrics():
     sampler = Sampler()
-    assert len(sampler.sweep()) > 50
+    assert len(sampler.sweep("streams")) > 50
     assert len(sampler.tallies) < 50, "Parquet is partitioned by metric"
     sampler.close()
 
@@ -94,12 +96,12 @@ def test_busy_shares():
         ("cpu0", 11, "guest", 5.0),
         ("cpu1", 10, "idle", 1.0),
     ]
-    assert busy_shares(totals) == {"cpu0": [(1.0, 25.0)]}
+    assert busy_shares(totals) == {"cpu0": [(11.5, 25.0)]}
     assert busy_shares([]) == {}
 
 
 def test_the_line_says_what_was_done(capsys):
-    progress = Progress(sent=1_200, confirmed=1_100)
+    progress = Progress(sent=1_200, confirmed_by={"streams": 1_000, "native": 100})
     progress.batches[0] = 900
     progress.history += [(0.0, 0, 0), (2.0, 1_100, 900)]
     with Line(progress) as line:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from vibemq.errors import SetupError
 
@@ -20,9 +21,16 @@ STOP_SECONDS_MAX = 20.0  # longer than a broker with nothing in flight needs
 LOG_TAIL_BYTES = 2000
 
 
+class Doors(NamedTuple):
+    """Where the broker is, each as host:port."""
+
+    streams: str
+    native: str
+
+
 @contextlib.contextmanager
-def broker(folder: Path, workers: int) -> Iterator[str]:
-    """Run a broker on a free port; gives its host:port. It is ended by its own process id, however the job ends."""
+def broker(folder: Path, workers: int) -> Iterator[Doors]:
+    """Run a broker on free ports; gives its doors. It is ended by its own process id, however the job ends."""
     log_file = folder / "broker.log"
     command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", str(workers)]
     command += ["--streams-port", "0", "--native-port", "0", "--data-dir", str(folder / "broker")]
@@ -30,21 +38,21 @@ def broker(folder: Path, workers: int) -> Iterator[str]:
         # A session of its own: Ctrl-C at the terminal is for the job, which then stops the broker last.
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
     try:
-        yield _streams_door(process, log_file)
+        yield _doors(process, log_file)
     finally:
         _stop(process)
 
 
-def _streams_door(process: subprocess.Popen[bytes], log_file: Path) -> str:
-    """Wait for the one line `vibemq ready pid=PID workers=N streams=HOST:PORT` and give the address."""
+def _doors(process: subprocess.Popen[bytes], log_file: Path) -> Doors:
+    """Wait for the one line `vibemq ready pid=PID workers=N streams=HOST:PORT native=HOST:PORT`."""
     line = _first_line(process, time.monotonic() + READY_SECONDS_MAX)
     doors = dict(word.split("=", 1) for word in line.split() if "=" in word)
-    if "streams" not in doors:
+    if not {"streams", "native"} <= doors.keys():
         with open(log_file, "rb") as log:
             log.seek(max(0, log_file.stat().st_size - LOG_TAIL_BYTES))
             said = log.read().decode("utf-8", "replace").strip()
         raise SetupError(f"the broker did not start within {READY_SECONDS_MAX:.0f} s: {said or line or 'no output'}")
-    return doors["streams"]
+    return Doors(doors["streams"], doors["native"])
 
 
 def _first_line(process: subprocess.Popen[bytes], deadline: float) -> str:

@@ -7,13 +7,17 @@ it has everything: so every run also shows a restart. Then the Parquet is read b
 
 With `sample`, this host's telemetry is published meanwhile, by a thread that notes for each
 metric how many messages were confirmed and the sums of their checksums; the Parquet must give
-the same numbers. Without, the rows that Spark says it wrote must be there, no offset twice.
+the same numbers. Where the broker's native door is known, every other sweep goes through it, into
+the queue of the stream's name, and says so in a header; the numbers must hold for each door.
+Without, the rows that Spark says it wrote must be there, no offset twice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +29,18 @@ from vibemq.spark.options import Options, parse
 from vibemq.spark.telemetry import SPARK_SCHEMA, Sampler
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
     from pyspark.sql.streaming import StreamingQuery
+
+    from vibemq.client import Client
 
 TRIGGER_SECONDS = 2  # each trigger writes a file for each partition: more often means more and smaller files
 POLL_SECONDS = 0.25
 SAMPLE_SECONDS_MAX_FACTOR = 4  # a slow machine may take longer to reach the number of messages, not for ever
 DRAIN_SECONDS_MAX = 600.0
 FIRST_BATCH_SECONDS_MAX = 30.0
+STREAMS, NATIVE = "streams", "native"
+DOOR_HEADER = "door"  # of what comes through the native door
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Job:
     sample: bool = False
     sample_count_min: int = 0
     partition_by: str = ""
+    native: str = ""  # host:port of the native door, to publish the sample through as well
 
     @property
     def data(self) -> Path:
@@ -53,7 +62,8 @@ class Job:
 
     @property
     def source_options(self) -> dict[str, str]:
-        return {**self.options, "subscribe": ",".join(self.streams)}
+        asked = {**self.options, "subscribe": ",".join(self.streams)}
+        return {**asked, "includeHeaders": "true"} if self.sample else asked
 
 
 @dataclass
@@ -61,12 +71,18 @@ class Progress:
     """How far the job is. One thread writes each field."""
 
     started: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.time)  # the same moment, as messages tell the time
+    published_at: float = 0.0  # seconds from the beginning to the first message
     sent: int = 0
-    confirmed: int = 0
+    confirmed_by: dict[str, int] = field(default_factory=dict)  # door -> messages
     bytes: int = 0
     publish_seconds: float = 0.0
     batches: dict[int, int] = field(default_factory=dict)  # batch number -> rows
     history: list[tuple[float, int, int]] = field(default_factory=list)  # seconds, confirmed, written
+
+    @property
+    def confirmed(self) -> int:
+        return sum(self.confirmed_by.copy().values())
 
     @property
     def written(self) -> int:
@@ -85,6 +101,7 @@ class Outcome:
     bytes: int
     mismatches: list[str]
     metrics: list[tuple[str, int, float, float, float]]  # name, messages, min, mean, max; busiest first
+    doors: Mapping[str, int] = field(default_factory=dict)  # door -> rows that came through it
 
 
 class Publisher(threading.Thread):
@@ -101,39 +118,61 @@ class Publisher(threading.Thread):
 
     def run(self) -> None:
         try:
-            with connect(parse(self.job.source_options)) as connection:
-                self._publish(connection)
+            with contextlib.ExitStack() as stack:
+                streams = stack.enter_context(connect(parse(self.job.source_options)))
+                client = None
+                if self.job.native:
+                    from vibemq.client import connect as connect_native
+
+                    client = stack.enter_context(connect_native(f"vibemq://{self.job.native}", reconnect=False))
+                self._publish(streams, client)
         except VibeMQError as failed:
             self.failed = failed
         finally:
             self.sampler.close()
 
-    def _publish(self, connection: StreamsConnection) -> None:
+    def _publish(self, connection: StreamsConnection, client: Client | None) -> None:
         progress, seconds = self.progress, self.job.seconds
         with connection.publisher(self.job.streams[0]) as publisher:
+            progress.published_at = progress.seconds
             # One sweep wakes the query, whose first batch is the slow one; the clock runs from its end.
-            publisher.publish(self.sampler.sweep())
+            publisher.publish(self.sampler.sweep(STREAMS))
             publisher.flush()
-            progress.sent = progress.confirmed = publisher.confirmed
+            self._note(publisher.confirmed, 0)
             self.go.wait(FIRST_BATCH_SECONDS_MAX)
             due = started = time.monotonic()
+            through_native = False
             while not self.stop.is_set():
                 taken = time.monotonic() - started
                 enough = self.sampler.count >= self.job.sample_count_min
                 if taken >= seconds and (enough or taken >= seconds * SAMPLE_SECONDS_MAX_FACTOR):
                     break
-                messages = self.sampler.sweep()
-                publisher.publish(messages)
-                progress.sent = publisher.published
-                progress.confirmed = publisher.confirmed
-                progress.bytes = self.sampler.bytes
+                through_native = client is not None and not through_native
+                messages = self.sampler.sweep(NATIVE if through_native else STREAMS)
+                acknowledged = 0
+                if through_native and client is not None:
+                    summary = client.publish_many(
+                        self.job.streams[0], messages, headers={DOOR_HEADER: NATIVE}, raw=True
+                    )
+                    acknowledged = summary.raise_failed().published
+                else:
+                    publisher.publish(messages)
+                self._note(publisher.confirmed, acknowledged)
                 # The pace that reaches the number in time, with a tenth to spare; at least ten sweeps a second.
                 sweeps = 1.1 * self.job.sample_count_min / len(messages)
                 due += min(0.1, seconds / sweeps) if sweeps else 0.1
                 time.sleep(max(0.0, due - time.monotonic()))
             publisher.flush()
-            progress.confirmed = publisher.confirmed
+            self._note(publisher.confirmed, 0)
         progress.publish_seconds = time.monotonic() - started
+
+    def _note(self, confirmed: int, acknowledged: int) -> None:
+        """`confirmed` is all of the streams door so far, `acknowledged` what the native door has taken since."""
+        progress = self.progress
+        progress.sent, progress.bytes = self.sampler.count, self.sampler.bytes
+        progress.confirmed_by[STREAMS] = confirmed
+        if self.job.native:
+            progress.confirmed_by[NATIVE] = progress.confirmed_by.get(NATIVE, 0) + acknowledged
 
 
 def connect(options: Options) -> StreamsConnection:
@@ -205,10 +244,12 @@ def shape(job: Job, frame: DataFrame) -> tuple[DataFrame, str]:
 
     text = F.col("value").cast("string")
     if job.sample:
-        body = frame.select("offset", F.crc32("value").alias("checksum"), F.from_json(text, SPARK_SCHEMA).alias("m"))
+        door = F.coalesce(F.col("headers")[DOOR_HEADER], F.lit(STREAMS)).alias("door")
+        message = F.from_json(text, SPARK_SCHEMA).alias("m")
+        body = frame.select("offset", door, F.crc32("value").alias("checksum"), message)
         time_column = F.timestamp_micros("m.timestamp").alias("time")
         labels: list[str | Column] = ["m.metric", time_column, "m.host", "m.labels.device", "m.labels.field"]
-        return body.select(*labels, "m.value", "m.sequence", "offset", "checksum"), "metric"
+        return body.select(*labels, "m.value", "m.sequence", "door", "offset", "checksum"), "metric"
     if job.partition_by:
         key = F.get_json_object(text, f"$['{job.partition_by}']").alias(job.partition_by)
         return frame.select(key, "stream", "offset", "timestamp", "value"), job.partition_by
@@ -269,7 +310,7 @@ def _parquet_files(folder: Path) -> Iterator[Path]:
 
 
 def check_telemetry(job: Job, spark: SparkSession, publisher: Publisher) -> Outcome:
-    """Every confirmed message is in the Parquet exactly once: counts, distinct sequences and two sums, by metric."""
+    """Every confirmed message is in the Parquet exactly once: counts, sequences and two sums, by metric and door."""
     from pyspark.sql import functions as F
 
     sampler = publisher.sampler
@@ -278,7 +319,7 @@ def check_telemetry(job: Job, spark: SparkSession, publisher: Publisher) -> Outc
         own = F.col("sequence").between(sampler.first_sequence, sampler.sequence - 1)
         frame = spark.read.parquet(str(job.data)).where(own)
         rows = (
-            frame.groupBy("metric")
+            frame.groupBy("metric", "door")
             .agg(
                 F.count("*").alias("count"),
                 F.countDistinct("sequence").alias("distinct"),
@@ -290,13 +331,13 @@ def check_telemetry(job: Job, spark: SparkSession, publisher: Publisher) -> Outc
             )
             .collect()
         )
-    found = {row.metric: row for row in rows}
+    found = {(row.metric, row.door): row for row in rows}
     mismatches = []
     confirmed = publisher.progress.confirmed
     if confirmed != sampler.count:
         mismatches.append(f"{sampler.count} messages were sent, {confirmed} confirmed")
-    for metric in sorted(sampler.tallies.keys() | found.keys(), key=str):
-        sent, row = sampler.tallies.get(metric), found.get(metric)
+    for key in sorted(sampler.tallies.keys() | found.keys(), key=str):
+        sent, row = sampler.tallies.get(key), found.get(key)
         wanted = (
             (sent.count, sent.count, sent.checksums, sent.sequences - sent.count * sampler.first_sequence)
             if sent
@@ -305,12 +346,27 @@ def check_telemetry(job: Job, spark: SparkSession, publisher: Publisher) -> Outc
         has = (row["count"], row.distinct, row.checksums, row.sequences) if row else (0, 0, 0, 0)
         if wanted != has:
             mismatches.append(
-                f"{metric}: confirmed {wanted[0]}, in Parquet {has[0]} of which {has[1]} are distinct; "
+                f"{key[0]} through {key[1]}: "
+                f"confirmed {wanted[0]}, in Parquet {has[0]} of which {has[1]} are distinct; "
                 f"checksums {wanted[2]} and {has[2]}, sequences {wanted[3]} and {has[3]}"
             )
-    busiest = sorted(rows, key=lambda row: -row["count"])
-    metrics = [(row.metric, row["count"], row.least, row.mean, row.most) for row in busiest]
-    return Outcome(sum(row["count"] for row in rows), _bytes(job), mismatches, metrics)
+    doors = Counter[str]()
+    for row in rows:
+        doors[row.door] += row["count"]
+    return Outcome(doors.total(), _bytes(job), mismatches, _by_metric(rows), doors)
+
+
+def _by_metric(rows: list[Row]) -> list[tuple[str, int, float, float, float]]:
+    """Name, messages, min, mean and max of each metric through all doors, the busiest first."""
+    grouped: dict[str, list[Row]] = {}
+    for row in rows:
+        grouped.setdefault(row.metric, []).append(row)
+    metrics = []
+    for name, each in grouped.items():
+        count = sum(row["count"] for row in each)
+        mean = sum(row["count"] * row.mean for row in each) / count
+        metrics.append((name, count, min(row.least for row in each), mean, max(row.most for row in each)))
+    return sorted(metrics, key=lambda metric: -metric[1])
 
 
 def check_rows(job: Job, spark: SparkSession, before: int, progress: Progress) -> Outcome:

@@ -23,7 +23,9 @@ MISMATCH_EXIT_CODE = 3
 
 
 @click.command()
-@click.option("--demo", is_flag=True, help="Start a broker of its own and ingest this host's telemetry.")
+@click.option(
+    "--demo", is_flag=True, help="Start a broker of its own and ingest this host's telemetry, through two doors."
+)
 @click.option("--endpoints", metavar="HOST:PORT,…", help="The streams doors of your brokers.")
 @click.option(
     "--stream", "streams", multiple=True, metavar="NAME", help="A stream to read; may be given several times."
@@ -82,10 +84,11 @@ def ingest(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ended_by_terminate())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vibemq-ingest-")))
+        native = ""
         if demo:
             from vibemq.spark.demo import broker
 
-            endpoints = stack.enter_context(broker(folder, DEMO_WORKERS))
+            endpoints, native = stack.enter_context(broker(folder, DEMO_WORKERS))
             streams = ("telemetry",)
         assert endpoints is not None
         clean = _run(
@@ -97,6 +100,7 @@ def ingest(
             sampling,
             messages if messages is not None else (DEMO_MESSAGES if demo else 0),
             partition_by,
+            native,
         )
     sys.exit(0 if clean else MISMATCH_EXIT_CODE)
 
@@ -110,6 +114,7 @@ def _run(
     sample: bool,
     messages: int,
     partition_by: str,
+    native: str,
 ) -> bool:
     """Do the job in a session of its own; whether what was found is what must be."""
     from vibemq.spark import ingest as work
@@ -117,7 +122,7 @@ def _run(
 
     if sample and not seconds:
         raise SetupError("--sample needs a time", hint="for example --seconds 15")
-    job = work.Job(options, streams, output.absolute(), seconds, sample, messages, partition_by)
+    job = work.Job(options, streams, output.absolute(), seconds, sample, messages, partition_by, native)
     work.prepare(job)
     progress = work.Progress()
     with Line(progress) as line:

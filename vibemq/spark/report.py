@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,8 +83,12 @@ def show(job: Job, progress: Progress, outcome: Outcome, plot_file: Path | None)
         seconds = max(progress.publish_seconds, 0.001)
         rate = f"{progress.confirmed / seconds:,.0f} messages/s"
         facts.add_row("published", f"{progress.sent:,} messages, {progress.confirmed:,} confirmed")
+        if len(progress.confirmed_by) > 1:
+            facts.add_row("", _by_door(progress.confirmed_by))
         facts.add_row("", f"{progress.bytes / 1e6:,.1f} MB in {seconds:.1f} s: {rate}")
     facts.add_row("in Parquet", f"{outcome.rows:,} rows, {outcome.bytes / 1e6:,.1f} MB, {job.data}")
+    if len(progress.confirmed_by) > 1:
+        facts.add_row("", _by_door(outcome.doors))
     busy = [each for each in progress.history if each[2]]
     if busy:
         seconds = max(busy[-1][0] - progress.history[0][0], 0.001)
@@ -113,6 +117,14 @@ def show(job: Job, progress: Progress, outcome: Outcome, plot_file: Path | None)
         print(f"mismatch: {mismatch}", file=sys.stderr)
 
 
+def _by_door(counts: Mapping[str, int]) -> str:
+    """
+    >>> _by_door({"streams": 12345, "native": 678})
+    '12,345 through the streams door, 678 through the native door'
+    """
+    return ", ".join(f"{counts[door]:,} through the {door} door" for door in sorted(counts, reverse=True))
+
+
 # ---- the plot ----
 
 
@@ -123,27 +135,34 @@ def plot(job: Job, spark: SparkSession, progress: Progress) -> Path | None:
 
         matplotlib.use("Agg")
         from matplotlib import pyplot
+        from matplotlib.ticker import StrMethodFormatter
     except ImportError:
         return None
     busy = _busy_processors(job, spark) if job.sample else {}
     figure, axes = pyplot.subplots(
-        2 if busy else 1, 1, figsize=(9, 7 if busy else 4), layout="constrained", squeeze=False
+        2 if busy else 1, 1, figsize=(9, 7 if busy else 4), layout="constrained", squeeze=False, sharex=True
     )
+    start = progress.published_at  # 0 where nothing was published
     upper: Any = axes[0][0]
-    times = [each[0] for each in progress.history]
+    times = [each[0] - start for each in progress.history]
     if progress.sent:
         upper.plot(times, [each[1] for each in progress.history], label="confirmed by the broker")
     upper.step(times, [each[2] for each in progress.history], where="post", label="written to Parquet")
-    upper.set(title=f"vibemq ingest: {', '.join(job.streams)}", xlabel="seconds", ylabel="messages")
+    upper.set(title=f"vibemq ingest: {', '.join(job.streams)}", ylabel="messages")
+    upper.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     upper.legend(loc="upper left")
     upper.grid(alpha=0.3)
     if busy:
         lower: Any = axes[1][0]
+        zero = progress.started_at + start
         for device, points in sorted(busy.items()):
-            lower.plot([x for x, _ in points], [y for _, y in points], label=device)
-        lower.set(title="processor time not idle, from the Parquet", xlabel="seconds", ylabel="%", ylim=(0, 105))
+            lower.plot([second - zero for second, _ in points], [share for _, share in points], label=device)
+        lower.set(title="processor time not idle, from the Parquet", ylabel="%", ylim=(0, 105))
         lower.legend(loc="lower right", ncols=4)
         lower.grid(alpha=0.3)
+    axes[-1][0].set(
+        xlabel="seconds since the first message" if progress.sent else "seconds", xlim=(min(0.0, *times), None)
+    )
     file = job.output / "ingest.png"
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
@@ -151,7 +170,7 @@ def plot(job: Job, spark: SparkSession, progress: Progress) -> Path | None:
 
 
 def _busy_processors(job: Job, spark: SparkSession) -> dict[str, list[tuple[float, float]]]:
-    """For each processor, how much of each second it was not idle."""
+    """For each processor, how much of each second since 1970 it was not idle."""
     from pyspark.sql import functions as F
 
     if not any(job.data.glob("metric=cpu_seconds/*.parquet")):
@@ -163,11 +182,13 @@ def _busy_processors(job: Job, spark: SparkSession) -> dict[str, list[tuple[floa
 
 
 def busy_shares(totals: Iterable[tuple[str, int, str, float]]) -> dict[str, list[tuple[float, float]]]:
-    """Counters of processor time, as (device, second, field, value), to percent of each second that was not idle."""
+    """Counters of processor time, as (device, second, field, value), to percent of each second that was not idle.
+
+    A point is in the middle of its time: what counts of a second is its last sample.
+    """
     seconds: dict[str, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for device, second, field, value in totals:
         seconds[device][second][field] = value
-    start = min((second for each in seconds.values() for second in each), default=0)
     shares: dict[str, list[tuple[float, float]]] = {}
     for device, by_second in seconds.items():
         ordered = sorted(by_second)
@@ -178,7 +199,7 @@ def busy_shares(totals: Iterable[tuple[str, int, str, float]]) -> dict[str, list
             whole = sum(value for field, value in spent.items() if not field.startswith("guest"))
             idle = spent.get("idle", 0.0) + spent.get("iowait", 0.0)
             if whole > 0:
-                points.append((float(after - start), 100 * (whole - idle) / whole))
+                points.append(((before + after) / 2 + 1, 100 * (whole - idle) / whole))
         if points:
             shares[device] = points
     return shares

@@ -83,7 +83,7 @@ class Sampler:
         # Sequences of later runs are above those of earlier ones, so a stream can hold several.
         self.first_sequence = self.sequence = int(clock() * 1000) * 1_000_000
         self.bytes = 0
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[tuple[str, str], Tally] = {}  # by metric and door
         self._encode = msgspec.json.Encoder().encode
         self._files: dict[str, int] = {}
 
@@ -91,15 +91,15 @@ class Sampler:
     def count(self) -> int:
         return self.sequence - self.first_sequence
 
-    def sweep(self) -> list[bytes]:
-        """One message for each counter there is now, noted in the tallies."""
+    def sweep(self, door: str) -> list[bytes]:
+        """One message for each counter there is now, noted in the tallies as going through that door."""
         now = int(self.clock() * 1_000_000)
         messages = []
         for metric, device, field, value in self.samples():
             body = self._encode(Message(self.host, metric, Labels(device, field), value, now, self.sequence))
-            tally = self.tallies.get(metric)
+            tally = self.tallies.get((metric, door))
             if tally is None:
-                tally = self.tallies[metric] = Tally()
+                tally = self.tallies[metric, door] = Tally()
             tally.count += 1
             tally.checksums += zlib.crc32(body)
             tally.sequences += self.sequence
