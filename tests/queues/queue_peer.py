@@ -195,7 +195,7 @@ class QueuePeer:
             self.socket.sendall(b"".join(frames[at : at + 1000]))
 
     def rest(self) -> list[Message]:
-        """What has come, and what comes because of all that was sent so far: on a broker of one worker, all there is."""
+        """What has come, and what comes because of all that was sent: on a broker of one worker, all there is."""
         for _ in range(PINGS_TO_SETTLE):
             self.ping()
         found, self.deliveries = list(self.deliveries), deque()

@@ -69,6 +69,19 @@ def test_acknowledged_messages_do_not_come_back_and_the_others_do(tmp_path, stop
 
 
 @pytest.mark.parametrize("stop", STOPS)
+def test_counts_are_right_after_a_restart_before_anybody_uses_the_queue(tmp_path, stop):
+    with served_until(stop, tmp_path) as running, QueuePeer(running) as peer:
+        peer.create("q")
+        peer.subscribe("q", prefetch=4)
+        peer.publish_all("q", range(6))
+        peer.take(4)
+        peer.await_counts("q", 2, 4)
+    with served_until("clean", tmp_path) as running, QueuePeer(running) as peer:
+        peer.await_counts("q", 6, 0)
+        peer.await_subscribers("q", 0)
+
+
+@pytest.mark.parametrize("stop", STOPS)
 def test_what_waits_keeps_its_order_and_its_bytes(tmp_path, stop):
     with served_until(stop, tmp_path) as running, QueuePeer(running) as peer:
         peer.create("q")
