@@ -20,7 +20,9 @@
 #define FILE_DIRECTORY_BYTES_MAX 3072u /* leaves room below PATH_MAX for the longest name in it */
 #define FILE_NAME_DIGITS 20            /* of a first offset: all of u64, so names sort as numbers */
 
-struct file_path { char text[FILE_DIRECTORY_BYTES_MAX + 64]; };
+#define FILE_NAME_BYTES_MAX 64         /* of what comes behind a directory, the slash and the NUL included */
+
+struct file_path { char text[FILE_DIRECTORY_BYTES_MAX + FILE_NAME_BYTES_MAX]; };
 
 /* "<directory>/<name>".  Who opens a directory measures its name. */
 void file_path_name(struct file_path *p, const char *directory, const char *name);

@@ -95,7 +95,7 @@ err ledger_open(const char *directory, struct ledger **out, struct fault *f)
     size_t length = strlen(directory);
     if (length >= FILE_DIRECTORY_BYTES_MAX)
         return fault_set(f, ERR_LIMIT, 0, directory, 0, FILE_DIRECTORY_BYTES_MAX - 1, length);
-    struct ledger *l = calloc(1, sizeof *l);
+    struct ledger *l = calloc(1, sizeof *l + length + 1);
     if (!l) return fault_set(f, ERR_NO_MEMORY, 0, directory, 0, sizeof *l, 0);
     memcpy(l->directory, directory, length + 1);
     err e = control_map(directory, &l->control, f);

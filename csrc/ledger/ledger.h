@@ -126,7 +126,7 @@ struct ledger {
     uint32_t block_count, block_capacity;
     uint64_t reserved; /* home: entries below are allocated, and zeroed from next on; 0: not looked at yet */
     uint64_t sweep;    /* home: the number of the block in the middle that is looked at next */
-    char directory[FILE_DIRECTORY_BYTES_MAX];
+    char directory[];
 };
 
 /* Make the control page in a log's directory (as "ledger.tmp", renamed); `base`: the first offset that

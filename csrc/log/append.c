@@ -21,10 +21,10 @@
 static err roll_trim(struct log *l, const struct commit *c, struct fault *f)
 {
     uint64_t size, index_size = INDEX_HEADER_BYTES + c->chunks * INDEX_RECORD_BYTES;
-    err e = file_size(l->segment_fd, l->segment_path.text, &size, f);
-    if (!e && size > c->position) e = file_truncate(l->segment_fd, l->segment_path.text, c->position, f);
-    if (!e) e = file_size(l->index_fd, l->index_path.text, &size, f);
-    if (!e && size > index_size) e = file_truncate(l->index_fd, l->index_path.text, index_size, f);
+    err e = file_size(l->segment_fd, l->segment_path, &size, f);
+    if (!e && size > c->position) e = file_truncate(l->segment_fd, l->segment_path, c->position, f);
+    if (!e) e = file_size(l->index_fd, l->index_path, &size, f);
+    if (!e && size > index_size) e = file_truncate(l->index_fd, l->index_path, index_size, f);
     return e;
 }
 
@@ -139,13 +139,13 @@ static int stamp(struct log *l, struct batch *b, struct commit *c)
         struct index_record r = {.chunk_id = c->next_offset, .timestamp_ms = c->timestamp_ms,
                                  .position = (uint32_t)c->position, .chunk_bytes = (uint32_t)chunk_bytes(&header),
                                  .records = bc->records};
-        index_record_write(&r, l->seed, l->index_records + (size_t)i * INDEX_RECORD_BYTES);
+        index_record_write(&r, l->seed, b->index_records + (size_t)i * INDEX_RECORD_BYTES);
 
         /* Chunks without trailers lie one behind the other in memory as on disk. */
-        struct iovec *last = parts ? &l->parts[parts - 1] : NULL;
+        struct iovec *last = parts ? &b->parts[parts - 1] : NULL;
         if (last && (uint8_t *)last->iov_base + last->iov_len == at) last->iov_len += CHUNK_HEADER_BYTES + bc->data_bytes;
-        else l->parts[parts++] = (struct iovec){at, CHUNK_HEADER_BYTES + (size_t)bc->data_bytes};
-        if (bc->trailer_bytes) l->parts[parts++] = (struct iovec){b->trailers + bc->trailer_position, bc->trailer_bytes};
+        else b->parts[parts++] = (struct iovec){at, CHUNK_HEADER_BYTES + (size_t)bc->data_bytes};
+        if (bc->trailer_bytes) b->parts[parts++] = (struct iovec){b->trailers + bc->trailer_position, bc->trailer_bytes};
 
         c->last_chunk = c->next_offset;
         c->next_offset += bc->records;
@@ -164,9 +164,9 @@ static err write_batch(struct log *l, struct batch *b, struct commit *c, struct 
         *c = before;
         return fault_set(f, ERR_LIMIT, 0, l->directory, before.position, UINT32_MAX, b->size);
     }
-    err e = file_writev(l->segment_fd, l->segment_path.text, l->parts, parts, before.position, f);
+    err e = file_writev(l->segment_fd, l->segment_path, b->parts, parts, before.position, f);
     if (!e)
-        e = file_write(l->index_fd, l->index_path.text, l->index_records, (size_t)b->chunk_count * INDEX_RECORD_BYTES,
+        e = file_write(l->index_fd, l->index_path, b->index_records, (size_t)b->chunk_count * INDEX_RECORD_BYTES,
                        INDEX_HEADER_BYTES + before.chunks * INDEX_RECORD_BYTES, f);
     if (e) *c = before;
     return e;

@@ -24,7 +24,11 @@ err batch_init(struct batch *b, struct fault *f)
 {
     *b = (struct batch){.bytes_max = BATCH_BYTES_MAX};
     b->chunks = calloc(BATCH_CHUNKS_MAX, sizeof *b->chunks);
-    return b->chunks ? OK : fault_set(f, ERR_NO_MEMORY, 0, "batch", 0, BATCH_CHUNKS_MAX * sizeof *b->chunks, 0);
+    b->parts = malloc(2 * BATCH_CHUNKS_MAX * sizeof *b->parts);
+    b->index_records = malloc((size_t)BATCH_CHUNKS_MAX * INDEX_RECORD_BYTES);
+    if (b->chunks && b->parts && b->index_records) return OK;
+    batch_free(b);
+    return fault_set(f, ERR_NO_MEMORY, 0, "batch", 0, BATCH_CHUNKS_MAX * sizeof *b->chunks, 0);
 }
 
 void batch_free(struct batch *b)
@@ -35,6 +39,8 @@ void batch_free(struct batch *b)
     free(b->ids);
     free(b->references);
     free(b->trailers);
+    free(b->parts);
+    free(b->index_records);
     *b = (struct batch){0};
 }
 

@@ -25,9 +25,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <sys/uio.h>
+
 #include "../base/bytes.h"
 #include "../base/error.h"
 #include "chunk.h"
+#include "index.h"
 
 #define BATCH_CHUNKS_MAX 512u            /* iovec limit 1024: header+entries and trailer of each */
 #define BATCH_BYTES_MAX (64u << 20)      /* a turn that has taken this in is persisted before it reads on */
@@ -75,6 +78,8 @@ struct batch {
     uint8_t *trailers;
     uint32_t trailer_size, trailer_capacity;
     bool sealed;
+    struct iovec *parts;                 /* for log_append: what it hands to pwritev, two for each chunk */
+    uint8_t *index_records;              /* and the index records of the chunks */
 };
 
 err batch_init(struct batch *b, struct fault *f);

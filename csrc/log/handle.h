@@ -20,21 +20,17 @@
 #include "segment.h"
 #include "tracking.h"
 
-#define INDEX_RECORDS_PER_APPEND BATCH_CHUNKS_MAX
-
 struct log {
     struct control *control;
     struct tracking *tracking;
     int segment_fd, index_fd;
     uint64_t segment;
     uint32_t seed;
-    struct file_path segment_path, index_path; /* of the two files: printing them costs as much as a write */
+    char *segment_path, *index_path; /* of the two files, behind `directory`: printing them costs as much as a write */
     struct segment_list list;      /* see log_list */
     uint64_t list_generation, list_segment;
     bool list_known;
-    struct iovec parts[2 * BATCH_CHUNKS_MAX];
-    uint8_t index_records[INDEX_RECORDS_PER_APPEND * INDEX_RECORD_BYTES];
-    char directory[FILE_DIRECTORY_BYTES_MAX];
+    char directory[]; /* as long as it is: a broker holds thousands of these */
 };
 
 /* Check options and fill in the defaults.  ERR_INVALID, ERR_LIMIT. */

@@ -97,9 +97,12 @@ err log_open(const char *directory, struct log **out, struct fault *f)
 {
     err e = directory_allowed(directory, f);
     if (e) return e;
-    struct log *l = calloc(1, sizeof *l);
+    size_t path_bytes = strlen(directory) + FILE_NAME_BYTES_MAX;
+    struct log *l = calloc(1, sizeof *l + 3 * path_bytes);
     if (!l) return fault_set(f, ERR_NO_MEMORY, 0, directory, 0, sizeof *l, 0);
     l->segment_fd = l->index_fd = -1;
+    l->segment_path = l->directory + path_bytes;
+    l->index_path = l->segment_path + path_bytes;
     memcpy(l->directory, directory, strlen(directory) + 1);
     e = control_map(directory, &l->control, f);
     if (!e) e = tracking_map(directory, &l->tracking, f);
@@ -149,8 +152,11 @@ void log_set_active(struct log *l, uint64_t segment, uint32_t seed, int segment_
     l->seed = seed;
     l->segment_fd = segment_fd;
     l->index_fd = index_fd;
-    file_path_numbered(&l->segment_path, l->directory, segment, SEGMENT_SUFFIX);
-    file_path_numbered(&l->index_path, l->directory, segment, INDEX_SUFFIX);
+    struct file_path path;
+    file_path_numbered(&path, l->directory, segment, SEGMENT_SUFFIX);
+    memcpy(l->segment_path, path.text, strlen(path.text) + 1);
+    file_path_numbered(&path, l->directory, segment, INDEX_SUFFIX);
+    memcpy(l->index_path, path.text, strlen(path.text) + 1);
 }
 
 void log_close_active(struct log *l)
