@@ -6,14 +6,16 @@ Expected errors are one line on standard error, with a hint where there is one, 
 subcommand needs is imported inside it: ``vibemq --help`` must not wait for Spark.
 """
 
+import contextlib
 import importlib
+import json
 import os
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import click
 
 from vibemq.cli_queues import consume, publish, queues
-from vibemq.cli_users import config_option, data_dir_option, users
+from vibemq.cli_users import _metadata, config_option, data_dir_option, users
 from vibemq.errors import UserError, VibeMQError
 
 if TYPE_CHECKING:
@@ -188,15 +190,65 @@ def print_config() -> None:
 
 @main.group("log")
 def log_group() -> None:
-    """Look into the files of a stream's log."""
+    """Find and look into the files of streams and queues."""
+
+
+@log_group.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@config_option
+@data_dir_option
+def log_list(as_json: bool, config_path: str | None, data_dir: str | None) -> None:
+    """Show which directory has the log of which stream or queue, also while the broker runs.
+
+    Sizes are those of the segments, with all that retention has not yet removed.
+    """
+    found = []
+    for record in _metadata(config_path, data_dir).streams():
+        segments, size = _segments(record.directory)
+        kind = "stream" if record.queue is None else "queue"
+        found.append(
+            {
+                "name": record.name,
+                "vhost": record.vhost,
+                "kind": kind,
+                "segments": segments,
+                "bytes": size,
+                "directory": record.directory,
+            }
+        )
+    if as_json:
+        click.echo(json.dumps(found))
+    elif not found:
+        click.echo("there are no streams and no queues")
+    for each in [] if as_json else sorted(found, key=lambda each: str(each["name"])):
+        # The path last and never broken, so that it can be copied.
+        click.echo(f"{each['kind']:<6}  {each['bytes']:>15,} bytes  {each['name']:<24}  {each['directory']}")
+
+
+def _segments(directory: str) -> tuple[int, int]:
+    """How many segments are in a log's directory, and their bytes; what goes meanwhile is not counted."""
+    count = size = 0
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as files:
+        for file in files:
+            if file.name.endswith(".segment"):
+                with contextlib.suppress(FileNotFoundError):
+                    size += file.stat().st_size
+                    count += 1
+    return count, size
 
 
 @log_group.command("dump")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--entries", is_flag=True, help="Show each entry of each chunk, too.")
-@click.option("--limit", type=click.IntRange(min=0), default=0, metavar="N", help="Stop after N chunks or records.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Stop after N chunks, records or ledger entries.",
+)
 def log_dump(file: str, entries: bool, limit: int) -> None:
-    """Print a segment, index, tracking or control file; it is recognised by its content."""
+    """Print a segment, index, tracking, control or ledger file; `vibemq log list` says where they lie."""
     from vibemq.storage import log
 
     log.dump(file, entries, limit, click.echo)

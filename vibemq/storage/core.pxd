@@ -123,6 +123,8 @@ cdef extern from "ledger/ledger.h" nogil:
     uint64_t ledger_settle(ledger *l, uint32_t blocks_most)
     void ledger_skip(ledger *l, uint64_t offset)
     void ledger_trim(ledger *l)
+    err ledger_print(const char *path, uint64_t limit, int (*line)(void *context, const char *text) noexcept with gil,
+                     void *context, fault *f)
 
 
 # The ledger's words as plain functions: C11 atomics have no Cython spelling.

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, Py_buffer, PyBUF_WRITABLE
 
 from vibemq.storage cimport core
-from vibemq.storage.core cimport OK, ERR_END, ERR_NOT_FOUND
+from vibemq.storage.core cimport OK, ERR_END, ERR_INVALID, ERR_NOT_FOUND
 
-from vibemq.errors import StorageError
+from vibemq.errors import StorageError, UserError
 
 cdef extern from "shm/doorbell.h":
     size_t _BOARD_BYTES "sizeof(struct doorbell_board)"
@@ -138,16 +138,28 @@ class _Lines:
 
 
 def dump(str path, bint entries, uint64_t limit, line):
-    """Print any file of a log through ``line(text)``; raises StorageError where it is damaged."""
+    """Print any file of a log or ledger through ``line(text)``; StorageError where it is damaged, UserError if not ours.
+
+    A ledger's files are known by their names, because a block has no magic.
+    """
     cdef core.dump_options o
     o.entries = entries
     o.limit = limit
     cdef fault f
+    cdef err e
     cdef bytes raw = os.fsencode(path)
     lines = _Lines(line)
-    cdef err e = core.dump_file(raw, &o, _dump_line, <void *> lines, &f)
+    if os.path.basename(path) == "ledger" or path.endswith(".ledger"):
+        e = core.ledger_print(raw, limit, _dump_line, <void *> lines, &f)
+    else:
+        e = core.dump_file(raw, &o, _dump_line, <void *> lines, &f)
     if lines.problem is not None:
         raise lines.problem
+    if e == ERR_INVALID:
+        raise UserError(
+            f"{path} is none of VibeMQ's files",
+            hint="segments, indexes, tracking, control and ledger files can be printed; `vibemq log list` says where "
+                 "they lie")
     if e != OK:
         raise storage_error(e, &f)
 
