@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,18 @@ from vibemq.config import OPTIONS, Config
 
 README = (Path(__file__).resolve().parent.parent.parent / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.S)
+SHELL = [textwrap.dedent(block) for block in re.findall(r"```sh\n(.*?)```", README, re.S)]
+FIVE_LINES, QUEUES, RSTREAM, BULK, SPARK = range(5)
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory):
+def running(tmp_path_factory):
     with broker(tmp_path_factory.mktemp("data")) as running:
-        yield running.port
+        yield running
 
 
-def example(number, port, folder):
-    code = EXAMPLES[number].replace("5552", str(port))
+def example(number, running, folder):
+    code = EXAMPLES[number].replace("5552", str(running.port)).replace("2925", str(running.native_port))
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=folder, timeout=240
     )
@@ -31,22 +34,70 @@ def example(number, port, folder):
     return done
 
 
-def test_rstream_publishes_and_consumes(port, tmp_path):
-    done = example(0, port, tmp_path)
+def shell(block, folder, **environment):
+    """A block as printed, with `vibemq` of these sources; gives what it prints. Each line must succeed."""
+    script = f'set -eu\nvibemq() {{ "{sys.executable}" -m vibemq.cli "$@"; }}\n{block}'
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env=ENVIRONMENT | environment, cwd=folder, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def the_block(text):
+    (found,) = [block for block in SHELL if text in block]
+    return found
+
+
+def test_five_lines_publish_and_consume(running, tmp_path):
+    code = EXAMPLES[FIVE_LINES]
+    assert len([line for line in code.splitlines() if line.strip()]) == 5
+    done = example(FIVE_LINES, running, tmp_path)
+    assert (done.stdout, done.stderr) == ("{'number': 1}\n", "")
+
+
+def test_a_queue_retries_and_dead_letters(running, tmp_path):
+    done = example(QUEUES, running, tmp_path)
+    assert (done.stdout, done.stderr) == ("0 left, 1 in mails.dlq\n", "")
+
+
+def test_queues_from_a_shell(running, tmp_path):
+    printed = shell(the_block("vibemq queues create"), tmp_path, VIBEMQ_URL=f"vibemq://127.0.0.1:{running.native_port}")
+    assert '"payload": {"number": 1}' in printed and '{"number": 2}\n{"number": 3}\n' in printed
+    assert printed.endswith("queue jobs deleted\n")
+
+
+def test_users_and_permissions_from_a_shell(tmp_path):
+    block = re.sub(
+        r"users add (\w+).*", r"users add \1 --password-stdin <<< 'lovelace 1843'", the_block("users add admin")
+    )
+    block = re.sub(r"--user shop .*", "--user shop --password-stdin <<< 'lovelace 1843'", block)
+    assert block.count("--password-stdin") == 3
+    with broker(tmp_path / "data") as running:
+        url = f"vibemq://127.0.0.1:{running.native_port}"
+        printed = shell(block, tmp_path, VIBEMQ_URL=url, VIBEMQ_SERVER_DATA_DIR=str(tmp_path / "data"))
+        assert printed.endswith("published 1 message to queue orders\n")
+        refused = re.sub("publish orders", "publish bills", block.splitlines()[-1])
+        with pytest.raises(AssertionError, match=r"not allowed|may not|NOT_AUTHORIZED|authorized"):
+            shell(refused, tmp_path, VIBEMQ_URL=url)
+
+
+def test_rstream_publishes_and_consumes(running, tmp_path):
+    done = example(RSTREAM, running, tmp_path)
     assert done.stdout.splitlines()[-10:] == [f"{n} order {n}" for n in range(10)]
     assert done.stderr == ""
 
 
-def test_bulk_client_publishes_and_reads(port, tmp_path):
-    assert example(1, port, tmp_path).stdout == "100000 messages read back\n"
+def test_bulk_client_publishes_and_reads(running, tmp_path):
+    assert example(BULK, running, tmp_path).stdout == "100000 messages read back\n"
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_spark_reads_what_rstream_published(port, tmp_path):
+def test_spark_reads_what_rstream_published(running, tmp_path):
     pytest.importorskip("pyspark", reason="pyspark is not installed")
-    example(0, port, tmp_path)
-    orders = int(example(2, port, tmp_path).stdout.split()[0])
+    example(RSTREAM, running, tmp_path)
+    orders = int(example(SPARK, running, tmp_path).stdout.split()[0])
     assert orders in (10, 20)  # twenty when the first test ran, too
 
 
@@ -68,6 +119,11 @@ def test_every_option_that_is_named_exists():
 def test_the_limits_are_the_defaults():
     defaults = Config()
     assert f"| connections for each worker | {defaults.server.connections_max:,} |" in README
-    assert f"| streams | {defaults.store.streams_max:,} |" in README
-    assert f"confirm | {defaults.streams.unconfirmed_max:,} |" in README
+    assert f"| streams and queues together | {defaults.store.streams_max:,} |" in README
+    assert f"confirm | {defaults.streams.unconfirmed_max:,}, native {defaults.native.unconfirmed_max:,} |" in README
+    assert f"wait in a queue | {defaults.queues.max_messages:,} |" in README
+    assert f"consumer | {defaults.queues.prefetch}, at most {defaults.queues.prefetch_max:,} |" in README
+    assert f"| native (VibeMQ 1.1) | {defaults.native.port} |" in README
+    assert f"ack timeout ({defaults.queues.ack_timeout_ms // 1000} s)" in README
+    assert f"`attempts_max` ({defaults.queues.attempts_max})" in README
     assert f"127.0.0.1:{defaults.streams.port}, a worker for each core, data in {defaults.server.data_dir}" in README
