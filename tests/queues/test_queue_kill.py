@@ -120,7 +120,7 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_repeats_nothing(tmp_pat
 
 
 def one_round(round_, victim, number):
-    running, random_, stack = round_.running, round_.random, round_.stack
+    running, random_ = round_.running, round_.random
     admin = QueuePeer(running)
     home = random_.randrange(2)
     attempts_max = 2 if round_.phase == DEAD_LETTERS else 1000

@@ -285,6 +285,34 @@ def test_who_comes_late_to_a_fan_out_does_not_wait_for_who_is_stuck(connect, nam
     assert payloads(late.rest()) == [5]
 
 
+def test_what_was_in_front_of_a_consumer_of_a_fan_out_that_leaves_goes_to_those_who_came_later(connect, name):
+    publisher, leaves, stays = connect(), connect(), connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    publisher.publish_all(name, range(9))
+    leaves.subscribe(name, prefetch=3)
+    leaves.take(3)
+    stays.subscribe(name, prefetch=7)
+    leaves.unsubscribe(name)
+    assert stays.take_acked(9) == list(range(9))
+    publisher.publish(name, 9)
+    assert stays.take_acked(1) == [9]
+    publisher.await_counts(name, 0)
+
+
+def test_an_inherited_copy_is_not_given_twice_to_who_has_it(connect, name):
+    publisher, *consumers = [connect() for _ in range(4)]
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    publisher.publish(name, 0)
+    for consumer in consumers:
+        consumer.subscribe(name)
+    first, second, third = consumers
+    assert payloads(first.rest()) == [0]
+    first.unsubscribe(name)
+    assert payloads(second.rest()) == payloads(third.rest()) == [0]
+    second.unsubscribe(name)
+    assert third.rest() == []
+
+
 # ---- fan-out without acknowledgement ----
 
 

@@ -260,6 +260,27 @@ def test_consumers_of_a_killed_home_go_on_with_what_they_have_in_flight(tmp_path
         assert sorted(payloads(stays.take(5)) + payloads(newcomer.take(5))) == list(range(100, 110))
 
 
+def test_what_only_a_killed_consumer_of_a_fan_out_was_given_goes_to_those_who_came_later(tmp_path, stack):
+    """Its worker is not the home, which learns of the death by its seat alone."""
+    with broker(tmp_path, *SHORT) as running:
+        first, victim, stays = (on_worker(running, worker, stack) for worker in (0, 1, 0))
+        first.create("q", mode=FAN_OUT_WITH_ACK)
+        first.subscribe("q")
+        victim.subscribe("q")
+        first.await_subscribers("q", 2)
+        first.unsubscribe("q")
+        first.await_subscribers("q", 1)
+        first.publish_all("q", range(5))
+        victim.take(5)
+        stays.subscribe("q")
+        first.await_subscribers("q", 2)
+        kill(worker_pid(running, 1))
+        found = stays.take(5)
+        assert [(payload(message), attempts(message)) for message in found] == [(number, 2) for number in range(5)]
+        stays.ack(*found)
+        stays.await_counts("q", 0)
+
+
 @pytest.mark.parametrize("mode", [ROUND_ROBIN, FAN_OUT_WITH_ACK])
 def test_what_the_survivors_of_a_killed_home_hold_is_not_lost_when_they_leave(tmp_path, stack, mode):
     """Three workers: the new home has consumers elsewhere, whose messages it knows by letters only."""

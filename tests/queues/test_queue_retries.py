@@ -217,6 +217,37 @@ def test_every_exhausted_message_is_in_the_dead_letter_queue_once(connect, name,
     publisher.await_counts(name, 0)
 
 
+def test_copies_of_one_message_that_are_exhausted_at_once_are_all_settled(connect, name):
+    publisher, *consumers = [connect() for _ in range(4)]
+    publisher.create(name, mode=FAN_OUT_WITH_ACK, maxRetryAttempts=1, enableDeadLetterQueue=True)
+    publisher.create(name + ".dlq")
+    for consumer in consumers:
+        consumer.subscribe(name)
+    for round_ in range(10):
+        publisher.publish_all(name, [[round_, number] for number in range(5)])
+        for consumer, messages in [(consumer, consumer.take(5)) for consumer in consumers]:
+            consumer.nack(*messages)
+    publisher.await_counts(name, 0)
+    publisher.subscribe(name + ".dlq")
+    dead = {tuple(found) for found in payloads(publisher.rest())}
+    assert dead == {(round_, number) for round_ in range(10) for number in range(5)}
+    consumers[0].publish(name, "after")
+    consumers[0].ack(consumers[0].delivery())
+
+
+def test_what_a_consumer_of_a_fan_out_leaves_with_nobody_there_keeps_its_strikes(connect, name):
+    publisher = connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK, maxRetryAttempts=2, enableDeadLetterQueue=True)
+    publisher.publish(name, "poison")
+    for _ in range(2):
+        dies = connect()
+        dies.subscribe(name)
+        assert payload(dies.delivery()) == "poison"
+        dies.close()
+        publisher.await_subscribers(name, 0)
+    assert payloads(collect(publisher, name + ".dlq", 1)) == ["poison"]
+
+
 def test_after_the_last_attempt_a_message_is_dropped_where_there_is_no_dead_letter_queue(connect, name):
     publisher, consumer = connect(), connect()
     publisher.create(name, maxRetryAttempts=1)
