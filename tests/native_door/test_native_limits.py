@@ -128,6 +128,30 @@ def test_a_message_that_would_not_is_refused_and_the_connection_goes_on(peer, na
     assert peer.info(name)["messageCount"] == 1
 
 
+def test_a_message_that_may_become_a_dead_letter_must_fit_as_one(served, other, name):
+    def accepted(size):
+        other.write(publish_of(other, name, size))
+        return other.next().error_code is None
+
+    letters = "l" * 256
+    other.create(name, maxRetryAttempts=1, enableDeadLetterQueue=True, deadLetterQueueName=letters)
+    low, high = BODY_BYTES_MAX // 2, BODY_BYTES_MAX
+    assert accepted(low) and not accepted(high)
+    while high - low > 1:  # the largest that is accepted
+        middle = (low + high) // 2
+        low, high = (middle, high) if accepted(middle) else (low, middle)
+    assert high > BODY_BYTES_MAX - 1024
+    count = other.info(name)["messageCount"]
+    with connected(served, features="nack") as refusing:
+        refusing.subscribe(name)
+        for _ in range(count):
+            refusing.deliver(ack=False)
+            refusing.send(Command.NACK, b"m")
+        refusing.ping()
+    other.subscribe(letters)
+    assert other.delivers(count) == [b"m"] * count
+
+
 def test_a_body_of_one_byte_more_than_the_maximum_closes_as_soon_as_its_length_is_known(peer, name):
     peer.write((BODY_BYTES_MAX + 1).to_bytes(4, "big"))
     assert [error.error_code for error in peer.rest()] == ["INVALID_MESSAGE"]

@@ -14,6 +14,7 @@ cdef class Publisher(StreamUser):
     cdef bytes name                   # of the queue, as frames bear it
     cdef int64_t generation           # of the permissions that allowed it
     cdef int overflow
+    cdef size_t letter_bytes          # what becoming a dead letter may add to a Deliver; 0: none becomes one
     cdef uint8_t *acks                # PublishAcks of this turn's batch, as they will be sent
     cdef size_t ack_bytes, ack_capacity
     cdef size_t count

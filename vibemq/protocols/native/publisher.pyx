@@ -22,7 +22,7 @@ from vibemq.storage.core cimport (
     ERR_FULL, OK, amqp_map, bytes_load16, bytes_load32, bytes_store32, err, writer_bytes,
 )
 from vibemq.protocols.native.wire cimport (
-    FRAME_HEADER_BYTES, FRAME_OK, HEADERS_MAX, frame_parse, header_next, publish_ack_size, publish_ack_write,
+    FRAME_HEADER_BYTES, FRAME_OK, HEADERS_MAX, frame_parse, frame_size, header_next, publish_ack_size, publish_ack_write,
 )
 
 from vibemq.broker.policy import FailureReason
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 cdef enum:
     ACK_BYTES_KEPT = 1 << 20          # a larger burst's buffer is given back after use
     PARKED_BYTES_MAX = 16 << 20       # of one publisher: then its connection is read no further
+    DELIVER_ADDED_BYTES = 24          # deliveryAttempts with four digits
+    # The four headers of a dead letter, without the name of its queue: their names, a reason, a time, a number.
+    LETTER_ADDED_BYTES = 160
     DEDUP_CLIENT_BYTES = 16
     DEDUP_ID_BYTES = 32
     OVERFLOW_DROP_OLDEST = 0
@@ -41,6 +44,7 @@ cdef enum:
     OVERFLOW_BLOCK = 2
     OVERFLOW_REDIRECT = 3
 
+cdef bytes INVALID_MESSAGE = ErrorCode.INVALID_MESSAGE.value.encode()
 cdef bytes QUEUE_FULL = ErrorCode.QUEUE_FULL.value.encode()
 cdef bytes QUEUE_NOT_FOUND = ErrorCode.QUEUE_NOT_FOUND.value.encode()
 cdef bytes SERVER_ERROR = ErrorCode.SERVER_ERROR.value.encode()
@@ -130,6 +134,9 @@ cdef class Publisher(StreamUser):
     def __init__(self, session, Connection connection, Queue queue, bytes name):
         self.session, self.connection, self.queue, self.name = session, connection, queue, name
         self.overflow = int(queue.policy.overflow)
+        if queue.policy.dead_letter:
+            letters = queue.policy.dead_letter_name(queue.name).encode()
+            self.letter_bytes = DELIVER_ADDED_BYTES + LETTER_ADDED_BYTES + max(len(letters), len(name))
         self.unsynced, self.parked = [], []
         queue.stream.attach(self)
         queue.hold(self)
@@ -153,6 +160,12 @@ cdef class Publisher(StreamUser):
     # ---- in ----
 
     cdef int publish(self, const native_frame *frame, const uint8_t *body, size_t body_size) except -1:
+        if self.letter_bytes and frame_size(frame.id_size, frame.queue_size, frame.payload_size, frame.headers_size, True) \
+                - FRAME_HEADER_BYTES + self.letter_bytes > self.session.frame_max:
+            self.session.refuse_frame((<char *> frame.id)[:frame.id_size], INVALID_MESSAGE,
+                                      b"With the headers of a dead letter the message would be larger than the %d bytes "
+                                      b"that clients read." % self.session.frame_max)
+            return 0
         if self.queue.max_messages and self.overflow != OVERFLOW_DROP_OLDEST:
             if self.parked:
                 return self._park(body, body_size)
