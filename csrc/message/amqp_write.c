@@ -153,6 +153,13 @@ void amqp_write_data(struct writer_bytes *w, const uint8_t *body, uint32_t bytes
     variable_put(descriptor_put(p, SECTION_DATA), CODE_BINARY_8, body, bytes);
 }
 
+void amqp_write_value(struct writer_bytes *w, const uint8_t *encoded, uint32_t bytes)
+{
+    uint8_t *p = bytes_room(w, 3 + (size_t)bytes);
+    if (!p) return;
+    memcpy(descriptor_put(p, SECTION_VALUE), encoded, bytes);
+}
+
 void amqp_write_null(struct writer_bytes *w)
 {
     uint8_t *p = bytes_room(w, AMQP_NULL_BYTES);

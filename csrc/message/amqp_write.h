@@ -55,5 +55,7 @@ void amqp_map_end(struct writer_bytes *w, struct amqp_map *m);
 /* The body: bytes, or no body at all (the standard wants one, so it is an amqp-value of null). */
 void amqp_write_data(struct writer_bytes *w, const uint8_t *body, uint32_t bytes);
 void amqp_write_null(struct writer_bytes *w);
+/* A value as another message's amqp-value section holds it, with its encoding (struct amqp_message). */
+void amqp_write_value(struct writer_bytes *w, const uint8_t *encoded, uint32_t bytes);
 
 #endif

@@ -187,7 +187,6 @@ def test_payloads_that_are_no_json_are_delivered_as_json_strings(served, peer, n
     assert len({message.id for message in got}) == len(bodies), "each has an id that can be acknowledged"
 
 
-@pytest.mark.xfail(reason="broker/deadletters.pyx writes a body that is an AMQP value as null", strict=True)
 def test_a_stream_clients_text_is_still_there_when_it_is_a_dead_letter(served, name):
     with connected(served, features="nack") as peer:
         peer.create(name, maxRetryAttempts=1, enableDeadLetterQueue=True)

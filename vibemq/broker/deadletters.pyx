@@ -14,7 +14,7 @@ from libc.string cimport memcmp
 
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    AMQP_BINARY, AMQP_BODY_DATA, AMQP_STRING, AMQP_SYMBOL, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs, amqp_value,
+    AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_STRING, AMQP_SYMBOL, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs, amqp_value,
     bytes_store32, err, writer_bytes,
 )
 
@@ -102,6 +102,8 @@ cdef class DeadLetters(StreamUser):
                 core.amqp_write_data(&w, m.data, m.size)
             elif m.amqp.body_kind == AMQP_BODY_DATA:
                 core.amqp_write_data(&w, m.amqp.body, m.amqp.body_size)
+            elif m.amqp.body_kind == AMQP_BODY_VALUE and m.amqp.body_size:
+                core.amqp_write_value(&w, m.amqp.body, m.amqp.body_size)
             else:
                 core.amqp_write_null(&w)
             if w.failed:

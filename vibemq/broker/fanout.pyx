@@ -71,17 +71,29 @@ cdef class FanOut(Home):
         if not self.members:
             return self._all_left(gone)
         first_start = min([(<Member> other).start for other in self.members.values()])
-        if gone.low >= first_start:
+        if first_start > self.next:
+            # Messages that nobody has been given yet, and that only it was there for.
+            for m in self.members.values():
+                if m.start == first_start:
+                    m.start = m.cursor = self.next
+        if gone.low >= first_start and not gone.inherited:
             return 0
+        if gone.inherited:
+            first_start = max(first_start, <uint64_t> max(gone.inherited) + 1)
         owed = {offset: (attempts, strikes) for _, offset, attempts, strikes in gone.again if offset < first_start}
         if gone.consumer is None:  # perhaps its worker died: then nothing was given back
             owed |= {offset: (1, 0) for offset in range(gone.low, min(gone.cursor, first_start)) if offset not in owed}
         owed |= {offset: (0, 0) for offset in range(gone.cursor, min(self.next, first_start))}
         for offset, (attempts, strikes) in owed.items():
             entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if entry != NULL and core.ledger_word_get(entry) & 7 != LEDGER_SETTLED:
-                for m in self.members.values():
-                    heapq.heappush(m.again, (0, offset, attempts, strikes))
+            if entry == NULL or core.ledger_word_get(entry) & 7 == LEDGER_SETTLED:
+                continue
+            if any([offset >= (<Member> other).start or offset in (<Member> other).inherited
+                    for other in self.members.values()]):
+                continue  # somebody still owes it
+            for m in self.members.values():
+                m.inherited.add(offset)
+                heapq.heappush(m.again, (0, offset, attempts, strikes))
         return 0
 
     cdef int _all_left(self, Member gone) except -1:
@@ -129,6 +141,7 @@ cdef class FanOut(Home):
                     entry = core.ledger_entry_of(self.raw, offset, NULL)
                     attempts = core.ledger_unpack(core.ledger_word_get(entry)).attempts if entry != NULL else 1
                     for m in self.members.values():
+                        m.inherited.add(offset)
                         heapq.heappush(m.again, (0, offset, attempts, 0))
                 offset = core.ledger_find(self.raw, offset + 1, first_cursor, LEDGER_IN_FLIGHT, 0)
         self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
@@ -261,6 +274,9 @@ cdef class FanOut(Home):
                 floor = min(floor, <uint64_t> held)
             for offset in range(core.ledger_base(self.control), floor):
                 self._settle_one(offset)
+            for m in self.members.values():
+                if m.inherited:
+                    m.inherited = {held for held in m.inherited if held >= floor}
         return Home._settle_base(self)
 
     cdef uint64_t departed(self) except? 0:

@@ -25,7 +25,7 @@ from vibemq.broker.timers import NEVER
 
 cdef class Member:
     def __cinit__(self):
-        self.again = []
+        self.again, self.inherited = [], set()
         self.reported = <uint64_t> -1
 
 

@@ -38,7 +38,7 @@ cdef inline uint32_t _hash(uint64_t key, const uint8_t *p, uint32_t size) noexce
 
 
 cdef inline const uint8_t *_id_of(const delivery *d) noexcept:
-    return d.id_long if d.id_long != NULL else &d.id[0]
+    return <const uint8_t *> d.id_long if d.id_long != NULL else <const uint8_t *> &d.id[0]
 
 
 cdef class InFlight:

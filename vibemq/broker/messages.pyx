@@ -18,7 +18,7 @@ from libc.stdlib cimport calloc, free, realloc
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     CHUNK_HEADER_BYTES, ERR_CORRUPT, ERR_END, ERR_NO_MEMORY, ERR_NOT_CACHED, ERR_TRUNCATED, OK, bytes_load32,
-    chunk_entry,
+    chunk_entry, commit,
 )
 
 logger = logging.getLogger(__name__)
@@ -238,8 +238,12 @@ cdef class Cursor:
         cdef cached_chunk *c
         cdef err e
         cdef uint32_t entry_bytes, records
+        cdef commit committed
         out.offset = <uint64_t> -1
         if not self.open:
+            core.control_committed(self.log.control, &committed)
+            if self.offset >= committed.next_offset:
+                return ERR_END  # no descriptor for an empty queue
             e = core.reader_open(&self.raw, self.log.raw, core.READER_OFFSET, <int64_t> self.offset, f)
             if e != OK:
                 return e
@@ -261,7 +265,7 @@ cdef class Cursor:
                 self.entry_position = 0
                 continue
             e = self.messages.message(c, self.raw.segment, self.raw.position, self.entry_position,
-                                      <uint16_t> min(max(<int64_t> (self.offset - self.entry_first), 0), 65535), out,
+                                      <uint16_t> min(self.offset - self.entry_first if self.offset > self.entry_first else 0, <uint64_t> 65535), out,
                                       &entry_bytes, &records, f)
             if entry_bytes == 0:
                 core.reader_advance(&self.raw, &c.header)  # a good checksum over entries that make no sense
@@ -326,7 +330,7 @@ cdef class Probe:
         first = c.header.chunk_id
         while True:
             e = self.messages.message(c, self.raw.segment, self.raw.position, entry_position,
-                                      <uint16_t> min(offset - first, 65535), out, &entry_bytes, &records, f)
+                                      <uint16_t> min(offset - first, <uint64_t> 65535), out, &entry_bytes, &records, f)
             if entry_bytes == 0 or first + records > offset:
                 return e
             entry_position += entry_bytes

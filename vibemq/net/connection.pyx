@@ -199,7 +199,7 @@ cdef class Connection:
             if need > OUTBOX_BYTES_MAX:
                 raise LimitExceeded("outbox (the peer does not read)", need, OUTBOX_BYTES_MAX)
             if need > self.outbox_capacity:
-                need = max(need + need // 2, 256)
+                need = max(need + need // 2, <size_t> 256)
                 grown = <uint8_t *> realloc(self.outbox, need)
                 if grown == NULL:
                     raise MemoryError

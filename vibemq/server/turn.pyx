@@ -111,7 +111,6 @@ cdef class Loop:
         cdef int64_t now_ms
         self._receive(self._timeout_ms())
         self.table.take_news()
-        self._take_requests(core.doorbell_requests_take(self.board.raw, self.board.index))
         now_ms = self.queues.now_ms
         if self.timers.next_ms <= now_ms:
             self.timers.run(now_ms)
@@ -121,6 +120,11 @@ cdef class Loop:
         if now_ms >= self.next_tick_ms:
             self.next_tick_ms = now_ms + TICK_MS
             self._tick(now_ms)
+
+    cdef int _awake(self) except -1:
+        """After the wait: the time, and what others ask, before any socket is read: a right that was revoked is gone."""
+        self.queues.now_ms = time.monotonic_ns() // 1_000_000
+        return self._take_requests(core.doorbell_requests_take(self.board.raw, self.board.index))
 
     cdef int _take_requests(self, unsigned int requests) except -1:
         """What others ask of this worker."""
@@ -151,13 +155,13 @@ cdef class Loop:
         if self.fast is None:
             found = self.poller.select(timeout_ms / 1000)
             core.doorbell_wake(self.board.raw, self.board.index)
-            self.queues.now_ms = time.monotonic_ns() // 1_000_000
+            self._awake()
             for key, mask in found:
                 self._on_event(key.fd, (EPOLLIN if mask & READ else 0) | (EPOLLOUT if mask & WRITE else 0))
             return 0
         n = self.fast.wait(timeout_ms)
         core.doorbell_wake(self.board.raw, self.board.index)
-        self.queues.now_ms = time.monotonic_ns() // 1_000_000
+        self._awake()
         for i in range(n):
             self._on_event(self.fast.ready[i].data.fd, self.fast.ready[i].events)
         return 0
@@ -208,6 +212,7 @@ cdef class Loop:
             try:
                 accepted.setblocking(False)
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a peer whose machine is gone
                 local = accepted.getsockname()
             except OSError:
                 accepted.close()  # gone already

@@ -310,6 +310,7 @@ cdef extern from "message/amqp_write.h" nogil:
                       uint32_t value_bytes)
     void amqp_map_end(writer_bytes *w, amqp_map *m)
     void amqp_write_data(writer_bytes *w, const uint8_t *body, uint32_t size)
+    void amqp_write_value(writer_bytes *w, const uint8_t *encoded, uint32_t size)
     void amqp_write_null(writer_bytes *w)
 
 

@@ -216,7 +216,7 @@ cdef class Publisher(StreamUser):
         cdef uint64_t value = 0
         if frame.id_size != DEDUP_ID_BYTES:
             return False
-        for i in range(DEDUP_CLIENT_BYTES, DEDUP_ID_BYTES):
+        for i in range(<uint32_t> DEDUP_CLIENT_BYTES, <uint32_t> DEDUP_ID_BYTES):
             c = frame.id[i]
             if c"0" <= c <= c"9":
                 value = value << 4 | <uint64_t> (c - c"0")

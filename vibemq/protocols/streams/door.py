@@ -9,6 +9,7 @@ from typing import Any
 import vibemq
 from vibemq.broker.parts import Broker
 from vibemq.config import Config
+from vibemq.errors import StorageError, StreamNotFound
 from vibemq.protocols.streams.commands import PRODUCT
 from vibemq.protocols.streams.session import StreamsSession
 
@@ -20,6 +21,7 @@ class StreamsDoor:
         self.config = config.streams
         self.store = config.store
         self.table = broker.streams
+        self.queues = broker.queues
         self.catalog = broker.catalog
         self.authenticator = broker.authenticator
         self.helpers = broker.helpers
@@ -37,6 +39,13 @@ class StreamsDoor:
     def accept(self, connection: Any) -> StreamsSession:
         """The session of a new connection."""
         return StreamsSession(connection, self)
+
+    def queue_of(self, stream: Any) -> Any:
+        """The queue that this stream is the log of; None when it is a plain stream."""
+        try:
+            return self.queues.find(stream.virtual_host, stream.name)
+        except (StreamNotFound, StorageError):
+            return None
 
     def now_ms(self) -> int:
         """The loop's clock: monotonic ms."""

@@ -8,6 +8,7 @@ cdef class Publisher(StreamUser):
     cdef object session               # told of what is rare: a deleted stream, waiting for a sync
     cdef Connection connection
     cdef readonly int publisher_id
+    cdef object queue                 # broker.queue.Queue when the stream is one: held, so that its bounds are kept
     cdef readonly bytes reference
     cdef uint32_t reference_index     # in the stream's batch, while ids are staged
     cdef uint8_t *ids                 # in this turn's batch, big-endian as they came

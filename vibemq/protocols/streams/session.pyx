@@ -198,6 +198,9 @@ cdef class StreamsSession(Session):
         publisher = Publisher(self, self.connection, publisher_id, reference)
         stream.attach(publisher)
         self.publishers[publisher_id] = publisher
+        publisher.queue = self.door.queue_of(stream)
+        if publisher.queue is not None:
+            publisher.queue.hold(publisher)
 
     def remove_publisher(self, int publisher_id) -> bool:
         cdef Publisher publisher = self.publishers.get(publisher_id)
@@ -216,6 +219,9 @@ cdef class StreamsSession(Session):
 
     def forget_publisher(self, Publisher publisher):
         self.publishers.pop(publisher.publisher_id, None)
+        if publisher.queue is not None:
+            publisher.queue.release(publisher)
+            publisher.queue = None
         if self.publisher_cached is publisher:
             self.publisher_cached = None
 
