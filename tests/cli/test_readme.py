@@ -82,6 +82,16 @@ def test_users_and_permissions_from_a_shell(tmp_path):
             shell(refused, tmp_path, VIBEMQ_URL=url)
 
 
+def test_a_queues_files_are_found_and_printed(tmp_path):
+    with broker(tmp_path / "data") as running:
+        shell("vibemq publish orders 1", tmp_path, VIBEMQ_URL=f"vibemq://127.0.0.1:{running.native_port}")
+        (directory,) = (tmp_path / "data" / "streams").iterdir()
+        block = the_block("vibemq log list").replace("5f2c09d4a1b37e68", directory.name)
+        printed = shell(block.replace("/var/lib/vibemq", str(tmp_path / "data")), tmp_path).splitlines()
+    assert printed[0].startswith("queue") and printed[0].endswith(f" orders                    {directory}")
+    assert printed[1].endswith(": intact") and printed[2].startswith("ledger: magic")
+
+
 def test_rstream_publishes_and_consumes(running, tmp_path):
     done = example(RSTREAM, running, tmp_path)
     assert done.stdout.splitlines()[-10:] == [f"{n} order {n}" for n in range(10)]
