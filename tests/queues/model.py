@@ -124,12 +124,12 @@ class QueueModel:
         self._stand(consumer)
         self.settle()
 
-    def leave(self, name: str, *, strike: bool = True) -> None:
-        """Unsubscribed, disconnected or killed.  Only the oldest delivery counts as an attempt that failed."""
+    def leave(self, name: str) -> None:
+        """Unsubscribed or disconnected.  Only the oldest delivery counts as an attempt that failed."""
         consumer = self.consumers.pop(name)
         consumer.gone = True
         for at, copy in enumerate(consumer.in_flight):
-            copy.strikes += strike and at == 0
+            copy.strikes += at == 0
         if self.is_fan_out:
             self._inherit(consumer)
         else:
@@ -150,12 +150,12 @@ class QueueModel:
             for copy in (*consumer.in_flight, *consumer.returned, *consumer.pending)
         }
         for copy in sorted(owed, key=lambda copy: copy.entry.number):
-            if copy.entry.acked or copy.entry in elsewhere:
+            if copy.strikes >= self.attempts_max:
+                self._bury(copy.entry)  # one consumer's last attempt is the message's, whoever else has it
+            if copy.entry.acked or copy.entry in elsewhere or copy.entry in self.waiting:
                 continue
             copy.entry.strikes = copy.strikes
-            if copy.strikes >= self.attempts_max:
-                self._bury(copy.entry)
-            elif self.consumers:
+            if self.consumers:
                 for consumer in self.consumers.values():
                     consumer.returned.append(Copy(copy.entry, copy.strikes))
                     consumer.returned.sort(key=lambda copy: copy.entry.number)
@@ -178,8 +178,7 @@ class QueueModel:
         if not self.is_fan_out:
             self._ready(copy)
         elif copy.strikes >= self.attempts_max:
-            if not copy.entry.acked or self.dead_letter:
-                self._bury(copy.entry)
+            self._bury(copy.entry)
         else:
             consumer.returned.append(copy)
             consumer.returned.sort(key=lambda copy: copy.entry.number)
@@ -206,11 +205,17 @@ class QueueModel:
             consumer.pending = []
         self.settle()
 
-    def restart(self, *, killed: bool) -> None:
-        """All connections end, publishers' among them."""
+    def kill(self) -> None:
+        """All processes end at once: nobody is given anything in between, and nobody has failed."""
         self.parked = []
-        for name in list(self.consumers):
-            self.leave(name, strike=not killed)
+        consumers, self.consumers = self.consumers, {}
+        self.rotation.clear()
+        for consumer in consumers.values():
+            consumer.gone = True
+            if self.is_fan_out:
+                self._inherit(consumer)
+            else:
+                self.waiting += [copy.entry for copy in consumer.in_flight]
 
     # ---- who gets what ----
 
