@@ -97,7 +97,8 @@ _Static_assert(sizeof(struct ledger_entry) == LEDGER_ENTRY_BYTES, "an entry is t
 struct ledger_control {
     uint32_t magic, version;
     uint8_t reserved[120];
-    _Alignas(128) _Atomic uint64_t home;     /* worker + 1 << 32 | epoch of its seat; 0: nobody */
+    _Alignas(128) _Atomic uint64_t home;     /* worker + 1 << 48 | epoch of its seat, 24 bits, << 24 | generation of
+                                                the home, 24 bits; worker + 1 is 0: nobody */
     _Alignas(128) _Atomic uint64_t base;     /* every offset below is settled */
     _Atomic uint64_t next;                   /* from here on there are no entries: never handed out */
     _Atomic uint64_t departed;               /* next less the messages below it that are ready: what does not wait */

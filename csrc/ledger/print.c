@@ -53,7 +53,9 @@ static err print_control(struct print *p, int fd, uint64_t size)
         return fault_set(p->f, ERR_CORRUPT, 0, p->path, 0, LEDGER_VERSION, c->version);
 
     uint64_t home = c->home;
-    if (home >> 32) say(p, "home: worker %" PRIu64 ", epoch %" PRIu64, (home >> 32) - 1, home & UINT32_MAX);
+    if (home >> 48)
+        say(p, "home: worker %" PRIu64 ", epoch %" PRIu64 ", generation %" PRIu64, (home >> 48) - 1, home >> 24 & 0xFFFFFF,
+            home & 0xFFFFFF);
     else say(p, "home: nobody");
     const struct { const char *name; uint64_t value; bool mask; } words[] = {
         {"base", c->base, false}, {"next", c->next, false}, {"departed", c->departed, false},

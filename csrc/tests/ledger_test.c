@@ -389,10 +389,10 @@ TEST(a_page_and_a_block_are_printed)
     struct lines lines = {.most = 64};
     help_hand_out(l, 5, LEDGER_IN_FLIGHT);
     help_settle(l, 1, 4);
-    atomic_store(&ledger_control(l)->home, UINT64_C(3) << 32 | 9);
+    atomic_store(&ledger_control(l)->home, UINT64_C(3) << 48 | UINT64_C(9) << 24 | 4);
     file_path_name(&path, d, "ledger");
     EXPECT_OK(ledger_print(path.text, 0, keep_line, &lines, NULL));
-    EXPECT_STR_EQ("home: worker 2, epoch 9", lines.text[1]);
+    EXPECT_STR_EQ("home: worker 2, epoch 9, generation 4", lines.text[1]);
     EXPECT_STR_EQ("next: 5", lines.text[3]);
 
     help_block_path(&path, d, 0);

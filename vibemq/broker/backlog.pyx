@@ -416,8 +416,8 @@ cdef class Backlog(Decider):
                     self._failed_read(e, &v, self.probe)
                     return False
             heapq.heappop(self.graves)
-            if entry == NULL:
-                continue  # settled meanwhile: the queue was purged
+            if entry == NULL or offset in self.burying:
+                continue  # settled meanwhile, or another copy of it is on its way already
             self.burying[offset] = (reason, attempts)
             self.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(), reason.value.encode(), attempts)
         return False

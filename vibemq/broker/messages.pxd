@@ -30,10 +30,12 @@ cdef class Messages:
     cdef uint64_t looks
     cdef size_t bytes
     cdef readonly object helpers
+    cdef dict open                 # cursors and probes that hold a descriptor, longest first
     cdef uint64_t unpacked_key, unpacked_segment, unpacked_place
     cdef bytes unpacked
     cdef uint32_t unpacked_index, unpacked_at
 
+    cdef int opened(self, object place) except -1
     cdef cached_chunk *load(self, uint64_t key, reader *at, err *e, fault *f) noexcept
     cdef err message(self, cached_chunk *c, uint64_t segment, uint64_t position, uint32_t entry_position, uint16_t index,
                      message_view *out, uint32_t *entry_bytes, uint32_t *records, fault *f) noexcept

@@ -28,6 +28,7 @@ cdef enum:
     CACHE_BYTES_MAX = 64 << 20     # of one worker; a single larger chunk is kept until the next one comes
     FIRST_READ_BYTES = 16 * 1024   # most chunks at a moderate rate; a larger one is read a second time, whole
     READ_AHEAD_BYTES = 1 << 20
+    OPEN_MAX = 1024                # descriptors of cursors and probes, of those that a worker has besides its connections
     UNPACKED_BYTES_MAX = 64 << 20  # a sub-batch that says it unpacks to more is not unpacked
     CHUNK_USER = 0
     PACKED_NONE = 0
@@ -37,7 +38,7 @@ cdef enum:
 
 cdef class Messages:
     def __cinit__(self, helpers):
-        self.helpers = helpers
+        self.helpers, self.open = helpers, {}
         self.chunks = <cached_chunk *> calloc(CHUNKS, sizeof(cached_chunk))
         if self.chunks == NULL:
             raise MemoryError
@@ -47,6 +48,14 @@ cdef class Messages:
         for i in range(CHUNKS):
             free(self.chunks[i].data)
         free(self.chunks)
+
+    cdef int opened(self, object place) except -1:
+        """A cursor or probe holds a descriptor now; the one that has held its own for longest gives it back."""
+        if len(self.open) >= OPEN_MAX:
+            oldest = next(iter(self.open))
+            oldest.rest()
+        self.open[place] = None
+        return 0
 
     cdef cached_chunk *load(self, uint64_t key, reader *at, err *e, fault *f) noexcept:
         """The whole, checked chunk at the reader's place, or NULL and the reason."""
@@ -215,13 +224,18 @@ cdef class Cursor:
         self.messages, self.log, self.key = messages, log, key
 
     def __dealloc__(self):
-        self.close()
+        if self.open:
+            core.reader_close(&self.raw)
 
     cdef void close(self) noexcept:
         """Give back the descriptor; the next message is looked up anew."""
         if self.open:
             core.reader_close(&self.raw)
             self.open = False
+            self.messages.open.pop(self, None)
+
+    def rest(self):
+        self.close()
 
     cdef void seek(self, uint64_t offset) noexcept:
         if offset != self.offset:
@@ -248,6 +262,7 @@ cdef class Cursor:
             if e != OK:
                 return e
             self.open = True
+            self.messages.opened(self)
             self.entry_position = 0
         while True:
             if not core.reader_has_more(&self.raw):
@@ -295,12 +310,17 @@ cdef class Probe:
         self.messages, self.log, self.key = messages, log, key
 
     def __dealloc__(self):
-        self.close()
+        if self.open:
+            core.reader_close(&self.raw)
 
     cdef void close(self) noexcept:
         if self.open:
             core.reader_close(&self.raw)
             self.open = False
+            self.messages.open.pop(self, None)
+
+    def rest(self):
+        self.close()
 
     cdef err look(self, uint64_t offset, uint64_t segment, uint64_t place, uint16_t index, message_view *out,
                   fault *f) noexcept:
@@ -316,6 +336,7 @@ cdef class Probe:
             if e != OK:
                 return e
             self.open = True
+            self.messages.opened(self)
         if place:
             self.raw.position = place >> 32
             self.raw.next_offset = 0

@@ -37,6 +37,7 @@ cdef class Stream:
     cdef bint sync_again            # the last one failed: not at once, but with the next tick
     cdef readonly bint is_disk_durable
     cdef bint has_appended          # since the last tick
+    cdef bint appending             # its log holds descriptors, and stands in the table's list of those
     cdef int64_t rolled_ms          # when this worker closed a segment that is not synced yet; 0: none
 
     cdef int attach(self, StreamUser user) except -1
@@ -57,6 +58,7 @@ cdef class StreamTable:
     cdef dict by_name
     cdef list by_slot
     cdef list dirty
+    cdef dict appending             # streams whose logs hold descriptors, longest first
     cdef batch *spare[16]           # empty batches with their memory, for the next streams that need one
     cdef int spare_count
 

@@ -32,6 +32,9 @@ cdef enum:
     # The kernel writes dirty pages back by itself after about 30 s; syncing a closed segment later
     # than that is nearly free.  It only shortens the scan after a power cut.
     SYNC_CLOSED_AFTER_MS = 60_000
+    # Streams whose files stay open for the next append: two descriptors each, of those that a worker has
+    # besides its connections (server/supervisor.py).
+    APPENDING_MAX = 1024
     # Batches kept with their memory (up to 2 MiB each): more streams than this in one turn is rare.
     SPARE_BATCHES = 16
 
@@ -75,6 +78,7 @@ cdef class Stream:
         return f"<Stream {self.virtual_host}{self.name} {self.incarnation}>"
 
     def close(self):
+        self.table.appending.pop(self, None)
         core.control_readers_drop(self.log.control, self.table.worker)
         core.control_holders_drop(self.log.control, self.table.worker)
         self.log.close()
@@ -144,6 +148,8 @@ cdef class Stream:
             self._tell(waiting, False, 0, 0)
             return 0
         self.has_appended = True
+        if not self.appending:
+            self.table.note_appending(self)
         if appended.duplicates and self.is_disk_durable and core.log_sync_failed(self.log.raw, 0, <uint64_t> -1):
             # The first copy of a duplicate may lie where a sync failed: it is not ours to confirm.
             self._tell(waiting, False, 0, 0)
@@ -225,14 +231,21 @@ cdef class Stream:
         elif dropped[0]:
             logger.info("stream %s: retention dropped %d segments, %d bytes", self.name, *dropped)
 
+    def rest(self):
+        """Give back the descriptors that appending holds; the next append opens them again."""
+        self.table.appending.pop(self, None)
+        self.appending = False
+        if self.log.raw != NULL:
+            core.log_rest(self.log.raw)
+
     def tick(self, int64_t now_ms):
         """What nobody rings for: a failed sync, a doorbell whose ringer was killed, closed segments."""
         if core.control_is_deleted(self.log.control):
             self.table.forget_deleted(self)
             return
         self.news()
-        if not self.has_appended:
-            core.log_rest(self.log.raw)  # nothing since the last look: its descriptors are for others
+        if not self.has_appended and self.appending:
+            self.rest()  # nothing since the last look
         self.has_appended = False
         if self.sync_again:
             self._start_sync()
@@ -254,6 +267,14 @@ cdef class StreamTable:
         self.by_name = {}
         self.by_slot = [None] * core.DOORBELL_SLOTS_MAX
         self.dirty = []
+        self.appending = {}
+
+    def note_appending(self, Stream stream):
+        """It holds descriptors now; the one that has held its own for longest gives them back for it."""
+        if len(self.appending) >= APPENDING_MAX:
+            next(iter(self.appending)).rest()
+        self.appending[stream] = None
+        stream.appending = True
 
     def __dealloc__(self):
         while self.spare_count:
