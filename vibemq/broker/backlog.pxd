@@ -22,10 +22,13 @@ cdef class Backlog(Decider):
     cdef list delayed                 # heap of (due ms, offset)
     cdef list segments                # first offsets of the log's segments, rising
     cdef bint settling                # something was settled: base may move
+    cdef bint unsynced                # something was settled since the ledger was synced
+    cdef int64_t synced_ms
     cdef bint moved                   # something was handed out since the last tick
     cdef bint fetching                # a helper thread reads ahead
     cdef object timer
     cdef object expiry
+    cdef uint64_t heard               # the log's next offset when news came last
     cdef uint64_t arrived             # the log's next offset when it was last asked whether too much waits
     cdef uint64_t expired             # every offset below has expired
     cdef DeadLetters letters

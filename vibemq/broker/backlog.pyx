@@ -25,13 +25,14 @@ from vibemq.broker.expiry import Expiry
 from vibemq.broker.policy import FailureReason, Overflow
 from vibemq.broker.timers import NEVER
 from vibemq.errors import StorageError, StreamNotFound
-from vibemq.storage.log import drop_before, segments
+from vibemq.storage.log import drop_before, ledger_sync, segments
 
 logger = logging.getLogger(__name__)
 
 cdef enum:
     CLEAR_BUDGET = 4096      # messages taken out in one turn
     BLOCKS_PER_TURN = 4
+    SYNC_EVERY_MS = 10_000   # of a queue with durability `disk`: what was settled since then comes again after a power cut
     RETRY_MS = 1000          # after the disk refused something: it may have room again
     MAKING_MS = 50           # until a dead-letter queue that is being made is asked for again
     PRIORITY_NORMAL = 1
@@ -64,11 +65,20 @@ cdef class Backlog(Decider):
                 self._make_letters(name)  # early, so that nobody has to wait for it later
 
     cdef int rest(self) except -1:
+        cdef int64_t now_ms = self.queue.table.now_ms
+        self.unsynced = self.unsynced or self.moved
+        if self.unsynced and self.queue.stream.is_disk_durable and now_ms - self.synced_ms > SYNC_EVERY_MS:
+            self.unsynced, self.synced_ms = False, now_ms
+            self.queue.table.helpers.submit(partial(ledger_sync, self.queue.stream.log.directory), self._synced)
         if not self.fetching and not self.moved:
             self.cursor.close()
             self.probe.close()
         self.moved = False
         return 0
+
+    def _synced(self, result, error):
+        if error is not None and not self.stopped:
+            logger.error("queue %s: its ledger is not synced: %s", self.queue.name, error)
 
     cdef int stop(self) except -1:
         self.stopped = True
@@ -90,8 +100,11 @@ cdef class Backlog(Decider):
 
     cdef int news(self) except -1:
         cdef commit committed
+        core.control_committed(self.queue.stream.log.control, &committed)
+        if committed.next_offset == self.heard and not core.ledger_purge(self.control):
+            return 0  # asked twice a second for the sake of a ringer that was killed
+        self.heard = committed.next_offset
         if self.expiry is not None:
-            core.control_committed(self.queue.stream.log.control, &committed)
             self.expiry.arrived(committed.next_offset, self.queue.table.now_ms)
         return self.queue.mark()
 

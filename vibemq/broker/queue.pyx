@@ -591,8 +591,6 @@ cdef class Queue(StreamUser):
         """Twice a second: a home that died without anybody's telling."""
         if self.consumers or self.users or self.home is not None:
             self.check_home()
-            if self.home is not None:
-                self.mark()
             if self.home is not None and not self.consumers and not self.users and not self.policy.message_ttl_ms \
                     and self.home.is_idle():
                 self._go_home()

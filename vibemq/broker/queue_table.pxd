@@ -6,6 +6,7 @@ from vibemq.storage.mail cimport letter
 cdef class QueueTable(QueueParts):
     cdef readonly dict by_name
     cdef dict by_slot
+    cdef Py_ssize_t ticked            # how far the round of ticks has come
 
     cdef Queue _addressee(self, const letter *what)
     cdef int take_mail(self) except -1

@@ -15,6 +15,9 @@ from vibemq.errors import StorageError, StreamNotFound
 
 logger = logging.getLogger(__name__)
 
+cdef enum:
+    LOOKS_PER_TICK = 1000  # under a millisecond
+
 
 cdef class QueueTable(QueueParts):
     """The queues that this worker has open."""
@@ -126,7 +129,12 @@ cdef class QueueTable(QueueParts):
         return 0
 
     def tick(self, int64_t now_ms):
-        for queue in list(self.by_name.values()):
+        """A look at each queue in its turn: at all of them twice a second while they are few."""
+        cdef list queues = list(self.by_name.values())
+        self.ticked = self.ticked if self.ticked < len(queues) else 0
+        part = queues[self.ticked:self.ticked + LOOKS_PER_TICK]
+        self.ticked += LOOKS_PER_TICK
+        for queue in part:
             try:
                 queue.tick()
             except Exception:

@@ -58,6 +58,7 @@ cdef class StreamTable:
     cdef dict by_name
     cdef list by_slot
     cdef list dirty
+    cdef Py_ssize_t ticked          # how far the round of ticks has come
     cdef dict appending             # streams whose logs hold descriptors, longest first
     cdef batch *spare[16]           # empty batches with their memory, for the next streams that need one
     cdef int spare_count

@@ -35,6 +35,8 @@ cdef enum:
     # Streams whose files stay open for the next append: two descriptors each, of those that a worker has
     # besides its connections (server/supervisor.py).
     APPENDING_MAX = 1024
+    # Streams that one tick looks at: under a millisecond.
+    LOOKS_PER_TICK = 1000
     # Batches kept with their memory (up to 2 MiB each): more streams than this in one turn is rare.
     SPARE_BATCHES = 16
 
@@ -406,7 +408,12 @@ cdef class StreamTable:
         self.board.mark(workers, slot)
 
     def tick(self, int64_t now_ms):
-        for stream in list(self.by_name.values()):
+        """A look at each stream in its turn: at all of them twice a second while they are few."""
+        cdef list streams = list(self.by_name.values())
+        self.ticked = self.ticked if self.ticked < len(streams) else 0
+        part = streams[self.ticked:self.ticked + LOOKS_PER_TICK]
+        self.ticked += LOOKS_PER_TICK
+        for stream in part:
             try:
                 stream.tick(now_ms)
             except Exception:

@@ -116,6 +116,7 @@ cdef extern from "ledger/ledger.h" nogil:
     void ledger_close(ledger *l)
     ledger_control *ledger_control_of "ledger_control" (ledger *l)
     err ledger_recover(const char *directory, uint64_t first, uint64_t next, boolean *anew, fault *f)
+    err ledger_sync(const char *directory, fault *f)
     err ledger_reserve(ledger *l, uint64_t end, fault *f)
     ledger_entry *ledger_entry_of "ledger_entry" (ledger *l, uint64_t offset, fault *f)
     uint64_t ledger_find(ledger *l, uint64_t from_, uint64_t to, ledger_state state, uint32_t priorities)

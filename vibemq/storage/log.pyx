@@ -354,6 +354,18 @@ def ledger_create(str directory, uint64_t base, bint sync):
         raise storage_error(e, &f)
 
 
+def ledger_sync(str directory):
+    """Make what is settled survive power loss.  Blocks: helper threads only; raises StorageError."""
+    cdef fault f
+    cdef bytes path = os.fsencode(directory)
+    cdef const char *p = path
+    cdef err e
+    with nogil:
+        e = core.ledger_sync(p, &f)
+    if e != OK and e != ERR_NOT_FOUND:
+        raise storage_error(e, &f)
+
+
 def ledger_recover(str directory) -> bool:
     """Make a ledger right that another boot wrote, after the log's recovery; True when it had to be made anew."""
     cdef fault f
