@@ -124,12 +124,12 @@ class QueueModel:
         self._stand(consumer)
         self.settle()
 
-    def leave(self, name: str) -> None:
-        """Unsubscribed or disconnected.  Only the oldest delivery counts as an attempt that failed."""
+    def leave(self, name: str, lost: bool = True) -> None:
+        """Unsubscribed, or (`lost`) gone without a word: then the oldest delivery counts as an attempt that failed."""
         consumer = self.consumers.pop(name)
         consumer.gone = True
         for at, copy in enumerate(consumer.in_flight):
-            copy.strikes += at == 0
+            copy.strikes += lost and at == 0
         if self.is_fan_out:
             self._inherit(consumer)
         else:

@@ -167,7 +167,7 @@ class History(RuleBasedStateMachine):
         else:
             peer.unsubscribe(self.queue)
             peer.close()
-        self.model.leave(name)
+        self.model.leave(name, lost=closes)
         self.check()
 
     @precondition(lambda self: any(consumer.in_flight for consumer in self.model.consumers.values()))

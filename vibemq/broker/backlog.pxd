@@ -44,7 +44,6 @@ cdef class Backlog(Decider):
     cdef int _ready(self, uint64_t offset, uint32_t priority) except -1
     cdef _set_ready(self, uint64_t offset)
     cdef int _settle_one(self, uint64_t offset) except -1
-    cdef int _delay(self, uint64_t offset, int64_t delay_ms) except -1
     cdef int _wake_delayed(self, int64_t now_ms) except -1
     cdef int _wake_delayed_below(self, uint64_t upto) except -1
     cdef err _pick_new(self, message_view *m) except *
@@ -56,7 +55,7 @@ cdef class Backlog(Decider):
     cdef bint _purge(self) except -1
     cdef bint _overflow(self) except -1
     cdef bint _clear(self, uint64_t upto, object reason) except -1
-    cdef int _skip_new(self, uint64_t upto) except -1
+    cdef bint _skip_new(self, uint64_t upto, object reason) except -1
     cdef int _bury(self, uint64_t offset, object reason, uint32_t attempts) except -1
     cdef bint _bury_due(self, int64_t now_ms) except -1
     cdef int _settle_base(self) except -1

@@ -14,6 +14,7 @@ from functools import partial
 
 from libc.string cimport memset
 
+from vibemq.broker.queue cimport MODE_PRIORITY_BASED
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     ERR_CORRUPT, ERR_END, ERR_LIMIT, ERR_NOT_CACHED, ERR_NOT_FOUND, LEDGER_DEAD, LEDGER_DELAYED, LEDGER_READY,
@@ -24,7 +25,7 @@ from vibemq.storage.log cimport storage_error
 from vibemq.broker.expiry import Expiry
 from vibemq.broker.policy import FailureReason, Overflow
 from vibemq.broker.timers import NEVER
-from vibemq.errors import StorageError, StreamNotFound
+from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.storage.log import drop_before, ledger_sync, segments
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,6 @@ cdef class Backlog(Decider):
 
     cdef int rest(self) except -1:
         cdef int64_t now_ms = self.queue.table.now_ms
-        self.unsynced = self.unsynced or self.moved
         if self.unsynced and self.queue.stream.is_disk_durable and now_ms - self.synced_ms > SYNC_EVERY_MS:
             self.unsynced, self.synced_ms = False, now_ms
             self.queue.table.helpers.submit(partial(ledger_sync, self.queue.stream.log.directory), self._synced)
@@ -138,17 +138,6 @@ cdef class Backlog(Decider):
         self.settling = True
         return 0
 
-    cdef int _delay(self, uint64_t offset, int64_t delay_ms) except -1:
-        """Look at it again later."""
-        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
-        if entry == NULL:
-            return 0
-        core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_DELAYED)
-        due = self.queue.table.now_ms + delay_ms
-        heapq.heappush(self.delayed, (due, offset))
-        self.timer.at_most(due)
-        return 0
-
     cdef int _wake_delayed(self, int64_t now_ms) except -1:
         cdef ledger_entry *entry
         cdef uint64_t word
@@ -200,11 +189,11 @@ cdef class Backlog(Decider):
 
     cdef err _failed_read(self, err e, message_view *m, object place) except *:
         """It is on disk only: go on once a helper thread has read it."""
-        self.fetching = True
         if place is self.cursor:
             self.queue.table.messages.read_ahead(self.cursor.raw.fd, self.cursor.raw.position, self._fetched)
         else:
             self.queue.table.messages.read_ahead(self.probe.raw.fd, self.probe.raw.position, self._fetched)
+        self.fetching = True
         return ERR_NOT_CACHED
 
     def _fetched(self):
@@ -230,6 +219,7 @@ cdef class Backlog(Decider):
                 return -1
             if offset < m.offset:  # there is no such message: retention or damage has taken it
                 core.ledger_word_set(entry, LEDGER_SETTLED)
+                core.ledger_next_set(self.control, offset + 1)
                 self.settling = True
             self.next = offset + 1
             offset += 1
@@ -270,12 +260,15 @@ cdef class Backlog(Decider):
         """The oldest message that waits; the log's end when none does."""
         cdef uint64_t offset = self.next
         cdef uint64_t start
+        cdef int levels = 4 if self.queue.mode == MODE_PRIORITY_BASED else 1
         cdef int i
         if self.ready > 0:
             start = self.ready_from[0]
-            for i in range(1, 4):
+            for i in range(1, levels):
                 start = min(start, self.ready_from[i])
             offset = core.ledger_find(self.raw, start, self.next, LEDGER_READY, 0)
+            for i in range(levels):
+                self.ready_from[i] = max(self.ready_from[i], offset)
         return offset
 
     cdef bint _expire(self, int64_t now_ms) except -1:
@@ -311,14 +304,19 @@ cdef class Backlog(Decider):
                 self.arrived = 0
                 return True
             budget -= 1
-            if self.delayed:
-                self._wake_delayed_below(min([item[1] for item in self.delayed]) + 1)
             offset = self._oldest()
             if offset >= self.next:
-                excess = self.ready + (committed.next_offset - self.next) - most
-                core.ledger_dropped_add(self.control, excess)
-                self._skip_new(self.next + excess)
-                return False
+                self.ready = 0
+                if committed.next_offset > self.next:
+                    excess = (committed.next_offset - self.next) + <uint64_t> len(self.delayed) - most
+                    if not self._skip_new(self.next + min(excess, committed.next_offset - self.next), None):
+                        self.arrived = 0
+                        return True
+                    continue
+                offset = heapq.heappop(self.delayed)[1]  # only what waits for its next attempt is left
+                core.ledger_dropped_add(self.control, 1)
+                self._settle_one(offset)
+                continue
             self.ready -= 1
             core.ledger_dropped_add(self.control, 1)
             self._settle_one(offset)
@@ -354,9 +352,7 @@ cdef class Backlog(Decider):
         if self.next >= upto:
             return False
         if not bury:
-            self._count_out(reason, upto - self.next)
-            self._skip_new(upto)
-            return False
+            return not self._skip_new(upto, reason)
         while self.next < upto:
             if budget == 0:
                 return True
@@ -373,19 +369,22 @@ cdef class Backlog(Decider):
         else:
             core.ledger_dropped_add(self.control, count)
 
-    cdef int _skip_new(self, uint64_t upto) except -1:
-        """Settle messages that were never handed out, unread."""
+    cdef bint _skip_new(self, uint64_t upto, object reason) except -1:
+        """Settle messages that were never handed out, unread; False when some are left for the next turn."""
         cdef message_view v
+        cdef uint64_t began = self.next
         if core.ledger_base(self.control) == self.next or core.ledger_settle(self.raw, BLOCKS_PER_TURN) == self.next:
             core.ledger_skip(self.raw, upto)
             self.next = upto
         else:
-            v.offset, v.index, v.place, v.segment = upto - 1, 0, 0, 0
+            v.offset, v.index, v.place, v.segment = min(upto, self.next + CLEAR_BUDGET) - 1, 0, 0, 0
             if self._make_entry(&v) == 0:
                 core.ledger_word_set(self.entry, LEDGER_SETTLED)
+        self._count_out(reason, self.next - began)
         self.cursor.seek(self.next)
         self.settling = True
-        return self.passed(self.next)
+        self.passed(self.next)
+        return self.next >= upto
 
     # ---- dead letters ----
 
@@ -432,7 +431,13 @@ cdef class Backlog(Decider):
             if entry == NULL or offset in self.burying:
                 continue  # settled meanwhile, or another copy of it is on its way already
             self.burying[offset] = (reason, attempts)
-            self.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(), reason.value.encode(), attempts)
+            try:
+                self.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(), reason.value.encode(), attempts)
+            except (LimitExceeded, MemoryError, StreamNotFound) as problem:
+                logger.error("queue %s: message %d cannot be dead-lettered now: %s", self.queue.name, offset, problem)
+                del self.burying[offset]
+                heapq.heappush(self.graves, (now_ms + RETRY_MS, offset, reason, attempts))
+                return False
         return False
 
     def _open_letters(self) -> bool:
@@ -492,7 +497,7 @@ cdef class Backlog(Decider):
 
     cdef int _settle_base(self) except -1:
         cdef uint64_t base
-        self.settling = False
+        self.settling, self.unsynced = False, True
         base = core.ledger_settle(self.raw, BLOCKS_PER_TURN)
         if not self.queue.policy.keep and len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
             while len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:

@@ -258,6 +258,7 @@ cdef class Home(Backlog):
             self.has_room(m)
             self.queue.mark()
         elif what.kind == LETTER_RETURNED:
+            m.received, m.reported = what.received, what.low
             self._returned(m, what.offset, what.attempts, what.strikes, what.count)
         return 0
 

@@ -57,6 +57,7 @@ cdef class Queue(StreamUser):
     cdef int refuse(self, Consumer consumer, int32_t slot) except -1
     cdef int room_again(self, Consumer consumer) except -1
     cdef int mark(self) except -1
+    cdef bint _is_fan_out(self) noexcept
     cdef bint _is_ours(self, uint64_t word) noexcept
     cdef bint _is_alive(self, uint64_t home) noexcept
     cdef int _give_back_letter(self, Consumer consumer, const letter *what) except -1

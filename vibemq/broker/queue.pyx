@@ -213,19 +213,21 @@ cdef class Queue(StreamUser):
         elif told and self.told == told:  # else the home has just been told of all
             self._send(<uint32_t> ((core.ledger_home(self.control) >> 48) - 1), LETTER_JOIN, self.told, consumer, 0)
 
-    def remove_consumer(self, Consumer consumer):
-        """It is gone: what it had in flight is ready again, in its old order."""
+    def remove_consumer(self, Consumer consumer, bint lost=False):
+        """It is gone: what it had in flight is ready again, in its old order.
+
+        `lost`: without a goodbye.  Clients work in order, so the oldest message may have been what went wrong, and
+        counts as a failed attempt; the others were never begun.
+        """
         cdef uint64_t home
-        cdef bint first = True
         cdef size_t i
         if consumer.queue is not self:
             return
         self.check_home()
         self.report(consumer)
         while consumer.own.first != NO_SLOT:
-            # Clients work in order: the oldest may have been what went wrong, the others were never begun.
-            self.give_back(consumer, consumer.own.first, first, 0)
-            first = False
+            self.give_back(consumer, consumer.own.first, lost, 0)
+            lost = False
         for i in range(consumer.pending_head, consumer.pending_size):
             self._give_back_letter(consumer, &consumer.pending[i])
         consumer.pending_head = consumer.pending_size = 0
@@ -269,6 +271,9 @@ cdef class Queue(StreamUser):
             consumer.queued = True
             self.table.reports.append(consumer)
         return 0
+
+    cdef bint _is_fan_out(self) noexcept:
+        return self.mode == MODE_FAN_OUT_WITH_ACK or self.mode == MODE_FAN_OUT_WITHOUT_ACK
 
     cdef bint _is_ours(self, uint64_t word) noexcept:
         """In flight at a consumer of this worker?  A copy of a fan-out is everybody's."""
@@ -320,6 +325,7 @@ cdef class Queue(StreamUser):
             l.kind, l.sender, l.slot, l.tag = LETTER_RETURNED, self.worker, self.stream.slot, self.tag
             l.generation, l.consumer, l.offset = self.told, consumer.consumer_id, offset
             l.attempts, l.strikes, l.count = attempts, strikes, <uint32_t> min(delay_ms, 0x7FFFFFFF)
+            l.received, l.low = consumer.received, consumer.lowest() if self._is_fan_out() else 0
             self.table.mail.send(<uint32_t> ((core.ledger_home(self.control) >> 48) - 1), &l)
         return 0
 
@@ -446,7 +452,7 @@ cdef class Queue(StreamUser):
         l.kind, l.sender, l.slot, l.tag = LETTER_SETTLED, self.worker, self.stream.slot, self.tag
         l.generation, l.consumer, l.count = self.told, consumer.consumer_id, consumer.settled_count
         l.received = consumer.received
-        l.low = consumer.lowest() if self.mode == MODE_FAN_OUT_WITH_ACK else 0
+        l.low = consumer.lowest() if self._is_fan_out() else 0
         consumer.settled_count = 0
         self.table.mail.send(<uint32_t> ((core.ledger_home(self.control) >> 48) - 1), &l)
         return 0
@@ -505,9 +511,9 @@ cdef class Queue(StreamUser):
             what = &consumer.pending[consumer.pending_head]
             e = self.probe.look(what.offset, what.segment, what.place, what.index, &m, &f)
             if e == ERR_NOT_CACHED:
-                consumer.fetching = True
                 self.table.messages.read_ahead(self.probe.raw.fd, self.probe.raw.position,
                                                lambda: self._fetched(consumer))
+                consumer.fetching = True
                 return 0
             consumer.pending_head += 1
             if e != OK:

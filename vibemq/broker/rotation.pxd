@@ -12,6 +12,7 @@ cdef class Rotation(Home):
     cdef object able                  # deque of members that may be given something, in their turn
     cdef bint by_priority
 
+    cdef int _recount(self) except -1
     cdef Member _turn_of(self)
     cdef err _pick(self, message_view *m) except *
     cdef err _pick_ready(self, message_view *m) except *

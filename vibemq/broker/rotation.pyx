@@ -12,7 +12,7 @@ from collections import deque
 from vibemq.broker.queue cimport MODE_PRIORITY_BASED, Queue
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    ERR_END, ERR_NOT_CACHED, LEDGER_IN_FLIGHT, LEDGER_READY, OK, amqp_pair, amqp_pairs, fault, ledger_word,
+    ERR_END, ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, OK, amqp_pair, amqp_pairs, fault, ledger_word,
 )
 from vibemq.storage.log cimport storage_error
 from vibemq.broker.home cimport BUDGET
@@ -58,6 +58,8 @@ cdef class Rotation(Home):
             return 0
         entry = core.ledger_entry_of(self.raw, offset, NULL)
         if entry != NULL:
+            if core.ledger_word_get(entry) & 7 == LEDGER_DELAYED:
+                self._set_ready(offset)
             self._ready(offset, self.level_of(core.ledger_word_get(entry)))
         return 0
 
@@ -72,6 +74,19 @@ cdef class Rotation(Home):
                     self._set_ready(offset)
                     self._ready(offset, w.priority if self.by_priority else 0)
             offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_IN_FLIGHT, 0)
+        return self._recount()
+
+    cdef int _recount(self) except -1:
+        """A worker that died may have given something back without its letter's getting here."""
+        cdef uint64_t base = core.ledger_base(self.control)
+        cdef uint64_t offset = core.ledger_find(self.raw, base, self.next, LEDGER_DELAYED, 0)
+        held = {item[1] for item in self.delayed}
+        while offset < self.next:
+            if offset not in held:
+                self._set_ready(offset)
+            offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_DELAYED, 0)
+        self._ready_from_base()
+        self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
         return 0
 
     cdef int taken_over(self, uint64_t base) except -1:
@@ -80,8 +95,7 @@ cdef class Rotation(Home):
             if offset not in self.kept:
                 self._set_ready(offset)
             offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_IN_FLIGHT, 0)
-        self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
-        return 0
+        return self._recount()
 
     # ---- one turn ----
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 from collections.abc import Callable
 
 NEVER = 2**63 - 1
+
+logger = logging.getLogger(__name__)
 
 
 class Timer:
@@ -76,4 +79,7 @@ class Timers:
         while self._heap and self._heap[0][0] <= now_ms:
             due.append(heapq.heappop(self._heap))
         for queued_ms, _, timer in due:
-            timer.ring(queued_ms, now_ms)
+            try:
+                timer.ring(queued_ms, now_ms)
+            except Exception:
+                logger.exception("after a timer")  # one queue's trouble is not the worker's

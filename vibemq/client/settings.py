@@ -95,6 +95,8 @@ def parse(text: str | None, **options: Any) -> Settings:
         given, rest = _url(text[len(SCHEME) :])
     elif "://" in text.split("=", 1)[0]:
         raise ConfigError(f"connection string: needed {SCHEME}..., had {text.split('://', 1)[0]}://")
+    elif "=" not in text:
+        raise ConfigError(f"connection string: {text!r} is none", hint=f"Did you mean {SCHEME}{text}?")
     else:
         given, rest = _pairs(text)
     known = {f.name for f in fields(Settings)}

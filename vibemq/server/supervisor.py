@@ -128,6 +128,9 @@ class Supervisor:
             )
 
     def _bind(self) -> None:
+        ports = [port for port in self._doors().values() if port]
+        if len(set(ports)) < len(ports):
+            raise ConfigError(f"two doors have the same port: {self._doors()}", hint="give each its own, or 0")
         self.workers.seats = [Worker(index, {}) for index in range(self.config.worker_count)]
         for door, port in self._doors().items():
             bound = listeners.bind(door, self.config.server.host, port, len(self.workers.seats))

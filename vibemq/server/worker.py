@@ -28,10 +28,11 @@ from vibemq.broker.queue_table import QueueTable
 from vibemq.broker.rotation import Rotation
 from vibemq.broker.stream import StreamTable
 from vibemq.broker.timers import Timers
-from vibemq.errors import VibeMQError
+from vibemq.errors import StorageError, VibeMQError
 from vibemq.net.poller import Poller
 from vibemq.protocols.native.door import NativeDoor
 from vibemq.protocols.streams.door import StreamsDoor
+from vibemq.server import listeners
 from vibemq.server.context import WorkerContext
 from vibemq.server.helpers import Helpers
 from vibemq.server.turn import Loop
@@ -100,6 +101,7 @@ class Worker:
             accounts=accounts,
             everything=EVERYTHING,
             connection_rate=ConnectionRate(config.native.connections_per_address_per_minute),
+            is_public=not listeners.is_loopback(listeners.resolve(config.server.host)[1]),
             tell_access_changed=self._tell_access_changed,
             worker=context.index,
         )
@@ -135,7 +137,11 @@ class Worker:
 
     def _look_at_access(self) -> None:
         """Twice a second, and when another worker says so: users or permissions may have changed."""
-        self.accesses.refresh()
+        try:
+            self.accesses.refresh()
+        except StorageError as problem:
+            logger.error("users and permissions cannot be looked at: %s", problem)
+            return
         self.queues.access_generation = self.accesses.generation
 
     def _tell_access_changed(self) -> None:
@@ -144,8 +150,8 @@ class Worker:
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._stop)
+        self.mail.sit()  # before the seat is taken: who sees it taken may write to us at once
         self.board.sit()
-        self.mail.sit()
         self.board.seat_taken()
         self._adopt()
         for name, listener in self.context.listeners.items():

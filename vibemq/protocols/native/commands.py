@@ -212,8 +212,9 @@ def say_goodbye(session: NativeSession) -> None:
 
 
 def needs_login(session: NativeSession) -> bool:
-    """Once anybody has a password, everybody must say who they are."""
-    return session.door.broker.accesses.has_users  # type: ignore[no-any-return]
+    """Once anybody has a password, and wherever other machines can reach, everybody must say who they are."""
+    broker = session.door.broker
+    return broker.is_public or broker.accesses.has_users  # type: ignore[no-any-return]
 
 
 def connect(session: NativeSession, request: Message) -> None:
@@ -305,7 +306,7 @@ def check_access(session: NativeSession) -> bool:
     if session.user == GUEST:
         return True  # not a user that somebody could change
     if not session.user:
-        if not broker.accesses.has_users:
+        if not needs_login(session):
             return True
         logger.warning("%s: came when nobody had to log in, closed", session.peer)
         return _send_off(session, ErrorCode.AUTH_REQUIRED, b"Username and password are required.")
@@ -452,6 +453,9 @@ def create_queue(session: NativeSession, request: Message) -> None:
     if options.dead_letter and options.dead_letter_name(name) == name:
         code = ErrorCode.INVALID_PAYLOAD if request.payload else ErrorCode.INVALID_MESSAGE
         error(session, request, code, "A queue cannot be its own dead-letter queue.")
+        return
+    if options.dead_letter and not session.access.may(QueueOperation.PUBLISH, options.dead_letter_name(name)):
+        not_authorized(session, request.id)  # or its dead letters would go where its maker may not publish
         return
     if options.ack_timeout_ms is not None and options.ack_timeout_ms < ACK_TIMEOUT_MS_MIN:
         code = ErrorCode.INVALID_PAYLOAD if request.payload else ErrorCode.INVALID_MESSAGE

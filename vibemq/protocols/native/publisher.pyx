@@ -26,7 +26,7 @@ from vibemq.protocols.native.wire cimport (
 )
 
 from vibemq.broker.policy import FailureReason
-from vibemq.errors import StreamNotFound
+from vibemq.errors import LimitExceeded, StreamNotFound
 from vibemq.protocols.native.spec import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -368,8 +368,12 @@ cdef class Publisher(StreamUser):
             if came_ms + timeout_ms > now_ms:
                 self.timer.set(came_ms + timeout_ms)
                 break
-            self._refuse_body(body, QUEUE_FULL, b"The queue stayed full for %d ms." % timeout_ms)
             count += 1
+            try:
+                self._refuse_body(body, QUEUE_FULL, b"The queue stayed full for %d ms." % timeout_ms)
+            except LimitExceeded as problem:  # a peer that does not read its errors
+                self.connection.fail(problem)
+                break
         self._unpark(count)
         if not self.parked:
             self.queue.stop_waiting(self)

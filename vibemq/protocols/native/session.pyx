@@ -280,12 +280,12 @@ cdef class NativeSession(Session):
         subscription.dormant = False
         queue.add_consumer(subscription, min(prefetch, self.door.queues.defaults.prefetch_max))
 
-    def remove_subscription(self, bytes name) -> bool:
+    def remove_subscription(self, bytes name, bint lost=False) -> bool:
         cdef Subscription subscription = self.subscriptions.pop(name, None)
         if subscription is None:
             return False
         if subscription.queue is not None:
-            subscription.queue.remove_consumer(subscription)
+            subscription.queue.remove_consumer(subscription, lost)
         self.by_number[subscription.number] = None
         return True
 
@@ -442,5 +442,5 @@ cdef class NativeSession(Session):
         self.publishers.clear()
         self.publisher_cached = None
         for name in list(self.subscriptions):
-            self.remove_subscription(name)
+            self.remove_subscription(name, lost=True)
         return 0
