@@ -13,29 +13,9 @@ from libc.string cimport memset
 
 from vibemq.bench._flow cimport Buffer, buffer_reserve, receive_some, send_some
 from vibemq.protocols.native.wire cimport (
-    FRAME_HEADER_BYTES,
-    FRAME_NEEDS_MORE,
-    FRAME_OK,
-    TYPE_ACK,
-    TYPE_CONNECT,
-    TYPE_CONNECT_ACK,
-    TYPE_DELIVER,
-    TYPE_DISCONNECT,
-    TYPE_PUBLISH,
-    TYPE_QUEUE_INFO,
-    TYPE_SUBSCRIBE,
-    TYPE_SUBSCRIBE_ACK,
-    deliver_size,
-    deliver_write,
-    frame_begin,
-    frame_end,
-    frame_header,
-    frame_parse,
-    frame_payload,
-    frame_size,
-    native_frame,
-    publish_ack_size,
-    publish_ack_write,
+    FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, TYPE_ACK, TYPE_CONNECT, TYPE_CONNECT_ACK, TYPE_DISCONNECT,
+    TYPE_PUBLISH, TYPE_QUEUE_INFO, TYPE_SUBSCRIBE, TYPE_SUBSCRIBE_ACK, deliver_size, deliver_write, frame_begin,
+    frame_end, frame_header, frame_parse, frame_payload, frame_size, native_frame, publish_ack_size, publish_ack_write,
 )
 
 cdef extern from *:

@@ -24,7 +24,6 @@ from vibemq.storage.log cimport storage_error
 
 from vibemq.broker.expiry import Expiry
 from vibemq.broker.policy import FailureReason, Overflow
-from vibemq.broker.timers import NEVER
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.storage.log import drop_before, ledger_sync, segments
 

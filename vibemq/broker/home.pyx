@@ -15,7 +15,7 @@ from libc.string cimport memset
 from vibemq.broker.inflight cimport NO_SLOT
 from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, Queue
 from vibemq.storage cimport core
-from vibemq.storage.core cimport LEDGER_DEAD, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED
+from vibemq.storage.core cimport LEDGER_DEAD, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_SETTLED
 from vibemq.storage.mail cimport (
     LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
 )

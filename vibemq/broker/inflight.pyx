@@ -11,7 +11,7 @@ Invariant: a slot with consumer != NO_SLOT lies in exactly one bucket and in exa
 
 import os
 
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 cdef enum:

@@ -34,8 +34,7 @@ from vibemq.storage.mail cimport (
     LETTER_YOURS,
 )
 
-from vibemq.broker.policy import Overflow, policy
-from vibemq.errors import StorageError, StreamNotFound
+from vibemq.broker.policy import policy
 
 logger = logging.getLogger(__name__)
 

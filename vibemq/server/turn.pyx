@@ -15,12 +15,11 @@ import os
 import socket
 import time
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport StreamTable
 from vibemq.net.connection cimport Connection, ReceiveBuffer
-from vibemq.net.door cimport Session
 from vibemq.net.poller cimport Poller
 from vibemq.storage cimport core
 from vibemq.storage.log cimport Board

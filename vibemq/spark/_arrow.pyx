@@ -14,7 +14,7 @@ are wanted) or `batch_rows` rows, whichever comes first (one larger message is a
 SUB_BATCH_BYTES_MAX, which is checked before anything is unpacked.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 

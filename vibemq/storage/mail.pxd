@@ -46,4 +46,3 @@ cdef class Mail:
     cdef int send(self, uint32_t receiver, const letter *what) except -1
     cdef bint take(self, uint32_t sender, letter *out) noexcept
     cdef int flush(self) except -1
-    cdef int forget(self, uint32_t receiver) except -1

@@ -121,13 +121,3 @@ cdef class Mail:
             core.doorbell_request(self.board.raw, to, core.DOORBELL_REQUEST_MAIL, self.board.fds[to])
         self.dirty = again
         return 0
-
-    @property
-    def waiting(self) -> bool:
-        """Is a ring full?  Then the loop comes back soon instead of sleeping."""
-        return self.dirty != 0
-
-    cdef int forget(self, uint32_t receiver) except -1:
-        """Another process has taken that seat: what waits for the last one is pointless."""
-        self.unsent_head[receiver] = self.unsent_size[receiver] = 0
-        return 0

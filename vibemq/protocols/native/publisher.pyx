@@ -12,15 +12,13 @@ the acknowledgements that make room may be among them.
 
 import logging
 
-from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp, memset
 
 from vibemq.broker.deadletters cimport DeadLetters
 from vibemq.broker.messages cimport message_view
 from vibemq.storage cimport core
-from vibemq.storage.core cimport (
-    ERR_FULL, OK, amqp_map, bytes_load16, bytes_load32, bytes_store32, err, writer_bytes,
-)
+from vibemq.storage.core cimport ERR_FULL, OK, amqp_map, bytes_load32, bytes_store32, err, writer_bytes
 from vibemq.protocols.native.wire cimport (
     FRAME_HEADER_BYTES, FRAME_OK, HEADERS_MAX, frame_parse, frame_size, header_next, publish_ack_size, publish_ack_write,
 )

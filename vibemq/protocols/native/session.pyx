@@ -20,8 +20,8 @@ from vibemq.protocols.native.deliveries cimport Subscription
 from vibemq.protocols.native.publisher cimport Publisher
 from vibemq.protocols.native.wire cimport (
     CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK, TYPE_CONNECT,
-    TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, error_size, error_write, frame_check, frame_header, frame_parse, frame_size, header_find, header_size, pong_size,
-    pong_write,
+    TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, error_size, error_write, frame_check, frame_header,
+    frame_parse, frame_size, header_find, pong_size, pong_write,
 )
 from vibemq.storage cimport core
 from vibemq.storage.core cimport bytes_load32

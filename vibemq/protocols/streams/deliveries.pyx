@@ -10,7 +10,7 @@ Specification: the RabbitMQ Streams protocol.
 import logging
 import os
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
 from vibemq.net.connection cimport iovec
