@@ -152,6 +152,7 @@ class Worker:
         signal.signal(signal.SIGTERM, self._stop)
         self.mail.sit()  # before the seat is taken: who sees it taken may write to us at once
         self.board.sit()
+        self.mail.seated()
         self.board.seat_taken()
         self._adopt()
         for name, listener in self.context.listeners.items():

@@ -23,6 +23,7 @@ cdef struct letter:
     uint16_t index               # of the message in its entry
     uint32_t slot, tag           # the queue: its stream's slot, and which incarnation has it
     uint32_t generation          # of the home, as its sender knows it
+    uint32_t epoch               # of the sender's seat: what a dead worker had written is not its successor's
     uint32_t consumer            # of the worker that is not the home
     uint32_t attempts, strikes, count
     uint64_t offset, segment, place
@@ -36,6 +37,7 @@ cdef class Mail:
     cdef uint8_t *rings              # workers x workers of them, by sender and receiver
     cdef size_t ring_stride
     cdef readonly uint32_t workers
+    cdef uint32_t epoch              # of this worker's seat
     cdef letter *unsent[64]          # what did not fit into a ring, for each receiver
     cdef size_t unsent_head[64]
     cdef size_t unsent_size[64]

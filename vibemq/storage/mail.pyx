@@ -73,19 +73,25 @@ cdef class Mail:
         return <ring *> (self.rings + (<size_t> sender * self.workers + receiver) * self.ring_stride)
 
     def sit(self):
-        """Throw away what was meant for the last one on this seat."""
+        """Throw away what was meant for the last one on this seat; before the board is told of the new one."""
         cdef letter old
         cdef uint32_t sender
         for sender in range(self.workers):
-            while self.take(sender, &old):
+            while core.ring_pop(self._ring(sender, self.board.index), &old) == OK:
                 pass
+
+    def seated(self):
+        """The board knows who sits here now: from here on letters may be sent."""
+        self.epoch = core.doorbell_epoch(self.board.raw, self.board.index)
 
     cdef int send(self, uint32_t receiver, const letter *what) except -1:
         cdef letter *grown
         cdef size_t capacity
+        cdef letter stamped = what[0]
+        stamped.epoch = self.epoch
         self.dirty |= <uint64_t> 1 << receiver
         if self.unsent_head[receiver] == self.unsent_size[receiver]:
-            if core.ring_push(self._ring(self.board.index, receiver), what) == OK:
+            if core.ring_push(self._ring(self.board.index, receiver), &stamped) == OK:
                 return 0
             self.unsent_head[receiver] = self.unsent_size[receiver] = 0
         if self.unsent_size[receiver] == self.unsent_capacity[receiver]:
@@ -94,13 +100,16 @@ cdef class Mail:
             if grown == NULL:
                 raise MemoryError
             self.unsent[receiver], self.unsent_capacity[receiver] = grown, capacity
-        self.unsent[receiver][self.unsent_size[receiver]] = what[0]
+        self.unsent[receiver][self.unsent_size[receiver]] = stamped
         self.unsent_size[receiver] += 1
         return 0
 
     cdef bint take(self, uint32_t sender, letter *out) noexcept:
-        """The next letter from `sender`; False when there is none."""
-        return core.ring_pop(self._ring(sender, self.board.index), out) == OK
+        """The next letter from whoever sits on the seat `sender` now; False when there is none."""
+        while core.ring_pop(self._ring(sender, self.board.index), out) == OK:
+            if out.epoch == core.doorbell_epoch(self.board.raw, sender):
+                return True
+        return False
 
     cdef int flush(self) except -1:
         """Push what waited, and ring who got something.  At the end of each turn."""

@@ -43,6 +43,8 @@ VIRTUAL_HOST = "/"
 #: The id of a frame that answers none.
 FRESH_ID = b"server"
 PREFETCH_HEADER = "prefetch"
+SUBSCRIPTIONS_MAX = 16_384  # of one connection: each is a record and a place in a queue's rotation
+DORMANT_LOOKS_PER_TICK = 64  # lookups of some microseconds each, twice a second
 GUEST = "guest"
 #: Every send would be overdue at once, and the queue turn in circles.
 ACK_TIMEOUT_MS_MIN = 10
@@ -405,6 +407,9 @@ def subscribe(session: NativeSession, request: Message) -> None:
         most = session.door.queues.defaults.prefetch_max
         error(session, request, ErrorCode.INVALID_MESSAGE, f"Header prefetch must be a number from 1 to {most}.")
         return
+    if len(session.subscriptions) >= SUBSCRIPTIONS_MAX and name not in session.subscriptions:
+        error(session, request, ErrorCode.SERVER_ERROR, f"One connection has at most {SUBSCRIPTIONS_MAX} subscriptions.")
+        return
 
     def opened_queue(queue: Any) -> None:
         # The acknowledgement goes first: clients see nothing else while a handler runs.
@@ -432,9 +437,14 @@ def unsubscribe(session: NativeSession, request: Message) -> None:
 
 def wake_dormant(session: NativeSession) -> None:
     """Subscriptions whose queue was deleted attach to one of the same name."""
-    for name, subscription in list(session.subscriptions.items()):
-        if not subscription.dormant:
-            continue
+    looks = DORMANT_LOOKS_PER_TICK
+    # Whoever was looked at goes to the end, so that all have their turn.
+    for name, subscription in [item for item in session.subscriptions.items() if item[1].dormant]:
+        if looks == 0:
+            session.dormant = True
+            break
+        looks -= 1
+        session.subscriptions[name] = session.subscriptions.pop(name)
         try:
             queue = session.door.queues.find(VIRTUAL_HOST, name.decode())
         except (StreamNotFound, StorageError):
