@@ -23,7 +23,7 @@ class Recorder:
         self.errors, self.answered = [], []
         accesses = SimpleNamespace(has_users=has_users, of=lambda user: EVERYTHING)
         self.user = "guest" if has_users else ""
-        self.door = SimpleNamespace(broker=SimpleNamespace(accesses=accesses))
+        self.door = SimpleNamespace(broker=SimpleNamespace(accesses=accesses, is_public=False))
 
     def refuse_frame(self, id, code, text):
         self.errors.append((id, code.decode(), text.decode()))

@@ -427,7 +427,7 @@ cdef class Backlog(Decider):
                     self._failed_read(e, &v, self.probe)
                     return False
             heapq.heappop(self.graves)
-            if entry == NULL or offset in self.burying:
+            if entry == NULL or offset in self.burying or (self.entries_are_owned and w.state != LEDGER_DEAD):
                 continue  # settled meanwhile, or another copy of it is on its way already
             self.burying[offset] = (reason, attempts)
             try:

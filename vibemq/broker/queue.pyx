@@ -596,6 +596,8 @@ cdef class Queue(StreamUser):
         """Twice a second: a home that died without anybody's telling."""
         if self.consumers or self.users or self.home is not None:
             self.check_home()
+            if self.home is not None and self.waiting():
+                self.mark()  # whatever should have told the home and was killed before it could
             if self.home is not None and not self.consumers and not self.users and not self.policy.message_ttl_ms \
                     and self.home.is_idle():
                 self._go_home()

@@ -78,6 +78,7 @@ cdef class Rotation(Home):
 
     cdef int _recount(self) except -1:
         """A worker that died may have given something back without its letter's getting here."""
+        cdef ledger_word w
         cdef uint64_t base = core.ledger_base(self.control)
         cdef uint64_t offset = core.ledger_find(self.raw, base, self.next, LEDGER_DELAYED, 0)
         held = {item[1] for item in self.delayed}
@@ -85,6 +86,15 @@ cdef class Rotation(Home):
             if offset not in held:
                 self._set_ready(offset)
             offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_DELAYED, 0)
+        # What has no attempt left does not wait for a consumer with room.
+        offset = core.ledger_find(self.raw, base, self.next, LEDGER_READY, 0)
+        while offset < self.next:
+            entry = core.ledger_entry_of(self.raw, offset, NULL)
+            if entry != NULL:
+                w = core.ledger_unpack(core.ledger_word_get(entry))
+                if w.strikes >= <uint32_t> self.queue.policy.attempts_max:
+                    self._bury(offset, reason_of(w.strikes), w.attempts)
+            offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_READY, 0)
         self._ready_from_base()
         self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
         return 0

@@ -23,7 +23,8 @@ cdef struct letter:
     uint16_t index               # of the message in its entry
     uint32_t slot, tag           # the queue: its stream's slot, and which incarnation has it
     uint32_t generation          # of the home, as its sender knows it
-    uint32_t epoch               # of the sender's seat: what a dead worker had written is not its successor's
+    # Of the sender's seat and of the receiver's: what a dead worker wrote or was to read is not its successor's.
+    uint32_t epoch, receiver_epoch
     uint32_t consumer            # of the worker that is not the home
     uint32_t attempts, strikes, count
     uint64_t offset, segment, place

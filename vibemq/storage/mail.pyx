@@ -88,7 +88,7 @@ cdef class Mail:
         cdef letter *grown
         cdef size_t capacity
         cdef letter stamped = what[0]
-        stamped.epoch = self.epoch
+        stamped.epoch, stamped.receiver_epoch = self.epoch, core.doorbell_epoch(self.board.raw, receiver)
         self.dirty |= <uint64_t> 1 << receiver
         if self.unsent_head[receiver] == self.unsent_size[receiver]:
             if core.ring_push(self._ring(self.board.index, receiver), &stamped) == OK:
@@ -107,7 +107,7 @@ cdef class Mail:
     cdef bint take(self, uint32_t sender, letter *out) noexcept:
         """The next letter from whoever sits on the seat `sender` now; False when there is none."""
         while core.ring_pop(self._ring(sender, self.board.index), out) == OK:
-            if out.epoch == core.doorbell_epoch(self.board.raw, sender):
+            if out.epoch == core.doorbell_epoch(self.board.raw, sender) and out.receiver_epoch == self.epoch:
                 return True
         return False
 

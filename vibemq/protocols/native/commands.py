@@ -408,7 +408,7 @@ def subscribe(session: NativeSession, request: Message) -> None:
         error(session, request, ErrorCode.INVALID_MESSAGE, f"Header prefetch must be a number from 1 to {most}.")
         return
     if len(session.subscriptions) >= SUBSCRIPTIONS_MAX and name not in session.subscriptions:
-        error(session, request, ErrorCode.SERVER_ERROR, f"One connection has at most {SUBSCRIPTIONS_MAX} subscriptions.")
+        error(session, request, ErrorCode.SERVER_ERROR, f"At most {SUBSCRIPTIONS_MAX} subscriptions each.")
         return
 
     def opened_queue(queue: Any) -> None:
