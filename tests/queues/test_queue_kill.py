@@ -109,8 +109,8 @@ class Round:
 
 
 RARELY_STUCK = pytest.mark.xfail(
-    reason="once in some hundred kills a message that has no attempt left is neither waiting nor in the dead-letter queue "
-    "until its queue has another home",
+    reason="once in some hundred kills a message without an attempt left is not in the dead-letter queue before its "
+    "queue has another home",
     strict=False,
 )
 
