@@ -108,14 +108,7 @@ class Round:
         return sorted(number for number in self.confirmed - self.settled if not self.poisoned(number))
 
 
-RARELY_STUCK = pytest.mark.xfail(
-    reason="once in some hundred kills a message without an attempt left is not in the dead-letter queue before its "
-    "queue has another home",
-    strict=False,
-)
-
-
-@pytest.mark.parametrize("phase", [DISPATCH, ACKS, pytest.param(DEAD_LETTERS, marks=RARELY_STUCK)])
+@pytest.mark.parametrize("phase", [DISPATCH, ACKS, DEAD_LETTERS])
 @pytest.mark.parametrize("victim", ["home", "other"])
 def test_a_worker_killed_in_the_middle_loses_nothing_and_repeats_nothing(tmp_path, phase, victim):
     print(f"VIBEMQ_KILL_SEED={SEED}")  # pytest shows it when the test fails

@@ -12,7 +12,8 @@ from collections import deque
 from vibemq.broker.queue cimport MODE_PRIORITY_BASED, Queue
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    ERR_END, ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, OK, amqp_pair, amqp_pairs, fault, ledger_word,
+    ERR_END, ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, OK, amqp_pair, amqp_pairs, fault,
+    ledger_entry, ledger_word,
 )
 from vibemq.storage.log cimport storage_error
 from vibemq.broker.home cimport BUDGET
@@ -51,17 +52,24 @@ cdef class Rotation(Home):
         return 0
 
     cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
-        if strikes >= <uint32_t> self.queue.policy.attempts_max:
-            return self._bury(offset, reason_of(strikes), attempts)
-        if due_ms:
+        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
+        cdef ledger_word w
+        if entry == NULL:
+            self.ready += 1
+            return 0
+        w = core.ledger_unpack(core.ledger_word_get(entry))
+        if w.state != LEDGER_READY and w.state != LEDGER_DELAYED:
+            # It was found ready before its letter came, and taken on the account of another that still waits.
+            self.ready += 1
+            return 0
+        if w.strikes >= <uint32_t> self.queue.policy.attempts_max:
+            return self._bury(offset, reason_of(w.strikes), w.attempts)
+        if w.state == LEDGER_DELAYED and due_ms:
             heapq.heappush(self.delayed, (due_ms, offset))
             return 0
-        entry = core.ledger_entry_of(self.raw, offset, NULL)
-        if entry != NULL:
-            if core.ledger_word_get(entry) & 7 == LEDGER_DELAYED:
-                self._set_ready(offset)
-            self._ready(offset, self.level_of(core.ledger_word_get(entry)))
-        return 0
+        if w.state == LEDGER_DELAYED:
+            self._set_ready(offset)
+        return self._ready(offset, w.priority if self.by_priority else 0)
 
     cdef int worker_died(self, set dead) except -1:
         cdef ledger_word w
