@@ -45,30 +45,28 @@ cdef class Messages:
                         message_view *out) noexcept
 
 
-# Goes over a stream's messages from an offset on.
-cdef class Cursor:
+# A place in one stream's log: what a cursor and a probe are both.
+cdef class Place:
     cdef Messages messages
     cdef Log log
     cdef uint64_t key
     cdef reader raw
     cdef bint open
+
+    cdef void close(self) noexcept
+
+
+# Goes over a stream's messages from an offset on.
+cdef class Cursor(Place):
     cdef uint64_t offset           # of the next message
     cdef uint32_t entry_position   # in the chunk's data
     cdef uint64_t entry_first      # offset of that entry's first message
 
     cdef err next(self, message_view *out, fault *f) noexcept
     cdef void seek(self, uint64_t offset) noexcept
-    cdef void close(self) noexcept
 
 
 # Looks up single messages whose place is known.
-cdef class Probe:
-    cdef Messages messages
-    cdef Log log
-    cdef uint64_t key
-    cdef reader raw
-    cdef bint open
-
+cdef class Probe(Place):
     cdef err look(self, uint64_t offset, uint64_t segment, uint64_t place, uint16_t index, message_view *out,
                   fault *f) noexcept
-    cdef void close(self) noexcept

@@ -219,7 +219,7 @@ def _unpack(int compression, bytes body, uint32_t size) -> bytes:
     return content
 
 
-cdef class Cursor:
+cdef class Place:
     def __cinit__(self, Messages messages, Log log, uint64_t key):
         self.messages, self.log, self.key = messages, log, key
 
@@ -237,6 +237,8 @@ cdef class Cursor:
     def rest(self):
         self.close()
 
+
+cdef class Cursor(Place):
     cdef void seek(self, uint64_t offset) noexcept:
         if offset != self.offset:
             self.close()
@@ -305,23 +307,7 @@ cdef class Cursor:
             self.offset = max(self.offset, self.raw.next_offset)
 
 
-cdef class Probe:
-    def __cinit__(self, Messages messages, Log log, uint64_t key):
-        self.messages, self.log, self.key = messages, log, key
-
-    def __dealloc__(self):
-        if self.open:
-            core.reader_close(&self.raw)
-
-    cdef void close(self) noexcept:
-        if self.open:
-            core.reader_close(&self.raw)
-            self.open = False
-            self.messages.open.pop(self, None)
-
-    def rest(self):
-        self.close()
-
+cdef class Probe(Place):
     cdef err look(self, uint64_t offset, uint64_t segment, uint64_t place, uint16_t index, message_view *out,
                   fault *f) noexcept:
         """The message at a place, or by its offset where the place is 0.  Errors as Cursor.next."""
