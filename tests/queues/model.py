@@ -124,7 +124,7 @@ class QueueModel:
         self._stand(consumer)
         self.settle()
 
-    def leave(self, name: str, lost: bool = True) -> None:
+    def leave(self, name: str, *, lost: bool) -> None:
         """Unsubscribed, or (`lost`) gone without a word: then the oldest delivery counts as an attempt that failed."""
         consumer = self.consumers.pop(name)
         consumer.gone = True

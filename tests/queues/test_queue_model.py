@@ -199,7 +199,7 @@ class History(RuleBasedStateMachine):
         for name, peer in self.peers.items():
             if not killed:
                 peer.unsubscribe(self.queue)
-                self.model.leave(name)
+                self.model.leave(name, lost=False)
             peer.close()
         self.publisher.close()
         self.peers = {}
