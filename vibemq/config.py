@@ -228,11 +228,12 @@ def _from_file(path: str) -> Iterator[tuple[tuple[str, str], tuple[object, str]]
             document = tomllib.load(file)
     except OSError as problem:
         raise ConfigError(
-            f"cannot read the configuration {path}: {problem.strerror}",
-            hint=f"`vibemq config > {path}` writes a commented sample",
+            f"cannot read the configuration {path}: {problem.strerror}", hint=_unreadable_hint(path, problem)
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{path} is not valid TOML: {problem}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is not valid TOML: it is nested too deeply") from None
     for section, content in document.items():
         if section not in SECTIONS:
             raise _unknown(path, section, SECTIONS, "section")
@@ -242,6 +243,16 @@ def _from_file(path: str) -> Iterator[tuple[tuple[str, str], tuple[object, str]]
             if option not in OPTIONS[section]:
                 raise _unknown(f"{path}, section [{section}]", option, OPTIONS[section], "option", section)
             yield (section, option), (value, path)
+
+
+def _unreadable_hint(path: str, problem: OSError) -> str:
+    if isinstance(problem, FileNotFoundError):
+        return f"`vibemq config > {path}` writes a commented sample"
+    if isinstance(problem, IsADirectoryError):
+        return "name the file in it"
+    if isinstance(problem, PermissionError):
+        return "the account that this runs as must be allowed to read it"
+    return ""
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], tuple[object, str]]]:

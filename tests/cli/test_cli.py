@@ -58,6 +58,7 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
         (["--set", "streams.prt=1"], "--set streams.prt=1: there is no option 'prt'"),
         (["--set", "stream.port=1"], "--set stream.port=1: there is no section 'stream'"),
         (["--config", "/no/such.toml"], "cannot read the configuration /no/such.toml"),
+        (["--config", "/"], "cannot read the configuration /: Is a directory\n  hint: name the file in it"),
     ],
 )
 def test_serve_refuses_wrong_options_by_the_name_they_were_given(run, arguments, message):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options: the sample file and the code agree, every source counts in its order, every error says where."""
 
+import errno
 import re
 
 import msgspec
@@ -98,6 +99,33 @@ def test_a_missing_file_says_how_to_make_one(tmp_path):
     with pytest.raises(ConfigError, match="No such file") as raised:
         load(str(tmp_path / "none.toml"), environ={})
     assert "vibemq config >" in raised.value.hint
+
+
+def test_a_directory_is_no_configuration_and_is_not_to_be_written_to(tmp_path):
+    with pytest.raises(ConfigError, match=f"cannot read the configuration {tmp_path}: Is a directory") as raised:
+        load(str(tmp_path), environ={})
+    assert raised.value.hint == "name the file in it"
+
+
+def test_a_file_that_may_not_be_read_is_a_matter_of_rights(written, monkeypatch):
+    path = written("")
+
+    def refused(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refused)  # root could read any file
+    with pytest.raises(ConfigError, match=r"vibemq\.toml: Permission denied") as raised:
+        load(path, environ={})
+    assert "must be allowed to read it" in raised.value.hint
+
+
+@pytest.mark.parametrize("content", [b"\xff\x00", b"x = " + b"[" * 100_000], ids=["no text", "nested"])
+def test_a_file_that_is_no_toml_is_a_sentence(tmp_path, content):
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{path} is not valid TOML: ") as raised:
+        load(str(path), environ={})
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_there_is_a_worker_for_each_core_unless_told():
