@@ -76,11 +76,11 @@ def test_nobody_else_changes_a_password_or_looks_at_permissions(metadata, name):
     fields = {"username": name, "newPassword": "sesame"}
     assert refused(accounts.change_password, metadata, BOB, fields) == (
         "NOT_AUTHORIZED",
-        "You may only change your own password.",
+        "You may only change your own password. You are user 'bob'.",
     )
     assert refused(accounts.user_permissions, metadata, BOB, fields) == (
         "NOT_AUTHORIZED",
-        "You may only view your own permissions.",
+        "You may only view your own permissions. You are user 'bob'.",
     )
 
 
@@ -136,7 +136,10 @@ def test_a_superusers_command_is_refused_before_anything_else_is_looked_at(metad
         assert refused(call, metadata, BOB, None)[0] == "INVALID_PAYLOAD"
         return
     for fields in (None, {}, {"username": "nobody"}):
-        assert refused(call, metadata, BOB, fields) == ("NOT_AUTHORIZED", "Superuser access required.")
+        assert refused(call, metadata, BOB, fields) == (
+            "NOT_AUTHORIZED",
+            "Superuser access required. You are user 'bob'.",
+        )
 
 
 GOOD = {

@@ -284,6 +284,26 @@ def test_each_command_needs_its_operation_and_no_other(guarded, root, user, comm
         assert peer.ask(command, queue=queue.upper(), payload=b"{}").error_code in (None, "QUEUE_NOT_FOUND")
 
 
+@pytest.mark.parametrize("command", NEEDED)
+def test_a_denial_names_the_user_the_operation_and_the_queue_whether_there_is_one_or_not(guarded, root, user, command):
+    root.create(f"{user}-there")
+    with logged_in(guarded, user, "pw", features="purge") as peer:
+        for queue in (f"{user}-there", f"{user}-missing"):
+            error = peer.ask(command, queue=queue, payload=b"{}")
+            wanted = f"Access denied. User '{user}' lacks the permission {NEEDED[command]} for queue '{queue}'."
+            assert error.error_message == wanted
+
+
+def test_who_may_not_publish_to_the_dead_letter_queue_is_told_that_it_is_about_this_one(root, peer, user):
+    grant(root, user, f"{user}-q", "CreateQueue")
+    error = peer.ask(Command.CREATE_QUEUE, queue=f"{user}-q", headers={"enableDeadLetterQueue": "true"})
+    assert error.error_message.endswith(f"lacks the permission Publish for queue '{user}-q.dlq'.")
+
+
+def test_who_is_no_superuser_is_told_as_whom_it_asks(peer, user):
+    assert peer.ask(LIST).error_message == f"Superuser access required. You are user '{user}'."
+
+
 def test_the_rest_needs_no_permission(peer):
     peer.ping()
     peer.send(Command.ACK, b"m")

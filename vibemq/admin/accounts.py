@@ -55,7 +55,7 @@ def change_password(metadata: Metadata, acting: Access, fields: Fields) -> dict[
     """52.  INVALID_PAYLOAD, NOT_AUTHORIZED, USER_NOT_FOUND."""
     name, password = _texts(fields, "username", "newPassword")
     if not acting.is_superuser and acting.user != name:
-        raise AccountError("NOT_AUTHORIZED", "You may only change your own password.")
+        raise AccountError("NOT_AUTHORIZED", f"You may only change your own password. You are user '{acting.user}'.")
     try:
         users.change_password(metadata, name, password, PASSWORD_CHARACTERS_MIN)
     except UserNotFound:
@@ -105,7 +105,7 @@ def user_permissions(metadata: Metadata, acting: Access, fields: Fields) -> list
     """56.  INVALID_PAYLOAD, NOT_AUTHORIZED; a user that does not exist has none."""
     (name,) = _texts(fields, "username")
     if not acting.is_superuser and acting.user != name:
-        raise AccountError("NOT_AUTHORIZED", "You may only view your own permissions.")
+        raise AccountError("NOT_AUTHORIZED", f"You may only view your own permissions. You are user '{acting.user}'.")
     try:
         found = metadata.permissions(name)
     except UserNotFound:
@@ -118,7 +118,7 @@ def user_permissions(metadata: Metadata, acting: Access, fields: Fields) -> list
 
 def _needs_superuser(acting: Access) -> None:
     if not acting.is_superuser:
-        raise AccountError("NOT_AUTHORIZED", "Superuser access required.")
+        raise AccountError("NOT_AUTHORIZED", f"Superuser access required. You are user '{acting.user}'.")
 
 
 def _texts(fields: Fields, *names: str, also: tuple[str, ...] = ()) -> list[str]:

@@ -75,7 +75,7 @@ def handle(session: NativeSession, body: bytes) -> None:
             error(session, request, ErrorCode.INVALID_QUEUE, f"Queue name is required for {_action(rule.command)}.")
             return
         if rule.operation is not None and not session.access.may(rule.operation, request.queue):
-            not_authorized(session, request.id)
+            not_authorized(session, request.id, rule.operation, request.queue)
             return
     try:
         answer(session, request)
@@ -124,8 +124,10 @@ def error(session: NativeSession, request: Message, code: str, text: str) -> Non
     session.refuse_frame(request.id, str(code).encode(), text.encode(errors="replace")[:65_535])
 
 
-def not_authorized(session: NativeSession, request_id: bytes) -> None:
-    session.refuse_frame(request_id, ErrorCode.NOT_AUTHORIZED.encode(), b"Access denied.")
+def not_authorized(session: NativeSession, request_id: bytes, operation: QueueOperation, queue: str) -> None:
+    """All that it tells, the peer has said itself: nobody has looked whether there is such a queue."""
+    text = f"Access denied. User '{session.user}' lacks the permission {wire_name(operation)} for queue '{queue}'."
+    session.refuse_frame(request_id, ErrorCode.NOT_AUTHORIZED.encode(), text.encode(errors="replace"))
 
 
 def refuse_framing(session: NativeSession, problem: Exception, request_id: bytes = b"") -> None:
@@ -334,7 +336,7 @@ def _use_access(session: NativeSession, access: Any) -> None:
         queue = name.decode()
         if not access.may(QueueOperation.SUBSCRIBE, queue):
             session.remove_subscription(name)
-            text = f"Access denied: the subscription to queue '{queue}' has ended."
+            text = f"Access denied: the subscription of user '{session.user}' to queue '{queue}' has ended."
             session.refuse_frame(FRESH_ID, ErrorCode.NOT_AUTHORIZED.encode(), text.encode())
 
 
@@ -347,7 +349,7 @@ def may_publish(session: NativeSession, request_id: bytes, queue: str) -> bool:
         return False
     if session.access.may(QueueOperation.PUBLISH, queue):
         return True
-    not_authorized(session, request_id)
+    not_authorized(session, request_id, QueueOperation.PUBLISH, queue)
     return False
 
 
@@ -460,12 +462,14 @@ def create_queue(session: NativeSession, request: Message) -> None:
     except BadOption as problem:
         error(session, request, problem.error_code, str(problem))
         return
-    if options.dead_letter and options.dead_letter_name(name) == name:
+    dead_letters = options.dead_letter_name(name)
+    if options.dead_letter and dead_letters == name:
         code = ErrorCode.INVALID_PAYLOAD if request.payload else ErrorCode.INVALID_MESSAGE
         error(session, request, code, "A queue cannot be its own dead-letter queue.")
         return
-    if options.dead_letter and not session.access.may(QueueOperation.PUBLISH, options.dead_letter_name(name)):
-        not_authorized(session, request.id)  # or its dead letters would go where its maker may not publish
+    if options.dead_letter and not session.access.may(QueueOperation.PUBLISH, dead_letters):
+        # Or its dead letters would go where its maker may not publish.
+        not_authorized(session, request.id, QueueOperation.PUBLISH, dead_letters)
         return
     if options.ack_timeout_ms is not None and options.ack_timeout_ms < ACK_TIMEOUT_MS_MIN:
         code = ErrorCode.INVALID_PAYLOAD if request.payload else ErrorCode.INVALID_MESSAGE
