@@ -32,7 +32,6 @@ cdef class NativeSession(Session):
     cdef bint working, throttled, blocked, yielded
     cdef bint shutting_down
     cdef readonly Py_ssize_t unconfirmed
-    cdef readonly uint64_t unknown_acks
     cdef uint64_t heard_bytes
     cdef int64_t heard_ms
     cdef QueueTable queues

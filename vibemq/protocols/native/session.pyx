@@ -190,8 +190,7 @@ cdef class NativeSession(Session):
         if slot == NO_SLOT:
             slot = self._find(frame, frame.id, frame.id_size)
         if slot == NO_SLOT:
-            self.unknown_acks += 1
-            return 0
+            return 0  # it went back to the queue, or was settled, before this was on its way
         consumer = <Consumer> self.by_number[self.in_flight.slots[slot].consumer]
         if nack:
             (<Queue> consumer.queue).give_back(consumer, slot, True, 0)
