@@ -16,7 +16,6 @@ from enum import IntEnum, StrEnum
 PORT_DEFAULT = 2925
 FRAME_HEADER_SIZE_BYTES = 5  # u32 body size, u8 compression flags
 WIRE_VERSION = 1  # written always, never checked: 1.1 added the flags byte and left this number alone
-PROTOCOL_VERSION = "1.1"
 
 # ---- limits: each with its unit in its name and its reason beside it ----
 
@@ -28,13 +27,9 @@ HEADERS_COUNT_MAX_ON_WIRE = 65_535  # the count is a u16
 HEADERS_MAX = 50  # of a client's frame; ours come on top
 HEADER_VALUE_UNITS_MAX = 4_096  # UTF-16 code units, because .NET counts in them
 QUEUE_NAME_UNITS_MAX = 256
-USERNAME_CHARACTERS_MAX = 64
-QUEUE_PATTERN_CHARACTERS_MAX = 256
 JSON_DEPTH_MAX = 64  # .NET peers parse every payload, and no deeper
 COMPRESSION_THRESHOLD_BYTES_DEFAULT = 1_024  # below it the saving is not worth the work
-HANDSHAKE_TIMEOUT_S = 10  # an unauthenticated peer may not hold a socket for longer
 KEEP_ALIVE_S = 30  # how often clients ping
-PUBLISH_BLOCK_MS_MAX = 8_000  # BlockPublisher answers before the 10 s command timeout of clients
 COMMAND_TIMEOUT_S = 10
 
 
@@ -110,15 +105,6 @@ class Priority(IntEnum):
     NORMAL = 1
     HIGH = 2
     CRITICAL = 3
-
-
-class FailureReason(IntEnum):
-    """Why a message is in a dead-letter queue."""
-
-    MAX_RETRIES_EXCEEDED = 0
-    MESSAGE_EXPIRED = 1
-    DESERIALIZATION_ERROR = 2
-    HANDLER_EXCEPTION = 3
 
 
 class QueueOperation(IntEnum):

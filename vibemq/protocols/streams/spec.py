@@ -27,7 +27,6 @@ from enum import IntEnum
 # ---- ports and framing ----
 
 PORT_DEFAULT = 5552
-PORT_TLS_DEFAULT = 5551
 
 RESPONSE_BIT = 0x8000
 FRAME_HEADER_SIZE_BYTES = 8  # size u32, key u16, version u16
@@ -45,14 +44,8 @@ PUBLISHERS_PER_CONNECTION_COUNT_MAX = 256  # the id is a u8
 SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX = 256  # the id is a u8
 HEARTBEAT_DEFAULT_S = 60  # what a server proposes in Tune
 CLOSE_WAIT_S = 10  # time a peer has to answer our Close
-CONSUMER_UPDATE_TIMEOUT_S = 60  # a single active consumer that does not answer blocks its whole group
 SUB_BATCH_UNCOMPRESSED_SIZE_MAX_BYTES = 67_108_864  # a consumer allocates this much on our word
-SUPER_STREAM_PARTITIONS_COUNT_MAX = 1_000  # each is a folder and a control block
-FILTER_SIZE_MIN_BYTES = 16  # below this two hashes say nothing
-FILTER_SIZE_MAX_BYTES = 255  # the chunk header gives it one byte
-SERVER_CORRELATION_ID_FIRST = 0x4000_0000  # for what the server asks: far from the ids that clients count up from 0
 
-MECHANISMS = ("PLAIN", "AMQPLAIN", "ANONYMOUS")  # in the order of the offer; EXTERNAL comes with a client certificate
 LEADER_NONE = 0xFFFF  # leaderRef in Metadata: there is none
 
 
