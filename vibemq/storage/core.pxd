@@ -7,22 +7,15 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "base/error.h" nogil:
     ctypedef enum err:
         OK
-        ERR_IO
-        ERR_DISK_FULL
         ERR_NO_MEMORY
         ERR_CORRUPT
         ERR_TRUNCATED
         ERR_LIMIT
         ERR_INVALID
         ERR_NOT_FOUND
-        ERR_EXISTS
-        ERR_DELETED
-        ERR_STALE
         ERR_NOT_CACHED
         ERR_END
         ERR_FULL
-        ERR_EMPTY
-        ERR_LOCK
 
     struct fault:
         err code
@@ -40,11 +33,6 @@ cdef extern from "base/bytes.h" nogil:
     void bytes_store16(uint8_t *p, uint16_t v)
     void bytes_store32(uint8_t *p, uint32_t v)
     void bytes_store64(uint8_t *p, uint64_t v)
-
-
-cdef extern from "base/crc32.h" nogil:
-    uint32_t crc32_update(uint32_t crc, const void *data, size_t size)
-    const char *crc32_kernel()
 
 
 cdef extern from "shm/doorbell.h" nogil:
@@ -82,7 +70,6 @@ cdef extern from "shm/ring.h" nogil:
 
 cdef extern from "ledger/ledger.h" nogil:
     enum ledger_state:
-        LEDGER_NONE
         LEDGER_READY
         LEDGER_IN_FLIGHT
         LEDGER_SETTLED
@@ -90,7 +77,6 @@ cdef extern from "ledger/ledger.h" nogil:
         LEDGER_DELAYED
 
     enum:
-        LEDGER_BLOCK_ENTRIES
         LEDGER_ATTEMPTS_MAX
         LEDGER_LIFE_MASK
 
@@ -171,7 +157,6 @@ cdef extern from *:
     uint64_t ledger_base(ledger_control *c) nogil
     uint64_t ledger_next(ledger_control *c) nogil
     void ledger_next_set(ledger_control *c, uint64_t v) nogil
-    void ledger_base_set(ledger_control *c, uint64_t v) nogil
     uint64_t ledger_departed(ledger_control *c) nogil
     void ledger_departed_set(ledger_control *c, uint64_t v) nogil
     uint64_t ledger_purge(ledger_control *c) nogil
@@ -180,24 +165,17 @@ cdef extern from *:
     uint64_t ledger_workers(ledger_control *c) nogil
     void ledger_workers_join(ledger_control *c, unsigned w) nogil
     void ledger_workers_leave(ledger_control *c, unsigned w) nogil
-    void ledger_workers_set(ledger_control *c, uint64_t v) nogil
     void ledger_blocked_join(ledger_control *c, unsigned w) nogil
     uint64_t ledger_blocked_take(ledger_control *c) nogil
     uint64_t ledger_consumers(ledger_control *c) nogil
     void ledger_consumers_set(ledger_control *c, uint64_t v) nogil
     uint64_t ledger_in_flight(ledger_control *c) nogil
     void ledger_in_flight_set(ledger_control *c, uint64_t v) nogil
-    uint64_t ledger_delivered(ledger_control *c) nogil
     void ledger_delivered_add(ledger_control *c, uint64_t v) nogil
-    uint64_t ledger_redelivered(ledger_control *c) nogil
     void ledger_redelivered_add(ledger_control *c, uint64_t v) nogil
-    uint64_t ledger_acked(ledger_control *c) nogil
     void ledger_acked_add(ledger_control *c, uint64_t v) nogil
-    uint64_t ledger_expired(ledger_control *c) nogil
     void ledger_expired_add(ledger_control *c, uint64_t v) nogil
-    uint64_t ledger_dropped(ledger_control *c) nogil
     void ledger_dropped_add(ledger_control *c, uint64_t v) nogil
-    uint64_t ledger_dead_lettered(ledger_control *c) nogil
     void ledger_dead_lettered_add(ledger_control *c, uint64_t v) nogil
     uint64_t ledger_word_get(ledger_entry *e) nogil
     void ledger_word_set(ledger_entry *e, uint64_t w) nogil
@@ -215,7 +193,7 @@ cdef extern from "log/chunk.h" nogil:
         uint32_t records
         int64_t timestamp_ms
         uint64_t chunk_id
-        uint32_t crc, data_bytes, trailer_bytes
+        uint32_t crc, data_bytes
 
     struct chunk_entry:
         const uint8_t *body
@@ -233,7 +211,7 @@ cdef extern from "log/control.h" nogil:
         DURABILITY_DISK
 
     struct commit:
-        uint64_t segment, batch_position, position, next_offset, last_chunk, chunks
+        uint64_t segment, position, next_offset, last_chunk, chunks
         int64_t timestamp_ms
 
     struct control:
@@ -245,14 +223,11 @@ cdef extern from "log/control.h" nogil:
 
 cdef extern from "message/amqp.h" nogil:
     enum amqp_body:
-        AMQP_BODY_NONE
         AMQP_BODY_DATA
         AMQP_BODY_VALUE
-        AMQP_BODY_SEQUENCE
 
     struct amqp_message:
         amqp_body body_kind
-        uint32_t data_count
         const uint8_t *body
         const uint8_t *application_properties
         uint32_t body_size, application_properties_size
@@ -262,7 +237,6 @@ cdef extern from "message/amqp.h" nogil:
 
 cdef extern from "message/amqp_read.h" nogil:
     enum amqp_kind:
-        AMQP_NULL
         AMQP_STRING
         AMQP_SYMBOL
         AMQP_BINARY
@@ -300,11 +274,7 @@ cdef extern from "message/amqp_write.h" nogil:
     struct amqp_map:
         uint32_t count
 
-    enum:
-        AMQP_PAIR_OVERHEAD_BYTES
-
     uint64_t amqp_size_max(uint32_t pairs, uint64_t payload_bytes)
-    void amqp_write_header(writer_bytes *w, uint8_t priority)
     void amqp_write_properties(writer_bytes *w, const uint8_t *id, uint32_t id_bytes, bint json)
     void amqp_map_begin(writer_bytes *w, amqp_map *m)
     void amqp_map_add(writer_bytes *w, amqp_map *m, const uint8_t *key, uint32_t key_bytes, const uint8_t *value,
@@ -316,7 +286,6 @@ cdef extern from "message/amqp_write.h" nogil:
 
 
 cdef extern from "message/json.h" nogil:
-    err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
     uint64_t JSON_STRING_SIZE_MAX(uint64_t size)
     uint64_t JSON_BASE64_SIZE(uint64_t size)
     err json_string_write(writer_bytes *w, const uint8_t *text, uint64_t size)
@@ -325,7 +294,7 @@ cdef extern from "message/json.h" nogil:
 
 cdef extern from "log/batch.h" nogil:
     struct batch:
-        uint32_t size, chunk_count
+        uint32_t size
         uint64_t records
 
     err batch_init(batch *b, fault *f)
@@ -351,7 +320,6 @@ cdef extern from "log/log.h" nogil:
         uint64_t first_offset, next_offset, segment, position
         uint32_t duplicates
         bint rolled
-        uint64_t closed_segment
 
     struct log_stats_t "log_stats":
         uint64_t first_offset, next_offset, last_chunk, segment_count, bytes
@@ -382,7 +350,7 @@ cdef extern from "log/reader.h" nogil:
     struct reader:
         log *log
         int fd
-        uint64_t segment, position, next_offset, skipped_chunks
+        uint64_t segment, position, next_offset
 
     err reader_open(reader *r, log *l, reader_from from_, int64_t value, fault *f)
     void reader_close(reader *r)
@@ -398,7 +366,7 @@ cdef extern from "log/recovery.h" nogil:
         bint ran
         uint64_t chunks_checked, bytes_checked
         bint cut
-        uint64_t cut_segment, cut_position, cut_bytes
+        uint64_t cut_position, cut_bytes
         char *cut_path
 
     err recovery_run(const char *directory, const log_options *options, recovery_report *out, fault *f)
@@ -410,7 +378,6 @@ cdef extern from "log/retention.h" nogil:
 
     err retention_run(log *l, retention_report *out, fault *f)
     err retention_drop_before(log *l, uint64_t offset, retention_report *out, fault *f)
-    err retention_roll_aged(log *l, int64_t age_ms, bint *rolled, fault *f)
 
 
 cdef extern from "log/dump.h" nogil:
