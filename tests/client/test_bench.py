@@ -19,6 +19,7 @@ from vibemq.bench._histogram import Histogram
 from vibemq.bench.cli import bench
 from vibemq.bench.cpu import tree_cpu_s
 from vibemq.bench.load import Load, run
+from vibemq.bench.report import rotated
 from vibemq.errors import RequestFailed, TimeoutExceeded, UserError, VibeMQError
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
@@ -247,7 +248,7 @@ def test_a_failed_run_is_reported_and_the_others_go_on(server):
 
 def test_who_begins_changes_with_each_round():
     targets = [compare.Target(name, "h", 1) for name in "abc"]
-    assert ["".join(t.name for t in compare.rotated(targets, turn)) for turn in range(4)] == [
+    assert ["".join(t.name for t in rotated(targets, turn)) for turn in range(4)] == [
         "abc",
         "bca",
         "cab",

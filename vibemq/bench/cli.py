@@ -11,17 +11,22 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from vibemq.bench.compare import (
-    ROUNDS_DEFAULT_COUNT,
-    SCENARIOS,
-    Comparison,
-    Target,
-    markdown,
-    warm_memory,
+from vibemq.bench.commands import (
+    RunByDefault,
+    all_of,
+    broker_pid_option,
+    extent_options,
+    load_options,
+    output_option,
+    scenario_option,
+    show,
+    tell,
+    timeout_option,
 )
+from vibemq.bench.compare import SCENARIOS, Comparison, Scenario, Target, markdown
 from vibemq.bench.load import MODES, Load, Result, run
 from vibemq.bench.queues_cli import queues
-from vibemq.bench.run_by_default import RunByDefault
+from vibemq.bench.report import warm_memory
 from vibemq.errors import UserError
 
 DEFAULTS = Load()
@@ -38,17 +43,14 @@ def bench() -> None:
 bench.add_command(queues)
 
 
-def _login(command: Any) -> Any:
-    for option in (
-        click.option("--virtual-host", default=DEFAULTS.virtual_host, show_default=True),
-        click.option("--password", default=DEFAULTS.password, envvar="VIBEMQ_PASSWORD", help="Default: guest."),
-        click.option("--user", default=DEFAULTS.user, show_default=True),
-        click.option("--stream", default=DEFAULTS.stream, show_default=True, help="Deleted before and after a run."),
-        click.option("--timeout", "timeout_s", type=float, default=DEFAULTS.timeout_s, show_default=True, help="s"),
-        click.option("--verify", is_flag=True, help="Check that each producer's messages come in order, all of them."),
-    ):
-        command = option(command)
-    return command
+common_options = all_of(
+    click.option("--verify", is_flag=True, help="Check that each producer's messages come in order, all of them."),
+    timeout_option(DEFAULTS),
+    click.option("--stream", default=DEFAULTS.stream, show_default=True, help="Deleted before and after a run."),
+    click.option("--user", default=DEFAULTS.user, show_default=True),
+    click.option("--password", default=DEFAULTS.password, envvar="VIBEMQ_PASSWORD", help="Default: guest."),
+    click.option("--virtual-host", default=DEFAULTS.virtual_host, show_default=True),
+)
 
 
 def _pairs(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -61,14 +63,7 @@ def _pairs(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -
 @bench.command(name="run")
 @click.option("--host", default=DEFAULTS.host, show_default=True)
 @click.option("--port", type=int, default=DEFAULTS.port, show_default=True)
-@click.option(
-    "--mode",
-    type=click.Choice(sorted(MODES)),
-    default=DEFAULTS.mode,
-    show_default=True,
-    help="; ".join(f"{mode}: {meaning}" for mode, meaning in MODES.items()) + ".",
-)
-@click.option("-n", "--messages", type=int, default=DEFAULTS.messages, show_default=True, help="In all.")
+@load_options(DEFAULTS, MODES)
 @click.option(
     "--size", "size_bytes", type=int, default=DEFAULTS.size_bytes, show_default=True, help="Of a body, bytes."
 )
@@ -84,9 +79,9 @@ def _pairs(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -
 @click.option(
     "--argument", "arguments", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="For Create; repeatable."
 )
-@click.option("--broker-pid", type=int, default=0, help="Also report the CPU of this process and its descendants.")
+@broker_pid_option
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of a table.")
-@_login
+@common_options
 def run_command(as_json: bool, **options: Any) -> None:
     """One run against one broker."""
     result = run(Load(**options))
@@ -123,22 +118,14 @@ def _show(result: Result) -> None:
     metavar="NAME=HOST:PORT[,pid=N][,durability=TEXT][,ARGUMENT=VALUE]",
     help="A server; repeatable. Arguments are for Create.",
 )
-@click.option(
-    "--scenario",
-    "names",
-    multiple=True,
-    type=click.Choice([scenario.name for scenario in SCENARIOS]),
-    help="Repeatable; default: all.",
-)
+@scenario_option(SCENARIOS)
 @click.option("--baseline", help="Ratios are against this target. Default: the last one.")
-@click.option("--rounds", type=click.IntRange(1), default=ROUNDS_DEFAULT_COUNT, show_default=True)
-@click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Of messages.")
-@click.option("--warm-mb", type=click.IntRange(0), default=0, help="First touch this much memory; on fresh machines.")
-@click.option("--output", type=click.Path(path_type=Path), help="Writes OUTPUT.json and OUTPUT.md.")
-@_login
+@extent_options
+@output_option
+@common_options
 def compare(
     targets: tuple[str, ...],
-    names: tuple[str, ...],
+    scenarios: tuple[Scenario, ...],
     baseline: str | None,
     rounds: int,
     scale: float,
@@ -152,18 +139,12 @@ def compare(
         raise UserError("targets: needed a name of its own for each")
     comparison = Comparison(
         parsed,
-        tuple(scenario for scenario in SCENARIOS if not names or scenario.name in names),
+        scenarios,
         baseline or parsed[-1].name,
         rounds,
         scale,
         Load(**common),
     )
     warm_memory(warm_mb)
-    report = comparison.run(lambda line: click.echo(line, err=True))
-    text = markdown(report)
-    if output is not None:
-        output.with_name(output.name + ".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        output.with_name(output.name + ".md").write_text(text, encoding="utf-8")
-    click.echo(text, nl=False)
-    if any(result["failed"] for scenario in report["scenarios"] for result in scenario["results"].values()):
-        raise click.exceptions.Exit(1)
+    measured = comparison.run(tell)
+    show(measured, markdown(measured), output)

@@ -8,17 +8,14 @@ an error and no figure.
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from vibemq.bench._histogram import Histogram
 from vibemq.bench._load import STAMP_SIZE_BYTES, Consumer, Producer
-from vibemq.bench.cpu import tree_cpu_s
+from vibemq.bench.running import Outcome, Run, check_load
 from vibemq.client.streams import StreamsConnection
-from vibemq.errors import RequestFailed, TimeoutExceeded, UserError, VibeMQError
+from vibemq.errors import RequestFailed, UserError, VibeMQError
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key, OffsetType, code_name
 
@@ -29,7 +26,7 @@ MODES = {
     "lat": "publish at --rate and measure each message from its scheduled sending to its arrival",
 }
 SETTLE_S = 0.3  # a stream that was created this moment gets its time to elect a leader and open its files
-POLL_S = 0.02
+PERCENTILES = {"p50": 50.0, "p99": 99.0, "p999": 99.9, "p9999": 99.99}
 WINDOW_FRAMES_COUNT_MAX = 200_000  # below the load threads' ring of sending times
 
 
@@ -70,11 +67,8 @@ class Load:
 
     def check(self) -> None:
         """Refuses what would not measure what it says."""
-        if self.mode not in MODES:
-            raise UserError(f"mode: needed one of {', '.join(MODES)}, had {self.mode}")
-        for name in ("messages", "size_bytes", "batch", "group", "producers", "consumers", "window", "credit"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}: needed 1 or more, had {getattr(self, name)}")
+        counts = ("messages", "size_bytes", "batch", "group", "producers", "consumers", "window", "credit")
+        check_load(self, MODES, counts)
         if self.mode == "lat" and not self.rate:
             raise UserError("mode lat: needed a rate, had none", hint="Give --rate, for example 50000.")
         if (self.mode == "lat" or self.verify) and self.size_bytes < STAMP_SIZE_BYTES:
@@ -96,22 +90,12 @@ class Load:
 
 
 @dataclass(slots=True)
-class Result:
-    """What a run gave. Rates are from the common start to the last confirm or chunk."""
+class Result(Outcome):
+    """Rates are from the common start to the last confirm or chunk."""
 
     load: Load
-    sent: int = 0
-    confirmed: int = 0
-    consumed: int = 0
     chunks: int = 0
     disordered: int = 0
-    wall_s: float = 0.0
-    publish_s: float = 0.0
-    consume_s: float = 0.0
-    broker_cpu_s: float = 0.0
-    client_cpu_s: float = 0.0
-    latencies: Histogram = field(default_factory=Histogram)
-    confirms: Histogram = field(default_factory=Histogram)
 
     def figures(self) -> dict[str, Any]:
         """Flat, named with units: the JSON line."""
@@ -140,17 +124,8 @@ class Result:
         }
         if load.broker_pid:
             figures["broker_cpu_s"] = round(self.broker_cpu_s, 2)
-            figures["broker_cpu_us_per_msg"] = round(self.broker_cpu_s * 1e6 / max(self.confirmed, self.consumed, 1), 4)
-        for name, histogram in (("latency_us", self.latencies), ("confirm_us", self.confirms)):
-            if histogram.total:
-                figures[name] = {
-                    "p50": histogram.percentile_us(50),
-                    "p99": histogram.percentile_us(99),
-                    "p999": histogram.percentile_us(99.9),
-                    "p9999": histogram.percentile_us(99.99),
-                    "max": histogram.max_us,
-                }
-        return figures
+            figures["broker_cpu_us_per_msg"] = round(self.broker_cpu_s * 1e6 / self.handled, 4)
+        return figures | self.percentiles(PERCENTILES)
 
 
 def connect(load: Load) -> StreamsConnection:
@@ -183,13 +158,13 @@ def run(load: Load) -> Result:
                     admin.delete(stream, missing_ok=True)
 
 
-class _Run:
-    """The sockets and threads of one run."""
+class _Run(Run):
+    """A connection for each producer and consumer."""
+
+    load: Load
 
     def __init__(self, load: Load) -> None:
-        self.load = load
-        self.sockets: list[socket.socket] = []
-        self.threads: list[threading.Thread] = []
+        super().__init__(load)
         self.producers: list[Producer] = []
         self.consumers: list[Consumer] = []
 
@@ -204,7 +179,7 @@ class _Run:
                     self._add_consumer(number)
             return self._measure()
         finally:
-            self._stop()
+            self.stop(self.producers)
 
     def _add_producer(self, number: int) -> None:
         load = self.load
@@ -224,8 +199,8 @@ class _Run:
             timed=load.mode == "lat",
         )
         self.producers.append(producer)
-        self._thread(producer.read_confirms, f"confirms {number}")
-        self._thread(producer.send, f"send {number}")
+        self.add_thread(producer.read_confirms, f"confirms {number}")
+        self.add_thread(producer.send, f"send {number}")
 
     def _add_consumer(self, number: int) -> None:
         load = self.load
@@ -249,7 +224,7 @@ class _Run:
             timed=load.mode == "lat",
         )
         self.consumers.append(consumer)
-        self._thread(consumer.read, f"consume {number}")
+        self.add_thread(consumer.read, f"consume {number}")
 
     def _messages_in_a_stream(self) -> int:
         load = self.load
@@ -258,28 +233,9 @@ class _Run:
         each = load.messages // load.producers
         return each if load.spread else each * load.producers
 
-    def _thread(self, body: Any, name: str) -> None:
-        self.threads.append(threading.Thread(target=body, name=f"vibemq bench {name}", daemon=True))
-
     def _measure(self) -> Result:
-        load = self.load
-        result = Result(load)
-        broker_cpu_s = tree_cpu_s(load.broker_pid) if load.broker_pid else 0.0
-        client_cpu_s, start_ns = time.process_time(), time.monotonic_ns()
-        for thread in self.threads:
-            thread.start()
-        end = time.monotonic() + load.timeout_s
-        while any(thread.is_alive() for thread in self.threads):
-            if time.monotonic() > end:
-                raise TimeoutExceeded(
-                    f"{load.mode} run: not done within {load.timeout_s:g} s: {self._state()}",
-                    hint="Raise --timeout, or send fewer --messages.",
-                )
-            time.sleep(POLL_S)
-        result.wall_s = (time.monotonic_ns() - start_ns) / 1e9
-        result.client_cpu_s = time.process_time() - client_cpu_s
-        if load.broker_pid:
-            result.broker_cpu_s = tree_cpu_s(load.broker_pid) - broker_cpu_s
+        result = Result(self.load)
+        start_ns = self.measure(result)
         for producer in self.producers:
             result.sent += producer.sent
             result.confirmed += producer.confirmed
@@ -294,7 +250,7 @@ class _Run:
         self._verify(result)
         return result
 
-    def _state(self) -> str:
+    def state(self) -> str:
         return (
             f"sent {sum(p.sent for p in self.producers)}, confirmed {sum(p.confirmed for p in self.producers)}, "
             f"refused {sum(p.refused for p in self.producers)}, consumed {sum(c.received for c in self.consumers)}"
@@ -316,21 +272,6 @@ class _Run:
             raise RequestFailed(f"the broker closed the connection with {code_name(code)}", code=code)
         short = load.publishes and result.confirmed < load.messages // load.producers * load.producers
         if short or any(c.received < self._messages_in_a_stream() for c in self.consumers):
-            raise VibeMQError(f"{load.mode} run: a connection ended before all was done: {self._state()}")
+            raise VibeMQError(f"{load.mode} run: a connection ended before all was done: {self.state()}")
         if result.disordered:
             raise VibeMQError(f"{load.mode} run: {result.disordered} messages were not what their producer sent next")
-
-    def _stop(self) -> None:
-        """Ends the threads by ending their sockets; a closed descriptor is never left to a running thread."""
-        for producer in self.producers:
-            producer.stop()
-        for connection in self.sockets:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the broker was quicker
-                continue
-        for thread in self.threads:
-            if thread.ident is not None:
-                thread.join()
-        for connection in self.sockets:
-            connection.close()

@@ -8,19 +8,18 @@ in its queue's order, and every ack must be for a message that waited for one.
 from __future__ import annotations
 
 import os
-import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from vibemq.bench._flow import SIZE_MIN, Consumer, Flow, Publisher, Tally
-from vibemq.bench._histogram import Histogram
-from vibemq.bench.cpu import only_on, tree_cpu_s
+from vibemq.bench.cpu import only_on
 from vibemq.bench.peers import PEERS, Peer
-from vibemq.errors import TimeoutExceeded, UserError, VibeMQError
+from vibemq.bench.running import POLL_S, Outcome, Run, check_load
+from vibemq.errors import UserError, VibeMQError
 
 MODES = {
     "pub": "publish, and wait for every ack",
@@ -29,7 +28,7 @@ MODES = {
     "rtt": "publish one message at a time and measure the way to its ack and back",
     "lat": "publish at --rate and measure each message from its scheduled sending to its arrival",
 }
-POLL_S = 0.01
+PERCENTILES = {"p50": 50.0, "p99": 99.0, "p999": 99.9}
 SETTLED_TIMEOUT_S = 10.0  # acks are not answered: the server needs a moment until it has read the last one
 
 
@@ -74,13 +73,9 @@ class QueueLoad:
 
     def check(self) -> None:
         """Refuses what would not measure what it says."""
-        if self.mode not in MODES:
-            raise UserError(f"mode: needed one of {', '.join(MODES)}, had {self.mode}")
+        check_load(self, MODES, ("messages", "window", "group", "prefetch", "publishers", "consumers", "queues"))
         if self.protocol not in PEERS:
             raise UserError(f"protocol: needed one of {', '.join(PEERS)}, had {self.protocol}")
-        for name in ("messages", "window", "group", "prefetch", "publishers", "consumers", "queues"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}: needed 1 or more, had {getattr(self, name)}")
         if self.size_bytes < SIZE_MIN:
             raise UserError(
                 f"size: needed {SIZE_MIN} bytes or more, had {self.size_bytes}",
@@ -103,25 +98,15 @@ class QueueLoad:
 
 
 @dataclass(slots=True)
-class QueueResult:
-    """What a run gave. Rates are from the common start to the last publisher's ack and the last delivery's ack."""
+class QueueResult(Outcome):
+    """Rates are from the common start to the last publisher's ack and the last delivery's ack."""
 
     load: QueueLoad
-    sent: int = 0
-    confirmed: int = 0
-    consumed: int = 0
     repeated: int = 0
-    wall_s: float = 0.0
-    publish_s: float = 0.0
-    consume_s: float = 0.0
-    broker_cpu_s: float = 0.0
-    client_cpu_s: float = 0.0
-    latencies: Histogram = field(default_factory=Histogram)
-    confirms: Histogram = field(default_factory=Histogram)
 
     def figures(self) -> dict[str, Any]:
         """Flat, named with units: the JSON line."""
-        load, handled = self.load, max(self.confirmed, self.consumed, 1)
+        load = self.load
         figures: dict[str, Any] = {
             "protocol": load.protocol,
             "mode": load.mode,
@@ -140,16 +125,11 @@ class QueueResult:
             "wall_s": round(self.wall_s, 3),
             "publish_msg_s": round(self.confirmed / self.publish_s) if self.publish_s else 0,
             "consume_msg_s": round(self.consumed / self.consume_s) if self.consume_s else 0,
-            "client_cpu_us_per_msg": round(self.client_cpu_s * 1e6 / handled, 4),
+            "client_cpu_us_per_msg": round(self.client_cpu_s * 1e6 / self.handled, 4),
         }
         if load.broker_pid:
-            figures["broker_cpu_us_per_msg"] = round(self.broker_cpu_s * 1e6 / handled, 4)
-        for name, histogram in (("latency_us", self.latencies), ("confirm_us", self.confirms)):
-            if histogram.total:
-                percents = {"p50": 50.0, "p99": 99.0, "p999": 99.9}
-                figures[name] = {key: histogram.percentile_us(percent) for key, percent in percents.items()}
-                figures[name]["max"] = histogram.max_us
-        return figures
+            figures["broker_cpu_us_per_msg"] = round(self.broker_cpu_s * 1e6 / self.handled, 4)
+        return figures | self.percentiles(PERCENTILES)
 
 
 def run(load: QueueLoad, look: Callable[[], None] | None = None) -> QueueResult:
@@ -171,16 +151,17 @@ def run(load: QueueLoad, look: Callable[[], None] | None = None) -> QueueResult:
         peer.close()
 
 
-class _Run:
-    """The sockets and threads of one run."""
+class _Run(Run):
+    """A connection for each publisher and consumer."""
+
+    load: QueueLoad
 
     def __init__(self, load: QueueLoad, peer: Peer) -> None:
-        self.load, self.peer = load, peer
+        super().__init__(load)
+        self.peer = peer
         self.tally = Tally(load.messages, load.queues) if load.verify else None
-        self.sockets: list[socket.socket] = []
         self.publishers: list[Publisher] = []
         self.consumers: list[Consumer] = []
-        self.threads: list[threading.Thread] = []
 
     @property
     def flows(self) -> list[Flow]:
@@ -199,10 +180,8 @@ class _Run:
                     connection, publisher = self.peer.publisher(number)
                     self.sockets.append(connection)
                     self.publishers.append(publisher)
-            self.threads = [
-                threading.Thread(target=self._body, args=(flow,), name=f"vibemq bench {number}", daemon=True)
-                for number, flow in enumerate(self.flows)
-            ]
+            for number, flow in enumerate(self.flows):
+                self.add_thread(partial(self._body, flow), str(number))
             with ExitStack() as stack:
                 if load.apart:
                     stack.enter_context(only_on(max(os.sched_getaffinity(0)), load.broker_pid))
@@ -211,36 +190,23 @@ class _Run:
                 look()
             return result
         finally:
-            self._stop()
+            self.stop(self.flows)
 
     def _body(self, flow: Flow) -> None:
         if self.load.apart:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         flow.run()
 
+    def is_over(self) -> bool:
+        """Consumers of one queue stop together: none of them knows how many messages the others had."""
+        if len(self.consumers) > 1 and sum(c.received for c in self.consumers) >= self.load.messages:
+            for consumer in self.consumers:
+                consumer.stop()
+        return any(flow.fault for flow in self.flows)
+
     def _measure(self) -> QueueResult:
-        load, result = self.load, QueueResult(self.load)
-        broker_cpu_s = tree_cpu_s(load.broker_pid) if load.broker_pid else 0.0
-        client_cpu_s, start_ns = time.process_time(), time.monotonic_ns()
-        for thread in self.threads:
-            thread.start()
-        end = time.monotonic() + load.timeout_s
-        while any(thread.is_alive() for thread in self.threads):
-            time.sleep(POLL_S)
-            if len(self.consumers) > 1 and sum(c.received for c in self.consumers) >= load.messages:
-                for consumer in self.consumers:
-                    consumer.stop()
-            if any(flow.fault for flow in self.flows):
-                break
-            if time.monotonic() > end:
-                raise TimeoutExceeded(
-                    f"{load.mode} run: not done within {load.timeout_s:g} s: {self._state()}",
-                    hint="Raise --timeout, or send fewer --messages.",
-                )
-        result.wall_s = (time.monotonic_ns() - start_ns) / 1e9
-        result.client_cpu_s = time.process_time() - client_cpu_s
-        if load.broker_pid:
-            result.broker_cpu_s = tree_cpu_s(load.broker_pid) - broker_cpu_s
+        result = QueueResult(self.load)
+        start_ns = self.measure(result)
         for publisher in self.publishers:
             result.sent += publisher.sent
             result.confirmed += publisher.confirmed
@@ -253,7 +219,7 @@ class _Run:
         self._check(result)
         return result
 
-    def _state(self) -> str:
+    def state(self) -> str:
         return (
             f"sent {sum(p.sent for p in self.publishers)}, confirmed {sum(p.confirmed for p in self.publishers)}, "
             f"consumed {sum(c.received for c in self.consumers)}"
@@ -263,9 +229,9 @@ class _Run:
         """A run in which anything was refused, lost or out of order raises."""
         load = self.load
         for fault in filter(None, (flow.fault for flow in self.flows)):
-            raise VibeMQError(f"{load.mode} run: {fault}; {self._state()}")
+            raise VibeMQError(f"{load.mode} run: {fault}; {self.state()}")
         if (load.publishes and result.confirmed < load.messages) or (load.consumes and result.consumed < load.messages):
-            raise VibeMQError(f"{load.mode} run: a connection ended before all was done: {self._state()}")
+            raise VibeMQError(f"{load.mode} run: a connection ended before all was done: {self.state()}")
         if strange := sum(publisher.strange for publisher in self.publishers):
             raise VibeMQError(f"{load.mode} run: {strange} acks were for messages that waited for none")
         if self.tally is not None and load.consumes:
@@ -286,18 +252,3 @@ class _Run:
             if time.monotonic() > end:
                 raise VibeMQError(f"{self.load.mode} run: {left} messages were acknowledged and are still in the queue")
             time.sleep(POLL_S)
-
-    def _stop(self) -> None:
-        """Ends the threads by ending their sockets; a closed descriptor is never left to a running thread."""
-        for flow in self.flows:
-            flow.stop()
-        for connection in self.sockets:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the server was quicker
-                continue
-        for thread in self.threads:
-            if thread.ident is not None:
-                thread.join()
-        for connection in self.sockets:
-            connection.close()

@@ -10,11 +10,21 @@ from typing import Any
 
 import click
 
-from vibemq.bench.compare import ROUNDS_DEFAULT_COUNT, warm_memory
+from vibemq.bench.commands import (
+    RunByDefault,
+    broker_pid_option,
+    extent_options,
+    load_options,
+    output_option,
+    scenario_option,
+    show,
+    tell,
+    timeout_option,
+)
 from vibemq.bench.peers import PEERS
 from vibemq.bench.queues import MODES, QueueLoad, run
-from vibemq.bench.queues_compare import QUEUE_SCENARIOS, QueueComparison, installed, markdown
-from vibemq.bench.run_by_default import RunByDefault
+from vibemq.bench.queues_compare import QUEUE_SCENARIOS, QueueComparison, QueueScenario, installed, markdown
+from vibemq.bench.report import warm_memory
 from vibemq.bench.servers import SERVERS
 
 DEFAULTS = QueueLoad()
@@ -39,14 +49,7 @@ def _count(flags: str, name: str, default: int, help: str) -> Any:
 @click.option("--user", default=DEFAULTS.user)
 @click.option("--password", default=DEFAULTS.password, envvar="VIBEMQ_PASSWORD")
 @click.option("--queue", default=DEFAULTS.queue, show_default=True, help="Deleted before and after a run.")
-@click.option(
-    "--mode",
-    type=click.Choice(sorted(MODES)),
-    default=DEFAULTS.mode,
-    show_default=True,
-    help="; ".join(f"{mode}: {meaning}" for mode, meaning in MODES.items()) + ".",
-)
-@click.option("-n", "--messages", type=int, default=DEFAULTS.messages, show_default=True, help="In all.")
+@load_options(DEFAULTS, MODES)
 @_count("--size", "size_bytes", DEFAULTS.size_bytes, "Of a body, bytes.")
 @_count("--window", "window", DEFAULTS.window, "Unacknowledged per publisher; 1 for --mode rtt.")
 @_count("--group", "group", DEFAULTS.group, "Frames in a send (closed loop).")
@@ -58,8 +61,8 @@ def _count(flags: str, name: str, default: int, help: str) -> Any:
 @click.option("--durability", default=DEFAULTS.durability, help="For CreateQueue (native).")
 @click.option("--verify", is_flag=True, help="Check that each message comes once and in order, and each ack's id.")
 @click.option("--keep", is_flag=True, help="Leave the queues, for a later --mode con.")
-@click.option("--timeout", "timeout_s", type=float, default=DEFAULTS.timeout_s, show_default=True, help="s")
-@click.option("--broker-pid", type=int, default=0, help="Also report the CPU of this process and its descendants.")
+@timeout_option(DEFAULTS)
+@broker_pid_option
 @click.option("--apart", is_flag=True, help="That process on the last core, the load on the first.")
 def run_command(**options: Any) -> None:
     """One run against one server; prints a line of JSON."""
@@ -76,23 +79,15 @@ def run_command(**options: Any) -> None:
     type=click.Choice(list(SERVERS)),
     help="Started for this; repeatable. Default: all that are installed.",
 )
-@click.option(
-    "--scenario",
-    "scenarios",
-    multiple=True,
-    type=click.Choice([scenario.name for scenario in QUEUE_SCENARIOS]),
-    help="Repeatable; default: all.",
-)
+@scenario_option(QUEUE_SCENARIOS)
 @click.option("--baseline", help="Ratios are against this server. Default: nats, or the last one without it.")
-@click.option("--rounds", type=click.IntRange(1), default=ROUNDS_DEFAULT_COUNT, show_default=True)
-@click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Of messages.")
+@extent_options
 @click.option("--verify", is_flag=True, help="Check every message and every ack.")
-@click.option("--warm-mb", type=click.IntRange(0), default=0, help="First touch this much memory; on fresh machines.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the servers' data. Default: a temporary one.")
-@click.option("--output", type=click.Path(path_type=Path), help="Writes OUTPUT.json and OUTPUT.md.")
+@output_option
 def compare(
     names: tuple[str, ...],
-    scenarios: tuple[str, ...],
+    scenarios: tuple[QueueScenario, ...],
     baseline: str | None,
     rounds: int,
     scale: float,
@@ -102,27 +97,17 @@ def compare(
     output: Path | None,
 ) -> None:
     """Starts servers and measures them in alternation: medians, spread and ratios."""
-
-    def tell(line: str) -> None:
-        click.echo(line, err=True)
-
     with tempfile.TemporaryDirectory(dir=folder) as data:
         servers = installed(names or tuple(SERVERS), Path(data), tell)
         known = [server.name for server in servers]
         comparison = QueueComparison(
             servers,
-            tuple(scenario for scenario in QUEUE_SCENARIOS if not scenarios or scenario.name in scenarios),
+            scenarios,
             baseline or ("nats" if "nats" in known else known[-1]),
             rounds,
             scale,
             verify,
         )
         warm_memory(warm_mb)
-        report = comparison.run(tell)
-    text = markdown(report)
-    if output is not None:
-        output.with_name(output.name + ".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        output.with_name(output.name + ".md").write_text(text, encoding="utf-8")
-    click.echo(text, nl=False)
-    if any(result["failed"] for scenario in report["scenarios"] for result in scenario["results"].values()):
-        raise click.exceptions.Exit(1)
+        measured = comparison.run(tell)
+    show(measured, markdown(measured), output)
