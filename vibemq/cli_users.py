@@ -16,7 +16,7 @@ import click
 from vibemq.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from vibemq.admin.permissions import Operation
     from vibemq.storage.metadata import Metadata
@@ -66,10 +66,7 @@ def users_add(
     )
     why = "" if superuser else ", because it is the first user"
     done = f"added as a superuser{why}" if is_superuser else "added"
-    if as_json:
-        click.echo(json.dumps({"user": name, "result": "added", "superuser": is_superuser}))
-    else:
-        click.echo(f"user {name} {done}")
+    _say(path, f"user {name} {done}", {"user": name, "result": "added", "superuser": is_superuser} if as_json else None)
 
 
 @users.command("list")
@@ -108,8 +105,22 @@ def users_list(as_json: bool, config_path: str | None, data_dir: str | None) -> 
 @data_dir_option
 def users_remove(name: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
     """Remove a user and all permissions.  Open connections of the streams door stay until they end."""
-    _metadata(config_path, data_dir).delete_user(name)
-    _say(as_json, name, "removed")
+    metadata = _metadata(config_path, data_dir)
+    had_superuser = metadata.has_superuser()
+    metadata.delete_user(name)
+    _say_done(as_json, metadata, name, "removed")
+    if not metadata.users():
+        click.echo(
+            "vibemq: that was the last user: on 127.0.0.1 the native door now lets everybody in without a password, "
+            "on any other address nobody gets in and the broker does not start again",
+            err=True,
+        )
+    elif had_superuser and not metadata.has_superuser():
+        click.echo(
+            "vibemq: that was the last superuser: through the broker nobody but guest may manage users now; "
+            "`vibemq users add NAME --superuser` makes another",
+            err=True,
+        )
 
 
 @users.command("passwd")
@@ -124,7 +135,7 @@ def users_passwd(name: str, password_stdin: bool, as_json: bool, config_path: st
 
     metadata = _metadata(config_path, data_dir)
     change_password(metadata, name, _password(name, password_stdin))
-    _say(as_json, name, "has a new password")
+    _say_done(as_json, metadata, name, "has a new password")
 
 
 # ---- permissions ----
@@ -150,12 +161,16 @@ def users_grant(
 
     wanted = _operations(operations)
     check_pattern(pattern)
-    _metadata(config_path, data_dir).grant(name, pattern, wanted)
-    names = [operation.name for operation in wanted]
-    if as_json:
-        click.echo(json.dumps({"user": name, "result": "granted", "pattern": pattern, "operations": names}))
-    else:
-        click.echo(f"user {name} may {', '.join(names)} where the queue is {pattern}")
+    metadata = _metadata(config_path, data_dir)
+    rights = metadata.rights(name)
+    before = {} if rights is None else {entry.pattern: entry.operations for entry in rights.permissions}
+    metadata.grant(name, pattern, wanted)
+    names, replaced = _names(wanted), _names(before.get(pattern, ()))
+    told = f"user {name} may {', '.join(names)} where the queue is {pattern}"
+    if replaced and replaced != names:
+        told += f", instead of {', '.join(replaced)}"
+    done = {"user": name, "result": "granted", "pattern": pattern, "operations": names, "replaced": replaced}
+    _say(_directory(metadata), told, done if as_json else None)
 
 
 @users.command("revoke")
@@ -166,15 +181,14 @@ def users_grant(
 @data_dir_option
 def users_revoke(name: str, pattern: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
     """Take back what was granted by exactly this PATTERN."""
-    if not _metadata(config_path, data_dir).revoke(name, pattern):
+    metadata = _metadata(config_path, data_dir)
+    if not metadata.revoke(name, pattern):
         raise UserError(
             f"user {name!r} has no permission with the pattern {pattern!r}",
             hint=f"`vibemq users permissions {name}` shows all",
         )
-    if as_json:
-        click.echo(json.dumps({"user": name, "result": "revoked", "pattern": pattern}))
-    else:
-        click.echo(f"user {name} has no permission by {pattern} any more")
+    done = {"user": name, "result": "revoked", "pattern": pattern}
+    _say(_directory(metadata), f"user {name} has no permission by {pattern} any more", done if as_json else None)
 
 
 @users.command("permissions")
@@ -184,14 +198,13 @@ def users_revoke(name: str, pattern: str, as_json: bool, config_path: str | None
 @data_dir_option
 def users_permissions(name: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
     """Show what a user may do with which queues."""
-    from vibemq.admin.permissions import Operation
     from vibemq.storage.users import no_user
 
     metadata = _metadata(config_path, data_dir)
     rights = metadata.rights(name)
     if rights is None:
         raise no_user(name)
-    found = [(entry.pattern, [Operation(number).name for number in entry.operations]) for entry in rights.permissions]
+    found = [(entry.pattern, _names(entry.operations)) for entry in rights.permissions]
     if as_json:
         entries = [{"pattern": pattern, "operations": names} for pattern, names in found]
         click.echo(json.dumps({"user": name, "superuser": rights.is_superuser, "permissions": entries}))
@@ -215,6 +228,12 @@ def _operations(names: tuple[str, ...]) -> "list[Operation]":
             raise click.UsageError(f"there is no operation {name!r}; known are {known}")
         found.add(operation)
     return sorted(found)
+
+
+def _names(operations: "Iterable[int]") -> list[str]:
+    from vibemq.admin.permissions import Operation
+
+    return [Operation(number).name for number in operations]
 
 
 # ---- the data directory ----
@@ -295,8 +314,17 @@ def _password(name: str, from_stdin: bool) -> str:
     return answer
 
 
-def _say(as_json: bool, name: str, done: str) -> None:
-    click.echo(json.dumps({"user": name, "result": done}) if as_json else f"user {name} {done}")
+def _say_done(as_json: bool, metadata: "Metadata", name: str, done: str) -> None:
+    _say(_directory(metadata), f"user {name} {done}", {"user": name, "result": done} if as_json else None)
+
+
+def _say(path: str, told: str, as_json: "Mapping[str, object] | None") -> None:
+    """What was done; a person also hears where, because another broker may have been meant."""
+    click.echo(f"{told} (data directory {path})" if as_json is None else json.dumps(as_json))
+
+
+def _directory(metadata: "Metadata") -> str:
+    return os.path.dirname(metadata.path)
 
 
 def _when(ms: int) -> str:

@@ -25,6 +25,12 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def where(tmp_path):
+    """The end of each line that says that something was done."""
+    return f" (data directory {tmp_path / 'data'})\n"
+
+
+@pytest.fixture
 def add(run):
     return lambda *arguments: run("add", *arguments, "--password-stdin", input=PASSWORD)
 
@@ -34,9 +40,9 @@ def metadata(tmp_path):
     return Metadata(str(tmp_path / "data" / "meta.db"))
 
 
-def test_users_are_added_listed_changed_and_removed(run, add, metadata):
+def test_users_are_added_listed_changed_and_removed(run, add, metadata, where):
     add("alice")
-    assert add("bob").stdout == "user bob added\n"
+    assert add("bob").stdout == f"user bob added{where}"
     before = metadata.find_user("bob")
     listed = json.loads(run("list", "--json").stdout)
     assert [user["user"] for user in listed] == ["alice", "bob"]
@@ -44,8 +50,9 @@ def test_users_are_added_listed_changed_and_removed(run, add, metadata):
     result = run("passwd", "bob", "--password-stdin", "--json", input="other words\n")
     assert json.loads(result.stdout) == {"user": "bob", "result": "has a new password"}
     assert metadata.find_user("bob").password_hash != before.password_hash
-    for name in ("alice", "bob"):
-        assert run("remove", name).stdout == f"user {name} removed\n"
+    assert run("passwd", "bob", "--password-stdin", input=PASSWORD).stdout == f"user bob has a new password{where}"
+    for name in ("bob", "alice"):
+        assert run("remove", name).stdout == f"user {name} removed{where}"
     assert metadata.users() == []
     assert "there are no users" in run("list").stdout
 
@@ -82,10 +89,10 @@ def test_a_short_password_is_refused_with_its_length(run, password):
 # ---- superusers ----
 
 
-def test_the_first_user_is_a_superuser_and_is_told(run, add, metadata):
-    assert add("alice").stdout == "user alice added as a superuser, because it is the first user\n"
+def test_the_first_user_is_a_superuser_and_is_told(run, add, metadata, where):
+    assert add("alice").stdout == f"user alice added as a superuser, because it is the first user{where}"
     add("bob")
-    assert add("carol", "--superuser").stdout == "user carol added as a superuser\n"
+    assert add("carol", "--superuser").stdout == f"user carol added as a superuser{where}"
     assert [user.is_superuser for user in metadata.users()] == [True, False, True]
     assert [user["superuser"] for user in json.loads(run("list", "--json").stdout)] == [True, False, True]
     assert "superuser" in run("list").stdout
@@ -96,15 +103,31 @@ def test_the_first_user_is_told_in_json_too(add):
     assert json.loads(add("bob", "--json").stdout) == {"user": "bob", "result": "added", "superuser": False}
 
 
+@pytest.mark.parametrize("how", [[], ["--json"]], ids=["words", "json"])
+def test_who_removes_the_last_superuser_or_user_is_told_what_follows(run, add, how):
+    for name in ("alice", "bob", "carol"):
+        add(name)
+    assert run("remove", "bob", *how).stderr == ""
+    assert "that was the last superuser: through the broker nobody but guest" in run("remove", "alice", *how).stderr
+    assert "the last user: on 127.0.0.1 the native door now lets everybody in" in run("remove", "carol", *how).stderr
+
+
+def test_who_had_no_superuser_before_is_not_told_of_losing_one(run, add, metadata):
+    for name in ("alice", "bob", "carol"):
+        add(name)
+    metadata.set_superuser("alice", False)
+    assert run("remove", "bob").stderr == ""
+
+
 # ---- permissions ----
 
 
-def test_permissions_are_granted_shown_and_revoked(run, add):
+def test_permissions_are_granted_shown_and_revoked(run, add, where):
     add("alice")
     add("bob")
     assert "bob has no permission" in run("permissions", "bob").stdout
     granted = run("grant", "bob", "[a].*", "subscribe", "PUBLISH")
-    assert granted.stdout == "user bob may Publish, Subscribe where the queue is [a].*\n"
+    assert granted.stdout == f"user bob may Publish, Subscribe where the queue is [a].*{where}"
     run("grant", "bob", "jobs", "ListQueues", "--json")
     table = run("permissions", "bob").stdout
     assert "[a].*" in table
@@ -127,6 +150,21 @@ def test_permissions_are_granted_shown_and_revoked(run, add):
     again = run("revoke", "bob", "[a].*")
     assert again.exit_code == 1
     assert "`vibemq users permissions bob` shows all" in again.stderr
+
+
+def test_a_grant_says_what_it_replaces(run, add, where):
+    add("alice")
+    add("bob")
+    run("grant", "bob", "a*", "Publish", "Subscribe")
+    assert run("grant", "bob", "a*", "Subscribe", "Publish").stdout == (
+        f"user bob may Publish, Subscribe where the queue is a*{where}"
+    )
+    assert run("grant", "bob", "a*", "PurgeQueue").stdout == (
+        f"user bob may PurgeQueue where the queue is a*, instead of Publish, Subscribe{where}"
+    )
+    granted = json.loads(run("grant", "bob", "a*", "Publish", "--json").stdout)
+    assert (granted["operations"], granted["replaced"]) == (["Publish"], ["PurgeQueue"])
+    assert json.loads(run("grant", "bob", "b*", "Publish", "--json").stdout)["replaced"] == []
 
 
 def test_a_superuser_needs_no_permission(run, add):

@@ -142,7 +142,7 @@ def ensure_superuser(metadata: Metadata, name: str, password: str) -> bool:
     if not password:
         raise ConfigError(
             f"authorization is on, but there is no superuser, and the configuration has no password for {name!r}",
-            hint="set the superuser's password for the first start, or make one: `vibemq users add NAME --superuser`",
+            hint="set native.superuser_password for the first start, or make one: `vibemq users add NAME --superuser`",
         )
     try:
         _check_name(name)
