@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from vibemq.errors import RequestFailed, UserError
+from vibemq.errors import NotAuthorized, QueueConflict, QueueNotFound, RequestFailed, UserError
 
 if TYPE_CHECKING:
     from vibemq.client import Client, Message, QueueInfo, Summary
@@ -23,9 +23,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 IDLE_S = 0.2  # a queue that sends nothing for so long is asked whether it is empty
 PREFETCH_MAX = 256  # as many as the broker gives without being told; with --count no more than wanted
+EXIT_INTERRUPTED = 130  # as a shell says it of a command that SIGINT ended
+
+
+def _sure(context: click.Context, _: click.Parameter, yes: bool) -> bool:
+    if not yes and not context.resilient_parsing and not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask whether you are sure: add --yes")
+    return yes
+
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes_option = click.option("--yes", is_flag=True, callback=_sure, help="Do not ask; needed where there is no terminal.")
 
 
 def connection_options(command: F) -> F:
@@ -105,6 +113,7 @@ def publish(
     """Publish PAYLOAD, or each line of a file or of standard input, to QUEUE.
 
     What is JSON is sent as it is; anything else is sent as a text.  Returns when the broker has all of it.
+    With --rate, Ctrl-C ends it early and still says how many the broker has.
     """
     if payload is not None and file is not None:
         raise click.UsageError("PAYLOAD and --file cannot be used together")
@@ -117,7 +126,7 @@ def publish(
             bodies = (_body(line.rstrip("\r\n"), text) for line in file or sys.stdin if line.strip())
         total = count if payload is not None else None
         with _progress(f"to {queue}", total) as shown:
-            summary = _publish(client, queue, shown(bodies), rate, window, headers=headers, priority=priority)
+            summary, stopped = _publish(client, queue, shown(bodies), rate, window, headers=headers, priority=priority)
     if as_json:
         click.echo(json.dumps({"queue": queue, "published": summary.published, "failed": len(summary.failed)}))
     else:
@@ -125,6 +134,8 @@ def publish(
     if summary.failed:
         click.echo(f"vibemq: {_messages(len(summary.failed))} refused, the first as follows", err=True)
         summary.raise_failed()
+    if stopped:
+        raise click.exceptions.Exit(EXIT_INTERRUPTED)
 
 
 def _body(line: str, text: bool) -> bytes:
@@ -137,15 +148,22 @@ def _body(line: str, text: bool) -> bytes:
 
 def _publish(
     client: "Client", queue: str, bodies: Iterable[bytes], rate: float | None, window: int, **how: Any
-) -> "Summary":
+) -> "tuple[Summary, bool]":
+    """What became of them, and whether Ctrl-C came before the last of them."""
     if rate is None:
-        return client.publish_many(queue, bodies, window=window, raw=True, **how)
+        return client.publish_many(queue, bodies, window=window, raw=True, **how), False
+    stopped = False
     with client.publisher(queue, window=window, raw=True) as publisher:
         started = time.monotonic()
-        for number, body in enumerate(bodies):
-            time.sleep(max(0.0, started + number / rate - time.monotonic()))
-            publisher.publish(body, **how)
-        return publisher.flush()
+        try:
+            for number, body in enumerate(bodies):
+                early_s = started + number / rate - time.monotonic()
+                if early_s > 0:
+                    time.sleep(early_s)
+                publisher.publish(body, **how)
+        except KeyboardInterrupt:  # what is on its way is waited for, so that the count is true; a second one ends that
+            stopped = True
+        return publisher.flush(), stopped
 
 
 @contextlib.contextmanager
@@ -197,14 +215,18 @@ def consume(
 ) -> None:
     """Print the messages of QUEUE, a line for each, and acknowledge what is printed.
 
+    A queue that does not exist is made by this, as by any consumer, unless the broker is told not to; a note says so.
     With --json a line has the payload, the id, the headers and how often the message was delivered.
     """
     with _connect(**connection) as client:
         wanted = prefetch or (min(count, PREFETCH_MAX) if count else None)
+        is_there, _ = _look(client, queue)
         with (
             contextlib.suppress(KeyboardInterrupt),  # how one ends --follow
             client.consume(queue, prefetch=wanted, timeout_s=None if follow else IDLE_S) as consumer,
         ):
+            if not is_there:
+                click.echo(f"vibemq: there was no queue {queue}: it is created", err=True)
             left = count
             while left is None or left > 0:
                 message = next(consumer, None)
@@ -246,13 +268,15 @@ def queues() -> None:
 @_json_option
 @connection_options
 def queues_list(as_json: bool, **connection: Any) -> None:
-    """Show the queues that the user may see."""
+    """Show the queues for which the user has any permission; without users that is all of them."""
     with _connect(**connection, reconnect=False) as client:
         found = [(name, _info(client, name)) for name in client.list_queues()]
     if as_json:
         click.echo(json.dumps([_described(info) if info else {"name": name} for name, info in found]))
     elif not found:
-        click.echo("there are no queues; `vibemq queues create NAME` makes one")
+        user = _user(**connection)
+        none = "there are no queues" if user is None else f"there is no queue for which user {user} has any permission"
+        click.echo(f"{none}; `vibemq queues create NAME` makes one")
     else:
         rows = [
             (name, str(info.messages), str(info.in_flight), str(info.subscribers), info.options.mode.name.lower())
@@ -268,6 +292,25 @@ def _info(client: "Client", name: str) -> "QueueInfo | None":
         return client.queue_info(name)
     except RequestFailed:  # gone meanwhile, or the user may know no more than the name
         return None
+
+
+def _user(url: str, user: str | None, **_: Any) -> str | None:
+    from vibemq.client.settings import parse
+
+    return user or parse(url).user
+
+
+def _look(client: "Client", name: str) -> "tuple[bool, QueueInfo | None]":
+    """Whether the queue is there, and its description where the user may have it.
+
+    Who may not is helped by the list: any permission for a queue puts it there.
+    """
+    try:
+        return True, client.queue_info(name)
+    except QueueNotFound:
+        return False, None
+    except NotAuthorized:
+        return name in client.list_queues(), None
 
 
 @queues.command("info")
@@ -347,6 +390,8 @@ def queues_create(
     **options: Any,
 ) -> None:
     """Make a queue, unless it is there as wanted."""
+    if options["overflow"] == "redirect_to_dlq" and not (dead_letter or options["dead_letter_queue"]):
+        raise click.UsageError("--overflow redirect_to_dlq needs --dead-letter or --dead-letter-queue")
     given = {key: value for key, value in options.items() if value is not None}
     if ttl is not None:
         given["message_ttl_ms"] = round(ttl * 1000)
@@ -355,8 +400,36 @@ def queues_create(
     if dead_letter or options["dead_letter_queue"]:
         given["dead_letter"] = True
     with _connect(url, user, password_stdin, reconnect=False) as client:
-        client.declare_queue(name, on_conflict=on_conflict, **given)
-    _say(as_json, name, "is there")
+        done = _create(client, name, on_conflict, given)
+    _say(as_json, name, done)
+
+
+def _create(client: "Client", name: str, on_conflict: str, options: dict[str, Any]) -> str:
+    """Make the queue if that is needed, and say what was done."""
+    is_there, info = _look(client, name)
+    if not is_there:
+        client.create_queue(name, **options)
+        return "created"
+    if info is None:
+        if on_conflict == "override":
+            raise UserError(
+                f"queue {name} is there already, and whether it would have to be made anew this user may not see",
+                hint="That needs the permission GetQueueInfo.",
+            )
+        client.create_queue(name, **options)  # changes nothing, but is refused where creating is not allowed
+        click.echo("vibemq: whether its options are those wanted was not compared: that needs GetQueueInfo", err=True)
+        return "was there already"
+    try:
+        client.declare_queue(name, on_conflict="fail", **options)
+    except QueueConflict as conflict:
+        if on_conflict == "fail":
+            conflict.hint = "Leave the options out, or use --on-conflict override, which deletes its messages."
+            raise
+        if on_conflict == "override":
+            client.declare_queue(name, on_conflict="override", **options)
+            return "deleted and created again"
+        click.echo(f"vibemq: {conflict}", err=True)
+    return "was there already"
 
 
 @queues.command("delete")
@@ -367,8 +440,12 @@ def queues_create(
 def queues_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> None:
     """Delete a queue with all its messages."""
     with _connect(**connection, reconnect=False) as client:
-        _confirm(client, name, yes, "Delete")
-        client.delete_queue(name)
+        is_there, info = _look(client, name)
+        if is_there and not yes:
+            _confirm("Delete", name, info)
+        client.delete_queue(name)  # also if there is none: who may not is refused, whatever there is
+    if not is_there:
+        raise UserError(f"there is no queue {name}", hint="`vibemq queues list` shows all.")
     _say(as_json, name, "deleted")
 
 
@@ -380,16 +457,15 @@ def queues_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> Non
 def queues_purge(name: str, yes: bool, as_json: bool, **connection: Any) -> None:
     """Drop all messages that wait in a queue."""
     with _connect(**connection, reconnect=False) as client:
-        _confirm(client, name, yes, "Purge")
+        if not yes:
+            _confirm("Purge", name, _look(client, name)[1])
         client.purge_queue(name)
     _say(as_json, name, "purged")
 
 
-def _confirm(client: "Client", name: str, yes: bool, verb: str) -> None:
-    """An unknown queue is an error; at a terminal a known one is asked about."""
-    info = client.queue_info(name)
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"{verb} queue {name} with {_messages(info.messages)}?", abort=True, err=True)
+def _confirm(verb: str, name: str, info: "QueueInfo | None") -> None:
+    held = "" if info is None else f" with {_messages(info.messages)}"
+    click.confirm(f"{verb} queue {name}{held}?", abort=True, err=True)
 
 
 def _say(as_json: bool, name: str, done: str) -> None:

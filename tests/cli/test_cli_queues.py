@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from running import ENVIRONMENT, broker
 
 from vibemq.cli import main
+from vibemq.client import connect
 
 names = (f"shell-{number}" for number in itertools.count())
 
@@ -41,6 +43,33 @@ def test_a_payload_is_published_and_consumed(run, queue):
     result = run("consume", queue, "--count", "2")
     assert (result.stdout, result.exit_code) == ('{"a": 1}\n"some text"\n', 0)
     assert run("consume", queue, "--drain").stdout == ""
+
+
+def test_consuming_says_when_it_makes_the_queue(run, queue):
+    first = run("consume", queue, "--drain")
+    assert (first.exit_code, first.stdout) == (0, "")
+    assert first.stderr == f"vibemq: there was no queue {queue}: it is created\n"
+    assert run("consume", queue, "--drain").stderr == ""
+
+
+def test_a_publisher_that_is_interrupted_says_how_many_messages_the_broker_has(url, queue):
+    with connect(url) as client:
+        consumer = client.consume(queue)
+        consumer.open()
+        command = [sys.executable, "-m", "vibemq.cli", "publish", queue, "1", "--count", "1000000", "--rate", "200"]
+        publisher = subprocess.Popen([*command, "--url", url], stdout=subprocess.PIPE, env=ENVIRONMENT, text=True)
+        try:
+            for _ in range(3):
+                next(consumer)  # it is under way
+            publisher.send_signal(signal.SIGINT)
+            stdout, _ = publisher.communicate(timeout=60)
+        finally:
+            publisher.kill()
+        info = client.queue_info(queue)
+        consumer.close()
+    assert publisher.returncode == 130
+    count = info.messages + info.in_flight
+    assert stdout == f"published {count} messages to queue {queue}\n"
 
 
 def test_text_stays_text_when_asked(run, queue):
@@ -87,7 +116,7 @@ def test_what_is_refused_is_an_error_after_the_count(run, queue):
 
 
 def test_queues_are_made_listed_described_purged_and_deleted(run, queue):
-    assert run("queues", "create", queue, "--ttl", "1.5", "--dead-letter").stdout == f"queue {queue} is there\n"
+    assert run("queues", "create", queue, "--ttl", "1.5", "--dead-letter").stdout == f"queue {queue} created\n"
     run("publish", queue, "1")
     described = json.loads(run("queues", "info", queue, "--json").stdout)
     assert (described["name"], described["messages"], described["message_ttl_ms"]) == (queue, 1, 1500)
@@ -95,22 +124,56 @@ def test_queues_are_made_listed_described_purged_and_deleted(run, queue):
     assert queue in run("queues", "list").stdout
     assert queue in [found["name"] for found in json.loads(run("queues", "list", "--json").stdout)]
     assert "round_robin" in run("queues", "info", queue).stdout
-    assert json.loads(run("queues", "purge", queue, "--json").stdout) == {"queue": queue, "result": "purged"}
+    assert json.loads(run("queues", "purge", queue, "--yes", "--json").stdout) == {"queue": queue, "result": "purged"}
     assert json.loads(run("queues", "info", queue, "--json").stdout)["messages"] == 0
-    assert run("queues", "delete", queue).stdout == f"queue {queue} deleted\n"
-    gone = run("queues", "delete", queue)
-    assert gone.exit_code == 1
+    assert run("queues", "delete", queue, "--yes").stdout == f"queue {queue} deleted\n"
+    gone = run("queues", "delete", queue, "--yes")
+    assert (gone.exit_code, gone.stdout) == (1, "")
     assert f"there is no queue {queue}" in gone.stderr
     assert "`vibemq queues list` shows all" in gone.stderr
 
 
+@pytest.mark.parametrize("command", ["delete", "purge"])
+def test_without_a_terminal_nothing_is_thrown_away_unless_told(run, queue, command):
+    run("publish", queue, "1")
+    refused = run("queues", command, queue)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "add --yes" in refused.stderr
+    assert json.loads(run("queues", "info", queue, "--json").stdout)["messages"] == 1
+
+
+@pytest.mark.parametrize(("answer", "left"), [(b"y\n", 0), (b"n\n", 2)], ids=["yes", "no"])
+def test_at_a_terminal_one_is_asked_and_told_how_much_there_is(url, run, queue, answer, left):
+    run("publish", queue, "1", "--count", "2")
+    ours, theirs = pty.openpty()
+    os.write(ours, answer)
+    command = [sys.executable, "-m", "vibemq.cli", "queues", "purge", queue, "--url", url]
+    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    os.close(theirs)
+    os.close(ours)
+    assert f"Purge queue {queue} with 2 messages?" in done.stderr
+    assert done.returncode == (0 if left == 0 else 1)
+    assert json.loads(run("queues", "info", queue, "--json").stdout)["messages"] == left
+
+
+def test_creating_says_whether_the_queue_was_there(run, queue):
+    create = ("queues", "create", queue)
+    assert run(*create).stdout == f"queue {queue} created\n"
+    assert run(*create).stdout == f"queue {queue} was there already\n"
+    otherwise = (*create, "--mode", "priority_based", "--on-conflict")
+    kept = run(*otherwise, "ignore")
+    assert kept.stdout == f"queue {queue} was there already\n"
+    assert "is not as declared: mode is RoundRobin" in kept.stderr
+    assert json.loads(run(*otherwise, "override", "--json").stdout)["result"] == "deleted and created again"
+
+
 def test_making_a_queue_that_is_otherwise_is_an_error_unless_told(run, queue):
     run("queues", "create", queue)
-    assert run("queues", "create", queue).exit_code == 0
     other = ("queues", "create", queue, "--mode", "priority_based")
     result = run(*other)
     assert result.exit_code == 1
     assert "mode is RoundRobin, declared PriorityBased" in result.stderr
+    assert "use --on-conflict override" in result.stderr
     assert run(*other, "--on-conflict", "ignore").exit_code == 0
     assert run(*other, "--on-conflict", "override").exit_code == 0
     assert json.loads(run("queues", "info", queue, "--json").stdout)["mode"] == "priority_based"
@@ -124,6 +187,7 @@ def test_making_a_queue_that_is_otherwise_is_an_error_unless_told(run, queue):
         ["publish", "q", "1", "--header", "k"],
         ["publish", "q", "1", "--password-stdin"],
         ["consume", "q", "--count", "0"],
+        ["queues", "create", "q", "--overflow", "redirect_to_dlq"],
     ],
     ids=lambda arguments: " ".join(arguments[2:]),
 )

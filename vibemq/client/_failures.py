@@ -6,7 +6,7 @@ from vibemq.protocols.streams.spec import Code, code_name
 
 HINTS: dict[int, str] = {
     Code.STREAM_DOES_NOT_EXIST: (
-        "Create the stream, for example with StreamsConnection.create of vibemq.client.streams, "
+        "Create the stream, with a stream client or as a queue (`vibemq queues create NAME`), "
         "or check its name and the virtual host."
     ),
     Code.STREAM_NOT_AVAILABLE: "The stream's leader is changing or down; try again in a few seconds.",

@@ -34,13 +34,15 @@ KINDS: dict[str, type[RequestFailed]] = {
 }
 AUTHENTICATION = frozenset((ErrorCode.AUTH_FAILED, ErrorCode.AUTH_REQUIRED, ErrorCode.NOT_AUTHENTICATED))
 HINTS: dict[str, str] = {
-    ErrorCode.QUEUE_NOT_FOUND: "Create the queue first: `vibemq queues create NAME`.",
+    ErrorCode.QUEUE_NOT_FOUND: "`vibemq queues list` shows all, `vibemq queues create NAME` makes one.",
     ErrorCode.QUEUE_EXISTS: "Use it as it is, or delete it first.",
-    ErrorCode.QUEUE_FULL: "Its consumers do not keep up: add some, or give the queue a larger max_messages.",
+    ErrorCode.QUEUE_FULL: "Its consumers do not keep up: add some, or let more messages wait in the queue.",
     ErrorCode.NOT_AUTHORIZED: "A superuser can grant the operation: `vibemq users grant NAME PATTERN OPERATION`.",
     ErrorCode.RATE_LIMITED: "Send more slowly, or have the limit raised in the broker's configuration.",
     ErrorCode.AUTH_FAILED: "Check user name and password.",
-    ErrorCode.AUTH_REQUIRED: "Give a user name and a password: vibemq://USER:PASSWORD@HOST.",
+    ErrorCode.AUTH_REQUIRED: (
+        "Give a user name and a password: vibemq://USER:PASSWORD@HOST, or --user NAME on the command line."
+    ),
     ErrorCode.CONNECTION_LIMIT: "Close connections that are not needed, or have the broker's limit raised.",
     ErrorCode.UNKNOWN_COMMAND: "The broker is too old for this, or users are not managed by commands there.",
     ErrorCode.SERVER_ERROR: "The broker's log says what went wrong.",
