@@ -8,14 +8,13 @@ belongs to whoever needs the memory more, so it is told apart.
 """
 
 import argparse
-import json
-import resource
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from vibemq.bench.cpu import tree_pids
+from figures import arguments_of, memory_mb, show
+
 from vibemq.bench.peers import Native
 from vibemq.bench.queues import QueueLoad, run
 from vibemq.bench.servers import VibeMQ
@@ -24,17 +23,6 @@ from vibemq.protocols.native.spec import Command
 
 MESSAGES_PER_QUEUE = 20
 FILL_WINDOW = 50_000
-
-
-def memory_mb(server: VibeMQ) -> dict[str, float]:
-    """Of all processes together, shared pages counted once."""
-    found = dict.fromkeys(("Pss", "Pss_Anon", "Pss_File", "Pss_Shmem"), 0.0)
-    for pid in tree_pids(server.pid):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name in found:
-                found[name] += int(rest.split()[0]) / 1024
-    return {name.lower() + "_mb": round(size, 1) for name, size in found.items()}
 
 
 def many_queues(folder: Path, count: int, connections: int) -> dict[str, object]:
@@ -125,20 +113,14 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=10_000)
     parser.add_argument("--connections", type=int, default=100, help="of the consumers, each with its share of queues")
     parser.add_argument("--waiting", type=int, default=10_000_000)
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    arguments = arguments_of(parser)
     report: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
         if arguments.queues:
             report["many_queues"] = many_queues(Path(name), arguments.queues, arguments.connections)
         if arguments.waiting:
             report["long_queue"] = long_queue(Path(name), arguments.waiting)
-    text = json.dumps(report, indent=2)
-    print(text)
-    if arguments.output:
-        arguments.output.write_text(text + "\n")
+    show(report, arguments.output)
 
 
 if __name__ == "__main__":

@@ -8,72 +8,36 @@ size; what it is compared with is measured in the same run.
 """
 
 import argparse
-import json
 import os
 import re
-import resource
-import signal
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from figures import arguments_of, memory_mb, show
+
+from vibemq.bench.cpu import tree_pids
 from vibemq.bench.load import Load, run
+from vibemq.bench.servers import VibeMQ
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams.codec import encode_request
 from vibemq.protocols.streams.spec import Key
 
-READY = re.compile(r"pid=(\d+) .*streams=(\S+):(\d+)")
 ROUNDS = 5
 MESSAGES = 10_000_000
 WINDOW = 1_000_000  # unconfirmed: a sync takes milliseconds, and the publisher must not wait for it
 BYTES_PER_MESSAGE = 104  # in the log: 100 of body, 4 of header
 
 
-class Broker:
-    """`vibemq serve` on a folder of its own."""
-
-    def __init__(self, folder: str, *arguments: str) -> None:
-        began = time.monotonic()
-        command = [
-            sys.executable,
-            "-m",
-            "vibemq.cli",
-            "serve",
-            "--workers",
-            "2",
-            "--streams-port",
-            "0",
-            "--native-port",
-            "0",
-        ]
-        self.process = subprocess.Popen(
-            [*command, "--data-dir", folder, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        found = READY.search(self.process.stdout.readline())
-        self.ready_s = time.monotonic() - began
-        self.pid, self.host, self.port = int(found[1]), found[2], int(found[3])
-
-    def processes(self) -> list[int]:
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return [self.pid, *map(int, children)]
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(40)
+def broker(folder: Path, *arguments: str) -> VibeMQ:
+    return VibeMQ(folder, workers=2, extra=arguments)
 
 
-def resident_mb(pid: int, field: str = "VmRSS") -> float:
-    return int(re.search(rf"{field}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1024
-
-
-def proportional_mb(pid: int) -> float:
-    """Memory with what processes share counted once between them."""
-    return int(re.search(r"Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())[1]) / 1024
+def resident_mb(pid: int) -> float:
+    return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1024
 
 
 def handshake(port: int) -> socket.socket:
@@ -114,24 +78,30 @@ def reader(port: int, numbers: range) -> socket.socket:
     return peer
 
 
-def idle_connections(broker: Broker, count: int) -> dict[str, float]:
-    before = sum(map(proportional_mb, broker.processes()))
-    peers = [handshake(broker.port) for _ in range(count)]
-    after = sum(map(proportional_mb, broker.processes()))
+def idle_connections(server: VibeMQ, count: int) -> dict[str, float]:
+    before = memory_mb(server)["pss_mb"]
+    peers = [handshake(server.streams_port) for _ in range(count)]
+    after = memory_mb(server)["pss_mb"]
     for peer in peers:
         peer.close()
-    return {"connections": count, "all_processes_mb": round(after, 1), "for_connections_mb": round(after - before, 1)}
+    return {"connections": count, "all_processes_mb": after, "for_connections_mb": round(after - before, 1)}
 
 
-def rate(broker: Broker, stream: str, offered: float = 0.0) -> float:
+def rate(server: VibeMQ, stream: str, offered: float = 0.0) -> float:
     load = Load(
-        port=broker.port, stream=stream, messages=MESSAGES, mode="pub", rate=offered, window=WINDOW, timeout_s=120
+        port=server.streams_port,
+        stream=stream,
+        messages=MESSAGES,
+        mode="pub",
+        rate=offered,
+        window=WINDOW,
+        timeout_s=120,
     )
     result = run(load)
     return result.confirmed / result.publish_s
 
 
-def alternate(brokers: dict[str, Broker], stream: str, offered: float = 0.0) -> dict[str, list[float]]:
+def alternate(brokers: dict[str, VibeMQ], stream: str, offered: float = 0.0) -> dict[str, list[float]]:
     """Rates of each, in alternation, after one round that is not counted."""
     rates: dict[str, list[float]] = {name: [] for name in brokers}
     for turn in range(ROUNDS + 1):
@@ -153,21 +123,21 @@ def many_streams(folder: Path, count: int) -> dict[str, object]:
     with ExitStack() as stack:
         brokers = {}
         for name in ("alone", "among_many"):
-            brokers[name] = Broker(str(folder / name))
-            stack.callback(brokers[name].stop)
+            brokers[name] = broker(folder / name)
+            stack.callback(brokers[name].start().stop)
         many = brokers["among_many"]
-        with StreamsConnection.connect("127.0.0.1", many.port) as connection:
+        with StreamsConnection.connect("127.0.0.1", many.streams_port) as connection:
             began = time.monotonic()
             for number in range(count):
                 connection.create(f"idle-{number}", exist_ok=True)
             created_s = time.monotonic() - began
-        readers = [reader(many.port, range(first, min(first + 250, count))) for first in range(0, count, 250)]
+        readers = [reader(many.streams_port, range(first, min(first + 250, count))) for first in range(0, count, 250)]
         os.sync()  # thousands of new files are written back before, not during, what is measured
         report = summary(alternate(brokers, "busy"), "among_many", "alone")
-        memory = sum(map(proportional_mb, many.processes()))
+        memory = memory_mb(many)["pss_mb"]
         for peer in readers:
             peer.close()
-    return {"streams": count, **report, "all_processes_mb": round(memory, 1), "created_s": round(created_s, 1)}
+    return {"streams": count, **report, "all_processes_mb": memory, "created_s": round(created_s, 1)}
 
 
 def disk_durability(folder: Path) -> dict[str, object]:
@@ -176,8 +146,8 @@ def disk_durability(folder: Path) -> dict[str, object]:
     with ExitStack() as stack:
         brokers = {}
         for name in ("os", "disk"):
-            brokers[name] = Broker(str(folder / name), "--durability", name)
-            stack.callback(brokers[name].stop)
+            brokers[name] = broker(folder / name, "--durability", name)
+            stack.callback(brokers[name].start().stop)
         offered = own * 0.6 / BYTES_PER_MESSAGE
         return {
             "device_mb_s": round(own / 1e6),
@@ -205,29 +175,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--streams", type=int, default=5_000)
-    parser.add_argument("--output", type=Path)
     parser.add_argument("--only-streams", action="store_true", help="the streams alone, for a second look")
-    arguments = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    arguments = arguments_of(parser)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         if arguments.only_streams:
-            print(json.dumps(many_streams(folder, arguments.streams), indent=2))
+            show(many_streams(folder, arguments.streams), arguments.output)
             return
-        broker = Broker(str(folder / "data"))
-        stack.callback(broker.stop)
+        server = broker(folder / "data")
+        began = time.monotonic()
+        stack.callback(server.start().stop)
         report: dict[str, object] = {
-            "ready_s": round(broker.ready_s, 3),
-            "resident_mb": {str(pid): round(resident_mb(pid), 1) for pid in broker.processes()},
+            "ready_s": round(time.monotonic() - began, 3),
+            "resident_mb": {str(pid): round(resident_mb(pid), 1) for pid in tree_pids(server.pid)},
         }
-        report["idle"] = idle_connections(broker, arguments.connections)
+        report["idle"] = idle_connections(server, arguments.connections)
         report["streams"] = many_streams(folder, arguments.streams)
         report["durability"] = disk_durability(folder)
-    text = json.dumps(report, indent=2)
-    print(text)
-    if arguments.output:
-        arguments.output.write_text(text + "\n")
+    show(report, arguments.output)
 
 
 if __name__ == "__main__":

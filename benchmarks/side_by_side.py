@@ -13,27 +13,22 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "spark"))
-
-from spark_brokers import RabbitMQ, VibeMQ  # noqa: E402  # found only now
+from vibemq.bench.servers import RabbitMQStreams, Server, VibeMQ
 
 
 def main(arguments: list[str]) -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        brokers = [VibeMQ]
-        if why := RabbitMQ.missing():
+        servers: list[Server] = [VibeMQ(folder / "vibemq", workers=2)]
+        if why := RabbitMQStreams.missing():
             print(f"VibeMQ alone is measured: {why}", file=sys.stderr)
         else:
-            brokers.append(RabbitMQ)
+            servers.append(RabbitMQStreams(folder / "rabbitmq"))
         targets = []
-        for kind in brokers:
-            home = folder / kind.name
-            home.mkdir()
-            running = kind(home).start()
-            stack.callback(running.stop)
-            targets += ["--target", f"{running.name}={running.endpoints},pid={running.process.pid},durability=os"]
+        for server in servers:
+            stack.callback(server.start().stop)
+            address = f"{server.name}=127.0.0.1:{server.streams_port}"
+            targets += ["--target", f"{address},pid={server.pid},durability={server.durability}"]
         command = [sys.executable, "-m", "vibemq.cli", "bench", "compare", *targets, *arguments]
         return subprocess.run(command, check=False).returncode
 

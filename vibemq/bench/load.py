@@ -237,16 +237,11 @@ class _Run(Run):
         result = Result(self.load)
         start_ns = self.measure(result)
         for producer in self.producers:
-            result.sent += producer.sent
-            result.confirmed += producer.confirmed
-            result.publish_s = max(result.publish_s, (producer.last_confirm_ns - start_ns) / 1e9)
-            result.confirms.merge(producer.confirms)
+            result.add_publisher(producer, producer.last_confirm_ns - start_ns)
         for consumer in self.consumers:
-            result.consumed += consumer.received
+            result.add_consumer(consumer, consumer.last_chunk_ns - start_ns)
             result.chunks += consumer.chunks
             result.disordered += consumer.disordered
-            result.consume_s = max(result.consume_s, (consumer.last_chunk_ns - start_ns) / 1e9)
-            result.latencies.merge(consumer.latencies)
         self._verify(result)
         return result
 

@@ -208,14 +208,9 @@ class _Run(Run):
         result = QueueResult(self.load)
         start_ns = self.measure(result)
         for publisher in self.publishers:
-            result.sent += publisher.sent
-            result.confirmed += publisher.confirmed
-            result.publish_s = max(result.publish_s, (publisher.last_ns - start_ns) / 1e9)
-            result.confirms.merge(publisher.confirms)
+            result.add_publisher(publisher, publisher.last_ns - start_ns)
         for consumer in self.consumers:
-            result.consumed += consumer.received
-            result.consume_s = max(result.consume_s, (consumer.last_ns - start_ns) / 1e9)
-            result.latencies.merge(consumer.latencies)
+            result.add_consumer(consumer, consumer.last_ns - start_ns)
         self._check(result)
         return result
 

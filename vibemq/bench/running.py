@@ -46,6 +46,17 @@ class Outcome:
     latencies: Histogram = field(default_factory=Histogram)
     confirms: Histogram = field(default_factory=Histogram)
 
+    def add_publisher(self, end: Any, took_ns: int) -> None:
+        self.sent += end.sent
+        self.confirmed += end.confirmed
+        self.publish_s = max(self.publish_s, took_ns / 1e9)
+        self.confirms.merge(end.confirms)
+
+    def add_consumer(self, end: Any, took_ns: int) -> None:
+        self.consumed += end.received
+        self.consume_s = max(self.consume_s, took_ns / 1e9)
+        self.latencies.merge(end.latencies)
+
     @property
     def handled(self) -> int:
         """How many messages the CPU time is shared among."""

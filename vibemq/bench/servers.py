@@ -21,11 +21,16 @@ from typing import Any
 
 from vibemq.bench.peers import PEERS, Echo
 from vibemq.bench.queues import QueueLoad
+from vibemq.client.streams import StreamsConnection
 from vibemq.errors import VibeMQError
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 40.0
 RABBITMQ_HOME = Path("/usr/lib/rabbitmq/bin")
+# What is started is this VibeMQ, installed or not.
+PYTHON_PATH = os.pathsep.join(
+    filter(None, [str(Path(__file__).resolve().parent.parent.parent), os.environ.get("PYTHONPATH")])
+)
 
 
 def free_port() -> int:
@@ -44,7 +49,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = 0
+        self.port = self.streams_port = 0
         self.processes: list[subprocess.Popen[str]] = []
 
     @classmethod
@@ -97,16 +102,19 @@ class Server:
 
     def await_answer(self) -> None:
         """Until it answers in its own protocol."""
-        load = QueueLoad(protocol=self.protocol, port=self.port, timeout_s=5.0)
         end = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
-                PEERS[self.protocol](load).close()
+                self.greet()
                 return
             except VibeMQError as error:
                 if self.processes[-1].poll() is not None or time.monotonic() > end:
                     raise VibeMQError(f"{self.name} did not come up: {error}: {self.log_end()}") from error
                 time.sleep(0.1)
+
+    def greet(self) -> None:
+        """Connects once."""
+        PEERS[self.protocol](QueueLoad(protocol=self.protocol, port=self.port, timeout_s=5.0)).close()
 
     def stop(self) -> None:
         """The last one that was started ends first."""
@@ -144,13 +152,11 @@ class VibeMQ(Server):
         command = [sys.executable, "-m", "vibemq.cli", "serve", "--native-port", "0", "--streams-port", "0"]
         if self.workers:
             command += ["--workers", str(self.workers)]
-        package = str(Path(__file__).resolve().parent.parent.parent)
-        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        process = self.spawn([*command, "--data-dir", str(self.folder / "data"), *self.extra], PYTHONPATH=path)
+        process = self.spawn([*command, "--data-dir", str(self.folder / "data"), *self.extra], PYTHONPATH=PYTHON_PATH)
         words = self.ready_line(process)
-        if "native" not in words:
-            raise VibeMQError(f"{self.name}: needed a native port, had {words}")
-        self.port = int(words["native"].rpartition(":")[2])
+        if not {"native", "streams"} <= set(words):
+            raise VibeMQError(f"{self.name}: needed a native and a streams port, had {words}")
+        self.port, self.streams_port = (int(words[door].rpartition(":")[2]) for door in ("native", "streams"))
 
     def version(self) -> str:
         from vibemq import __version__
@@ -168,9 +174,7 @@ class Null(Server):
         return ["queue"]
 
     def launch(self) -> None:
-        package = str(Path(__file__).resolve().parent.parent.parent)
-        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        process = self.spawn([sys.executable, "-m", "vibemq.bench.null", *self.arguments()], PYTHONPATH=path)
+        process = self.spawn([sys.executable, "-m", "vibemq.bench.null", *self.arguments()], PYTHONPATH=PYTHON_PATH)
         self.port = int(self.ready_line(process)["port"])
 
 
@@ -244,6 +248,7 @@ class RabbitMQ(Server):
     name = "rabbitmq"
     protocol = "amqp"
     scale = 0.1
+    plugins = "[].\n"
 
     @classmethod
     def missing(cls) -> str:
@@ -253,8 +258,8 @@ class RabbitMQ(Server):
 
     def launch(self) -> None:
         self.port, names_port, folder = free_port(), free_port(), self.folder
-        (folder / "enabled_plugins").write_text("[].\n")
-        (folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n")
+        (folder / "enabled_plugins").write_text(self.plugins)
+        (folder / "rabbitmq.conf").write_text(self.configuration())
         environment = {
             "HOME": str(folder),  # the cookie lies here
             "ERL_EPMD_PORT": str(names_port),
@@ -274,10 +279,26 @@ class RabbitMQ(Server):
         self.spawn([str(RABBITMQ_HOME / "rabbitmq-server")], **environment)
         self.await_answer()
 
+    def configuration(self) -> str:
+        return f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
+
     def version(self) -> str:
         options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
         done = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", "rabbitmq-server"], **options)
         return done.stdout if shutil.which("dpkg-query") else ""
+
+
+class RabbitMQStreams(RabbitMQ):
+    """The same with its door for streams."""
+
+    plugins = "[rabbitmq_stream].\n"
+
+    def configuration(self) -> str:
+        self.streams_port = free_port()
+        return super().configuration() + f"stream.listeners.tcp.1 = 127.0.0.1:{self.streams_port}\n"
+
+    def greet(self) -> None:
+        StreamsConnection.connect("127.0.0.1", self.streams_port).close()
 
 
 SERVERS: dict[str, type[Server]] = {server.name: server for server in (VibeMQ, Nats, Redis, RabbitMQ, Null, EchoServer)}

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scripts that measure size have in common: memory of a broker, many open files, a report."""
+
+import argparse
+import json
+import resource
+from pathlib import Path
+
+from vibemq.bench.cpu import tree_pids
+from vibemq.bench.servers import VibeMQ
+
+MEMORY = ("Pss", "Pss_Anon", "Pss_File", "Pss_Shmem")
+
+
+def memory_mb(server: VibeMQ) -> dict[str, float]:
+    """Of all its processes together, by kind; what they share is counted once between them."""
+    found = dict.fromkeys(MEMORY, 0.0)
+    for pid in tree_pids(server.pid):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name in found:
+                found[name] += int(rest.split()[0]) / 1024
+    return {name.lower() + "_mb": round(size, 1) for name, size in found.items()}
+
+
+def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line, with --output; from here on as many files may be open as the system allows."""
+    parser.add_argument("--output", type=Path)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return parser.parse_args()
+
+
+def show(report: dict[str, object], output: Path | None) -> None:
+    text = json.dumps(report, indent=2)
+    print(text)
+    if output:
+        output.write_text(text + "\n")
