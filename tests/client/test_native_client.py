@@ -8,6 +8,7 @@ import shutil
 import ssl
 import subprocess
 import threading
+import traceback
 from dataclasses import dataclass
 
 import pytest
@@ -78,8 +79,9 @@ def test_a_wrong_password_is_an_error_at_once():
 def test_a_port_where_nobody_listens_is_an_error_with_its_place(server):
     port = server.port
     server.do(server._close())
-    with pytest.raises(ConnectionClosed, match=f"127.0.0.1:{port}: could not connect"):
+    with pytest.raises(ConnectionClosed, match=f"127.0.0.1:{port}: could not connect") as raised:
         connect(f"vibemq://127.0.0.1:{port}")
+    assert "".join(traceback.format_exception(raised.value)).count("Traceback") == 1, "no chain of causes"
 
 
 def test_a_server_that_ends_the_connection_instead_of_answering_is_an_error(server):

@@ -18,9 +18,9 @@ import pytest
 from running import broker
 
 import vibemq.client
-from vibemq.client import aio, queues, settings, sync
+from vibemq.client import _faces, aio, queues, settings, sync
 
-FACES = {"sync": sync, "aio": aio}
+FACES = {"sync": sync, "aio": aio, "both": _faces}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def run_sync(test: doctest.DocTest, names: dict) -> None:
     assert results.failed == 0, output.getvalue()
 
 
-@pytest.mark.parametrize("module", [vibemq.client, sync, queues, settings], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [vibemq.client, sync, _faces, queues, settings], ids=lambda module: module.__name__)
 def test_examples_do_what_they_say(url, here, module):
     with sync.connect(url) as client:
         for test in examples(module):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any
@@ -23,9 +22,10 @@ from typing import Any
 import msgspec
 
 from vibemq.client._engine import Engine, StateCallback
+from vibemq.client._faces import ClientFace, ConsumerFace, PublisherFace
 from vibemq.client._link import Feed
 from vibemq.client._native import Message
-from vibemq.client._outgoing import BATCH_BYTES_MAX, Batch, Flow
+from vibemq.client._outgoing import Batch, Flow
 from vibemq.client.publishing import (
     WINDOW_DEFAULT,
     Headers,
@@ -65,17 +65,20 @@ class Connecting:
         self._settings, self._options = settings, options
         self._client: AsyncClient | None = None
 
-    async def _open(self) -> AsyncClient:
+    async def open(self) -> AsyncClient:
         engine = Engine(self._settings, **self._options)
-        await engine.open()
+        try:
+            await engine.open()
+        except VibeMQError as error:
+            raise error from None  # it says all that the socket's own error did
         self._client = AsyncClient(engine)
         return self._client
 
     def __await__(self) -> Generator[Any, None, AsyncClient]:
-        return self._open().__await__()
+        return self.open().__await__()
 
     async def __aenter__(self) -> AsyncClient:
-        return await self._open()
+        return await self.open()
 
     async def __aexit__(self, *_: object) -> None:
         if self._client is not None:
@@ -105,28 +108,8 @@ def aconnect(
     return Connecting(parse(url, **settings), options)
 
 
-class AsyncClient:
+class AsyncClient(ClientFace):
     """A client that is connected, and connects again by itself. Made by `aconnect`."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @property
-    def state(self) -> Any:
-        """Whether there is a connection now; publishing works without one too, and waits.
-
-        >>> client.state.value
-        'connected'
-        """
-        return self._engine.state
-
-    @property
-    def server_version(self) -> str:
-        """What the broker says that it is; empty where it does not.
-
-        >>> version = client.server_version
-        """
-        return self._engine.server_version
 
     async def close(self) -> None:
         """Says goodbye. What was published and not awaited may or may not have arrived.
@@ -387,25 +370,12 @@ class AsyncClient:
         return permissions_of(await self._users(Command.ADMIN_GET_USER_PERMISSIONS, username=name))
 
 
-class AsyncPublisher:
+class AsyncPublisher(PublisherFace):
     """Publishes to one queue, pipelined; made by AsyncClient.publisher. Leaving `async with` flushes."""
 
     def __init__(self, engine: Engine, queue: str, window: int, raw: bool, flow: Flow) -> None:
-        self.queue = queue
-        self._engine, self._window, self._raw, self._flow = engine, window, raw, flow
-        self._count = batch_count(window)
-        self._batch = Batch(engine.core, queue)
+        super().__init__(engine, queue, window, raw, flow)
         self._soon: asyncio.Handle | None = None
-        self._acked_before = 0
-
-    @property
-    def in_flight(self) -> int:
-        """How many messages the broker has not yet acknowledged.
-
-        >>> client.publisher("docs-async").in_flight
-        0
-        """
-        return self._flow.in_flight + self._batch.count
 
     async def publish(
         self, payload: Any, *, headers: Headers = None, id: str | None = None, priority: Priority = None
@@ -415,9 +385,7 @@ class AsyncPublisher:
         >>> async with client.publisher("docs-async") as publisher:
         ...     await publisher.publish({"number": 1}, headers={"source": "docs"})
         """
-        self._batch.add(payload, fields_of(headers, priority), self._raw, id)
-        full = self._batch.count >= self._count or self._batch.size_bytes >= BATCH_BYTES_MAX
-        if full or self.in_flight >= self._window:
+        if self._add(payload, headers, id, priority):
             await self._engine.send_batch(self._take(), self._flow, self._window)
         elif self._soon is None:
             self._soon = self._engine.loop.call_soon(self._send)
@@ -426,8 +394,7 @@ class AsyncPublisher:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        batch, self._batch = self._batch, Batch(self._engine.core, self.queue)
-        return batch
+        return super()._take()
 
     def _send(self) -> None:
         if self._engine.state.value != "closed":  # else flush says so
@@ -441,9 +408,7 @@ class AsyncPublisher:
         """
         self._engine.submit(self._take(), self._flow)
         await self._engine.room(self._flow, 0)
-        found = summary(self._flow, self.queue, self._acked_before)
-        self._acked_before = self._flow.acked
-        return found
+        return self._summary()
 
     async def __aenter__(self) -> AsyncPublisher:
         return self
@@ -457,20 +422,17 @@ class AsyncPublisher:
             self._engine.forget(self._flow)
 
 
-class AsyncConsumer:
+class AsyncConsumer(ConsumerFace):
     """The messages of one queue; made by AsyncClient.consume. It subscribes when the first is asked for."""
 
     def __init__(
         self, engine: Engine, queue: str, prefetch: int | None, auto_ack: bool, timeout_s: float | None
     ) -> None:
-        self.queue = queue
-        self._engine, self._auto_ack, self._timeout_s = engine, auto_ack, timeout_s
+        super().__init__(queue, auto_ack, timeout_s)
+        self._engine = engine
         self._feed = Feed(queue, prefetch, self._arrived, self._ended)
-        self._messages: deque[Message] = deque()
         self._news = asyncio.Event()
-        self._open = self._over = False
         self._why: VibeMQError | None = None
-        self._last: Message | None = None
 
     async def open(self) -> None:
         """Subscribes now.
@@ -494,17 +456,12 @@ class AsyncConsumer:
         return self
 
     async def __anext__(self) -> Message:
-        if self._auto_ack and self._last is not None:
-            self._last.ack()
-        self._last = None
+        self._settle_last()
         if not self._open and not self._over:
             await self.open()
         while True:
-            while self._messages:
-                message = self._messages.popleft()
-                if not message.stale:  # else it comes again
-                    self._last = message
-                    return message
+            if (message := self._next_here()) is not None:
+                return message
             if self._why is not None:
                 raise self._why
             if self._over:
@@ -542,11 +499,7 @@ class AsyncConsumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._auto_ack and self._last is not None:
-            if error is None:
-                self._last.ack()
-            else:
-                self._last.nack()
+        self._settle_last(failed=error is not None)
         await self.close()
 
     def __del__(self) -> None:

@@ -20,16 +20,16 @@ import asyncio
 import logging
 import queue as queues
 import threading
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
-from vibemq.client._engine import Engine, State, StateCallback
+from vibemq.client._engine import State, StateCallback
+from vibemq.client._faces import ClientFace, ConsumerFace, PublisherFace
 from vibemq.client._link import Feed
 from vibemq.client._native import Message
-from vibemq.client._outgoing import BATCH_BYTES_MAX, Batch, Flow
-from vibemq.client.aio import AsyncClient
+from vibemq.client._outgoing import Batch, Flow
+from vibemq.client.aio import Connecting
 from vibemq.client.publishing import WINDOW_DEFAULT, Headers, Priority, Summary, batch_count, fields_of, summary
 from vibemq.client.queues import OnConflict, Permission, QueueDeclaration, QueueInfo, QueueOptions, User
 from vibemq.client.settings import parse
@@ -73,7 +73,7 @@ def connect(
     )
 
 
-class Client:
+class Client(ClientFace):
     """A client that is connected, and connects again by itself. Made by `connect`."""
 
     def __init__(self, settings: Any, **options: Any) -> None:
@@ -81,17 +81,11 @@ class Client:
         self._thread = threading.Thread(target=self._loop.run_forever, name="vibemq client", daemon=True)
         self._thread.start()
         try:
-            self._engine = self._call(self._open(settings, options))
+            self._inner = self._call(Connecting(settings, options).open())
         except BaseException:
             self._stop()
             raise
-        self._inner = AsyncClient(self._engine)
-
-    @staticmethod
-    async def _open(settings: Any, options: dict[str, Any]) -> Engine:
-        engine = Engine(settings, **options)
-        await engine.open()
-        return engine
+        super().__init__(self._inner._engine)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Has the loop do it, and waits."""
@@ -115,23 +109,6 @@ class Client:
         self._thread.join(STOP_TIMEOUT_S)
         if not self._thread.is_alive():
             self._loop.close()
-
-    @property
-    def state(self) -> State:
-        """Whether there is a connection now; publishing works without one too, and waits.
-
-        >>> client.state.value
-        'connected'
-        """
-        return self._engine.state
-
-    @property
-    def server_version(self) -> str:
-        """What the broker says that it is; empty where it does not.
-
-        >>> version = client.server_version
-        """
-        return self._engine.server_version
 
     def close(self) -> None:
         """Says goodbye and ends the client's thread. Consumers end; what is not settled goes back to its queue.
@@ -366,26 +343,13 @@ class Client:
         return self._call(self._inner.permissions(name))
 
 
-class Publisher:
+class Publisher(PublisherFace):
     """Publishes to one queue, pipelined; made by Client.publisher. Leaving `with` flushes. Threads may share it."""
 
     def __init__(self, client: Client, queue: str, window: int, raw: bool) -> None:
-        self.queue = queue
-        self._client, self._window, self._raw = client, window, raw
-        self._count = batch_count(window)
-        self._flow = Flow()
+        super().__init__(client._engine, queue, window, raw, Flow())
+        self._client = client
         self._lock = threading.Lock()  # around the batch; the loop's thread never waits for it
-        self._batch = Batch(client._engine.core, queue)
-        self._acked_before = 0
-
-    @property
-    def in_flight(self) -> int:
-        """How many messages the broker has not yet acknowledged.
-
-        >>> client.publisher("docs").in_flight
-        0
-        """
-        return self._flow.in_flight + self._batch.count
 
     def publish(
         self, payload: Any, *, headers: Headers = None, id: str | None = None, priority: Priority = None
@@ -395,31 +359,23 @@ class Publisher:
         >>> with client.publisher("docs") as publisher:
         ...     publisher.publish({"number": 1}, headers={"source": "docs"})
         """
-        fields = fields_of(headers, priority)
         with self._lock:
-            self._batch.add(payload, fields, self._raw, id)
-            full = self._batch.count >= self._count or self._batch.size_bytes >= BATCH_BYTES_MAX
-            if full or self.in_flight >= self._window:
-                self._client._call(self._client._engine.send_batch(self._take(), self._flow, self._window))
+            if self._add(payload, headers, id, priority):
+                self._client._call(self._engine.send_batch(self._take(), self._flow, self._window))
             elif self._batch.count == 1:
-                loop = self._client._loop
+                loop = self._engine.loop
                 loop.call_soon_threadsafe(loop.call_later, LINGER_S, self._send, self._batch)
-
-    def _take(self) -> Batch:
-        batch, self._batch = self._batch, Batch(self._client._engine.core, self.queue)
-        return batch
 
     def _send(self, batch: Batch) -> None:
         """In the loop's thread: the batch has waited long enough, if it is still the one that is filled."""
-        engine = self._client._engine
-        if engine.state == State.CLOSED:
+        if self._engine.state == State.CLOSED:
             return
         if not self._lock.acquire(blocking=False):
-            engine.loop.call_later(LINGER_S, self._send, batch)
+            self._engine.loop.call_later(LINGER_S, self._send, batch)
             return
         try:
             if self._batch is batch:
-                engine.submit(self._take(), self._flow)
+                self._engine.submit(self._take(), self._flow)
         finally:
             self._lock.release()
 
@@ -431,11 +387,9 @@ class Publisher:
         """
         with self._lock:
             batch = self._take()
-            self._client._call(self._client._engine.send_batch(batch, self._flow, self._window + batch.count))
-        self._client._call(self._client._engine.room(self._flow, 0))
-        found = summary(self._flow, self.queue, self._acked_before)
-        self._acked_before += found.published
-        return found
+            self._client._call(self._engine.send_batch(batch, self._flow, self._window + batch.count))
+        self._client._call(self._engine.room(self._flow, 0))
+        return self._summary()
 
     def __enter__(self) -> Publisher:
         return self
@@ -449,7 +403,7 @@ class Publisher:
             self._client._forget(self._flow)
 
 
-class Consumer:
+class Consumer(ConsumerFace):
     """The messages of one queue; made by Client.consume. It subscribes when the first is asked for.
 
     One thread iterates; messages may be settled in any. Dropping it, as `break` out of a loop does, unsubscribes.
@@ -458,13 +412,10 @@ class Consumer:
     def __init__(
         self, client: Client, queue: str, prefetch: int | None, auto_ack: bool, timeout_s: float | None
     ) -> None:
-        self.queue = queue
-        self._client, self._auto_ack, self._timeout_s = client, auto_ack, timeout_s
+        super().__init__(queue, auto_ack, timeout_s)
+        self._client = client
         self._feed = Feed(queue, prefetch, self._arrived, self._ended)
         self._box: queues.SimpleQueue[list[Message] | VibeMQError | None] = queues.SimpleQueue()
-        self._messages: deque[Message] = deque()
-        self._open = self._over = False
-        self._last: Message | None = None
 
     def open(self) -> None:
         """Subscribes now.
@@ -486,17 +437,12 @@ class Consumer:
         return self
 
     def __next__(self) -> Message:
-        if self._auto_ack and self._last is not None:
-            self._last.ack()
-        self._last = None
+        self._settle_last()
         if not self._open and not self._over:
             self.open()
         while not self._over:
-            while self._messages:
-                message = self._messages.popleft()
-                if not message.stale:  # else it comes again
-                    self._last = message
-                    return message
+            if (message := self._next_here()) is not None:
+                return message
             try:
                 news = self._box.get(timeout=self._timeout_s)
             except queues.Empty:
@@ -536,11 +482,7 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._auto_ack and self._last is not None:
-            if error is None:
-                self._last.ack()
-            else:
-                self._last.nack()
+        self._settle_last(failed=error is not None)
         self.close()
 
     def __del__(self) -> None:
