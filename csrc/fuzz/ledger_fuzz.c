@@ -86,7 +86,7 @@ static void look_through(void)
     }
     ledger_entry(l, 0, &f);
     ledger_entry(l, UINT64_MAX, &f);
-    CHECK(ledger_settle(l, 3) >= base);
+    CHECK(ledger_settle(l, UINT64_MAX, 3) >= base);
     ledger_trim(l);
     ledger_skip(l, base + 5000);
     e = ledger_reserve(l, atomic_load(&ledger_control(l)->next) + 300, &f);
@@ -113,7 +113,7 @@ static void recover(uint64_t first, uint64_t next)
         struct ledger_entry *entry = ledger_entry(l, at, &f);
         CHECK(entry && entry->word == 0 && entry->place == 0);
     }
-    ledger_settle(l, 3);
+    ledger_settle(l, UINT64_MAX, 3);
     ledger_check(l);
     ledger_close(l);
 }

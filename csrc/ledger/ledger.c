@@ -210,10 +210,10 @@ uint64_t ledger_count(struct ledger *l, uint64_t from, uint64_t to, enum ledger_
 /* ---- settling ---- */
 
 /* Move over what is settled from `base` on; drops the blocks that end with it. */
-static uint64_t settle_base(struct ledger *l, uint64_t base, uint64_t next)
+static uint64_t settle_base(struct ledger *l, uint64_t base, uint64_t upto)
 {
-    while (base < next) {
-        struct range r = range_at(base, next);
+    while (base < upto) {
+        struct range r = range_at(base, upto);
         uint64_t first = r.number * LEDGER_BLOCK_ENTRIES;
         struct fault why;
         struct ledger_entry *entries = block_entries(l, r.number, &why);
@@ -236,13 +236,13 @@ static bool settle_block(struct ledger *l, uint64_t number)
     return true;
 }
 
-uint64_t ledger_settle(struct ledger *l, uint32_t blocks_most)
+uint64_t ledger_settle(struct ledger *l, uint64_t floor, uint32_t blocks_most)
 {
-    uint64_t old = load(&l->control->base), next = load(&l->control->next);
-    uint64_t base = settle_base(l, old, next);
+    uint64_t old = load(&l->control->base), upto = least(floor, load(&l->control->next));
+    uint64_t base = settle_base(l, old, upto);
     if (base != old) store(&l->control->base, base);
 
-    uint64_t first = base / LEDGER_BLOCK_ENTRIES + 1, end = next / LEDGER_BLOCK_ENTRIES;
+    uint64_t first = base / LEDGER_BLOCK_ENTRIES + 1, end = upto / LEDGER_BLOCK_ENTRIES;
     if (first >= end) return base;
     uint64_t steps = least(end - first, (uint64_t)blocks_most * SETTLE_GONE_PER_BLOCK);
     for (uint32_t looks = 0; steps > 0 && looks < blocks_most; steps--) {

@@ -175,9 +175,9 @@ uint64_t ledger_find(struct ledger *l, uint64_t from, uint64_t to, enum ledger_s
 uint64_t ledger_count(struct ledger *l, uint64_t from, uint64_t to, enum ledger_state state);
 
 /* Home: move base over what is settled and drop blocks that are settled as a whole, also those in
- * the middle (looked at for at most `blocks_most` of them a call).  Returns the new base.  The
- * caller has seen to it that log segments below it may go. */
-uint64_t ledger_settle(struct ledger *l, uint32_t blocks_most);
+ * the middle (looked at for at most `blocks_most` of them a call), but nothing from `floor` on: somebody
+ * still needs it.  Returns the new base.  The caller has seen to it that log segments below it may go. */
+uint64_t ledger_settle(struct ledger *l, uint64_t floor, uint32_t blocks_most);
 
 /* Home: settle every offset below `offset` without a look at any of them: base and next move to it at
  * least, and blocks below are dropped.  For a queue whose messages retention has taken, and for purging.

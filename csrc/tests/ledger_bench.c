@@ -51,7 +51,7 @@ static void bench_batches(const char *directory, uint64_t batch)
             w.state = LEDGER_SETTLED;
             CHECK(atomic_compare_exchange_strong(&entry->word, &old, ledger_pack(w)));
         }
-        CHECK(ledger_settle(l, 1) == at + batch);
+        CHECK(ledger_settle(l, UINT64_MAX, 1) == at + batch);
     }
     double all = seconds() - begin;
     printf("hand out and settle, batches of %-5" PRIu64 " %8.1f ns a message, %8.1f us a block\n", batch,

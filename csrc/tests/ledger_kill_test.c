@@ -71,7 +71,7 @@ static void home(const char *directory, struct board *b, uint64_t seed)
         } else if (dice < 85) {
             settle_some(l, b, at, at + 5 * count < next ? at + 5 * count : next);
         } else if (dice < 99) {
-            ledger_settle(l, 4);
+            ledger_settle(l, UINT64_MAX, 4);
         } else if (base > OFFSETS_MAX / 4) {
             atomic_store(&b->skip, at);
             ledger_skip(l, at);
@@ -133,7 +133,7 @@ TEST(what_was_settled_stays_settled_whenever_the_home_is_killed)
     /* And it comes to an end. */
     settle_some(l, b, help_base(l), help_next(l));
     for (uint64_t left = UINT64_MAX; left > 0; left--)
-        if (ledger_settle(l, 100) == help_next(l)) break;
+        if (ledger_settle(l, UINT64_MAX, 100) == help_next(l)) break;
     EXPECT_EQ(help_next(l), help_base(l));
     EXPECT(help_list(d).blocks <= 2); /* next's, and one behind it that a dead home had made */
     ledger_close(l);
@@ -194,7 +194,7 @@ TEST(each_message_is_settled_by_one_of_two_processes_while_the_home_drops_blocks
         if (next < SHARED_OFFSETS && next - help_base(l) < 3 * BLOCK)
             help_hand_out(l, next + BLOCK / 2, LEDGER_IN_FLIGHT);
         uint64_t base = help_base(l);
-        if (ledger_settle(l, 2) == base) sched_yield();
+        if (ledger_settle(l, UINT64_MAX, 2) == base) sched_yield();
     }
     for (int i = 0; i < 2; i++) {
         int status;

@@ -13,7 +13,7 @@ static const char *queue_made(bool synced)
     struct ledger *l = help_ledger(d, 0);
     help_hand_out(l, 3 * BLOCK + 10, LEDGER_IN_FLIGHT);
     help_settle(l, BLOCK, 2 * BLOCK);
-    ledger_settle(l, 4);
+    ledger_settle(l, UINT64_MAX, 4);
     EXPECT_EQ(3, help_list(d).blocks);
     if (synced) EXPECT_OK(ledger_sync(d, NULL));
     ledger_close(l);

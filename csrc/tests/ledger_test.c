@@ -161,7 +161,7 @@ TEST(a_block_that_cannot_be_mapped_is_not_taken_for_settled)
         help_fail_at(call, EMFILE);
         EXPECT_EQ(BLOCK + 4, ledger_find(l, BLOCK + 4, 2 * BLOCK, LEDGER_READY, 0));
         help_fail_at(call, EMFILE);
-        EXPECT_EQ(0, ledger_settle(l, 0));
+        EXPECT_EQ(0, ledger_settle(l, UINT64_MAX, 0));
         sys = &sys_real;
     }
     EXPECT_EQ(LEDGER_READY, help_state(l, BLOCK));
@@ -175,20 +175,20 @@ TEST(base_moves_over_what_is_settled_and_blocks_go_with_it)
     const char *d = help_directory();
     struct ledger *l = help_ledger(d, 5);
     help_hand_out(l, 2 * BLOCK + 10, LEDGER_IN_FLIGHT);
-    EXPECT_EQ(5, ledger_settle(l, 8));
+    EXPECT_EQ(5, ledger_settle(l, UINT64_MAX, 8));
     help_settle(l, 6, 2 * BLOCK);
-    EXPECT_EQ(5, ledger_settle(l, 8));
+    EXPECT_EQ(5, ledger_settle(l, UINT64_MAX, 8));
     EXPECT_EQ(2, help_list(d).blocks); /* the one in the middle went; base's waits for its first */
     help_settle(l, 5, 6);
-    EXPECT_EQ(2 * BLOCK, ledger_settle(l, 8));
+    EXPECT_EQ(2 * BLOCK, ledger_settle(l, UINT64_MAX, 8));
     EXPECT_EQ(2 * BLOCK, help_base(l));
     EXPECT_EQ(1, help_list(d).blocks);
     help_settle(l, 2 * BLOCK, 2 * BLOCK + 10);
-    EXPECT_EQ(help_next(l), ledger_settle(l, 0));
+    EXPECT_EQ(help_next(l), ledger_settle(l, UINT64_MAX, 0));
     EXPECT_EQ(1, help_list(d).blocks); /* it is not full yet */
     help_hand_out(l, 3 * BLOCK, LEDGER_IN_FLIGHT);
     help_settle(l, 2 * BLOCK + 10, 3 * BLOCK);
-    EXPECT_EQ(3 * BLOCK, ledger_settle(l, 0));
+    EXPECT_EQ(3 * BLOCK, ledger_settle(l, UINT64_MAX, 0));
     EXPECT_EQ(0, help_list(d).blocks);
     ledger_check(l);
     ledger_close(l);
@@ -201,7 +201,7 @@ TEST(one_unsettled_message_holds_one_block_and_not_a_million_entries)
     for (uint64_t end = 1000; end <= 1000000; end += 1000) {
         help_hand_out(l, end, LEDGER_IN_FLIGHT);
         help_settle(other, end == 1000 ? 1 : end - 1000, end);
-        EXPECT_EQ(0, ledger_settle(l, 2));
+        EXPECT_EQ(0, ledger_settle(l, UINT64_MAX, 2));
         if (end % 50000 == 0) {
             ledger_trim(other);
             struct help_files files = help_list(d);
@@ -218,11 +218,27 @@ TEST(one_unsettled_message_holds_one_block_and_not_a_million_entries)
     l = help_open(d); /* and a home that knows nothing */
     EXPECT_EQ(0, ledger_find(l, 0, 1000000, LEDGER_IN_FLIGHT, 0));
     help_settle(other, 0, 1);
-    EXPECT_EQ(1000000, ledger_settle(l, 0));
+    EXPECT_EQ(1000000, ledger_settle(l, UINT64_MAX, 0));
     EXPECT_EQ(1, help_list(d).blocks);
     ledger_check(l);
     ledger_close(l);
     ledger_close(other);
+}
+
+TEST(what_somebody_still_needs_stays_though_it_is_settled)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0);
+    help_hand_out(l, 6 * BLOCK, LEDGER_IN_FLIGHT);
+    help_settle(l, 0, 6 * BLOCK);
+    EXPECT_EQ(0, ledger_settle(l, 0, 100));
+    EXPECT_EQ(BLOCK + 7, ledger_settle(l, BLOCK + 7, 100));
+    for (uint64_t offset = BLOCK + 7; offset < 6 * BLOCK; offset += BLOCK)
+        EXPECT_EQ(LEDGER_SETTLED, help_state(l, offset));
+    EXPECT_EQ(5, help_list(d).blocks);
+    ledger_check(l);
+    EXPECT_EQ(6 * BLOCK, ledger_settle(l, UINT64_MAX, 100));
+    ledger_close(l);
 }
 
 TEST(a_look_at_the_middle_is_bounded_and_comes_round)
@@ -232,13 +248,13 @@ TEST(a_look_at_the_middle_is_bounded_and_comes_round)
     help_hand_out(l, 12 * BLOCK, LEDGER_IN_FLIGHT);
     help_settle(l, 10 * BLOCK, 11 * BLOCK);
     for (int i = 0; i < 4; i++) {
-        ledger_settle(l, 2);
+        ledger_settle(l, UINT64_MAX, 2);
         EXPECT_EQ(12, help_list(d).blocks);
     }
-    ledger_settle(l, 2);
+    ledger_settle(l, UINT64_MAX, 2);
     EXPECT_EQ(11, help_list(d).blocks);
     help_settle(l, 3 * BLOCK, 4 * BLOCK);
-    for (int i = 0; i < 6; i++) ledger_settle(l, 2);
+    for (int i = 0; i < 6; i++) ledger_settle(l, UINT64_MAX, 2);
     EXPECT_EQ(10, help_list(d).blocks);
     ledger_close(l);
 }
@@ -250,7 +266,7 @@ TEST(a_handle_lets_go_of_settled_blocks_when_told_to)
     help_hand_out(l, 3 * BLOCK + 1, LEDGER_IN_FLIGHT);
     for (uint64_t number = 0; number <= 3; number++) EXPECT_EQ(LEDGER_IN_FLIGHT, help_state(other, number * BLOCK));
     help_settle(l, BLOCK, 2 * BLOCK);
-    ledger_settle(l, 4);
+    ledger_settle(l, UINT64_MAX, 4);
     ledger_trim(other);
     EXPECT(other->blocks[0].entries && !other->blocks[1].entries);
     EXPECT(other->blocks[2].entries && other->blocks[3].entries);

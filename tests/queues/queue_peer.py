@@ -291,6 +291,17 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def stopped(pid: int):
+    """The process does nothing meanwhile, as if its machine were very busy."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def kill_all(running: Running) -> None:
     for pid in [running.process.pid, *running.worker_pids()]:
         kill(pid)

@@ -264,6 +264,22 @@ def test_what_only_a_vanished_consumer_of_a_fan_out_was_given_goes_to_those_who_
     assert publisher.counts(name) == (0, 0)
 
 
+def test_a_slow_consumer_of_a_fan_out_gets_all_that_the_quick_one_has_long_settled(connect, name):
+    """More messages than one block of the ledger holds: it must not go with the first acknowledgements."""
+    count = 40_000
+    publisher, slow, quick = connect(), connect(), connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK, maxQueueSize=0)
+    slow.subscribe(name, prefetch=3)
+    quick.subscribe(name, prefetch=1000)
+    publisher.publish_all(name, range(count))
+    assert quick.take_acked(count) == list(range(count))
+    quick.ping()
+    held = slow.take(3)
+    slow.nack(*held)
+    assert slow.take_acked(count) == list(range(count))
+    publisher.await_counts(name, 0)
+
+
 def test_a_slow_consumer_of_a_fan_out_delays_nobody(connect, name):
     publisher, slow, quick = connect(), connect(), connect()
     publisher.create(name, mode=FAN_OUT_WITH_ACK)

@@ -18,6 +18,7 @@ from queue_peer import (
     on_worker,
     payload,
     payloads,
+    stopped,
     wait_until,
     worker_pid,
 )
@@ -309,6 +310,34 @@ def test_what_the_survivors_of_a_killed_home_hold_is_not_lost_when_they_leave(tm
         found = newcomer.take(10 if mode == FAN_OUT_WITH_ACK else 9)
         assert sorted(payloads(found)) == list(range(len(found)))
         assert all(attempts(message) >= 2 for message in found)
+
+
+@pytest.mark.parametrize("successor", [0, 1], ids=["elsewhere", "beside the nacker"])
+def test_a_copy_that_was_given_back_outlives_the_home(tmp_path, stack, successor):
+    """The others have acknowledged theirs, so the ledger alone does not show that anybody still owes it."""
+    with broker(tmp_path, *SHORT, workers=3) as running:
+        home = on_worker(running, 2, stack)
+        home.create("q", mode=FAN_OUT_WITH_ACK, maxRetryAttempts=5)
+        home.subscribe("q")
+        nacks = on_worker(running, 1, stack)
+        nacks.subscribe("q", prefetch=3)
+        acks = on_worker(running, successor, stack)
+        acks.subscribe("q")
+        home.await_subscribers("q", 3)
+        home.publish_all("q", range(4))
+        acks.ack(*acks.take(4))
+        home.ack(*home.take(4))
+        acks.ping()
+        held = nacks.take(3)
+        with stopped(worker_pid(running, 2)):  # it hears of nothing any more
+            nacks.nack(held[0], held[2])
+            nacks.ping()
+            kill(worker_pid(running, 2))
+        again = nacks.take(2)
+        assert payloads(again) == [0, 2]
+        nacks.ack(held[1], *again)
+        assert nacks.take_acked(1) == [3]
+        acks.await_counts("q", 0)
 
 
 def test_a_consumer_that_leaves_while_messages_are_on_their_way_to_it_takes_none_along(tmp_path, stack):

@@ -159,13 +159,17 @@ def test_bytes_that_are_no_amqp_are_a_body(streams, connect, name):
     assert consumer.counts(name) == (0, 0)
 
 
-@pytest.mark.parametrize("compression", [CompressionType.No, CompressionType.Gzip])
-def test_sub_batches_are_handed_out_message_by_message(single, connect, name, compression):
+@pytest.mark.parametrize(
+    ("compression", "padding"),
+    [(CompressionType.No, 0), (CompressionType.Gzip, 0), (CompressionType.Gzip, 10_000)],
+    ids=["plain", "gzip", "gzip, unpacked by a helper thread"],
+)
+def test_sub_batches_are_handed_out_message_by_message(single, connect, name, compression, padding):
     first, second = connect(), connect()
     first.create(name)
     first.subscribe(name)
     second.subscribe(name)
-    run(send(single, name, [AMQPMessage(body=b"%d" % number) for number in range(40)], compression))
+    run(send(single, name, [AMQPMessage(body=b"%d" % number + b" " * padding) for number in range(40)], compression))
     found = [first.take(20), second.take(20)]
     assert payloads(found[0]) == list(range(0, 40, 2))
     assert payloads(found[1]) == list(range(1, 40, 2))

@@ -7,6 +7,11 @@ from vibemq.broker.queue cimport Queue
 from vibemq.storage.core cimport err, ledger, ledger_control, ledger_entry, ledger_word
 
 
+cdef enum:
+    RETRY_MS = 1000          # after the disk refused something: it may have room again
+    PRIORITY_NORMAL = 1
+
+
 cdef class Backlog(Decider):
     cdef Queue queue
     cdef object make_dead_letter_queue
@@ -35,6 +40,7 @@ cdef class Backlog(Decider):
     cdef bint making                  # its queue is being made
     cdef list graves                  # heap of (due ms, offset, reason, attempts): dead, and not on their way yet
     cdef dict burying                 # offset -> (reason, attempts) of those whose copy is not kept yet
+    cdef set dead                     # offsets of both
     cdef ledger_entry *entry          # of the message in hand
     cdef ledger_word word
 
@@ -58,4 +64,5 @@ cdef class Backlog(Decider):
     cdef bint _skip_new(self, uint64_t upto, object reason) except -1
     cdef int _bury(self, uint64_t offset, object reason, uint32_t attempts) except -1
     cdef bint _bury_due(self, int64_t now_ms) except -1
+    cdef uint64_t floor(self) except? 0
     cdef int _settle_base(self) except -1

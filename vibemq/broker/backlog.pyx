@@ -33,9 +33,7 @@ cdef enum:
     CLEAR_BUDGET = 4096      # messages taken out in one turn
     BLOCKS_PER_TURN = 4
     SYNC_EVERY_MS = 10_000   # of a queue with durability `disk`: what was settled since then comes again after a power cut
-    RETRY_MS = 1000          # after the disk refused something: it may have room again
     MAKING_MS = 50           # until a dead-letter queue that is being made is asked for again
-    PRIORITY_NORMAL = 1
 
 cdef uint64_t NOWHERE = <uint64_t> -1
 
@@ -45,7 +43,7 @@ cdef class Backlog(Decider):
         cdef commit committed
         self.queue, self.make_dead_letter_queue = queue, make_dead_letter_queue
         self.raw, self.control = queue.raw, queue.control
-        self.delayed, self.graves, self.burying = [], [], {}
+        self.delayed, self.graves, self.burying, self.dead = [], [], {}, set()
         self.timer = queue.table.timers.timer(self._on_time)
         self.cursor = Cursor(queue.table.messages, queue.stream.log, queue.key)
         self.probe = Probe(queue.table.messages, queue.stream.log, queue.key)
@@ -110,6 +108,10 @@ cdef class Backlog(Decider):
     cdef int passed(self, uint64_t upto) except -1:
         """Messages below have left the queue without being handed out.  For those who keep places of their own."""
         return 0
+
+    cdef uint64_t floor(self) except? 0:
+        """Somebody may still need the entries from here on, settled or not."""
+        return self.next
 
     # ---- states ----
 
@@ -274,13 +276,16 @@ cdef class Backlog(Decider):
         cdef commit committed
         core.control_committed(self.queue.stream.log.control, &committed)
         self.expiry.arrived(committed.next_offset, now_ms)
-        self.expired = self.expiry.expired_below(now_ms)
+        if self.expiry.expired_below(now_ms) > self.expired:
+            self.expired = self.expiry.expired
+            self._wake_delayed_below(self.expired)
         return self._clear(self.expired, FailureReason.MESSAGE_EXPIRED)
 
     cdef bint _purge(self) except -1:
         cdef uint64_t upto = core.ledger_purge(self.control)
         if not upto:
             return False
+        self._wake_delayed_below(upto)
         if self._clear(upto, None):
             return True
         core.ledger_purge_done(self.control, upto)  # or a later home would take what comes back from consumers
@@ -331,7 +336,6 @@ cdef class Backlog(Decider):
         core.control_committed(self.queue.stream.log.control, &committed)
         upto = min(upto, committed.next_offset)
         self.passed(min(upto, self.next))
-        self._wake_delayed_below(upto)
         while self.ready > 0:
             offset = self._oldest()
             if offset >= upto or offset >= self.next:
@@ -372,7 +376,8 @@ cdef class Backlog(Decider):
         """Settle messages that were never handed out, unread; False when some are left for the next turn."""
         cdef message_view v
         cdef uint64_t began = self.next
-        if core.ledger_base(self.control) == self.next or core.ledger_settle(self.raw, BLOCKS_PER_TURN) == self.next:
+        if core.ledger_base(self.control) == self.next \
+                or core.ledger_settle(self.raw, self.floor(), BLOCKS_PER_TURN) == self.next:
             core.ledger_skip(self.raw, upto)
             self.next = upto
         else:
@@ -395,8 +400,11 @@ cdef class Backlog(Decider):
         if not self.queue.policy.dead_letter:
             core.ledger_dropped_add(self.control, 0 if reason is FailureReason.MESSAGE_EXPIRED else 1)
             return self._settle_one(offset)
+        if offset in self.dead:
+            return 0  # another copy of it is on its way already
         if entry != NULL and self.entries_are_owned:
             core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_DEAD)
+        self.dead.add(offset)
         heapq.heappush(self.graves, (0, offset, reason, attempts))
         return self.queue.mark()
 
@@ -427,8 +435,9 @@ cdef class Backlog(Decider):
                     self._failed_read(e, &v, self.probe)
                     return False
             heapq.heappop(self.graves)
-            if entry == NULL or offset in self.burying or (self.entries_are_owned and w.state != LEDGER_DEAD):
-                continue  # settled meanwhile, or another copy of it is on its way already
+            if entry == NULL or (self.entries_are_owned and w.state != LEDGER_DEAD):
+                self.dead.discard(offset)
+                continue  # settled meanwhile
             self.burying[offset] = (reason, attempts)
             try:
                 self.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(), reason.value.encode(), attempts)
@@ -482,6 +491,7 @@ cdef class Backlog(Decider):
             if ok:
                 core.ledger_dead_lettered_add(self.control, 1)
                 self._settle_one(offset)
+                self.dead.discard(offset)
             else:
                 due_ms = self.queue.table.now_ms + RETRY_MS
                 heapq.heappush(self.graves, (due_ms, offset, reason, attempts))
@@ -497,7 +507,7 @@ cdef class Backlog(Decider):
     cdef int _settle_base(self) except -1:
         cdef uint64_t base
         self.settling, self.unsynced = False, True
-        base = core.ledger_settle(self.raw, BLOCKS_PER_TURN)
+        base = core.ledger_settle(self.raw, self.floor(), BLOCKS_PER_TURN)
         if not self.queue.policy.keep and len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
             while len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
                 del self.segments[0]

@@ -25,6 +25,7 @@ cdef class Consumer:
     cdef uint64_t received
     cdef uint64_t seen                # one more than the highest offset it was given; before: the log's end when it came
     cdef bint fresh, unordered        # was given nothing so far; something after what came later
+    cdef dict returned                # of a fan-out with a home elsewhere: copies given back that come again
     cdef uint32_t settled_count
     cdef bint queued, fetching
 

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 cdef class Consumer:
     def __cinit__(self):
         self.own.first = self.own.last = NO_SLOT
+        self.returned = {}
 
     def __dealloc__(self):
         free(self.pending)

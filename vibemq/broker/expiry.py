@@ -11,6 +11,7 @@ neither expires messages early nor keeps them.
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections import deque
 from collections.abc import Callable
@@ -61,7 +62,5 @@ class Expiry:
         """When to look again, if ``oldest`` is the first message that waits."""
         if oldest < self.before:
             return self.looked_ms
-        for upto, at_ms in self.marks:
-            if upto > oldest:
-                return at_ms + self.ttl_ms
-        return NEVER
+        first = bisect.bisect_right(self.marks, oldest, key=lambda mark: mark[0])
+        return self.marks[first][1] + self.ttl_ms if first < len(self.marks) else NEVER

@@ -7,5 +7,5 @@ cdef class FanOut(Home):
     cdef uint64_t _lowest(self, Member m)
     cdef int _pass(self, Member to, bint came_back) except -1
     cdef int _copies(self, Member to, int *budget) except -1
-    cdef bint _is_dead(self, uint64_t offset) except -1
+    cdef int _pass_on(self, Member to, uint64_t offset, uint32_t attempts, uint32_t strikes) except -1
     cdef int _all_left(self, Member gone) except -1

@@ -92,8 +92,13 @@ cdef class FanOut(Home):
                     for other in self.members.values()]):
                 continue  # somebody still owes it
             for m in self.members.values():
-                m.inherited.add(offset)
-                heapq.heappush(m.again, (0, offset, attempts, strikes))
+                self._pass_on(m, offset, attempts, strikes)
+        return 0
+
+    cdef int _pass_on(self, Member to, uint64_t offset, uint32_t attempts, uint32_t strikes) except -1:
+        to.inherited.add(offset)
+        to.inherited_below = max(to.inherited_below, offset + 1)
+        heapq.heappush(to.again, (0, offset, attempts, strikes))
         return 0
 
     cdef int _all_left(self, Member gone) except -1:
@@ -102,12 +107,12 @@ cdef class FanOut(Home):
         cdef uint64_t word
         cdef ledger_entry *entry
         cdef ledger_word w
-        again = {offset: strikes for _, offset, _, strikes in gone.again}
+        cdef dict again = {offset: strikes for _, offset, _, strikes in gone.again}
         self.ready = 0
         self._ready_from_base()
         for offset in range(core.ledger_base(self.control), self.next):
             entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if entry == NULL or self._is_dead(offset):
+            if entry == NULL or self.dead and offset in self.dead:
                 continue
             word = core.ledger_word_get(entry)
             if word & 7 == LEDGER_SETTLED:
@@ -116,13 +121,10 @@ cdef class FanOut(Home):
                 self._settle_one(offset)
             else:
                 w = core.ledger_unpack(word)
-                w.state, w.strikes = LEDGER_READY, max(w.strikes, <uint32_t> again.get(offset, 0))
+                w.state, w.strikes = LEDGER_READY, max(w.strikes, <uint32_t> again.get(offset, 0) if again else 0)
                 core.ledger_word_set(entry, core.ledger_pack(w))
                 self.ready += 1
         return 0
-
-    cdef bint _is_dead(self, uint64_t offset) except -1:
-        return offset in self.burying or any([offset == grave[1] for grave in self.graves])
 
     cdef int taken_over(self, uint64_t base) except -1:
         """Copies whose owners died, and that nobody owes or has acknowledged, are given to all."""
@@ -141,8 +143,7 @@ cdef class FanOut(Home):
                     entry = core.ledger_entry_of(self.raw, offset, NULL)
                     attempts = core.ledger_unpack(core.ledger_word_get(entry)).attempts if entry != NULL else 1
                     for m in self.members.values():
-                        m.inherited.add(offset)
-                        heapq.heappush(m.again, (0, offset, attempts, 0))
+                        self._pass_on(m, offset, attempts, 0)
                 offset = core.ledger_find(self.raw, offset + 1, first_cursor, LEDGER_IN_FLIGHT, 0)
         self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
         return 0
@@ -195,7 +196,7 @@ cdef class FanOut(Home):
             self.entry = core.ledger_entry_of(self.raw, offset, NULL)
             if self.entry != NULL:
                 self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
-            if self.entry == NULL or offset < self.expired or self._is_dead(offset) or (
+            if self.entry == NULL or offset < self.expired or self.dead and offset in self.dead or (
                     not came_back and offset < to.skip_below and self.word.state == LEDGER_SETTLED):
                 self._pass(to, came_back)
                 continue
@@ -261,22 +262,25 @@ cdef class FanOut(Home):
 
     # ---- the end of a turn ----
 
-    cdef int _settle_base(self) except -1:
+    cdef uint64_t floor(self) except? 0:
         cdef uint64_t floor = self.next
-        cdef uint64_t offset
+        cdef Member m
+        for m in self.members.values():
+            floor = min(floor, self._lowest(m))
+        if self.dead:
+            floor = min(floor, <uint64_t> min(self.dead))
+        return floor
+
+    cdef int _settle_base(self) except -1:
+        cdef uint64_t floor, offset
         cdef Member m
         if self.members:
-            for m in self.members.values():
-                floor = min(floor, self._lowest(m))
-            for held in self.burying:
-                floor = min(floor, <uint64_t> held)
-            for _, held, _, _ in self.graves:
-                floor = min(floor, <uint64_t> held)
+            floor = self.floor()
             for offset in range(core.ledger_base(self.control), floor):
                 self._settle_one(offset)
             for m in self.members.values():
-                if m.inherited:
-                    m.inherited = {held for held in m.inherited if held >= floor}
+                if m.inherited_below <= floor:
+                    m.inherited.clear()
         return Home._settle_base(self)
 
     cdef uint64_t departed(self) except? 0:

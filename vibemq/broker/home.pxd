@@ -24,6 +24,7 @@ cdef class Member:
     cdef uint64_t skip_below          # settled messages below are no copies of its own
     cdef uint64_t low                 # nothing below is owed to it any more
     cdef set inherited                # offsets below start that it got from members who left
+    cdef uint64_t inherited_below     # all of these lie below
     cdef list again                   # heap of (due ms, offset, attempts, strikes): copies that came back
 
 

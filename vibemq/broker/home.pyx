@@ -115,6 +115,10 @@ cdef class Home(Backlog):
             while slot != NO_SLOT:
                 self.kept.add(consumer.deliveries.slots[slot].offset)
                 slot = consumer.deliveries.slots[slot].next
+            returned, consumer.returned = consumer.returned, {}
+            for offset, (due_ms, attempts, strikes) in returned.items():
+                self.kept.add(offset)
+                self.came_back(<Member> consumer.member, offset, attempts, strikes, due_ms)
             for i in range(consumer.pending_head, consumer.pending_size):
                 # Handed over by the last home and not written yet: it goes out anew, in its order.
                 queue._give_back(consumer, consumer.pending[i].offset, max(consumer.pending[i].attempts, 1) - 1,
@@ -213,8 +217,9 @@ cdef class Home(Backlog):
 
     cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1:
         if consumer.member is not None:
-            self._returned(<Member> consumer.member, offset, attempts, strikes, delay_ms)
-        return 0
+            return self._returned(<Member> consumer.member, offset, attempts, strikes, delay_ms)
+        self.came_back(NOBODY, offset, attempts, strikes, 0)  # its consumer has left meanwhile
+        return self.queue.mark()
 
     cdef int _returned(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1:
         cdef int64_t due_ms = self.queue.table.now_ms + delay_ms if delay_ms else 0

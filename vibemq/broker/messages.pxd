@@ -33,6 +33,7 @@ cdef class Messages:
     cdef dict open                 # cursors and probes that hold a descriptor, longest first
     cdef uint64_t unpacked_key, unpacked_segment, unpacked_place
     cdef bytes unpacked
+    cdef tuple to_unpack           # what read_ahead() is to have unpacked: (where, compression, bytes, size)
     cdef uint32_t unpacked_index, unpacked_at
 
     cdef int opened(self, object place) except -1

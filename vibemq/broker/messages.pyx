@@ -6,7 +6,7 @@ worker share one cache of CHUNKS chunks and CACHE_BYTES_MAX bytes, so a queue th
 holds no memory.  Nothing here waits for the disk: what is not in the page cache is
 ERR_NOT_CACHED, and ``read_ahead`` lets a helper thread fetch it.
 
-A sub-batch is unpacked once and kept until another is asked for.
+A sub-batch is unpacked once and kept until another is asked for; a large one by a helper thread too.
 """
 
 import logging
@@ -29,6 +29,7 @@ cdef enum:
     FIRST_READ_BYTES = 16 * 1024   # most chunks at a moderate rate; a larger one is read a second time, whole
     READ_AHEAD_BYTES = 1 << 20
     OPEN_MAX = 1024                # descriptors of cursors and probes, of those that a worker has besides its connections
+    UNPACKED_AT_ONCE_BYTES_MAX = 128 << 10  # a third of a millisecond with gzip; more is a helper thread's work
     UNPACKED_BYTES_MAX = 64 << 20  # a sub-batch that says it unpacks to more is not unpacked
     CHUNK_USER = 0
     PACKED_NONE = 0
@@ -136,6 +137,7 @@ cdef class Messages:
         cdef const uint8_t *at = start + entry_position
         cdef const uint8_t *end = start + c.header.data_bytes
         cdef chunk_entry entry
+        cdef err e
         entry_bytes[0] = records[0] = 0
         if entry_position >= c.header.data_bytes or core.chunk_entry_next(&at, end, &entry) != OK:
             return ERR_CORRUPT
@@ -147,9 +149,11 @@ cdef class Messages:
             return ERR_CORRUPT
         if not entry.is_sub_batch:
             out.data, out.size = entry.body, entry.body_bytes
-        elif self._sub_batch(c, out.place, entry.body, entry.body_bytes, entry.uncompressed_bytes, entry.compression,
-                             index, out) != OK:
-            return ERR_CORRUPT
+        else:
+            e = self._sub_batch(c, out.place, entry.body, entry.body_bytes, entry.uncompressed_bytes, entry.compression,
+                                index, out)
+            if e != OK:
+                return e
         out.is_amqp = core.amqp_parse(out.data, out.size, &out.amqp) == OK
         return OK
 
@@ -159,14 +163,13 @@ cdef class Messages:
         cdef uint32_t size, at, i, n
         if self.unpacked is None or self.unpacked_key != c.key or self.unpacked_segment != c.segment \
                 or self.unpacked_place != place:
-            self.unpacked = None
-            try:
-                self.unpacked = _unpack(compression, (<char *> body)[:body_bytes], uncompressed_bytes)
-            except Exception as problem:  # whatever a codec raises for bytes that a peer has written
-                logger.warning("a sub-batch cannot be unpacked: %s", problem)
-                return ERR_CORRUPT
-            self.unpacked_key, self.unpacked_segment, self.unpacked_place = c.key, c.segment, place
-            self.unpacked_index = self.unpacked_at = 0
+            if compression != PACKED_NONE and uncompressed_bytes > UNPACKED_AT_ONCE_BYTES_MAX:
+                self.to_unpack = ((c.key, c.segment, place), compression, (<char *> body)[:body_bytes], uncompressed_bytes)
+                return ERR_NOT_CACHED
+            self._keep_unpacked(c.key, c.segment, place, _unpack(compression, (<char *> body)[:body_bytes],
+                                                                 uncompressed_bytes))
+        if self.unpacked is UNREADABLE:
+            return ERR_CORRUPT
         start = <const uint8_t *> <char *> self.unpacked
         size = <uint32_t> len(self.unpacked)
         if index < self.unpacked_index:
@@ -182,8 +185,15 @@ cdef class Messages:
         out.data, out.size = start + at + 4, bytes_load32(start + at)
         return OK
 
+    def _keep_unpacked(self, uint64_t key, uint64_t segment, uint64_t place, bytes content):
+        self.unpacked_key, self.unpacked_segment, self.unpacked_place = key, segment, place
+        self.unpacked = content
+        self.unpacked_index = self.unpacked_at = 0
+
     def read_ahead(self, int fd, uint64_t position, then):
-        """Let a helper thread bring what comes next into the page cache; then call ``then()`` in the loop."""
+        """Let a helper thread fetch what was ERR_NOT_CACHED; then call ``then()`` in the loop."""
+        if self.to_unpack is not None:
+            return self._unpack_ahead(then)
         own = os.dup(fd)
 
         def read():
@@ -199,9 +209,32 @@ cdef class Messages:
 
         self.helpers.submit(read, done)
 
+    def _unpack_ahead(self, then):
+        (place, compression, body, size), self.to_unpack = self.to_unpack, None
+
+        def done(result, error):
+            if error is not None:
+                logger.error("while unpacking a sub-batch: %s", error)
+            self._keep_unpacked(*place, UNREADABLE if error is not None else result)
+            then()
+
+        self.helpers.submit(lambda: _unpack(compression, body, size), done)
+
+
+cdef bytes UNREADABLE = b""  # stands for what cannot be unpacked: no sub-batch with a message is empty
+
 
 def _unpack(int compression, bytes body, uint32_t size) -> bytes:
-    """What a sub-batch holds: exactly `size` bytes.  ValueError."""
+    """What a sub-batch holds, or UNREADABLE."""
+    try:
+        return _unpacked(compression, body, size)
+    except Exception as problem:  # whatever a codec raises for bytes that a peer has written
+        logger.warning("a sub-batch cannot be unpacked: %s", problem)
+        return UNREADABLE
+
+
+def _unpacked(int compression, bytes body, uint32_t size) -> bytes:
+    """Exactly `size` bytes.  ValueError."""
     if size > UNPACKED_BYTES_MAX:
         raise ValueError(f"{size} bytes were announced, at most {UNPACKED_BYTES_MAX} are unpacked")
     if compression == PACKED_NONE:
@@ -288,6 +321,8 @@ cdef class Cursor(Place):
                 core.reader_advance(&self.raw, &c.header)  # a good checksum over entries that make no sense
                 self.entry_position = 0
                 continue
+            if e == ERR_NOT_CACHED:
+                return e
             if self.entry_first + records <= self.offset:
                 self.entry_position += entry_bytes
                 self.entry_first += records
@@ -338,7 +373,7 @@ cdef class Probe(Place):
         while True:
             e = self.messages.message(c, self.raw.segment, self.raw.position, entry_position,
                                       <uint16_t> min(offset - first, <uint64_t> 65535), out, &entry_bytes, &records, f)
-            if entry_bytes == 0 or first + records > offset:
+            if e == ERR_NOT_CACHED or entry_bytes == 0 or first + records > offset:
                 return e
             entry_position += entry_bytes
             first += records

@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.consumer cimport Consumer, Decider
 from vibemq.broker.messages cimport Messages, Probe, message_view
 from vibemq.broker.stream cimport Stream, StreamTable, StreamUser
-from vibemq.storage.core cimport ledger, ledger_control
+from vibemq.storage.core cimport fault, ledger, ledger_control
 from vibemq.storage.log cimport Board
 from vibemq.storage.mail cimport Mail, letter
 
@@ -46,6 +46,7 @@ cdef class Queue(StreamUser):
     cdef Probe probe
     cdef object ack_timer
     cdef list waiting_publishers
+    cdef list put_off                 # (offset, None or (consumer, attempts, strikes)): not in the ledger yet
     cdef bint dirty, closed
     cdef bint becoming                # the home
     cdef bint reading                 # told of news: it is the home, or publishers wait for room here
@@ -57,6 +58,8 @@ cdef class Queue(StreamUser):
     cdef int refuse(self, Consumer consumer, int32_t slot) except -1
     cdef int room_again(self, Consumer consumer) except -1
     cdef int mark(self) except -1
+    cdef int _settle(self, uint64_t offset) except -1
+    cdef int _put_off(self, uint64_t offset, const fault *f, object returned) except -1
     cdef bint _is_fan_out(self) noexcept
     cdef bint _is_ours(self, uint64_t word) noexcept
     cdef bint _is_alive(self, uint64_t home) noexcept
@@ -66,6 +69,8 @@ cdef class Queue(StreamUser):
     cdef int check_home(self) except -1
     cdef int _tell_home(self, uint64_t home) except -1
     cdef int _send(self, uint32_t to, int kind, uint32_t generation, Consumer consumer, uint64_t offset) except -1
+    cdef int _send_home(self, int kind, Consumer consumer, uint64_t offset) except -1
+    cdef int _to_home(self, const letter *what) except -1
     cdef int _hand(self, const letter *what) except -1
     cdef int _hand_back(self, const letter *what) except -1
     cdef int _write_pending(self, Consumer consumer) except -1

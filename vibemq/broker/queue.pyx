@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 cdef enum:
     GENERATION_MASK = 0xFFFFFF
     EPOCH_MASK = 0xFFFFFF
+    OVERDUE_BUDGET = 4096    # messages given back in one turn because no acknowledgement came
 
 
 cdef inline uint64_t home_word(uint32_t worker, uint32_t epoch, uint64_t generation) noexcept:
@@ -62,7 +63,7 @@ cdef class Queue(StreamUser):
         self.key = <uint64_t> stream.slot << 32 | self.tag
         self.worker = table.worker
         self.life = core.doorbell_epoch(table.board.raw, table.worker) & core.LEDGER_LIFE_MASK
-        self.consumers, self.users, self.waiting_publishers = {}, set(), []
+        self.consumers, self.users, self.waiting_publishers, self.put_off = {}, set(), [], []
         directory = os.fsencode(record.directory)
         e = core.ledger_open(directory, &self.raw, &f)
         if e != OK:
@@ -84,7 +85,7 @@ cdef class Queue(StreamUser):
     def adopt(self):
         """See to it that somebody is home; without anybody here who needs that, it is closed again."""
         self.check_home()
-        self._close_if_unused()
+        self.close_if_unused()
 
     def stream_of(self) -> Stream:
         return self.stream
@@ -96,10 +97,11 @@ cdef class Queue(StreamUser):
 
     def release(self, user):
         self.users.discard(user)
-        self._close_if_unused()
+        self.close_if_unused()
 
-    def _close_if_unused(self):
-        if not self.consumers and not self.users and self.home is None and not self.waiting_publishers:
+    def close_if_unused(self):
+        if not self.consumers and not self.users and self.home is None and not self.waiting_publishers \
+                and not self.put_off:
             self.close()
 
     def close(self):
@@ -182,7 +184,7 @@ cdef class Queue(StreamUser):
     def _no_more_waiting(self):
         if not self.waiting_publishers:
             self.read_news()
-            self._close_if_unused()
+            self.close_if_unused()
 
     def read_news(self):
         """Be told of news from now on, or not, as it is needed."""
@@ -205,12 +207,15 @@ cdef class Queue(StreamUser):
         self.consumers[consumer.consumer_id] = consumer
         core.ledger_workers_join(self.control, self.worker)
         told = self.told
-        self.check_home()
-        if self.home is not None:
-            if consumer.member is None:
+        try:
+            self.check_home()
+            if self.home is not None and consumer.member is None:
                 self.home.join(consumer)
-        elif told and self.told == told:  # else the home has just been told of all
-            self._send(<uint32_t> ((core.ledger_home(self.control) >> 48) - 1), LETTER_JOIN, self.told, consumer, 0)
+        except BaseException:
+            self.remove_consumer(consumer)
+            raise
+        if self.home is None and told and self.told == told:  # else the home has just been told of all
+            self._send_home(LETTER_JOIN, consumer, 0)
 
     def remove_consumer(self, Consumer consumer, bint lost=False):
         """It is gone: what it had in flight is ready again, in its old order.
@@ -218,7 +223,6 @@ cdef class Queue(StreamUser):
         `lost`: without a goodbye.  Clients work in order, so the oldest message may have been what went wrong, and
         counts as a failed attempt; the others were never begun.
         """
-        cdef uint64_t home
         cdef size_t i
         if consumer.queue is not self:
             return
@@ -234,13 +238,12 @@ cdef class Queue(StreamUser):
         if self.home is not None:
             self.home.leave(consumer)
         elif self.told:
-            home = core.ledger_home(self.control)
-            self._send(<uint32_t> ((home >> 48) - 1), LETTER_LEAVE, self.told, consumer, 0)
+            self._send_home(LETTER_LEAVE, consumer, 0)
         consumer.queue = None
         if not self.consumers:
             core.ledger_workers_leave(self.control, self.worker)
             self.told = 0
-        self._close_if_unused()
+        self.close_if_unused()
 
     cdef int room_again(self, Consumer consumer) except -1:
         """A consumer that had no room has some now."""
@@ -256,12 +259,7 @@ cdef class Queue(StreamUser):
     cdef int settle(self, Consumer consumer, int32_t slot) except -1:
         """The consumer has acknowledged this delivery."""
         cdef uint64_t offset = consumer.deliveries.slots[slot].offset
-        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
-        cdef uint64_t word
-        if entry != NULL:
-            word = core.ledger_word_get(entry)
-            if self._is_ours(word):
-                core.ledger_word_swap(entry, word, (word & ~<uint64_t> 7) | LEDGER_SETTLED)
+        self._settle(offset)
         consumer.deliveries.remove(&consumer.own, slot)
         if self.home is not None:
             return self.home.settled(consumer, offset)
@@ -270,6 +268,34 @@ cdef class Queue(StreamUser):
             consumer.queued = True
             self.table.reports.append(consumer)
         return 0
+
+    cdef int _settle(self, uint64_t offset) except -1:
+        cdef fault f
+        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, &f)
+        cdef uint64_t word
+        if entry != NULL:
+            word = core.ledger_word_get(entry)
+            if self._is_ours(word):
+                core.ledger_word_swap(entry, word, (word & ~<uint64_t> 7) | LEDGER_SETTLED)
+        elif f.code != OK:
+            self._put_off(offset, &f, None)
+        return 0
+
+    cdef int _put_off(self, uint64_t offset, const fault *f, object returned) except -1:
+        """An entry cannot be mapped now (no memory, no descriptors): its change waits for the next tick."""
+        if not self.put_off:
+            logger.error("queue %s: what consumers say of message %d waits: %s", self.name, offset,
+                         storage_error(f.code, f))
+        self.put_off.append((offset, returned))
+        return 0
+
+    def _catch_up(self):
+        put_off, self.put_off = self.put_off, []
+        for offset, returned in put_off:
+            if returned is None:
+                self._settle(offset)
+            else:
+                self._give_back(returned[0], offset, returned[1], returned[2], 0)
 
     cdef bint _is_fan_out(self) noexcept:
         return self.mode == MODE_FAN_OUT_WITH_ACK or self.mode == MODE_FAN_OUT_WITHOUT_ACK
@@ -305,10 +331,11 @@ cdef class Queue(StreamUser):
         cdef uint64_t word
         cdef ledger_word w
         cdef letter l
+        cdef fault f
         if self.mode != MODE_FAN_OUT_WITH_ACK:
-            entry = core.ledger_entry_of(self.raw, offset, NULL)
+            entry = core.ledger_entry_of(self.raw, offset, &f)
             if entry == NULL:
-                return 0
+                return self._put_off(offset, &f, (consumer, attempts, strikes)) if f.code != OK else 0
             word = core.ledger_word_get(entry)
             if not self._is_ours(word):
                 return 0
@@ -325,7 +352,10 @@ cdef class Queue(StreamUser):
             l.generation, l.consumer, l.offset = self.told, consumer.consumer_id, offset
             l.attempts, l.strikes, l.count = attempts, strikes, <uint32_t> min(delay_ms, 0x7FFFFFFF)
             l.received, l.low = consumer.received, consumer.lowest() if self._is_fan_out() else 0
-            self.table.mail.send(<uint32_t> ((core.ledger_home(self.control) >> 48) - 1), &l)
+            self._to_home(&l)
+            if self.mode == MODE_FAN_OUT_WITH_ACK and strikes < <uint32_t> self.policy.attempts_max:
+                # The entry does not show whose copy came back: should the home die, its successor is told.
+                consumer.returned[offset] = (self.table.now_ms + delay_ms if delay_ms else 0, attempts, strikes)
         return 0
 
     def _acks_overdue(self, now_ms):
@@ -335,12 +365,17 @@ cdef class Queue(StreamUser):
         cdef int64_t timeout_ms = self.policy.ack_timeout_ms
         cdef delivery *d
         cdef uint32_t strikes
+        cdef int budget = OVERDUE_BUDGET
         for consumer in list(self.consumers.values()):
             while consumer.own.first != NO_SLOT:
                 d = &consumer.deliveries.slots[consumer.own.first]
                 if d.sent_ms + timeout_ms > now_ms:
                     due = min(due, d.sent_ms + timeout_ms)
                     break
+                if budget == 0:
+                    due = now_ms  # on with the next turn
+                    break
+                budget -= 1
                 strikes = d.strikes + 1
                 delay_ms = 0 if strikes >= <uint32_t> self.policy.attempts_max else self.policy.backoff_after(strikes)
                 self.give_back(consumer, consumer.own.first, True, delay_ms)
@@ -403,7 +438,7 @@ cdef class Queue(StreamUser):
         self._leave_home()
         if core.ledger_home_swap(self.control, home, theirs):
             self._send(worker, LETTER_YOURS, <uint32_t> (theirs & GENERATION_MASK), None, 0)
-        self._close_if_unused()
+        self.close_if_unused()
 
     def _leave_home(self):
         self.home.stop()
@@ -427,7 +462,23 @@ cdef class Queue(StreamUser):
                 slot = consumer.deliveries.slots[slot].next
             for i in range(consumer.pending_head, consumer.pending_size):
                 self._send(to, LETTER_KEPT, self.told, consumer, consumer.pending[i].offset)
+            returned, consumer.returned = consumer.returned, {}
+            for offset, (due_ms, attempts, strikes) in returned.items():
+                self._send(to, LETTER_KEPT, self.told, consumer, offset)
+                self._give_back(consumer, offset, attempts, strikes, max(<int64_t> due_ms - self.table.now_ms, 0))
         self._send(to, LETTER_TOLD, self.told, None, 0)
+        return 0
+
+    cdef int _send_home(self, int kind, Consumer consumer, uint64_t offset) except -1:
+        cdef uint64_t home = core.ledger_home(self.control) >> 48
+        if 0 < home <= self.table.mail.workers:  # else whoever claims it next is told of everything
+            self._send(<uint32_t> home - 1, kind, self.told, consumer, offset)
+        return 0
+
+    cdef int _to_home(self, const letter *what) except -1:
+        cdef uint64_t home = core.ledger_home(self.control) >> 48
+        if 0 < home <= self.table.mail.workers:
+            self.table.mail.send(<uint32_t> home - 1, what)
         return 0
 
     cdef int _send(self, uint32_t to, int kind, uint32_t generation, Consumer consumer, uint64_t offset) except -1:
@@ -453,8 +504,7 @@ cdef class Queue(StreamUser):
         l.received = consumer.received
         l.low = consumer.lowest() if self._is_fan_out() else 0
         consumer.settled_count = 0
-        self.table.mail.send(<uint32_t> ((core.ledger_home(self.control) >> 48) - 1), &l)
-        return 0
+        return self._to_home(&l)
 
     cdef int on_letter(self, const letter *what) except -1:
         if what.kind == LETTER_HELLO or what.kind == LETTER_YOURS:
@@ -478,6 +528,8 @@ cdef class Queue(StreamUser):
             return self._hand_back(what)
         consumer = <Consumer> found
         consumer.received += 1
+        if consumer.returned:
+            consumer.returned.pop(what.offset, None)
         consumer.push_pending(what)
         return self._write_pending(consumer)
 
@@ -495,7 +547,7 @@ cdef class Queue(StreamUser):
                 core.ledger_word_swap(entry, word, core.ledger_pack(w))
         l.kind, l.sender, l.count = LETTER_RETURNED, self.worker, 0
         self.table.mail.send(what.sender, &l)
-        self._close_if_unused()
+        self.close_if_unused()
         return 0
 
     cdef int _write_pending(self, Consumer consumer) except -1:
@@ -554,8 +606,11 @@ cdef class Queue(StreamUser):
         if self.waiting_publishers and not self.closed:
             waiting, self.waiting_publishers = self.waiting_publishers, []
             for publisher in waiting:
-                if not publisher.retry():
-                    self.waiting_publishers.append(publisher)
+                try:
+                    if not publisher.retry():
+                        self.waiting_publishers.append(publisher)
+                except Exception as problem:
+                    (<StreamUser> publisher).failed(problem)
             if self.waiting_publishers:
                 core.ledger_blocked_join(self.control, self.worker)
                 # Room that came between the last look and the joining is seen by nobody else.
@@ -594,6 +649,13 @@ cdef class Queue(StreamUser):
 
     def tick(self):
         """Twice a second: a home that died without anybody's telling."""
+        cdef Consumer consumer
+        if self.put_off:
+            self._catch_up()
+        for consumer in self.consumers.values():
+            if consumer.returned:  # whatever left the queue meanwhile
+                base = core.ledger_base(self.control)
+                consumer.returned = {at: what for at, what in consumer.returned.items() if at >= base}
         if self.consumers or self.users or self.home is not None:
             self.check_home()
             if self.home is not None and self.waiting():
@@ -611,7 +673,7 @@ cdef class Queue(StreamUser):
         """Nobody uses the queue here: whoever wants it next claims it."""
         self._leave_home()
         self._vacate()
-        self._close_if_unused()
+        self.close_if_unused()
 
     def _vacate(self):
         cdef uint64_t home = core.ledger_home(self.control)

@@ -63,13 +63,13 @@ cdef class QueueTable(QueueParts):
         if what.kind != LETTER_YOURS and what.kind != LETTER_JOIN and what.kind != LETTER_HAND:
             return None
         # This worker has let go of it meanwhile, but is its home by name, or is handed its messages.
-        for record in self.metadata.streams_after(<int64_t> what.slot - 1)[:1]:
-            if record.slot == what.slot and int(record.incarnation[:8], 16) == what.tag:
-                try:
-                    return self.find(record.vhost, record.name)
-                except (StreamNotFound, StorageError):
-                    return None
-        return None
+        record = self.metadata.stream_at(what.slot)
+        if record is None or int(record.incarnation[:8], 16) != what.tag:
+            return None
+        try:
+            return self.find(record.vhost, record.name)
+        except (StreamNotFound, StorageError):
+            return None
 
     cdef int take_mail(self) except -1:
         """Read every letter that has come."""
@@ -87,6 +87,7 @@ cdef class QueueTable(QueueParts):
                     continue
                 try:
                     queue.on_letter(&l)
+                    queue.close_if_unused()  # it may have been opened for this letter only
                 except Exception:
                     logger.exception("queue %s: a letter from worker %d", queue.name, sender)
         return 0

@@ -16,6 +16,7 @@ from vibemq.storage.core cimport (
     ledger_entry, ledger_word,
 )
 from vibemq.storage.log cimport storage_error
+from vibemq.broker.backlog cimport PRIORITY_NORMAL, RETRY_MS
 from vibemq.broker.home cimport BUDGET
 
 import heapq
@@ -26,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 cdef enum:
     LEVELS = 4
-    PRIORITY_NORMAL = 1
-    RETRY_MS = 1000
 
 
 cdef class Rotation(Home):
@@ -64,7 +63,7 @@ cdef class Rotation(Home):
             return 0
         if w.strikes >= <uint32_t> self.queue.policy.attempts_max:
             return self._bury(offset, reason_of(w.strikes), w.attempts)
-        if w.state == LEDGER_DELAYED and due_ms:
+        if w.state == LEDGER_DELAYED and due_ms and offset >= self.expired:
             heapq.heappush(self.delayed, (due_ms, offset))
             return 0
         if w.state == LEDGER_DELAYED:

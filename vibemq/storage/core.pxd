@@ -107,7 +107,7 @@ cdef extern from "ledger/ledger.h" nogil:
     ledger_entry *ledger_entry_of "ledger_entry" (ledger *l, uint64_t offset, fault *f)
     uint64_t ledger_find(ledger *l, uint64_t from_, uint64_t to, ledger_state state, uint32_t priorities)
     uint64_t ledger_count(ledger *l, uint64_t from_, uint64_t to, ledger_state state)
-    uint64_t ledger_settle(ledger *l, uint32_t blocks_most)
+    uint64_t ledger_settle(ledger *l, uint64_t floor, uint32_t blocks_most)
     void ledger_skip(ledger *l, uint64_t offset)
     void ledger_trim(ledger *l)
     err ledger_print(const char *path, uint64_t limit, int (*line)(void *context, const char *text) noexcept with gil,

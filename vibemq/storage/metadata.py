@@ -66,6 +66,7 @@ MIGRATIONS = (
 
 _STREAM_COLUMNS = "vhost, name, incarnation, slot, durability, arguments, created_ms, queue"
 _FIND = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE vhost = ? AND name = ?"
+_AT = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE slot = ?"
 _PAGE = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE slot > ? ORDER BY slot LIMIT {PAGE_ROWS}"
 _QUEUES_PAGE = f"""
     SELECT {_STREAM_COLUMNS} FROM streams
@@ -198,6 +199,12 @@ class Metadata(Users):
         while page := self.streams_after(slot):
             yield from page
             slot = page[-1].slot
+
+    def stream_at(self, slot: int) -> StreamRecord | None:
+        """The stream that has this slot now.  StorageError."""
+        with self._reading() as db:
+            row = db.execute(_AT, (slot,)).fetchone()
+        return None if row is None else self._record(row)
 
     def streams_after(self, slot: int) -> list[StreamRecord]:
         """The next page of streams whose slot is higher; empty at the end."""

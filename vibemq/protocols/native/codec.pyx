@@ -174,7 +174,7 @@ cdef object fault_text(const native_frame *frame, int check):
     if check == CHECK_BY_TABLES:
         if frame.queue_size and not queue_name_valid(frame.queue, frame.queue_size):
             check = CHECK_QUEUE_NAME_CHARACTER
-        elif frame.header_count > HEADERS_MAX and len(headers_dict(frame)) > HEADERS_MAX:
+        elif frame.header_count > HEADERS_MAX and len(headers_dict(frame).keys() - {"vibemq-resend"}) > HEADERS_MAX:
             check = CHECK_HEADERS_COUNT
         else:
             return None

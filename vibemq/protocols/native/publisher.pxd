@@ -23,7 +23,6 @@ cdef class Publisher(StreamUser):
     cdef bint interned
     cdef list unsynced                # (acks, count, first offset, next offset) of batches that wait for a sync
     cdef list parked                  # (body, when it came) of publishes that a full queue holds back
-    cdef size_t parked_bytes
     cdef object timer
     cdef object redirect              # broker.deadletters.DeadLetters, once something was redirected
     cdef size_t redirected            # on their way into the dead-letter queue

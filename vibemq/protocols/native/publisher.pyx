@@ -20,10 +20,11 @@ from vibemq.broker.messages cimport message_view
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_FULL, OK, amqp_map, bytes_load32, bytes_store32, err, writer_bytes
 from vibemq.protocols.native.wire cimport (
-    FRAME_HEADER_BYTES, FRAME_OK, HEADERS_MAX, frame_parse, frame_size, header_next, publish_ack_size, publish_ack_write,
+    FRAME_HEADER_BYTES, FRAME_OK, HEADERS_MAX, deliver_fits, frame_parse, header_next, is_resend,
+    publish_ack_size, publish_ack_write,
 )
 
-from vibemq.broker.policy import FailureReason
+from vibemq.broker.policy import FailureReason, Overflow
 from vibemq.errors import LimitExceeded, StreamNotFound
 from vibemq.protocols.native.spec import ErrorCode
 
@@ -31,24 +32,18 @@ logger = logging.getLogger(__name__)
 
 cdef enum:
     ACK_BYTES_KEPT = 1 << 20          # a larger burst's buffer is given back after use
-    PARKED_BYTES_MAX = 16 << 20       # of one publisher: then its connection is read no further
-    DELIVER_ADDED_BYTES = 24          # deliveryAttempts with four digits
     # The four headers of a dead letter, without the name of its queue: their names, a reason, a time, a number.
     LETTER_ADDED_BYTES = 160
     DEDUP_CLIENT_BYTES = 16
     DEDUP_ID_BYTES = 32
-    OVERFLOW_DROP_OLDEST = 0
-    OVERFLOW_DROP_NEWEST = 1
-    OVERFLOW_BLOCK = 2
-    OVERFLOW_REDIRECT = 3
 
+cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)
+cdef int OVERFLOW_BLOCK = int(Overflow.BLOCK_PUBLISHER)
+cdef int OVERFLOW_REDIRECT = int(Overflow.REDIRECT_TO_DLQ)
 cdef bytes INVALID_MESSAGE = ErrorCode.INVALID_MESSAGE.value.encode()
 cdef bytes QUEUE_FULL = ErrorCode.QUEUE_FULL.value.encode()
 cdef bytes QUEUE_NOT_FOUND = ErrorCode.QUEUE_NOT_FOUND.value.encode()
 cdef bytes SERVER_ERROR = ErrorCode.SERVER_ERROR.value.encode()
-# Between a client of ours and us: not part of the message.
-cdef char *RESEND = "vibemq-resend"
-cdef uint32_t RESEND_SIZE = 13
 
 # One message being written, shared by all publishers of the worker.
 cdef uint8_t *scratch = NULL
@@ -88,10 +83,6 @@ cdef int write_headers(writer_bytes *w, amqp_map *map, const native_frame *frame
         core.amqp_map_add(w, map, <const uint8_t *> <char *> name, <uint32_t> len(name),
                           <const uint8_t *> <char *> text, <uint32_t> len(text))
     return 0
-
-
-cdef bint is_resend(const uint8_t *key, uint32_t key_size) noexcept:
-    return key_size == RESEND_SIZE and memcmp(key, RESEND, RESEND_SIZE) == 0
 
 
 cdef bint comes_again(const uint8_t *at, const uint8_t *end, const uint8_t *name, uint32_t name_size) noexcept:
@@ -134,7 +125,7 @@ cdef class Publisher(StreamUser):
         self.overflow = int(queue.policy.overflow)
         if queue.policy.dead_letter:
             letters = queue.policy.dead_letter_name(queue.name).encode()
-            self.letter_bytes = DELIVER_ADDED_BYTES + LETTER_ADDED_BYTES + max(len(letters), len(name))
+            self.letter_bytes = LETTER_ADDED_BYTES + max(len(letters), len(name))
         self.unsynced, self.parked = [], []
         queue.stream.attach(self)
         queue.hold(self)
@@ -158,8 +149,7 @@ cdef class Publisher(StreamUser):
     # ---- in ----
 
     cdef int publish(self, const native_frame *frame, const uint8_t *body, size_t body_size) except -1:
-        if self.letter_bytes and frame_size(frame.id_size, frame.queue_size, frame.payload_size, frame.headers_size, True) \
-                - FRAME_HEADER_BYTES + self.letter_bytes > self.session.frame_max:
+        if self.letter_bytes and not deliver_fits(frame, self.letter_bytes, self.session.frame_max):
             self.session.refuse_frame((<char *> frame.id)[:frame.id_size], INVALID_MESSAGE,
                                       b"With the headers of a dead letter the message would be larger than the %d bytes "
                                       b"that clients read." % self.session.frame_max)
@@ -331,9 +321,7 @@ cdef class Publisher(StreamUser):
                 self.timer = self.queue.table.timers.timer(self._parked_too_long)
             self.timer.at_most(self.queue.table.now_ms + self.queue.table.defaults.block_timeout_ms)
         self.parked.append(((<char *> body)[:body_size], self.queue.table.now_ms))
-        self.parked_bytes += body_size
-        if self.parked_bytes > PARKED_BYTES_MAX:
-            self.session.set_blocked(True)
+        self.session.count_parked(body_size)
         return 0
 
     def retry(self) -> bool:
@@ -353,11 +341,8 @@ cdef class Publisher(StreamUser):
         return not self.parked
 
     def _unpark(self, size_t count):
-        for body, _ in self.parked[:count]:
-            self.parked_bytes -= len(body)
+        self.session.count_parked(-sum([len(body) for body, _ in self.parked[:count]]))
         self.parked = self.parked[count:]
-        if self.parked_bytes * 2 < PARKED_BYTES_MAX:
-            self.session.set_blocked(False)
 
     def _parked_too_long(self, now_ms):
         timeout_ms = self.queue.table.defaults.block_timeout_ms

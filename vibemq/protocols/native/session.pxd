@@ -31,7 +31,7 @@ cdef class NativeSession(Session):
     cdef public object at_deadline     # what happens then
     cdef bint working, throttled, blocked, yielded
     cdef bint shutting_down
-    cdef readonly Py_ssize_t unconfirmed
+    cdef readonly Py_ssize_t unconfirmed, parked_bytes
     cdef uint64_t heard_bytes
     cdef int64_t heard_ms
     cdef QueueTable queues

@@ -21,7 +21,7 @@ from vibemq.protocols.native.publisher cimport Publisher
 from vibemq.protocols.native.wire cimport (
     CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK, TYPE_CONNECT,
     TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, error_size, error_write, frame_check, frame_header,
-    frame_parse, frame_size, header_find, pong_size, pong_write,
+    deliver_fits, frame_parse, header_find, pong_size, pong_write,
 )
 from vibemq.storage cimport core
 from vibemq.storage.core cimport bytes_load32
@@ -35,8 +35,7 @@ from vibemq.protocols.native.spec import ErrorCode
 cdef enum:
     CONTROLS_PER_TURN = 32    # control commands cost tens of microseconds: the loop's millisecond
     BYTES_PER_CONTROL = 32768 # of a decompressed body: about as much work
-    # "deliveryAttempts" and the longest number: what we add to a message on its way out.
-    DELIVER_ADDED_BYTES = 4 + 16 + 4
+    PARKED_BYTES_MAX = 16 << 20   # of Publishes that wait for room in full queues
 
 cdef bytes INVALID_MESSAGE = ErrorCode.INVALID_MESSAGE.value.encode()
 cdef bytes RATE_LIMITED = ErrorCode.RATE_LIMITED.value.encode()
@@ -145,7 +144,6 @@ cdef class NativeSession(Session):
 
     cdef int _checked_publish(self, const native_frame *frame, const uint8_t *body, size_t size) except -1:
         cdef int check
-        cdef size_t deliver
         if self._limited():
             return self._refuse(frame, RATE_LIMITED, b"Message rate limit exceeded.")
         check = frame_check(frame)
@@ -153,8 +151,7 @@ cdef class NativeSession(Session):
             text = fault_text(frame, check)
             if text is not None:
                 return self._refuse(frame, INVALID_MESSAGE, text.encode())
-        deliver = frame_size(frame.id_size, frame.queue_size, frame.payload_size, frame.headers_size, True)
-        if deliver - FRAME_HEADER_BYTES + DELIVER_ADDED_BYTES > self.frame_max:
+        if not deliver_fits(frame, 0, self.frame_max):
             return self._refuse(frame, INVALID_MESSAGE, b"The message is larger than the %d bytes that clients read."
                                 % self.frame_max)
         return self._publish(frame, body, size)
@@ -301,12 +298,13 @@ cdef class NativeSession(Session):
             self.throttled = False
             self._go_on()
 
-    def set_blocked(self, bint blocked):
-        """Too much is parked before a full queue: nothing more is read."""
-        if blocked and not self.blocked:
+    def count_parked(self, Py_ssize_t more):
+        """Nothing more is read while too much is parked before full queues; on with half of that."""
+        self.parked_bytes += more
+        if not self.blocked and self.parked_bytes > PARKED_BYTES_MAX:
             self.blocked = self.busy = True
             self.connection.pause()
-        elif self.blocked and not blocked:
+        elif self.blocked and self.parked_bytes * 2 < PARKED_BYTES_MAX:
             self.blocked = False
             self._go_on()
 

@@ -51,6 +51,7 @@ cdef enum:
     WIRE_VERSION = 1
     QUEUE_NAME_UNITS_MAX = 256
     HEADERS_MAX = 50
+    DELIVER_ADDED_BYTES = 4 + 16 + 4   # "deliveryAttempts" and the longest number: a Deliver has more than its Publish
     HEADER_VALUE_UNITS_MAX = 4096
     JSON_DEPTH_MAX = 64
 
@@ -265,6 +266,10 @@ cdef inline bint json_is_valid(const uint8_t *p, size_t size) noexcept nogil:
     cdef uint64_t position = 0
     return json_check(p, size, JSON_DEPTH_MAX, &position) == OK
 
+# A header of Publish between a client of ours and us: sent once more.  It is not part of the message.
+cdef inline bint is_resend(const uint8_t *key, uint32_t key_size) noexcept nogil:
+    return key_size == 13 and memcmp(key, b"vibemq-resend", 13) == 0
+
 cdef inline int frame_check(const native_frame *frame) noexcept nogil:
     """The limits of a frame, and of a Publish that its payload is JSON, which would else kill its readers."""
     cdef const uint8_t *at = frame.headers
@@ -313,6 +318,16 @@ cdef inline size_t frame_size(
         FRAME_HEADER_BYTES + BODY_FIXED_BYTES + id_size + queue_size + payload_size + headers_size
         + (TEXT_TAIL_BYTES if text_layout else 0)
     )
+
+cdef inline bint deliver_fits(const native_frame *frame, size_t added, size_t limit) noexcept nogil:
+    """Is the body of this Publish's Deliver, with `added` bytes of headers, within `limit`?"""
+    cdef size_t size = frame_size(frame.id_size, frame.queue_size, frame.payload_size, frame.headers_size, True) \
+        - FRAME_HEADER_BYTES + DELIVER_ADDED_BYTES + added
+    cdef const uint8_t *value
+    cdef uint32_t value_size = 0
+    if size > limit and header_find(frame, b"vibemq-resend", 13, &value, &value_size):
+        size -= header_size(13, value_size)
+    return size <= limit
 
 cdef inline uint8_t *frame_begin(
     uint8_t *p, size_t whole_size, uint8_t type, const void *id, size_t id_size, const void *queue, size_t queue_size
