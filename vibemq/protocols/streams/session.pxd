@@ -10,6 +10,13 @@ cdef class StreamsSession(Session):
     cdef readonly object door          # protocols.streams.door.StreamsDoor: what all its sessions share
     cdef public str state              # a key of commands.STATES
     cdef public str virtual_host
+    cdef public str user               # "" until it has logged in
+    cdef public str mechanism          # by which it has
+    cdef public object rights          # admin.rights.VhostRights: what it may do here; None: nothing yet
+    cdef public int64_t rights_generation  # of the rights, when they were last looked at
+    cdef readonly int64_t connected_ms     # since the Unix epoch
+    cdef public dict pending           # correlation id -> (deadline_ms, Subscription): ConsumerUpdates without an answer
+    cdef public set tracked            # streams whose offsets it has stored or asked for, by name
     cdef public dict peer_properties
     cdef public uint32_t frame_max     # bytes; 0 is no limit
     cdef public uint32_t negotiated_frame_max  # holds from Open on

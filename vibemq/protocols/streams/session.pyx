@@ -8,6 +8,8 @@ a message through here: ``_publish`` lays it into its stream's batch and remembe
 wakes its readers, and ``Deliveries.send`` sends them whole chunks straight from the log.
 """
 
+import time
+
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -35,7 +37,10 @@ cdef class StreamsSession(Session):
         self.door = door
         self.state = commands.FIRST_STATE
         self.frame_max = door.config.initial_frame_max_bytes
-        self.virtual_host = ""
+        self.virtual_host = self.user = self.mechanism = ""
+        self.rights_generation = 0
+        self.connected_ms = time.time_ns() // 1_000_000
+        self.pending, self.tracked = {}, set()
         self.peer_properties = {}
         self.publishers = {}
         self.deliveries = Deliveries(self, connection, door.helpers)
