@@ -10,8 +10,9 @@ import vibemq
 from vibemq.broker.parts import Broker
 from vibemq.config import Config
 from vibemq.errors import StorageError, StreamNotFound
-from vibemq.protocols.streams.commands import PRODUCT
 from vibemq.protocols.streams.session import StreamsSession
+
+PRODUCT = "RabbitMQ"  # tools check it; `information` says who this is
 
 
 class StreamsDoor:
