@@ -106,7 +106,7 @@ class Queues(Struct, frozen=True, kw_only=True):
     backoff_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 2000
     backoff_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 120_000
     prefetch: Annotated[int, Meta(ge=1, le=10_000_000)] = 256
-    prefetch_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 2_000_000
+    prefetch_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
     # Below the 10 s after which .NET clients give a command up.
     block_timeout_ms: Annotated[int, Meta(ge=100, le=600_000)] = 8000
     # Settled messages go segment by segment, so this is what an idle queue may hold on to.

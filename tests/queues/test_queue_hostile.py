@@ -251,7 +251,8 @@ def test_what_is_no_json_is_refused_and_the_connection_stays(connect, name, bad)
 
 
 def test_a_million_unacknowledged_messages_take_little_memory_and_all_can_be_acknowledged(tmp_path):
-    with broker(tmp_path, "--set", "server.shutdown_timeout_s=2", workers=1) as running:
+    options = ("--set", "server.shutdown_timeout_s=2", "--set", f"queues.prefetch_max={UNACKED}")
+    with broker(tmp_path, *options, workers=1) as running:
         publisher, consumer = QueuePeer(running), QueuePeer(running)
         publisher.create("q", maxQueueSize=0, ackTimeoutMs=3_600_000)
         (worker,) = running.worker_pids()
