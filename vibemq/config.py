@@ -33,6 +33,7 @@ SEGMENT_SIZE_BYTES_MAX = 3_000_000_000
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Durability = Literal["os", "disk"]
+CertificateName = Literal["distinguished_name", "common_name", "subject_alternative_name"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -68,6 +69,11 @@ class Streams(Struct, frozen=True, kw_only=True):
     # Clients parse it as three numbers and switch features on by it.
     product_version: Annotated[str, Meta(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}\.[0-9]{1,5}$")] = "4.3.0"
     sub_batch_uncompressed_max_bytes: Annotated[int, Meta(ge=1, le=1_073_741_824)] = 67_108_864
+    # JavaScript clients read only the first entry of a chunk where that is a sub-batch.
+    one_sub_batch_per_chunk: bool = False
+    super_stream_partitions_max: Annotated[int, Meta(ge=1, le=STREAMS_MAX)] = 1000
+    anonymous_user: Annotated[str, Meta(max_length=255)] = ""  # "": guest, while guest is allowed
+    certificate_user: CertificateName = "distinguished_name"
 
 
 class Native(Struct, frozen=True, kw_only=True):
@@ -120,6 +126,8 @@ class Store(Struct, frozen=True, kw_only=True):
     segment_size_bytes: Annotated[int, Meta(ge=SEGMENT_SIZE_BYTES_MIN, le=SEGMENT_SIZE_BYTES_MAX)] = 500_000_000
     retention_interval_s: Annotated[int, Meta(ge=1, le=86_400)] = 10
     streams_max: Annotated[int, Meta(ge=1, le=STREAMS_MAX)] = STREAMS_MAX
+    # A full disk cannot even be cleaned up: publishers stop before.
+    disk_free_min_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)] = 50_000_000
 
 
 class Guest(Struct, frozen=True, kw_only=True):
