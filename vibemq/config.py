@@ -58,6 +58,9 @@ class Streams(Struct, frozen=True, kw_only=True):
     port: Port = 5552
     advertised_host: Annotated[str, Meta(max_length=255)] = ""  # "": the address the client evidently reached
     advertised_port: Port = 0  # 0: the port listened on
+    tls_port: Port = 5551  # listened on where [tls] names a certificate
+    advertised_tls_host: Annotated[str, Meta(max_length=255)] = ""
+    advertised_tls_port: Port = 0
     # At least what a client sends before it knows our limit; at most what one connection may cost us.
     frame_max_bytes: Annotated[int, Meta(ge=8192, le=268_435_456)] = 1_048_576
     initial_frame_max_bytes: Annotated[int, Meta(ge=1024, le=1_048_576)] = 8192
@@ -130,6 +133,15 @@ class Store(Struct, frozen=True, kw_only=True):
     disk_free_min_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)] = 50_000_000
 
 
+class Tls(Struct, frozen=True, kw_only=True):
+    """What the doors' TLS ports show, and whose certificates they take."""
+
+    certificate: Annotated[str, Meta(max_length=2048)] = ""  # "": no TLS port is open
+    key: Annotated[str, Meta(max_length=2048)] = ""  # "": in the certificate's file
+    client_ca: Annotated[str, Meta(max_length=2048)] = ""
+    verify: Literal["none", "optional", "required"] = "none"
+
+
 class Guest(Struct, frozen=True, kw_only=True):
     """The built-in account guest/guest."""
 
@@ -144,6 +156,7 @@ class Config(Struct, frozen=True, kw_only=True):
     native: Native = Native()
     queues: Queues = Queues()
     store: Store = Store()
+    tls: Tls = Tls()
     guest: Guest = Guest()
 
     @property
@@ -163,6 +176,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "native": Native,
     "queues": Queues,
     "store": Store,
+    "tls": Tls,
     "guest": Guest,
 }
 #: section -> option -> its type with limits
