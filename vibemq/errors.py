@@ -119,6 +119,10 @@ class LimitExceeded(VibeMQError):
         self.most = most
 
 
+class PreconditionFailed(VibeMQError):
+    """What exists already is not what was asked for: which property, what it is, what was asked for."""
+
+
 class AccountError(VibeMQError):
     """A command that manages users was refused; ``code`` is the native protocol's name for why."""
 

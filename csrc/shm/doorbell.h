@@ -28,6 +28,7 @@
 #define DOORBELL_REQUEST_ACCESS 2u   /* users or permissions changed: forget cached answers */
 #define DOORBELL_REQUEST_WORK 4u     /* a helper thread of this worker has finished something */
 #define DOORBELL_REQUEST_MAIL 8u     /* another worker has put letters into a ring for this one */
+#define DOORBELL_REQUEST_GROUPS 16u  /* a consumer of this worker became active in its group, or is to stop */
 
 struct doorbell_seat {
     _Alignas(DOORBELL_CACHE_LINE) _Atomic uint32_t asleep; /* counts: odd while asleep, see doorbell.c */

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vibemq.broker.catalog import Catalog
+    from vibemq.broker.groups import Groups
     from vibemq.broker.queue_table import QueueTable
     from vibemq.broker.stream import StreamTable
 
@@ -18,6 +19,7 @@ class Broker:
 
     streams: StreamTable
     queues: QueueTable
+    groups: Groups
     catalog: Catalog
     helpers: Any  # server.helpers.Helpers
     timers: Any  # broker.timers.Timers

@@ -72,7 +72,7 @@ class Supervisor:
         self.announced = False
         self.failed = False
         self.addresses: dict[str, str] = {}
-        self.board_fd = self.mail_fd = -1
+        self.board_fd = self.mail_fd = self.groups_fd = -1
         self.doorbell_fds: list[int] = []
         self.selector = selectors.DefaultSelector()
         self.signals_read, self.signals_write = socket.socketpair()
@@ -161,6 +161,7 @@ class Supervisor:
     # ---- share ----
 
     def _share(self) -> None:
+        import vibemq.storage.groups as groups
         import vibemq.storage.log as storage
         import vibemq.storage.mail as mail
 
@@ -169,6 +170,8 @@ class Supervisor:
         storage.board_init(self.board_fd, count)
         self.mail_fd = os.memfd_create("vibemq-mail", os.MFD_CLOEXEC)
         mail.mail_init(self.mail_fd, count)
+        self.groups_fd = os.memfd_create("vibemq-groups", os.MFD_CLOEXEC)
+        groups.groups_init(self.groups_fd)
         self.doorbell_fds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count)]
         for worker in self.workers.seats:
             for listener in worker.listeners.values():
@@ -182,6 +185,7 @@ class Supervisor:
             data_dir=self.data_dir,
             board_fd=self.board_fd,
             mail_fd=self.mail_fd,
+            groups_fd=self.groups_fd,
             doorbell_fds=self.doorbell_fds,
             listeners=worker.listeners,
             ready_fd=ready_fd,

@@ -51,6 +51,7 @@ cdef class Loop:
     cdef Board board
     cdef StreamTable table
     cdef QueueTable queues
+    cdef object groups
     cdef readonly object timers
     cdef object on_access            # called when users or permissions may have changed
     cdef readonly object helpers
@@ -64,11 +65,11 @@ cdef class Loop:
     cdef public bint draining
     cdef bint full
 
-    def __init__(self, poller, Board board, QueueTable queues, helpers, timers, on_access, int connections_max):
+    def __init__(self, poller, Board board, QueueTable queues, groups, helpers, timers, on_access, int connections_max):
         self.poller = poller
         self.fast = poller if isinstance(poller, Poller) else None
         self.board, self.queues, self.table, self.helpers = board, queues, queues.streams, helpers
-        self.timers, self.on_access = timers, on_access
+        self.groups, self.timers, self.on_access = groups, timers, on_access
         self.shared = ReceiveBuffer()
         self.connections, self.listeners = {}, {}
         self.by_fd = [None] * 1024
@@ -131,6 +132,9 @@ cdef class Loop:
             self.queues.take_mail()
         if requests & core.DOORBELL_REQUEST_SEATS:
             self.queues.seats_changed()
+            self.groups.seats_changed()
+        if requests & core.DOORBELL_REQUEST_GROUPS:
+            self.groups.take_news()
         if requests & core.DOORBELL_REQUEST_ACCESS:
             self.on_access()
         if requests & core.DOORBELL_REQUEST_WORK:

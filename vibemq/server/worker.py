@@ -21,6 +21,7 @@ from vibemq.admin.permissions import EVERYTHING, Accesses
 from vibemq.admin.users import Authenticator
 from vibemq.broker.catalog import Catalog
 from vibemq.broker.fanout import FanOut
+from vibemq.broker.groups import Groups
 from vibemq.broker.messages import Messages
 from vibemq.broker.parts import Broker
 from vibemq.broker.policy import DeliveryMode, has_ttl
@@ -36,6 +37,7 @@ from vibemq.server import listeners
 from vibemq.server.context import WorkerContext
 from vibemq.server.helpers import Helpers
 from vibemq.server.turn import Loop
+from vibemq.storage.groups import GroupTable
 from vibemq.storage.log import Board
 from vibemq.storage.mail import Mail
 from vibemq.storage.metadata import Metadata
@@ -73,6 +75,7 @@ class Worker:
         )
         self.catalog = Catalog(config, streams)
         self.mail = Mail(context.mail_fd, self.board, context.worker_count)
+        self.groups = Groups(GroupTable(context.groups_fd, self.board))
         self.timers = Timers()
         self.queues = QueueTable(
             streams, self.mail, Messages(self.helpers), self.timers, config.queues, self._make_home
@@ -85,6 +88,7 @@ class Worker:
             poller,
             self.board,
             self.queues,
+            self.groups,
             self.helpers,
             self.timers,
             self._look_at_access,
@@ -93,6 +97,7 @@ class Worker:
         broker = Broker(
             streams=streams,
             queues=self.queues,
+            groups=self.groups,
             catalog=self.catalog,
             helpers=self.helpers,
             timers=self.timers,
@@ -153,6 +158,7 @@ class Worker:
         self.mail.sit()  # before the seat is taken: who sees it taken may write to us at once
         self.board.sit()
         self.mail.seated()
+        self.groups.seats_changed()  # with a single worker nobody else looks after its predecessor's members
         self.board.seat_taken()
         self._adopt()
         for name, listener in self.context.listeners.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only place where the C core is declared to Cython."""
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
 cdef extern from "base/error.h" nogil:
@@ -16,11 +16,12 @@ cdef extern from "base/error.h" nogil:
         ERR_NOT_CACHED
         ERR_END
         ERR_FULL
+        ERR_LOCK
 
     struct fault:
         err code
         int sys_errno
-        uint64_t position
+        uint64_t position, needed, had
 
     const char *error_name(err code)
     size_t fault_format(const fault *f, char *out, size_t size)
@@ -43,6 +44,7 @@ cdef extern from "shm/doorbell.h" nogil:
         DOORBELL_REQUEST_ACCESS
         DOORBELL_REQUEST_WORK
         DOORBELL_REQUEST_MAIL
+        DOORBELL_REQUEST_GROUPS
 
     struct doorbell_board:
         uint32_t magic
@@ -66,6 +68,41 @@ cdef extern from "shm/ring.h" nogil:
     err ring_init(ring *r, uint32_t cell_bytes, uint32_t cells, fault *f)
     err ring_push(ring *r, const void *cell)
     err ring_pop(ring *r, void *cell)
+
+
+cdef extern from "shm/groups.h" nogil:
+    enum:
+        GROUPS_ROWS
+        GROUPS_NAME_BYTES_MAX
+        GROUPS_LABEL_BYTES_MAX
+
+    enum groups_state_t "groups_state":
+        GROUPS_WAITING
+        GROUPS_ACTIVE
+        GROUPS_DEACTIVATING
+
+    struct groups_row:
+        uint64_t incarnation, number, member
+        uint32_t slot, worker, epoch, state
+        int32_t partition
+        uint8_t name_bytes, label_bytes
+        char *name
+        char *label
+
+    struct groups:
+        uint32_t repair_wanted
+        groups_row *rows
+
+    err groups_init(groups *g, fault *f)
+    err groups_lock(groups *g, fault *f)
+    void groups_unlock(groups *g)
+    groups_state_t groups_state(const groups *g, uint32_t row)
+    err groups_add(groups *g, const groups_row *member, uint32_t *row, fault *f)
+    void groups_remove(groups *g, uint32_t row)
+    void groups_set_state(groups *g, uint32_t row, groups_state_t state)
+    uint32_t groups_of(const groups *g, uint64_t incarnation, const char *name, uint32_t name_bytes, uint32_t *rows)
+    uint32_t groups_all(const groups *g, uint32_t *rows)
+    uint32_t groups_dead(const groups *g, doorbell_board *b, uint32_t *rows)
 
 
 cdef extern from "ledger/ledger.h" nogil:
