@@ -66,6 +66,18 @@ class UserNotFound(UserError):
     """There is no user of this name."""
 
 
+class VhostNotFound(UserError):
+    """There is no virtual host of this name."""
+
+
+class ExchangeExists(UserError):
+    """An exchange of this name exists already, and is another one."""
+
+
+class ExchangeNotFound(UserError):
+    """There is no exchange of this name."""
+
+
 # ---- the disk ----
 
 

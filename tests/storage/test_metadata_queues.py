@@ -92,6 +92,7 @@ def test_of_many_at_once_one_makes_the_queue(metadata):
 
 
 def test_queues_come_in_pages_by_slot_from_their_vhost_only(metadata, monkeypatch):
+    metadata.add_vhost("/other")
     for n in range(module.PAGE_ROWS + 3):
         create(metadata, f"q{n}", queue={})
         if n % 100 == 0:

@@ -2,24 +2,31 @@
 """Making and deleting streams and queues: what every door offers, in one place.
 
 ``create_*`` and ``delete`` commit to the metadata and make or remove files, so they block and
-run in helper threads; ``deleted`` is for the worker's loop, afterwards.
+run in helper threads; ``deleted``, afterwards, and ``restart`` are for the worker's loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.policy import QueuePolicy, dead_letter_options
 from vibemq.config import Config
-from vibemq.errors import StorageError, StreamExists, StreamNotFound
+from vibemq.errors import ExchangeNotFound, LimitExceeded, StorageError, StreamExists, StreamNotFound, UserError
 from vibemq.storage import log as logs
 from vibemq.storage.arguments import log_options
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.broker.arguments import StreamArguments
     from vibemq.broker.stream import StreamTable
     from vibemq.storage.metadata import StreamRecord
+
+NAME_SIZE_MAX_BYTES = 255
+_RESERVED_PREFIX = "amq."
+_DELETE_VHOST_TRIES = 3  # somebody who makes streams all the time keeps the vhost
 
 
 class Deleted(NamedTuple):
@@ -30,6 +37,17 @@ class Deleted(NamedTuple):
     directory: str
 
 
+def checked_name(given: str) -> str:
+    """The name under which a stream or super stream is made.  Raises BadArgument."""
+    name = given.replace("\r", "").replace("\n", "")
+    size = len(name.encode(errors="surrogatepass"))
+    if not 1 <= size <= NAME_SIZE_MAX_BYTES or name.startswith(_RESERVED_PREFIX):
+        raise BadArgument(
+            f"name {name!r} is empty, begins with {_RESERVED_PREFIX} or is over {NAME_SIZE_MAX_BYTES} bytes"
+        )
+    return name
+
+
 class Catalog:
     def __init__(self, config: Config, table: StreamTable) -> None:
         self.config = config
@@ -38,15 +56,63 @@ class Catalog:
         self.helpers = table.helpers
 
     def create_stream(self, virtual_host: str, name: str, wanted: StreamArguments) -> StreamRecord:
-        """Blocks.  Raises StreamExists, LimitExceeded, StorageError."""
+        """Blocks.  Raises StreamExists, LimitExceeded, VhostNotFound, StorageError."""
         return self.metadata.create_stream(
             virtual_host,
             name,
             wanted.given,
             wanted.durability,
             self.config.store.streams_max,
-            prepare=lambda record: logs.create(record.directory, **wanted.options),
+            prepare=self._make_log,
         )
+
+    def create_super_stream(
+        self,
+        virtual_host: str,
+        name: str,
+        partitions: Sequence[str],
+        binding_keys: Sequence[str],
+        arguments: Mapping[str, str],
+    ) -> list[StreamRecord]:
+        """Make a super stream with these partitions, bound in this order: all of it or nothing.  Blocks.
+
+        ``arguments`` are for every partition.  Raises BadArgument, StreamExists (the super stream or a partition),
+        LimitExceeded, VhostNotFound, StorageError.
+        """
+        wanted = stream_arguments(dict(arguments), self.config.store)
+        name = checked_name(name)
+        names = [checked_name(partition) for partition in partitions]
+        if not names or len(names) != len(binding_keys):
+            raise BadArgument(f"super stream {name!r}: {len(names)} partitions and {len(binding_keys)} binding keys")
+        if len(set(names)) < len(names):
+            raise BadArgument(f"super stream {name!r}: two partitions have the same name")
+        most = self.config.streams.super_stream_partitions_max
+        if len(names) > most:
+            raise LimitExceeded(f"super stream {name!r}: partitions", len(names), most)
+        made: list[str] = []
+
+        def prepare(record: StreamRecord) -> None:
+            made.append(record.directory)
+            self._make_log(record)
+
+        try:
+            return self.metadata.create_super_stream(
+                virtual_host,
+                name,
+                list(zip(names, binding_keys, strict=True)),
+                wanted.given,
+                wanted.durability,
+                self.config.store.streams_max,
+                prepare,
+            )
+        except BaseException:
+            for directory in made:
+                logs.remove(directory)
+            raise
+
+    def _make_log(self, record: StreamRecord) -> None:
+        arguments = self.metadata.effective_arguments(record)
+        logs.create(record.directory, **log_options(arguments, record.durability, self.config.store.segment_size_bytes))
 
     def create_queue(self, virtual_host: str, name: str, options: Mapping[str, Any]) -> StreamRecord:
         """Make a queue, or make one of a stream that is there already.  Blocks.
@@ -116,6 +182,73 @@ class Catalog:
         holders = log.holders()
         log.close()
         return Deleted(record.slot, holders, record.directory)
+
+    def restart(self, virtual_host: str, name: str) -> None:
+        """Tell all who publish to or read from a stream that they have lost it; it can be used again at once.
+
+        For a worker's loop, as `deleted` is.  Raises StreamNotFound, StorageError, UserError.
+        """
+        record = self.metadata.find_stream(virtual_host, name)
+        if record is None:
+            raise StreamNotFound(name)
+        if record.queue is not None:
+            raise UserError(f"{name} is a queue", hint="only streams are restarted: a queue finds itself a new home")
+        self.table.restart(virtual_host, name)
+
+    def delete_super_stream(self, virtual_host: str, name: str) -> list[Deleted]:
+        """Delete its partitions, then itself: what a crash interrupts can be asked for again.  Blocks.
+
+        Raises ExchangeNotFound, StorageError; those that it deleted before an error are told here.
+        """
+        partitions = self.metadata.partitions(virtual_host, name)
+        if partitions is None:
+            raise ExchangeNotFound(f"there is no super stream {name!r} in vhost {virtual_host!r}")
+        gone = self._delete_all(virtual_host, partitions)
+        with suppress(ExchangeNotFound):  # somebody else was at it too
+            self.metadata.delete_exchange(virtual_host, name)
+        return gone
+
+    def delete_vhost(self, name: str) -> list[Deleted]:
+        """Delete a vhost with its streams, queues and everything else.  Blocks.
+
+        Raises VhostNotFound, UserError, StorageError; those that it deleted before an error are told here.
+        """
+        gone: list[Deleted] = []
+        try:
+            for turn in range(_DELETE_VHOST_TRIES):
+                if name != DEFAULT_VHOST:
+                    streams = [record.name for record in self.metadata.streams() if record.vhost == name]
+                    gone += self._delete_all(name, streams)
+                try:
+                    self.metadata.delete_vhost(name)
+                    break
+                except UserError:
+                    # A stream was made meanwhile; anything else is the same the next time.
+                    if turn + 1 == _DELETE_VHOST_TRIES or not self.metadata.has_vhost(name):
+                        raise
+        except BaseException:
+            self._tell_all(gone)
+            raise
+        return gone
+
+    def _delete_all(self, virtual_host: str, names: Sequence[str]) -> list[Deleted]:
+        gone = []
+        try:
+            for name in names:
+                try:
+                    gone.append(self.delete(virtual_host, name))
+                except StreamNotFound:
+                    continue
+        except BaseException:
+            self._tell_all(gone)
+            raise
+        return gone
+
+    def _tell_all(self, gone: Sequence[Deleted]) -> None:
+        """As ``deleted``, in a helper thread."""
+        for one in gone:
+            self.table.tell(one.holders, one.slot)
+            logs.remove(one.directory)
 
     def deleted(self, gone: Deleted) -> None:
         """Tell every worker that has it open, and let a helper remove its files."""

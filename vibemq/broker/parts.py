@@ -24,7 +24,8 @@ class Broker:
     helpers: Any  # server.helpers.Helpers
     timers: Any  # broker.timers.Timers
     authenticator: Any  # admin.users.Authenticator: who somebody is
-    accesses: Any  # admin.permissions.Accesses: what they may do
+    accesses: Any  # admin.permissions.Accesses: what they may do with queues
+    rights: Any  # admin.rights.Rights: what they may configure, write and read in a vhost
     accounts: Any  # the module admin.accounts: users and permissions by command
     everything: Any  # the access of somebody who may do all, where nobody has to log in
     connection_rate: Any  # admin.limits.ConnectionRate: how often an address may come through the native door

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Mapping
 
 import vibemq.storage.log as logs
 from vibemq.errors import StorageError, VibeMQError
@@ -33,7 +34,7 @@ def recover_all(metadata: Metadata, segment_size_bytes: int) -> int:
     for record in metadata.streams():
         known.add(record.incarnation)
         try:
-            report = _recover(record, segment_size_bytes)
+            report = _recover(record, metadata.effective_arguments(record), segment_size_bytes)
         except VibeMQError as problem:
             log.error("stream %r (%s) cannot be used: %s", record.name, record.directory, problem)
             continue
@@ -59,8 +60,10 @@ def recover_all(metadata: Metadata, segment_size_bytes: int) -> int:
     return usable
 
 
-def _recover(record: StreamRecord, segment_size_bytes: int) -> "logs.RecoveryReport | None":
-    options = log_options(record.arguments, record.durability, segment_size_bytes)
+def _recover(
+    record: StreamRecord, arguments: Mapping[str, str], segment_size_bytes: int
+) -> "logs.RecoveryReport | None":
+    options = log_options(arguments, record.durability, segment_size_bytes)
     if not os.path.isdir(record.directory):
         log.error("stream %r: its directory %s is missing; an empty one is made", record.name, record.directory)
         logs.create(record.directory, **options)

@@ -18,6 +18,7 @@ from typing import Any
 from vibemq.admin import accounts
 from vibemq.admin.limits import ConnectionRate
 from vibemq.admin.permissions import EVERYTHING, Accesses
+from vibemq.admin.rights import Rights
 from vibemq.admin.users import Authenticator
 from vibemq.broker.catalog import Catalog
 from vibemq.broker.fanout import FanOut
@@ -81,6 +82,7 @@ class Worker:
             streams, self.mail, Messages(self.helpers), self.timers, config.queues, self._make_home
         )
         self.accesses = Accesses(metadata)
+        self.rights = Rights(metadata, config.guest.allow_loopback)
         self.adopting: list[tuple[str, str]] = []
         self.adopt_timer = self.timers.timer(self._adopt_some)
         poller = selectors.DefaultSelector() if os.environ.get("VIBEMQ_POLLER") == "selectors" else Poller()
@@ -103,6 +105,7 @@ class Worker:
             timers=self.timers,
             authenticator=Authenticator(metadata, config.guest.allow_loopback),
             accesses=self.accesses,
+            rights=self.rights,
             accounts=accounts,
             everything=EVERYTHING,
             connection_rate=ConnectionRate(config.native.connections_per_address_per_minute),
@@ -144,6 +147,7 @@ class Worker:
         """Twice a second, and when another worker says so: users or permissions may have changed."""
         try:
             self.accesses.refresh()
+            self.rights.refresh()
         except StorageError as problem:
             logger.error("users and permissions cannot be looked at: %s", problem)
             return

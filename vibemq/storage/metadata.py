@@ -1,24 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What exists: streams, queues and users, in one database that all processes share.
+"""What exists: streams, queues, users and what else is set up, in one database that all processes share.
 
-A queue is a stream with options of its own, so both have one table and one space of names.
+A queue is a stream with options of its own, so both have one table and one space of names in
+each virtual host.  Here is what concerns streams, and the schema of everything; the other tables'
+functions are in storage.users, vhosts, routing and policies.
 
 Durability: a commit that concerns a stream with "disk" durability, or a user, is synced before it
 is confirmed; others may be undone by a power cut, like the messages of such streams.
 """
 
+import itertools
 import json
 import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vibemq.errors import LimitExceeded, StreamExists, StreamNotFound
-from vibemq.storage.users import Permission, Rights, UserRecord, Users
+from vibemq.storage.policies import Policies, PolicyRecord
+from vibemq.storage.routing import (
+    PARTITION_ORDER,
+    SUPER_STREAM,
+    BindingRecord,
+    ExchangeRecord,
+    Routing,
+    find_exchange,
+    insert_binding,
+    insert_exchange,
+)
+from vibemq.storage.users import Permission, Rights, UserRecord
+from vibemq.storage.vhosts import DEFAULT_VHOST, KeptRights, VhostPermission, VhostRecord, Vhosts, require_vhost
 
-__all__ = ["Metadata", "Permission", "Rights", "StreamRecord", "UserRecord"]
+__all__ = [
+    "DEFAULT_VHOST",
+    "BindingRecord",
+    "ExchangeRecord",
+    "KeptRights",
+    "Metadata",
+    "Permission",
+    "PolicyRecord",
+    "Rights",
+    "StreamRecord",
+    "UserRecord",
+    "VhostPermission",
+    "VhostRecord",
+]
 
 PAGE_ROWS = 500
 
@@ -62,6 +90,58 @@ MIGRATIONS = (
     CREATE TABLE accounts (changes INTEGER NOT NULL);
     INSERT INTO accounts (changes) VALUES (0);
     """,
+    # Virtual hosts.  Users that are there could do everything with streams until now, and go on with that.
+    # bindings.arguments and policies.definition: JSON.  bindings.partition_order: read from its arguments.
+    """
+    CREATE TABLE vhosts (
+        name        TEXT PRIMARY KEY,
+        description TEXT NOT NULL,
+        tags        TEXT NOT NULL,
+        created_ms  INTEGER NOT NULL
+    );
+    INSERT INTO vhosts SELECT '/', 'Default virtual host', '[]', 0;
+    INSERT OR IGNORE INTO vhosts SELECT DISTINCT vhost, '', '[]', 0 FROM streams;
+    CREATE TABLE vhost_permissions (
+        vhost     TEXT NOT NULL REFERENCES vhosts (name) ON DELETE CASCADE,
+        username  TEXT NOT NULL REFERENCES users (name) ON DELETE CASCADE,
+        configure TEXT NOT NULL,
+        write     TEXT NOT NULL,
+        read      TEXT NOT NULL,
+        PRIMARY KEY (vhost, username)
+    );
+    CREATE INDEX vhost_permissions_of_user ON vhost_permissions (username);
+    INSERT INTO vhost_permissions SELECT '/', name, '.*', '.*', '.*' FROM users;
+    CREATE TABLE exchanges (
+        vhost      TEXT NOT NULL REFERENCES vhosts (name) ON DELETE CASCADE,
+        name       TEXT NOT NULL,
+        arguments  TEXT NOT NULL,
+        created_ms INTEGER NOT NULL,
+        PRIMARY KEY (vhost, name)
+    );
+    CREATE TABLE bindings (
+        id              INTEGER PRIMARY KEY,
+        vhost           TEXT NOT NULL,
+        exchange        TEXT NOT NULL,
+        stream          TEXT NOT NULL,
+        routing_key     TEXT NOT NULL,
+        arguments       TEXT NOT NULL,
+        partition_order INTEGER,
+        UNIQUE (vhost, exchange, routing_key, stream, arguments),
+        FOREIGN KEY (vhost, exchange) REFERENCES exchanges (vhost, name) ON DELETE CASCADE,
+        FOREIGN KEY (vhost, stream) REFERENCES streams (vhost, name) ON DELETE CASCADE
+    );
+    CREATE INDEX bindings_of_stream ON bindings (vhost, stream);
+    CREATE TABLE policies (
+        vhost      TEXT NOT NULL REFERENCES vhosts (name) ON DELETE CASCADE,
+        name       TEXT NOT NULL,
+        pattern    TEXT NOT NULL,
+        definition TEXT NOT NULL,
+        priority   INTEGER NOT NULL,
+        apply_to   TEXT NOT NULL,
+        PRIMARY KEY (vhost, name)
+    );
+    ALTER TABLE accounts ADD COLUMN policy_changes INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 _STREAM_COLUMNS = "vhost, name, incarnation, slot, durability, arguments, created_ms, queue"
@@ -71,12 +151,6 @@ _PAGE = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE slot > ? ORDER BY slot LIM
 _QUEUES_PAGE = f"""
     SELECT {_STREAM_COLUMNS} FROM streams
     WHERE vhost = ? AND queue IS NOT NULL AND slot > ? ORDER BY slot LIMIT {PAGE_ROWS}
-"""
-# The end of the first unbroken run of slots; slot 0 is asked for apart.
-_FREE_SLOT = """
-    SELECT s.slot + 1 FROM streams s
-    WHERE NOT EXISTS (SELECT 1 FROM streams t WHERE t.slot = s.slot + 1)
-    ORDER BY s.slot LIMIT 1
 """
 
 
@@ -95,7 +169,7 @@ class StreamRecord:
     queue: dict[str, object] | None = None  # the queue's options; None: a plain stream
 
 
-class Metadata(Users):
+class Metadata(Vhosts, Routing, Policies):
     """The database at ``path``; made, with its tables, on first use."""
 
     def __init__(self, path: str) -> None:
@@ -119,35 +193,80 @@ class Metadata(Users):
         ``prepare(record)`` runs before the commit: it makes the log, so that a recorded stream always
         has one; what a crash leaves unrecorded is removed at the next start.
 
-        Raises StreamExists (with the record), LimitExceeded, StorageError, or what prepare raises.
+        Raises StreamExists (with the record), LimitExceeded, VhostNotFound, StorageError, or what prepare raises.
         """
         with self._writing(synced=durability == "disk") as db:
-            if row := db.execute(_FIND, (vhost, name)).fetchone():
-                raise StreamExists(f"stream {name!r} exists already in vhost {vhost!r}", record=self._record(row))
-            count = db.execute("SELECT COUNT(*) FROM streams").fetchone()[0]
-            if count >= streams_max:
-                raise LimitExceeded(
-                    f"cannot create stream {name!r}: number of streams",
-                    count + 1,
-                    streams_max,
-                    hint="delete streams or raise store.streams_max",
-                )
-            record = StreamRecord(
-                vhost=vhost,
-                name=name,
-                incarnation=secrets.token_hex(8),
-                slot=_free_slot(db),
-                durability=durability,
-                arguments=dict(arguments),
-                created_ms=time.time_ns() // 1_000_000,
-                directory="",
-                queue=None if queue is None else dict(queue),
-            )
-            record = self._record(_row(record))
-            db.execute(f"INSERT INTO streams ({_STREAM_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _row(record))
+            self._refuse(db, vhost, [name], streams_max)
+            draft = self._draft(vhost, name, arguments, durability, queue)
+            record = replace(draft, slot=next(_free_slots(db)))
+            _insert(db, record)
             if prepare is not None:
                 prepare(record)
         return record
+
+    def create_super_stream(
+        self,
+        vhost: str,
+        name: str,
+        partitions: Sequence[tuple[str, str]],
+        arguments: dict[str, str],
+        durability: str,
+        streams_max: int,
+        prepare: Callable[[StreamRecord], None],
+    ) -> list[StreamRecord]:
+        """Record an exchange and a stream and a binding for each (stream's name, binding key): all or nothing.
+
+        ``prepare(record)`` makes a partition's log.  That may be a thousand of them, so it happens before the
+        transaction, without slots, for nobody else can write meanwhile; who calls removes the logs when this
+        raises: StreamExists, LimitExceeded, VhostNotFound, StorageError, or what prepare raises.
+        """
+        names = [stream for stream, _ in partitions]
+        with self._reading() as db:  # to know before a thousand logs were made for nothing
+            self._refuse(db, vhost, names, streams_max, name)
+        drafts = [self._draft(vhost, stream, arguments, durability) for stream in names]
+        for draft in drafts:
+            prepare(draft)
+        with self._writing(synced=durability == "disk") as db:
+            self._refuse(db, vhost, names, streams_max, name)
+            insert_exchange(db, vhost, name, {SUPER_STREAM: True})
+            slots = _free_slots(db)
+            records = [replace(draft, slot=slot) for draft, slot in zip(drafts, slots, strict=False)]
+            for order, (record, (stream, key)) in enumerate(zip(records, partitions, strict=True)):
+                _insert(db, record)
+                insert_binding(db, vhost, name, stream, key, {PARTITION_ORDER: order})
+        return records
+
+    def _refuse(
+        self, db: sqlite3.Connection, vhost: str, names: list[str], streams_max: int, exchange: str | None = None
+    ) -> None:
+        """Raises VhostNotFound, StreamExists, LimitExceeded where streams of these names cannot be made."""
+        require_vhost(db, vhost)
+        if exchange is not None and find_exchange(db, vhost, exchange) is not None:
+            raise StreamExists(f"super stream {exchange!r} exists already in vhost {vhost!r}")
+        for name in names:
+            if row := db.execute(_FIND, (vhost, name)).fetchone():
+                raise StreamExists(f"stream {name!r} exists already in vhost {vhost!r}", record=self._record(row))
+        count = db.execute("SELECT COUNT(*) FROM streams").fetchone()[0] + len(names)
+        if count > streams_max:
+            raise LimitExceeded(
+                f"cannot create stream {names[0]!r}: number of streams",
+                count,
+                streams_max,
+                hint="delete streams or raise store.streams_max",
+            )
+
+    def _draft(
+        self,
+        vhost: str,
+        name: str,
+        arguments: dict[str, str],
+        durability: str,
+        queue: Mapping[str, object] | None = None,
+    ) -> StreamRecord:
+        """A stream that nobody knows yet; its slot is not taken."""
+        incarnation, now_ms = secrets.token_hex(8), time.time_ns() // 1_000_000
+        kept = None if queue is None else json.dumps(dict(queue), sort_keys=True)
+        return self._record((vhost, name, incarnation, -1, durability, json.dumps(arguments), now_ms, kept))
 
     def delete_stream(self, vhost: str, name: str) -> StreamRecord:
         """Forget a stream and return what it was; its slot is free from now on.  Raises StreamNotFound."""
@@ -238,16 +357,19 @@ class Metadata(Users):
         )
 
 
-def _row(record: StreamRecord) -> tuple:
-    return (
-        record.vhost,
-        record.name,
-        record.incarnation,
-        record.slot,
-        record.durability,
-        json.dumps(record.arguments, sort_keys=True),
-        record.created_ms,
-        None if record.queue is None else json.dumps(record.queue, sort_keys=True),
+def _insert(db: sqlite3.Connection, record: StreamRecord) -> None:
+    db.execute(
+        f"INSERT INTO streams ({_STREAM_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            record.vhost,
+            record.name,
+            record.incarnation,
+            record.slot,
+            record.durability,
+            json.dumps(record.arguments, sort_keys=True),
+            record.created_ms,
+            None if record.queue is None else json.dumps(record.queue, sort_keys=True),
+        ),
     )
 
 
@@ -255,8 +377,10 @@ def _no_stream(vhost: str, name: str) -> StreamNotFound:
     return StreamNotFound(f"there is no stream {name!r} in vhost {vhost!r}")
 
 
-def _free_slot(db: sqlite3.Connection) -> int:
-    if db.execute("SELECT 1 FROM streams WHERE slot = 0").fetchone() is None:
-        return 0
-    slot: int = db.execute(_FREE_SLOT).fetchone()[0]
-    return slot
+def _free_slots(db: sqlite3.Connection) -> Iterator[int]:
+    """The lowest free slots, one after another; to be used up before the next change."""
+    slot = 0
+    for (taken,) in db.execute("SELECT slot FROM streams ORDER BY slot"):
+        yield from range(slot, taken)
+        slot = taken + 1
+    yield from itertools.count(slot)

@@ -112,6 +112,27 @@ class Users(Database):
         """Raises UserNotFound."""
         self._update_user(name, "is_superuser", int(is_superuser))
 
+    def put_user(self, name: str, password_hash: str | None, tags: tuple[str, ...]) -> bool:
+        """Make a user, or change the tags and, if there is a hash, the password of one; was one made?
+
+        Nobody becomes a superuser this way.  Raises UserNotFound: a new user needs a hash.
+        """
+        with self._changing_accounts() as db:
+            if db.execute("SELECT 1 FROM users WHERE name = ?", (name,)).fetchone() is None:
+                if password_hash is None:
+                    raise no_user(name)
+                _insert(db, name, password_hash, tags, False)
+                return True
+            db.execute(
+                "UPDATE users SET tags = ?, password_hash = ifnull(?, password_hash), updated_ms = ? WHERE name = ?",
+                (json.dumps(tags), password_hash, _now_ms(), name),
+            )
+        return False
+
+    def set_tags(self, name: str, tags: tuple[str, ...]) -> None:
+        """Raises UserNotFound."""
+        self._update_user(name, "tags", json.dumps(tags))
+
     def find_user(self, name: str) -> UserRecord | None:
         with self._reading() as db:
             row = db.execute(f"SELECT {_COLUMNS} FROM users WHERE name = ?", (name,)).fetchone()
@@ -128,7 +149,7 @@ class Users(Database):
         """Let the user do these operations, and no others, by this pattern.  Raises UserNotFound."""
         kept = json.dumps(sorted({int(operation) for operation in operations}))
         with self._changing_accounts() as db:
-            _find(db, name)
+            require_user(db, name)
             db.execute(
                 "INSERT INTO permissions (username, queue_pattern, operations, created_ms) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (username, queue_pattern) DO UPDATE SET operations = excluded.operations",
@@ -138,7 +159,7 @@ class Users(Database):
     def revoke(self, name: str, pattern: str) -> bool:
         """Take the entry with exactly this pattern away; was there one?  Raises UserNotFound."""
         with self._changing_accounts() as db:
-            _find(db, name)
+            require_user(db, name)
             gone = db.execute("DELETE FROM permissions WHERE username = ? AND queue_pattern = ?", (name, pattern))
         return gone.rowcount > 0
 
@@ -199,7 +220,8 @@ def _insert(db: sqlite3.Connection, name: str, password_hash: str, tags: tuple[s
     )
 
 
-def _find(db: sqlite3.Connection, name: str) -> None:
+def require_user(db: sqlite3.Connection, name: str) -> None:
+    """Raises UserNotFound."""
     if db.execute("SELECT 1 FROM users WHERE name = ?", (name,)).fetchone() is None:
         raise no_user(name)
 

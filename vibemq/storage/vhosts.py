@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual hosts, and what each user may configure, write and read in them.
+
+A virtual host is a space of names of its own.  Every change counts in ``accounts.changes``, as a
+change of users does, so that all processes notice it the same way.  The native door knows
+only the virtual host that is always there, ``/``.
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vibemq.errors import UserError, VhostNotFound
+from vibemq.storage.patterns import pattern
+from vibemq.storage.users import Users, require_user
+
+DEFAULT_VHOST = "/"
+VHOST_NAME_SIZE_MAX_BYTES = 255
+
+_PERMISSIONS = "SELECT vhost, username, configure, write, read FROM vhost_permissions"
+_RIGHTS = """
+    SELECT u.created_ms, u.is_superuser, p.configure, p.write, p.read
+    FROM users u CROSS JOIN vhosts v LEFT JOIN vhost_permissions p ON p.vhost = v.name AND p.username = u.name
+    WHERE u.name = ? AND v.name = ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class VhostRecord:
+    """One virtual host; description and tags are for people and tools."""
+
+    name: str
+    description: str
+    tags: tuple[str, ...]
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class VhostPermission:
+    """Regular expressions for the names in ``vhost`` that ``user`` may configure, write and read."""
+
+    vhost: str
+    user: str
+    configure: str
+    write: str
+    read: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRights:
+    """A user's rights in one vhost as they are kept; ``patterns`` is None where there is no permission."""
+
+    created_ms: int  # the user's: another one was made under the same name if it differs
+    is_superuser: bool
+    patterns: tuple[str, str, str] | None
+
+
+class Vhosts(Users):
+    """Virtual hosts and permissions in them; the tables are storage.metadata's."""
+
+    def add_vhost(self, name: str, description: str = "", tags: Iterable[str] = ()) -> bool:
+        """Make a virtual host; False: it was there, and has the description and tags now.  Raises UserError."""
+        size = len(name.encode(errors="surrogatepass"))
+        if not 1 <= size <= VHOST_NAME_SIZE_MAX_BYTES or not name.isprintable():
+            raise UserError(
+                f"virtual host name {name!r}: 1 to {VHOST_NAME_SIZE_MAX_BYTES} bytes of printable characters are needed"
+            )
+        with self._changing_accounts() as db:
+            exists = _has_vhost(db, name)
+            db.execute(
+                "INSERT INTO vhosts (name, description, tags, created_ms) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (name) DO UPDATE SET description = excluded.description, tags = excluded.tags",
+                (name, description, json.dumps(list(tags)), time.time_ns() // 1_000_000),
+            )
+        return not exists
+
+    def delete_vhost(self, name: str) -> None:
+        """Forget a vhost that has no streams, with its permissions, exchanges and policies.
+
+        Raises VhostNotFound; UserError if it is the default one or has streams (broker.catalog deletes these).
+        """
+        if name == DEFAULT_VHOST:
+            raise UserError(f"virtual host {name!r} is always there and cannot be deleted")
+        with self._changing_accounts() as db:
+            require_vhost(db, name)
+            if db.execute("SELECT 1 FROM streams WHERE vhost = ? LIMIT 1", (name,)).fetchone():
+                raise UserError(f"virtual host {name!r} has streams", hint="delete them first")
+            db.execute("DELETE FROM vhosts WHERE name = ?", (name,))
+            db.execute("UPDATE accounts SET policy_changes = policy_changes + 1")
+
+    def has_vhost(self, name: str) -> bool:
+        with self._reading() as db:
+            return _has_vhost(db, name)
+
+    def vhosts(self) -> list[VhostRecord]:
+        """All virtual hosts by name."""
+        with self._reading() as db:
+            rows = db.execute("SELECT name, description, tags, created_ms FROM vhosts ORDER BY name").fetchall()
+        return [VhostRecord(name, about, tuple(json.loads(tags)), created) for name, about, tags, created in rows]
+
+    # ---- permissions ----
+
+    def set_permissions(self, vhost: str, user: str, configure: str, write: str, read: str) -> bool:
+        """Let the user do this in the vhost, instead of what it could do there; was there no permission before?
+
+        Raises VhostNotFound, UserNotFound, UserError for what is no pattern.
+        """
+        for text in (configure, write, read):
+            pattern(text)
+        with self._changing_accounts() as db:
+            require_vhost(db, vhost)
+            require_user(db, user)
+            key = (vhost, user)
+            had = db.execute("SELECT 1 FROM vhost_permissions WHERE vhost = ? AND username = ?", key).fetchone()
+            db.execute(
+                "INSERT OR REPLACE INTO vhost_permissions (vhost, username, configure, write, read) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (*key, configure, write, read),
+            )
+        return had is None
+
+    def clear_permissions(self, vhost: str, user: str) -> bool:
+        """Close the vhost for the user; was it open?  Raises VhostNotFound, UserNotFound."""
+        with self._changing_accounts() as db:
+            require_vhost(db, vhost)
+            require_user(db, user)
+            gone = db.execute("DELETE FROM vhost_permissions WHERE vhost = ? AND username = ?", (vhost, user))
+        return gone.rowcount > 0
+
+    def vhost_permissions(self, vhost: str | None = None, user: str | None = None) -> list[VhostPermission]:
+        """By vhost and user; of all of them, or of those given."""
+        with self._reading() as db:
+            rows = db.execute(
+                f"{_PERMISSIONS} WHERE (?1 IS NULL OR vhost = ?1) AND (?2 IS NULL OR username = ?2) "
+                "ORDER BY vhost, username",
+                (vhost, user),
+            ).fetchall()
+        return [VhostPermission(*row) for row in rows]
+
+    def vhost_rights(self, user: str, vhost: str) -> KeptRights | None:
+        """As of one moment; None: there is no such user, or no such vhost."""
+        with self._reading() as db:
+            row = db.execute(_RIGHTS, (user, vhost)).fetchone()
+        if row is None:
+            return None
+        created_ms, is_superuser, *patterns = row
+        return KeptRights(created_ms, bool(is_superuser), None if patterns[0] is None else tuple(patterns))
+
+
+def require_vhost(db: sqlite3.Connection, name: str) -> None:
+    """Raises VhostNotFound."""
+    if not _has_vhost(db, name):
+        raise VhostNotFound(f"there is no virtual host {name!r}")
+
+
+def _has_vhost(db: sqlite3.Connection, name: str) -> bool:
+    return db.execute("SELECT 1 FROM vhosts WHERE name = ?", (name,)).fetchone() is not None
