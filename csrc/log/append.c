@@ -70,7 +70,8 @@ err log_roll(struct log *l, struct commit *c, struct fault *f)
 
 static bool roll_wanted(const struct control *control, const struct commit *c)
 {
-    return c->position >= control->segment_bytes_max || c->chunks >= control->segment_chunks_max ||
+    return c->position >= atomic_load_explicit(&control->segment_bytes_max, memory_order_relaxed) ||
+           c->chunks >= control->segment_chunks_max ||
            atomic_load_explicit(&control->sync_failed_segment, memory_order_relaxed) == c->segment + 1;
 }
 
@@ -133,18 +134,20 @@ static int stamp(struct log *l, struct batch *b, struct commit *c)
         struct chunk header = {.type = CHUNK_USER, .entries = bc->entries, .records = bc->records,
                                .timestamp_ms = c->timestamp_ms, .epoch = l->control->epoch, .chunk_id = c->next_offset,
                                .crc = bc->crc, .data_bytes = bc->data_bytes, .trailer_bytes = bc->trailer_bytes,
-                               .trailer_crc = bc->trailer_crc};
-        uint8_t *at = b->data + bc->position;
+                               .bloom_bytes = bc->filtered ? (uint8_t)b->filter_bytes : 0, .trailer_crc = bc->trailer_crc};
+        uint8_t *at = batch_entries(b, bc) - header.bloom_bytes - CHUNK_HEADER_BYTES;
+        size_t bytes = CHUNK_HEADER_BYTES + (size_t)header.bloom_bytes + bc->data_bytes;
         chunk_header_write(&header, l->seed, at);
+        if (header.bloom_bytes) filter_seal(at, header.bloom_bytes);
         struct index_record r = {.chunk_id = c->next_offset, .timestamp_ms = c->timestamp_ms,
                                  .position = (uint32_t)c->position, .chunk_bytes = (uint32_t)chunk_bytes(&header),
                                  .records = bc->records};
         index_record_write(&r, l->seed, b->index_records + (size_t)i * INDEX_RECORD_BYTES);
 
-        /* Chunks without trailers lie one behind the other in memory as on disk. */
+        /* Chunks without trailers that fill their head room lie one behind the other in memory as on disk. */
         struct iovec *last = parts ? &b->parts[parts - 1] : NULL;
-        if (last && (uint8_t *)last->iov_base + last->iov_len == at) last->iov_len += CHUNK_HEADER_BYTES + bc->data_bytes;
-        else b->parts[parts++] = (struct iovec){at, CHUNK_HEADER_BYTES + (size_t)bc->data_bytes};
+        if (last && (uint8_t *)last->iov_base + last->iov_len == at) last->iov_len += bytes;
+        else b->parts[parts++] = (struct iovec){at, bytes};
         if (bc->trailer_bytes) b->parts[parts++] = (struct iovec){b->trailers + bc->trailer_position, bc->trailer_bytes};
 
         c->last_chunk = c->next_offset;

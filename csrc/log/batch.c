@@ -82,6 +82,12 @@ void batch_limit(struct batch *b, uint64_t bytes)
     b->capacity = smaller(b->allocated, b->bytes_max);
 }
 
+void batch_filter_size(struct batch *b, uint32_t bytes)
+{
+    CHECK(batch_is_empty(b) && bytes <= FILTER_BYTES_MAX);
+    b->filter_bytes = filter_stored_bytes(bytes);
+}
+
 /* ---- adding ---- */
 
 /* Double up to the limit; a single entry above the limit gets exactly what it needs. */
@@ -109,13 +115,15 @@ err batch_reserve_slow(struct batch *b, uint32_t bytes)
                  (c->entries > 0 && c->data_bytes + (uint64_t)bytes > CHUNK_DATA_TARGET_BYTES);
     if (opens && b->chunk_count == BATCH_CHUNKS_MAX) return ERR_FULL;
 
-    uint64_t needed = b->size + (uint64_t)bytes + (opens ? CHUNK_HEADER_BYTES : 0);
+    uint32_t head = CHUNK_HEADER_BYTES + b->filter_bytes;
+    uint64_t needed = b->size + (uint64_t)bytes + (opens ? head : 0);
     if (needed > b->bytes_max && !batch_is_empty(b)) return ERR_FULL;
     err e = batch_grow(b, needed);
     if (e) return e;
     if (opens) {
         b->chunks[b->chunk_count++] = (struct batch_chunk){.position = b->size};
-        b->size += CHUNK_HEADER_BYTES;
+        memset(b->data + b->size + CHUNK_HEADER_BYTES, 0, b->filter_bytes);
+        b->size += head;
     }
     return OK;
 }
@@ -251,14 +259,18 @@ static err batch_trailers(struct batch *b)
 
 static void batch_crc(const struct batch *b, struct batch_chunk *c)
 {
-    c->crc = crc32_update(0, b->data + c->position + CHUNK_HEADER_BYTES, c->data_bytes);
+    c->crc = crc32_update(0, batch_entries(b, c), c->data_bytes);
 }
 
 err batch_seal(struct batch *b, struct fault *f)
 {
     DEBUG_CHECK((batch_check(b), true));
     if (batch_trailers(b)) return fault_set(f, ERR_NO_MEMORY, 0, "batch trailers", 0, b->trailer_size, 0);
-    for (uint32_t i = 0; i < b->chunk_count; i++) batch_crc(b, &b->chunks[i]);
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        struct batch_chunk *c = &b->chunks[i];
+        batch_crc(b, c);
+        if (c->filtered && c->filtered < c->entries) filter_note_unfiltered(b->data + c->position + CHUNK_HEADER_BYTES);
+    }
     b->sealed = true;
     return OK;
 }
@@ -293,9 +305,11 @@ static bool drop_next(struct batch *b, struct drop *d, uint32_t chunk, uint32_t 
 /* Move the entries of old chunk `index` that stay to `b->size`, as chunk `b->chunk_count`. */
 static err drop_chunk(struct batch *b, struct drop *d, const struct batch_chunk *old, uint32_t index)
 {
-    const uint8_t *at = b->data + old->position + CHUNK_HEADER_BYTES, *end = at + old->data_bytes;
-    struct batch_chunk c = {.position = b->size};
-    uint32_t size = b->size + CHUNK_HEADER_BYTES;
+    const uint8_t *at = batch_entries(b, old), *end = at + old->data_bytes;
+    /* The filter of all that was there says no less than one of what stays would. */
+    struct batch_chunk c = {.position = b->size, .filtered = old->filtered};
+    uint32_t size = b->size + CHUNK_HEADER_BYTES + b->filter_bytes;
+    memmove(b->data + c.position + CHUNK_HEADER_BYTES, b->data + old->position + CHUNK_HEADER_BYTES, b->filter_bytes);
     for (uint32_t entry = 0; entry < old->entries; entry++) {
         const uint8_t *begin = at;
         struct chunk_entry e;
@@ -368,7 +382,7 @@ void batch_check(const struct batch *b)
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         const struct batch_chunk *c = &b->chunks[i];
         CHECK(c->position == size && c->entries <= CHUNK_ENTRIES_MAX && c->records >= c->entries);
-        size += CHUNK_HEADER_BYTES + (uint64_t)c->data_bytes;
+        size += CHUNK_HEADER_BYTES + b->filter_bytes + (uint64_t)c->data_bytes;
         records += c->records;
     }
     CHECK(size == b->size && b->size <= b->allocated && b->capacity <= b->allocated && records == b->records);

@@ -4,9 +4,13 @@
  * on disk, before any lock is taken.
  *
  * Entries are copied once, from the socket buffer to here.  The memory reads
- * [48 bytes of header room][entries][48][entries]...; a chunk is closed when it
+ * [head room][entries][head room][entries]...; a chunk is closed when it
  * has CHUNK_ENTRIES_MAX entries or CHUNK_DATA_TARGET_BYTES.  batch_seal computes
  * the CRCs and trailers; log_append stamps the headers and writes.
+ *
+ * The head room takes the 48 bytes of the header and, where the stream filters, the chunk's
+ * filter (filter.h).  A chunk without any filter value is written without one: its header
+ * then lies at the end of the room.
  *
  * Publishers with a reference are tracked in runs (consecutive entries of one
  * publisher), so that deduplication touches only batches that can hold duplicates.
@@ -15,7 +19,7 @@
  * so that one turn does not become one segment far above its limit.
  *
  * Invariant (batch_check in debug builds): the open chunk is the last in `chunks`;
- * data_bytes of all chunks plus their headers is `size`; the runs lie in order and
+ * data_bytes of all chunks plus their head rooms is `size`; the runs lie in order and
  * name `id_count` ids.
  */
 #ifndef VIBEMQ_LOG_BATCH_H
@@ -30,6 +34,7 @@
 #include "../base/bytes.h"
 #include "../base/error.h"
 #include "chunk.h"
+#include "filter.h"
 #include "index.h"
 
 #define BATCH_CHUNKS_MAX 512u            /* iovec limit 1024: header+entries and trailer of each */
@@ -37,10 +42,11 @@
 #define BATCH_REFERENCE_BYTES_MAX 255u   /* the RabbitMQ Streams protocol */
 
 struct batch_chunk {
-    uint32_t position, data_bytes, records;  /* of its header in `data` */
+    uint32_t position, data_bytes, records;  /* of its head room in `data` */
     uint32_t trailer_position, trailer_bytes; /* in `trailers` */
     uint32_t crc, trailer_crc;
     uint16_t entries;
+    uint16_t filtered;   /* entries that came with a filter value, before any was dropped as a duplicate */
 };
 
 /* Consecutive entries of one publisher with a reference. */
@@ -65,6 +71,7 @@ struct batch {
     uint8_t *data;
     uint32_t size, capacity;             /* capacity: how far entries may be added without another look */
     uint32_t allocated, bytes_max;       /* capacity <= allocated */
+    uint32_t filter_bytes;               /* room for each chunk's filter, its check included; 0: none */
     uint32_t chunk_count;
     uint64_t records;
     uint64_t duplicates;                 /* messages dropped from it by log_append */
@@ -90,6 +97,16 @@ static inline bool batch_is_empty(const struct batch *b) { return b->chunk_count
 /* Refuse (ERR_FULL) what would take a batch that holds something past `bytes`; only while it
  * is empty.  0: BATCH_BYTES_MAX. */
 void batch_limit(struct batch *b, uint64_t bytes);
+
+/* Let the chunks carry filters of that many bytes (FILTER_BYTES_MIN to FILTER_BYTES_MAX; 0: none); only
+ * while it is empty.  Stays until it is set again. */
+void batch_filter_size(struct batch *b, uint32_t bytes);
+
+/* Where the entries of a chunk begin. */
+static inline uint8_t *batch_entries(const struct batch *b, const struct batch_chunk *c)
+{
+    return b->data + c->position + CHUNK_HEADER_BYTES + b->filter_bytes;
+}
 
 /* Make sure one more entry of `bytes` has room in an open chunk: grows the memory,
  * opens the first chunk or closes a full one.  ERR_FULL when the turn must persist
@@ -124,6 +141,16 @@ err batch_reference_intern(struct batch *b, const char *text, uint32_t bytes, ui
 /* As batch_add, for a publisher with a reference. */
 err batch_add_tracked(struct batch *b, const uint8_t *entry, uint32_t bytes, uint32_t records,
                       uint32_t reference, uint64_t publishing_id);
+
+/* The filter value of the entry that was added last: once for each, at once.  Entries for which it is not
+ * called, or with size 0, have none.  Only after batch_filter_size. */
+static inline void batch_filter(struct batch *b, const uint8_t *value, uint32_t size)
+{
+    if (size == 0) return;
+    struct batch_chunk *c = &b->chunks[b->chunk_count - 1];
+    filter_note(b->data + c->position + CHUNK_HEADER_BYTES, b->filter_bytes, value, size);
+    c->filtered++;
+}
 
 /* Compute CRCs and trailers.  After it only log_append, batch_clear. */
 err batch_seal(struct batch *b, struct fault *f);

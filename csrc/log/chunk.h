@@ -19,13 +19,13 @@
  *   +-----------------------------+--------------------------------+ 32
  *   | CRC-32 of the entries u32   | data size u32                  |
  *   +-----------------------------+--------+-----------------------+ 40
- *   | trailer size u32            | bloom  | header check u24      |
+ *   | trailer size u32            | filter | header check u24      |
  *   +-----------------------------+--------+-----------------------+ 48
- *   | bloom bytes | entries (data size) | trailer (trailer size)   |
+ *   | filter      | entries (data size) | trailer (trailer size)   |
  *
  * header check = the upper 24 bits of CRC-32(segment seed as u32, header with the
  * check zeroed).  The seed differs for each segment, so bytes inside a message
- * cannot pose as a chunk.
+ * cannot pose as a chunk.  filter.h says what the filter holds: it has a check of its own.
  */
 #ifndef VIBEMQ_LOG_CHUNK_H
 #define VIBEMQ_LOG_CHUNK_H
@@ -36,6 +36,7 @@
 #include "../base/error.h"
 
 #define CHUNK_HEADER_BYTES 48u
+#define CHUNK_HEAD_BYTES_MAX (CHUNK_HEADER_BYTES + 255u) /* the header and the filter behind it */
 #define CHUNK_MAGIC 0x50u
 #define CHUNK_ENTRIES_MAX 2048u          /* a burst must be several chunks, so that `last` is a real tail */
 #define CHUNK_DATA_TARGET_BYTES (1u << 20) /* a chunk is closed before it grows past this, unless one entry is larger */

@@ -121,7 +121,8 @@ static err control_fill(struct control *c, const struct control_init *init, uint
     atomic_init(&c->state, CONTROL_LIVE);
     c->durability = init->durability;
     c->epoch = init->epoch;
-    c->segment_bytes_max = init->segment_bytes_max;
+    atomic_init(&c->filter_bytes, init->filter_bytes);
+    atomic_init(&c->segment_bytes_max, init->segment_bytes_max);
     c->segment_chunks_max = init->segment_chunks_max;
     atomic_init(&c->retention_bytes_max, init->retention_bytes_max);
     atomic_init(&c->retention_age_ms_max, init->retention_age_ms_max);

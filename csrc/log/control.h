@@ -58,7 +58,9 @@ struct control {
     _Atomic uint32_t state;            /* enum control_state */
     uint32_t durability;               /* enum control_durability */
     uint32_t epoch;                    /* stamped into chunks; from 1, raised by each recovery */
-    uint64_t segment_bytes_max, segment_chunks_max;
+    _Atomic uint32_t filter_bytes;     /* of new chunks' filters; 0 (made before there were any): the default */
+    _Atomic uint64_t segment_bytes_max;
+    uint64_t segment_chunks_max;
     _Atomic uint64_t retention_bytes_max; /* 0: no limit */
     _Atomic uint64_t retention_age_ms_max; /* 0: no limit */
     _Alignas(128) struct mutex mutex;  /* guards every append, roll and the tracking table */
@@ -88,7 +90,7 @@ struct control_init {
     uint32_t epoch;
     uint64_t first_offset;
     uint64_t segment_bytes_max, segment_chunks_max, retention_bytes_max, retention_age_ms_max;
-    uint32_t durability;
+    uint32_t durability, filter_bytes;
 };
 
 /* Write a control block as "control.tmp" and rename it, so it is whole or not there. */

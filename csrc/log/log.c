@@ -44,6 +44,9 @@ err log_options_apply(const struct log_options *o, struct control_init *init, st
     if (o->durability > DURABILITY_DISK) return fault_set(f, ERR_INVALID, 0, "durability", 0, DURABILITY_DISK, o->durability);
     if (o->segment_bytes_max > LOG_SEGMENT_BYTES_MAX)
         return fault_set(f, ERR_LIMIT, 0, "segment_bytes_max", 0, LOG_SEGMENT_BYTES_MAX, o->segment_bytes_max);
+    if (o->filter_bytes > FILTER_BYTES_MAX || (o->filter_bytes && o->filter_bytes < FILTER_BYTES_MIN))
+        return fault_set(f, ERR_LIMIT, 0, "filter_bytes", 0, FILTER_BYTES_MAX, o->filter_bytes);
+    init->filter_bytes = o->filter_bytes ? o->filter_bytes : FILTER_BYTES_DEFAULT;
     init->segment_bytes_max = o->segment_bytes_max ? o->segment_bytes_max : LOG_SEGMENT_BYTES_DEFAULT;
     if (init->segment_bytes_max < LOG_SEGMENT_BYTES_MIN) init->segment_bytes_max = LOG_SEGMENT_BYTES_MIN;
     init->segment_chunks_max = o->segment_chunks_max ? o->segment_chunks_max : LOG_SEGMENT_CHUNKS_DEFAULT;
@@ -166,6 +169,27 @@ void log_close_active(struct log *l)
 }
 
 void log_rest(struct log *l) { log_close_active(l); }
+
+/* ---- limits ---- */
+
+err log_set_limits(struct log *l, const struct log_options *options, struct fault *f)
+{
+    struct control_init init;
+    err e = log_options_apply(options, &init, f);
+    if (e) return e;
+    struct control *c = l->control;
+    atomic_store_explicit(&c->segment_bytes_max, init.segment_bytes_max, memory_order_relaxed);
+    atomic_store_explicit(&c->retention_bytes_max, init.retention_bytes_max, memory_order_relaxed);
+    atomic_store_explicit(&c->retention_age_ms_max, init.retention_age_ms_max, memory_order_relaxed);
+    atomic_store_explicit(&c->filter_bytes, init.filter_bytes, memory_order_relaxed);
+    return OK;
+}
+
+uint32_t log_filter_bytes(const struct log *l)
+{
+    uint32_t bytes = atomic_load_explicit(&l->control->filter_bytes, memory_order_relaxed);
+    return bytes ? bytes : FILTER_BYTES_DEFAULT;
+}
 
 /* ---- the lock ---- */
 

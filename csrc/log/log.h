@@ -36,6 +36,7 @@ struct log_options {
     uint64_t retention_bytes_max; /* 0: none */
     uint64_t retention_age_ms_max; /* 0: none */
     uint32_t durability;          /* enum control_durability */
+    uint32_t filter_bytes;        /* 0: default */
 };
 
 struct log;
@@ -51,6 +52,13 @@ void log_close(struct log *l);
 void log_rest(struct log *l);
 struct control *log_control(struct log *l);
 const char *log_directory(const struct log *l);
+
+/* Change the limits while the log is in use: of `options` all but the durability and segment_chunks_max, which
+ * stay.  Every process goes by them from its next append and retention_run on.  ERR_LIMIT: none was changed. */
+err log_set_limits(struct log *l, const struct log_options *options, struct fault *f);
+
+/* Size in bytes of the filters that new chunks get (filter.h). */
+uint32_t log_filter_bytes(const struct log *l);
 
 struct log_appended {
     uint64_t first_offset, next_offset; /* of this batch's records; equal when all were duplicates */

@@ -17,6 +17,8 @@
 #include "scan.h"
 
 #define ATTEMPTS_MAX 8 /* each lost one means that retention removed a segment meanwhile */
+#define SKIP_BYTES 4096u /* one page: a head, and the next ones where chunks are small */
+_Static_assert(SKIP_BYTES >= CHUNK_HEAD_BYTES_MAX, "any head fits");
 
 /* ---- opening a segment ---- */
 
@@ -292,35 +294,83 @@ err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, ui
     return reader_copy(r, data, left < size ? left : size, nowait, got, f);
 }
 
-err reader_chunk(const struct reader *r, const uint8_t *data, uint64_t size, bool verify, struct chunk *out,
-                 struct fault *f)
+/* Read a header and compare its sizes with what exists. */
+static err reader_look(const struct reader *r, const uint8_t *data, uint64_t size, struct chunk *out, struct fault *f)
 {
-    struct file_path path;
     if (size < CHUNK_HEADER_BYTES) {
         *out = (struct chunk){0};
         return fault_set(f, ERR_TRUNCATED, 0, r->log->directory, r->position, CHUNK_HEADER_BYTES, size);
     }
     err e = chunk_header_read(data, size, r->seed, out);
-    if (!e && out->chunk_id < r->next_offset) e = ERR_CORRUPT;
-    if (!e && size < chunk_bytes(out)) {
-        /* Past what exists it will never be whole. */
-        struct commit c;
-        control_committed(r->log->control, &c);
-        uint64_t limit = c.segment == r->segment ? c.position : r->end;
-        if (limit == UINT64_MAX || r->position + chunk_bytes(out) <= limit)
-            return fault_set(f, ERR_TRUNCATED, 0, r->log->directory, r->position, chunk_bytes(out), size);
-        e = ERR_CORRUPT;
-    }
-    if (!e && verify) e = chunk_verify(data, size, out);
-    if (!e) return OK;
+    if (e) return e;
+    if (out->chunk_id < r->next_offset) return ERR_CORRUPT;
+    if (size >= chunk_bytes(out)) return OK;
+    /* Past what exists it will never be whole. */
+    struct commit c;
+    control_committed(r->log->control, &c);
+    uint64_t limit = c.segment == r->segment ? c.position : r->end;
+    return limit == UINT64_MAX || r->position + chunk_bytes(out) <= limit ? OK : ERR_CORRUPT;
+}
+
+static err reader_bad(const struct reader *r, err e, struct fault *f)
+{
+    struct file_path path;
+    if (e != ERR_CORRUPT) return e;
     file_path_numbered(&path, r->log->directory, r->segment, SEGMENT_SUFFIX);
     return fault_set(f, ERR_CORRUPT, 0, path.text, r->position, 0, 0);
+}
+
+static err reader_needs(const struct reader *r, uint64_t needed, uint64_t size, struct fault *f)
+{
+    return size < needed ? fault_set(f, ERR_TRUNCATED, 0, r->log->directory, r->position, needed, size) : OK;
+}
+
+err reader_header(const struct reader *r, const uint8_t *data, uint64_t size, struct chunk *out, struct fault *f)
+{
+    err e = reader_look(r, data, size, out, f);
+    if (!e) e = reader_needs(r, CHUNK_HEADER_BYTES + out->bloom_bytes, size, f);
+    return reader_bad(r, e, f);
+}
+
+err reader_chunk(const struct reader *r, const uint8_t *data, uint64_t size, bool verify, struct chunk *out,
+                 struct fault *f)
+{
+    err e = reader_look(r, data, size, out, f);
+    if (!e) e = reader_needs(r, chunk_bytes(out), size, f);
+    if (!e && verify) e = chunk_verify(data, size, out);
+    return reader_bad(r, e, f);
 }
 
 void reader_advance(struct reader *r, const struct chunk *c)
 {
     r->position += chunk_bytes(c);
     r->next_offset = c->chunk_id + c->records;
+}
+
+err reader_skip(struct reader *r, const struct filter *filter, uint32_t most, bool nowait, uint32_t *skipped,
+                struct fault *f)
+{
+    uint8_t data[SKIP_BYTES];
+    *skipped = 0;
+    while (*skipped < most) {
+        struct chunk c;
+        uint64_t got, at = 0;
+        err e = reader_fetch(r, data, sizeof data, nowait, &got, f);
+        while (!e) {
+            e = reader_header(r, data + at, got - at, &c, f);
+            if (e) break;
+            if (filter_matches(filter, data + at, &c)) return OK;
+            reader_advance(r, &c);
+            at += chunk_bytes(&c);
+            if (++*skipped == most || at >= got) break;
+        }
+        if (e == ERR_TRUNCATED && at > 0) continue;
+        /* The buffer has room for every head: the file gave no more of it. */
+        if (e == ERR_TRUNCATED) e = nowait ? fault_set(f, ERR_NOT_CACHED, 0, r->log->directory, r->position, sizeof data, got)
+                                           : reader_bad(r, ERR_CORRUPT, f);
+        if (e) return e;
+    }
+    return OK;
 }
 
 err reader_skip_damaged(struct reader *r, struct fault *f)

@@ -15,6 +15,7 @@
 #ifndef VIBEMQ_LOG_READER_H
 #define VIBEMQ_LOG_READER_H
 
+#include "filter.h"
 #include "log.h"
 
 enum reader_from { READER_FIRST = 1, READER_LAST = 2, READER_NEXT = 3, READER_OFFSET = 4, READER_TIMESTAMP = 5 };
@@ -50,7 +51,18 @@ err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, ui
 err reader_chunk(const struct reader *r, const uint8_t *data, uint64_t size, bool verify,
                  struct chunk *out, struct fault *f);
 
-/* Move past one chunk that reader_chunk gave. */
+/* The header alone, for who wants to know whether to read the rest: as reader_chunk, but ERR_TRUNCATED only
+ * where not even the filter behind the header is whole (CHUNK_HEAD_BYTES_MAX always do). */
+err reader_header(const struct reader *r, const uint8_t *data, uint64_t size, struct chunk *out, struct fault *f);
+
+/* Move past chunks that `filter` does not take, reading little more than their headers: at most `most` of them,
+ * so that a turn ends.  `*skipped`: how many.  OK: here begins a chunk to read, or (*skipped == most) ask again.
+ * ERR_END, ERR_NOT_CACHED, ERR_NOT_FOUND, ERR_IO as from reader_fetch, ERR_CORRUPT as from reader_chunk: the reader
+ * stands where that happened, and `*skipped` is right. */
+err reader_skip(struct reader *r, const struct filter *filter, uint32_t most, bool nowait, uint32_t *skipped,
+                struct fault *f);
+
+/* Move past one chunk that reader_chunk or reader_header gave. */
 void reader_advance(struct reader *r, const struct chunk *c);
 
 /* Move past a damaged chunk: its end comes from the index (or from its own header if

@@ -352,7 +352,11 @@ err recovery_run(const char *directory, const struct log_options *options, struc
     *out = (struct recovery_report){0};
     struct log *l;
     err e = log_open(directory, &l, f);
-    if (e == OK) log_close(l);
+    if (e == OK) {
+        e = log_set_limits(l, options, f);
+        log_close(l);
+        return e;
+    }
     if (e != ERR_STALE) return e;
 
     out->ran = true;

@@ -22,7 +22,8 @@ struct recovery_report {
     char cut_path[FAULT_WHERE_MAX_BYTES];
 };
 
-/* Only while no other process has the log open.  `options` are used to make the new control block. */
+/* Only while no other process has the log open.  `options` are those of the new control block; where there is
+ * nothing to recover, their limits are set (log_set_limits). */
 err recovery_run(const char *directory, const struct log_options *options, struct recovery_report *out, struct fault *f);
 
 #endif

@@ -119,6 +119,17 @@ err retention_drop_before(struct log *l, uint64_t offset, struct retention_repor
     return drop_oldest(l, list, drop, out, f);
 }
 
+/* When the oldest chunk of the active segment was written; the newest one's time when that cannot be read. */
+static int64_t oldest_timestamp(const struct log *l, const struct commit *c)
+{
+    struct scan s = {.segment = c->segment, .limit = c->position, .directory = l->directory};
+    struct chunk oldest;
+    if (segment_open(l->directory, c->segment, false, &s.fd, &s.seed, NULL)) return c->timestamp_ms;
+    err e = scan_header(&s, SEGMENT_HEADER_BYTES, &oldest, NULL);
+    file_close(&s.fd);
+    return e ? c->timestamp_ms : oldest.timestamp_ms;
+}
+
 err retention_roll_aged(struct log *l, int64_t age_ms, bool *rolled, struct fault *f)
 {
     struct commit c;
@@ -126,7 +137,7 @@ err retention_roll_aged(struct log *l, int64_t age_ms, bool *rolled, struct faul
     err e = log_lock(l, f);
     if (e) return e;
     control_committed(l->control, &c);
-    if (c.next_offset > c.segment && c.timestamp_ms < sys->now_ms() - age_ms) {
+    if (c.next_offset > c.segment && oldest_timestamp(l, &c) < sys->now_ms() - age_ms) {
         e = log_roll(l, &c, f);
         *rolled = e == OK;
     }

@@ -18,8 +18,8 @@ err retention_run(struct log *l, struct retention_report *out, struct fault *f);
  * queue's messages that are settled. */
 err retention_drop_before(struct log *l, uint64_t offset, struct retention_report *out, struct fault *f);
 
-/* Close the active segment if its newest chunk is older than `age_ms` and it is not
- * empty, so that age can drop it although nothing more is written.  Sets *rolled. */
+/* Close the active segment if its oldest chunk is older than `age_ms`: age drops whole segments, so none may
+ * cover more time than is tolerable.  Sets *rolled. */
 err retention_roll_aged(struct log *l, int64_t age_ms, bool *rolled, struct fault *f);
 
 #endif

@@ -125,11 +125,17 @@ static err sync_locked(struct log *l, struct fault *f)
         err e = sync_closed(l, &c, &d, f);
         if (e) return e;
     }
-    if (c.position == SEGMENT_HEADER_BYTES) return OK;
+    if (c.position == SEGMENT_HEADER_BYTES && d.segment == c.segment) return OK;
     if (atomic_load_explicit(&l->control->sync_failed_segment, memory_order_relaxed) == c.segment + 1)
         return fault_set(f, ERR_IO, 0, l->directory, d.position, c.next_offset, d.offset);
     struct durable to = {c.segment, c.position, c.next_offset};
     return sync_segment(l, &to, c.next_offset, false, &d, f);
+}
+
+/* An empty segment too is worth a sync: with it durable, retention may drop the ones before. */
+static bool sync_wanted(const struct durable *d, const struct commit *c)
+{
+    return d->offset < c->next_offset || d->segment < c->segment;
 }
 
 err log_sync(struct log *l, uint64_t *durable_offset, struct fault *f)
@@ -139,12 +145,12 @@ err log_sync(struct log *l, uint64_t *durable_offset, struct fault *f)
     control_committed(l->control, &wanted);
     control_durable(l->control, &d);
     err e = OK;
-    if (d.offset < wanted.next_offset) {
+    if (sync_wanted(&d, &wanted)) {
         if (mutex_lock(&l->control->durable_mutex) == MUTEX_FAILED)
             return fault_set(f, ERR_LOCK, errno, l->directory, 0, 0, 0);
         /* Who waited here for another's fdatasync may find that it began late enough. */
         control_durable(l->control, &d);
-        if (d.offset < wanted.next_offset) e = sync_locked(l, f);
+        if (sync_wanted(&d, &wanted)) e = sync_locked(l, f);
         mutex_unlock(&l->control->durable_mutex);
         control_durable(l->control, &d);
     }

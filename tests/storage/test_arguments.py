@@ -29,18 +29,26 @@ def test_what_is_no_age_is_refused(text):
 
 
 def test_what_a_stream_says_wins_over_the_default():
-    said = {"max-age": "1h", "max-length-bytes": "1000", "stream-max-segment-size-bytes": "5000", "other": "x"}
+    said = {
+        "max-age": "1h",
+        "max-length-bytes": "1000",
+        "stream-max-segment-size-bytes": "5000",
+        "stream-filter-size-bytes": "32",
+        "other": "x",
+    }
     assert log_options(said, "disk", 777) == {
         "segment_bytes_max": 5000,
         "retention_bytes_max": 1000,
         "retention_age_ms_max": 3_600_000,
         "durability": "disk",
+        "filter_size_bytes": 32,
     }
     assert log_options({}, "os", 777) == {
         "segment_bytes_max": 777,
         "retention_bytes_max": 0,
         "retention_age_ms_max": 0,
         "durability": "os",
+        "filter_size_bytes": 16,
     }
 
 
@@ -48,6 +56,17 @@ def test_what_a_stream_says_wins_over_the_default():
 def test_sizes_out_of_range_are_refused(size):
     with pytest.raises(LimitExceeded, match="stream-max-segment-size-bytes must be an integer from 0 to 3000000000"):
         log_options({"stream-max-segment-size-bytes": size}, "os", 777)
+
+
+@pytest.mark.parametrize("size", ["15", "256", "", "-16", "0x20"])
+def test_filter_sizes_out_of_range_are_refused(size):
+    with pytest.raises(LimitExceeded, match="stream-filter-size-bytes must be an integer from 16 to 255"):
+        log_options({"stream-filter-size-bytes": size}, "os", 777)
+
+
+def test_the_default_filter_size_is_the_same_as_the_one_said():
+    assert log_options({"stream-filter-size-bytes": "16"}, "os", 777) == log_options({}, "os", 777)
+    assert log_options({"stream-filter-size-bytes": "17"}, "os", 777) != log_options({}, "os", 777)
 
 
 def test_which_streams_ever_drop_anything():

@@ -16,7 +16,6 @@ from vibemq.storage.arguments import LogOptions, log_options
 
 POSITIVE = re.compile(r"[1-9][0-9]{0,9}")
 LEADER_LOCATORS = ("client-local", "balanced", "random", "least-leaders", "min-masters")
-FILTER_SIZE_BYTES = range(16, 256)
 DURABILITIES = ("os", "disk")
 
 
@@ -48,9 +47,6 @@ def stream_arguments(given: dict[str, str], store: Store) -> StreamArguments:
     locator = given.get("queue-leader-locator", "balanced")
     if locator not in LEADER_LOCATORS:
         raise BadArgument(f"queue-leader-locator is {locator!r}: needs one of {', '.join(LEADER_LOCATORS)}")
-    filter_size = given.get("stream-filter-size-bytes", "16")
-    if not POSITIVE.fullmatch(filter_size) or int(filter_size) not in FILTER_SIZE_BYTES:
-        raise BadArgument(f"stream-filter-size-bytes is {filter_size!r}: needs 16 to 255")
     durability = given.get("durability", store.durability)
     if durability not in DURABILITIES:
         raise BadArgument(f"durability is {durability!r}: needs {' or '.join(DURABILITIES)}")

@@ -14,8 +14,11 @@ from vibemq.errors import LimitExceeded
 MAX_LENGTH_BYTES = "max-length-bytes"
 MAX_AGE = "max-age"
 SEGMENT_SIZE_BYTES = "stream-max-segment-size-bytes"
+FILTER_SIZE_BYTES = "stream-filter-size-bytes"
 
 SEGMENT_SIZE_BYTES_MAX = 3_000_000_000  # positions fit 32 bits with one chunk to spare
+FILTER_SIZE_BYTES_MIN, FILTER_SIZE_BYTES_MAX = 16, 255
+FILTER_SIZE_BYTES_DEFAULT = 16
 _UNITS_MS = {
     "Y": 365 * 86_400_000,
     "M": 30 * 86_400_000,
@@ -35,6 +38,7 @@ class LogOptions(TypedDict):
     retention_bytes_max: int
     retention_age_ms_max: int
     durability: str
+    filter_size_bytes: int
 
 
 def max_age_ms(text: str) -> int:
@@ -45,10 +49,10 @@ def max_age_ms(text: str) -> int:
     return int(match[1]) * _UNITS_MS[match[2]]
 
 
-def size_bytes(name: str, text: str, most: int) -> int:
-    """A size in bytes, 0 to ``most``.  Raises LimitExceeded."""
-    if _BYTES.fullmatch(text) is None or int(text) > most:
-        raise LimitExceeded(f"{name} must be an integer from 0 to {most}, but is {text!r}")
+def size_bytes(name: str, text: str, most: int, least: int = 0) -> int:
+    """A size in bytes, ``least`` to ``most``.  Raises LimitExceeded."""
+    if _BYTES.fullmatch(text) is None or not least <= int(text) <= most:
+        raise LimitExceeded(f"{name} must be an integer from {least} to {most}, but is {text!r}")
     return int(text)
 
 
@@ -60,6 +64,12 @@ def log_options(arguments: Mapping[str, str], durability: str, segment_size_byte
         "retention_bytes_max": size_bytes(MAX_LENGTH_BYTES, arguments.get(MAX_LENGTH_BYTES, "0"), 2**63 - 1),
         "retention_age_ms_max": max_age_ms(arguments[MAX_AGE]) if MAX_AGE in arguments else 0,
         "durability": durability,
+        "filter_size_bytes": size_bytes(
+            FILTER_SIZE_BYTES,
+            arguments.get(FILTER_SIZE_BYTES, str(FILTER_SIZE_BYTES_DEFAULT)),
+            FILTER_SIZE_BYTES_MAX,
+            FILTER_SIZE_BYTES_MIN,
+        ),
     }
 
 

@@ -52,6 +52,8 @@ cdef extern from "shm/doorbell.h" nogil:
     void doorbell_board_init(doorbell_board *b, uint32_t worker_count, uint32_t epoch)
     void doorbell_sit(doorbell_board *b, uint32_t worker, uint32_t pid)
     bint doorbell_mark(doorbell_board *b, uint32_t worker, uint32_t slot, int fd)
+    void doorbell_restart(doorbell_board *b, uint32_t slot)
+    uint32_t doorbell_restarts(doorbell_board *b, uint32_t slot)
     void doorbell_request(doorbell_board *b, uint32_t worker, uint32_t bits, int fd)
     uint32_t doorbell_epoch(doorbell_board *b, uint32_t worker)
     uint32_t doorbell_requests_take(doorbell_board *b, uint32_t worker)
@@ -222,6 +224,7 @@ cdef extern from *:
 cdef extern from "log/chunk.h" nogil:
     enum:
         CHUNK_HEADER_BYTES
+        CHUNK_HEAD_BYTES_MAX
         CHUNK_DATA_MAX_BYTES
 
     struct chunk:
@@ -230,7 +233,7 @@ cdef extern from "log/chunk.h" nogil:
         uint32_t records
         int64_t timestamp_ms
         uint64_t chunk_id
-        uint32_t crc, data_bytes
+        uint32_t crc, data_bytes, trailer_bytes
 
     struct chunk_entry:
         const uint8_t *body
@@ -240,6 +243,19 @@ cdef extern from "log/chunk.h" nogil:
     uint64_t chunk_bytes(const chunk *c)
     err chunk_entry_next(const uint8_t **at, const uint8_t *end, chunk_entry *out)
     void chunk_header_to_wire(const uint8_t *stored, uint8_t *out)
+
+
+cdef extern from "log/filter.h" nogil:
+    enum:
+        FILTER_VALUES_MAX
+
+    struct filter_t "filter":
+        bint match_unfiltered
+        uint32_t count
+
+    void filter_init(filter_t *f, bint match_unfiltered)
+    err filter_add(filter_t *f, const uint8_t *value, uint32_t size)
+    bint filter_matches(const filter_t *f, const uint8_t *data, const chunk *c)
 
 
 cdef extern from "log/control.h" nogil:
@@ -338,17 +354,19 @@ cdef extern from "log/batch.h" nogil:
     void batch_free(batch *b)
     void batch_clear(batch *b)
     void batch_limit(batch *b, uint64_t size)
+    void batch_filter_size(batch *b, uint32_t size)
     err batch_add(batch *b, const uint8_t *entry, uint32_t size, uint32_t records)
     err batch_reference_intern(batch *b, const char *text, uint32_t size, uint32_t *index)
     err batch_add_tracked(batch *b, const uint8_t *entry, uint32_t size, uint32_t records,
                           uint32_t reference, uint64_t publishing_id)
+    void batch_filter(batch *b, const uint8_t *value, uint32_t size)
     err batch_seal(batch *b, fault *f)
 
 
 cdef extern from "log/log.h" nogil:
     struct log_options:
         uint64_t segment_bytes_max, segment_chunks_max, retention_bytes_max, retention_age_ms_max
-        uint32_t durability
+        uint32_t durability, filter_bytes
 
     struct log "log":
         pass
@@ -366,6 +384,8 @@ cdef extern from "log/log.h" nogil:
     void log_close(log *l)
     void log_rest(log *l)
     control *log_control(log *l)
+    err log_set_limits(log *l, const log_options *options, fault *f)
+    uint32_t log_filter_bytes(const log *l)
     err log_append(log *l, batch *b, log_appended *out, fault *f)
     err log_publisher_sequence(log *l, const char *reference, uint32_t size, uint64_t *out, fault *f)
     err log_sync(log *l, uint64_t *durable_offset, fault *f)
@@ -374,6 +394,29 @@ cdef extern from "log/log.h" nogil:
     void log_mark_deleted(log *l)
     err log_remove(const char *directory, fault *f)
     err log_stats(log *l, log_stats_t *out, fault *f)
+
+
+cdef extern from "log/offsets.h" nogil:
+    enum:
+        OFFSETS_REFERENCES_MAX
+        OFFSETS_REFERENCE_BYTES_MAX
+
+    struct offsets:
+        pass
+
+    struct offsets_record:
+        int64_t written_ms
+        uint64_t offset
+        uint8_t bytes
+        char *reference
+
+    err offsets_open(const char *directory, offsets **out, fault *f)
+    void offsets_close(offsets *o)
+    err offsets_store(offsets *o, const char *reference, uint32_t size, uint64_t offset, boolean *evicted, fault *f)
+    err offsets_get(offsets *o, const char *reference, uint32_t size, uint64_t *offset, fault *f)
+    err offsets_each(offsets *o, void (*each)(void *context, const offsets_record *r) noexcept with gil, void *context,
+                     fault *f)
+    uint32_t offsets_damaged(const offsets *o)
 
 
 cdef extern from "log/reader.h" nogil:
@@ -394,6 +437,8 @@ cdef extern from "log/reader.h" nogil:
     bint reader_has_more(const reader *r)
     err reader_fetch(reader *r, uint8_t *data, uint64_t size, bint nowait, uint64_t *got, fault *f)
     err reader_chunk(const reader *r, const uint8_t *data, uint64_t size, bint verify, chunk *out, fault *f)
+    err reader_header(const reader *r, const uint8_t *data, uint64_t size, chunk *out, fault *f)
+    err reader_skip(reader *r, const filter_t *filter, uint32_t most, bint nowait, uint32_t *skipped, fault *f)
     void reader_advance(reader *r, const chunk *c)
     err reader_skip_damaged(reader *r, fault *f)
 
@@ -414,6 +459,7 @@ cdef extern from "log/retention.h" nogil:
         uint64_t segments_dropped, bytes_dropped, first_offset
 
     err retention_run(log *l, retention_report *out, fault *f)
+    err retention_roll_aged(log *l, int64_t age_ms, boolean *rolled, fault *f)
     err retention_drop_before(log *l, uint64_t offset, retention_report *out, fault *f)
 
 
@@ -440,6 +486,7 @@ cdef extern from *:
     static inline uint64_t control_readers(struct control *c) { return atomic_load(&c->readers); }
     static inline uint64_t control_holders(struct control *c) { return atomic_load(&c->holders); }
     static inline int control_is_deleted(struct control *c) { return atomic_load(&c->state) == CONTROL_DELETED; }
+    static inline uint64_t control_retention_age_ms(struct control *c) { return atomic_load(&c->retention_age_ms_max); }
     """
     void control_readers_add(control *c, unsigned w) nogil
     void control_readers_drop(control *c, unsigned w) nogil
@@ -448,3 +495,4 @@ cdef extern from *:
     uint64_t control_readers(control *c) nogil
     uint64_t control_holders(control *c) nogil
     bint control_is_deleted(control *c) nogil
+    uint64_t control_retention_age_ms(control *c) nogil

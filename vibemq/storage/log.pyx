@@ -28,6 +28,9 @@ WORKERS_MAX = core.DOORBELL_WORKERS_MAX
 #: The level of durability that a name in the configuration stands for.
 DURABILITIES = {"os": core.DURABILITY_OS, "disk": core.DURABILITY_DISK}
 
+cdef enum:
+    AGE_PARTS = 8  # segments in which what age keeps lies, at least: it goes on time but for one part
+
 
 class RecoveryReport(NamedTuple):
     """What recovery found; ``ran`` is False where the log was written in this boot."""
@@ -58,23 +61,25 @@ cdef object storage_error(err code, const fault *f):
 
 
 cdef core.log_options _options(uint64_t segment_bytes_max, uint64_t retention_bytes_max,
-                               uint64_t retention_age_ms_max, str durability):
+                               uint64_t retention_age_ms_max, str durability, uint32_t filter_size_bytes):
     cdef core.log_options o
     o.segment_bytes_max = segment_bytes_max
     o.segment_chunks_max = 0
     o.retention_bytes_max = retention_bytes_max
     o.retention_age_ms_max = retention_age_ms_max
     o.durability = DURABILITIES[durability]
+    o.filter_bytes = filter_size_bytes
     return o
 
 
 def create(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
-           uint64_t retention_age_ms_max=0, str durability="os"):
+           uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0):
     """Make an empty log; sizes in bytes, age in ms, 0 means the default or no limit.
 
     Raises StorageError (ERR_EXISTS, ERR_DISK_FULL, ERR_IO, ERR_INVALID).
     """
-    cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability)
+    cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability,
+                                       filter_size_bytes)
     cdef fault f
     cdef err e
     cdef bytes path = os.fsencode(directory)
@@ -86,9 +91,10 @@ def create(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_by
 
 
 def recover(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
-            uint64_t retention_age_ms_max=0, str durability="os") -> RecoveryReport:
-    """Make a log usable that another boot wrote; nothing to do in the same boot (DESIGN: recovery)."""
-    cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability)
+            uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0) -> RecoveryReport:
+    """Make a log usable that another boot wrote; in the same boot only its limits are set (DESIGN: recovery)."""
+    cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability,
+                                       filter_size_bytes)
     cdef core.recovery_report r
     cdef fault f
     cdef err e
@@ -118,6 +124,12 @@ def housekeep(str directory) -> tuple[int, int]:
     """Apply a log's retention now; returns (segments dropped, bytes dropped)."""
     cdef Log held = Log(directory)
     return held.apply_retention()
+
+
+def set_limits(str directory, **options):
+    """Log.set_limits for a log that need not be open here, as when a policy has changed."""
+    cdef Log held = Log(directory)
+    held.set_limits(**options)
 
 
 cdef int _dump_line(void *context, const char *text) noexcept with gil:
@@ -194,6 +206,21 @@ cdef class Log:
     def is_disk_durable(self) -> bool:
         return self.control.durability == core.DURABILITY_DISK
 
+    @property
+    def filter_size_bytes(self) -> int:
+        """Of the Bloom filters that new chunks get."""
+        return core.log_filter_bytes(self.raw)
+
+    def set_limits(self, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
+                   uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0):
+        """Change the limits for every process, from its next append or retention on; the durability stays."""
+        cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability,
+                                           filter_size_bytes)
+        cdef fault f
+        cdef err e = core.log_set_limits(self.raw, &o, &f)
+        if e != OK:
+            raise storage_error(e, &f)
+
     def mark_deleted(self):
         """From now on appends fail with ERR_DELETED, in every process."""
         core.log_mark_deleted(self.raw)
@@ -248,10 +275,20 @@ cdef class Log:
     def apply_retention(self) -> tuple[int, int]:
         """Drop segments by size and age; returns (segments, bytes).  May block."""
         cdef core.retention_report report
+        cdef core.boolean rolled = False
+        cdef uint64_t durable
+        cdef uint64_t age_ms = core.control_retention_age_ms(self.control)
         cdef fault f
-        cdef err e
+        cdef err e = OK
         with nogil:
-            e = core.retention_run(self.raw, &report, &f)
+            # Segments go whole, and the active one never: so none may cover more than a part of the age.
+            if age_ms:
+                e = core.retention_roll_aged(self.raw, <long long> (age_ms / AGE_PARTS), &rolled, &f)
+            # What is not durable does not go, nor what the new segment goes on from before that is durable.
+            if e == OK and rolled and self.control.durability == core.DURABILITY_DISK:
+                e = core.log_sync(self.raw, &durable, &f)
+            if e == OK:
+                e = core.retention_run(self.raw, &report, &f)
         if e != OK and e != ERR_END:
             raise storage_error(e, &f)
         return report.segments_dropped, report.bytes_dropped
