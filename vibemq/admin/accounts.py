@@ -10,7 +10,7 @@ Names are compared with regard to case everywhere, or Admin could change the pas
 
 from collections.abc import Mapping
 
-from vibemq.admin import users
+from vibemq.admin import passwords, users
 from vibemq.admin.permissions import Access, Operation, check_pattern, operation_named
 from vibemq.errors import AccountError, UserError, UserExists, UserNotFound
 from vibemq.storage.metadata import Metadata
@@ -21,7 +21,7 @@ Fields = Mapping[str, object] | None
 # superuser who does it answers for that.
 PASSWORD_CHARACTERS_MIN = 1
 # Nothing longer is valid anywhere here, and a refusal that repeats it still fits an error's header.
-_TEXT_CHARACTERS_MAX = users.PASSWORD_CHARACTERS_MAX
+_TEXT_CHARACTERS_MAX = passwords.PASSWORD_CHARACTERS_MAX
 
 
 def create_user(metadata: Metadata, acting: Access, fields: Fields) -> dict[str, object]:

@@ -105,8 +105,9 @@ class Rights:
         if not user.isprintable() or not vhost.isprintable():  # what was no UTF-8 carries surrogates
             return None
         if user == GUEST:
-            allowed = self._guest_allowed and self._metadata.has_vhost(vhost)
-            return VhostRights(user, vhost, is_superuser=True) if allowed else None
+            allowed = self._guest_allowed and not self._metadata.guest_removed()
+            exists = allowed and self._metadata.has_vhost(vhost)
+            return VhostRights(user, vhost, is_superuser=True) if exists else None
         kept = self._metadata.vhost_rights(user, vhost)
         if kept is None or (kept.patterns is None and not kept.is_superuser):
             return None

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may come in: users with passwords, and the built-in guest for this machine only.
 
-Passwords are kept as argon2id hashes.  Checking one takes tens of milliseconds on
+Passwords are kept as hashes (admin.passwords).  Checking one takes tens of milliseconds on
 purpose, so it belongs on a helper thread; a worker's loop asks ``check_cached``
 first, which knows the passwords that were right before (as a keyed hash whose key never
 leaves the process) and so lets a client reconnect without that price.  A user's row is read
 again each time, so a changed or deleted password counts at once.
 
-guest/guest is accepted from loopback only, and only while the configuration allows it.
-No user named guest can be made, so there is no second meaning of that name.
+guest/guest is accepted from loopback only, and only while the configuration allows it and nobody has
+removed guest.  No user named guest can be made, so there is no second meaning of that name.
 
 What a user may do once inside is vibemq.admin.permissions'.  The first user of all is a superuser:
 somebody must be able to let the others do something.
@@ -20,24 +20,12 @@ import re
 import secrets
 import threading
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
+from vibemq.admin.passwords import NOBODY, PASSWORD_CHARACTERS_MIN, hash_password, verified
 from vibemq.errors import ConfigError, UserError
 from vibemq.storage.metadata import Metadata, UserRecord
 
-if TYPE_CHECKING:
-    from argon2 import PasswordHasher
-
 GUEST = "guest"
-# OWASP's choice for argon2id: 19 MiB and two passes.  Little enough for a worker to spend now and
-# then, dear enough for who has stolen the hashes.
-ARGON2_MEMORY_KIB = 19_456
-ARGON2_PASSES = 2
-PASSWORD_CHARACTERS_MIN = 8
-PASSWORD_CHARACTERS_MAX = 1024
-# Verified against when the user does not exist, so that the answer takes as long as for one who
-# does.  Salt and hash are constants: no password leads to them that anybody knows.
-_NOBODY = "$argon2id$v=19$m=19456,t=2,p=1$dmliZW1xLW5vYm9keS0xNg$bm9ib2R5IGhhcyB0aGlzIHBhc3N3b3JkLCByZWFsbHk"
 _REMEMBERED_MAX = 4096  # users; the oldest success is forgotten first
 _NAME = re.compile(r"[A-Za-z0-9_.@+-]{1,255}")
 # What the native protocol allows for the users that are made through it.
@@ -68,7 +56,7 @@ class Authenticator:
 
     def check_cached(self, user: str, password: str, loopback: bool) -> Verdict | None:
         """The verdict if it can be given within a millisecond; None: ask ``check`` on a helper thread."""
-        if user == GUEST and self._guest_allowed:
+        if user == GUEST and self._guest_allowed and not self._metadata.guest_removed():
             if not hmac.compare_digest(password.encode(errors="surrogatepass"), GUEST.encode()):
                 return Verdict.REFUSED
             return Verdict.OK if loopback else Verdict.LOOPBACK_ONLY
@@ -91,7 +79,7 @@ class Authenticator:
         if known is not None:
             return known
         row = self._find(user)
-        if not _verified(_NOBODY if row is None else row.password_hash, password) or row is None:
+        if not verified(NOBODY if row is None else row.password_hash, password) or row is None:
             return Verdict.REFUSED
         with self._lock:
             self._remembered.pop(user, None)
@@ -158,14 +146,6 @@ def check_native_name(name: str) -> None:
         raise UserError("a user name needs 1 to 64 of the characters A-Z a-z 0-9 . - _")
 
 
-def hash_password(password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> str:
-    """The argon2id hash to store.  Raises UserError when the password is too short or too long."""
-    if not password_min <= len(password) <= PASSWORD_CHARACTERS_MAX:
-        characters = "1 character" if len(password) == 1 else f"{len(password)} characters"
-        raise UserError(f"the password has {characters}; {password_min} to {PASSWORD_CHARACTERS_MAX} are needed")
-    return _hasher().hash(password.encode(errors="surrogatepass"))
-
-
 def _check_name(name: str) -> None:
     if name.lower() == GUEST:
         raise UserError(
@@ -174,18 +154,3 @@ def _check_name(name: str) -> None:
         )
     if _NAME.fullmatch(name) is None:
         raise UserError(f"user name {name!r}: 1 to 255 of the characters A-Z a-z 0-9 _ . @ + - are needed")
-
-
-def _hasher() -> "PasswordHasher":
-    from argon2 import PasswordHasher  # late: a worker whose users never log in does not pay for loading it
-
-    return PasswordHasher(time_cost=ARGON2_PASSES, memory_cost=ARGON2_MEMORY_KIB, parallelism=1)
-
-
-def _verified(password_hash: str, password: str) -> bool:
-    from argon2.exceptions import InvalidHashError, VerificationError
-
-    try:
-        return _hasher().verify(password_hash, password.encode(errors="surrogatepass"))
-    except (VerificationError, InvalidHashError):  # wrong, or not a hash: either way nobody gets in
-        return False

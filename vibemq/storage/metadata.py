@@ -141,6 +141,7 @@ MIGRATIONS = (
         PRIMARY KEY (vhost, name)
     );
     ALTER TABLE accounts ADD COLUMN policy_changes INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE accounts ADD COLUMN guest_removed INTEGER NOT NULL DEFAULT 0 CHECK (guest_removed IN (0, 1));
     """,
 )
 

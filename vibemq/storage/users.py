@@ -184,6 +184,17 @@ class Users(Database):
         kept = tuple(Permission(row[2], tuple(json.loads(row[3]))) for row in rows if row[2] is not None)
         return Rights(rows[0][0], bool(rows[0][1]), kept)
 
+    # ---- the built-in guest, who has no row ----
+
+    def guest_removed(self) -> bool:
+        """Has somebody removed guest?  Some microseconds."""
+        with self._reading() as db:
+            return bool(db.execute("SELECT guest_removed FROM accounts").fetchone()[0])
+
+    def set_guest_removed(self, removed: bool) -> None:
+        with self._changing_accounts() as db:
+            db.execute("UPDATE accounts SET guest_removed = ?", (int(removed),))
+
     # ---- noticing changes ----
 
     def account_changes(self) -> int:

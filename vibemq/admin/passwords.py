@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passwords as they are kept: argon2id hashes, and those of RabbitMQ's that an import brings.
+
+Checking argon2 takes tens of milliseconds on purpose.  RabbitMQ keeps a salted SHA-2 hash, which whoever
+steals it can guess at far more quickly; it is accepted so that a definitions file can be imported without
+everybody's password being set anew, and goes when the password is changed.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from vibemq.errors import UserError
+
+if TYPE_CHECKING:
+    from argon2 import PasswordHasher
+
+# OWASP's choice for argon2id: 19 MiB and two passes.  Little enough for a worker to spend now and
+# then, dear enough for who has stolen the hashes.
+ARGON2_MEMORY_KIB = 19_456
+ARGON2_PASSES = 2
+PASSWORD_CHARACTERS_MIN = 8
+PASSWORD_CHARACTERS_MAX = 1024
+#: Verified against when the user does not exist, so that the answer takes as long as for one who
+#: does.  Salt and hash are constants: no password leads to them that anybody knows.
+NOBODY = "$argon2id$v=19$m=19456,t=2,p=1$dmliZW1xLW5vYm9keS0xNg$bm9ib2R5IGhhcyB0aGlzIHBhc3N3b3JkLCByZWFsbHk"
+#: The hash of a user who cannot come in by a password.
+NO_PASSWORD = ""
+
+_IMPORTED = {"rabbit_password_hashing_sha256": "sha256", "rabbit_password_hashing_sha512": "sha512"}
+_SALT_SIZE_BYTES = 4
+
+
+def hash_password(password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> str:
+    """The argon2id hash to store.  Raises UserError when the password is too short or too long."""
+    if not password_min <= len(password) <= PASSWORD_CHARACTERS_MAX:
+        characters = "1 character" if len(password) == 1 else f"{len(password)} characters"
+        raise UserError(f"the password has {characters}; {password_min} to {PASSWORD_CHARACTERS_MAX} are needed")
+    return _hasher().hash(password.encode(errors="surrogatepass"))
+
+
+def imported_hash(password_hash: str, hashing: str) -> str:
+    """What to store for a hash as RabbitMQ exports it; the empty one means no password.  Raises UserError."""
+    if not password_hash:
+        return NO_PASSWORD
+    algorithm = _IMPORTED.get(hashing or "rabbit_password_hashing_sha256")
+    if algorithm is None:
+        raise UserError(f"password hashes by {hashing} cannot be imported", hint=f"known are {', '.join(_IMPORTED)}")
+    try:
+        size = len(base64.b64decode(password_hash, validate=True))
+    except (binascii.Error, ValueError):
+        size = 0
+    if size != _SALT_SIZE_BYTES + hashlib.new(algorithm).digest_size:
+        raise UserError(f"the password hash is not one by {algorithm}: base64 of a salt of 4 bytes and the hash")
+    return f"{algorithm}${password_hash}"
+
+
+def verified(password_hash: str, password: str) -> bool:
+    """Blocks for tens of milliseconds, whatever the hash is."""
+    from argon2.exceptions import InvalidHashError, VerificationError
+
+    secret = password.encode(errors="surrogatepass")
+    algorithm, _, encoded = password_hash.partition("$")
+    imported = algorithm in _IMPORTED.values()
+    found = False
+    with suppress(VerificationError, InvalidHashError):  # wrong, or not a hash: either way nobody gets in
+        found = _hasher().verify(NOBODY if imported or password_hash == NO_PASSWORD else password_hash, secret)
+    if imported:
+        kept = base64.b64decode(encoded)
+        salt, digest = kept[:_SALT_SIZE_BYTES], kept[_SALT_SIZE_BYTES:]
+        found = hmac.compare_digest(hashlib.new(algorithm, salt + secret).digest(), digest)
+    return found
+
+
+def _hasher() -> "PasswordHasher":
+    from argon2 import PasswordHasher  # late: a worker whose users never log in does not pay for loading it
+
+    return PasswordHasher(time_cost=ARGON2_PASSES, memory_cost=ARGON2_MEMORY_KIB, parallelism=1)
