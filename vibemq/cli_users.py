@@ -37,8 +37,8 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON,
 def users() -> None:
     """Add, list and remove users, change passwords, and grant permissions.
 
-    Changes hold at once, also while the broker runs.  The streams door lets every user do
-    everything; the native door asks for permissions when authorization is on.
+    Changes hold at once, also while the broker runs.  Here are the permissions of the native door;
+    `vibemq ctl set_permissions` gives those of the streams door.
     """
 
 
@@ -54,8 +54,8 @@ def users_add(
 ) -> None:
     """Make a user; asks for the password.
 
-    The first user of all is a superuser.  Others may do nothing on the native door but what `vibemq
-    users grant` lets them.
+    The first user of all is a superuser.  Others may do nothing but what `vibemq users grant` lets
+    them on the native door, and `vibemq ctl set_permissions` on the streams door.
     """
     from vibemq.admin.users import add_user
 
@@ -67,6 +67,12 @@ def users_add(
     why = "" if superuser else ", because it is the first user"
     done = f"added as a superuser{why}" if is_superuser else "added"
     _say(path, f"user {name} {done}", {"user": name, "result": "added", "superuser": is_superuser} if as_json else None)
+    if not is_superuser:
+        click.echo(
+            f"  hint: {name} may do nothing yet: `vibemq users grant` lets it use queues, "
+            f"`vibemq ctl set_permissions {name} '.*' '.*' '.*'` streams",
+            err=True,
+        )
 
 
 @users.command("list")

@@ -98,6 +98,12 @@ def test_the_first_user_is_a_superuser_and_is_told(run, add, metadata, where):
     assert "superuser" in run("list").stdout
 
 
+def test_who_is_no_superuser_may_do_nothing_and_the_hint_says_what_changes_that(add, metadata):
+    assert add("alice").stderr.find("vibemq ctl set_permissions") == -1
+    assert "`vibemq ctl set_permissions bob '.*' '.*' '.*'`" in add("bob").stderr
+    assert metadata.vhost_permissions() == []
+
+
 def test_the_first_user_is_told_in_json_too(add):
     assert json.loads(add("alice", "--json").stdout) == {"user": "alice", "result": "added", "superuser": True}
     assert json.loads(add("bob", "--json").stdout) == {"user": "bob", "result": "added", "superuser": False}
@@ -251,4 +257,4 @@ def test_root_who_makes_the_directory_is_told_who_may_serve(add, tmp_path):
     assert f"{tmp_path / 'data'} is new and belongs to root" in hint
     assert "--user NAME" in hint
     assert "chown -R NAME" in hint
-    assert add("bob").stderr == ""
+    assert "root" not in add("bob").stderr
