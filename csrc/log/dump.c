@@ -18,6 +18,7 @@
 #include "../base/bytes.h"
 #include "../base/crc32.h"
 #include "../base/file.h"
+#include "filter.h"
 #include "index.h"
 #include "scan.h"
 #include "segment.h"
@@ -110,11 +111,22 @@ static void dump_trailer(struct dump *d, const struct scan *s, uint64_t position
     free(trailer);
 }
 
+static void dump_filter(struct dump *d, const struct scan *s, uint64_t position, const struct chunk *c)
+{
+    uint8_t head[CHUNK_HEAD_BYTES_MAX];
+    uint32_t bytes = CHUNK_HEADER_BYTES + c->bloom_bytes;
+    if (c->bloom_bytes == 0 || file_read_exact(s->fd, d->path, head, bytes, position, d->f)) return;
+    if (filter_is_whole(head, c)) return;
+    say(d, "  DAMAGED filter: the chunk goes to every consumer");
+    d->damaged = true;
+}
+
 static void dump_chunk(struct dump *d, const struct scan *s, uint64_t position, const struct chunk *c)
 {
     say(d, "%" PRIu64 ": chunk %" PRIu64 ", %u entries, %" PRIu32 " records, %" PRId64 " ms, epoch %" PRIu32
-        ", crc %08" PRIx32 ", data %" PRIu32 ", trailer %" PRIu32, position, c->chunk_id, c->entries, c->records,
-        c->timestamp_ms, c->epoch, c->crc, c->data_bytes, c->trailer_bytes);
+        ", crc %08" PRIx32 ", filter %u, data %" PRIu32 ", trailer %" PRIu32, position, c->chunk_id, c->entries, c->records,
+        c->timestamp_ms, c->epoch, c->crc, c->bloom_bytes, c->data_bytes, c->trailer_bytes);
+    dump_filter(d, s, position, c);
     if (scan_entries(s, position, c, d->f)) {
         say(d, "  DAMAGED entries: their CRC is not %08" PRIx32, c->crc);
         d->damaged = true;
@@ -263,9 +275,9 @@ static err dump_control(struct dump *d, int fd, uint64_t size)
         commit.next_offset, (int64_t)commit.last_chunk, commit.timestamp_ms, atomic_load(&c->first_offset));
     say(d, "durable: segment %" PRIu64 " up to byte %" PRIu64 ", offsets below %" PRIu64, durable.segment, durable.position,
         durable.offset);
-    say(d, "limits: segment %" PRIu64 " bytes, %" PRIu64 " chunks; retention %" PRIu64 " bytes, %" PRIu64 " ms",
-        c->segment_bytes_max, c->segment_chunks_max, atomic_load(&c->retention_bytes_max),
-        atomic_load(&c->retention_age_ms_max));
+    say(d, "limits: segment %" PRIu64 " bytes, %" PRIu64 " chunks; retention %" PRIu64 " bytes, %" PRIu64 " ms; filters %"
+        PRIu32 " bytes", atomic_load(&c->segment_bytes_max), c->segment_chunks_max, atomic_load(&c->retention_bytes_max),
+        atomic_load(&c->retention_age_ms_max), atomic_load(&c->filter_bytes));
     uint64_t failed = atomic_load(&c->failed_count);
     for (uint64_t i = 0; i < failed && i < CONTROL_FAILED_MAX; i++)
         say(d, "never made durable: offsets %" PRIu64 " to below %" PRIu64, atomic_load(&c->failed[i][0]),

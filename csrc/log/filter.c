@@ -73,12 +73,17 @@ err filter_add(struct filter *f, const uint8_t *value, uint32_t size)
     return OK;
 }
 
+bool filter_is_whole(const uint8_t *data, const struct chunk *c)
+{
+    if (c->bloom_bytes <= FILTER_CHECK_BYTES) return false;
+    uint32_t covered = CHUNK_HEADER_BYTES + c->bloom_bytes - FILTER_CHECK_BYTES;
+    return bytes_load32(data + covered) == crc32_update(0, data, covered);
+}
+
 bool filter_matches(const struct filter *f, const uint8_t *data, const struct chunk *c)
 {
     if (c->bloom_bytes == 0) return f->match_unfiltered;
-    if (c->bloom_bytes <= FILTER_CHECK_BYTES) return true; /* not ours */
-    uint32_t covered = CHUNK_HEADER_BYTES + c->bloom_bytes - FILTER_CHECK_BYTES;
-    if (bytes_load32(data + covered) != crc32_update(0, data, covered)) return true;
+    if (!filter_is_whole(data, c)) return true;
 
     const uint8_t *bits = data + CHUNK_HEADER_BYTES;
     uint32_t count = 8 * (c->bloom_bytes - FILTER_CHECK_BYTES);

@@ -59,6 +59,9 @@ void filter_init(struct filter *f, bool match_unfiltered);
 /* Take messages of this value too; an empty one means those without a value.  ERR_LIMIT over FILTER_VALUES_MAX. */
 err filter_add(struct filter *f, const uint8_t *value, uint32_t size);
 
+/* Is there a filter whose check is right?  `data` as below. */
+bool filter_is_whole(const uint8_t *data, const struct chunk *c);
+
 /* May the chunk hold a message that the filter takes?  Never false when it does.  `data` points at its stored
  * header, behind which its c->bloom_bytes lie; nothing else is looked at. */
 bool filter_matches(const struct filter *f, const uint8_t *data, const struct chunk *c);

@@ -30,8 +30,10 @@ static const char *make_log(void)
     struct log *l = help_log(path, &(struct log_options){.segment_bytes_max = 4096});
     struct batch b;
     batch_init(&b, NULL);
+    batch_filter_size(&b, log_filter_bytes(l));
     for (int i = 0; i < 8; i++) {
         help_add_tracked(&b, i % 2 ? "plain" : "od\td\xff", (uint64_t)i, "hello");
+        if (i == 1) batch_filter(&b, (const uint8_t *)"eu", 2);
         EXPECT_OK(help_fill(l, &b, 5, 200, NULL));
     }
     batch_free(&b);
@@ -47,12 +49,15 @@ TEST(each_kind_of_file_is_printed)
     EXPECT_OK(dump(path, "00000000000000000000.segment", &all, &f));
     EXPECT(strstr(text, "segment: first offset 0") != NULL);
     EXPECT(strstr(text, "chunk 0, 6 entries, 6 records") != NULL);
+    EXPECT(strstr(text, "filter 0, data 1029,") != NULL);
+    EXPECT(strstr(text, "filter 20, data 1029,") != NULL);
     EXPECT(strstr(text, "offset 0: 5 bytes: 68656c6c6f") != NULL);
     EXPECT(strstr(text, "publisher \"od\\x09d\\xff\" up to id 0") != NULL);
     EXPECT_OK(dump(path, "00000000000000000000.index", &all, &f));
     EXPECT(strstr(text, "0: chunk 0,") != NULL);
     EXPECT_OK(dump(path, "control", &all, &f));
     EXPECT(strstr(text, "next offset 48") != NULL);
+    EXPECT(strstr(text, "filters 16 bytes") != NULL);
     EXPECT_OK(dump(path, "tracking", &all, &f));
     EXPECT(strstr(text, "publisher \"plain\" up to id 7") != NULL);
     EXPECT_OK(dump(path, "00000000000000000024.tracking", &all, &f));
@@ -84,6 +89,11 @@ TEST(damage_is_told_and_the_walk_goes_on)
     EXPECT_ERR(ERR_CORRUPT, dump(path, "00000000000000000000.segment", &(struct dump_options){0}, &f));
     EXPECT(strstr(text, "64: DAMAGED") != NULL);
     EXPECT(strstr(text, "chunk 6,") != NULL);
+    EXPECT(strstr(text, "DAMAGED filter") == NULL);
+    uint64_t second = strtoull(strstr(text, "filter 20") ? strstr(text, "stepped over\n") + 13 : "0", NULL, 10);
+    EXPECT_EQ(1, pwrite(fd, "\xff", 1, (off_t)second + CHUNK_HEADER_BYTES + 8));
+    EXPECT_ERR(ERR_CORRUPT, dump(path, "00000000000000000000.segment", &(struct dump_options){0}, &f));
+    EXPECT(strstr(text, "DAMAGED filter") != NULL);
     EXPECT_EQ(4, pwrite(fd, "none", 4, 0)); /* and the file's */
     EXPECT_ERR(ERR_CORRUPT, dump(path, "00000000000000000000.segment", &(struct dump_options){0}, &f));
     EXPECT(strstr(text, "DAMAGED segment header") != NULL);

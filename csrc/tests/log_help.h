@@ -104,15 +104,17 @@ struct help_walk {
     void (*message)(struct help_walk *w, uint64_t offset, const uint8_t *body, uint32_t bytes);
     void *context;
     const struct chunk *chunk;
+    const uint8_t *data; /* of that chunk, from its header on */
 };
 
 TEST_UNUSED static void help_walk_chunk(struct help_walk *w, const uint8_t *data, const struct chunk *c)
 {
-    const uint8_t *at = data + CHUNK_HEADER_BYTES, *end = at + c->data_bytes;
+    const uint8_t *at = data + CHUNK_HEADER_BYTES + c->bloom_bytes, *end = at + c->data_bytes;
     struct chunk_entry entry;
     uint64_t offset = c->chunk_id;
     while (chunk_entry_next(&at, end, &entry) == OK) {
         w->chunk = c;
+        w->data = data;
         if (w->message) w->message(w, offset, entry.body, entry.body_bytes);
         offset += entry.records;
         w->messages += entry.records;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Random work on a log, a power cut at a random system call, recovery (sometimes cut too),
- * and then: what log_sync promised is there, in order and whole; nothing torn is served;
- * the deduplication table says what the surviving messages say; appending goes on.
+ * and then: what log_sync promised is there, in order and whole; nothing torn is served, nor
+ * withheld by a torn filter; the deduplication table says what the surviving messages say; appending goes on.
  */
 #include "../log/recovery.h"
 
@@ -43,6 +43,14 @@ struct seen {
     bool wrong, begun;
 };
 
+/* Each message's filter value is its reference. */
+static bool filter_takes(const struct help_walk *w, unsigned reference)
+{
+    struct filter filter;
+    filter_init(&filter, false);
+    return filter_add(&filter, (const uint8_t *)&reference, sizeof reference) == OK && filter_matches(&filter, w->data, w->chunk);
+}
+
 static void check_message(struct help_walk *w, uint64_t offset, const uint8_t *body, uint32_t bytes)
 {
     struct seen *s = w->context;
@@ -59,6 +67,7 @@ static void check_message(struct help_walk *w, uint64_t offset, const uint8_t *b
     else {
         uint32_t head = make_text(want, reference, id, 0);
         if (bytes < head || make_text(want, reference, id, bytes - head) != bytes || memcmp(want, body, bytes)) s->wrong = true;
+        if (!filter_takes(w, reference)) s->wrong = true;
         /* Once and in order; where it begins is retention's affair. */
         if (s->highest[reference] ? id != s->highest[reference] + 1 : id == 0) s->wrong = true;
         s->highest[reference] = id;
@@ -102,6 +111,7 @@ static void append_some(struct world *w)
         const char *name = reference_name(reference);
         REQUIRE_OK(batch_reference_intern(&w->batch, name, (uint32_t)strlen(name), &index));
         REQUIRE_OK(batch_add_tracked(&w->batch, entry, help_entry(entry, text, size), 1, index, id));
+        batch_filter(&w->batch, (const uint8_t *)&reference, sizeof reference);
     }
     EXPECT_OK(help_append(w->log, &w->batch, NULL));
 }
@@ -114,6 +124,7 @@ static void fail_and_roll(struct world *w)
     char text[256] = "phantom";
     bool rolled;
     EXPECT_OK(batch_add(&w->batch, entry, help_entry(entry, text, 7 + (uint32_t)test_random_below(200)), 1));
+    batch_filter(&w->batch, (const uint8_t *)text, 7);
     EXPECT_OK(batch_seal(&w->batch, NULL));
     cut_sys.pwrite = cut_pwrite_fails;
     struct log_appended a;
@@ -210,6 +221,7 @@ static void one_round(const char *base, unsigned round)
 
     cut_watch(paths[0], paths[1], -1);
     EXPECT_OK(batch_init(&w.batch, &f));
+    batch_filter_size(&w.batch, 64); /* as large as entries: it is torn as often */
     REQUIRE_OK(log_create(paths[0], &options, &f));
     REQUIRE_OK(log_open(paths[0], &w.log, &f));
     cut_photograph(log_control(w.log));

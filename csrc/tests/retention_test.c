@@ -89,6 +89,81 @@ TEST(age_is_that_of_a_segments_last_chunk)
     log_close(l);
 }
 
+/* Age counts from a segment's last chunk, so a stream that is written all the time must be cut up. */
+TEST(a_segment_covers_no_more_time_than_was_said)
+{
+    struct batch b;
+    struct log *l = make(&(struct log_options){.retention_age_ms_max = 8000}, &b);
+    struct retention_report report;
+    bool rolled;
+    unsigned rolls = 0;
+    for (int i = 0; i < 100; i++) { /* one message each 500 ms, and a look each second */
+        clock_ms += 500;
+        EXPECT_OK(help_fill(l, &b, 1, 50, NULL));
+        if (i % 2 == 0) continue;
+        EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
+        rolls += rolled;
+        EXPECT_OK(retention_run(l, &report, NULL));
+    }
+    EXPECT_EQ(25, rolls);
+    EXPECT(report.first_offset >= 100 - (8000 + 2 * 1000) / 500 - 2);
+    clock_ms += 9001; /* nothing more is written */
+    EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT_EQ(100, report.first_offset);
+    sys = &sys_real;
+    batch_free(&b);
+    log_close(l);
+}
+
+TEST(what_is_old_goes_also_where_durability_was_asked_for_and_nobody_writes)
+{
+    struct batch b;
+    struct log *l = make(&(struct log_options){.retention_age_ms_max = 1000, .durability = DURABILITY_DISK}, &b);
+    struct retention_report report;
+    uint64_t durable;
+    bool rolled;
+    EXPECT_OK(help_fill(l, &b, 5, 100, NULL));
+    EXPECT_OK(log_sync(l, &durable, NULL));
+    clock_ms += 5000;
+    EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
+    EXPECT(rolled);
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT_EQ(0, report.segments_dropped); /* the new segment's name may still be lost */
+    EXPECT_OK(log_sync(l, &durable, NULL));
+    EXPECT_EQ(5, durable);
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT_EQ(5, report.first_offset);
+    sys = &sys_real;
+    batch_free(&b);
+    log_close(l);
+}
+
+TEST(limits_that_are_changed_hold_for_every_handle_at_once)
+{
+    struct batch b;
+    struct log *l = make(&(struct log_options){0}, &b), *other;
+    struct retention_report report;
+    struct fault f;
+    REQUIRE_OK(log_open(log_directory(l), &other, &f));
+    for (int i = 0; i < 10; i++) EXPECT_OK(help_fill(l, &b, 5, 1000, NULL));
+    EXPECT_OK(log_set_limits(other, &(struct log_options){.segment_bytes_max = 5000, .retention_bytes_max = 20000, .filter_bytes = 99}, &f));
+    EXPECT_EQ(99, log_filter_bytes(l));
+    for (int i = 0; i < 10; i++) EXPECT_OK(help_fill(l, &b, 5, 1000, NULL));
+    EXPECT_OK(retention_run(l, &report, NULL));
+    EXPECT(report.first_offset >= 50);
+    EXPECT_ERR(ERR_LIMIT, log_set_limits(other, &(struct log_options){.filter_bytes = 15}, &f));
+    EXPECT_ERR(ERR_LIMIT, log_set_limits(other, &(struct log_options){.filter_bytes = 256}, &f));
+    EXPECT_ERR(ERR_LIMIT, log_set_limits(other, &(struct log_options){.segment_bytes_max = LOG_SEGMENT_BYTES_MAX + 1}, &f));
+    EXPECT_EQ(99, log_filter_bytes(l));
+    EXPECT_OK(log_set_limits(other, &(struct log_options){0}, &f));
+    EXPECT_EQ(FILTER_BYTES_DEFAULT, log_filter_bytes(l));
+    sys = &sys_real;
+    batch_free(&b);
+    log_close(l);
+    log_close(other);
+}
+
 TEST(readers_go_on_in_a_segment_that_was_dropped)
 {
     struct batch b;
