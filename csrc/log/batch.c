@@ -48,6 +48,7 @@ static void batch_empty(struct batch *b)
 {
     b->size = b->chunk_count = b->run_count = b->id_count = 0;
     b->records = 0;
+    b->parting = false;
     b->trailer_size = 0;
     b->capacity = smaller(b->allocated, b->bytes_max);
 }
@@ -111,7 +112,7 @@ err batch_reserve_slow(struct batch *b, uint32_t bytes)
 {
     if (bytes > CHUNK_DATA_MAX_BYTES) return ERR_LIMIT;
     const struct batch_chunk *c = b->chunk_count ? &b->chunks[b->chunk_count - 1] : NULL;
-    bool opens = !c || c->entries >= CHUNK_ENTRIES_MAX ||
+    bool opens = !c || b->parting || c->entries >= CHUNK_ENTRIES_MAX ||
                  (c->entries > 0 && c->data_bytes + (uint64_t)bytes > CHUNK_DATA_TARGET_BYTES);
     if (opens && b->chunk_count == BATCH_CHUNKS_MAX) return ERR_FULL;
 
@@ -121,6 +122,7 @@ err batch_reserve_slow(struct batch *b, uint32_t bytes)
     err e = batch_grow(b, needed);
     if (e) return e;
     if (opens) {
+        b->parting = false;
         b->chunks[b->chunk_count++] = (struct batch_chunk){.position = b->size};
         memset(b->data + b->size + CHUNK_HEADER_BYTES, 0, b->filter_bytes);
         b->size += head;

@@ -85,6 +85,7 @@ struct batch {
     uint8_t *trailers;
     uint32_t trailer_size, trailer_capacity;
     bool sealed;
+    bool parting;                        /* the next entry begins a chunk, see batch_part_kinds */
     struct iovec *parts;                 /* for log_append: what it hands to pwritev, two for each chunk */
     uint8_t *index_records;              /* and the index records of the chunks */
 };
@@ -141,6 +142,16 @@ err batch_reference_intern(struct batch *b, const char *text, uint32_t bytes, ui
 /* As batch_add, for a publisher with a reference. */
 err batch_add_tracked(struct batch *b, const uint8_t *entry, uint32_t bytes, uint32_t records,
                       uint32_t reference, uint64_t publishing_id);
+
+/* Before an entry is added: let it begin another chunk if it is a sub-batch or the open chunk holds one.  For
+ * readers that look only at a chunk's first entry to know what all are. */
+static inline void batch_part_kinds(struct batch *b, bool is_sub_batch)
+{
+    const struct batch_chunk *c = b->chunk_count ? &b->chunks[b->chunk_count - 1] : NULL;
+    if (!c || !c->entries || !(is_sub_batch || *batch_entries(b, c) & CHUNK_SUB_BATCH_BIT)) return;
+    b->parting = true;
+    b->capacity = b->size; /* so that the entry is looked at */
+}
 
 /* The filter value of the entry that was added last: once for each, at once.  Entries for which it is not
  * called, or with size 0, have none.  Only after batch_filter_size. */

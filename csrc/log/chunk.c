@@ -15,7 +15,6 @@
 #define HEADER_CHECK_AT 45u
 #define HEADER_CHECK_BYTES 3u
 
-#define SUB_BATCH_BIT 0x80u
 #define SUB_BATCH_COMPRESSION(first) ((first) >> 4 & 7u)
 #define COMPRESSION_MAX 4u /* none, gzip, snappy, lz4, zstd; the others are not to be stored */
 
@@ -116,7 +115,7 @@ err chunk_entry_next(const uint8_t **at, const uint8_t *end, struct chunk_entry 
     if (*at == end) return ERR_END;
     struct reader_bytes r = bytes_reader(*at, (size_t)(end - *at));
     struct chunk_entry e = {0};
-    if (**at & SUB_BATCH_BIT) {
+    if (**at & CHUNK_SUB_BATCH_BIT) {
         err result = sub_batch_read(&r, &e);
         if (result != OK) return result;
     } else {

@@ -35,6 +35,7 @@
 
 #include "../base/error.h"
 
+#define CHUNK_SUB_BATCH_BIT 0x80u  /* of an entry's first byte */
 #define CHUNK_HEADER_BYTES 48u
 #define CHUNK_HEAD_BYTES_MAX (CHUNK_HEADER_BYTES + 255u) /* the header and the filter behind it */
 #define CHUNK_MAGIC 0x50u

@@ -40,6 +40,35 @@ TEST(a_chunk_is_closed_by_count_and_by_size)
     batch_free(&b);
 }
 
+TEST(where_kinds_are_parted_a_sub_batch_shares_its_chunk_with_nothing)
+{
+    static const uint8_t sub_batch[] = {0x80, 0, 1, 0, 0, 0, 5, 0, 0, 0, 5, 0, 0, 0, 1, 'x'};
+    struct batch b;
+    REQUIRE_OK(batch_init(&b, NULL));
+    for (const char *kind = "..S.SS.."; *kind; kind++) {
+        batch_part_kinds(&b, *kind == 'S');
+        if (*kind == 'S') EXPECT_OK(batch_add(&b, sub_batch, sizeof sub_batch, 1));
+        else EXPECT_OK(help_add_tracked(&b, "p", (uint64_t)(9 - (int)strlen(kind)), "one"));
+    }
+    EXPECT_EQ(6, b.chunk_count);
+    EXPECT_EQ(2, b.chunks[0].entries);
+    for (uint32_t i = 1; i < 5; i++) EXPECT_EQ(1, b.chunks[i].entries);
+    EXPECT_EQ(2, b.chunks[5].entries);
+    batch_check(&b);
+    batch_clear(&b);
+    for (uint32_t i = 0; i < BATCH_CHUNKS_MAX; i++) {
+        batch_part_kinds(&b, true);
+        EXPECT_OK(batch_add(&b, sub_batch, sizeof sub_batch, 1));
+    }
+    batch_part_kinds(&b, true);
+    EXPECT_ERR(ERR_FULL, batch_add(&b, sub_batch, sizeof sub_batch, 1));
+    batch_clear(&b);
+    EXPECT_OK(help_add(&b, "one"));
+    EXPECT_OK(help_add(&b, "more"));
+    EXPECT_EQ(1, b.chunk_count);
+    batch_free(&b);
+}
+
 TEST(one_entry_may_be_larger_than_a_chunks_aim_and_than_the_batchs_limit)
 {
     struct batch b;

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vibemq.broker.catalog import Catalog
+    from vibemq.broker.disk import DiskWatch
     from vibemq.broker.groups import Groups
     from vibemq.broker.queue_table import QueueTable
     from vibemq.broker.stream import StreamTable
@@ -21,6 +22,7 @@ class Broker:
     queues: QueueTable
     groups: Groups
     catalog: Catalog
+    disk: DiskWatch
     helpers: Any  # server.helpers.Helpers
     timers: Any  # broker.timers.Timers
     authenticator: Any  # admin.users.Authenticator: who somebody is

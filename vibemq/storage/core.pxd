@@ -359,6 +359,7 @@ cdef extern from "log/batch.h" nogil:
     err batch_reference_intern(batch *b, const char *text, uint32_t size, uint32_t *index)
     err batch_add_tracked(batch *b, const uint8_t *entry, uint32_t size, uint32_t records,
                           uint32_t reference, uint64_t publishing_id)
+    void batch_part_kinds(batch *b, bint is_sub_batch)
     void batch_filter(batch *b, const uint8_t *value, uint32_t size)
     err batch_seal(batch *b, fault *f)
 

@@ -14,12 +14,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import MalformedFrame, decode_request, encode_response
-from vibemq.protocols.streams.handshake import open_, peer_properties, sasl_authenticate, sasl_handshake, tune
+from vibemq.protocols.streams.handshake import (
+    open_,
+    peer_properties,
+    sasl_authenticate,
+    sasl_handshake,
+    tune,
+    update_secret,
+)
 from vibemq.protocols.streams.publishing import declare_publisher, delete_publisher, query_publisher_sequence
 from vibemq.protocols.streams.replies import (
     HEARTBEAT,
     answer,
     frame_too_large,
+    internal_errors,
     malformed,
     refuse,
     say_goodbye,
@@ -27,10 +35,17 @@ from vibemq.protocols.streams.replies import (
     stream_gone,
     stream_unavailable,
 )
+from vibemq.protocols.streams.rights import changed as rights_changed
 from vibemq.protocols.streams.spec import Code, Key
 from vibemq.protocols.streams.streams import create, delete, metadata, resolve_offset_spec, stream_stats
-from vibemq.protocols.streams.subscribing import consumer_update, subscribe, unsubscribe
-from vibemq.protocols.streams.super_streams import create_super_stream, no_super_stream
+from vibemq.protocols.streams.subscribing import (
+    ask_consumer,
+    consumer_left,
+    consumer_update,
+    subscribe,
+    unsubscribe,
+)
+from vibemq.protocols.streams.super_streams import create_super_stream, delete_super_stream, partitions, route
 from vibemq.protocols.streams.tracking import query_offset, store_offset
 
 if TYPE_CHECKING:
@@ -40,9 +55,12 @@ if TYPE_CHECKING:
 __all__ = [
     "FIRST_STATE",
     "HEARTBEAT",
+    "ask_consumer",
+    "consumer_left",
     "frame_too_large",
     "handle",
     "malformed",
+    "rights_changed",
     "say_goodbye",
     "step_begins",
     "stream_gone",
@@ -74,7 +92,10 @@ def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> N
         malformed(session, problem)
         return
     state = session.state
-    step.do(session, request)
+    if state == "open" and session.rights_generation != session.door.rights.generation and not rights_changed(session):
+        return
+    with internal_errors(session):
+        step.do(session, request)
     if step.then and session.state == state:
         session.state = step.then
         step_begins(session)
@@ -115,6 +136,7 @@ STATES: dict[str, dict[int, Step]] = {
     "opening": {Key.OPEN: Step(open_, "open")},
     "open": {
         Key.HEARTBEAT: Step(ignore),
+        Key.SASL_AUTHENTICATE: Step(update_secret),
         Key.DECLARE_PUBLISHER: Step(declare_publisher),
         Key.DELETE_PUBLISHER: Step(delete_publisher),
         Key.QUERY_PUBLISHER_SEQUENCE: Step(query_publisher_sequence),
@@ -126,13 +148,13 @@ STATES: dict[str, dict[int, Step]] = {
         Key.DELETE: Step(delete),
         Key.METADATA: Step(metadata),
         Key.CLOSE: Step(close_requested),
-        Key.ROUTE: Step(no_super_stream(Key.ROUTE)),
-        Key.PARTITIONS: Step(no_super_stream(Key.PARTITIONS)),
+        Key.ROUTE: Step(route),
+        Key.PARTITIONS: Step(partitions),
         Key.CONSUMER_UPDATE | spec.RESPONSE_BIT: Step(consumer_update),
         Key.EXCHANGE_COMMAND_VERSIONS: Step(exchange_versions),
         Key.STREAM_STATS: Step(stream_stats),
         Key.CREATE_SUPER_STREAM: Step(create_super_stream),
-        Key.DELETE_SUPER_STREAM: Step(no_super_stream(Key.DELETE_SUPER_STREAM)),
+        Key.DELETE_SUPER_STREAM: Step(delete_super_stream),
         Key.RESOLVE_OFFSET_SPEC: Step(resolve_offset_spec),
     },
     # We have sent Close: only the answer counts, and a Close that crossed it.

@@ -23,9 +23,15 @@ class StreamsDoor:
         self.store = config.store
         self.table = broker.streams
         self.queues = broker.queues
+        self.groups = broker.groups
         self.catalog = broker.catalog
+        self.disk = broker.disk
         self.authenticator = broker.authenticator
+        self.rights = broker.rights
+        self.guest_allowed = config.guest.allow_loopback
         self.helpers = broker.helpers
+        self.publishing: set[StreamsSession] = set()  # sessions with publishers
+        self.disk.listen(self._disk_changed)
         self.unconfirmed_max = config.streams.unconfirmed_max
         self.sub_batch_uncompressed_max = config.streams.sub_batch_uncompressed_max_bytes
         self.properties = {
@@ -40,6 +46,11 @@ class StreamsDoor:
     def accept(self, connection: Any) -> StreamsSession:
         """The session of a new connection."""
         return StreamsSession(connection, self)
+
+    def _disk_changed(self, is_full: bool) -> None:
+        """Who publishes is not read while the disk is full; who only consumes goes on."""
+        for session in self.publishing:
+            session.set_blocked(is_full)
 
     def queue_of(self, stream: Any) -> Any:
         """The queue that this stream is the log of; None when it is a plain stream."""

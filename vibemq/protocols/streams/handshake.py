@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handshake: from PeerProperties to Open, one step after the other.
+"""The handshake, from PeerProperties to Open, one step after the other; and the secret that is renewed afterwards.
 
-Codes and delays: the RabbitMQ Streams protocol.
+Codes and delays: the RabbitMQ Streams protocol.  What is a guess is answered late, what is no guess at once.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vibemq.protocols.streams import rights, sasl
 from vibemq.protocols.streams.codec import encode_response, encode_server_frame
 from vibemq.protocols.streams.replies import answer, fail_later, in_helper, step_begins
 from vibemq.protocols.streams.spec import Code, Key
@@ -19,6 +21,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: What admin.users.Verdict is on the wire, by its name: doors do not know that module.
+VERDICTS = {
+    "OK": Code.OK,
+    "REFUSED": Code.AUTHENTICATION_FAILURE,
+    "LOOPBACK_ONLY": Code.AUTHENTICATION_FAILURE_LOOPBACK,
+}
+#: Answers for which whoever guesses has to wait.
+DELAYED = (
+    Code.AUTHENTICATION_FAILURE,
+    Code.VIRTUAL_HOST_ACCESS_FAILURE,
+    Code.SASL_CANNOT_CHANGE_MECHANISM,
+    Code.SASL_CANNOT_CHANGE_USERNAME,
+)
+
 
 def peer_properties(session: StreamsSession, request: Any) -> None:
     session.peer_properties = request.properties
@@ -26,59 +42,102 @@ def peer_properties(session: StreamsSession, request: Any) -> None:
 
 
 def sasl_handshake(session: StreamsSession, request: Any) -> None:
-    answer(session, request, Key.SASL_HANDSHAKE, mechanisms=["PLAIN"])
+    answer(session, request, Key.SASL_HANDSHAKE, mechanisms=sasl.offered(session))
+
+
+# ---- who somebody is ----
 
 
 def sasl_authenticate(session: StreamsSession, request: Any) -> None:
-    if request.mechanism != "PLAIN":
-        answer(session, request, Key.SASL_AUTHENTICATE, Code.SASL_MECHANISM_NOT_SUPPORTED)
-        session.finish()
+    if request.mechanism not in sasl.offered(session):
+        _refuse(session, request, Code.SASL_MECHANISM_NOT_SUPPORTED)
         return
-    parts = request.data.split(b"\0")
+
+    def done(user: str, code: Code) -> None:
+        if code == Code.OK:
+            session.user, session.mechanism = user, request.mechanism
+            _logged_in(session, request)
+        else:
+            _refuse(session, request, code, user)
+
+    _prove(session, request, done)
+
+
+def update_secret(session: StreamsSession, request: Any) -> None:
+    """The same user brings a new password, and may have other rights from now on."""
+    if request.mechanism != session.mechanism:
+        _refuse(session, request, Code.SASL_CANNOT_CHANGE_MECHANISM)
+        return
+
+    def done(user: str, code: Code) -> None:
+        if code == Code.OK and user != session.user:
+            code = Code.SASL_CANNOT_CHANGE_USERNAME
+        if code == Code.OK and not rights.look_again(session):
+            code = Code.VIRTUAL_HOST_ACCESS_FAILURE
+        if code != Code.OK:
+            _refuse(session, request, code, user)
+            return
+        answer(session, request, Key.SASL_AUTHENTICATE)
+        rights.revoke(session)
+
+    _prove(session, request, done)
+
+
+def _prove(session: StreamsSession, request: Any, done: Callable[[str, Code], None]) -> None:
+    """Call `done` with the user that the request means and whether it is that user; at once or after a helper."""
     try:
-        if len(parts) != 3 or parts[0]:
-            raise ValueError("not three parts with an empty first one")
-        user, password = parts[1].decode(), parts[2].decode()
-    except ValueError:
-        answer(session, request, Key.SASL_AUTHENTICATE, Code.SASL_ERROR)
-        session.finish()
+        who = sasl.claim(session, request.mechanism, request.data)
+    except sasl.Malformed as problem:
+        logger.info("%s: login with malformed data: %s", session.peer, problem)
+        done("", Code.SASL_ERROR)
+        return
+    except sasl.Unusable as problem:
+        logger.warning("%s: %s", session.peer, problem)
+        done("", Code.AUTHENTICATION_FAILURE)
         return
     door = session.door
-    verdict = door.authenticator.check_cached(user, password, session.is_loopback)
-    if verdict is not None:
-        _authenticated(session, request, user, verdict)
+    if who.password is None:
+        known = door.table.metadata.find_user(who.user) is not None
+        done(who.user, Code.OK if known else Code.AUTHENTICATION_FAILURE)
         return
     loopback = session.is_loopback
+    verdict = door.authenticator.check_cached(who.user, who.password, loopback)
+    if verdict is not None:
+        done(who.user, VERDICTS[verdict.name])
+        return
 
-    def done(verdict: Any, error: BaseException | None) -> None:
+    def checked(verdict: Any, error: BaseException | None) -> None:
         if error is not None:
             logger.error("%s: login could not be checked: %s", session.peer, error)
-            answer(session, request, Key.SASL_AUTHENTICATE, Code.INTERNAL_ERROR)
-            session.finish()
+            done(who.user, Code.INTERNAL_ERROR)
         else:
-            _authenticated(session, request, user, verdict)
+            done(who.user, VERDICTS[verdict.name])
 
-    work = partial(door.authenticator.check, user, password, loopback)
-    in_helper(session, work, done, submit=door.helpers.submit_hash)
+    work = partial(door.authenticator.check, who.user, who.password, loopback)
+    in_helper(session, work, checked, submit=door.helpers.submit_hash)
 
 
-def _authenticated(session: StreamsSession, request: Any, user: str, verdict: Any) -> None:
-    if verdict.name == "OK":
-        answer(session, request, Key.SASL_AUTHENTICATE)
-        config = session.door.config
-        # The very next frame: one client insists on it.
-        session.write(encode_server_frame(Key.TUNE, frame_max=config.frame_max_bytes, heartbeat=config.heartbeat_s))
-        session.state = "tuning"
-        step_begins(session)
-    elif verdict.name == "LOOPBACK_ONLY":
-        answer(session, request, Key.SASL_AUTHENTICATE, Code.AUTHENTICATION_FAILURE_LOOPBACK)
-        session.finish()
+def _logged_in(session: StreamsSession, request: Any) -> None:
+    answer(session, request, Key.SASL_AUTHENTICATE)
+    config = session.door.config
+    # The very next frame: one client insists on it.
+    session.write(encode_server_frame(Key.TUNE, frame_max=config.frame_max_bytes, heartbeat=config.heartbeat_s))
+    session.state = "tuning"
+    step_begins(session)
+
+
+def _refuse(session: StreamsSession, request: Any, code: Code, user: str = "") -> None:
+    """No login, or no more: whatever the connection had, it does nothing any more."""
+    rights.drop_all(session)
+    if code in DELAYED:
+        logger.warning("%s: login refused for user %r, %s", session.peer, user or session.user, code.name)
+        fail_later(session, encode_response(Key.SASL_AUTHENTICATE, request.correlation_id, code))
     else:
-        logger.warning("%s: login refused for user %r", session.peer, user)
-        fail_later(
-            session,
-            encode_response(Key.SASL_AUTHENTICATE, request.correlation_id, Code.AUTHENTICATION_FAILURE),
-        )
+        answer(session, request, Key.SASL_AUTHENTICATE, code)
+        session.finish()
+
+
+# ---- where to ----
 
 
 def tune(session: StreamsSession, request: Any) -> None:
@@ -88,11 +147,16 @@ def tune(session: StreamsSession, request: Any) -> None:
 
 
 def open_(session: StreamsSession, request: Any) -> None:
-    if request.virtual_host != "/":
-        logger.warning("%s: virtual host %r does not exist", session.peer, request.virtual_host)
+    session.virtual_host = request.virtual_host
+    if not rights.look_again(session):
+        logger.warning(
+            "%s: virtual host %r does not exist or is closed to user %r",
+            session.peer,
+            request.virtual_host,
+            session.user,
+        )
         fail_later(session, encode_response(Key.OPEN, request.correlation_id, Code.VIRTUAL_HOST_ACCESS_FAILURE))
         return
-    session.virtual_host = request.virtual_host
     session.frame_max = session.negotiated_frame_max
     host, port = advertised(session)
     answer(session, request, Key.OPEN, properties={"advertised_host": host, "advertised_port": str(port)})
@@ -102,5 +166,8 @@ def open_(session: StreamsSession, request: Any) -> None:
 def advertised(session: StreamsSession) -> tuple[str, int]:
     """The address the client evidently reached us by, unless configured."""
     config = session.door.config
-    host = config.advertised_host or ("localhost" if session.is_loopback else session.local_host)
-    return host, config.advertised_port or session.local_port
+    here = "localhost" if session.is_loopback else session.local_host
+    if session.is_tls:  # the name it asked for is the one that it finds in the certificate
+        host = config.advertised_tls_host or config.advertised_host or session.server_name or here
+        return host, config.advertised_tls_port or session.local_port
+    return config.advertised_host or here, config.advertised_port or session.local_port

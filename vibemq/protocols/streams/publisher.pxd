@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from vibemq.broker.stream cimport StreamUser
 from vibemq.net.connection cimport Connection
 
@@ -10,6 +10,7 @@ cdef class Publisher(StreamUser):
     cdef readonly int publisher_id
     cdef object queue                 # broker.queue.Queue when the stream is one: held, so that its bounds are kept
     cdef readonly bytes reference
+    cdef readonly uint64_t published, confirmed, errored  # entries
     cdef uint32_t reference_index     # in the stream's batch, while ids are staged
     cdef uint8_t *ids                 # in this turn's batch, big-endian as they came
     cdef size_t id_count, id_capacity

@@ -110,6 +110,7 @@ cdef class Publisher(StreamUser):
         cdef uint8_t *out
         if self.deleted or not count or self.connection.closed:
             return 0
+        self.confirmed += count
         out = self.connection.outbox_reserve(13 + count * PUBLISHING_ID_BYTES)
         bytes_store32(out, <uint32_t> (9 + count * PUBLISHING_ID_BYTES))
         bytes_store16(out + 4, KEY_PUBLISH_CONFIRM)
@@ -122,6 +123,7 @@ cdef class Publisher(StreamUser):
     cdef int _refuse(self, const uint8_t *ids, size_t count, int code) except -1:
         if self.deleted or not count or self.connection.closed:
             return 0
+        self.errored += count
         publish_error(self.connection, self.publisher_id, ids, count, code)
         return 0
 

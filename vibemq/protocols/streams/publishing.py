@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.replies import answer, find
+from vibemq.protocols.streams.rights import refused
 from vibemq.protocols.streams.spec import Code, Key
 
 if TYPE_CHECKING:
@@ -14,20 +15,25 @@ if TYPE_CHECKING:
 
 
 def declare_publisher(session: StreamsSession, request: Any) -> None:
+    key = Key.DECLARE_PUBLISHER
     reference = request.reference.encode()
-    too_long = len(reference) > spec.REFERENCE_SIZE_MAX_BYTES
-    if too_long or len(session.publishers) >= spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX:
-        answer(session, request, Key.DECLARE_PUBLISHER, Code.PRECONDITION_FAILED)
+    full = session.door.disk.is_full or len(session.publishers) >= spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX
+    if full:
+        answer(session, request, key, Code.PRECONDITION_FAILED)
         return
-    stream = find(session, request, Key.DECLARE_PUBLISHER)
+    if refused(session, request, key, "write", request.stream):
+        return
+    if len(reference) > spec.REFERENCE_SIZE_MAX_BYTES or request.publisher_id in session.publishers:
+        answer(session, request, key, Code.PRECONDITION_FAILED)
+        return
+    stream = find(session, request, key)
     if stream is None:
         return
-    if request.publisher_id in session.publishers or (reference and session.publishes_as(stream, reference)):
-        session.door.table.release_if_unused(stream)
-        answer(session, request, Key.DECLARE_PUBLISHER, Code.PRECONDITION_FAILED)
+    if reference and session.publishes_as(stream, reference):
+        answer(session, request, key, Code.PRECONDITION_FAILED)
         return
     session.add_publisher(stream, request.publisher_id, reference)
-    answer(session, request, Key.DECLARE_PUBLISHER)
+    answer(session, request, key)
 
 
 def delete_publisher(session: StreamsSession, request: Any) -> None:
@@ -36,8 +42,10 @@ def delete_publisher(session: StreamsSession, request: Any) -> None:
 
 
 def query_publisher_sequence(session: StreamsSession, request: Any) -> None:
-    stream = find(session, request, Key.QUERY_PUBLISHER_SEQUENCE)
+    key = Key.QUERY_PUBLISHER_SEQUENCE
+    if refused(session, request, key, "read", request.stream):
+        return
+    stream = find(session, request, key)
     if stream is not None:
-        sequence = stream.log.publisher_sequence(request.reference)
-        answer(session, request, Key.QUERY_PUBLISHER_SEQUENCE, sequence=sequence)
+        answer(session, request, key, sequence=stream.log.publisher_sequence(request.reference))
         session.door.table.release_if_unused(stream)

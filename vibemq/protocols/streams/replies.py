@@ -6,11 +6,12 @@ Codes and delays: the RabbitMQ Streams protocol.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from vibemq.errors import StorageError, StreamNotFound
+from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError, StorageError, StreamNotFound
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import MalformedFrame, encode_response, encode_server_frame
 from vibemq.protocols.streams.spec import Code, Key
@@ -62,9 +63,10 @@ def in_helper(
 
     def back(result: Any, error: BaseException | None) -> None:
         try:
-            done(result, error)
-        except Exception:
-            logger.exception("%s: closed by an error of ours", session.peer)
+            with internal_errors(session):
+                done(result, error)
+        except Exception as problem:
+            logger.info("%s: %s", session.peer, problem)
             session.finish()
         finally:
             session.resume()
@@ -102,6 +104,21 @@ def frame_too_large(session: StreamsSession, size: int, first: bytes) -> None:
 
 
 # ---- the ends of a session, and of its streams ----
+
+
+@contextlib.contextmanager
+def internal_errors(session: StreamsSession) -> Iterator[None]:
+    """What nobody expected is our fault, and the peer is told so; what ends the connection anyway passes."""
+    try:
+        yield
+    except (ConnectionClosed, LimitExceeded, ProtocolError):
+        raise
+    except Exception:
+        logger.exception("%s: closed by an error of ours", session.peer)
+        if session.state == "open":
+            close(session, Code.INTERNAL_ERROR, "internal error")
+        else:
+            session.finish()
 
 
 def step_begins(session: StreamsSession) -> None:

@@ -8,11 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.arguments import BadArgument, stream_arguments
-from vibemq.errors import LimitExceeded, StreamExists, StreamNotFound
+from vibemq.broker.catalog import checked_name
+from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import MalformedFrame, encode_response
 from vibemq.protocols.streams.handshake import advertised
 from vibemq.protocols.streams.replies import answer, find, in_helper, malformed, offset_value
+from vibemq.protocols.streams.rights import refused
 from vibemq.protocols.streams.spec import Code, Key, OffsetType
 
 if TYPE_CHECKING:
@@ -26,16 +28,16 @@ LOOKUPS_IN_LOOP_MAX = 64  # of streams in one command: some microseconds each, i
 
 
 def create(session: StreamsSession, request: Any) -> None:
-    name = request.stream.replace("\r", "").replace("\n", "")
+    key = Key.CREATE
     door = session.door
     try:
-        if not name or name.startswith("amq.") or len(name.encode()) > spec.STREAM_NAME_SIZE_MAX_BYTES:
-            most = spec.STREAM_NAME_SIZE_MAX_BYTES
-            raise BadArgument(f"stream name {name!r} is empty, reserved or longer than {most} bytes")
+        name = checked_name(request.stream)
+        if refused(session, request, key, "configure", name):
+            return
         wanted = stream_arguments(request.arguments, door.store)
     except BadArgument as problem:
         logger.info("%s: create refused: %s", session.peer, problem)
-        answer(session, request, Key.CREATE, Code.PRECONDITION_FAILED)
+        answer(session, request, key, Code.PRECONDITION_FAILED)
         return
 
     def done(_: Any, error: BaseException | None) -> None:
@@ -49,22 +51,25 @@ def create(session: StreamsSession, request: Any) -> None:
         elif error is not None:
             logger.error("create %s: %s", name, error)
             code = Code.INTERNAL_ERROR
-        answer(session, request, Key.CREATE, code)
+        answer(session, request, key, code)
 
     in_helper(session, partial(door.catalog.create_stream, session.virtual_host, name, wanted), done)
 
 
 def delete(session: StreamsSession, request: Any) -> None:
+    key = Key.DELETE
+    if refused(session, request, key, "configure", request.stream):
+        return
     door = session.door
 
     def done(deleted: Any, error: BaseException | None) -> None:
         if isinstance(error, StreamNotFound):
-            answer(session, request, Key.DELETE, Code.STREAM_DOES_NOT_EXIST)
+            answer(session, request, key, Code.STREAM_DOES_NOT_EXIST)
         elif error is not None:
             logger.error("delete %s: %s", request.stream, error)
-            answer(session, request, Key.DELETE, Code.INTERNAL_ERROR)
+            answer(session, request, key, Code.INTERNAL_ERROR)
         else:
-            answer(session, request, Key.DELETE)
+            answer(session, request, key)
             door.catalog.deleted(deleted)  # after the answer: MetadataUpdate follows it
 
     in_helper(session, partial(door.catalog.delete, session.virtual_host, request.stream), done)
@@ -76,31 +81,46 @@ def metadata(session: StreamsSession, request: Any) -> None:
         needed = f"{spec.STRING_SIZE_MAX_BYTES} bytes or fewer"  # the answer repeats it
         malformed(session, MalformedFrame("Metadata, stream name", needed, "more"))
         return
-    store, virtual_host = session.door.table.metadata, session.virtual_host
 
-    def look() -> list[bool]:
-        return [store.find_stream(virtual_host, name) is not None for name in names]
-
-    def done(found: list[bool] | None, error: BaseException | None) -> None:
-        if found is None:
-            logger.error("%s: metadata cannot be read: %s", session.peer, error)
-            found = [False] * len(names)
+    def done(codes: list[Code], error: BaseException | None) -> None:
+        if error is not None:
+            raise error
         host, port = advertised(session)
         streams = [
-            (name, Code.OK, 0, ()) if exists else (name, Code.STREAM_DOES_NOT_EXIST, spec.LEADER_NONE, ())
-            for name, exists in zip(names, found, strict=True)
+            (name, code, 0 if code == Code.OK else spec.LEADER_NONE, ())
+            for name, code in zip(names, codes, strict=True)
         ]
         brokers = [(0, host, port)]
         session.write(encode_response(Key.METADATA, request.correlation_id, None, brokers=brokers, streams=streams))
 
+    look = partial(_codes, session.door.table.metadata, session.virtual_host, session.rights, names)
     if len(names) > LOOKUPS_IN_LOOP_MAX:
         in_helper(session, look, done)
     else:
         done(look(), None)
 
 
+def _codes(store: Any, virtual_host: str, rights: Any, names: list[str]) -> list[Code]:
+    """What Metadata says of each name."""
+
+    def code(name: str) -> Code:
+        if not rights.read(name) and not rights.write(name):
+            return Code.ACCESS_REFUSED
+        try:
+            found = store.find_stream(virtual_host, name)
+        except StorageError as problem:
+            logger.error("metadata of stream %s cannot be read: %s", name, problem)
+            return Code.STREAM_NOT_AVAILABLE
+        return Code.STREAM_DOES_NOT_EXIST if found is None else Code.OK
+
+    return [code(name) for name in names]
+
+
 def stream_stats(session: StreamsSession, request: Any) -> None:
-    stream = find(session, request, Key.STREAM_STATS)
+    key = Key.STREAM_STATS
+    if refused(session, request, key, "read", request.stream):
+        return
+    stream = find(session, request, key)
     if stream is None:
         return
     stats = stream.log.stats()
@@ -115,13 +135,22 @@ def stream_stats(session: StreamsSession, request: Any) -> None:
         # Which stream of this name it is: a checkpoint must not go on in a recreated one.
         identity = int(stream.incarnation, 16)
         statistics["incarnation"] = identity - (1 << 64) if identity >= 1 << 63 else identity
-    answer(session, request, Key.STREAM_STATS, statistics=statistics)
+    answer(session, request, key, statistics=statistics)
     session.door.table.release_if_unused(stream)
 
 
 def resolve_offset_spec(session: StreamsSession, request: Any) -> None:
-    stream = find(session, request, Key.RESOLVE_OFFSET_SPEC)
-    if stream is not None:
+    """Filters say which chunks are sent from there on, not where a subscription attaches."""
+    key = Key.RESOLVE_OFFSET_SPEC
+    if refused(session, request, key, "read", request.stream):
+        return
+    stream = find(session, request, key)
+    if stream is None:
+        return
+    try:
         offset = stream.log.attach_offset(request.offset_type, offset_value(request))
-        answer(session, request, Key.RESOLVE_OFFSET_SPEC, offset_type=OffsetType.OFFSET, offset=offset)
-        session.door.table.release_if_unused(stream)
+        answer(session, request, key, offset_type=OffsetType.OFFSET, offset=offset)
+    except StorageError as problem:
+        logger.error("%s: offset of %s: %s", session.peer, request.stream, problem)
+        answer(session, request, key, Code.NO_OFFSET)
+    session.door.table.release_if_unused(stream)

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StoreOffset and QueryOffset."""
+"""StoreOffset and QueryOffset.
+
+StoreOffset has no answer, so whatever stops one is logged.  A connection that has stored or asked for an offset
+holds the stream from then on (a Tracker), so that it hears of the stream's end as publishers and subscribers do.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
 
+from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
+from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.replies import answer, find
+from vibemq.protocols.streams.rights import refused
 from vibemq.protocols.streams.spec import Code, Key
 
 if TYPE_CHECKING:
@@ -16,15 +23,50 @@ logger = logging.getLogger(__name__)
 
 
 def store_offset(session: StreamsSession, request: Any) -> None:
-    # The protocol has no answer for it; QueryOffset will truthfully say that nothing is stored.
-    logger.warning(
-        "%s: offset of %r on %s not stored: not offered by this version",
-        session.peer,
-        request.reference,
-        request.stream,
-    )
+    reference = request.reference.encode()
+    problem = _not_stored(session, request.stream, reference, request.offset)
+    if problem:
+        logger.warning(
+            "%s: offset %d of %r on %s not stored: %s",
+            session.peer,
+            request.offset,
+            request.reference[: spec.REFERENCE_SIZE_MAX_BYTES],
+            request.stream,
+            problem,
+        )
+
+
+def _not_stored(session: StreamsSession, name: str, reference: bytes, offset: int) -> str:
+    """Store it; why it could not be, or "" when it is."""
+    if len(reference) > spec.REFERENCE_SIZE_MAX_BYTES:
+        return f"the reference has {len(reference)} bytes, at most {spec.REFERENCE_SIZE_MAX_BYTES} allowed"
+    if not session.rights.read(name) and not session.reads(name):
+        return f"user {session.user!r} may not read it"
+    try:
+        stream = session.door.table.find(session.virtual_host, name)
+        session.track(stream)
+        stream.offsets.store(reference, offset)
+    except (StreamNotFound, LimitExceeded, StorageError) as problem:
+        return str(problem)
+    return ""
 
 
 def query_offset(session: StreamsSession, request: Any) -> None:
-    if find(session, request, Key.QUERY_OFFSET) is not None:
-        answer(session, request, Key.QUERY_OFFSET, Code.NO_OFFSET)
+    key = Key.QUERY_OFFSET
+    if refused(session, request, key, "read", request.stream):
+        return
+    stream = find(session, request, key)
+    if stream is None:
+        return
+    session.track(stream)
+    reference = request.reference.encode()
+    try:
+        offset = stream.offsets.get(reference) if len(reference) <= spec.REFERENCE_SIZE_MAX_BYTES else None
+    except StorageError as problem:
+        logger.error("%s: offsets of %s: %s", session.peer, request.stream, problem)
+        answer(session, request, key, Code.STREAM_NOT_AVAILABLE)
+        return
+    if offset is None:
+        answer(session, request, key, Code.NO_OFFSET)
+    else:
+        answer(session, request, key, offset=offset)
