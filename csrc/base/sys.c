@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -96,6 +97,13 @@ static int real_ftruncate(int fd, off_t size)
 /* The C library's fstat may be an inline function, which has no one address. */
 static int real_fstat(int fd, struct stat *out) { return fstat(fd, out); }
 
+static int real_flock(int fd, int operation)
+{
+    int result;
+    AGAIN_WHILE_INTERRUPTED(result, flock(fd, operation));
+    return result;
+}
+
 static int64_t real_now_ms(void)
 {
     struct timespec now;
@@ -153,6 +161,7 @@ const struct sys sys_real = {
     .fallocate = real_fallocate,
     .ftruncate = real_ftruncate,
     .fstat = real_fstat,
+    .flock = real_flock,
     .mkdir = mkdir,
     .rename = rename,
     .unlink = unlink,

@@ -24,6 +24,7 @@ struct sys {
     int (*fallocate)(int fd, int mode, off_t position, off_t size);
     int (*ftruncate)(int fd, off_t size);
     int (*fstat)(int fd, struct stat *out);
+    int (*flock)(int fd, int operation);
     int (*mkdir)(const char *path, mode_t mode);
     int (*rename)(const char *source, const char *target);
     int (*unlink)(const char *path);

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * offsets: the file of stored offsets.
+ *
+ *   header   "VMQO" u32 | version u32 | generation u64 | CRC-32 u32 of these 16 bytes | zeros
+ *   record   CRC-32 u32 of all that follows | kind u8 = 1 | size u8 | 0 u16 | written i64, ms | offset u64 |
+ *            reference | zeros
+ */
+#include "offsets.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+
+#include "../base/bytes.h"
+#include "../base/check.h"
+#include "../base/crc32.h"
+#include "../base/file.h"
+#include "../base/sys.h"
+
+#define KIND_OFFSET 1u
+#define REFERENCE_AT 24u
+#define SCAN_RECORDS 32u /* at a time: 16 KiB of stack */
+#define NOWHERE OFFSETS_REFERENCES_MAX
+
+struct offsets {
+    int fd;
+    bool known;              /* what follows is what the file says */
+    uint64_t generation;
+    uint32_t count, damaged; /* places in the file, and how many of them hold nothing sound */
+    uint32_t hash[OFFSETS_REFERENCES_MAX]; /* 0: the place is free */
+    char path[];
+};
+
+/* ---- bytes ---- */
+
+static bool all_zero(const uint8_t *data, size_t size)
+{
+    for (size_t i = 0; i < size; i++)
+        if (data[i]) return false;
+    return true;
+}
+
+static uint32_t record_check(const uint8_t data[OFFSETS_RECORD_BYTES])
+{
+    return crc32_update(0, data + 4, OFFSETS_RECORD_BYTES - 4);
+}
+
+err offsets_record_read(const uint8_t data[OFFSETS_RECORD_BYTES], struct offsets_record *out)
+{
+    if (all_zero(data, OFFSETS_RECORD_BYTES)) return ERR_EMPTY;
+    if (bytes_load32(data) != record_check(data) || data[4] != KIND_OFFSET) return ERR_CORRUPT;
+    out->bytes = data[5];
+    out->written_ms = (int64_t)bytes_load64(data + 8);
+    out->offset = bytes_load64(data + 16);
+    memcpy(out->reference, data + REFERENCE_AT, sizeof out->reference);
+    return OK;
+}
+
+void offsets_record_write(const struct offsets_record *r, uint8_t out[OFFSETS_RECORD_BYTES])
+{
+    memset(out, 0, OFFSETS_RECORD_BYTES);
+    out[4] = KIND_OFFSET;
+    out[5] = r->bytes;
+    bytes_store64(out + 8, (uint64_t)r->written_ms);
+    bytes_store64(out + 16, r->offset);
+    memcpy(out + REFERENCE_AT, r->reference, r->bytes);
+    bytes_store32(out, record_check(out));
+}
+
+err offsets_header_read(const uint8_t data[OFFSETS_HEADER_BYTES], uint64_t *generation)
+{
+    if (bytes_load32(data) != OFFSETS_MAGIC || bytes_load32(data + 16) != crc32_update(0, data, 16)) return ERR_CORRUPT;
+    if (bytes_load32(data + 4) != OFFSETS_VERSION) return ERR_INVALID;
+    *generation = bytes_load64(data + 8);
+    return OK;
+}
+
+static uint32_t reference_hash(const char *reference, uint32_t bytes)
+{
+    return crc32_update(0, reference, bytes) | 1u; /* 0 means free */
+}
+
+static uint64_t record_position(uint32_t place) { return (uint64_t)(place + 1) * OFFSETS_RECORD_BYTES; }
+
+/* ---- the file ---- */
+
+err offsets_open(const char *directory, struct offsets **out, struct fault *f)
+{
+    size_t size = strlen(directory);
+    if (size >= FILE_DIRECTORY_BYTES_MAX) return fault_set(f, ERR_LIMIT, 0, directory, 0, FILE_DIRECTORY_BYTES_MAX - 1, size);
+    struct file_path path;
+    file_path_name(&path, directory, "offsets");
+    struct offsets *o = calloc(1, sizeof *o + strlen(path.text) + 1);
+    if (!o) return fault_set(f, ERR_NO_MEMORY, 0, directory, 0, sizeof *o, 0);
+    o->fd = -1;
+    memcpy(o->path, path.text, strlen(path.text) + 1);
+    *out = o;
+    return OK;
+}
+
+void offsets_close(struct offsets *o)
+{
+    if (!o) return;
+    file_close(&o->fd);
+    free(o);
+}
+
+uint32_t offsets_damaged(const struct offsets *o) { return o->damaged; }
+
+static err header_store(struct offsets *o, uint64_t generation, struct fault *f)
+{
+    uint8_t header[OFFSETS_RECORD_BYTES] = {0};
+    bytes_store32(header, OFFSETS_MAGIC);
+    bytes_store32(header + 4, OFFSETS_VERSION);
+    bytes_store64(header + 8, generation);
+    bytes_store32(header + 16, crc32_update(0, header, 16));
+    err e = file_write(o->fd, o->path, header, sizeof header, 0, f);
+    if (!e) o->generation = generation;
+    return e;
+}
+
+/* Look at every record; `each` gets its place and OK or ERR_CORRUPT. */
+static err scan(struct offsets *o, void (*each)(void *context, uint32_t place, err e, const struct offsets_record *r),
+                void *context, struct fault *f)
+{
+    uint8_t data[SCAN_RECORDS * OFFSETS_RECORD_BYTES];
+    size_t got = sizeof data;
+    for (uint32_t place = 0; place < OFFSETS_REFERENCES_MAX && got == sizeof data; place += SCAN_RECORDS) {
+        err e = file_read(o->fd, o->path, data, sizeof data, record_position(place), &got, f);
+        if (e) return e;
+        for (uint32_t i = 0; (i + 1) * OFFSETS_RECORD_BYTES <= got; i++) {
+            struct offsets_record r;
+            e = offsets_record_read(data + i * OFFSETS_RECORD_BYTES, &r);
+            each(context, place + i, e, &r);
+        }
+    }
+    return OK;
+}
+
+static void learn(void *context, uint32_t place, err e, const struct offsets_record *r)
+{
+    struct offsets *o = context;
+    o->count = place + 1;
+    o->hash[place] = e ? 0 : reference_hash(r->reference, r->bytes);
+    o->damaged += e == ERR_CORRUPT;
+}
+
+/* With the lock held: know what the file holds now. */
+static err look(struct offsets *o, struct fault *f)
+{
+    uint8_t header[OFFSETS_HEADER_BYTES] = {0};
+    uint64_t generation;
+    size_t got;
+    err e = file_read(o->fd, o->path, header, sizeof header, 0, &got, f);
+    if (e) return e;
+    e = offsets_header_read(header, &generation);
+    if (e == ERR_INVALID) return fault_set(f, e, 0, o->path, 4, OFFSETS_VERSION, bytes_load32(header + 4));
+    if (!e && o->known && generation == o->generation) return OK;
+    o->known = false;
+    if (e) { /* new, or its header is damaged: a number that nobody remembers */
+        e = file_random(&generation, sizeof generation, f);
+        if (!e) e = header_store(o, generation, f);
+        if (e) return e;
+    }
+    o->generation = generation;
+    o->count = o->damaged = 0;
+    memset(o->hash, 0, sizeof o->hash);
+    e = scan(o, learn, o, f);
+    o->known = !e;
+    return e;
+}
+
+static err lock(struct offsets *o, bool create, struct fault *f)
+{
+    err e = OK;
+    if (o->fd < 0) {
+        o->known = false;
+        e = file_open(o->path, O_RDWR | (create ? O_CREAT : 0), &o->fd, f);
+    }
+    if (e) return e;
+    if (sys->flock(o->fd, LOCK_EX) < 0) return fault_from_errno(f, o->path, 0, 0, 0);
+    e = look(o, f);
+    if (e) sys->flock(o->fd, LOCK_UN);
+    return e;
+}
+
+static err unlock(struct offsets *o, err e)
+{
+    sys->flock(o->fd, LOCK_UN); /* fails for no descriptor of ours */
+    if (e && e != ERR_NOT_FOUND) o->known = false;
+    return e;
+}
+
+/* ---- records ---- */
+
+/* The place of a reference, or NOWHERE, and what stands there. */
+static err find(struct offsets *o, const char *reference, uint32_t bytes, uint32_t *place, struct offsets_record *found,
+                struct fault *f)
+{
+    uint32_t hash = reference_hash(reference, bytes);
+    *place = NOWHERE;
+    for (uint32_t i = 0; i < o->count; i++) {
+        if (o->hash[i] != hash) continue;
+        uint8_t data[OFFSETS_RECORD_BYTES];
+        struct offsets_record r;
+        err e = file_read_exact(o->fd, o->path, data, sizeof data, record_position(i), f);
+        if (e && e != ERR_TRUNCATED) return e;
+        if (e || offsets_record_read(data, &r)) { /* damaged under our feet */
+            o->hash[i] = 0;
+            o->damaged++;
+            continue;
+        }
+        if (r.bytes != bytes || memcmp(r.reference, reference, bytes) != 0) continue;
+        if (*place != NOWHERE && r.written_ms < found->written_ms) continue;
+        *place = i;
+        *found = r;
+    }
+    return OK;
+}
+
+struct oldest { uint32_t place; int64_t written_ms; };
+
+static void note_oldest(void *context, uint32_t place, err e, const struct offsets_record *r)
+{
+    struct oldest *o = context;
+    if (e || (o->place != NOWHERE && r->written_ms >= o->written_ms)) return;
+    *o = (struct oldest){place, r->written_ms};
+}
+
+/* A place for a new reference: a free one, else the end, else the one stored longest ago. */
+static err make_room(struct offsets *o, uint32_t *place, bool *evicted, struct fault *f)
+{
+    uint32_t i = 0;
+    while (i < o->count && o->hash[i]) i++;
+    if (i == OFFSETS_REFERENCES_MAX) {
+        struct oldest oldest = {.place = NOWHERE};
+        err e = scan(o, note_oldest, &oldest, f);
+        if (e) return e;
+        i = oldest.place == NOWHERE ? 0 : oldest.place;
+        *evicted = true;
+    }
+    *place = i;
+    /* Before the record: a handle that remembers the place under another name looks again. */
+    return header_store(o, o->generation + 1, f);
+}
+
+err offsets_store(struct offsets *o, const char *reference, uint32_t bytes, uint64_t offset, bool *evicted,
+                  struct fault *f)
+{
+    *evicted = false;
+    if (bytes > OFFSETS_REFERENCE_BYTES_MAX)
+        return fault_set(f, ERR_LIMIT, 0, "offset reference", 0, OFFSETS_REFERENCE_BYTES_MAX, bytes);
+    err e = lock(o, true, f);
+    if (e) return e;
+    struct offsets_record r;
+    uint8_t data[OFFSETS_RECORD_BYTES];
+    uint32_t place;
+    e = find(o, reference, bytes, &place, &r, f);
+    if (!e && place == NOWHERE) e = make_room(o, &place, evicted, f);
+    if (!e) {
+        r = (struct offsets_record){.written_ms = sys->now_ms(), .offset = offset, .bytes = (uint8_t)bytes};
+        memcpy(r.reference, reference, bytes);
+        offsets_record_write(&r, data);
+        e = file_write(o->fd, o->path, data, sizeof data, record_position(place), f);
+    }
+    if (!e) {
+        o->hash[place] = reference_hash(reference, bytes);
+        if (place >= o->count) o->count = place + 1;
+    }
+    return unlock(o, e);
+}
+
+err offsets_get(struct offsets *o, const char *reference, uint32_t bytes, uint64_t *offset, struct fault *f)
+{
+    *offset = 0;
+    if (bytes > OFFSETS_REFERENCE_BYTES_MAX)
+        return fault_set(f, ERR_NOT_FOUND, 0, "offset reference", 0, OFFSETS_REFERENCE_BYTES_MAX, bytes);
+    err e = lock(o, false, f);
+    if (e) return e;
+    struct offsets_record r;
+    uint32_t place;
+    e = find(o, reference, bytes, &place, &r, f);
+    if (!e && place == NOWHERE) e = fault_set(f, ERR_NOT_FOUND, 0, "offset reference", 0, 0, 0);
+    if (!e) *offset = r.offset;
+    return unlock(o, e);
+}
+
+struct teller { void (*each)(void *context, const struct offsets_record *r); void *context; };
+
+static void tell(void *context, uint32_t place, err e, const struct offsets_record *r)
+{
+    const struct teller *t = context;
+    (void)place;
+    if (!e) t->each(t->context, r);
+}
+
+err offsets_each(struct offsets *o, void (*each)(void *context, const struct offsets_record *r), void *context,
+                 struct fault *f)
+{
+    err e = lock(o, false, f);
+    if (e) return e == ERR_NOT_FOUND ? OK : e;
+    return unlock(o, scan(o, tell, &(struct teller){each, context}, f));
+}
