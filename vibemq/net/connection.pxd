@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from vibemq.net.door cimport Session
-
-cdef extern from "<sys/uio.h>" nogil:
-    struct iovec:
-        void *iov_base
-        size_t iov_len
+from vibemq.net.sockets cimport iovec
+from vibemq.net.tls cimport Tls
 
 
 # Memory that all connections of a worker share: a socket is read into it, its frames
@@ -22,6 +19,7 @@ cdef class Connection:
     cdef readonly int local_port
     cdef readonly bint is_loopback
     cdef Session session
+    cdef Tls tls                        # None: the bytes on the wire are the frames
     cdef object loop                    # server.turn.Loop: told when this connection wants a turn
     cdef uint8_t *inbox                 # an incomplete frame, or frames not yet taken by a busy session
     cdef size_t inbox_size, inbox_capacity
@@ -38,6 +36,7 @@ cdef class Connection:
     cdef uint64_t bytes_in, bytes_out   # whole life; heartbeats compare them
 
     cdef ssize_t _recv(self, uint8_t *data, size_t size) except -2
+    cdef Py_ssize_t _shake_hands(self) except -2
     cdef int _take(self, const uint8_t *data, size_t size) except -1
     cdef int _take_inbox(self) except -1
     cdef int _inbox_reserve(self, size_t size) except -1
@@ -49,6 +48,8 @@ cdef class Connection:
     cdef int write(self, const uint8_t *data, size_t size) except -1
     cdef int prepend(self, const uint8_t *data, size_t size) except -1
     cdef bint flush(self) except -1
+    cdef bint all_sent(self)
+    cdef bint has_unread(self)
     cdef Py_ssize_t send(self, iovec *iov, int count, bint outbox_first) except -2
     cdef int want_turn(self) except -1
     cdef int close_after_flush(self) except -1

@@ -5,7 +5,8 @@ Reading goes through a buffer that all connections of a worker share, so an idle
 connection owns no buffer at all; only the incomplete frame at the end of a read is kept.
 A large incomplete frame is read straight into memory of its own size, so a peer that
 sends it drop by drop costs no copying.  Writing collects small frames in the outbox and
-sends them with whatever the session gathers in one call.
+sends them with whatever the session gathers in one call.  With TLS (net/tls.pyx) the same
+calls go through it: bytes count as sent once they are encrypted.
 
 Invariants: outbox_head <= outbox_size <= outbox_capacity; inbox_size <= inbox_capacity;
 a closed connection has fd -1 and no memory.
@@ -13,27 +14,11 @@ a closed connection has fd -1 and no memory.
 
 import os
 
-from libc.errno cimport EAGAIN, ECONNRESET, EINTR, EPIPE, errno
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove
+from vibemq.net.sockets cimport socket_receive, socket_send
 
 from vibemq.errors import ConnectionClosed, LimitExceeded
-
-cdef extern from "<sys/socket.h>" nogil:
-    enum:
-        MSG_NOSIGNAL
-        MSG_DONTWAIT
-    struct msghdr:
-        void *msg_name
-        unsigned int msg_namelen
-        iovec *msg_iov
-        size_t msg_iovlen
-        void *msg_control
-        size_t msg_controllen
-        int msg_flags
-    ssize_t c_recv "recv" (int fd, void *data, size_t size, int flags)
-    ssize_t c_send "send" (int fd, const void *data, size_t size, int flags)
-    ssize_t c_sendmsg "sendmsg" (int fd, const msghdr *message, int flags)
 
 cdef enum:
     # One read of one connection in one turn.  Half of a common 1 MiB second-level cache:
@@ -50,7 +35,6 @@ cdef enum:
     WRITE = 2
 
 
-
 cdef class ReceiveBuffer:
     def __cinit__(self):
         self.size = RECEIVE_BYTES
@@ -63,12 +47,16 @@ cdef class ReceiveBuffer:
 
 
 cdef class Connection:
-    def __init__(self, int fd, object loop, peer_address, local_address):
+    def __init__(self, int fd, object loop, peer_address, local_address, certificates=None):
+        """``certificates`` (net.certificates.Certificates): of a port that speaks TLS."""
+        peer_host = _as_dialled(peer_address[0])
         self.fd = fd
         self.loop = loop
-        self.peer = f"{_show(peer_address)} -> {_show(local_address)}"
-        self.local_host, self.local_port = local_address[0], local_address[1]
-        self.is_loopback = _is_loopback(peer_address[0])
+        self.local_host, self.local_port = _as_dialled(local_address[0]), local_address[1]
+        self.peer = f"{_show(peer_host, peer_address[1])} -> {_show(self.local_host, self.local_port)}"
+        self.is_loopback = peer_host.startswith("127.") or peer_host == "::1"
+        if certificates is not None:
+            self.tls = Tls(certificates.wrap(), self.peer)
 
     def __dealloc__(self):
         free(self.inbox)
@@ -76,6 +64,46 @@ cdef class Connection:
 
     def __repr__(self):
         return f"<Connection {self.peer}>"
+
+    @property
+    def is_tls(self) -> bool:
+        return self.tls is not None
+
+    @property
+    def server_name(self) -> str:
+        """The host name that a TLS client asked for; "" where there was none."""
+        return "" if self.tls is None else self.tls.server_name
+
+    @property
+    def peer_certificate(self):
+        """The checked certificate of a TLS client as ssl.SSLSocket.getpeercert() gives it; None without one."""
+        return None if self.tls is None else self.tls.peer_certificate
+
+    # ---- the TLS handshake ----
+
+    cdef Py_ssize_t _shake_hands(self) except -2:
+        """Let a helper thread answer what has come; as _recv, of ciphertext.
+
+        The session knows nothing of it: what it writes waits, and its own deadline for a first frame ends those who
+        take too long.
+        """
+        cdef ssize_t n = self.tls.fill(self.fd)
+        if n > 0:
+            self.bytes_in += n
+            self.tls.working = True
+            self.pause()
+            self.loop.helpers.submit_hash(self.tls.step, self._shook_hands)
+        return n
+
+    def _shook_hands(self, finished, error):
+        if self.closed:
+            return
+        try:
+            self.tls.step_done(finished, error)
+        except Exception as problem:
+            self.fail(problem)
+            return
+        self.want_turn()  # sends our part, and reads on
 
     # ---- in ----
 
@@ -85,6 +113,8 @@ cdef class Connection:
         cdef size_t had = self.inbox_size
         cdef size_t wanted
         cdef ssize_t n
+        if self.tls is not None and not self.tls.established:
+            return self._shake_hands()
         if had >= DIRECT_BYTES_MIN and self.session.wanted > had:
             wanted = self.session.wanted
             self._inbox_reserve(wanted)
@@ -110,18 +140,15 @@ cdef class Connection:
     cdef ssize_t _recv(self, uint8_t *data, size_t size) except -2:
         """Bytes read, 0 when there are none now, -1 when the peer is gone."""
         cdef ssize_t n
-        while True:
-            n = c_recv(self.fd, data, size, MSG_DONTWAIT)
-            if n > 0:
-                self.bytes_in += n
-                return n
-            if n == 0:
-                return -1
-            if errno == EINTR:
-                continue
-            if errno == EAGAIN:
-                return 0
-            return -1
+        if self.tls is None:
+            n = socket_receive(self.fd, data, size)
+        else:
+            n = self.tls.receive(self.fd, data, size)
+            if self.tls.unread or self.tls.has_unsent():
+                self.want_turn()
+        if n > 0:
+            self.bytes_in += n
+        return n
 
     cdef int _take(self, const uint8_t *data, size_t size) except -1:
         """Give bytes to the session and keep what it leaves."""
@@ -166,7 +193,7 @@ cdef class Connection:
 
     cdef int resume(self) except -1:
         """Read again, beginning with what was kept."""
-        if self.closed or self.session.busy:
+        if self.closed or self.session.busy or (self.tls is not None and self.tls.working):
             return 0
         if self.outbox_size - self.outbox_head > OUTBOX_BYTES_PAUSE:
             return 0
@@ -233,38 +260,26 @@ cdef class Connection:
         not empty afterwards.  Sets `blocked` when the socket took less than everything.
         `iov` has a free place in front: iov[0] is written here, pieces begin at iov[1].
         """
-        cdef msghdr message
+        cdef iovec *pieces = iov + 1
         cdef size_t pending = self.outbox_size - self.outbox_head if outbox_first else 0
         cdef size_t total = pending
         cdef ssize_t n
         cdef int i
         for i in range(1, count + 1):
             total += iov[i].iov_len
-        message.msg_name = NULL
-        message.msg_namelen = 0
-        message.msg_control = NULL
-        message.msg_controllen = 0
-        message.msg_flags = 0
         if pending:
             iov[0].iov_base = self.outbox + self.outbox_head
             iov[0].iov_len = pending
-            message.msg_iov = iov
-            message.msg_iovlen = count + 1
+            pieces = iov
+            count += 1
+        if self.tls is None:
+            n = socket_send(self.fd, self.peer, pieces, count)
         else:
-            message.msg_iov = iov + 1
-            message.msg_iovlen = count
-        while True:
-            n = c_sendmsg(self.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
-            if n >= 0:
-                break
-            if errno == EINTR:
-                continue
-            if errno == EAGAIN:
-                n = 0
-                break
-            if errno == EPIPE or errno == ECONNRESET:
-                raise ConnectionClosed(self.peer)
-            raise ConnectionClosed(f"{self.peer}: {os.strerror(errno)}")
+            n = self.tls.send(self.fd, pieces, count)
+            if not self.tls.established:
+                return -1 if pending else 0
+            if self.tls.has_unsent():
+                self._block()
         self.bytes_out += n
         if <size_t> n < total:
             self._block()
@@ -282,11 +297,27 @@ cdef class Connection:
     cdef bint flush(self) except -1:
         """Send the outbox; True when it is empty afterwards."""
         cdef iovec only[1]
-        if self.outbox_head == self.outbox_size:
+        if self.outbox_head == self.outbox_size and (self.tls is None or not self.tls.has_unsent()):
             return True
         if self.blocked or self.closed:
             return False
+        if self.tls is not None and not self.tls.working and not self.tls.flush(self.fd):
+            self._block()
+            return False
         return self.send(only, 0, True) >= 0
+
+    cdef bint all_sent(self):
+        """Nothing is left that the peer could still be sent."""
+        if self.tls is not None:
+            if not self.tls.established:
+                return not self.tls.working
+            if self.tls.has_unsent():
+                return False
+        return self.outbox_head == self.outbox_size
+
+    cdef bint has_unread(self):
+        """Is there something to receive that the poller does not report?"""
+        return self.tls is not None and self.tls.unread and not self.paused and not self.closing
 
     cdef int _block(self) except -1:
         if not self.blocked:
@@ -344,6 +375,8 @@ cdef class Connection:
             if self.session is not None:
                 self.session.close()
         finally:
+            if self.tls is not None:
+                self.tls.say_goodbye(fd)
             os.close(fd)
             free(self.inbox)
             free(self.outbox)
@@ -352,10 +385,10 @@ cdef class Connection:
             self.outbox_head = self.outbox_size = self.outbox_capacity = 0
 
 
-def _show(address):
-    host, port = address[0], address[1]
+def _as_dialled(host: str) -> str:
+    """An IPv4 address that a socket of both families shows as ::ffff:a.b.c.d, as people and clients write it."""
+    return host[7:] if host.startswith("::ffff:") and "." in host else host
+
+
+def _show(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    return host.startswith("127.") or host == "::1" or host.startswith("::ffff:127.")

@@ -14,7 +14,8 @@ cdef class Session:
     # replies keep the order of requests; or too much is unconfirmed; or it has had its share of this turn.
     cdef bint busy
 
-    # The connection exists and is registered; send greetings if the protocol has any.
+    # The connection exists and is registered; send greetings if the protocol has any.  A TLS
+    # handshake, if the port speaks it, is still to come: it has to fit in the first deadline.
     cdef int open(self) except -1
     # `size` bytes that begin at a frame boundary.  Returns how many were consumed (whole
     # frames only) or -1 with a Python error set; an error ends the connection.  The

@@ -6,6 +6,18 @@ cdef class Session:
     def __init__(self, Connection connection):
         self.connection = connection
 
+    @property
+    def is_tls(self) -> bool:
+        return self.connection.is_tls
+
+    @property
+    def server_name(self) -> str:
+        return self.connection.server_name
+
+    @property
+    def peer_certificate(self):
+        return self.connection.peer_certificate
+
     cdef int open(self) except -1:
         return 0
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vibemq.config import Config
+from vibemq.net.certificates import Certificates
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,10 @@ class WorkerContext:
     doorbell_fds: list[int]  # one eventfd for each worker, by index; non-blocking
     ready_fd: int  # write one byte when every listener accepts, then close it
     supervisor_pid: int  # when os.getppid() is another, the supervisor is dead
-    # door name ("streams") -> listening socket, non-blocking, of this worker alone.  The
-    # supervisor keeps a copy, so connections that wait in it survive the worker.
+    # door name ("streams", "streams-tls") -> listening socket, non-blocking, of this worker alone.
+    # The supervisor keeps a copy, so connections that wait in it survive the worker.
     listeners: dict[str, socket.socket] = field(default_factory=dict)
+    certificates: Certificates | None = None  # of the listeners that speak TLS
 
     @property
     def metadata_path(self) -> str:

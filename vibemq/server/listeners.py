@@ -16,6 +16,7 @@ import socket
 
 from vibemq.errors import ConfigError
 
+TLS = "-tls"  # ends the name of a door's listeners that speak TLS
 BACKLOG = 4096  # the kernel caps it at net.core.somaxconn; a burst of reconnects should fit
 
 
@@ -40,6 +41,11 @@ def shown(listener: socket.socket) -> str:
     """HOST:PORT as people and clients write it."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def option(door: str) -> str:
+    """The configuration's name for the port of these listeners."""
+    return f"{door.removesuffix(TLS)}.tls_port" if door.endswith(TLS) else f"--{door}-port"
 
 
 def bind(door: str, host: str, port: int, count: int) -> list[socket.socket]:
@@ -83,7 +89,7 @@ def _new(family: socket.AddressFamily, *, reuse_port: bool, address: tuple[str, 
 
 def _hint(problem: OSError, door: str) -> str:
     if problem.errno == errno.EADDRINUSE:
-        return f"another program listens there; choose another port (--{door}-port; 0 picks a free one) or stop it"
+        return f"another program listens there; choose another port ({option(door)}; 0 picks a free one) or stop it"
     if problem.errno == errno.EACCES:
         return "ports below 1024 need root; choose a higher one"
     if problem.errno == errno.EADDRNOTAVAIL:

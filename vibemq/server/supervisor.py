@@ -26,6 +26,7 @@ from collections.abc import Callable
 
 from vibemq.config import Config, Native, Streams
 from vibemq.errors import ConfigError, VibeMQError
+from vibemq.net.certificates import Certificates
 from vibemq.server import datadir, listeners, logs
 from vibemq.server.context import WorkerContext, WorkerRun, metadata_path
 from vibemq.server.processes import OUR_SIGNALS, Worker, Workers
@@ -74,6 +75,7 @@ class Supervisor:
         self.addresses: dict[str, str] = {}
         self.board_fd = self.mail_fd = self.groups_fd = -1
         self.doorbell_fds: list[int] = []
+        self.certificates: Certificates | None = None
         self.selector = selectors.DefaultSelector()
         self.signals_read, self.signals_write = socket.socketpair()
         # One byte that workers look at on SIGHUP: the log level that holds now.
@@ -89,6 +91,8 @@ class Supervisor:
             )
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
+        if self.config.tls.certificate:
+            self.certificates = Certificates(self.config.tls)  # while root, if we are, may read the key
         metadata = Metadata(metadata_path(self.data_dir))
         self._ensure_superuser(metadata)
         self._refuse_strangers(metadata)
@@ -109,7 +113,10 @@ class Supervisor:
     def _doors(self) -> dict[str, int]:
         """Name and port of each door that is open."""
         doors: dict[str, Streams | Native] = {"streams": self.config.streams, "native": self.config.native}
-        return {name: door.port for name, door in doors.items() if door.enabled}
+        ports = {name: door.port for name, door in doors.items() if door.enabled}
+        if self.config.streams.enabled and self.config.tls.certificate:
+            ports["streams" + listeners.TLS] = self.config.streams.tls_port
+        return ports
 
     def _ensure_superuser(self, metadata: Metadata) -> None:
         from vibemq.admin.users import ensure_superuser
@@ -188,6 +195,7 @@ class Supervisor:
             groups_fd=self.groups_fd,
             doorbell_fds=self.doorbell_fds,
             listeners=worker.listeners,
+            certificates=self.certificates,
             ready_fd=ready_fd,
             supervisor_pid=self.pid,
         )
@@ -197,12 +205,18 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
-        signal.signal(signal.SIGHUP, lambda *_: logs.set_level(LEVELS[self.level[0]]))
+        signal.signal(signal.SIGHUP, lambda *_: self._hung_up())
         self.selector.close()
         self.signals_read.close()
         self.signals_write.close()
         logs.set_level(LEVELS[self.level[0]])
         _set_title(f"vibemq: worker {worker.index}")
+
+    def _hung_up(self) -> None:
+        """In a worker, at any moment: SIGHUP."""
+        logs.set_level(LEVELS[self.level[0]])
+        if self.certificates is not None:
+            self.certificates.stale = True
 
     # ---- run ----
 
@@ -287,6 +301,12 @@ class Supervisor:
         self.workers.stop()
 
     def _reload(self) -> None:
+        self._reload_options()
+        if self.certificates is not None:
+            self.certificates.refresh()  # for workers that are started later, and to say what is wrong once
+        self.workers.tell(signal.SIGHUP)
+
+    def _reload_options(self) -> None:
         if self.reload is None:
             log.warning("SIGHUP: nothing to read again")
             return
@@ -297,7 +317,6 @@ class Supervisor:
             return
         self.level[0] = LEVELS.index(new.server.log_level)
         logs.set_level(new.server.log_level)
-        self.workers.tell(signal.SIGHUP)
         waiting = sorted(_changes(self.config, new) - {"server.log_level"})
         log.info("SIGHUP: log level is %s", new.server.log_level)
         if waiting:

@@ -58,7 +58,7 @@ cdef class Loop:
     cdef ReceiveBuffer shared
     cdef readonly dict connections   # fd -> Connection
     cdef list by_fd                  # fd -> Connection or None, for the fast path
-    cdef dict listeners              # fd -> (socket, door)
+    cdef dict listeners              # fd -> (socket, door, certificates or None)
     cdef list wanting                # connections that have something to send this turn
     cdef readonly int connections_max
     cdef int64_t next_tick_ms
@@ -93,12 +93,13 @@ cdef class Loop:
         else:
             self.poller.modify(connection.fd, after)
 
-    def listen(self, listener, door):
-        self.listeners[listener.fileno()] = (listener, door)
+    def listen(self, listener, door, certificates=None):
+        """Who connects gets a session of `door`; with `certificates` there is TLS between."""
+        self.listeners[listener.fileno()] = (listener, door, certificates)
         self.poller.register(listener.fileno(), READ)
 
     def stop_accepting(self):
-        for fd, (listener, _) in self.listeners.items():
+        for fd, (listener, _, _) in self.listeners.items():
             if not self.full:
                 self.poller.unregister(fd)
             listener.close()  # newcomers are refused at once instead of waiting for nobody
@@ -196,10 +197,10 @@ cdef class Loop:
             return 0
         found = self.listeners.get(fd)
         if found is not None:
-            self._accept(found[0], found[1])
+            self._accept(*found)
         return 0
 
-    def _accept(self, listener, door):
+    def _accept(self, listener, door, certificates):
         for _ in range(ACCEPTS_PER_TURN):
             if len(self.connections) >= self.connections_max:
                 self._stop_when_full("server.connections_max is reached")
@@ -220,7 +221,7 @@ cdef class Loop:
             except OSError:
                 accepted.close()  # gone already
                 continue
-            connection = Connection(accepted.detach(), self, peer, local)
+            connection = Connection(accepted.detach(), self, peer, local, certificates)
             self._add(connection)
             try:
                 connection.start(door.accept(connection))
@@ -258,7 +259,9 @@ cdef class Loop:
                     connection.want_turn()
                 if connection.paused and not connection.closing:
                     connection.resume()
-                if connection.closing and connection.outbox_head == connection.outbox_size:
+                if connection.has_unread() and connection.receive(self.shared) < 0:
+                    self.close(connection)
+                elif connection.closing and connection.all_sent():
                     self.close(connection)
             except Exception as problem:
                 self._failed(connection, problem)

@@ -113,7 +113,8 @@ class Worker:
             tell_access_changed=self._tell_access_changed,
             worker=context.index,
         )
-        self.doors = {name: DOORS[name](config, broker) for name in context.listeners}
+        names = {name.removesuffix(listeners.TLS) for name in context.listeners}
+        self.doors = {name: DOORS[name](config, broker) for name in names}
 
     def _adopt(self) -> None:
         """Queues whose messages expire have a home as long as the broker runs, used or not."""
@@ -166,11 +167,14 @@ class Worker:
         self.board.seat_taken()
         self._adopt()
         for name, listener in self.context.listeners.items():
-            self.loop.listen(listener, self.doors[name])
+            certificates = self.context.certificates if name.endswith(listeners.TLS) else None
+            self.loop.listen(listener, self.doors[name.removesuffix(listeners.TLS)], certificates)
         os.write(self.context.ready_fd, b"R")
         os.close(self.context.ready_fd)
         while not self.stopping and os.getppid() == self.context.supervisor_pid:
             self.loop.turn()
+            if self.context.certificates is not None and self.context.certificates.stale:
+                self.context.certificates.refresh()
         return self._drain()
 
     def _stop(self, *_: object) -> None:

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint8_t
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+
+
+# Bytes read, 0 when there are none now, -1 when the peer is gone.
+cdef ssize_t socket_receive(int fd, uint8_t *data, size_t size) noexcept
+# One gathering call: bytes taken, 0 when the socket is full.  Raises ConnectionClosed, which names the peer.
+cdef ssize_t socket_send(int fd, str peer, iovec *pieces, size_t count) except -1

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint8_t
+from vibemq.net.sockets cimport iovec
+
+
+cdef class Tls:
+    cdef object ssl                     # ssl.SSLObject between the two ssl.MemoryBIO
+    cdef object incoming, outgoing
+    cdef str peer
+    cdef bytes unsent                   # ciphertext that the socket did not take, from unsent_head on; None
+    cdef size_t unsent_head
+    cdef readonly bint established      # the handshake is over
+    cdef bint begun                     # the first byte was looked at
+    cdef bint working                   # a helper thread has the handshake: nobody else may touch `ssl`
+    cdef bint ended                     # the peer said that it sends no more
+    cdef bint unread                    # there may be more to receive that the poller does not report
+
+    # Take what the socket has into `incoming`, up to one round; as socket_receive.
+    cdef ssize_t fill(self, int fd) except -2
+    # As socket_receive, of what was decrypted.
+    cdef ssize_t receive(self, int fd, uint8_t *data, size_t size) except -2
+    # Encrypt and send until the socket is full; bytes of `pieces` that were taken, of which at
+    # most one round is still here as ciphertext.
+    cdef size_t send(self, int fd, iovec *pieces, int count) except? 0
+    # Send ciphertext; True when none is left.
+    cdef bint flush(self, int fd) except -1
+    cdef bint has_unsent(self)
+    cdef int say_goodbye(self, int fd) except -1
+    cdef size_t _decrypt(self, uint8_t *data, size_t size) except? 0
+    cdef int _encrypt(self, const uint8_t *data, size_t size) except -1
