@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Any bytes are a chunk whose parts lie inside them, or an error of the contract;
- * what a header says is what writing it again gives; entries end where the data ends.
+ * what a header says is what writing it again gives; entries end where the data ends; a filter answers
+ * whatever its bits are, and never no to a value that was noted in it.
  *
  * The first byte says how to look at the rest: 0, a stored chunk with its header check
  * (a fuzzer seldom finds those); 1, the same with the check put right first; else
@@ -13,6 +14,7 @@
 
 #include "../base/bytes.h"
 #include "../base/crc32.h"
+#include "../log/filter.h"
 #include "fuzz.h"
 
 #define SEED 0x5EEDu
@@ -36,6 +38,23 @@ static void entries_walk(const uint8_t *data, size_t size)
     }
 }
 
+static void filter_look(const uint8_t *data, const struct chunk *c)
+{
+    static const uint8_t value[] = {'e', 'u'};
+    uint8_t head[CHUNK_HEAD_BYTES_MAX];
+    struct filter some, none;
+    filter_init(&none, true);
+    filter_init(&some, false);
+    CHECK(filter_add(&some, value, sizeof value) == OK);
+    CHECK(filter_is_whole(data, c) || c->bloom_bytes == 0 || filter_matches(&some, data, c));
+    CHECK(c->bloom_bytes > 0 || (filter_matches(&none, data, c) && !filter_matches(&some, data, c)));
+    if (c->bloom_bytes <= FILTER_CHECK_BYTES) return;
+    memcpy(head, data, CHUNK_HEADER_BYTES + c->bloom_bytes);
+    filter_note(head + CHUNK_HEADER_BYTES, c->bloom_bytes, value, sizeof value);
+    filter_seal(head, c->bloom_bytes);
+    CHECK(filter_is_whole(head, c) && filter_matches(&some, head, c));
+}
+
 static void chunk_look(const uint8_t *data, size_t size)
 {
     struct chunk c;
@@ -48,6 +67,7 @@ static void chunk_look(const uint8_t *data, size_t size)
     chunk_header_to_wire(data, wire);
     /* All but the checks and the bloom size goes out as it is. */
     CHECK(memcmp(wire, data, 16) == 0 && memcmp(wire + 20, data + 20, 24) == 0 && bytes_load32(wire + 44) == 0);
+    if (size >= CHUNK_HEADER_BYTES + (size_t)c.bloom_bytes) filter_look(data, &c);
     result = chunk_verify(data, size, &c);
     CHECK((result == ERR_TRUNCATED) == (size < chunk_bytes(&c)));
     if (result != ERR_TRUNCATED) entries_walk(data + CHUNK_HEADER_BYTES + c.bloom_bytes, c.data_bytes);

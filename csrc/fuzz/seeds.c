@@ -14,6 +14,7 @@
 #include "../base/crc32.h"
 #include "../ledger/ledger.h"
 #include "../log/chunk.h"
+#include "../log/filter.h"
 #include "../log/index.h"
 #include "../log/tracking.h"
 
@@ -58,7 +59,7 @@ static void bytes_seeds(void)
     SEED("bytes", "too-much", 1, 4, 'a');
 }
 
-/* Two simple entries and one sub-batch, with a bloom filter and a trailer. */
+/* Two simple entries and one sub-batch, with a filter and a trailer. */
 static void chunk_seeds(void)
 {
     static const uint8_t entries[] = {
@@ -72,6 +73,9 @@ static void chunk_seeds(void)
     c.crc = crc32_update(0, entries, sizeof entries);
     chunk_header_write(&c, CHUNK_SEED, data + 1);
     memcpy(data + 1 + CHUNK_HEADER_BYTES + 16, entries, sizeof entries);
+    filter_note(data + 1 + CHUNK_HEADER_BYTES, 16, (const uint8_t *)"eu", 2);
+    seed_write("chunk", "damaged-filter", data, sizeof data);
+    filter_seal(data + 1, 16);
     seed_write("chunk", "stored", data, sizeof data);
     data[0] = 1;
     seed_write("chunk", "check-put-right", data, sizeof data);
@@ -81,24 +85,29 @@ static void chunk_seeds(void)
     seed_write("chunk", "entries", bare, sizeof bare);
 }
 
-/* One chunk and its index record: the record where `segment_fuzz.c` looks for it. */
+/* Two chunks, the second with a filter, and an index record: where `segment_fuzz.c` looks for it. */
 static void log_seeds(void)
 {
     static const uint8_t entries[] = {0, 0, 0, 3, 'a', 'b', 'c', 0, 0, 0, 0};
     static const uint8_t trailer[] = {0, 1, 'p', 0, 0, 0, 0, 0, 0, 0, 9};
-    uint8_t data[2 + 2 * (CHUNK_HEADER_BYTES + sizeof entries + sizeof trailer) + INDEX_RECORD_BYTES] = {0};
+    enum { FILTER_BYTES = 20 };
+    uint8_t data[2 + 2 * (CHUNK_HEADER_BYTES + sizeof entries + sizeof trailer) + FILTER_BYTES + INDEX_RECORD_BYTES] = {0};
     uint8_t *at = data + 2;
     struct chunk c = {.entries = 2, .records = 2, .timestamp_ms = 1700000000000, .epoch = 1, .data_bytes = sizeof entries,
                       .trailer_bytes = sizeof trailer};
     c.crc = crc32_update(0, entries, sizeof entries);
     c.trailer_crc = crc32_update(0, trailer, sizeof trailer);
-    for (int i = 0; i < 2; i++, c.chunk_id += 2) {
+    struct index_record r = {.timestamp_ms = 1700000000000, .position = 64, .chunk_bytes = (uint32_t)chunk_bytes(&c), .records = 2};
+    for (int i = 0; i < 2; i++, c.chunk_id += 2, c.bloom_bytes = FILTER_BYTES) {
         chunk_header_write(&c, CHUNK_SEED, at);
-        memcpy(at + CHUNK_HEADER_BYTES, entries, sizeof entries);
-        memcpy(at + CHUNK_HEADER_BYTES + sizeof entries, trailer, sizeof trailer);
+        if (c.bloom_bytes) {
+            filter_note(at + CHUNK_HEADER_BYTES, c.bloom_bytes, (const uint8_t *)"us", 2);
+            filter_seal(at, c.bloom_bytes);
+        }
+        memcpy(at + CHUNK_HEADER_BYTES + c.bloom_bytes, entries, sizeof entries);
+        memcpy(at + CHUNK_HEADER_BYTES + c.bloom_bytes + sizeof entries, trailer, sizeof trailer);
         at += chunk_bytes(&c);
     }
-    struct index_record r = {.timestamp_ms = 1700000000000, .position = 64, .chunk_bytes = (uint32_t)chunk_bytes(&c), .records = 2};
     index_record_write(&r, CHUNK_SEED, at);
     data[0] = (uint8_t)(INDEX_RECORD_BYTES * 256 / (sizeof data - 2) + 1);
     seed_write("segment", "two-chunks-and-an-index", data, sizeof data);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Whatever bytes a segment file and its index hold, recovery ends with a log that opens, reads
- * without damage what it kept of what was not promised, and takes an append.
+ * without damage what it kept of what was not promised, also with a filter, and takes an append.
  *
  * The first byte says how much of the input is the index (in 1/256) and the second how many good
  * chunks were durable: a durable place is always one where a chunk ends, or its check fails.
@@ -84,6 +84,36 @@ static uint64_t read_all(struct log *l)
     return messages;
 }
 
+/* What a consumer with a filter passes over, it passes over for good. */
+static void skip_all(struct log *l)
+{
+    static const uint8_t value[] = {'e', 'u'};
+    struct filter filter;
+    struct reader r;
+    struct fault f;
+    uint32_t skipped, steps = 0;
+    filter_init(&filter, false);
+    CHECK(filter_add(&filter, value, sizeof value) == OK && reader_open(&r, l, READER_FIRST, 0, &f) == OK);
+    for (;;) {
+        uint64_t before = r.position;
+        uint8_t head[CHUNK_HEAD_BYTES_MAX];
+        uint64_t got;
+        struct chunk c;
+        err e = reader_skip(&r, &filter, 2, false, &skipped, &f);
+        CHECK(steps++ < INPUT_MAX_BYTES && skipped <= 2 && (skipped > 0) == (r.position > before));
+        if (e == ERR_END) break;
+        CHECK(e == OK || e == ERR_CORRUPT);
+        if (e) CHECK(reader_skip_damaged(&r, &f) == OK);
+        else if (skipped < 2) {
+            CHECK(reader_fetch(&r, head, sizeof head, false, &got, &f) == OK && reader_header(&r, head, got, &c, &f) == OK);
+            CHECK(filter_matches(&filter, head, &c));
+            reader_advance(&r, &c);
+        }
+        CHECK(r.position > before);
+    }
+    reader_close(&r);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 2 || size > INPUT_MAX_BYTES) return 0;
@@ -111,6 +141,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     CHECK(log_open(directory, &l, &f) == OK);
     CHECK(log_stats(l, &before, &f) == OK);
     uint64_t messages = read_all(l);
+    skip_all(l);
     CHECK(batch_init(&b, &f) == OK && batch_add(&b, entry, sizeof entry, 1) == OK && batch_seal(&b, &f) == OK);
     if (before.next_offset < UINT64_MAX - 1) {
         CHECK(log_append(l, &b, &a, &f) == OK);
