@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retention on a timer: which streams are looked at, and that it stays in slices."""
 
+import os
 import time
 
 import pytest
 
+import vibemq.storage.log as logs
 from vibemq.errors import StorageError
 from vibemq.server import housekeeping
 from vibemq.storage.metadata import Metadata
@@ -28,7 +30,7 @@ def run_to_the_end(keeper):
 
 
 def due_now(metadata):
-    keeper = housekeeping.Housekeeper(metadata, 3600)
+    keeper = housekeeping.Housekeeper(metadata, 3600, 500_000_000)
     keeper.due = time.monotonic()
     return keeper
 
@@ -84,3 +86,47 @@ def test_a_stream_deleted_meanwhile_is_no_news_and_a_bad_one_no_obstacle(metadat
     assert "retention of stream 'bad' failed: checksum" in caplog.text
     assert "stream 'good': retention dropped 2 segments, 4096 bytes" in caplog.text
     assert "gone" not in caplog.text
+
+
+def test_a_changed_policy_sets_the_limits_of_every_stream_once(metadata, monkeypatch):
+    made = [
+        metadata.create_stream("/", "orders", {"max-length-bytes": "1000"}, "os", 10),
+        metadata.create_stream("/", "logs-eu", {"max-age": "7D"}, "os", 10),
+        metadata.create_stream("/", "rest", {}, "disk", 10),
+    ]
+    metadata.create_stream("/", "jobs", {}, "os", 10, queue={})
+    names = {record.directory: record.name for record in made}
+    limits, looked = {}, []
+
+    def set_limits(directory, **options):
+        limits[names[directory]] = options["retention_bytes_max"], options["retention_age_ms_max"] // 3_600_000
+
+    monkeypatch.setattr(housekeeping.logs, "set_limits", set_limits)
+    monkeypatch.setattr(housekeeping.logs, "housekeep", lambda directory: (looked.append(names[directory]), (0, 0))[1])
+    keeper = due_now(metadata)
+
+    def look():
+        limits.clear()
+        looked.clear()
+        keeper.due = time.monotonic()
+        run_to_the_end(keeper)
+        return dict(limits), sorted(looked)
+
+    assert look() == ({}, ["logs-eu", "orders"])
+    metadata.set_policy("/", "short", "^logs|^rest", {"max-age": "2h"})
+    everything = ["logs-eu", "orders", "rest"]
+    assert look() == ({"orders": (1000, 0), "logs-eu": (0, 2), "rest": (0, 2)}, everything)
+    assert look() == ({}, everything)
+    metadata.clear_policy("/", "short")
+    assert look() == ({"orders": (1000, 0), "logs-eu": (0, 7 * 24), "rest": (0, 0)}, ["logs-eu", "orders"])
+
+
+def test_what_a_policy_says_holds_in_the_log_itself(metadata):
+    os.mkdir(metadata.streams_dir)
+    record = metadata.create_stream("/", "orders", {}, "os", 10, prepare=lambda made: logs.create(made.directory))
+    held = logs.Log(record.directory)
+    keeper = due_now(metadata)
+    metadata.set_policy("/", "wide", "^orders$", {"stream-filter-size-bytes": 255})
+    run_to_the_end(keeper)
+    assert held.filter_size_bytes == 255
+    held.close()

@@ -26,7 +26,7 @@ def create(metadata, name, **arguments):
 
 
 def recover(metadata):
-    return recovery.recover_all(metadata, 500_000_000)
+    return recovery.recover_all(metadata, 500_000_000, 67_108_864)
 
 
 def test_streams_of_this_boot_are_usable_as_they_are(metadata, caplog):
@@ -76,9 +76,8 @@ def test_the_streams_own_limits_reach_the_log(metadata, monkeypatch):
     seen = []
     monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: seen.append(options))
     recover(metadata)
-    assert seen == [
-        {"segment_bytes_max": 5000, "retention_bytes_max": 0, "retention_age_ms_max": 3_600_000, "durability": "os"}
-    ]
+    limits = {"segment_bytes_max": 5000, "retention_bytes_max": 0, "retention_age_ms_max": 3_600_000}
+    assert seen == [{**limits, "durability": "os", "filter_size_bytes": 16}]
 
 
 def test_a_log_whose_creation_was_interrupted_is_removed(metadata, tmp_path):
@@ -113,3 +112,27 @@ def test_what_is_no_log_is_left_alone(metadata, tmp_path):
     (tmp_path / "streams" / "notes.txt").write_text("mine")
     recover(metadata)
     assert (tmp_path / "streams" / "notes.txt").exists()
+
+
+def test_limits_are_those_of_the_policies_and_a_queues_segments_those_of_queues(metadata, monkeypatch):
+    create(metadata, "orders", **{"max-age": "7D"})
+    metadata.set_policy("/", "short", "", {"max-age": "1h"})
+    metadata.set_policy("/", "shorter", "^or", {"max-age": "2h"}, 1)
+
+    def prepare(record):
+        logs.create(record.directory)
+
+    metadata.create_stream("/", "jobs", {}, "os", 100, prepare=prepare, queue={})
+    metadata.create_stream("/", "both", {}, "os", 100, prepare=prepare)
+    metadata.set_queue("/", "both", {"keep": True})
+    names = {record.directory: record.name for record in metadata.streams()}
+    seen = {}
+    real = logs.recover
+
+    def spy(directory, **options):
+        seen[names[directory]] = options["retention_age_ms_max"] // 3_600_000, options["segment_bytes_max"]
+        return real(directory, **options)
+
+    monkeypatch.setattr(recovery.logs, "recover", spy)
+    assert recover(metadata) == 3
+    assert seen == {"orders": (2, 500_000_000), "jobs": (0, 67_108_864), "both": (0, 500_000_000)}

@@ -22,6 +22,7 @@ from vibemq.storage.vhosts import DEFAULT_VHOST
 if TYPE_CHECKING:
     from vibemq.broker.arguments import StreamArguments
     from vibemq.broker.stream import StreamTable
+    from vibemq.storage.arguments import LogOptions
     from vibemq.storage.metadata import StreamRecord
 
 NAME_SIZE_MAX_BYTES = 255
@@ -95,8 +96,9 @@ class Catalog:
             made.append(record.directory)
             self._make_log(record)
 
+        policies = self.metadata.policy_changes()
         try:
-            return self.metadata.create_super_stream(
+            records = self.metadata.create_super_stream(
                 virtual_host,
                 name,
                 list(zip(names, binding_keys, strict=True)),
@@ -109,10 +111,17 @@ class Catalog:
             for directory in made:
                 logs.remove(directory)
             raise
+        if self.metadata.policy_changes() != policies:  # while nobody could see the new streams
+            for record in records:
+                logs.set_limits(record.directory, **self._options(record))
+        return records
 
     def _make_log(self, record: StreamRecord) -> None:
+        logs.create(record.directory, **self._options(record))
+
+    def _options(self, record: StreamRecord) -> LogOptions:
         arguments = self.metadata.effective_arguments(record)
-        logs.create(record.directory, **log_options(arguments, record.durability, self.config.store.segment_size_bytes))
+        return log_options(arguments, record.durability, self.config.store.segment_size_bytes)
 
     def create_queue(self, virtual_host: str, name: str, options: Mapping[str, Any]) -> StreamRecord:
         """Make a queue, or make one of a stream that is there already.  Blocks.

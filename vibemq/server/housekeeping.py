@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retention on a timer: drop what is too old or too much, also where nobody publishes any more.
 
+Policies hold from the next look on: when any of them has changed, that look sets the limits of every
+stream anew, because a stream does not say whether a policy was ever meant for it.
+
 The supervisor does this between its other work, so it is cut into slices: a worker that dies
 meanwhile is started again without waiting for thousands of streams to be looked at.
 Nothing is held open between slices, because a fork may come in between.
@@ -11,7 +14,7 @@ import time
 
 import vibemq.storage.log as logs
 from vibemq.errors import StorageError
-from vibemq.storage.arguments import has_retention
+from vibemq.storage.arguments import has_retention, log_options
 from vibemq.storage.metadata import Metadata, StreamRecord
 
 SLICE_S = 0.02
@@ -23,11 +26,16 @@ log = logging.getLogger("vibemq.server")
 class Housekeeper:
     """Looks at every stream with a retention limit once in each interval."""
 
-    def __init__(self, metadata: Metadata, interval_s: float) -> None:
+    def __init__(self, metadata: Metadata, interval_s: float, segment_size_bytes: int) -> None:
+        """``segment_size_bytes`` is for streams that do not say.  Limits are as recovery has just set them."""
         self._metadata = metadata
         self._interval_s = interval_s
-        self._page: list[StreamRecord] = []
+        self._segment_size_bytes = segment_size_bytes
+        self._page: list[tuple[StreamRecord, dict[str, str]]] = []  # with the arguments that hold
         self._slot = -1
+        self._policies = metadata.policy_changes()  # all limits are as they were with these
+        self._policies_now = self._policies  # when this look began
+        metadata.close()
         self.due = time.monotonic() + interval_s  # when run_slice wants to be called
 
     def run_slice(self) -> None:
@@ -36,9 +44,9 @@ class Housekeeper:
         try:
             while time.monotonic() < end:
                 if self._page:
-                    _apply(self._page.pop())
+                    self._look_at(*self._page.pop())
                 elif not self._next_page():
-                    self._slot = -1
+                    self._slot, self._policies = -1, self._policies_now
                     self.due = time.monotonic() + self._interval_s
                     return
         except StorageError as problem:  # the metadata cannot be read: try again in the next interval
@@ -47,24 +55,36 @@ class Housekeeper:
             self.due = time.monotonic() + self._interval_s
 
     def _next_page(self) -> bool:
-        """Read one page of streams, of which none may have a limit; False at the end of the list."""
+        """Read one page of streams, of which none may be of interest; False at the end of the list."""
         try:
+            if self._slot < 0:
+                self._policies_now = self._metadata.policy_changes()
             found = self._metadata.streams_after(self._slot)
+            held = [(record, self._metadata.effective_arguments(record)) for record in found]
         finally:
             self._metadata.close()
         if not found:
             return False
         self._slot = found[-1].slot
-        self._page = [record for record in found if has_retention(record.arguments)]
+        self._page = [
+            (record, arguments) for record, arguments in held if self._is_changed(record) or has_retention(arguments)
+        ]
         return True
 
+    def _is_changed(self, record: StreamRecord) -> bool:
+        return self._policies != self._policies_now and record.queue is None
 
-def _apply(record: StreamRecord) -> None:
-    try:
-        segments, size = logs.housekeep(record.directory)
-    except StorageError as problem:
-        if problem.code not in _GONE:
-            log.warning("retention of stream %r failed: %s", record.name, problem)
-        return
-    if segments:
-        log.info("stream %r: retention dropped %d segments, %d bytes", record.name, segments, size)
+    def _look_at(self, record: StreamRecord, arguments: dict[str, str]) -> None:
+        segments = size = 0
+        try:
+            if self._is_changed(record):
+                options = log_options(arguments, record.durability, self._segment_size_bytes)
+                logs.set_limits(record.directory, **options)
+            if has_retention(arguments):
+                segments, size = logs.housekeep(record.directory)
+        except StorageError as problem:
+            if problem.code not in _GONE:
+                log.warning("retention of stream %r failed: %s", record.name, problem)
+            return
+        if segments:
+            log.info("stream %r: retention dropped %d segments, %d bytes", record.name, segments, size)

@@ -25,8 +25,8 @@ _INCARNATION = re.compile(r"[0-9a-f]{16}")
 log = logging.getLogger("vibemq.server")
 
 
-def recover_all(metadata: Metadata, segment_size_bytes: int) -> int:
-    """Recover every stream; returns how many were usable."""
+def recover_all(metadata: Metadata, segment_size_bytes: int, queue_segment_size_bytes: int) -> int:
+    """Recover every stream, and set its limits as they are now; returns how many were usable."""
     began = time.monotonic()
     usable = checked = checked_bytes = 0
     known: set[str] = set()
@@ -34,7 +34,10 @@ def recover_all(metadata: Metadata, segment_size_bytes: int) -> int:
     for record in metadata.streams():
         known.add(record.incarnation)
         try:
-            report = _recover(record, metadata.effective_arguments(record), segment_size_bytes)
+            # A queue that was a stream before keeps the size of one.
+            is_queue = record.queue is not None and not record.queue.get("keep")
+            segment = queue_segment_size_bytes if is_queue else segment_size_bytes
+            report = _recover(record, metadata.effective_arguments(record), segment)
         except VibeMQError as problem:
             log.error("stream %r (%s) cannot be used: %s", record.name, record.directory, problem)
             continue

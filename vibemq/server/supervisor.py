@@ -148,9 +148,10 @@ class Supervisor:
     def _recover(self, metadata: Metadata) -> None:
         from vibemq.server import housekeeping, recovery
 
-        recovery.recover_all(metadata, self.config.store.segment_size_bytes)
+        store = self.config.store
+        recovery.recover_all(metadata, store.segment_size_bytes, self.config.queues.segment_size_bytes)
         metadata.close()  # a connection must not cross a fork
-        self.housekeeper = housekeeping.Housekeeper(metadata, self.config.store.retention_interval_s)
+        self.housekeeper = housekeeping.Housekeeper(metadata, store.retention_interval_s, store.segment_size_bytes)
 
     def _raise_file_limit(self) -> None:
         needed = self.config.server.connections_max + FILES_RESERVED

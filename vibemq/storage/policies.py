@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 from vibemq.errors import LimitExceeded, UserError
 from vibemq.storage.arguments import (
+    FILTER_SIZE_BYTES,
+    FILTER_SIZE_BYTES_MAX,
+    FILTER_SIZE_BYTES_MIN,
     MAX_AGE,
     MAX_LENGTH_BYTES,
     SEGMENT_SIZE_BYTES,
@@ -27,12 +30,11 @@ from vibemq.storage.vhosts import require_vhost
 if TYPE_CHECKING:
     from vibemq.storage.metadata import StreamRecord
 
-FILTER_SIZE_BYTES = "stream-filter-size-bytes"
 #: What can be set in whole numbers, and the range of each.
 SIZES = {
     MAX_LENGTH_BYTES: range(2**63),
     SEGMENT_SIZE_BYTES: range(SEGMENT_SIZE_BYTES_MAX + 1),
-    FILTER_SIZE_BYTES: range(16, 256),
+    FILTER_SIZE_BYTES: range(FILTER_SIZE_BYTES_MIN, FILTER_SIZE_BYTES_MAX + 1),
 }
 #: The kinds of things that concern streams; the others are kept for tools and change nothing.
 STREAMS_TOO = ("all", "queues", "streams")
