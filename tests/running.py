@@ -26,6 +26,7 @@ class Running(NamedTuple):
     port: int  # of the streams door
     process: subprocess.Popen
     native_port: int = 0
+    tls_port: int = 0  # of the streams door, where it speaks TLS
 
     def worker_pids(self) -> list[int]:
         pid = self.process.pid
@@ -61,7 +62,8 @@ def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
         assert line.startswith(f"vibemq ready pid={process.pid} workers={workers} streams="), f"no ready line: {line!r}"
         doors = dict(word.split("=", 1) for word in line.split()[2:])
         host, _, port = doors["streams"].rpartition(":")
-        yield Running(host.strip("[]"), int(port), process, int(doors["native"].rpartition(":")[2]))
+        tls_port = int(doors.get("streams-tls", ":0").rpartition(":")[2])
+        yield Running(host.strip("[]"), int(port), process, int(doors["native"].rpartition(":")[2]), tls_port=tls_port)
         process.terminate()
         assert process.wait(STOP_SECONDS_MAX) == 0, "the broker did not stop cleanly"
     finally:
