@@ -26,11 +26,27 @@ class Running(NamedTuple):
     port: int  # of the streams door
     process: subprocess.Popen
     native_port: int = 0
+    admin_port: int = 0
     tls_port: int = 0  # of the streams door, where it speaks TLS
 
     def worker_pids(self) -> list[int]:
+        return self._children("vibemq: worker")
+
+    def admin_pid(self) -> int:
+        """The process of the management API; 0 while there is none."""
+        return next(iter(self._children("vibemq: admin")), 0)
+
+    def _children(self, title: str) -> list[int]:
         pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if _title(child).startswith(title)]
+
+
+def _title(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return ""
 
 
 def resident_bytes(pid: int) -> int:
@@ -51,6 +67,8 @@ def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
         "0",
         "--native-port",
         "0",
+        "--admin-port",
+        "0",
         "--workers",
         str(workers),
     ]
@@ -62,8 +80,9 @@ def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
         assert line.startswith(f"vibemq ready pid={process.pid} workers={workers} streams="), f"no ready line: {line!r}"
         doors = dict(word.split("=", 1) for word in line.split()[2:])
         host, _, port = doors["streams"].rpartition(":")
+        native, admin = (int(doors.get(door, ":0").rpartition(":")[2]) for door in ("native", "admin"))
         tls_port = int(doors.get("streams-tls", ":0").rpartition(":")[2])
-        yield Running(host.strip("[]"), int(port), process, int(doors["native"].rpartition(":")[2]), tls_port=tls_port)
+        yield Running(host.strip("[]"), int(port), process, native, admin, tls_port=tls_port)
         process.terminate()
         assert process.wait(STOP_SECONDS_MAX) == 0, "the broker did not stop cleanly"
     finally:

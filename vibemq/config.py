@@ -68,6 +68,8 @@ class Streams(Struct, frozen=True, kw_only=True):
     handshake_timeout_s: Annotated[int, Meta(ge=1, le=300)] = 10
     # Under 2 s, guessing passwords over the network becomes worth while.
     login_failure_delay_s: Annotated[int, Meta(ge=2, le=60)] = 3
+    # To answer what we ask: whether a consumer has taken over, or stopped.
+    request_timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 60
     unconfirmed_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 50_000
     # Clients parse it as three numbers and switch features on by it.
     product_version: Annotated[str, Meta(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}\.[0-9]{1,5}$")] = "4.3.0"
@@ -148,6 +150,15 @@ class Guest(Struct, frozen=True, kw_only=True):
     allow_loopback: bool = True
 
 
+class Admin(Struct, frozen=True, kw_only=True):
+    """The management API over HTTP."""
+
+    enabled: bool = True
+    # Passwords come in the clear, so other machines are let in only when somebody says so.
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    port: Port = 2926
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """All options, by section."""
 
@@ -158,6 +169,7 @@ class Config(Struct, frozen=True, kw_only=True):
     store: Store = Store()
     tls: Tls = Tls()
     guest: Guest = Guest()
+    admin: Admin = Admin()
 
     @property
     def data_path(self) -> str:
@@ -178,6 +190,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "store": Store,
     "tls": Tls,
     "guest": Guest,
+    "admin": Admin,
 }
 #: section -> option -> its type with limits
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -147,16 +147,20 @@ class VibeMQ(Server):
     def __init__(self, folder: Path, workers: int = 0, extra: tuple[str, ...] = ()) -> None:
         super().__init__(folder)
         self.workers, self.extra = workers, extra
+        self.ports: dict[str, int] = {}  # by door
 
     def launch(self) -> None:
         command = [sys.executable, "-m", "vibemq.cli", "serve", "--native-port", "0", "--streams-port", "0"]
+        command += ["--admin-port", "0"]
         if self.workers:
             command += ["--workers", str(self.workers)]
         process = self.spawn([*command, "--data-dir", str(self.folder / "data"), *self.extra], PYTHONPATH=PYTHON_PATH)
         words = self.ready_line(process)
         if not {"native", "streams"} <= set(words):
             raise VibeMQError(f"{self.name}: needed a native and a streams port, had {words}")
-        self.port, self.streams_port = (int(words[door].rpartition(":")[2]) for door in ("native", "streams"))
+        addresses = {door: address for door, address in words.items() if ":" in address}
+        self.ports = {door: int(address.rpartition(":")[2]) for door, address in addresses.items()}
+        self.port, self.streams_port = self.ports["native"], self.ports["streams"]
 
     def version(self) -> str:
         from vibemq import __version__

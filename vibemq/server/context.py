@@ -31,6 +31,26 @@ class WorkerContext:
     # The supervisor keeps a copy, so connections that wait in it survive the worker.
     listeners: dict[str, socket.socket] = field(default_factory=dict)
     certificates: Certificates | None = None  # of the listeners that speak TLS
+    # This worker's end of the socket for questions of the admin process; None when there is no such process.
+    inquiry: socket.socket | None = None
+
+    @property
+    def metadata_path(self) -> str:
+        return metadata_path(self.data_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminContext:
+    """The admin process's part of the world; see vibemq.server.admin_process."""
+
+    config: Config
+    data_dir: str  # absolute
+    http: socket.socket | None  # listening, non-blocking; None: admin.enabled is false
+    ctl: socket.socket  # listening at DATA/ctl.sock, non-blocking
+    inquiries: list[socket.socket]  # one for each worker, by index
+    addresses: dict[str, str]  # door name -> HOST:PORT as shown in the ready line
+    started_ms: int  # when the broker started, by the wall clock
+    supervisor_pid: int
 
     @property
     def metadata_path(self) -> str:

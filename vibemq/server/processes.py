@@ -74,51 +74,36 @@ class Workers:
         """Fork a worker on a free seat; when the machine cannot, try again later."""
         worker.restart_at_s = None
         ready_read, ready_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # A signal between fork and the child's own handlers would reach the supervisor's wake-up
-        # socket from the wrong process: hold signals back until each side is ready for them.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, OUR_SIGNALS)
+
+        def prepare() -> None:
+            os.close(ready_read)
+            self.in_child(worker)
+            self.close_all(but=worker)
+
         try:
-            pid = os.fork()
+            pid = fork(f"worker {worker.index}", prepare, lambda: self.run(self.context(worker, ready_write)))
         except OSError as problem:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             os.close(ready_read)
             os.close(ready_write)
             worker.quick_deaths += QUICK_DEATHS_FREE
             self._restart_later(worker, f"cannot be started: {problem.strerror}")
             return
-        if pid == 0:
-            self._child(worker, ready_read, ready_write, blocked)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.close(ready_write)
         worker.pid, worker.pidfd, worker.ready_fd = pid, os.pidfd_open(pid), ready_read
         worker.started_s, worker.ready = time.monotonic(), False
         self.selector.register(worker.pidfd, selectors.EVENT_READ, lambda: self._on_death(worker))
         self.selector.register(worker.ready_fd, selectors.EVENT_READ, lambda: self._on_ready(worker))
 
-    def _child(
-        self, worker: Worker, ready_read: int, ready_write: int, unblocked: set[int | signal.Signals]
-    ) -> NoReturn:
-        """The whole life of a worker process; never returns into the supervisor's code."""
-        code = 1
-        try:
-            os.close(ready_read)
-            logs.set_process(f"worker {worker.index}")
-            self.in_child(worker)
-            for other in self.seats:
-                if other is not worker:
-                    for listener in other.listeners.values():
-                        listener.close()
-                if other.alive:
-                    os.close(other.pidfd)
-                if other.ready_fd >= 0:
-                    os.close(other.ready_fd)
-            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-            code = self.run(self.context(worker, ready_write))
-        except BaseException:
-            log.exception("worker %d failed", worker.index)
-        finally:
-            logging.shutdown()
-            os._exit(code)
+    def close_all(self, but: Worker | None = None) -> None:
+        """In a new process: let go of the listeners and descriptors of other workers."""
+        for other in self.seats:
+            if other is not but:
+                for listener in other.listeners.values():
+                    listener.close()
+            if other.alive:
+                os.close(other.pidfd)
+            if other.ready_fd >= 0:
+                os.close(other.ready_fd)
 
     # ---- what happens to them ----
 
@@ -145,9 +130,9 @@ class Workers:
         worker.pid, worker.pidfd, worker.ready = 0, -1, False
         if self.stopping:
             level = logging.INFO if code == 0 else logging.WARNING
-            log.log(level, "worker %d, pid %d, %s", worker.index, pid, _ending(code))
+            log.log(level, "worker %d, pid %d, %s", worker.index, pid, ending(code))
             return
-        log.error("worker %d, pid %d, %s after %.1f s", worker.index, pid, _ending(code), lived_s)
+        log.error("worker %d, pid %d, %s after %.1f s", worker.index, pid, ending(code), lived_s)
         if lived_s > QUICK_DEATH_S or (code == -signal.SIGKILL and was_ready):
             worker.quick_deaths = 0
         else:
@@ -158,7 +143,7 @@ class Workers:
             self._restart_later(worker, f"ended {worker.quick_deaths} times in a row right after its start")
 
     def _restart_later(self, worker: Worker, why: str) -> None:
-        delay_s = min(RESTART_DELAY_S_MIN * 2 ** (worker.quick_deaths - QUICK_DEATHS_FREE - 1), RESTART_DELAY_S_MAX)
+        delay_s = restart_delay_s(worker.quick_deaths)
         worker.restart_at_s = time.monotonic() + delay_s
         log.error("worker %d %s; it is started again in %.1f s", worker.index, why, delay_s)
         self.on_broken(worker)
@@ -211,7 +196,48 @@ class Workers:
             worker.ready_fd = -1
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was killed by {signal.Signals(-code).name}"
+
+
+def restart_delay_s(quick_deaths: int) -> float:
+    """How long a process waits that has died so many times in a row right after its start."""
+    return min(RESTART_DELAY_S_MIN * 2 ** max(quick_deaths - QUICK_DEATHS_FREE - 1, 0), RESTART_DELAY_S_MAX)
+
+
+def fork(name: str, prepare: Callable[[], None], life: Callable[[], int]) -> int:
+    """Start a process that logs as ``name``; returns its pid.  OSError when the machine cannot.
+
+    In the child ``prepare()`` lets go of what is the supervisor's, then ``life()`` is its whole life; neither
+    ever returns into the supervisor's code.
+    """
+    # A signal between fork and the child's own handlers would reach the supervisor's wake-up
+    # socket from the wrong process: hold signals back until each side is ready for them.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, OUR_SIGNALS)
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        raise
+    if pid == 0:
+        _live(name, prepare, life, blocked)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return pid
+
+
+def _live(
+    name: str, prepare: Callable[[], None], life: Callable[[], int], unblocked: set[int | signal.Signals]
+) -> NoReturn:
+    code = 1
+    try:
+        logs.set_process(name)
+        prepare()
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        code = life()
+    except BaseException:
+        log.exception("%s failed", name)
+    finally:
+        logging.shutdown()
+        os._exit(code)

@@ -23,12 +23,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from vibemq.config import Config, Native, Streams
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.net.certificates import Certificates
-from vibemq.server import datadir, listeners, logs
-from vibemq.server.context import WorkerContext, WorkerRun, metadata_path
+from vibemq.server import admin_process, datadir, listeners, logs
+from vibemq.server.admin_process import AdminProcess, AdminRun
+from vibemq.server.context import AdminContext, WorkerContext, WorkerRun, metadata_path
 from vibemq.server.processes import OUR_SIGNALS, Worker, Workers
 from vibemq.storage.metadata import Metadata
 
@@ -47,24 +49,27 @@ def serve(
 ) -> int:
     """Run the broker until SIGTERM or SIGINT; returns the exit code.
 
-    ``run`` is what each worker does (the product's own unless a test says otherwise); ``reload``
-    reads the configuration again, for SIGHUP.  Raises VibeMQError when it cannot start.
+    ``run`` is what each worker does (the product's own unless a test says otherwise, and then there is no admin
+    process); ``reload`` reads the configuration again, for SIGHUP.  Raises VibeMQError when it cannot start.
     """
     logs.set_process("supervisor")
     logs.setup(config.server.log_level)
     os.umask(0o077)  # logs and metadata are nobody else's business
-    return Supervisor(config, run or _product_run(), reload).serve()
+    admin_run: AdminRun | None = None if run else _product_run("vibemq.server.admin")
+    return Supervisor(config, run or _product_run("vibemq.server.worker"), admin_run, reload).serve()
 
 
-def _product_run() -> WorkerRun:
-    # Imported before the fork, so that a new worker starts in milliseconds; by name, because
-    # a test that brings its own worker needs none of it.
-    found: WorkerRun = importlib.import_module("vibemq.server.worker").run
+def _product_run(module: str) -> Callable[[Any], int]:
+    # Imported before the fork, so that a new process starts in milliseconds, and from before root is given
+    # up; by name, because a test that brings its own worker needs none of it.
+    found: Callable[[Any], int] = importlib.import_module(module).run
     return found
 
 
 class Supervisor:
-    def __init__(self, config: Config, run: WorkerRun, reload: Callable[[], Config] | None) -> None:
+    def __init__(
+        self, config: Config, run: WorkerRun, admin_run: AdminRun | None, reload: Callable[[], Config] | None
+    ) -> None:
         self.config = config
         self.data_dir = config.data_path
         self.pid = os.getpid()
@@ -81,7 +86,10 @@ class Supervisor:
         # One byte that workers look at on SIGHUP: the log level that holds now.
         self.level = mmap.mmap(-1, 1)
         self.level[0] = LEVELS.index(config.server.log_level)
-        self.workers = Workers(run, self.selector, self._context, self._in_child, self._announce, self._on_broken)
+        self.workers = Workers(run, self.selector, self._context, self._in_worker, self._announce, self._on_broken)
+        self.admin_run = admin_run
+        self.admin: AdminProcess | None = None
+        self.started_ms = time.time_ns() // 1_000_000
 
     def serve(self) -> int:
         _set_title("vibemq: supervisor")
@@ -126,13 +134,15 @@ class Supervisor:
             log.info("user %r is the superuser, with the password of the configuration", name)
 
     def _refuse_strangers(self, metadata: Metadata) -> None:
-        _, address = listeners.resolve(self.config.server.host)
-        if not listeners.is_loopback(address) and not metadata.users():
-            raise ConfigError(
-                f"refusing to listen on {self.config.server.host}: other machines can reach it, "
-                "and no user with a password of its own exists",
-                hint=f"make one with `vibemq users add NAME --data-dir {self.data_dir}`, or listen on 127.0.0.1",
-            )
+        hosts = [self.config.server.host, *([self.config.admin.host] if self.config.admin.enabled else [])]
+        for host in hosts:
+            _, address = listeners.resolve(host)
+            if not listeners.is_loopback(address) and not metadata.users():
+                raise ConfigError(
+                    f"refusing to listen on {host}: other machines can reach it, "
+                    "and no user with a password of its own exists",
+                    hint=f"make one with `vibemq users add NAME --data-dir {self.data_dir}`, or listen on 127.0.0.1",
+                )
 
     def _bind(self) -> None:
         ports = [port for port in self._doors().values() if port]
@@ -144,6 +154,10 @@ class Supervisor:
             for worker, listener in zip(self.workers.seats, bound, strict=True):
                 worker.listeners[door] = listener
             self.addresses[door] = listeners.shown(bound[0])
+        if self.admin_run is not None:
+            self.admin = admin_process.make(self.admin_run, self.config.admin, self.data_dir, len(self.workers.seats))
+            if self.admin.http is not None:
+                self.addresses[admin_process.NAME] = listeners.shown(self.admin.http)
 
     def _recover(self, metadata: Metadata) -> None:
         from vibemq.server import housekeeping, recovery
@@ -184,6 +198,8 @@ class Supervisor:
         for worker in self.workers.seats:
             for listener in worker.listeners.values():
                 listener.listen(listeners.BACKLOG)
+        if self.admin is not None:
+            self.admin.listen()
 
     def _context(self, worker: Worker, ready_fd: int) -> WorkerContext:
         return WorkerContext(
@@ -199,10 +215,33 @@ class Supervisor:
             certificates=self.certificates,
             ready_fd=ready_fd,
             supervisor_pid=self.pid,
+            inquiry=None if self.admin is None else self.admin.inquiries[worker.index][0],
         )
 
-    def _in_child(self, worker: Worker) -> None:
-        """In a new worker: let go of what is the supervisor's.  The lock stays held."""
+    def _admin_context(self) -> AdminContext:
+        assert self.admin is not None
+        return AdminContext(
+            config=self.config,
+            data_dir=self.data_dir,
+            http=self.admin.http,
+            ctl=self.admin.ctl,
+            inquiries=[ours for _, ours in self.admin.inquiries],
+            addresses=self.addresses,
+            started_ms=self.started_ms,
+            supervisor_pid=self.pid,
+        )
+
+    def _in_worker(self, worker: Worker) -> None:
+        self._in_child(f"vibemq: worker {worker.index}")
+        if self.admin is not None:
+            self.admin.close_for_worker(worker.index)
+
+    def _in_admin(self) -> None:
+        self._in_child("vibemq: admin")
+        self.workers.close_all()
+
+    def _in_child(self, title: str) -> None:
+        """In a new process: let go of what is the supervisor's.  The lock stays held."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
@@ -211,7 +250,7 @@ class Supervisor:
         self.signals_read.close()
         self.signals_write.close()
         logs.set_level(LEVELS[self.level[0]])
-        _set_title(f"vibemq: worker {worker.index}")
+        _set_title(title)
 
     def _hung_up(self) -> None:
         """In a worker, at any moment: SIGHUP."""
@@ -236,26 +275,35 @@ class Supervisor:
         gc.freeze()  # what exists now is shared with the workers: collecting it would copy its pages
         for worker in self.workers.seats:
             self.workers.start(worker)
-        while self.stop_deadline_s is None or self.workers.any_alive:
+        self._start_admin()
+        while self.stop_deadline_s is None or self.workers.any_alive or (self.admin is not None and self.admin.alive):
             for key, _ in self.selector.select(self._timeout_s()):
                 key.data()
             self._due(time.monotonic())
         log.info("stopped")
         return 1 if self.workers.killed or self.failed else 0
 
+    def _start_admin(self) -> None:
+        if self.admin is not None:
+            self.admin.start(self.selector, self._in_admin, self._admin_context)
+
     def _timeout_s(self) -> float:
-        times = [self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due]
-        if (start_s := self.workers.next_start_s()) is not None:
-            times.append(start_s)
-        return max(0.0, min(times) - time.monotonic())
+        times = [
+            self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due,
+            self.workers.next_start_s(),
+            None if self.admin is None else self.admin.restart_at_s,
+        ]
+        return max(0.0, min(due for due in times if due is not None) - time.monotonic())
 
     def _due(self, now_s: float) -> None:
         if self.stop_deadline_s is not None:
             if now_s >= self.stop_deadline_s:
-                self.workers.kill(f"it did not end within {self.config.server.shutdown_timeout_s} s")
+                self._kill(f"it did not end within {self.config.server.shutdown_timeout_s} s")
                 self.stop_deadline_s = now_s + 3600.0  # SIGKILL cannot be refused, only be slow to take effect
             return
         self.workers.start_due(now_s)
+        if self.admin is not None and self.admin.restart_at_s is not None and self.admin.restart_at_s <= now_s:
+            self._start_admin()
         if now_s >= self.housekeeper.due:
             self.housekeeper.run_slice()
 
@@ -289,7 +337,7 @@ class Supervisor:
             elif self.stop_deadline_s is None:
                 self._stop(signal.Signals(number).name)
             else:
-                self.workers.kill(f"a second {signal.Signals(number).name} came while stopping")
+                self._kill(f"a second {signal.Signals(number).name} came while stopping")
 
     def _stop(self, why: str) -> None:
         timeout_s = self.config.server.shutdown_timeout_s
@@ -300,6 +348,13 @@ class Supervisor:
             for listener in worker.listeners.values():
                 listener.close()
         self.workers.stop()
+        if self.admin is not None:
+            self.admin.stop()
+
+    def _kill(self, why: str) -> None:
+        self.workers.kill(why)
+        if self.admin is not None:
+            self.admin.tell(signal.SIGKILL)
 
     def _reload(self) -> None:
         self._reload_options()
@@ -318,6 +373,8 @@ class Supervisor:
             return
         self.level[0] = LEVELS.index(new.server.log_level)
         logs.set_level(new.server.log_level)
+        if self.admin is not None:
+            self.admin.tell(signal.SIGHUP)
         waiting = sorted(_changes(self.config, new) - {"server.log_level"})
         log.info("SIGHUP: log level is %s", new.server.log_level)
         if waiting:

@@ -59,6 +59,7 @@ cdef class Loop:
     cdef readonly dict connections   # fd -> Connection
     cdef list by_fd                  # fd -> Connection or None, for the fast path
     cdef dict listeners              # fd -> (socket, door, certificates or None)
+    cdef dict attended               # fd -> what to call when it can be read
     cdef list wanting                # connections that have something to send this turn
     cdef readonly int connections_max
     cdef int64_t next_tick_ms
@@ -71,7 +72,7 @@ cdef class Loop:
         self.board, self.queues, self.table, self.helpers = board, queues, queues.streams, helpers
         self.groups, self.timers, self.on_access = groups, timers, on_access
         self.shared = ReceiveBuffer()
-        self.connections, self.listeners = {}, {}
+        self.connections, self.listeners, self.attended = {}, {}, {}
         self.by_fd = [None] * 1024
         self.wanting = []
         self.connections_max = connections_max
@@ -97,6 +98,19 @@ cdef class Loop:
         """Who connects gets a session of `door`; with `certificates` there is TLS between."""
         self.listeners[listener.fileno()] = (listener, door, certificates)
         self.poller.register(listener.fileno(), READ)
+
+    def attend(self, int fd, on_readable):
+        """Call ``on_readable()`` whenever this descriptor, which is no peer's, can be read."""
+        self.attended[fd] = on_readable
+        self.poller.register(fd, READ)
+
+    def sessions_after(self, int fd):
+        """Each connection with its session, by descriptor, from the first one above `fd` on."""
+        cdef int at
+        for at in range(fd + 1, len(self.by_fd)):
+            found = self.by_fd[at]
+            if found is not None:
+                yield at, found, (<Connection> found).session
 
     def stop_accepting(self):
         for fd, (listener, _, _) in self.listeners.items():
@@ -198,6 +212,8 @@ cdef class Loop:
         found = self.listeners.get(fd)
         if found is not None:
             self._accept(*found)
+        elif fd in self.attended:
+            self.attended[fd]()
         return 0
 
     def _accept(self, listener, door, certificates):

@@ -21,6 +21,7 @@ from vibemq.admin.permissions import EVERYTHING, Accesses
 from vibemq.admin.rights import Rights
 from vibemq.admin.users import Authenticator
 from vibemq.broker.catalog import Catalog
+from vibemq.broker.disk import DiskWatch
 from vibemq.broker.fanout import FanOut
 from vibemq.broker.groups import Groups
 from vibemq.broker.messages import Messages
@@ -37,6 +38,7 @@ from vibemq.protocols.streams.door import StreamsDoor
 from vibemq.server import listeners
 from vibemq.server.context import WorkerContext
 from vibemq.server.helpers import Helpers
+from vibemq.server.inquiry import Inquiries
 from vibemq.server.turn import Loop
 from vibemq.storage.groups import GroupTable
 from vibemq.storage.log import Board
@@ -101,6 +103,7 @@ class Worker:
             queues=self.queues,
             groups=self.groups,
             catalog=self.catalog,
+            disk=DiskWatch(config.data_path, config.store.disk_free_min_bytes, self.timers, self.helpers),
             helpers=self.helpers,
             timers=self.timers,
             authenticator=Authenticator(metadata, config.guest.allow_loopback),
@@ -115,6 +118,9 @@ class Worker:
         )
         names = {name.removesuffix(listeners.TLS) for name in context.listeners}
         self.doors = {name: DOORS[name](config, broker) for name in names}
+        if context.inquiry is not None:
+            inquiries = Inquiries(context.inquiry, self.loop, broker)
+            self.loop.attend(context.inquiry.fileno(), inquiries.answer_one)
 
     def _adopt(self) -> None:
         """Queues whose messages expire have a home as long as the broker runs, used or not."""

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users, virtual hosts and permissions over the management API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vibemq.admin import tool_users
+from vibemq.admin.api.calls import (
+    ADMINISTRATOR,
+    LEVELS,
+    MANAGEMENT,
+    NO_CONTENT,
+    NOBODY,
+    Answer,
+    Call,
+    Caller,
+    bad_request,
+    made,
+    mapping,
+    not_found,
+    optional_text,
+    text,
+)
+from vibemq.admin.users import GUEST
+from vibemq.errors import UserExists, UserNotFound, VhostNotFound
+from vibemq.storage.metadata import PolicyRecord, VhostPermission, VhostRecord
+
+if TYPE_CHECKING:
+    from vibemq.admin.api.service import Api
+
+# ---- who asks ----
+
+
+def caller_of(api: Api, name: str) -> Caller:
+    """The caller that a checked login makes."""
+    if name == GUEST:
+        return Caller(name, ADMINISTRATOR, ("administrator",))
+    user = api.metadata.find_user(name)
+    tags = () if user is None else tool_users.tags_of(user)
+    return Caller(name, max((LEVELS.get(tag, NOBODY) for tag in tags), default=NOBODY), tags)
+
+
+def whoami(api: Api, call: Call) -> Any:
+    return {"name": call.caller.name, "tags": list(call.caller.tags)}
+
+
+# ---- users ----
+
+
+def list_users(api: Api, call: Call) -> Any:
+    return [_user(name, tags) for name, tags in _users(api)]
+
+
+def list_users_without_permissions(api: Api, call: Call) -> Any:
+    having = {entry.user for entry in tool_users.list_permissions(api.metadata, api.config.guest.allow_loopback)}
+    return [_user(name, tags) for name, tags in _users(api) if name not in having]
+
+
+def get_user(api: Api, call: Call) -> Any:
+    for name, tags in _users(api):
+        if name == call.path["user"]:
+            return _user(name, tags)
+    raise not_found()
+
+
+def put_user(api: Api, call: Call) -> Answer:
+    """A new user needs ``password`` or ``password_hash``; ``tags`` are always needed."""
+    if "tags" not in call.body:
+        raise bad_request("tags_not_present")
+    texts = {name: optional_text(call.body, name) for name in ("password", "password_hash")}
+    hashing = optional_text(call.body, "hashing_algorithm") or ""
+    anew = tool_users.put_user(api.metadata, call.path["user"], tags_of(call.body["tags"]), **texts, hashing=hashing)
+    api.accounts_changed()
+    return made(anew)
+
+
+def add_user(api: Api, call: Call) -> Answer:
+    """As PUT, but the user must be new: of our own, for `vibemq ctl add_user`."""
+    name = call.path["user"]
+    if any(name == known for known, _ in _users(api)):
+        raise UserExists(f'User "{name}" already exists')
+    return put_user(api, call)
+
+
+def put_password(api: Api, call: Call) -> Answer:
+    tool_users.change_password(api.metadata, call.path["user"], text(call, "password"))
+    api.accounts_changed()
+    return NO_CONTENT
+
+
+def put_tags(api: Api, call: Call) -> Answer:
+    tool_users.set_tags(api.metadata, call.path["user"], tags_of(call.body.get("tags", "")))
+    api.accounts_changed()
+    return NO_CONTENT
+
+
+def delete_user(api: Api, call: Call) -> Answer:
+    name = call.path["user"]
+    if not any(name == known for known, _ in _users(api)):
+        raise not_found()
+    tool_users.delete_user(api.metadata, name)
+    api.accounts_changed()
+    api.close_sessions(f"user {name} was deleted", user=name)
+    return NO_CONTENT
+
+
+def delete_users(api: Api, call: Call) -> Answer:
+    names = call.body.get("users")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise bad_request("users must be a list of names")
+    for name in names:
+        delete_user(api, Call(call.caller, {"user": name}))
+    return NO_CONTENT
+
+
+def tags_of(given: Any) -> tuple[str, ...]:
+    """As tools send them: text with commas, or a list."""
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise bad_request("tags must be text with commas, or a list of texts")
+    return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+
+
+def _users(api: Api) -> list[tuple[str, tuple[str, ...]]]:
+    return tool_users.list_users(api.metadata, api.config.guest.allow_loopback)
+
+
+def _user(name: str, tags: tuple[str, ...]) -> dict[str, Any]:
+    """Without the hash: nobody needs it to manage users."""
+    return {"name": name, "tags": list(tags), "limits": {}}
+
+
+# ---- virtual hosts ----
+
+
+def list_vhosts(api: Api, call: Call) -> Any:
+    return [_vhost(api, vhost) for vhost in api.metadata.vhosts() if api.sees(call.caller, vhost.name)]
+
+
+def get_vhost(api: Api, call: Call) -> Any:
+    for vhost in api.metadata.vhosts():
+        if vhost.name == call.path["vhost"] and api.sees(call.caller, vhost.name):
+            return _vhost(api, vhost)
+    raise not_found()
+
+
+def put_vhost(api: Api, call: Call) -> Answer:
+    anew = api.metadata.add_vhost(call.path["vhost"], text(call, "description", ""), tags_of(call.body.get("tags", "")))
+    api.accounts_changed()
+    return made(anew)
+
+
+def delete_vhost(api: Api, call: Call) -> Answer:
+    name = call.path["vhost"]
+    try:
+        gone = api.catalog.delete_vhost(name)
+    except VhostNotFound:
+        raise not_found() from None
+    api.streams_deleted(gone)
+    api.accounts_changed()
+    api.close_sessions(f"vhost {name} was deleted", vhost=name)
+    return NO_CONTENT
+
+
+def _vhost(api: Api, vhost: VhostRecord) -> dict[str, Any]:
+    about = {"description": vhost.description, "tags": list(vhost.tags)}
+    return {
+        "name": vhost.name,
+        **about,
+        "metadata": about,
+        "default_queue_type": "stream",
+        "tracing": False,
+        "cluster_state": {api.node: "running"},
+    }
+
+
+# ---- permissions ----
+
+
+def list_permissions(api: Api, call: Call) -> Any:
+    """Of one vhost, of one user, or all, as the path says."""
+    vhost, user = call.path.get("vhost"), call.path.get("user")
+    if vhost is not None and not api.metadata.has_vhost(vhost):
+        raise not_found()
+    if user is not None and not any(user == known for known, _ in _users(api)):
+        raise not_found()
+    return [_permission(entry) for entry in _permissions(api, vhost, user)]
+
+
+def get_permission(api: Api, call: Call) -> Any:
+    found = _permissions(api, call.path["vhost"], call.path["user"])
+    if not found:
+        raise not_found()
+    return _permission(found[0])
+
+
+def put_permission(api: Api, call: Call) -> Answer:
+    patterns = [text(call, name) for name in ("configure", "write", "read")]
+    try:
+        anew = tool_users.set_permissions(api.metadata, call.path["vhost"], call.path["user"], *patterns)
+    except (VhostNotFound, UserNotFound):
+        raise bad_request("vhost_or_user_not_found") from None
+    api.accounts_changed()
+    return made(anew)
+
+
+def delete_permission(api: Api, call: Call) -> Answer:
+    try:
+        was_there = tool_users.clear_permissions(api.metadata, call.path["vhost"], call.path["user"])
+    except (VhostNotFound, UserNotFound):
+        was_there = False
+    if not was_there:
+        raise not_found()
+    api.accounts_changed()
+    return NO_CONTENT
+
+
+def _permissions(api: Api, vhost: str | None, user: str | None) -> list[VhostPermission]:
+    return tool_users.list_permissions(api.metadata, api.config.guest.allow_loopback, vhost, user)
+
+
+def _permission(entry: VhostPermission) -> dict[str, Any]:
+    return {
+        "user": entry.user,
+        "vhost": entry.vhost,
+        "configure": entry.configure,
+        "write": entry.write,
+        "read": entry.read,
+    }
+
+
+# ---- policies ----
+
+
+def list_policies(api: Api, call: Call) -> Any:
+    vhost = call.path.get("vhost")
+    if vhost is not None:
+        api.require(call.caller, vhost)
+    return [_policy(policy) for policy in api.metadata.policies(vhost) if api.sees(call.caller, policy.vhost)]
+
+
+def get_policy(api: Api, call: Call) -> Any:
+    api.require(call.caller, call.path["vhost"])
+    policy = api.metadata.find_policy(call.path["vhost"], call.path["name"])
+    if policy is None:
+        raise not_found()
+    return _policy(policy)
+
+
+def put_policy(api: Api, call: Call) -> Answer:
+    _require_policymaker(api, call)
+    priority = call.body.get("priority", 0)
+    anew = api.metadata.set_policy(
+        call.path["vhost"],
+        call.path["name"],
+        text(call, "pattern"),
+        mapping(call, "definition"),
+        priority,
+        text(call, "apply-to", "all"),
+    )
+    return made(anew)
+
+
+def delete_policy(api: Api, call: Call) -> Answer:
+    _require_policymaker(api, call)
+    if not api.metadata.clear_policy(call.path["vhost"], call.path["name"]):
+        raise not_found()
+    return NO_CONTENT
+
+
+def _require_policymaker(api: Api, call: Call) -> None:
+    api.require(call.caller, call.path["vhost"], level=MANAGEMENT if call.caller.makes_policies else ADMINISTRATOR)
+
+
+def _policy(policy: PolicyRecord) -> dict[str, Any]:
+    return {
+        "vhost": policy.vhost,
+        "name": policy.name,
+        "pattern": policy.pattern,
+        "apply-to": policy.apply_to,
+        "definition": policy.definition,
+        "priority": policy.priority,
+    }

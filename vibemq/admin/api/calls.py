@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request of the management API and its answer, without HTTP: what the routes' functions take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: What a user needs to be for a route, each more than the one before; a superuser is an administrator.
+NOBODY, MANAGEMENT, MONITORING, ADMINISTRATOR = range(4)
+#: May do what MANAGEMENT may, and set policies.
+POLICYMAKER_TAG = "policymaker"
+LEVELS = {
+    "management": MANAGEMENT,
+    POLICYMAKER_TAG: MANAGEMENT,
+    "monitoring": MONITORING,
+    "administrator": ADMINISTRATOR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    name: str
+    level: int
+    tags: tuple[str, ...] = ()
+
+    @property
+    def makes_policies(self) -> bool:
+        return self.level >= ADMINISTRATOR or POLICYMAKER_TAG in self.tags
+
+
+#: `vibemq ctl`: whoever may open the socket in the data directory could change the files as well.
+OWNER = Caller("", ADMINISTRATOR, ("administrator",))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request; ``path`` has the parts of the path that the route names."""
+
+    caller: Caller
+    path: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""  # the header X-Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``body`` goes out as JSON, text as it is, None as nothing."""
+
+    status: int
+    body: Any = None
+
+
+CREATED, NO_CONTENT = Answer(201), Answer(204)
+
+
+class Refused(Exception):
+    """The request cannot be done; ``status`` and ``error`` are HTTP's and RabbitMQ's words for why."""
+
+    def __init__(self, status: int, error: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.error = error
+        self.reason = reason
+
+
+def not_found(what: str = "Not Found") -> Refused:
+    return Refused(404, "Object Not Found", what)
+
+
+def bad_request(reason: str) -> Refused:
+    return Refused(400, "bad_request", reason)
+
+
+def not_authorised(reason: str) -> Refused:
+    return Refused(401, "not_authorised", reason)
+
+
+def made(anew: bool) -> Answer:
+    """What PUT answers: 201 when there was nothing, 204 when it was there."""
+    return CREATED if anew else NO_CONTENT
+
+
+def text(call: Call, name: str, otherwise: str | None = None) -> str:
+    """A field of the body that must be text.  Raises Refused."""
+    value = call.body.get(name, otherwise)
+    if value is None:
+        raise bad_request(f"key_missing: {name}")
+    if not isinstance(value, str):
+        raise bad_request(f"{name} must be text, but is {value!r}")
+    return value
+
+
+def optional_text(body: Mapping[str, Any], name: str) -> str | None:
+    """Raises Refused."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise bad_request(f"{name} must be text, but is {value!r}")
+    return value
+
+
+def mapping(call: Call, name: str) -> dict[str, Any]:
+    """A field of the body that must be an object; empty where it is missing.  Raises Refused."""
+    value = call.body.get(name) or {}
+    if not isinstance(value, dict):
+        raise bad_request(f"{name} must be an object, but is {value!r}")
+    return value

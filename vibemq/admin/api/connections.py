@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections, publishers, consumers and groups over the management API, as the workers describe them now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from vibemq.admin.api.calls import MONITORING, NO_CONTENT, Answer, Call, Refused, not_found
+
+if TYPE_CHECKING:
+    from vibemq.admin.api.service import Api
+
+STREAM_PROTOCOL = "stream"
+CLOSED_BY = "Closed via management plugin"
+#: What `single_active` and the others are for a consumer that is in no group.
+ACTIVE_ALONE = "up"
+
+
+# ---- connections ----
+
+
+def list_connections(api: Api, call: Call) -> Any:
+    return [_connection(api, session) for session in _sessions(api, call)]
+
+
+def get_connection(api: Api, call: Call) -> Any:
+    return _connection(api, _find(api, call))
+
+
+def delete_connection(api: Api, call: Call) -> Answer:
+    """Drops the socket without a Close, as RabbitMQ does; clients reconnect."""
+    session = _find(api, call)
+    if not api.workers.ask(
+        session["worker"], "close", name=session["name"], reason=call.reason or f"{CLOSED_BY} by {call.caller.name}"
+    ):
+        raise not_found()
+    return NO_CONTENT
+
+
+def list_stream_connections(api: Api, call: Call) -> Any:
+    return [_connection(api, session) for session in _stream_sessions(api, call)]
+
+
+def get_stream_connection(api: Api, call: Call) -> Any:
+    return _connection(api, _find_stream_session(api, call))
+
+
+def delete_stream_connection(api: Api, call: Call) -> Answer:
+    _find_stream_session(api, call)
+    return delete_connection(api, call)
+
+
+def _sessions(api: Api, call: Call) -> Iterator[dict[str, Any]]:
+    """Those that the caller may see, in the vhost of the path if there is one."""
+    vhost = call.path.get("vhost")
+    if vhost is not None:
+        api.require(call.caller, vhost)
+    for session in api.sessions(call.caller):
+        if vhost in (None, session.get("vhost")):
+            yield session
+
+
+def _stream_sessions(api: Api, call: Call) -> Iterator[dict[str, Any]]:
+    return (session for session in _sessions(api, call) if protocol_of(session) == STREAM_PROTOCOL)
+
+
+def _find(api: Api, call: Call) -> dict[str, Any]:
+    for session in api.workers.sessions():
+        if session["name"] == call.path["connection"]:
+            if call.caller.level < MONITORING and session.get("user") != call.caller.name:
+                raise Refused(401, "not_authorised", "User not authorised to access object")
+            return session
+    raise not_found()
+
+
+def _find_stream_session(api: Api, call: Call) -> dict[str, Any]:
+    for session in _stream_sessions(api, call):
+        if session["name"] == call.path["connection"]:
+            return session
+    raise not_found()
+
+
+def protocol_of(session: dict[str, Any]) -> str:
+    return STREAM_PROTOCOL if session.get("door") == "streams" else str(session.get("door", ""))
+
+
+def _connection(api: Api, session: dict[str, Any]) -> dict[str, Any]:
+    properties = session.get("client_properties", {})
+    return {
+        "name": session["name"],
+        "user": session.get("user", ""),
+        "user_who_performed_action": session.get("user", ""),
+        "vhost": session.get("vhost", ""),
+        "protocol": protocol_of(session),
+        "type": "network",
+        "node": api.node,
+        "state": session.get("state", "running"),
+        "host": session["host"],
+        "port": session["port"],
+        "peer_host": session.get("peer_host", ""),
+        "peer_port": session.get("peer_port", 0),
+        "connected_at": session.get("connected_at", 0),
+        "auth_mechanism": session.get("mechanism", ""),
+        "ssl": bool(session.get("is_tls", False)),
+        "client_properties": properties,
+        "user_provided_name": properties.get("connection_name", ""),
+        "frame_max": session.get("frame_max", 0),
+        "timeout": session.get("heartbeat", 0),
+        "channels": 0,
+        "channel_max": 0,
+    }
+
+
+def _details(api: Api, session: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": session["name"],
+        "user": session.get("user", ""),
+        "node": api.node,
+        "peer_host": session.get("peer_host", ""),
+        "peer_port": session.get("peer_port", 0),
+    }
+
+
+# ---- publishers and consumers ----
+
+
+def list_publishers(api: Api, call: Call) -> Any:
+    """Of all vhosts, of one, of one of its streams, or of one connection, as the path says."""
+    wanted = call.path.get("name")
+    return [
+        _publisher(api, session, publisher)
+        for session in _chosen(api, call)
+        for publisher in session.get("publishers", ())
+        if wanted in (None, publisher["stream"])
+    ]
+
+
+def list_stream_consumers(api: Api, call: Call) -> Any:
+    return [
+        _stream_consumer(api, session, subscription)
+        for session in _chosen(api, call)
+        for subscription in session.get("subscriptions", ())
+    ]
+
+
+def list_consumers(api: Api, call: Call) -> Any:
+    """The same as every kind of consumer is shown to RabbitMQ's tools."""
+    return [
+        _consumer(api, session, subscription)
+        for session in _stream_sessions(api, call)
+        for subscription in session.get("subscriptions", ())
+    ]
+
+
+def _chosen(api: Api, call: Call) -> Iterator[dict[str, Any]]:
+    if "connection" in call.path:
+        return iter([_find_stream_session(api, call)])
+    return _stream_sessions(api, call)
+
+
+def _publisher(api: Api, session: dict[str, Any], publisher: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "publisher_id": publisher["publisher_id"],
+        "reference": publisher["reference"],
+        "queue": {"name": publisher["stream"], "vhost": session["vhost"]},
+        "published": publisher["published"],
+        "confirmed": publisher["confirmed"],
+        "errored": publisher["errored"],
+        "connection_details": _details(api, session),
+    }
+
+
+def _stream_consumer(api: Api, session: dict[str, Any], subscription: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "subscription_id": subscription["subscription_id"],
+        "queue": {"name": subscription["stream"], "vhost": session["vhost"]},
+        "credits": subscription["credits"],
+        "consumed": subscription["consumed"],
+        "offset": subscription["offset"],
+        "offset_lag": subscription["offset_lag"],
+        "active": subscription.get("active", True),
+        "activity_status": subscription.get("activity_status", ACTIVE_ALONE),
+        "properties": subscription["properties"],
+        "connection_details": _details(api, session),
+    }
+
+
+def _consumer(api: Api, session: dict[str, Any], subscription: dict[str, Any]) -> dict[str, Any]:
+    details = _details(api, session)
+    return {
+        "consumer_tag": f"stream.subid-{subscription['subscription_id']}",
+        "queue": {"name": subscription["stream"], "vhost": session["vhost"]},
+        "channel_details": {**details, "connection_name": details["name"], "name": "", "number": 0},
+        "active": subscription.get("active", True),
+        "activity_status": subscription.get("activity_status", ACTIVE_ALONE),
+        "arguments": subscription["properties"],
+        "ack_required": False,
+        "exclusive": False,
+        "prefetch_count": 0,
+    }
+
+
+# ---- single active consumer groups: of our own ----
+
+
+def list_groups(api: Api, call: Call) -> Any:
+    vhost = call.path.get("vhost")
+    if vhost is not None:
+        api.require(call.caller, vhost)
+    found = []
+    for group in api.workers.ask_any("groups"):
+        record = api.metadata.stream_at(group["slot"])
+        if record is None or record.incarnation != group["incarnation"] or vhost not in (None, record.vhost):
+            continue
+        if api.sees(call.caller, record.vhost):
+            found.append(
+                {
+                    "vhost": record.vhost,
+                    "stream": record.name,
+                    "reference": group["name"],
+                    "partition_index": group["partition"],
+                    "consumers": len(group["members"]),
+                    "members": [_member(api, member) for member in group["members"]],
+                }
+            )
+    return found
+
+
+def _member(api: Api, member: dict[str, Any]) -> dict[str, Any]:
+    connection, _, subscription_id = member["label"].rpartition(" #")
+    return {
+        "subscription_id": int(subscription_id) if subscription_id.isdigit() else None,
+        "connection_name": connection,
+        "node": api.node,
+        "state": member["state"],
+    }

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The broker as a whole over the management API: overview, nodes, health, metrics."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+import vibemq
+from vibemq.admin.api.calls import Answer, Call, not_found
+from vibemq.admin.api.connections import STREAM_PROTOCOL, protocol_of
+from vibemq.admin.api.streams import messages_of, stats_of
+from vibemq.errors import VibeMQError
+
+if TYPE_CHECKING:
+    from vibemq.admin.api.service import Api
+
+CLUSTER_NAME = "vibemq"
+
+
+def overview(api: Api, call: Call) -> Any:
+    sessions = list(api.sessions(call.caller))
+    records = [record for record in api.metadata.streams() if api.sees(call.caller, record.vhost)]
+    messages = sum(messages_of(stats_of(record)) for record in records)
+    version = api.config.streams.product_version
+    return {
+        "product_name": "VibeMQ",
+        "product_version": vibemq.__version__,
+        "management_version": version,
+        "rabbitmq_version": version,
+        "erlang_version": "27",
+        "cluster_name": CLUSTER_NAME,
+        "node": api.node,
+        "exchange_types": [{"name": "direct", "description": "for super streams", "enabled": True}],
+        "listeners": [_listener(api, door, address) for door, address in api.addresses.items()],
+        "contexts": [],
+        "rates_mode": "none",
+        "disable_stats": False,
+        "message_stats": {},
+        "churn_rates": {},
+        "statistics_db_event_queue": 0,
+        "object_totals": {
+            "connections": len(sessions),
+            "channels": 0,
+            "consumers": sum(len(session.get("subscriptions", ())) for session in sessions),
+            "exchanges": len(api.metadata.exchanges()),
+            "queues": len(records),
+        },
+        "queue_totals": {"messages": messages, "messages_ready": messages, "messages_unacknowledged": 0},
+    }
+
+
+def nodes(api: Api, call: Call) -> Any:
+    return [_node(api)]
+
+
+def get_node(api: Api, call: Call) -> Any:
+    if call.path["node"] != api.node:
+        raise not_found()
+    return _node(api)
+
+
+def cluster_name(api: Api, call: Call) -> Any:
+    return {"name": CLUSTER_NAME}
+
+
+def auth(api: Api, call: Call) -> Any:
+    return {"oauth_enabled": False}
+
+
+def health(api: Api, call: Call) -> Answer:
+    """Does every worker answer?"""
+    down = len(api.workers) - len(api.workers.ask_all("status"))
+    if down:
+        return Answer(503, {"status": "failed", "reason": f"{down} of {len(api.workers)} workers do not answer"})
+    return Answer(200, {"status": "ok"})
+
+
+def _listener(api: Api, door: str, address: str) -> dict[str, Any]:
+    host, _, port = address.rpartition(":")
+    protocol = {"streams": STREAM_PROTOCOL, "streams-tls": "stream/ssl", "admin": "http"}.get(door, door)
+    return {"node": api.node, "protocol": protocol, "ip_address": host.strip("[]"), "port": int(port)}
+
+
+def _node(api: Api) -> dict[str, Any]:
+    limit = api.config.store.disk_free_min_bytes
+    try:
+        free = shutil.disk_usage(os.path.dirname(api.metadata.path)).free
+    except OSError:
+        free = 0
+    answers = api.workers.ask_all("status")
+    return {
+        "name": api.node,
+        "type": "disc",
+        "running": True,
+        "os_pid": str(os.getppid()),
+        "uptime": time.time_ns() // 1_000_000 - api.started_ms,
+        "processors": os.cpu_count(),
+        "rates_mode": "none",
+        "mem_alarm": False,
+        "disk_free": free,
+        "disk_free_limit": limit,
+        "disk_free_alarm": free < limit,
+        "being_drained": False,
+        "partitions": [],
+        "db_dir": os.path.dirname(api.metadata.path),
+        "os": platform.platform(),
+        "workers": [{"pid": answer["pid"], "connections": answer["connections"]} for answer in answers],
+    }
+
+
+# ---- metrics ----
+
+
+def metrics(api: Api, call: Call) -> Answer:
+    """In Prometheus's text format."""
+    page = _Page()
+    answers = api.workers.ask_all("status")
+    page.add("vibemq_build_info", "gauge", "the version that runs", 1, version=vibemq.__version__)
+    page.add("vibemq_uptime_seconds", "gauge", "since the broker started", time.time() - api.started_ms / 1000)
+    page.add("vibemq_workers", "gauge", "worker processes", len(api.workers))
+    page.add("vibemq_workers_answering", "gauge", "worker processes that answer", len(answers))
+    page.add("vibemq_connections", "gauge", "open connections", sum(answer["connections"] for answer in answers))
+    for record in api.metadata.streams():
+        try:
+            stats = stats_of(record)
+        except VibeMQError:  # damaged: the log says so, and the others are wanted all the same
+            continue
+        names = {"vhost": record.vhost, "stream": record.name}
+        page.add("vibemq_stream_messages", "gauge", "records that are kept", messages_of(stats), **names)
+        page.add("vibemq_stream_bytes", "gauge", "size of the segments", stats.size_bytes, **names)
+        page.add("vibemq_stream_segments", "gauge", "segment files", stats.segment_count, **names)
+        page.add("vibemq_stream_next_offset", "counter", "offset of the next record", stats.next_offset, **names)
+    for session in api.workers.sessions():
+        if protocol_of(session) != STREAM_PROTOCOL:
+            continue
+        for one in session.get("publishers", ()):
+            names = _labels(session, one, one["publisher_id"], one["reference"])
+            page.add("vibemq_publisher_published", "counter", "messages published", one["published"], **names)
+            page.add("vibemq_publisher_confirmed", "counter", "messages confirmed", one["confirmed"], **names)
+            page.add("vibemq_publisher_errored", "counter", "messages refused", one["errored"], **names)
+        for one in session.get("subscriptions", ()):
+            names = _labels(session, one, one["subscription_id"], str(one["properties"].get("name", "")))
+            page.add("vibemq_consumer_consumed", "counter", "messages delivered", one["consumed"], **names)
+            page.add("vibemq_consumer_offset_lag", "gauge", "messages behind the end", one["offset_lag"], **names)
+    return Answer(200, page.text())
+
+
+def _labels(session: dict[str, Any], user: dict[str, Any], number: int, name: str) -> dict[str, Any]:
+    return {
+        "vhost": session["vhost"],
+        "stream": user["stream"],
+        "connection": session["name"],
+        "id": number,
+        "reference": name,
+    }
+
+
+class _Page:
+    """Samples by metric, because all of one must stand together."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, list[str]] = {}
+
+    def add(self, name: str, kind: str, about: str, value: float, **labels: Any) -> None:
+        if name not in self._metrics:
+            self._metrics[name] = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+        shown = ",".join(f'{label}="{_escaped(str(value))}"' for label, value in labels.items())
+        self._metrics[name].append(f"{name}{{{shown}}} {value}" if shown else f"{name} {value}")
+
+    def text(self) -> str:
+        return "".join(f"{line}\n" for lines in self._metrics.values() for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams ("queues" to RabbitMQ's tools), super streams, exchanges and bindings over the management API.
+
+Making and deleting is the catalog's, as at every door: workers are told the same way.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from vibemq.admin.api.calls import (
+    CREATED,
+    NO_CONTENT,
+    Answer,
+    Call,
+    bad_request,
+    made,
+    mapping,
+    not_found,
+    optional_text,
+    text,
+)
+from vibemq.broker.arguments import BadArgument, stream_arguments
+from vibemq.broker.catalog import checked_name
+from vibemq.errors import ExchangeNotFound, StorageError, StreamExists, StreamNotFound
+from vibemq.storage.log import Log, LogStats
+from vibemq.storage.metadata import BindingRecord, ExchangeRecord, StreamRecord
+
+if TYPE_CHECKING:
+    from vibemq.admin.api.service import Api
+
+STREAM_TYPE = "stream"
+_GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
+_EMPTY = LogStats(0, 0, -1, 0, 0)
+
+
+# ---- streams ----
+
+
+def list_queues(api: Api, call: Call) -> Any:
+    vhost = call.path.get("vhost")
+    if vhost is not None:
+        api.require(call.caller, vhost)
+    return [
+        _queue(api, record)
+        for record in api.metadata.streams()
+        if vhost in (None, record.vhost) and api.sees(call.caller, record.vhost)
+    ]
+
+
+def get_queue(api: Api, call: Call) -> Any:
+    return _queue(api, find(api, call))
+
+
+def put_queue(api: Api, call: Call) -> Answer:
+    vhost, given = call.path["vhost"], mapping(call, "arguments")
+    kind = given.get("x-queue-type", STREAM_TYPE)
+    if kind != STREAM_TYPE:
+        raise bad_request(f"x-queue-type is {kind!r}: only streams are made here")
+    if call.body.get("durable", True) is not True or call.body.get("auto_delete") or call.body.get("exclusive"):
+        raise bad_request("a stream is durable, and neither auto_delete nor exclusive")
+    try:
+        name = checked_name(call.path["name"])
+        wanted = stream_arguments(protocol_arguments(given), api.config.store)
+    except BadArgument as problem:
+        raise bad_request(str(problem)) from None
+    api.require_rights(call, vhost, configure=[name])
+    try:
+        api.catalog.create_stream(vhost, name, wanted)
+    except StreamExists as problem:
+        record = problem.record
+        if not isinstance(record, StreamRecord) or record.queue is not None:
+            raise
+        if wanted.same_as(record.arguments, record.durability, api.config.store):
+            return NO_CONTENT
+        raise bad_request(_difference(record, wanted.given)) from None
+    return CREATED
+
+
+def delete_queue(api: Api, call: Call) -> Answer:
+    record = find(api, call)
+    api.require_rights(call, record.vhost, configure=[record.name])
+    if call.query.get("if-empty") == "true" and messages_of(stats_of(record)):
+        raise bad_request(f"queue '{record.name}' in vhost '{record.vhost}' is not empty")
+    if call.query.get("if-unused") == "true" and any(_is_used(session, record) for session in api.workers.sessions()):
+        raise bad_request(f"queue '{record.name}' in vhost '{record.vhost}' is in use")
+    try:
+        gone = api.catalog.delete(record.vhost, record.name)
+    except StreamNotFound:
+        raise not_found() from None
+    api.streams_deleted([gone])
+    return NO_CONTENT
+
+
+def restart(api: Api, call: Call) -> Answer:
+    """Of our own: publishers and consumers of the stream are told that they have lost it, and may come back at once."""
+    record = find(api, call)
+    api.require_rights(call, record.vhost, configure=[record.name])
+    api.catalog.restart(record.vhost, record.name)
+    return NO_CONTENT
+
+
+def status(api: Api, call: Call) -> Any:
+    """Of our own, with the columns of `rabbitmq-streams stream_status`: one row, because there is one copy."""
+    record = find(api, call)
+    stats = stats_of(record)
+    readers = sum(_is_used(session, record) for session in api.workers.sessions())
+    return [
+        {
+            "role": "writer",
+            "node": api.node,
+            "offset": stats.next_offset - 1,
+            "committed_offset": stats.next_offset - 1,
+            "first_offset": stats.first_offset,
+            "readers": readers,
+            "segments": stats.segment_count,
+        }
+    ]
+
+
+def tracking(api: Api, call: Call) -> Any:
+    """Stored offsets, and the last publishing id of each publisher reference."""
+    from vibemq.storage.offsets import StoredOffsets
+
+    record, kind = find(api, call), call.query.get("type", "all")
+    if kind not in ("all", "offset", "writer"):
+        raise bad_request(f"type is {kind!r}: offset or writer is needed")
+    found: dict[str, Any] = {}
+    if kind in ("all", "offset"):
+        offsets = StoredOffsets(record.directory)
+        try:
+            found["offsets"] = {reference.decode(errors="replace"): at for reference, at in offsets.all().items()}
+        finally:
+            offsets.close()
+    if kind in ("all", "writer"):
+        log = Log(record.directory)
+        try:
+            found["writers"] = log.publisher_sequences()
+        finally:
+            log.close()
+    return found
+
+
+def find(api: Api, call: Call) -> StreamRecord:
+    """The stream of the path.  Raises Refused."""
+    vhost, name = call.path["vhost"], call.path["name"]
+    api.require(call.caller, vhost)
+    record = api.metadata.find_stream(vhost, name)
+    if record is None:
+        raise not_found()
+    return record
+
+
+def stats_of(record: StreamRecord) -> LogStats:
+    """Nothing at all for one that is being deleted."""
+    try:
+        log = Log(record.directory)
+    except StorageError as problem:
+        if problem.code in _GONE:
+            return _EMPTY
+        raise
+    try:
+        return log.stats()
+    finally:
+        log.close()
+
+
+def messages_of(stats: LogStats) -> int:
+    return stats.next_offset - stats.first_offset
+
+
+def protocol_arguments(given: dict[str, Any]) -> dict[str, str]:
+    """As the protocol has them: text, without the prefix."""
+    bad = [name for name, value in given.items() if isinstance(value, bool | dict | list | float) or value is None]
+    if bad:
+        raise bad_request(f"arguments {', '.join(bad)}: text or whole numbers are needed")
+    return {name.removeprefix("x-"): str(value) for name, value in given.items() if name != "x-queue-type"}
+
+
+def tool_arguments(arguments: dict[str, str]) -> dict[str, Any]:
+    """As tools have them: with the prefix, sizes as numbers."""
+    shown = {f"x-{name}": int(value) if value.isdigit() else value for name, value in arguments.items()}
+    return {"x-queue-type": STREAM_TYPE, **shown}
+
+
+def _difference(record: StreamRecord, wanted: dict[str, str]) -> str:
+    had, asked = tool_arguments(record.arguments), tool_arguments(wanted)
+    name = next((name for name in sorted(had | asked) if had.get(name) != asked.get(name)), "")
+    return (
+        f"inequivalent arg '{name}' for queue '{record.name}' in vhost '{record.vhost}': "
+        f"received {_quoted(asked.get(name))} but current is {_quoted(had.get(name))}"
+    )
+
+
+def _quoted(value: object) -> str:
+    return "none" if value is None else f"'{value}'"
+
+
+def _is_used(session: dict[str, Any], record: StreamRecord) -> bool:
+    subscriptions = session.get("subscriptions", ())
+    return session.get("vhost") == record.vhost and any(each["stream"] == record.name for each in subscriptions)
+
+
+def _queue(api: Api, record: StreamRecord) -> dict[str, Any]:
+    stats, policy = stats_of(record), api.metadata.policy_of(record.vhost, record.name)
+    kind = STREAM_TYPE if record.queue is None else "classic"
+    messages = messages_of(stats)
+    return {
+        "name": record.name,
+        "vhost": record.vhost,
+        "durable": True,
+        "auto_delete": False,
+        "exclusive": False,
+        "node": api.node,
+        "leader": api.node,
+        "members": [api.node],
+        "online": [api.node],
+        "state": "running",
+        "type": kind,
+        "types": kind,
+        "messages": messages,
+        "messages_ready": messages,
+        "messages_unacknowledged": 0,
+        "message_bytes": stats.size_bytes,
+        "segments": stats.segment_count,
+        "first_offset": stats.first_offset,
+        "next_offset": stats.next_offset,
+        "arguments": tool_arguments(record.arguments) if record.queue is None else {},
+        "policy": None if policy is None else policy.name,
+        "effective_policy_definition": {} if policy is None else policy.definition,
+        "operator_policy": None,
+    }
+
+
+# ---- super streams ----
+
+
+def put_super_stream(api: Api, call: Call) -> Answer:
+    vhost, name = call.path["vhost"], call.path["name"]
+    keys = optional_text(call.body, "binding-keys")
+    if keys is None:
+        count = call.body.get("partitions")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise bad_request(f"partitions is {count!r}: a whole number from 1 on is needed, or binding-keys")
+        most = api.config.streams.super_stream_partitions_max
+        if count > most:
+            raise bad_request(f"partitions is {count}: at most {most} are allowed")
+        wanted = [str(number) for number in range(count)]
+    else:
+        wanted = [key.strip() for key in keys.split(",") if key.strip()]
+    partitions = [f"{name}-{key}" for key in wanted]
+    api.require_rights(call, vhost, configure=[name, *partitions], read=[name], write=partitions)
+    arguments = protocol_arguments(mapping(call, "arguments"))
+    try:
+        api.catalog.create_super_stream(vhost, name, partitions, wanted, arguments)
+    except StreamExists:
+        if api.metadata.partitions(vhost, name) == partitions:
+            return NO_CONTENT
+        raise
+    return CREATED
+
+
+def delete_super_stream(api: Api, call: Call) -> Answer:
+    """Of our own: RabbitMQ deletes exchange and queues one by one."""
+    vhost, name = call.path["vhost"], call.path["name"]
+    partitions = api.metadata.partitions(vhost, name) or []
+    api.require_rights(call, vhost, configure=[name, *partitions], read=[name], write=partitions)
+    try:
+        api.streams_deleted(api.catalog.delete_super_stream(vhost, name))
+    except ExchangeNotFound:
+        raise not_found() from None
+    return NO_CONTENT
+
+
+# ---- exchanges and bindings ----
+
+
+def list_exchanges(api: Api, call: Call) -> Any:
+    vhost = call.path.get("vhost")
+    if vhost is not None:
+        api.require(call.caller, vhost)
+    return [_exchange(found) for found in api.metadata.exchanges(vhost) if api.sees(call.caller, found.vhost)]
+
+
+def get_exchange(api: Api, call: Call) -> Any:
+    return _exchange(_find_exchange(api, call))
+
+
+def put_exchange(api: Api, call: Call) -> Answer:
+    vhost, name = call.path["vhost"], checked_name(call.path["exchange"])
+    kind = text(call, "type", "direct")
+    if kind != "direct":
+        raise bad_request(f"the type is {kind!r}: only direct exchanges are made, for super streams")
+    api.require_rights(call, vhost, configure=[name])
+    return made(api.metadata.add_exchange(vhost, name, mapping(call, "arguments")))
+
+
+def delete_exchange(api: Api, call: Call) -> Answer:
+    found = _find_exchange(api, call)
+    api.require_rights(call, found.vhost, configure=[found.name])
+    api.metadata.delete_exchange(found.vhost, found.name)
+    return NO_CONTENT
+
+
+def list_bindings(api: Api, call: Call) -> Any:
+    """All, or those of a vhost, an exchange, a stream, as the path says."""
+    vhost, exchange, stream = (call.path.get(part) for part in ("vhost", "exchange", "name"))
+    if vhost is not None:
+        api.require(call.caller, vhost)
+    return [
+        _binding(found)
+        for found in api.metadata.bindings(vhost, exchange)
+        if stream in (None, found.stream) and api.sees(call.caller, found.vhost)
+    ]
+
+
+def post_binding(api: Api, call: Call) -> Answer:
+    vhost, exchange, stream = (call.path[part] for part in ("vhost", "exchange", "name"))
+    api.require_rights(call, vhost, write=[stream], read=[exchange])
+    api.metadata.add_binding(vhost, exchange, stream, text(call, "routing_key", ""), mapping(call, "arguments"))
+    return CREATED
+
+
+def delete_binding(api: Api, call: Call) -> Answer:
+    vhost, exchange, stream = (call.path[part] for part in ("vhost", "exchange", "name"))
+    api.require_rights(call, vhost, write=[stream], read=[exchange])
+    for found in api.metadata.bindings(vhost, exchange):
+        if found.stream == stream and _properties_key(found) == call.path["properties"]:
+            api.metadata.delete_binding(vhost, exchange, stream, found.routing_key, found.arguments)
+            return NO_CONTENT
+    raise not_found()
+
+
+def _find_exchange(api: Api, call: Call) -> ExchangeRecord:
+    api.require(call.caller, call.path["vhost"])
+    found = api.metadata.find_exchange(call.path["vhost"], call.path["exchange"])
+    if found is None:
+        raise not_found()
+    return found
+
+
+def _exchange(found: ExchangeRecord) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "vhost": found.vhost,
+        "type": "direct",
+        "durable": True,
+        "auto_delete": False,
+        "internal": False,
+        "arguments": found.arguments,
+    }
+
+
+def _binding(found: BindingRecord) -> dict[str, Any]:
+    return {
+        "source": found.exchange,
+        "vhost": found.vhost,
+        "destination": found.stream,
+        "destination_type": "queue",
+        "routing_key": found.routing_key,
+        "arguments": found.arguments,
+        "properties_key": _properties_key(found),
+    }
+
+
+def _properties_key(found: BindingRecord) -> str:
+    """Names one of several bindings of a stream: the key, and what stands for the arguments."""
+    if not found.arguments:
+        return found.routing_key or "~"
+    digest = hashlib.blake2b(json.dumps(found.arguments, sort_keys=True).encode(), digest_size=6).digest()
+    return f"{found.routing_key}~{base64.urlsafe_b64encode(digest).decode()}"

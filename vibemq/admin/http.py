@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP around the management API: aiohttp speaks the protocol, each request runs in a thread, here is what is between.
+
+Two doors.  Over TCP everybody says who they are with HTTP Basic, and what they may do is their tags'.  Over the Unix
+socket in the data directory nobody is asked: only the account that owns the broker's files can open it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import functools
+import ipaddress
+import json
+import logging
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from aiohttp import web
+
+from vibemq.admin.api.accounts import caller_of
+from vibemq.admin.api.calls import OWNER, Answer, Caller
+from vibemq.admin.api.service import Api
+from vibemq.admin.users import Authenticator, Verdict
+
+PREFIX = "/api"
+THREADS_MAX = 8  # requests at once; the rest waits
+HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
+BODY_BYTES_MAX = 16 << 20  # a definitions file of tens of thousands of streams
+SHUTDOWN_TIMEOUT_S = 1.0
+REALM = "VibeMQ Management"
+#: Nobody is asked who they are; a load balancer has no password.
+PUBLIC_HEALTH = "/health"
+_METRICS = "/metrics"
+
+log = logging.getLogger("vibemq.admin")
+
+
+class Server:
+    """The doors of one admin process."""
+
+    def __init__(self, api: Api, authenticator: Authenticator) -> None:
+        self._api = api
+        self._authenticator = authenticator
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="request")
+        self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
+        self._runners: list[web.AppRunner] = []
+
+    async def listen(self, http: socket.socket | None, ctl: socket.socket) -> None:
+        if http is not None:
+            await self._serve(http, self._on_http)
+        await self._serve(ctl, self._on_ctl)
+
+    async def close(self) -> None:
+        for runner in self._runners:
+            await runner.cleanup()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._hash_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _serve(self, listener: socket.socket, handler: Any) -> None:
+        application = web.Application(client_max_size=BODY_BYTES_MAX)
+        application.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        self._runners.append(runner)
+
+    async def _on_http(self, request: web.Request) -> web.Response:
+        path = request.rel_url.raw_path
+        if path == PUBLIC_HEALTH:
+            answer = await self._in_thread(self._api.handle, "GET", "/healthchecks/node", OWNER)
+            return _response(request, answer)
+        caller = await self._caller(request)
+        if caller is None:
+            refused = Answer(401, {"error": "not_authorized", "reason": "Login failed"})
+            response = _response(request, refused)
+            response.headers["WWW-Authenticate"] = f'Basic realm="{REALM}"'
+            return response
+        return await self._answer(request, path, caller)
+
+    async def _on_ctl(self, request: web.Request) -> web.Response:
+        return await self._answer(request, request.rel_url.raw_path, OWNER)
+
+    async def _answer(self, request: web.Request, path: str, caller: Caller) -> web.Response:
+        if path.startswith(f"{PREFIX}/"):
+            path = path.removeprefix(PREFIX)
+        elif path != _METRICS:
+            return _response(
+                request, Answer(404, {"error": "Object Not Found", "reason": f"paths begin with {PREFIX}"})
+            )
+        body: object = {}
+        if request.can_read_body:
+            try:
+                body = json.loads(await request.read() or b"{}")
+            except (ValueError, RecursionError):
+                body = None
+        if not isinstance(body, dict):
+            return _response(request, Answer(400, {"error": "bad_request", "reason": "not_json"}))
+        method = "GET" if request.method == "HEAD" else request.method
+        reason = request.headers.get("X-Reason", "")
+        try:
+            answer = await self._in_thread(self._api.handle, method, path, caller, dict(request.query), body, reason)
+        except Exception:  # a mistake of ours; the process goes on
+            log.exception("%s %s", request.method, path)
+            answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
+        if method not in ("GET",) and answer.status < 300:
+            log.info("%s %s by %s", method, path, caller.name or "vibemq ctl")
+        return _response(request, answer)
+
+    async def _caller(self, request: web.Request) -> Caller | None:
+        login = _login(request.headers.get("Authorization", ""))
+        if login is None:
+            return None
+        loopback = ipaddress.ip_address(str(request.remote).partition("%")[0])
+        is_loopback = (getattr(loopback, "ipv4_mapped", None) or loopback).is_loopback
+        check = functools.partial(self._authenticator.check_cached, *login, is_loopback)
+        verdict = await self._in_thread(check)
+        if verdict is None:
+            loop = asyncio.get_running_loop()
+            verdict = await loop.run_in_executor(self._hash_threads, self._authenticator.check, *login, is_loopback)
+        if verdict is not Verdict.OK:
+            log.warning("%s: login of user %r over HTTP refused", request.remote, login[0])
+            return None
+        return await self._in_thread(caller_of, self._api, login[0])
+
+    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _login(header: str) -> tuple[str, str] | None:
+    scheme, _, encoded = header.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        user, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        return None
+    return (user, password) if colon else None
+
+
+def _response(request: web.Request, answer: Answer) -> web.Response:
+    if answer.body is None:
+        return web.Response(status=answer.status)
+    if isinstance(answer.body, str):
+        return web.Response(status=answer.status, text=answer.body)
+    text = json.dumps(answer.body, default=str)
+    response = web.Response(status=answer.status, text=text, content_type="application/json", charset=None)
+    response.headers["Cache-Control"] = "no-cache"
+    return response

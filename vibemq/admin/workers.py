@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers as the admin process sees them: questions out, answers back (the other end is server/inquiry.py).
+
+One socket for each worker, made before the first fork and kept by the supervisor, so it outlives both ends.
+What a worker that was killed had not read yet is answered by its successor, and an answer to an earlier
+admin process is known by its number and thrown away.  A worker that does not answer in time is left
+out, and the log says so: an overview with a part missing is better than none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import mmap
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from vibemq.errors import VibeMQError
+
+ANSWER_TIMEOUT_S = 2.0  # a worker answers within a turn; a new one is there after some tens of milliseconds
+_PACKET_BYTES_MAX = 4096
+_FIRST_NUMBERS = 1 << 48  # room for questions after each random start
+
+log = logging.getLogger("vibemq.admin")
+
+
+class NoAnswer(VibeMQError):
+    """A worker did not answer in time: it hangs, or is being replaced."""
+
+
+class Workers:
+    """May be used from several threads; one question at a time goes to each worker."""
+
+    def __init__(self, channels: list[socket.socket]) -> None:
+        self._channels = channels
+        self._locks = [threading.Lock() for _ in channels]
+        self._numbers = itertools.count(secrets.randbelow(_FIRST_NUMBERS))
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def ask(self, worker: int, what: str, **details: object) -> Any:
+        """Raises NoAnswer."""
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        if not self._locks[worker].acquire(timeout=ANSWER_TIMEOUT_S):
+            raise NoAnswer(f"worker {worker} is busy with earlier questions")
+        try:
+            number = next(self._numbers)
+            channel = self._channels[worker]
+            question = json.dumps({"id": number, "ask": what, **details}).encode()
+            self._await(worker, channel, select.POLLOUT, deadline)
+            channel.send(question)
+            while True:
+                self._await(worker, channel, select.POLLIN, deadline)
+                packet, fds, _, _ = socket.recv_fds(channel, _PACKET_BYTES_MAX, 1)
+                answer = [_read(fd) for fd in fds]
+                if answer and json.loads(packet)["id"] == number:
+                    return json.loads(answer[0])
+        except OSError as problem:
+            raise NoAnswer(f"worker {worker} cannot be asked: {problem.strerror}") from problem
+        finally:
+            self._locks[worker].release()
+
+    def ask_any(self, what: str, **details: object) -> Any:
+        """The first answer, of whichever worker.  Raises NoAnswer."""
+        for worker in range(len(self._channels)):
+            try:
+                return self.ask(worker, what, **details)
+            except NoAnswer as problem:
+                log.warning("%s", problem)
+        raise NoAnswer("no worker answers")
+
+    def ask_all(self, what: str, **details: object) -> list[Any]:
+        """The answers of those that answer."""
+        answers = []
+        for worker in range(len(self._channels)):
+            try:
+                answers.append(self.ask(worker, what, **details))
+            except NoAnswer as problem:
+                log.warning("%s", problem)
+        return answers
+
+    def sessions(self) -> Iterator[dict[str, Any]]:
+        """Every connection of every worker, as its worker describes it."""
+        for worker in range(len(self._channels)):
+            after: int | None = -1
+            while after is not None:
+                try:
+                    piece = self.ask(worker, "sessions", after=after)
+                except NoAnswer as problem:
+                    log.warning("%s", problem)
+                    break
+                yield from piece["sessions"]
+                after = piece["next"]
+
+    def _await(self, worker: int, channel: socket.socket, event: int, deadline: float) -> None:
+        poller = select.poll()
+        poller.register(channel, event)
+        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise NoAnswer(f"worker {worker} did not answer within {ANSWER_TIMEOUT_S:g} s")
+
+
+def _read(fd: int) -> bytes:
+    try:
+        size = os.fstat(fd).st_size
+        with mmap.mmap(fd, size, prot=mmap.PROT_READ) as memory:
+            return bytes(memory)
+    finally:
+        os.close(fd)

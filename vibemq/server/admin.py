@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of the admin process: put the management API together, serve it, end when told to or orphaned."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+
+from vibemq.admin.api.service import Api
+from vibemq.admin.http import Server
+from vibemq.admin.users import Authenticator
+from vibemq.admin.workers import Workers
+from vibemq.config import Config
+from vibemq.server import listeners
+from vibemq.server.context import AdminContext
+from vibemq.storage.metadata import Metadata
+
+# The next supervisor waits for the lock on the data directory, which this process shares.
+ORPHAN_CHECK_S = 0.2
+
+log = logging.getLogger("vibemq.admin")
+
+
+def run(context: AdminContext) -> int:
+    """Returns the exit code."""
+    asyncio.run(_serve(context))
+    return 0
+
+
+async def _serve(context: AdminContext) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    metadata = Metadata(context.metadata_path)
+    api = Api(
+        context.config,
+        metadata,
+        Workers(context.inquiries),
+        node_name(context.config, context.addresses),
+        context.addresses,
+        context.started_ms,
+    )
+    server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback))
+    await server.listen(context.http, context.ctl)
+    log.info("the management API is ready")
+    while not stop.is_set() and os.getppid() == context.supervisor_pid:
+        try:
+            await asyncio.wait_for(stop.wait(), ORPHAN_CHECK_S)
+        except TimeoutError:
+            continue
+    await server.close()
+
+
+def node_name(config: Config, addresses: dict[str, str]) -> str:
+    """RabbitMQ's form; tools take what comes after the @ as the broker's host."""
+    host = config.streams.advertised_host
+    if not host:
+        bound = next(iter(addresses.values()), "127.0.0.1:0").rpartition(":")[0].strip("[]")
+        _, address = listeners.resolve(bound)
+        if listeners.is_loopback(address):
+            host = "localhost"
+        else:
+            host = socket.gethostname() if address in ("0.0.0.0", "::") else bound
+    return f"rabbit@{host}"

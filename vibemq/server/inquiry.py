@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker tells the admin process about itself: one question a turn, each answered within about a millisecond.
+
+A question is one packet of JSON, ``{"id": 7, "ask": "sessions", ...}``.  The answer is one packet with the same
+id, ``{"id": 7}``, and a descriptor with it: a memfd that holds the answer as JSON.  So an answer of any size goes
+whole, the loop never waits for a reader, and nobody ever sees half of one.  When the admin process is
+dead or slow its socket is full, and the answer is dropped: whoever asked has given up.
+
+What may be long (all connections) is asked for piece by piece: each answer says where the next begins.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vibemq.errors import VibeMQError
+
+if TYPE_CHECKING:
+    from vibemq.broker.parts import Broker
+    from vibemq.server.turn import Loop
+
+QUESTION_BYTES_MAX = 64 * 1024
+PIECE_NS_MAX = 500_000  # of the loop's time for one answer: half of the millisecond that nothing may exceed
+
+logger = logging.getLogger(__name__)
+
+
+class Inquiries:
+    """The questions that come through one socket, for one worker."""
+
+    def __init__(self, channel: socket.socket, loop: Loop, broker: Broker) -> None:
+        self._channel = channel
+        self._loop = loop
+        self._broker = broker
+        self._answers: dict[str, Callable[[dict[str, Any]], object]] = {
+            "status": self._status,
+            "sessions": self._sessions,
+            "close": self._close,
+            "groups": self._groups,
+            "tell": self._tell,
+            "restart": self._restart,
+            "access_changed": self._access_changed,
+        }
+
+    def answer_one(self) -> None:
+        """The loop calls this when there is a question."""
+        try:
+            packet = self._channel.recv(QUESTION_BYTES_MAX)
+        except BlockingIOError:
+            return
+        try:
+            question = json.loads(packet)
+            number, answer = question["id"], self._answers[question["ask"]](question)
+        except (ValueError, LookupError, TypeError, VibeMQError) as problem:
+            logger.error("a question of the admin process could not be answered: %r", problem)
+            return
+        self._send(number, answer)
+
+    def _send(self, number: int, answer: object) -> None:
+        fd = os.memfd_create("vibemq-answer", os.MFD_CLOEXEC)
+        try:
+            os.write(fd, json.dumps(answer, default=_shown).encode())
+            socket.send_fds(self._channel, [json.dumps({"id": number}).encode()], [fd])
+        except OSError as problem:
+            logger.warning("an answer for the admin process was dropped: %s", problem.strerror)
+        finally:
+            os.close(fd)
+
+    # ---- the answers ----
+
+    def _status(self, _: dict[str, Any]) -> object:
+        return {"pid": os.getpid(), "connections": len(self._loop.connections)}
+
+    def _sessions(self, question: dict[str, Any]) -> object:
+        """Connections from the descriptor after ``after`` on; ``next`` is the last one shown, None at the end."""
+        end_ns = time.perf_counter_ns() + PIECE_NS_MAX
+        found: list[dict[str, object]] = []
+        for fd, connection, session in self._loop.sessions_after(question["after"]):
+            shown = {
+                "name": connection.peer,
+                "host": connection.local_host,
+                "port": connection.local_port,
+                "worker": self._broker.worker,
+                "door": getattr(getattr(session, "door", None), "name", ""),
+            }
+            describe = getattr(session, "describe", None)
+            if describe is not None:
+                shown |= describe()
+            found.append(shown)
+            if time.perf_counter_ns() > end_ns:
+                return {"sessions": found, "next": fd}
+        return {"sessions": found, "next": None}
+
+    def _close(self, question: dict[str, Any]) -> object:
+        """Drop the socket without a word, as RabbitMQ does."""
+        for _, connection, _ in self._loop.sessions_after(-1):
+            if connection.peer == question["name"]:
+                logger.info("%s: closed by an administrator: %s", connection.peer, question["reason"])
+                self._loop.close(connection)
+                return True
+        return False
+
+    def _groups(self, _: dict[str, Any]) -> object:
+        groups = getattr(self._broker, "groups", None)
+        return [] if groups is None else groups.listing()
+
+    def _tell(self, question: dict[str, Any]) -> object:
+        self._broker.streams.tell(question["workers"], question["slot"])
+        return True
+
+    def _restart(self, question: dict[str, Any]) -> object:
+        self._broker.streams.restart(question["vhost"], question["name"])
+        return True
+
+    def _access_changed(self, _: dict[str, Any]) -> object:
+        self._broker.tell_access_changed()
+        return True
+
+
+def _shown(value: object) -> object:
+    """What peers sent may be bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
