@@ -39,12 +39,13 @@ def test_the_highest_priority_holds_alone(metadata):
     assert holds(metadata, "orders") == "low"
     assert holds(metadata, "logs-eu") == "logs"
     given = {"max-age": "7D", "durability": "disk"}
-    assert metadata.effective("/", "orders", given) == {"max-age": "1h", "durability": "disk"}
-    assert metadata.effective("/", "logs-eu", given) == {**given, "max-length-bytes": "1000"}
+    orders, logs = (metadata.create_stream("/", name, given, "disk", 10) for name in ("orders", "logs-eu"))
+    assert metadata.effective_arguments(orders) == {"max-age": "1h", "durability": "disk"}
+    assert metadata.effective_arguments(logs) == {**given, "max-length-bytes": "1000"}
     metadata.clear_policy("/", "logs")
     metadata.clear_policy("/", "low")
     assert holds(metadata, "logs-eu") is None
-    assert metadata.effective("/", "logs-eu", given) == given
+    assert metadata.effective_arguments(logs) == given
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ class Housekeeper:
         self._segment_size_bytes = segment_size_bytes
         self._page: list[tuple[StreamRecord, dict[str, str]]] = []  # with the arguments that hold
         self._slot = -1
-        self._policies = metadata.policy_changes()  # all limits are as they were with these
-        self._policies_now = self._policies  # when this look began
+        self._policies = metadata.held_policies()  # all limits are as they were with these
+        self._policies_now = self._policies  # as this look began
         metadata.close()
         self.due = time.monotonic() + interval_s  # when run_slice wants to be called
 
@@ -58,21 +58,19 @@ class Housekeeper:
         """Read one page of streams, of which none may be of interest; False at the end of the list."""
         try:
             if self._slot < 0:
-                self._policies_now = self._metadata.policy_changes()
+                self._policies_now = self._metadata.held_policies()
             found = self._metadata.streams_after(self._slot)
-            held = [(record, self._metadata.effective_arguments(record)) for record in found]
         finally:
             self._metadata.close()
         if not found:
             return False
         self._slot = found[-1].slot
-        self._page = [
-            (record, arguments) for record, arguments in held if self._is_changed(record) or has_retention(arguments)
-        ]
+        held = [(record, self._policies_now.arguments(record)) for record in found]
+        self._page = [entry for entry in held if self._is_changed(entry[0]) or has_retention(entry[1])]
         return True
 
     def _is_changed(self, record: StreamRecord) -> bool:
-        return self._policies != self._policies_now and record.queue is None
+        return self._policies is not self._policies_now and record.queue is None
 
     def _look_at(self, record: StreamRecord, arguments: dict[str, str]) -> None:
         segments = size = 0

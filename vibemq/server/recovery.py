@@ -30,6 +30,7 @@ def recover_all(metadata: Metadata, segment_size_bytes: int, queue_segment_size_
     began = time.monotonic()
     usable = checked = checked_bytes = 0
     known: set[str] = set()
+    policies = metadata.held_policies()
     told = began
     for record in metadata.streams():
         known.add(record.incarnation)
@@ -37,7 +38,7 @@ def recover_all(metadata: Metadata, segment_size_bytes: int, queue_segment_size_
             # A queue that was a stream before keeps the size of one.
             is_queue = record.queue is not None and not record.queue.get("keep")
             segment = queue_segment_size_bytes if is_queue else segment_size_bytes
-            report = _recover(record, metadata.effective_arguments(record), segment)
+            report = _recover(record, policies.arguments(record), segment)
         except VibeMQError as problem:
             log.error("stream %r (%s) cannot be used: %s", record.name, record.directory, problem)
             continue

@@ -8,7 +8,7 @@ that others find out with one small read whether anything has to be looked at ag
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,12 +53,37 @@ class PolicyRecord:
     apply_to: str
 
 
+class HeldPolicies:
+    """All policies that concern streams, as of one moment; never changed, so all threads may share it."""
+
+    __slots__ = ("_by_vhost", "changes")
+
+    def __init__(self, changes: int, policies: Iterable[PolicyRecord]) -> None:
+        self.changes = changes  # how many there had been
+        self._by_vhost: dict[str, list[tuple[Pattern, PolicyRecord]]] = {}  # the first that matches holds
+        for policy in sorted(policies, key=lambda policy: (-policy.priority, policy.name)):
+            if policy.apply_to in STREAMS_TOO:
+                self._by_vhost.setdefault(policy.vhost, []).append((pattern(policy.pattern), policy))
+
+    def of(self, vhost: str, stream: str) -> PolicyRecord | None:
+        """The policy that holds for a stream of this name."""
+        for compiled, policy in self._by_vhost.get(vhost, ()):
+            if compiled.matches(stream):
+                return policy
+        return None
+
+    def arguments(self, record: "StreamRecord") -> dict[str, str]:
+        """The arguments that hold for this stream; a queue's retention is its own business."""
+        policy = None if record.queue is not None else self.of(record.vhost, record.name)
+        if policy is None:
+            return record.arguments
+        return {**record.arguments, **{key: str(value) for key, value in policy.definition.items()}}
+
+
 class Policies(Database):
     """Policies; the table is storage.metadata's."""
 
-    # What was read last: the count of changes then, and each vhost's policies, the first that matches holds.
-    # Replaced as a whole, never changed: several threads use it.
-    _known: tuple[int, dict[str, list[tuple[Pattern, PolicyRecord]]]] = (-1, {})
+    _held = HeldPolicies(-1, ())  # what was read last
 
     def set_policy(
         self,
@@ -120,35 +145,22 @@ class Policies(Database):
 
     # ---- what holds ----
 
-    def policy_of(self, vhost: str, stream: str) -> PolicyRecord | None:
-        """The policy that holds for a stream of this name; a few microseconds where there is none."""
-        for compiled, policy in self._by_vhost().get(vhost, ()):
-            if compiled.matches(stream):
-                return policy
-        return None
+    def held_policies(self) -> HeldPolicies:
+        """The policies as they are now; some microseconds when none has changed."""
+        changes = self.policy_changes()
+        held = self._held
+        if held.changes != changes:
+            # Read after the count: what is newer than it is read once more, never less.
+            self._held = held = HeldPolicies(changes, self.policies())
+        return held
 
-    def effective(self, vhost: str, stream: str, given: Mapping[str, str]) -> dict[str, str]:
-        """The arguments that hold for a stream of this name that is made with those given."""
-        policy = self.policy_of(vhost, stream)
-        over = {} if policy is None else {key: str(value) for key, value in policy.definition.items()}
-        return {**given, **over}
+    def policy_of(self, vhost: str, stream: str) -> PolicyRecord | None:
+        """The policy that holds for a stream of this name."""
+        return self.held_policies().of(vhost, stream)
 
     def effective_arguments(self, record: "StreamRecord") -> dict[str, str]:
-        """The arguments that hold for this stream; a queue's retention is its own business."""
-        if record.queue is not None:
-            return record.arguments
-        return self.effective(record.vhost, record.name, record.arguments)
-
-    def _by_vhost(self) -> dict[str, list[tuple[Pattern, PolicyRecord]]]:
-        changes = self.policy_changes()
-        if self._known[0] != changes:
-            found: dict[str, list[tuple[Pattern, PolicyRecord]]] = {}
-            # Read after the count: what is newer than it is read once more, never less.
-            for policy in sorted(self.policies(), key=lambda policy: (-policy.priority, policy.name)):
-                if policy.apply_to in STREAMS_TOO:
-                    found.setdefault(policy.vhost, []).append((pattern(policy.pattern), policy))
-            self._known = (changes, found)
-        return self._known[1]
+        """The arguments that hold for this stream."""
+        return self.held_policies().arguments(record)
 
 
 def _checked(definition: Mapping[str, object]) -> dict[str, int | str]:

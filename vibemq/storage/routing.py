@@ -24,11 +24,12 @@ _TRAILING_NUMBER = re.compile(r"-([0-9]{1,9})\Z")
 # Of partitions: as their bindings say, then those that say nothing, as they were bound.
 _ORDER = "partition_order IS NULL, partition_order, id"
 # One statement, one moment: with two the super stream could go in between.
-_STREAMS = f"""
-    SELECT b.stream FROM exchanges x LEFT JOIN bindings b
-    ON b.vhost = x.vhost AND b.exchange = x.name AND (?3 IS NULL OR b.routing_key = ?3)
-    WHERE x.vhost = ?1 AND x.name = ?2 ORDER BY {_ORDER}
+_STREAMS = """
+    SELECT b.stream FROM exchanges x LEFT JOIN bindings b ON b.vhost = x.vhost AND b.exchange = x.name
 """
+_OF_EXCHANGE = f"WHERE x.vhost = ? AND x.name = ? ORDER BY {_ORDER}"
+_PARTITIONS = f"{_STREAMS} {_OF_EXCHANGE}"
+_ROUTE = f"{_STREAMS} AND b.routing_key = ? {_OF_EXCHANGE}"
 _EXCHANGES = "SELECT vhost, name, arguments, created_ms FROM exchanges"
 _BINDINGS = "SELECT vhost, exchange, stream, routing_key, arguments FROM bindings"
 
@@ -65,11 +66,11 @@ class Routing(Database):
 
     def partitions(self, vhost: str, super_stream: str) -> list[str] | None:
         """The streams of a super stream in their order; None: there is no such super stream."""
-        return self._streams(vhost, super_stream, None)
+        return self._streams(_PARTITIONS, vhost, super_stream)
 
     def route(self, vhost: str, super_stream: str, key: str) -> list[str] | None:
         """The streams bound with exactly this key; None: there is no such super stream."""
-        return self._streams(vhost, super_stream, key)
+        return self._streams(_ROUTE, key, vhost, super_stream)
 
     def partition_of(self, vhost: str, super_stream: str, stream: str) -> int | None:
         """The number of a partition: its binding's, else that at the end of its name, else -1; None: not bound."""
@@ -86,9 +87,9 @@ class Routing(Database):
         number = _TRAILING_NUMBER.search(stream)
         return int(number[1]) if number else -1
 
-    def _streams(self, vhost: str, exchange: str, key: str | None) -> list[str] | None:
+    def _streams(self, question: str, *values: str) -> list[str] | None:
         with self._reading() as db:
-            rows = db.execute(_STREAMS, (vhost, exchange, key)).fetchall()
+            rows = db.execute(question, values).fetchall()
         return list(dict.fromkeys(stream for (stream,) in rows if stream is not None)) if rows else None
 
     # ---- exchanges and bindings, as tools ask ----
