@@ -17,7 +17,8 @@
 #include "scan.h"
 
 #define ATTEMPTS_MAX 8 /* each lost one means that retention removed a segment meanwhile */
-#define SKIP_BYTES 4096u /* one page: a head, and the next ones where chunks are small */
+#define SKIP_BYTES 4096u           /* one page: a head, and perhaps the next ones */
+#define SKIP_BYTES_SMALL (16u << 10) /* where chunks are small */
 _Static_assert(SKIP_BYTES >= CHUNK_HEAD_BYTES_MAX, "any head fits");
 
 /* ---- opening a segment ---- */
@@ -253,10 +254,19 @@ static err reader_next_segment(struct reader *r, const struct commit *c, struct 
     return e;
 }
 
-static err reader_copy(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f)
+/* A fault at the reader's place; `error` is its errno where a call failed.  The path is printed only here: that
+ * costs as much as a short read. */
+static err reader_fault(const struct reader *r, err e, int error, uint64_t needed, uint64_t had, struct fault *f)
 {
     struct file_path path;
     file_path_numbered(&path, r->log->directory, r->segment, SEGMENT_SUFFIX);
+    errno = error;
+    return error ? fault_from_errno(f, path.text, r->position + had, needed, had)
+                 : fault_set(f, e, 0, path.text, r->position, needed, had);
+}
+
+static err reader_copy(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f)
+{
     *got = 0;
     while (*got < size) {
         off_t at = (off_t)(r->position + *got);
@@ -265,14 +275,14 @@ static err reader_copy(struct reader *r, uint8_t *data, uint64_t size, bool nowa
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && nowait && errno == EAGAIN) {
             if (*got >= CHUNK_HEADER_BYTES) return OK; /* what is cached is worth having */
-            return fault_set(f, ERR_NOT_CACHED, 0, path.text, r->position, size, *got);
+            return reader_fault(r, ERR_NOT_CACHED, 0, size, *got, f);
         }
-        if (n < 0) return fault_from_errno(f, path.text, r->position + *got, size, *got);
+        if (n < 0) return reader_fault(r, ERR_IO, errno, size, *got, f);
         if (n == 0) break;
         *got += (uint64_t)n;
     }
     if (*got >= CHUNK_HEADER_BYTES) return OK;
-    return fault_set(f, ERR_CORRUPT, 0, path.text, r->position, CHUNK_HEADER_BYTES, *got);
+    return reader_fault(r, ERR_CORRUPT, 0, CHUNK_HEADER_BYTES, *got, f);
 }
 
 err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f)
@@ -314,10 +324,7 @@ static err reader_look(const struct reader *r, const uint8_t *data, uint64_t siz
 
 static err reader_bad(const struct reader *r, err e, struct fault *f)
 {
-    struct file_path path;
-    if (e != ERR_CORRUPT) return e;
-    file_path_numbered(&path, r->log->directory, r->segment, SEGMENT_SUFFIX);
-    return fault_set(f, ERR_CORRUPT, 0, path.text, r->position, 0, 0);
+    return e == ERR_CORRUPT ? reader_fault(r, e, 0, 0, 0, f) : e;
 }
 
 static err reader_needs(const struct reader *r, uint64_t needed, uint64_t size, struct fault *f)
@@ -350,12 +357,14 @@ void reader_advance(struct reader *r, const struct chunk *c)
 err reader_skip(struct reader *r, const struct filter *filter, uint32_t most, bool nowait, uint32_t *skipped,
                 struct fault *f)
 {
-    uint8_t data[SKIP_BYTES];
+    uint8_t data[SKIP_BYTES_SMALL];
+    uint64_t size = SKIP_BYTES;
     *skipped = 0;
     while (*skipped < most) {
         struct chunk c;
         uint64_t got, at = 0;
-        err e = reader_fetch(r, data, sizeof data, nowait, &got, f);
+        uint32_t before = *skipped;
+        err e = reader_fetch(r, data, size, nowait, &got, f);
         while (!e) {
             e = reader_header(r, data + at, got - at, &c, f);
             if (e) break;
@@ -364,11 +373,10 @@ err reader_skip(struct reader *r, const struct filter *filter, uint32_t most, bo
             at += chunk_bytes(&c);
             if (++*skipped == most || at >= got) break;
         }
-        if (e == ERR_TRUNCATED && at > 0) continue;
-        /* The buffer has room for every head: the file gave no more of it. */
-        if (e == ERR_TRUNCATED) e = nowait ? fault_set(f, ERR_NOT_CACHED, 0, r->log->directory, r->position, sizeof data, got)
-                                           : reader_bad(r, ERR_CORRUPT, f);
-        if (e) return e;
+        /* The buffer has room for every head: at its beginning, the file gave no more of it. */
+        if (e == ERR_TRUNCATED && at == 0) e = reader_fault(r, nowait ? ERR_NOT_CACHED : ERR_CORRUPT, 0, size, got, f);
+        if (e && e != ERR_TRUNCATED) return e;
+        size = *skipped - before > 1 ? SKIP_BYTES_SMALL : SKIP_BYTES;
     }
     return OK;
 }
