@@ -169,17 +169,24 @@ class Peer:
 
     # ---- the handshake ----
 
-    def log_in(self, data: bytes = GUEST) -> None:
+    def log_in(self, data: bytes = GUEST, mechanism: str = "PLAIN") -> None:
         """Up to and with Tune; Open is next."""
         assert self.code(Key.PEER_PROPERTIES, properties={"product": "raw"}) == Code.OK
-        assert self.ask(Key.SASL_HANDSHAKE).mechanisms
-        assert self.code(Key.SASL_AUTHENTICATE, mechanism="PLAIN", data=data) == Code.OK
+        assert mechanism in self.ask(Key.SASL_HANDSHAKE).mechanisms
+        assert self.code(Key.SASL_AUTHENTICATE, mechanism=mechanism, data=data) == Code.OK
         self.expect(Key.TUNE)
 
-    def open(self, frame_max: int = spec.FRAME_SIZE_MAX_DEFAULT_BYTES, heartbeat: int = 0) -> Peer:
-        self.log_in()
+    def open(
+        self,
+        frame_max: int = spec.FRAME_SIZE_MAX_DEFAULT_BYTES,
+        heartbeat: int = 0,
+        virtual_host: str = "/",
+        data: bytes = GUEST,
+        mechanism: str = "PLAIN",
+    ) -> Peer:
+        self.log_in(data, mechanism)
         self.send(codec.encode_request(Key.TUNE, frame_max=frame_max, heartbeat=heartbeat))
-        assert self.code(Key.OPEN, virtual_host="/") == Code.OK
+        assert self.code(Key.OPEN, virtual_host=virtual_host) == Code.OK
         return self
 
 
@@ -188,7 +195,7 @@ def publish_frame(messages: list[tuple[int, Any]], publisher_id: int = 0) -> byt
     return codec.encode_request(Key.PUBLISH, publisher_id=publisher_id, messages=rows)
 
 
-def connected(running: Running, **options: int) -> Peer:
+def connected(running: Running, **options: Any) -> Peer:
     """An open connection."""
     return Peer(running, **options).open()
 

@@ -201,32 +201,6 @@ def test_the_list_of_commands_is_the_servers_whatever_was_asked(peer):
     assert all(row[1:] == (1, 1) for row in rows if row[0] != Key.PUBLISH)
 
 
-# ---- what this version leaves out ----
-
-
-def test_an_offset_that_is_stored_has_no_answer_and_asking_for_it_says_that_there_is_none(peer, stream, name):
-    peer.send(codec.encode_request(Key.STORE_OFFSET, reference="app", stream=stream, offset=5))
-    answer = peer.ask(Key.QUERY_OFFSET, reference="app", stream=stream)
-    assert (answer.code, answer.offset) == (Code.NO_OFFSET, 0)
-    missing = peer.ask(Key.QUERY_OFFSET, reference="app", stream="no " + name)
-    assert (missing.code, missing.offset) == (Code.STREAM_DOES_NOT_EXIST, 0)
-
-
-def test_there_are_no_super_streams(peer, name):
-    assert tuple(peer.ask(Key.ROUTE, routing_key="k", super_stream=name)[1:]) == (Code.STREAM_DOES_NOT_EXIST, [])
-    assert tuple(peer.ask(Key.PARTITIONS, super_stream=name)[1:]) == (Code.STREAM_DOES_NOT_EXIST, [])
-    parts = {"partitions": [name + "-0"], "binding_keys": ["0"], "arguments": {}}
-    assert peer.code(Key.CREATE_SUPER_STREAM, name=name, **parts) == Code.PRECONDITION_FAILED
-    assert peer.code(Key.DELETE_SUPER_STREAM, name=name) == Code.STREAM_DOES_NOT_EXIST
-
-
-def test_a_single_active_consumer_is_refused_rather_than_one_of_many(peer, stream):
-    fields = {"subscription_id": 0, "stream": stream, "offset_type": 1, "credit": 1}
-    group = {"single-active-consumer": "true", "name": "group"}
-    assert peer.code(Key.SUBSCRIBE, properties=group, **fields) == Code.PRECONDITION_FAILED
-    assert peer.code(Key.SUBSCRIBE, properties={**group, "single-active-consumer": "True"}, **fields) == Code.OK
-
-
 def test_an_answer_to_a_question_that_nobody_asked_is_ignored(peer):
     answer = codec.encode_response(Key.CONSUMER_UPDATE, 7, Code.OK, offset_type=0)
     peer.send(answer, (len(answer) + 4).to_bytes(4, "big") + answer[4:] + b"\0" * 8)

@@ -11,6 +11,7 @@ from vibemq.broker.parts import Broker
 from vibemq.config import Config
 from vibemq.errors import StorageError, StreamNotFound
 from vibemq.protocols.streams.session import StreamsSession
+from vibemq.storage.offsets import OffsetFiles
 
 PRODUCT = "RabbitMQ"  # tools check it; `information` says who this is
 
@@ -30,6 +31,7 @@ class StreamsDoor:
         self.rights = broker.rights
         self.guest_allowed = config.guest.allow_loopback
         self.helpers = broker.helpers
+        self.offsets = OffsetFiles()
         self.publishing: set[StreamsSession] = set()  # sessions with publishers
         self.disk.listen(self._disk_changed)
         self.unconfirmed_max = config.streams.unconfirmed_max

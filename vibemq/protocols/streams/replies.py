@@ -166,6 +166,7 @@ def fail_later(session: StreamsSession, frame: bytes) -> None:
 
 def stream_gone(session: StreamsSession, stream: Stream) -> None:
     """After the last publisher and subscription on a deleted stream is gone: once per connection."""
+    session.door.offsets.forget(stream.log.directory)
     if not session.uses(stream):
         stream_unavailable(session, stream.name)
 

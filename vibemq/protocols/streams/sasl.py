@@ -84,7 +84,8 @@ def claim(session: StreamsSession, mechanism: str, data: bytes) -> Claim:
 def anonymous_user(session: StreamsSession) -> str:
     """Whom ANONYMOUS means; "": nobody."""
     door = session.door
-    return door.config.anonymous_user or (GUEST if door.guest_allowed else "")
+    guest = door.guest_allowed and not door.table.metadata.guest_removed()
+    return door.config.anonymous_user or (GUEST if guest else "")
 
 
 def plain(data: bytes) -> Claim:

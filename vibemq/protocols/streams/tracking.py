@@ -45,7 +45,7 @@ def _not_stored(session: StreamsSession, name: str, reference: bytes, offset: in
     try:
         stream = session.door.table.find(session.virtual_host, name)
         session.track(stream)
-        stream.offsets.store(reference, offset)
+        session.door.offsets.of(stream.log.directory).store(reference, offset)
     except (StreamNotFound, LimitExceeded, StorageError) as problem:
         return str(problem)
     return ""
@@ -59,9 +59,8 @@ def query_offset(session: StreamsSession, request: Any) -> None:
     if stream is None:
         return
     session.track(stream)
-    reference = request.reference.encode()
     try:
-        offset = stream.offsets.get(reference) if len(reference) <= spec.REFERENCE_SIZE_MAX_BYTES else None
+        offset = session.door.offsets.of(stream.log.directory).get(request.reference.encode())
     except StorageError as problem:
         logger.error("%s: offsets of %s: %s", session.peer, request.stream, problem)
         answer(session, request, key, Code.STREAM_NOT_AVAILABLE)
