@@ -354,6 +354,13 @@ void reader_advance(struct reader *r, const struct chunk *c)
     r->next_offset = c->chunk_id + c->records;
 }
 
+/* Does the file go on for so many bytes? */
+static bool reader_in_file(const struct reader *r, uint64_t bytes)
+{
+    uint64_t size;
+    return file_size(r->fd, r->log->directory, &size, NULL) == OK && r->position + bytes <= size;
+}
+
 err reader_skip(struct reader *r, const struct filter *filter, uint32_t most, bool nowait, uint32_t *skipped,
                 struct fault *f)
 {
@@ -374,7 +381,9 @@ err reader_skip(struct reader *r, const struct filter *filter, uint32_t most, bo
             if (++*skipped == most || at >= got) break;
         }
         /* The buffer has room for every head: at its beginning, the file gave no more of it. */
-        if (e == ERR_TRUNCATED && at == 0) e = reader_fault(r, nowait ? ERR_NOT_CACHED : ERR_CORRUPT, 0, size, got, f);
+        if (e == ERR_TRUNCATED && at == 0)
+            e = reader_fault(r, reader_in_file(r, CHUNK_HEADER_BYTES + c.bloom_bytes) ? ERR_NOT_CACHED : ERR_CORRUPT, 0,
+                             size, got, f);
         if (e && e != ERR_TRUNCATED) return e;
         size = *skipped - before > 1 ? SKIP_BYTES_SMALL : SKIP_BYTES;
     }

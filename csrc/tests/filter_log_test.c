@@ -274,9 +274,11 @@ TEST(a_file_that_ends_too_early_is_told_and_not_waited_for)
     filter_init(&filter, false);
     EXPECT_OK(filter_add(&filter, (const uint8_t *)"v4", 2));
     REQUIRE_OK(reader_open(&r, l, READER_FIRST, 0, NULL));
-    EXPECT_ERR(ERR_CORRUPT, reader_skip(&r, &filter, 9, false, &skipped, &f));
-    EXPECT_EQ(1, skipped);
-    EXPECT_EQ(SEGMENT_HEADER_BYTES + chunk, f.position);
+    for (int nowait = 0; nowait < 2; nowait++) {
+        EXPECT_ERR(ERR_CORRUPT, reader_skip(&r, &filter, 9, nowait, &skipped, &f));
+        EXPECT_EQ(nowait ? 0 : 1, skipped);
+        EXPECT_EQ(SEGMENT_HEADER_BYTES + chunk, f.position);
+    }
     reader_close(&r);
     batch_free(&b);
     log_close(l);
