@@ -16,6 +16,7 @@
 #include "../log/chunk.h"
 #include "../log/filter.h"
 #include "../log/index.h"
+#include "../log/offsets.h"
 #include "../log/tracking.h"
 
 #define CHUNK_SEED 0x5EEDu /* as in chunk_fuzz.c */
@@ -129,6 +130,27 @@ static void log_seeds(void)
     seed_write("tracking", "trailer", trailer, sizeof trailer);
 }
 
+/* A header and two references; the first byte is offsets_fuzz.c's own. */
+static void offsets_seeds(void)
+{
+    uint8_t data[1 + 3 * OFFSETS_RECORD_BYTES] = {0};
+    uint8_t *header = data + 1;
+    struct offsets_record r = {.written_ms = 1700000000000, .offset = 7, .bytes = 3, .reference = "new"};
+    bytes_store32(header, OFFSETS_MAGIC);
+    bytes_store32(header + 4, OFFSETS_VERSION);
+    bytes_store64(header + 8, 5);
+    bytes_store32(header + 16, crc32_update(0, header, 16));
+    offsets_record_write(&r, header + OFFSETS_RECORD_BYTES);
+    r.reference[2] = 't';
+    offsets_record_write(&r, header + 2 * OFFSETS_RECORD_BYTES);
+    seed_write("offsets", "two", data, sizeof data);
+    seed_write("offsets", "cut", data, sizeof data - 100);
+    data[0] = 1;
+    seed_write("offsets", "put-right", data, sizeof data);
+    bytes_store32(header + 4, OFFSETS_VERSION + 1);
+    seed_write("offsets", "later-version", data, sizeof data);
+}
+
 /* As ledger_fuzz.c says: sizes, the log's offsets, five words of the page, entries of the blocks. */
 static void ledger_seeds(void)
 {
@@ -168,6 +190,7 @@ int main(int argc, char **argv)
     bytes_seeds();
     chunk_seeds();
     log_seeds();
+    offsets_seeds();
     ledger_seeds();
     return 0;
 }

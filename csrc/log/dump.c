@@ -20,6 +20,7 @@
 #include "../base/file.h"
 #include "filter.h"
 #include "index.h"
+#include "offsets.h"
 #include "scan.h"
 #include "segment.h"
 #include "tracking.h"
@@ -285,6 +286,32 @@ static err dump_control(struct dump *d, int fd, uint64_t size)
     return OK;
 }
 
+/* ---- stored offsets ---- */
+
+static err dump_offsets(struct dump *d, int fd, uint64_t size, const uint8_t *head)
+{
+    uint64_t generation, count = 0;
+    err e = offsets_header_read(head, &generation);
+    if (e == ERR_INVALID) return fault_set(d->f, e, 0, d->path, 4, OFFSETS_VERSION, bytes_load32(head + 4));
+    say(d, "stored offsets%s", e ? ", DAMAGED header" : "");
+    d->damaged |= e != OK;
+    for (uint64_t at = OFFSETS_RECORD_BYTES; at + OFFSETS_RECORD_BYTES <= size && !enough(d, count); at += OFFSETS_RECORD_BYTES) {
+        uint8_t data[OFFSETS_RECORD_BYTES];
+        char name[4 * TRACKING_REFERENCE_BYTES_MAX + 1];
+        struct offsets_record r;
+        e = file_read_exact(fd, d->path, data, sizeof data, at, d->f);
+        if (e) return e;
+        e = offsets_record_read(data, &r);
+        if (e == ERR_EMPTY) continue;
+        count++;
+        if (e) say(d, "%" PRIu64 ": DAMAGED record", at);
+        else say(d, "%" PRIu64 ": \"%.600s\" at offset %" PRIu64 ", %" PRId64 " ms", at, printable(r.reference, r.bytes, name),
+                 r.offset, r.written_ms);
+        d->damaged |= e != OK;
+    }
+    return OK;
+}
+
 /* ---- telling them apart ---- */
 
 static err dump_open(struct dump *d, int fd, uint64_t size)
@@ -300,6 +327,7 @@ static err dump_open(struct dump *d, int fd, uint64_t size)
     uint32_t magic = bytes_load32(head);
     if (magic == INDEX_MAGIC) return dump_index(d, fd, size, head, got);
     if (magic == TRACKING_SNAPSHOT_MAGIC) return dump_tracking(d, fd, size, true);
+    if (magic == OFFSETS_MAGIC) return dump_offsets(d, fd, size, head);
     if (native == TRACKING_MAGIC) return dump_tracking(d, fd, size, false);
     if (native == CONTROL_MAGIC) return dump_control(d, fd, size);
     /* A segment whose header is damaged is known by its name. */

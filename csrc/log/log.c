@@ -339,5 +339,9 @@ err log_remove(const char *directory, struct fault *f)
     file_path_name(&path, directory, "control");
     e = file_unlink(path.text, f);
     if (e && e != ERR_NOT_FOUND) return e;
-    return sys->rmdir(directory) < 0 ? fault_from_errno(f, directory, 0, 0, 0) : OK;
+    if (sys->rmdir(directory) == 0) return OK;
+    /* A store of an offset that was under way may have made its file again. */
+    file_path_name(&path, directory, "offsets");
+    if (errno == ENOTEMPTY && file_unlink(path.text, NULL) == OK && sys->rmdir(directory) == 0) return OK;
+    return fault_from_errno(f, directory, 0, 0, 0);
 }

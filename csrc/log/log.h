@@ -6,6 +6,7 @@
  *
  *   control                          the shared page (control.h)
  *   tracking                         the shared deduplication table (tracking.h)
+ *   offsets                          how far consumers have come, once one has said so (offsets.h)
  *   <20 digits of first offset>.segment   a header, then chunks
  *   <20 digits of first offset>.index     a header, then one record for each chunk
  *   <20 digits of first offset>.tracking  the table as it was when the segment began

@@ -257,10 +257,12 @@ err offsets_store(struct offsets *o, const char *reference, uint32_t bytes, uint
     struct offsets_record r;
     uint8_t data[OFFSETS_RECORD_BYTES];
     uint32_t place;
+    int64_t now_ms = sys->now_ms();
     e = find(o, reference, bytes, &place, &r, f);
+    if (!e && place != NOWHERE && r.written_ms > now_ms) now_ms = r.written_ms; /* the clock was set back */
     if (!e && place == NOWHERE) e = make_room(o, &place, evicted, f);
     if (!e) {
-        r = (struct offsets_record){.written_ms = sys->now_ms(), .offset = offset, .bytes = (uint8_t)bytes};
+        r = (struct offsets_record){.written_ms = now_ms, .offset = offset, .bytes = (uint8_t)bytes};
         memcpy(r.reference, reference, bytes);
         offsets_record_write(&r, data);
         e = file_write(o->fd, o->path, data, sizeof data, record_position(place), f);
