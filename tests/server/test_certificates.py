@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files for TLS that cannot be used are refused with the option's name, before the broker listens."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from authority import Authority
+
+from vibemq.config import Config, Streams, Tls
+from vibemq.errors import ConfigError
+from vibemq.net.certificates import Certificates
+from vibemq.net.connection import Connection
+from vibemq.server import listeners
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def test_the_key_may_lie_in_the_certificates_file(authority: Authority, tmp_path: Path) -> None:
+    issued = authority.issue("together")
+    both = tmp_path / "both.pem"
+    both.write_text(Path(issued.certificate).read_text() + Path(issued.key).read_text())
+    Certificates(Tls(certificate=str(both)))
+
+
+def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path) -> None:
+    first, second = authority.issue("first"), authority.issue("second")
+    locked = str(tmp_path / "locked.key")
+    subprocess.run(
+        ["openssl", "pkey", "-in", first.key, "-aes256", "-passout", "pass:secret", "-out", locked], check=True
+    )
+    nonsense = str(tmp_path / "nonsense")
+    Path(nonsense).write_text("nonsense")
+    good = {"certificate": first.certificate, "key": first.key}
+    refused = {
+        "tls.key .*second": Tls(certificate=first.certificate, key=second.key),
+        "tls.key .*locked": Tls(certificate=first.certificate, key=locked),
+        "tls.certificate .*nonsense": Tls(certificate=nonsense, key=first.key),
+        "tls.key: cannot read '/none': No such file": Tls(certificate=first.certificate, key="/none"),
+        "tls.client_ca: cannot read '/none'": Tls(**good, verify="optional", client_ca="/none"),
+        "tls.client_ca .*nonsense": Tls(**good, verify="required", client_ca=nonsense),
+        "tls.verify is 'required', but tls.client_ca names no file": Tls(**good, verify="required"),
+    }
+    for words, options in refused.items():
+        with pytest.raises(ConfigError, match=words):
+            Certificates(options)
+
+
+def test_what_worked_is_kept_when_the_new_files_do_not(authority: Authority, tmp_path: Path) -> None:
+    issued = authority.issue("kept")
+    certificate, key = (shutil.copy(path, tmp_path) for path in issued)
+    certificates = Certificates(Tls(certificate=certificate, key=key))
+    before = certificates.context
+    os.unlink(key)
+    certificates.refresh()
+    assert certificates.context is before
+    shutil.copy(issued.key, key)
+    certificates.refresh()
+    assert certificates.context is not before
+
+
+def test_a_taken_tls_port_is_named_by_its_option() -> None:
+    (taken,) = listeners.bind("streams", "127.0.0.1", 0, 1)
+    taken.listen()
+    with taken, pytest.raises(ConfigError) as refused:
+        listeners.bind("streams" + listeners.TLS, "127.0.0.1", taken.getsockname()[1], 1)
+    assert "streams.tls_port" in refused.value.hint
+
+
+def test_the_tls_port_is_rabbitmqs_unless_configured_and_closed_without_a_certificate() -> None:
+    assert (Streams().tls_port, Config().tls.certificate) == (5551, "")
+
+
+@pytest.mark.parametrize(
+    ("seen", "host", "loopback"),
+    [
+        ("::ffff:127.0.0.1", "127.0.0.1", True),
+        ("::ffff:10.1.2.3", "10.1.2.3", False),
+        ("10.1.2.3", "10.1.2.3", False),
+        ("::1", "::1", True),
+        ("2001:db8::1", "2001:db8::1", False),
+    ],
+)
+def test_an_ipv4_address_on_a_socket_of_both_families_is_shown_as_dialled(seen: str, host: str, loopback: bool) -> None:
+    connection = Connection(-1, None, (seen, 40000, 0, 0), (seen, 5552, 0, 0))
+    assert (connection.local_host, connection.local_port, connection.is_loopback) == (host, 5552, loopback)
+    assert connection.peer == " -> ".join(f"[{host}]:{p}" if ":" in host else f"{host}:{p}" for p in (40000, 5552))
