@@ -38,7 +38,9 @@ MAY = {
     "bench": {"client"},
     "spark": {"client"},
     "cli_users": {"server", "admin", "storage"},
+    "ctl": {"cli_users", "admin", "storage"},
     "cli": {
+        "ctl",
         "cli_users",
         "cli_queues",
         "server",

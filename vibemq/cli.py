@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 import click
 
 from vibemq.cli_queues import consume, publish, queues
-from vibemq.cli_users import _metadata, config_option, data_dir_option, users
+from vibemq.cli_users import config_option, data_dir_option, open_metadata, users
 from vibemq.errors import UserError, VibeMQError
 
 if TYPE_CHECKING:
@@ -41,6 +41,12 @@ class _Main(click.Group):
     # command -> where it is, what it needs installed, its line in --help
     elsewhere: ClassVar[dict[str, tuple[str, str, str, str]]] = {
         "bench": ("vibemq.bench.cli", "bench", "vibemq", "Measure a broker: rates, latencies, CPU."),
+        "ctl": (
+            "vibemq.ctl.cli",
+            "ctl",
+            "vibemq",
+            "Manage a broker with the words of rabbitmqctl and rabbitmq-streams.",
+        ),
         "ingest": (
             "vibemq.spark.ingest_cli",
             "ingest",
@@ -205,7 +211,7 @@ def log_list(as_json: bool, config_path: str | None, data_dir: str | None) -> No
     Sizes are those of the segments, with all that retention has not yet removed.
     """
     found = []
-    for record in _metadata(config_path, data_dir).streams():
+    for record in open_metadata(config_path, data_dir).streams():
         segments, size = _segments(record.directory)
         kind = "stream" if record.queue is None else "queue"
         found.append(

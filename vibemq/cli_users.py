@@ -9,7 +9,7 @@ account, because the broker that runs as it could not open the database otherwis
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from vibemq.admin.permissions import Operation
     from vibemq.storage.metadata import Metadata
+
+Result = TypeVar("Result")
 
 config_option = click.option(
     "--config",
@@ -59,9 +61,9 @@ def users_add(
     """
     from vibemq.admin.users import add_user
 
-    path = _data_path(config_path, data_dir)
+    path = data_path(config_path, data_dir)
     password = _password(name, password_stdin)  # before anything is made
-    is_superuser = _make_and_keep_owner(
+    is_superuser = make_and_keep_owner(
         path, lambda metadata: add_user(metadata, name, password, is_superuser=superuser or None)
     )
     why = "" if superuser else ", because it is the first user"
@@ -81,7 +83,7 @@ def users_add(
 @data_dir_option
 def users_list(as_json: bool, config_path: str | None, data_dir: str | None) -> None:
     """Show all users, except the built-in guest."""
-    metadata = _metadata(config_path, data_dir)
+    metadata = open_metadata(config_path, data_dir)
     counts = metadata.permission_counts()
     found = [
         {
@@ -111,7 +113,7 @@ def users_list(as_json: bool, config_path: str | None, data_dir: str | None) -> 
 @data_dir_option
 def users_remove(name: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
     """Remove a user and all permissions.  Open connections of the streams door stay until they end."""
-    metadata = _metadata(config_path, data_dir)
+    metadata = open_metadata(config_path, data_dir)
     had_superuser = metadata.has_superuser()
     metadata.delete_user(name)
     _say_done(as_json, metadata, name, "removed")
@@ -139,7 +141,7 @@ def users_passwd(name: str, password_stdin: bool, as_json: bool, config_path: st
     """Change a user's password; asks for it."""
     from vibemq.admin.users import change_password
 
-    metadata = _metadata(config_path, data_dir)
+    metadata = open_metadata(config_path, data_dir)
     change_password(metadata, name, _password(name, password_stdin))
     _say_done(as_json, metadata, name, "has a new password")
 
@@ -167,7 +169,7 @@ def users_grant(
 
     wanted = _operations(operations)
     check_pattern(pattern)
-    metadata = _metadata(config_path, data_dir)
+    metadata = open_metadata(config_path, data_dir)
     rights = metadata.rights(name)
     before = {} if rights is None else {entry.pattern: entry.operations for entry in rights.permissions}
     metadata.grant(name, pattern, wanted)
@@ -187,7 +189,7 @@ def users_grant(
 @data_dir_option
 def users_revoke(name: str, pattern: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
     """Take back what was granted by exactly this PATTERN."""
-    metadata = _metadata(config_path, data_dir)
+    metadata = open_metadata(config_path, data_dir)
     if not metadata.revoke(name, pattern):
         raise UserError(
             f"user {name!r} has no permission with the pattern {pattern!r}",
@@ -206,7 +208,7 @@ def users_permissions(name: str, as_json: bool, config_path: str | None, data_di
     """Show what a user may do with which queues."""
     from vibemq.storage.users import no_user
 
-    metadata = _metadata(config_path, data_dir)
+    metadata = open_metadata(config_path, data_dir)
     rights = metadata.rights(name)
     if rights is None:
         raise no_user(name)
@@ -245,7 +247,7 @@ def _names(operations: "Iterable[int]") -> list[str]:
 # ---- the data directory ----
 
 
-def _data_path(config_path: str | None, data_dir: str | None) -> str:
+def data_path(config_path: str | None, data_dir: str | None) -> str:
     from vibemq import config
 
     overrides: dict[tuple[str, str], tuple[object, str]] = {}
@@ -254,12 +256,12 @@ def _data_path(config_path: str | None, data_dir: str | None) -> str:
     return config.load(config_path, overrides=overrides).data_path
 
 
-def _metadata(config_path: str | None, data_dir: str | None) -> "Metadata":
+def open_metadata(config_path: str | None, data_dir: str | None) -> "Metadata":
     """The database, which must exist."""
     from vibemq.server.context import metadata_path
     from vibemq.storage.metadata import Metadata
 
-    path = _data_path(config_path, data_dir)
+    path = data_path(config_path, data_dir)
     found = metadata_path(path)
     try:
         os.stat(found)
@@ -275,7 +277,7 @@ def _metadata(config_path: str | None, data_dir: str | None) -> "Metadata":
     return Metadata(found)
 
 
-def _make_and_keep_owner(path: str, add: "Callable[[Metadata], bool]") -> bool:
+def make_and_keep_owner(path: str, add: "Callable[[Metadata], Result]") -> "Result":
     """Make the data directory and its database where they are missing, and ``add`` to it."""
     from vibemq.server import datadir
     from vibemq.server.context import metadata_path

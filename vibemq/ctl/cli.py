@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vibemq ctl``: reads the words and options as RabbitMQ's tools do, which take options anywhere on the line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from vibemq.cli_users import config_option, data_dir_option
+from vibemq.ctl import shown
+from vibemq.ctl.commands import COMMANDS, Command
+from vibemq.ctl.link import TIMEOUT_DEFAULT_S, Link
+from vibemq.ctl.work import UNAVAILABLE, USAGE, Order, Refused
+from vibemq.errors import UserError
+
+
+class _Ctl(click.Command):
+    """Lists the commands below the options."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(f"{name} {command.usage}".rstrip(), command.about) for name, command in COMMANDS.items()]
+            )
+
+
+@click.command(cls=_Ctl, options_metavar="[OPTIONS]")
+@click.argument("command")
+@click.argument("words", nargs=-1, metavar="[WORDS]...")
+@click.option("-p", "--vhost", default="/", metavar="VHOST", help="Virtual host, where a command is about one.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result.")
+@click.option("-s", "--silent", is_flag=True, help="As --quiet, and no names of columns.")
+@click.option("--no-table-headers", is_flag=True, help="No names of columns.")
+@click.option("--formatter", type=click.Choice(shown.FORMATTERS), help="How results are written.")
+@click.option("-t", "--timeout", type=float, default=TIMEOUT_DEFAULT_S, metavar="SECONDS", help="How long to wait.")
+@click.option("-n", "--node", metavar="NODE", help="Taken and not used: the data directory says which broker.")
+@click.option("-l", "--longnames", is_flag=True, help="Taken and not used.")
+@click.option("--priority", type=int, default=0, metavar="N", help="set_policy: the highest that matches holds.")
+@click.option("--apply-to", default="all", metavar="WHAT", help="set_policy: all, queues, streams or exchanges.")
+@click.option("--partitions", type=int, metavar="N", help="add_super_stream: how many (3 unless told).")
+@click.option("--binding-keys", metavar="A,B", help="add_super_stream: one partition for each key.")
+@click.option("--routing-keys", metavar="A,B", help="The same, as older tools call it.")
+@click.option("--max-length-bytes", metavar="BYTES", help="add_super_stream: retention of each partition.")
+@click.option("--max-age", metavar="AGE", help="add_super_stream: such as 12h.")
+@click.option("--stream-max-segment-size-bytes", metavar="BYTES", help="add_super_stream: size of segments.")
+@click.option("--leader-locator", "queue_leader_locator", metavar="NAME", help="add_super_stream: taken and kept.")
+@click.option("--initial-cluster-size", metavar="N", help="add_super_stream: taken and kept.")
+@click.option("--stream", metavar="STREAM", help="list_stream_group_consumers: of which stream.")
+@click.option("--reference", metavar="NAME", help="list_stream_group_consumers: of which group.")
+@click.option("--description", metavar="TEXT", help="add_vhost: for people.")
+@click.option("--tags", metavar="A,B", help="add_vhost: for tools.")
+@config_option
+@data_dir_option
+@click.pass_context
+def ctl(ctx: click.Context, command: str, words: tuple[str, ...], **options: Any) -> None:
+    """Manage a broker with the words of rabbitmqctl and rabbitmq-streams.
+
+    Reaches the broker through its data directory, without a password.  Where no broker runs, users, virtual
+    hosts, permissions and policies are changed all the same.
+    """
+    try:
+        found = COMMANDS.get(command)
+        if found is None:
+            raise Refused(USAGE, f"Command '{command}' not found; `vibemq ctl --help` lists all")
+        _run(command, found, words, options)
+    except Refused as refused:
+        click.echo(f"Error:\n{refused}", err=True)
+        ctx.exit(refused.code)
+    except UserError as problem:
+        hint = f"\n  hint: {problem.hint}" if problem.hint else ""
+        click.echo(f"Error:\n{problem}{hint}", err=True)
+        ctx.exit(UNAVAILABLE)
+
+
+def _run(name: str, command: Command, words: Sequence[str], options: dict[str, Any]) -> None:
+    named, more = _named(name, command, words)
+    columns = _columns(command, more)
+    formatter = options["formatter"] or command.formatter
+    quiet = options["quiet"] or options["silent"] or formatter in ("json", "csv")
+    order = Order(
+        link=Link(options["config_path"], options["data_dir"], options["timeout"]),
+        words=named,
+        more=more,
+        vhost=options["vhost"],
+        options=options,
+    )
+    if not quiet:
+        click.echo(command.banner.format(**{**options, **named, "more": ", ".join(more)}))
+    result = command.run(order)
+    if columns:
+        headers = not (options["silent"] or options["no_table_headers"])
+        for line in shown.lines(result, columns, formatter, headers):
+            click.echo(line)
+    elif isinstance(result, dict):
+        _say_all(result, formatter)
+    elif result is not None and not quiet:
+        click.echo(result)
+
+
+def _named(name: str, command: Command, words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The words by their names, and those that come after."""
+    wanted = command.words
+    if len(words) < len(wanted):
+        raise Refused(USAGE, f"not enough arguments.\nUsage: vibemq ctl {name} {command.usage}")
+    if len(words) > len(wanted) and not command.takes_more:
+        raise Refused(USAGE, f"too many arguments.\nUsage: vibemq ctl {name} {command.usage}")
+    return dict(zip(wanted, words, strict=False)), tuple(words[len(wanted) :])
+
+
+def _columns(command: Command, more: Sequence[str]) -> tuple[str, ...]:
+    if not command.columns or not more:
+        return command.columns
+    asked = tuple(column for word in more for column in word.split(",") if column)
+    unknown = [column for column in asked if column not in (*command.columns, *command.also)]
+    if unknown:
+        known = ", ".join(sorted({*command.columns, *command.also}))
+        raise Refused(USAGE, f"Info key(s) {', '.join(unknown)} are not supported; known are {known}")
+    return asked
+
+
+def _say_all(result: dict[str, Any], formatter: str) -> None:
+    """One object: a line for each of its parts."""
+    if formatter == "json":
+        click.echo(json.dumps(result, separators=(",", ":")))
+        return
+    for name, value in result.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        click.echo(f"{name.replace('_', ' ')}: {text}")

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How `vibemq ctl` reaches the broker: the admin process's socket in the data directory, or else the files there.
+
+Either way it is the management API that answers (vibemq.admin.api), so there is one meaning of each request.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from typing import Any
+from urllib.parse import quote
+
+from vibemq.errors import SetupError, UserError, VibeMQError
+
+SOCKET_NAME = "ctl.sock"
+TIMEOUT_DEFAULT_S = 60.0
+
+
+class Failed(VibeMQError):
+    """The broker refused; ``status`` is HTTP's number for why."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def path(*parts: str) -> str:
+    """``path("queues", "/", "a b")`` is /queues/%2F/a%20b."""
+    return "".join(f"/{quote(part, safe='')}" for part in parts)
+
+
+class Link:
+    """To one broker's data directory.  ``needs_broker`` commands refuse to work on the files alone."""
+
+    def __init__(self, config_path: str | None, data_dir: str | None, timeout_s: float = TIMEOUT_DEFAULT_S) -> None:
+        from vibemq.cli_users import data_path
+
+        self._config_path = config_path
+        self._data_dir = data_dir
+        self._timeout_s = timeout_s
+        self.directory = data_path(config_path, data_dir)
+
+    def get(self, *parts: str, needs_broker: bool = False) -> Any:
+        return self.ask("GET", *parts, needs_broker=needs_broker)
+
+    def ask(
+        self,
+        method: str,
+        *parts: str,
+        body: dict[str, Any] | None = None,
+        reason: str = "",
+        needs_broker: bool = False,
+    ) -> Any:
+        """The answer's body.  Raises Failed, UserError."""
+        connection = self._connect()
+        if connection is None:
+            if needs_broker:
+                raise UserError(
+                    f"no broker serves from {self.directory}",
+                    hint="is it the right directory (--data-dir)?  `vibemq serve` starts a broker",
+                )
+            status, answer = self._offline(method, path(*parts), body)
+        else:
+            status, answer = self._online(connection, method, path(*parts), body, reason)
+        if status >= 300:
+            raise Failed(status, str((answer or {}).get("reason", f"status {status}")))
+        return answer
+
+    # ---- with a broker ----
+
+    def _connect(self) -> socket.socket | None:
+        """None: nobody listens."""
+        try:
+            folder = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            raise _unreachable(self.directory, problem) from None
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link.settimeout(self._timeout_s)
+        try:
+            # Through the descriptor, because an address has room for 107 bytes and paths are longer.
+            link.connect(f"/proc/self/fd/{folder}/{SOCKET_NAME}")
+            return link
+        except (FileNotFoundError, ConnectionRefusedError):
+            link.close()
+            return None
+        except OSError as problem:
+            link.close()
+            raise _unreachable(self.directory, problem) from None
+        finally:
+            os.close(folder)
+
+    def _online(self, link: socket.socket, method: str, where: str, body: Any, reason: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("localhost", timeout=self._timeout_s)
+        connection.sock = link
+        try:
+            text = None if body is None else json.dumps(body)
+            headers = {"Content-Type": "application/json", "X-Reason": " ".join(reason.split())}
+            connection.request(method, f"/api{where}", text, {name: _ascii(value) for name, value in headers.items()})
+            response = connection.getresponse()
+            read = response.read()
+        except (OSError, http.client.HTTPException) as problem:
+            raise Failed(503, f"the broker did not answer: {problem}") from problem
+        finally:
+            connection.close()
+        return response.status, json.loads(read) if read else None
+
+    # ---- without ----
+
+    def _offline(self, method: str, where: str, body: Any) -> tuple[int, Any]:
+        from vibemq import config
+        from vibemq.admin.api.calls import OWNER
+        from vibemq.admin.api.service import Api
+        from vibemq.admin.workers import Workers
+        from vibemq.cli_users import make_and_keep_owner, open_metadata
+        from vibemq.storage.metadata import Metadata
+
+        options = config.load(self._config_path, overrides={("server", "data_dir"): (self.directory, "--data-dir")})
+
+        def work(metadata: Metadata) -> Any:
+            api = Api(options, metadata, Workers([]), "rabbit@localhost", {}, 0)
+            return api.handle(method, where, OWNER, {}, body)
+
+        if method == "GET":
+            answer = work(open_metadata(self._config_path, self._data_dir))
+        else:
+            answer = make_and_keep_owner(self.directory, work)
+        return answer.status, answer.body
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()
+
+
+def _unreachable(directory: str, problem: OSError) -> SetupError:
+    return SetupError(
+        f"cannot reach the broker in {directory}: {problem.strerror}",
+        hint="run this as the account that serves, or as root",
+    )

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each command of `vibemq ctl` does: a function of an ``Order`` that returns rows, text, one object or nothing.
+
+Each asks the management API and gives its answers RabbitMQ's names; what is refused becomes ``Refused`` with the
+exit code and the words of RabbitMQ's tools.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vibemq.ctl.link import Failed, Link
+
+#: What a super stream's partitions may be given, as options of `add_super_stream`.
+STREAM_ARGUMENTS = ("max-length-bytes", "max-age", "stream-max-segment-size-bytes", "queue-leader-locator",
+                    "initial-cluster-size")  # fmt: skip
+
+#: Exit codes as RabbitMQ's tools have them (sysexits.h).
+USAGE, DATA, NO_USER, UNAVAILABLE, SOFTWARE = 64, 65, 67, 69, 70
+
+
+class Refused(Exception):
+    """The command failed; ``code`` is the exit code."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What was typed: ``words`` by the names in the command's usage, and the options."""
+
+    link: Link
+    words: Mapping[str, str]
+    more: tuple[str, ...] = ()  # columns, tags
+    vhost: str = "/"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _refusing(codes: Mapping[int, tuple[int, str]], ask: Callable[[], Any]) -> Any:
+    """``ask()``, with RabbitMQ's exit codes and words for what is refused."""
+    try:
+        return ask()
+    except Failed as failed:
+        code, reason = codes.get(failed.status, (SOFTWARE if failed.status == 500 else UNAVAILABLE, ""))
+        raise Refused(code, reason or str(failed)) from failed
+
+
+# ---- users ----
+
+
+def add_user(order: Order) -> Any:
+    name, password = order.words["username"], order.words["password"]
+    body = {"password": password, "tags": ""} if password else {"password_hash": "", "tags": ""}
+    exists = (SOFTWARE, f'User "{name}" already exists')
+    _refusing({409: exists}, lambda: order.link.ask("POST", "users", name, body=body))
+    return "Done. Don't forget to grant the user permissions to some virtual hosts! See 'vibemq ctl set_permissions'."
+
+
+def delete_user(order: Order) -> Any:
+    name = order.words["username"]
+    _refusing(_no_user(name), lambda: order.link.ask("DELETE", "users", name))
+
+
+def change_password(order: Order) -> Any:
+    name, body = order.words["username"], {"password": order.words["password"]}
+    _refusing(_no_user(name), lambda: order.link.ask("PUT", "users", name, "password", body=body))
+
+
+def set_user_tags(order: Order) -> Any:
+    name, body = order.words["username"], {"tags": list(order.more)}
+    _refusing(_no_user(name), lambda: order.link.ask("PUT", "users", name, "tags", body=body))
+
+
+def list_users(order: Order) -> Any:
+    return [{"user": user["name"], "tags": user["tags"]} for user in order.link.get("users")]
+
+
+def _no_user(name: str) -> dict[int, tuple[int, str]]:
+    return {404: (NO_USER, f'User "{name}" does not exist')}
+
+
+# ---- virtual hosts ----
+
+
+def add_vhost(order: Order) -> Any:
+    body = {"description": order.options["description"] or "", "tags": order.options["tags"] or ""}
+    _refusing({}, lambda: order.link.ask("PUT", "vhosts", order.words["vhost"], body=body))
+
+
+def delete_vhost(order: Order) -> Any:
+    name = order.words["vhost"]
+    missing = (DATA, f"Virtual host '{name}' does not exist")
+    _refusing({404: missing}, lambda: order.link.ask("DELETE", "vhosts", name))
+
+
+def list_vhosts(order: Order) -> Any:
+    return order.link.get("vhosts")
+
+
+# ---- permissions ----
+
+
+def set_permissions(order: Order) -> Any:
+    name = order.words["username"]
+    body = {right: order.words[word] for right, word in (("configure", "conf"), ("write", "write"), ("read", "read"))}
+    if order.vhost not in vhost_names(order):
+        raise Refused(UNAVAILABLE, f"Virtual host {order.vhost} does not exist")
+    if not any(user["name"] == name for user in order.link.get("users")):
+        raise Refused(NO_USER, f"User {name} does not exist")
+    _refusing({}, lambda: order.link.ask("PUT", "permissions", order.vhost, name, body=body))
+
+
+def clear_permissions(order: Order) -> Any:
+    name = order.words["username"]
+    if order.vhost not in vhost_names(order):
+        raise Refused(UNAVAILABLE, f"Virtual host {order.vhost} does not exist")
+    if not any(user["name"] == name for user in order.link.get("users")):
+        raise Refused(NO_USER, f"User {name} does not exist")
+    try:
+        order.link.ask("DELETE", "permissions", order.vhost, name)
+    except Failed as failed:
+        if failed.status != 404:  # there were none: as good as cleared
+            raise Refused(UNAVAILABLE, str(failed)) from failed
+
+
+def list_permissions(order: Order) -> Any:
+    missing = (UNAVAILABLE, f"Virtual host {order.vhost} does not exist")
+    return _refusing({404: missing}, lambda: order.link.get("vhosts", order.vhost, "permissions"))
+
+
+def list_user_permissions(order: Order) -> Any:
+    name = order.words["username"]
+    return _refusing(_no_user(name), lambda: order.link.get("users", name, "permissions"))
+
+
+def vhost_names(order: Order) -> list[str]:
+    return [vhost["name"] for vhost in order.link.get("vhosts")]
+
+
+# ---- policies ----
+
+
+def set_policy(order: Order) -> Any:
+    try:
+        definition = json.loads(order.words["definition"])
+    except ValueError:
+        raise Refused(UNAVAILABLE, "JSON decoding error: the definition is not valid JSON") from None
+    body = {
+        "pattern": order.words["pattern"],
+        "definition": definition,
+        "priority": order.options["priority"],
+        "apply-to": order.options["apply_to"],
+    }
+    _refusing({}, lambda: order.link.ask("PUT", "policies", order.vhost, order.words["name"], body=body))
+
+
+def clear_policy(order: Order) -> Any:
+    missing = (UNAVAILABLE, "Parameter does not exist")
+    _refusing({404: missing}, lambda: order.link.ask("DELETE", "policies", order.vhost, order.words["name"]))
+
+
+def list_policies(order: Order) -> Any:
+    found = _refusing({}, lambda: order.link.get("policies", order.vhost))
+    return [{**policy, "definition": json.dumps(policy["definition"], separators=(",", ":"))} for policy in found]
+
+
+# ---- connections, publishers, consumers ----
+
+
+def close_connection(order: Order) -> Any:
+    name = order.words["connection"]
+    missing = (UNAVAILABLE, f"Connection {name} does not exist")
+    reason = order.words["explanation"]
+    _refusing({404: missing}, lambda: order.link.ask("DELETE", "connections", name, reason=reason, needs_broker=True))
+
+
+def list_connections(order: Order) -> Any:
+    return order.link.get("connections", needs_broker=True)
+
+
+def list_stream_connections(order: Order) -> Any:
+    found = order.link.get("stream", "connections", needs_broker=True)
+    subscriptions = [each["connection_details"]["name"] for each in order.link.get("stream", "consumers")]
+    return [
+        {
+            **connection,
+            "conn_name": connection["name"],
+            "heartbeat": connection["timeout"],
+            "connection_state": connection["state"],
+            "subscriptions": subscriptions.count(connection["name"]),
+        }
+        for connection in found
+    ]
+
+
+def list_stream_publishers(order: Order) -> Any:
+    found = _refusing({}, lambda: order.link.get("stream", "publishers", order.vhost, needs_broker=True))
+    return [
+        {
+            "connection_pid": one["connection_details"]["name"],
+            "publisher_id": one["publisher_id"],
+            "stream": one["queue"]["name"],
+            "reference": one["reference"],
+            "messages_published": one["published"],
+            "messages_confirmed": one["confirmed"],
+            "messages_errored": one["errored"],
+        }
+        for one in found
+    ]
+
+
+def list_stream_consumers(order: Order) -> Any:
+    found = _refusing({}, lambda: order.link.get("stream", "consumers", order.vhost, needs_broker=True))
+    return [
+        {
+            **one,
+            "connection_pid": one["connection_details"]["name"],
+            "stream": one["queue"]["name"],
+            "messages_consumed": one["consumed"],
+        }
+        for one in found
+    ]
+
+
+def list_stream_groups(order: Order) -> Any:
+    return _refusing({}, lambda: order.link.get("stream", "groups", order.vhost, needs_broker=True))
+
+
+def list_stream_group_consumers(order: Order) -> Any:
+    stream, reference = order.options["stream"], order.options["reference"]
+    if not stream or not reference:
+        raise Refused(USAGE, "both --stream and --reference are needed")
+    for group in list_stream_groups(order):
+        if (group["stream"], group["reference"]) == (stream, reference):
+            return group["members"]
+    raise Refused(UNAVAILABLE, f"there is no group {reference} of stream {stream} in vhost {order.vhost}")
+
+
+# ---- streams ----
+
+
+def add_super_stream(order: Order) -> Any:
+    name, options = order.words["name"], order.options
+    keys = options["binding_keys"] or options["routing_keys"]
+    if keys and options["partitions"]:
+        raise Refused(USAGE, "Specify --partitions or --binding-keys, not both.")
+    arguments = {
+        f"x-{argument}": options[argument.replace("-", "_")]
+        for argument in STREAM_ARGUMENTS
+        if options[argument.replace("-", "_")]
+    }
+    body: dict[str, Any] = {"arguments": arguments}
+    body |= {"binding-keys": keys} if keys else {"partitions": options["partitions"] or 3}
+    where = ("stream", "super-streams", order.vhost, name)
+    if any(exchange["name"] == name for exchange in _refusing({}, lambda: order.link.get("exchanges", order.vhost))):
+        raise Refused(SOFTWARE, f"there is already an exchange named {name}")
+    _refusing({400: (SOFTWARE, "")}, lambda: order.link.ask("PUT", *where, body=body, needs_broker=True))
+    return f"Super stream {name} has been created"
+
+
+def delete_super_stream(order: Order) -> Any:
+    name = order.words["name"]
+    missing = (SOFTWARE, "stream_not_found")
+    where = ("stream", "super-streams", order.vhost, name)
+    _refusing({404: missing}, lambda: order.link.ask("DELETE", *where, needs_broker=True))
+    return f"Super stream {name} has been deleted"
+
+
+def stream_status(order: Order) -> Any:
+    where = ("stream", order.vhost, order.words["stream"], "status")
+    return _refusing({404: (UNAVAILABLE, "not_found")}, lambda: order.link.get(*where, needs_broker=True))
+
+
+def restart_stream(order: Order) -> Any:
+    where = ("stream", order.vhost, order.words["stream"], "restart")
+    _refusing({404: (UNAVAILABLE, "not_found")}, lambda: order.link.ask("POST", *where, needs_broker=True))
+
+
+def delete_queue(order: Order) -> Any:
+    where = ("queues", order.vhost, order.words["queue"])
+    missing = (UNAVAILABLE, "Queue not found")
+    found = _refusing({404: missing}, lambda: order.link.get(*where))
+    _refusing({404: missing}, lambda: order.link.ask("DELETE", *where, needs_broker=True))
+    return f"Queue was successfully deleted with {found['messages']} ready messages"
+
+
+def list_queues(order: Order) -> Any:
+    return _refusing({}, lambda: order.link.get("queues", order.vhost))
+
+
+def list_exchanges(order: Order) -> Any:
+    return _refusing({}, lambda: order.link.get("exchanges", order.vhost))
+
+
+def list_bindings(order: Order) -> Any:
+    found = _refusing({}, lambda: order.link.get("bindings", order.vhost))
+    return [
+        {
+            "source_name": one["source"],
+            "source_kind": "exchange",
+            "destination_name": one["destination"],
+            "destination_kind": one["destination_type"],
+            "routing_key": one["routing_key"],
+            "arguments": one["arguments"],
+        }
+        for one in found
+    ]
+
+
+# ---- the broker ----
+
+
+def status(order: Order) -> Any:
+    (node,) = _refusing({}, lambda: order.link.get("nodes", needs_broker=True))
+    overview = order.link.get("overview")
+    return {
+        "pid": int(node["os_pid"]),
+        "os": node["os"],
+        "uptime": node["uptime"] // 1000,
+        "is_under_maintenance": node["being_drained"],
+        "product_name": overview["product_name"],
+        "product_version": overview["product_version"],
+        "rabbitmq_version": overview["rabbitmq_version"],
+        "node": node["name"],
+        "data_directory": node["db_dir"],
+        "alarms": ["disk"] if node["disk_free_alarm"] else [],
+        "disk_free": node["disk_free"],
+        "disk_free_limit": node["disk_free_limit"],
+        "workers": node["workers"],
+        "listeners": overview["listeners"],
+        "totals": {
+            "connection_count": overview["object_totals"]["connections"],
+            "queue_count": overview["object_totals"]["queues"],
+            "virtual_host_count": len(order.link.get("vhosts")),
+        },
+    }
+
+
+def ping(order: Order) -> Any:
+    _refusing({}, lambda: order.link.get("healthchecks", "node", needs_broker=True))
+    return "Ping succeeded"
