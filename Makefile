@@ -2,6 +2,7 @@
 #
 #   make run      a broker, this host's telemetry and a Spark job, end to end, with real data
 #   make test     every test
+#   make interop  the clients of others, all of them built; writes the matrix of the streams door's README
 #   make check    ruff, mypy, and the tests of the house rules
 #   make san      the C core under the address, undefined and thread sanitizers
 #   make fuzz     every fuzz target for FUZZ_SECONDS each
@@ -21,7 +22,7 @@ CC := $(shell command -v gcc || command -v cc || echo gcc)
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vibemq/*.c' -o -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run test check san fuzz bench clean requirements
+.PHONY: run test interop check san fuzz bench clean requirements
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -31,6 +32,9 @@ run: $(VENV)/.run $(VENV)/.built
 test: $(VENV)/.test $(VENV)/.built
 	$(MAKE) -C csrc test CC=$(CC)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+interop: $(VENV)/.test $(VENV)/.built
+	VIBEMQ_INTEROP=all VIBEMQ_INTEROP_WRITE=1 $(BIN)/python -m pytest -q tests/interop $(PYTEST_ARGS)
 
 check: $(VENV)/.test $(VENV)/.built
 	$(BIN)/ruff check .
