@@ -195,9 +195,9 @@ def publish_frame(messages: list[tuple[int, Any]], publisher_id: int = 0) -> byt
     return codec.encode_request(Key.PUBLISH, publisher_id=publisher_id, messages=rows)
 
 
-def connected(running: Running, **options: Any) -> Peer:
+def connected(running: Running, receive_buffer_bytes: int = 0, **options: Any) -> Peer:
     """An open connection."""
-    return Peer(running, **options).open()
+    return Peer(running, receive_buffer_bytes).open(**options)
 
 
 def readable(peer: Peer) -> None:
