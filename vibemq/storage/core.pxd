@@ -224,7 +224,6 @@ cdef extern from *:
 cdef extern from "log/chunk.h" nogil:
     enum:
         CHUNK_HEADER_BYTES
-        CHUNK_HEAD_BYTES_MAX
         CHUNK_DATA_MAX_BYTES
 
     struct chunk:
@@ -395,29 +394,6 @@ cdef extern from "log/log.h" nogil:
     void log_mark_deleted(log *l)
     err log_remove(const char *directory, fault *f)
     err log_stats(log *l, log_stats_t *out, fault *f)
-
-
-cdef extern from "log/offsets.h" nogil:
-    enum:
-        OFFSETS_REFERENCES_MAX
-        OFFSETS_REFERENCE_BYTES_MAX
-
-    struct offsets:
-        pass
-
-    struct offsets_record:
-        int64_t written_ms
-        uint64_t offset
-        uint8_t bytes
-        char *reference
-
-    err offsets_open(const char *directory, offsets **out, fault *f)
-    void offsets_close(offsets *o)
-    err offsets_store(offsets *o, const char *reference, uint32_t size, uint64_t offset, boolean *evicted, fault *f)
-    err offsets_get(offsets *o, const char *reference, uint32_t size, uint64_t *offset, fault *f)
-    err offsets_each(offsets *o, void (*each)(void *context, const offsets_record *r) noexcept with gil, void *context,
-                     fault *f)
-    uint32_t offsets_damaged(const offsets *o)
 
 
 cdef extern from "log/offsets.h" nogil:
