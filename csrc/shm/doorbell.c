@@ -26,7 +26,7 @@
 #include "../base/check.h"
 
 #define DOORBELL_MAGIC 0x4C4C4542u /* "BELL" */
-#define DOORBELL_VERSION 1u
+#define DOORBELL_VERSION 2u
 
 static bool is_asleep(uint32_t count) { return count & 1; }
 
@@ -100,6 +100,18 @@ bool doorbell_mark(struct doorbell_board *b, uint32_t worker, uint32_t slot, int
     atomic_fetch_or(&s->words[word], (uint64_t)1 << (slot % 64));
     if (!(atomic_load(&s->summary[word / 64]) & summary_bit)) atomic_fetch_or(&s->summary[word / 64], summary_bit);
     return ring_if_asleep(s, fd);
+}
+
+void doorbell_restart(struct doorbell_board *b, uint32_t slot)
+{
+    CHECK(slot < DOORBELL_SLOTS_MAX);
+    atomic_fetch_add(&b->restarts[slot], 1);
+}
+
+uint32_t doorbell_restarts(struct doorbell_board *b, uint32_t slot)
+{
+    CHECK(slot < DOORBELL_SLOTS_MAX);
+    return atomic_load(&b->restarts[slot]);
 }
 
 void doorbell_request(struct doorbell_board *b, uint32_t worker, uint32_t bits, int fd)

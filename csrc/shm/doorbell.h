@@ -43,6 +43,9 @@ struct doorbell_board {
     uint32_t magic, version;
     _Atomic uint32_t worker_count;
     struct doorbell_seat seats[DOORBELL_WORKERS_MAX];
+    /* How often the stream in a slot was restarted: whoever held it before lets go of it.  Only compared,
+     * so that a slot's next stream may go on counting. */
+    _Atomic uint32_t restarts[DOORBELL_SLOTS_MAX];
 };
 
 /* Lay out a board in zeroed shared bytes.  Seats' epochs count from `epoch`: a number that no earlier
@@ -61,6 +64,10 @@ static inline uint32_t doorbell_epoch(struct doorbell_board *b, uint32_t worker)
 {
     return atomic_load(&b->seats[worker].epoch);
 }
+
+/* Restarts of the stream in `slot`: count one more (then mark it for whoever holds it), or read the count. */
+void doorbell_restart(struct doorbell_board *b, uint32_t slot);
+uint32_t doorbell_restarts(struct doorbell_board *b, uint32_t slot);
 
 /* Raise request bits for `worker`; rings if it sleeps. */
 void doorbell_request(struct doorbell_board *b, uint32_t worker, uint32_t bits, int fd);

@@ -7,7 +7,7 @@ from vibemq.storage.log cimport Board, Log
 # Somebody on this worker who writes to or reads from a stream.  All five methods are
 # called by the stream, in the worker's loop; none may block.
 cdef class StreamUser:
-    cdef Stream stream
+    cdef readonly Stream stream
 
     # The log has grown past where this user reads.  Readers only.
     cdef int on_news(self) except -1
@@ -16,7 +16,7 @@ cdef class StreamUser:
     # Everything below `durable` survives power loss, but for what log_sync_failed names.
     # Returns 1 while this user still waits for more.
     cdef int on_durable(self, uint64_t durable) except -1
-    # The stream was deleted; this user is already detached from it.
+    # The stream was deleted or restarted; this user is already detached from it.
     cdef int on_deleted(self) except -1
     # One of the above raised: end this user's connection, later, and nobody else's.
     cdef int failed(self, object problem) except -1
@@ -38,6 +38,7 @@ cdef class Stream:
     cdef readonly bint is_disk_durable
     cdef bint has_appended          # since the last tick
     cdef bint appending             # its log holds descriptors, and stands in the table's list of those
+    cdef uint32_t restarts          # of the board, when its users came
     cdef int64_t rolled_ms          # when this worker closed a segment that is not synced yet; 0: none
 
     cdef int attach(self, StreamUser user) except -1
@@ -66,4 +67,6 @@ cdef class StreamTable:
     cdef batch *take_batch(self) except NULL
     cdef void give_batch(self, batch *b) noexcept
     cdef int persist(self) except -1
+    cdef int _let_go(self, Stream stream) except -1
+    cdef int _look(self, Stream stream) except -1
     cdef int take_news(self) except -1

@@ -67,6 +67,7 @@ cdef class Stream:
         self.log = Log(directory)
         self.is_disk_durable = self.log.is_disk_durable
         core.control_holders_add(self.log.control, table.worker)
+        self.restarts = core.doorbell_restarts(table.board.raw, self.slot)  # who restarts it now sees us holding it
         if self.log.is_deleted:  # whoever deleted it may have read the mask before we were in it
             self.close()
             raise StreamNotFound(self.name)
@@ -123,6 +124,7 @@ cdef class Stream:
         if self.batch == NULL:
             self.batch = self.table.take_batch()
             core.batch_limit(self.batch, self.log.control.segment_bytes_max)
+            core.batch_filter_size(self.batch, core.log_filter_bytes(self.log.raw))
         self.waiting.append(user)
         if not self.dirty:
             self.dirty = True
@@ -242,8 +244,7 @@ cdef class Stream:
 
     def tick(self, int64_t now_ms):
         """What nobody rings for: a failed sync, a doorbell whose ringer was killed, closed segments."""
-        if core.control_is_deleted(self.log.control):
-            self.table.forget_deleted(self)
+        if self.table._look(self):
             return
         self.news()
         if not self.has_appended and self.appending:
@@ -311,14 +312,14 @@ cdef class StreamTable:
     def find(self, str virtual_host, str name) -> Stream:
         """The live stream of that name, opened if need be; StreamNotFound.
 
-        An open stream that has been deleted meanwhile (perhaps made anew by another worker) is
-        let go: its users are told when its doorbell rings.
+        An open stream that has been deleted (perhaps made anew by another worker) or restarted
+        meanwhile is let go first, whose doorbell has not been heard yet.
         """
         stream = self.by_name.get((virtual_host, name))
         if stream is not None:
-            if not (<Stream> stream).log.is_deleted:
+            self._look(stream)
+            if self.by_name.get((virtual_host, name)) is stream:
                 return stream
-            self.forget_deleted(stream)
         record = self.metadata.find_stream(virtual_host, name)
         if record is None:
             raise StreamNotFound(name)
@@ -353,21 +354,46 @@ cdef class StreamTable:
 
     def forget_deleted(self, Stream stream):
         """Tell every user of a deleted stream on this worker, once, and let it go."""
+        self._forget_name(stream)
+        self._let_go(stream)
+        if not stream.syncing:
+            self.release(stream)
+
+    cdef int _look(self, Stream stream) except -1:
+        """1 when the stream was deleted or restarted, and is let go now."""
+        cdef uint32_t restarts
+        if core.control_is_deleted(stream.log.control):
+            self.forget_deleted(stream)
+            return 1
+        restarts = core.doorbell_restarts(self.board.raw, stream.slot)
+        if restarts == stream.restarts:
+            return 0
+        stream.restarts = restarts
+        self._let_go(stream)
+        self.release_if_unused(stream)
+        return 1
+
+    cdef int _let_go(self, Stream stream) except -1:
+        """Tell all users on this worker that they have lost it."""
         cdef StreamUser user
         if stream.waiting:
-            stream.persist()  # refused by the log: publishers get their errors
+            stream.persist()  # a deleted log refuses it: publishers get their errors
         users = list(stream.holders)
         stream.holders.clear()
         stream.readers.clear()
         stream.unsynced.clear()
-        self._forget_name(stream)
         for user in users:
             try:
                 user.on_deleted()  # may have to read once more: the rest of a chunk that is half sent
             except Exception as problem:
                 user.failed(problem)
-        if not stream.syncing:
-            self.release(stream)
+        return 0
+
+    def restart(self, virtual_host, name):
+        """Every publisher and consumer of it, on any worker, is told as if it were gone; it is there again at once."""
+        cdef Stream stream = self.find(virtual_host, name)
+        core.doorbell_restart(self.board.raw, stream.slot)
+        self.board.mark(core.control_holders(stream.log.control), stream.slot)
 
     cdef int persist(self) except -1:
         """Append every batch of this turn."""
@@ -397,9 +423,7 @@ cdef class StreamTable:
                 if found is None:
                     continue
                 stream = <Stream> found
-                if core.control_is_deleted(stream.log.control):
-                    self.forget_deleted(stream)
-                else:
+                if not self._look(stream):
                     stream.news()
         return 0
 

@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint64_t
 from vibemq.broker.stream cimport Stream, StreamUser
 from vibemq.net.connection cimport Connection
-from vibemq.storage.core cimport err, fault, reader
+from vibemq.storage.core cimport err, fault, filter_t, reader
 
 
 # Where one subscription reads, how much it may be sent, and how far a frame is out already.
@@ -10,8 +10,17 @@ cdef class Subscription(StreamUser):
     cdef Deliveries owner
     cdef readonly int subscription_id
     cdef reader reader
-    cdef bint attached                # `reader` is open
+    cdef bint attached                # `reader` is open; not while a group has another consumer active
+    cdef int offset_type              # where it begins, and begins again when it becomes active
+    cdef int64_t offset_value
+    cdef filter_t *filter             # which chunks it takes; NULL: all
+    cdef readonly bint grouped        # it is a member of a group with a single active consumer
     cdef readonly int64_t credit      # chunks; clients add 1,000 at a time, so wider than the wire's i16
+    cdef readonly dict properties     # as its Subscribe gave them
+    cdef bint with_trailers           # chunk_selector `all`: a chunk is followed by its trailer
+    cdef uint64_t chunk_bytes         # the largest of the last send: how much the next one fetches
+    cdef readonly uint64_t consumed   # messages sent
+    cdef readonly int64_t offset      # of the last chunk sent; -1: none yet
     cdef size_t partial               # bytes already sent of the frame at the reader's place
     cdef bint partial_v2              # that frame is a Deliver 2,
     cdef uint64_t partial_committed   # and began with this committed chunk id
@@ -19,6 +28,7 @@ cdef class Subscription(StreamUser):
     cdef bint queued                  # in its owner's `ready`
 
     cdef bint wants(self) noexcept
+    cdef int _take_filter(self) except -1
     cdef int close_reader(self) except -1
 
 
@@ -35,6 +45,8 @@ cdef class Deliveries:
     cdef int want(self, Subscription subscription) except -1
     # Send the outbox and what subscriptions have credit for; True when there is more to send at once.
     cdef bint send(self) except -1
+    # Nothing more is sent for it, but for the rest of a frame that is half out.
+    cdef int stop(self, Subscription subscription) except -1
     # Take it out of everything here; its stream is left to the caller.
     cdef int forget(self, Subscription subscription) except -1
     # Bytes sent, or NOTHING when there is nothing to send now.

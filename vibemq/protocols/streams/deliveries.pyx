@@ -10,37 +10,42 @@ Specification: the RabbitMQ Streams protocol.
 import logging
 import os
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
 
 from vibemq.net.connection cimport iovec
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     CHUNK_HEADER_BYTES, ERR_CORRUPT, ERR_END, ERR_NOT_CACHED, ERR_NOT_FOUND, ERR_TRUNCATED, OK,
-    bytes_store16, bytes_store32, bytes_store64, chunk, commit, err, fault, reader,
+    bytes_store16, bytes_store32, bytes_store64, chunk, commit, err, fault, filter_t, reader,
 )
-from vibemq.storage.log cimport storage_error
+from vibemq.storage.log cimport Log, storage_error
 from vibemq.protocols.streams.wire cimport KEY_DELIVER
 
-from vibemq.errors import ConnectionClosed, LimitExceeded
+from vibemq.errors import ConnectionClosed, LimitExceeded, StorageError
 
 logger = logging.getLogger(__name__)
 
 cdef enum:
     FRAMES_PER_SEND = 256              # two pieces each: within the kernel's limit of 1,024
     FETCH_BYTES = 256 * 1024           # one read of the log: stays in the second-level cache until it is sent
+    FETCH_BYTES_MIN = 16 * 1024        # while nothing is known of the size of chunks
     DELIVER_BYTES_PER_TURN = 1 << 20   # of one connection, so that one backlog does not hold up the others
     PREFIX_BYTES = 9                   # size, key, version, subscription
     PREFIX_BYTES_V2 = 17               # and the committed chunk id
     HEAD_BYTES_MAX = 72                # PREFIX_BYTES_V2 and CHUNK_HEADER_BYTES, rounded up to 8
     READ_AHEAD_BYTES = 1 << 20         # what a helper thread brings into the page cache at once
+    SKIPS_PER_TURN = 512               # chunks that a filter passes over: about a microsecond each
+    SKIPS_AHEAD = 8192                 # the same in a helper thread, where their headers are not in memory
     SCRATCH_BYTES_KEPT = 4 << 20       # a larger chunk's buffer is given back after use
     NOTHING = -1
+    OFFSET_NONE = 0                    # as offset type: where its Subscribe said
 
 
 # What all streams sessions of a worker use to gather one send; only valid within one call.
 cdef struct frame_out:
-    chunk header
+    uint64_t position, next_offset, chunk_id  # where its chunk begins, for the reader
+    uint32_t records
     size_t bytes       # of the whole Deliver frame
 
 cdef struct gather:
@@ -66,16 +71,28 @@ cdef int scratch_reserve(size_t size) except -1:
 
 
 cdef void write_head(uint8_t *room, bint v2, int subscription_id, uint64_t committed_chunk, const uint8_t *stored,
-                     uint32_t data_bytes) noexcept:
-    """What stands in a Deliver frame before the entries: prefix and chunk header."""
+                     size_t payload) noexcept:
+    """What stands in a Deliver frame before its payload: prefix and chunk header."""
     cdef size_t prefix = PREFIX_BYTES_V2 if v2 else PREFIX_BYTES
-    bytes_store32(room, <uint32_t> (prefix + CHUNK_HEADER_BYTES + data_bytes - 4))
+    bytes_store32(room, <uint32_t> (prefix + CHUNK_HEADER_BYTES + payload - 4))
     bytes_store16(room + 4, KEY_DELIVER)
     bytes_store16(room + 6, 2 if v2 else 1)
     room[8] = <uint8_t> subscription_id
     if v2:
         bytes_store64(room + 9, committed_chunk)
     core.chunk_header_to_wire(stored, room + prefix)
+
+
+cdef size_t payload_bytes(Subscription subscription, const chunk *header) noexcept:
+    """What follows a chunk's header in its Deliver frame: the entries and, if asked for, the trailer behind them."""
+    return header.data_bytes + (header.trailer_bytes if subscription.with_trailers else 0)
+
+
+cdef size_t fetch_bytes(Subscription subscription) noexcept:
+    """As much as one send can use, judged by the last one: small chunks for little credit need no large read."""
+    cdef uint64_t frames = <uint64_t> min(max(subscription.credit, <int64_t> 1), <int64_t> FRAMES_PER_SEND)
+    cdef uint64_t wanted = frames * subscription.chunk_bytes
+    return <size_t> min(max(wanted, <uint64_t> FETCH_BYTES_MIN), <uint64_t> FETCH_BYTES)
 
 
 cdef void scratch_trim() noexcept:
@@ -86,21 +103,57 @@ cdef void scratch_trim() noexcept:
 
 cdef class Subscription(StreamUser):
     def __init__(self, Deliveries owner, Stream stream, int subscription_id, int offset_type, long long value,
-                 long long credit):
-        cdef fault f
-        cdef err e
+                 long long credit, dict properties, bint grouped):
         self.owner, self.subscription_id, self.credit = owner, subscription_id, credit
+        self.offset_type, self.offset_value = offset_type, value
+        self.properties, self.offset, self.grouped = properties, -1, grouped
+        self.with_trailers = properties.get("chunk_selector") == "all"
+        self._take_filter()
         stream.attach(self)
         stream.attach_reader(self)
-        e = core.reader_open(&self.reader, stream.log.raw, <core.reader_from> offset_type, value, &f)
-        if e != OK:
-            stream.detach(self)
-            raise storage_error(e, &f)
-        self.attached = True
+        if not grouped:
+            try:
+                self.begin(OFFSET_NONE, 0)
+            except StorageError:
+                stream.detach(self)
+                raise
 
     def __dealloc__(self):
         if self.attached:
             core.reader_close(&self.reader)
+        free(self.filter)
+
+    cdef int _take_filter(self) except -1:
+        cdef bytes value
+        cdef list values = [text.encode() for key, text in self.properties.items() if key.startswith("filter.")]
+        if not values:
+            return 0
+        self.filter = <filter_t *> malloc(sizeof(filter_t))
+        if self.filter == NULL:
+            raise MemoryError
+        core.filter_init(self.filter, self.properties.get("match-unfiltered") == "true")
+        for value in values:
+            if core.filter_add(self.filter, value, <uint32_t> len(value)) != OK:
+                raise LimitExceeded("filter values of a subscription", len(values), core.FILTER_VALUES_MAX)
+        return 0
+
+    def begin(self, int offset_type, long long value):
+        """Read from there on, or (OFFSET_NONE) from where its Subscribe said.  Raises StorageError."""
+        cdef fault f
+        cdef err e
+        if offset_type == OFFSET_NONE:
+            offset_type, value = self.offset_type, self.offset_value
+        self.close_reader()
+        e = core.reader_open(&self.reader, self.stream.log.raw, <core.reader_from> offset_type, value, &f)
+        if e != OK:
+            raise storage_error(e, &f)
+        self.attached = True
+
+    def become(self, active: bool):
+        """Its group has made it the active consumer, or wants another one (broker.groups)."""
+        if not active:
+            self.owner.stop(self)
+        self.owner.session.ask_consumer(self, active)
 
     cdef bint wants(self) noexcept:
         """Is there something to do for it now?"""
@@ -126,6 +179,23 @@ cdef class Subscription(StreamUser):
         self.owner.session.stream_gone(self.stream)
         return 0
 
+    def describe(self) -> dict:
+        """This subscription as the admin side shows it."""
+        cdef commit committed
+        core.control_committed(self.stream.log.control, &committed)
+        behind = committed.next_offset - self.reader.next_offset if self.attached else 0
+        return {
+            "subscription_id": self.subscription_id,
+            "stream": self.stream.name,
+            "credits": self.credit,
+            "consumed": self.consumed,
+            "offset": self.offset,
+            "offset_lag": behind,  # messages that it has not been sent
+            "active": self.attached,
+            "activity_status": "up" if not self.grouped else "single_active" if self.attached else "waiting",
+            "properties": self.properties,
+        }
+
     cdef int close_reader(self) except -1:
         if self.attached:
             self.attached = False
@@ -140,10 +210,20 @@ cdef class Deliveries:
         self.session, self.connection, self.helpers = session, connection, helpers
         self.by_id, self.ready = {}, []
 
-    def add(self, Stream stream, int subscription_id, int offset_type, long long value, long long credit):
-        """Attach a reader; its first chunk leaves after the reply that the caller writes."""
-        subscription = Subscription(self, stream, subscription_id, offset_type, value, credit)
+    def add(self, Stream stream, int subscription_id, int offset_type, long long value, long long credit,
+            dict properties, bint grouped) -> Subscription:
+        """Attach a reader; its first chunk leaves after the reply that the caller writes.
+
+        Where it is `grouped` it waits until its group makes it active.  Raises StorageError, LimitExceeded.
+        """
+        subscription = Subscription(self, stream, subscription_id, offset_type, value, credit, properties, grouped)
         self.by_id[subscription_id] = subscription
+        self.want(subscription)
+        return subscription
+
+    def begin(self, Subscription subscription, int offset_type, long long value):
+        """It is its group's active consumer, and its client has said where it goes on.  Raises StorageError."""
+        subscription.begin(offset_type, value)
         self.want(subscription)
 
     def remove(self, int subscription_id) -> bool:
@@ -155,12 +235,16 @@ cdef class Deliveries:
         return True
 
     cdef int forget(self, Subscription subscription) except -1:
+        self.by_id.pop(subscription.subscription_id, None)
+        if subscription.grouped:
+            self.session.consumer_left(subscription)
+        return self.stop(subscription)
+
+    cdef int stop(self, Subscription subscription) except -1:
         if subscription.partial and not self.connection.closed:
             self._finish_partial(subscription)
-        self.by_id.pop(subscription.subscription_id, None)
         if subscription.queued:
-            subscription.queued = False
-            self.ready.remove(subscription)
+            self._unqueue(subscription)
         subscription.close_reader()
         return 0
 
@@ -215,7 +299,8 @@ cdef class Deliveries:
         cdef fault f
         cdef err e = OK
         cdef uint64_t got = 0, offset = 0, committed_chunk = 0
-        cdef size_t want = FETCH_BYTES
+        cdef size_t want = fetch_bytes(subscription)
+        cdef size_t payload
         cdef chunk header
         cdef commit committed
         cdef size_t skip = subscription.partial
@@ -224,6 +309,7 @@ cdef class Deliveries:
         cdef size_t head = prefix + CHUNK_HEADER_BYTES
         cdef uint8_t *room
         cdef int frames = 0, pieces = 0, i
+        cdef uint32_t skipped = 0
         cdef Py_ssize_t sent, left, rest
         if v2:
             if skip:
@@ -231,6 +317,15 @@ cdef class Deliveries:
             else:
                 core.control_committed(subscription.stream.log.control, &committed)
                 committed_chunk = committed.last_chunk
+        if subscription.filter != NULL and not skip:
+            with nogil:
+                e = core.reader_skip(at, subscription.filter, SKIPS_PER_TURN, True, &skipped, &f)
+            if e == ERR_NOT_CACHED:
+                return self._skip_ahead(subscription)
+            if e != OK:
+                return self._read_failed(subscription, e, &f, 0)
+            if skipped == SKIPS_PER_TURN:
+                return DELIVER_BYTES_PER_TURN  # its share of this turn, though nothing was sent
         while True:
             scratch_reserve(want)
             with nogil:
@@ -244,9 +339,12 @@ cdef class Deliveries:
                 return self._read_failed(subscription, e, &f, core.chunk_bytes(&header) if e == ERR_TRUNCATED else 0)
             break
         walk = at[0]
+        subscription.chunk_bytes = 0
         while True:
+            subscription.chunk_bytes = max(subscription.chunk_bytes, core.chunk_bytes(&header))
+            payload = payload_bytes(subscription, &header)
             room = scratch.headers[frames]
-            write_head(room, v2, subscription.subscription_id, committed_chunk, scratch.data + offset, header.data_bytes)
+            write_head(room, v2, subscription.subscription_id, committed_chunk, scratch.data + offset, payload)
             if skip < head:
                 pieces += 1
                 scratch.pieces[pieces].iov_base = room + skip
@@ -256,16 +354,21 @@ cdef class Deliveries:
                 skip -= head
             pieces += 1
             scratch.pieces[pieces].iov_base = scratch.data + offset + CHUNK_HEADER_BYTES + header.bloom_bytes + skip
-            scratch.pieces[pieces].iov_len = header.data_bytes - skip
+            scratch.pieces[pieces].iov_len = payload - skip
             skip = 0
-            scratch.frames[frames].header = header
-            scratch.frames[frames].bytes = head + header.data_bytes
+            scratch.frames[frames] = frame_out(walk.position, walk.next_offset, header.chunk_id, header.records,
+                                               head + payload)
             frames += 1
             offset += core.chunk_bytes(&header)
             core.reader_advance(&walk, &header)
-            if offset >= got or frames == FRAMES_PER_SEND or frames >= subscription.credit:
+            if frames == FRAMES_PER_SEND or frames >= subscription.credit:
                 break
-            if core.reader_chunk(&walk, scratch.data + offset, got - offset, True, &header, &f) != OK:
+            while (subscription.filter != NULL and offset < got
+                   and core.reader_header(&walk, scratch.data + offset, got - offset, &header, &f) == OK
+                   and not core.filter_matches(subscription.filter, scratch.data + offset, &header)):
+                offset += core.chunk_bytes(&header)
+                core.reader_advance(&walk, &header)
+            if offset >= got or core.reader_chunk(&walk, scratch.data + offset, got - offset, True, &header, &f) != OK:
                 break  # not whole in the buffer, or damaged: the next call meets it first
         sent = self.connection.send(scratch.pieces, pieces, subscription.partial == 0)
         left = sent if sent > 0 else 0
@@ -273,11 +376,15 @@ cdef class Deliveries:
             rest = <Py_ssize_t> (scratch.frames[i].bytes - subscription.partial)
             if left < rest:
                 subscription.partial += left
+                at.position, at.next_offset = scratch.frames[i].position, scratch.frames[i].next_offset
                 break
             left -= rest
             subscription.partial = 0
-            core.reader_advance(at, &scratch.frames[i].header)
             subscription.credit -= 1
+            subscription.consumed += scratch.frames[i].records
+            subscription.offset = <int64_t> scratch.frames[i].chunk_id
+        else:
+            at.position, at.next_offset = walk.position, walk.next_offset
         subscription.partial_v2, subscription.partial_committed = v2, committed_chunk
         self.partial = subscription if subscription.partial else None
         scratch_trim()
@@ -325,7 +432,6 @@ cdef class Deliveries:
         """Let a helper thread bring the reader's next `size` bytes into the page cache."""
         cdef int fd = os.dup(subscription.reader.fd)
         cdef uint64_t position = subscription.reader.position
-        subscription.cold = True
 
         def read():
             try:
@@ -335,6 +441,28 @@ cdef class Deliveries:
             finally:
                 os.close(fd)
 
+        return self._in_helper(subscription, read)
+
+    def _skip_ahead(self, Subscription subscription):
+        """Let a helper thread bring the headers that a filter looks at next into the page cache."""
+        cdef str directory = subscription.stream.log.directory
+
+        def skip():
+            cdef Log log = Log(directory)  # of its own: ours may be closed meanwhile
+            cdef reader ahead
+            cdef uint32_t skipped
+            cdef fault f
+            cdef err e = core.reader_open(&ahead, log.raw, core.READER_OFFSET, from_offset, &f)
+            if e == OK:
+                with nogil:
+                    core.reader_skip(&ahead, subscription.filter, SKIPS_AHEAD, False, &skipped, &f)
+                core.reader_close(&ahead)
+
+        from_offset = subscription.reader.next_offset
+        return self._in_helper(subscription, skip)
+
+    def _in_helper(self, Subscription subscription, read):
+        """Until a helper thread has done `read`, nothing is sent for this subscription."""
         def done(result, error):
             subscription.cold = False
             if error is not None:
@@ -342,6 +470,7 @@ cdef class Deliveries:
             if subscription.attached and not self.connection.closed:
                 self.want(subscription)
 
+        subscription.cold = True
         self.helpers.submit(read, done)
         return NOTHING
 
@@ -356,6 +485,7 @@ cdef class Deliveries:
         cdef size_t prefix = PREFIX_BYTES_V2 if v2 else PREFIX_BYTES
         cdef uint8_t *room = scratch.headers[0]
         cdef size_t out = subscription.partial
+        cdef size_t payload
         cdef const uint8_t *data
         while True:
             scratch_reserve(want)
@@ -372,11 +502,12 @@ cdef class Deliveries:
             raise ConnectionClosed(f"{self.connection.peer}: a chunk that is half sent cannot be read again: "
                                    f"{storage_error(e, &f)}")
         data = scratch.data + CHUNK_HEADER_BYTES + header.bloom_bytes
+        payload = payload_bytes(subscription, &header)
         if out >= prefix + CHUNK_HEADER_BYTES:
             out -= prefix + CHUNK_HEADER_BYTES
-            self.connection.prepend(data + out, header.data_bytes - out)
+            self.connection.prepend(data + out, payload - out)
             return 0
-        write_head(room, v2, subscription.subscription_id, subscription.partial_committed, scratch.data, header.data_bytes)
-        self.connection.prepend(data, header.data_bytes)
+        write_head(room, v2, subscription.subscription_id, subscription.partial_committed, scratch.data, payload)
+        self.connection.prepend(data, payload)
         self.connection.prepend(room + out, prefix + CHUNK_HEADER_BYTES - out)
         return 0

@@ -6,6 +6,11 @@ from vibemq.protocols.streams.deliveries cimport Deliveries
 from vibemq.protocols.streams.publisher cimport Publisher
 
 
+# That a connection has stored or asked for an offset of a stream: held open, and the connection is told of its end.
+cdef class Tracking(StreamUser):
+    cdef StreamsSession session
+
+
 cdef class StreamsSession(Session):
     cdef readonly object door          # protocols.streams.door.StreamsDoor: what all its sessions share
     cdef public str state              # a key of commands.STATES
@@ -15,17 +20,20 @@ cdef class StreamsSession(Session):
     cdef public object rights          # admin.rights.VhostRights: what it may do here; None: nothing yet
     cdef public int64_t rights_generation  # of the rights, when they were last looked at
     cdef readonly int64_t connected_ms     # since the Unix epoch
-    cdef public dict pending           # correlation id -> (deadline_ms, Subscription): ConsumerUpdates without an answer
-    cdef public set tracked            # streams whose offsets it has stored or asked for, by name
+    cdef public dict pending           # correlation id -> subscribing.Question: ConsumerUpdates without an answer
+    cdef public uint32_t asked         # how many there were
+    cdef readonly dict tracked         # Stream -> Tracking: those whose offsets it has stored or asked for
     cdef public dict peer_properties
     cdef public uint32_t frame_max     # bytes; 0 is no limit
     cdef public uint32_t negotiated_frame_max  # holds from Open on
     cdef public uint32_t heartbeat_s
     cdef readonly dict publishers      # id -> Publisher
     cdef Publisher publisher_cached
+    cdef bint parts_kinds              # a sub-batch shares its chunk with nothing
     cdef readonly Deliveries deliveries
     cdef readonly Py_ssize_t unconfirmed   # entries waiting for a sync
     cdef bint throttled                # busy because of them
+    cdef bint blocked                  # busy because the disk is full
     cdef bint working                  # busy because a helper thread works on a command
     cdef public int64_t deadline_ms    # of the handshake step, of the answer to our Close; 0: none
     cdef public object at_deadline     # what happens then

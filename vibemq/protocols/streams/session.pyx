@@ -19,7 +19,8 @@ from vibemq.storage.core cimport ERR_FULL, OK, bytes_load16, bytes_load32, err
 from vibemq.protocols.streams.deliveries cimport Subscription
 from vibemq.protocols.streams.publisher cimport publish_error
 from vibemq.protocols.streams.wire cimport (
-    KEY_CREDIT, KEY_PUBLISH, PUBLISHING_ID_BYTES, entry_bytes, filter_bytes, publish_is_whole, sub_batch_is_valid,
+    FILTER_SIZE_BYTES, KEY_CREDIT, KEY_PUBLISH, PUBLISHING_ID_BYTES, entry_bytes, filter_bytes, publish_is_whole,
+    sub_batch_is_valid,
 )
 
 from vibemq.errors import ConnectionClosed
@@ -29,6 +30,22 @@ from vibemq.protocols.streams.spec import Code, Key
 
 cdef enum:
     CONTROLS_PER_TURN = 32  # control commands cost tens of microseconds: the loop's millisecond
+    TRACKED_MAX = 1024      # streams that one connection's offsets hold open: each costs some descriptors
+
+
+cdef class Tracking(StreamUser):
+    def __init__(self, StreamsSession session, Stream stream):
+        self.session = session
+        stream.attach(self)
+
+    cdef int on_deleted(self) except -1:
+        self.session.tracked.pop(self.stream, None)
+        self.session.stream_gone(self.stream)
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        self.session.connection.fail(problem)
+        return 0
 
 
 cdef class StreamsSession(Session):
@@ -37,10 +54,11 @@ cdef class StreamsSession(Session):
         self.door = door
         self.state = commands.FIRST_STATE
         self.frame_max = door.config.initial_frame_max_bytes
+        self.parts_kinds = door.config.one_sub_batch_per_chunk
         self.virtual_host = self.user = self.mechanism = ""
         self.rights_generation = 0
         self.connected_ms = time.time_ns() // 1_000_000
-        self.pending, self.tracked = {}, set()
+        self.pending, self.tracked = {}, {}
         self.peer_properties = {}
         self.publishers = {}
         self.deliveries = Deliveries(self, connection, door.helpers)
@@ -98,6 +116,7 @@ cdef class StreamsSession(Session):
         cdef uint32_t count, left, records
         cdef Py_ssize_t size
         cdef const uint8_t *entry
+        cdef const uint8_t *value      # of its filter, after a u16 size
         cdef err e
         if end - p < 5 or not publish_is_whole(p + 5, end, bytes_load32(p + 1), version):
             commands.malformed(self, MalformedFrame("Publish", "a count of whole entries that fill the frame", "other bytes"))
@@ -110,10 +129,11 @@ cdef class StreamsSession(Session):
             self.publisher_cached = publisher
         stream = publisher.stream
         publisher.reserve(count)
+        publisher.published += count
         p += 5
         left = count
         while left:
-            entry = p + PUBLISHING_ID_BYTES
+            value = entry = p + PUBLISHING_ID_BYTES
             if version == 2:
                 entry += filter_bytes(entry, end)
             size = entry_bytes(entry, end)
@@ -121,10 +141,13 @@ cdef class StreamsSession(Session):
             if entry[0] & 0x80:
                 if not sub_batch_is_valid(entry, self.door.sub_batch_uncompressed_max):
                     # This entry and all that follow: no gap may open in the ids that are stored.
+                    publisher.errored += left
                     return self._refuse_from(publisher.publisher_id, Code.PRECONDITION_FAILED, p, end, version)
                 records = bytes_load16(entry + 1)
             if publisher.id_count == 0:
                 publisher.begin()
+            if self.parts_kinds:
+                core.batch_part_kinds(stream.batch, entry[0] & 0x80)
             if publisher.reference:
                 e = core.batch_add_tracked(stream.batch, entry, <uint32_t> size, records, publisher.reference_index,
                                            core.bytes_load64(p))
@@ -135,7 +158,10 @@ cdef class StreamsSession(Session):
                 publisher.reserve(left)
                 continue
             if e != OK:
+                publisher.errored += left
                 return self._refuse_from(publisher.publisher_id, Code.INTERNAL_ERROR, p, end, version)
+            if entry > value + FILTER_SIZE_BYTES:
+                core.batch_filter(stream.batch, value + FILTER_SIZE_BYTES, <uint32_t> (entry - value - FILTER_SIZE_BYTES))
             memcpy(publisher.ids + publisher.id_count * PUBLISHING_ID_BYTES, p, PUBLISHING_ID_BYTES)
             publisher.id_count += 1
             p = entry + size
@@ -183,7 +209,10 @@ cdef class StreamsSession(Session):
             return 0
         subscription = <Subscription> found
         subscription.credit += <short> bytes_load16(p + 1)
-        if subscription.credit > 0:
+        if not subscription.attached:  # kept until it is active
+            self.connection.write_bytes(encode_server_frame(
+                Key.CREDIT, code=Code.PRECONDITION_FAILED, subscription_id=p[0]))
+        elif subscription.credit > 0:
             self.deliveries.want(subscription)
         return 0
 
@@ -203,6 +232,7 @@ cdef class StreamsSession(Session):
         publisher = Publisher(self, self.connection, publisher_id, reference)
         stream.attach(publisher)
         self.publishers[publisher_id] = publisher
+        self.door.publishing.add(self)
         publisher.queue = self.door.queue_of(stream)
         if publisher.queue is not None:
             publisher.queue.hold(publisher)
@@ -229,10 +259,27 @@ cdef class StreamsSession(Session):
             publisher.queue = None
         if self.publisher_cached is publisher:
             self.publisher_cached = None
+        if not self.publishers:
+            self.door.publishing.discard(self)
+            self.set_blocked(False)
+
+    def track(self, Stream stream):
+        """It has stored or asked for an offset there: it is told when the stream goes, and finds it open meanwhile."""
+        cdef Tracking oldest
+        if stream in self.tracked:
+            return
+        if len(self.tracked) >= TRACKED_MAX:
+            oldest = self.tracked.pop(next(iter(self.tracked)))
+            oldest.stream.detach(oldest)
+        self.tracked[stream] = Tracking(self, stream)
+
+    def reads(self, str name) -> bool:
+        """Is it subscribed to the stream of this name?"""
+        return any((<StreamUser> user).stream.name == name for user in self.deliveries.by_id.values())
 
     def uses(self, Stream stream) -> bool:
-        """Does this connection publish to or read from the stream?"""
-        for user in (*self.publishers.values(), *self.deliveries.by_id.values()):
+        """Does this connection publish to, read from or keep offsets on the stream?"""
+        for user in (*self.publishers.values(), *self.deliveries.by_id.values(), *self.tracked.values()):
             if (<StreamUser> user).stream is stream:
                 return True
         return False
@@ -249,6 +296,13 @@ cdef class StreamsSession(Session):
 
     def stream_unavailable(self, str name):
         commands.stream_unavailable(self, name)
+
+    def ask_consumer(self, Subscription subscription, bint active):
+        """Tell the client what its consumer has become in its group, and await the answer."""
+        commands.ask_consumer(self, subscription, active)
+
+    def consumer_left(self, Subscription subscription):
+        commands.consumer_left(self, subscription)
 
     @property
     def subscriptions(self) -> dict:
@@ -267,8 +321,19 @@ cdef class StreamsSession(Session):
         self.working = False
         self._go_on()
 
+    def set_blocked(self, bint blocked):
+        """The disk is full: read nothing more from who publishes; or it is not any more."""
+        if blocked == self.blocked:
+            return
+        self.blocked = blocked
+        if blocked:
+            self.busy = True
+            self.connection.pause()
+        else:
+            self._go_on()
+
     def _go_on(self):
-        self.busy = self.working or self.throttled or self.yielded
+        self.busy = self.working or self.throttled or self.blocked or self.yielded
         if not self.busy:
             self.connection.want_turn()  # the loop resumes it, when nobody is in the middle of anything
 
@@ -296,6 +361,32 @@ cdef class StreamsSession(Session):
     def local_port(self) -> int:
         return self.connection.local_port
 
+    def describe(self) -> dict:
+        """This connection as the admin side shows it."""
+        host, _, port = self.connection.peer.partition(" -> ")[0].rpartition(":")
+        return {
+            "name": self.connection.peer,
+            "user": self.user,
+            "vhost": self.virtual_host,
+            "peer_host": host,
+            "peer_port": int(port),
+            "connected_at": self.connected_ms,
+            "client_properties": self.peer_properties,
+            "state": "blocked" if self.throttled or self.blocked else "running",
+            "publishers": [
+                {
+                    "publisher_id": publisher.publisher_id,
+                    "reference": publisher.reference.decode(),
+                    "stream": publisher.stream.name,
+                    "published": publisher.published,
+                    "confirmed": publisher.confirmed,
+                    "errored": publisher.errored,
+                }
+                for publisher in self.publishers.values()
+            ],
+            "subscriptions": [(<Subscription> found).describe() for found in self.deliveries.by_id.values()],
+        }
+
     # ---- deliver ----
 
     cdef bint deliver(self) except -1:
@@ -310,8 +401,13 @@ cdef class StreamsSession(Session):
         if self.deadline_ms and now_ms >= self.deadline_ms:
             self.deadline_ms = 0
             self.at_deadline(self)
-        elif self.heartbeat_s and self.state == "open":
-            self._beat(now_ms)
+        elif self.state == "open":
+            if self.rights_generation != self.door.rights.generation and not commands.rights_changed(self):
+                return 0
+            if self.heartbeat_s:
+                self._beat(now_ms)
+        if self.pending and now_ms >= next(iter(self.pending.values())).deadline_ms:
+            raise ConnectionClosed(f"{self.connection.peer}: no answer to a ConsumerUpdate in time")
         return 0
 
     def start_heartbeats(self, int64_t now_ms):
@@ -353,4 +449,7 @@ cdef class StreamsSession(Session):
             self.remove_publisher(publisher_id)
         for subscription_id in list(self.deliveries.by_id):
             self.deliveries.remove(subscription_id)
+        while self.tracked:
+            stream, tracking = self.tracked.popitem()
+            (<Stream> stream).detach(tracking)
         return 0

@@ -18,6 +18,7 @@ cdef enum:
     SUB_BATCH_HEADER_BYTES = 11
     MESSAGE_HEADER_BYTES = 4
     PUBLISHING_ID_BYTES = 8
+    FILTER_SIZE_BYTES = 2  # of a filter value's length
 
 cdef inline Py_ssize_t entry_bytes(const uint8_t *p, const uint8_t *end) noexcept nogil:
     """Size of the entry at p with its header, or -1 when it does not end before `end`."""
