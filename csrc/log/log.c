@@ -255,6 +255,24 @@ err log_publisher_sequence(struct log *l, const char *reference, uint32_t bytes,
     return found ? OK : fault_set(f, ERR_NOT_FOUND, 0, "publisher reference", 0, 0, 0);
 }
 
+err log_publishers(struct log *l, struct log_publisher *out, uint32_t *count, struct fault *f)
+{
+    _Static_assert(LOG_PUBLISHERS_MAX == TRACKING_REFERENCES_MAX, "room for every reference");
+    const struct tracking *t = l->tracking;
+    *count = 0;
+    err e = log_lock(l, f);
+    if (e) return e;
+    for (uint32_t i = 0; i < TRACKING_SLOTS && *count < LOG_PUBLISHERS_MAX; i++) {
+        if (atomic_load(&t->hash[i]) == 0) continue;
+        struct log_publisher *p = &out[(*count)++];
+        p->sequence = t->sequence[i];
+        p->bytes = t->bytes[i];
+        memcpy(p->reference, t->text[i], t->bytes[i]);
+    }
+    log_unlock(l);
+    return OK;
+}
+
 /* Keep what is there for readers: not what retention has dropped but not yet removed, nor the
  * empty file of a roll that was killed before it was committed. */
 static void list_filter(struct segment_list *list, uint64_t first, uint64_t active)

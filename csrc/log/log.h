@@ -76,6 +76,11 @@ err log_append(struct log *l, struct batch *b, struct log_appended *out, struct 
 /* Highest publishing id accepted from a reference; ERR_NOT_FOUND when unknown. */
 err log_publisher_sequence(struct log *l, const char *reference, uint32_t bytes, uint64_t *out, struct fault *f);
 
+#define LOG_PUBLISHERS_MAX 255u /* TRACKING_REFERENCES_MAX */
+struct log_publisher { uint64_t sequence; uint8_t bytes; char reference[256]; };
+/* All of them, in no order; `out` has room for LOG_PUBLISHERS_MAX. */
+err log_publishers(struct log *l, struct log_publisher *out, uint32_t *count, struct fault *f);
+
 /* fdatasync everything committed so far and publish it as durable; gives what is
  * durable afterwards.  Thread-safe.  Closed segments not yet synced are covered first.
  * On failure (ERR_IO) the segment is marked so that the next append begins a new one;

@@ -10,6 +10,8 @@ import mmap
 import os
 from typing import NamedTuple
 
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, Py_buffer, PyBUF_WRITABLE
 
 from vibemq.storage cimport core
@@ -19,6 +21,15 @@ from vibemq.errors import StorageError, UserError
 
 cdef extern from "shm/doorbell.h":
     size_t _BOARD_BYTES "sizeof(struct doorbell_board)"
+
+cdef extern from "log/log.h":
+    enum:
+        _PUBLISHERS_MAX "LOG_PUBLISHERS_MAX"
+    struct log_publisher:
+        uint64_t sequence
+        uint8_t bytes
+        char *reference
+    err log_publishers(core.log *l, log_publisher *out, uint32_t *count, fault *f)
 
 #: Size in bytes of the shared memory that holds the board of doorbells (csrc/shm/doorbell.h).
 BOARD_BYTES = _BOARD_BYTES
@@ -249,6 +260,23 @@ cdef class Log:
         if e != OK:
             raise storage_error(e, &f)
         return value
+
+    def publisher_sequences(self) -> dict[str, int]:
+        """Highest publishing id accepted from each reference that is remembered."""
+        cdef log_publisher *found = <log_publisher *> malloc(_PUBLISHERS_MAX * sizeof(log_publisher))
+        cdef uint32_t count, i
+        cdef fault f
+        cdef err e
+        if found == NULL:
+            raise MemoryError
+        try:
+            e = log_publishers(self.raw, found, &count, &f)
+            if e != OK:
+                raise storage_error(e, &f)
+            return {(<bytes> found[i].reference[:found[i].bytes]).decode(errors="replace"): found[i].sequence
+                    for i in range(count)}
+        finally:
+            free(found)
 
     def attach_offset(self, int offset_type, long long value) -> int:
         """First offset a reader with this specification would be given (the RabbitMQ Streams protocol)."""
