@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Super streams: made and deleted as a whole, partitions in their order, routes by exact key, each refusal with its code."""
+"""Super streams: made and deleted as a whole, partitions in order, routes by exact key, refusals with their codes."""
 
 import pytest
 from peer import connected
