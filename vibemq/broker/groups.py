@@ -92,7 +92,7 @@ class Groups:
         self.by_number[number] = _Joined(member, incarnation, name, row)
 
     def leave(self, member: Consumer) -> None:
-        """The consumer is gone: unsubscribed, its connection closed, or its stream deleted.  It is told nothing more."""
+        """The consumer is gone: unsubscribed, disconnected, or its stream deleted.  It is told nothing more."""
         number = self.number_of.pop(member, None)
         if number is None:
             return
@@ -200,4 +200,3 @@ class Groups:
             member, state = change
             self.table.set_state(member.row, state)
             changed.add(member.worker)
-
