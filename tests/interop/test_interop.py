@@ -200,14 +200,16 @@ def test_who_may_only_read_can_read_and_is_told_so(run, served, needs, client, f
 @pytest.mark.line("goes on after its connection was closed by force")
 def test_no_message_is_lost_when_connections_are_closed(run, served, needs, client, stream):
     needs("closing connections")
-    program = run(client, "consume", **{"stream": stream, "from": "first", "count": 6})
+    program = run(client, "consume", **{"stream": stream, "from": "first"})
     program.until("subscribed")
     run.publish(client, stream, 3)
-    assert numbered(program.messages(3)) == expected(client, range(3))
+    messages = program.messages(3)
     served.close_connections()
     run.publish(client, stream, 3, first=3)
-    assert numbered(program.messages(3)) == expected(client, range(3, 6))
-    program.finish()
+    while messages[-1]["offset"] < 5:
+        messages.append(program.until("message"))
+    # The Java client asks for the last message it had once more.
+    assert sorted(set(numbered(messages))) == expected(client, range(6))
 
 
 @pytest.mark.line("a stream deleted under a consumer is noticed")

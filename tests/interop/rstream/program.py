@@ -167,5 +167,6 @@ async def manage() -> None:
 try:
     asyncio.run({"publish": publish, "consume": consume, "create": manage, "delete": manage}[command]())
 except Exception as failed:
-    say("error", text=f"{type(failed).__name__}: {failed}", code=getattr(failed, "code", 0))
+    cause = failed.__context__ or failed  # what went wrong first, when closing went wrong after it
+    say("error", text=f"{type(cause).__name__}: {cause}", code=getattr(cause, "code", 0))
     os._exit(1)
