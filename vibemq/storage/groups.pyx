@@ -36,6 +36,20 @@ class State(IntEnum):
     DEACTIVATING = core.GROUPS_DEACTIVATING  # active until it has answered that it stopped
 
 
+cdef tuple STATES = (None, State.WAITING, State.ACTIVE, State.DEACTIVATING)  # by number
+cdef object _new = tuple.__new__
+
+
+class Place(NamedTuple):
+    """What a decision needs to know of a member: groups may be large, and each change looks at all of one."""
+
+    number: int  # of registration: the order within a group
+    row: int
+    state: State
+    partition: int  # -1: a plain group
+    worker: int
+
+
 class Member(NamedTuple):
     """One row: a consumer in a group."""
 
@@ -144,14 +158,14 @@ cdef class GroupTable:
 
     def state(self, uint32_t row) -> State:
         """Of a row of this worker's own; needs no mutex."""
-        return State(core.groups_state(self.raw, row))
+        return STATES[<int> core.groups_state(self.raw, row)]
 
     def set_state(self, uint32_t row, int state):
         core.groups_set_state(self.raw, row, <core.groups_state_t> state)
 
     cdef object _member(self, uint32_t row):
         cdef groups_row *r = &self.raw.rows[row]
-        return Member(row, r.number, State(r.state), r.slot, f"{r.incarnation:016x}",
+        return Member(row, r.number, STATES[<int> r.state], r.slot, f"{r.incarnation:016x}",
                       r.name[:r.name_bytes].decode(errors="surrogatepass"), r.partition, r.worker, r.member,
                       r.label[:r.label_bytes].decode(errors="replace"))
 
@@ -161,13 +175,20 @@ cdef class GroupTable:
         members.sort(key=_by_number)
         return members
 
-    def group(self, str incarnation, str name) -> list[Member]:
+    def group(self, str incarnation, str name) -> list[Place]:
         """The members of one group, in registration order."""
         cdef bytes text = name.encode(errors="surrogatepass")
+        cdef list places = []
+        cdef groups_row *r
+        cdef uint32_t i, count
         if len(text) > core.GROUPS_NAME_BYTES_MAX:
-            return []
-        return self._members(
-            core.groups_of(self.raw, _number(incarnation), text, <uint32_t> len(text), self.found))
+            return places
+        count = core.groups_of(self.raw, _number(incarnation), text, <uint32_t> len(text), self.found)
+        for i in range(count):
+            r = &self.raw.rows[self.found[i]]
+            places.append(_new(Place, (r.number, self.found[i], STATES[<int> r.state], r.partition, r.worker)))
+        places.sort()  # numbers differ
+        return places
 
     def all(self) -> list[Member]:
         return self._members(core.groups_all(self.raw, self.found))
