@@ -203,6 +203,37 @@ def test_a_bad_sub_batch_refuses_itself_and_what_follows_in_its_frame(peer, stre
     assert b"not" not in data and b"neither" not in data
 
 
+def test_a_sub_batch_can_have_a_chunk_of_its_own(tmp_path):
+    rows = [b"a", b"b", plain(b"c", b"d"), b"e", plain(b"f"), plain(b"g"), b"h"]
+    sizes = [(2, 2), (1, 2), (1, 1), (1, 1), (1, 1), (1, 1)]  # entries and records of each chunk
+    option = ("--set", "streams.one_sub_batch_per_chunk=true")
+    with broker(tmp_path / "data", *option) as running, connected(running) as peer:
+        peer.create("s")
+        peer.declare("s")
+        peer.declare("s", 1, "with a reference")
+        peer.publish(list(enumerate(rows)))
+        assert peer.confirmed(7) == list(range(7))
+        peer.publish(list(enumerate(rows)), 1)
+        assert peer.confirmed(7, 1) == list(range(7))
+        peer.subscribe("s", credit=100)
+        chunks = []
+        while sum(chunk.records for chunk in chunks) < 16:
+            chunks.append(peer.chunk())
+        assert [(chunk.entries, chunk.records) for chunk in chunks] == sizes * 2
+        many = [(at, plain(b"x")) for at in range(1000)]
+        peer.publish(many)
+        assert peer.confirmed(1000) == list(range(1000))
+        assert all(peer.chunk().entries == 1 for _ in range(100 - 2 * len(sizes)))
+
+
+def test_kinds_share_a_chunk_otherwise(peer, stream):
+    peer.declare(stream)
+    peer.publish([(1, b"a"), (2, plain(b"b")), (3, plain(b"c")), (4, b"d")])
+    peer.confirmed(4)
+    peer.subscribe(stream)
+    assert peer.chunk().entries == 4
+
+
 # ---- deduplication ----
 
 
