@@ -65,10 +65,12 @@ def get_user(api: Api, call: Call) -> Any:
 
 
 def put_user(api: Api, call: Call) -> Answer:
-    """A new user needs ``password`` or ``password_hash``; ``tags`` are always needed."""
+    """``tags`` are always needed.  A new user without ``password`` or ``password_hash`` cannot log in with one."""
     if "tags" not in call.body:
         raise bad_request("tags_not_present")
     texts = {name: optional_text(call.body, name) for name in ("password", "password_hash")}
+    if not any(texts.values()) and not any(call.path["user"] == known for known, _ in _users(api)):
+        texts = {"password_hash": ""}
     hashing = optional_text(call.body, "hashing_algorithm") or ""
     anew = tool_users.put_user(api.metadata, call.path["user"], tags_of(call.body["tags"]), **texts, hashing=hashing)
     api.accounts_changed()

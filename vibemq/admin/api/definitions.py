@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def export(api: Api, call: Call) -> Any:
-    """Without users' passwords: their hashes are for no other eyes, and can be read from the database."""
+    """Without users' passwords: the hashes are for nobody's eyes.  Where it is imported, new users need one set."""
     vhost = call.path.get("vhost")
     path = {} if vhost is None else {"vhost": vhost}
     here = Call(call.caller, path)
