@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """After Open: what is wrong gets Close with its code, what is slow or unusual works, and heartbeats go both ways."""
 
+import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 from peer import Peer, connected, publish_frame
+from running import broker
 
 from vibemq.protocols.streams import codec, spec
 from vibemq.protocols.streams.spec import Code, Key
+from vibemq.server.context import metadata_path
 
 HEARTBEAT = bytes.fromhex("0000000400170001")
 CLOSE_UNKNOWN = bytes.fromhex("000000190016000100000001000d000d756e6b6e6f776e206672616d65")
@@ -170,3 +174,17 @@ def test_a_client_that_wants_no_heartbeats_gets_and_owes_none(served):
         other.rest()  # some seconds have passed when it is let go
         peer.send(peer.command(Key.METADATA, streams=[]))
         assert peer.next_frame().key == Key.METADATA | spec.RESPONSE_BIT
+
+
+# ---- errors of ours ----
+
+
+def test_an_error_of_ours_closes_the_connection_with_15_and_no_other(tmp_path):
+    with broker(tmp_path / "data") as running, connected(running) as peer, connected(running) as other:
+        with closing(sqlite3.connect(metadata_path(str(tmp_path / "data")))) as database:
+            database.execute("ALTER TABLE exchanges RENAME TO elsewhere")
+        peer.send(peer.command(Key.PARTITIONS, super_stream="s"))
+        assert peer.next_frame() == (Key.CLOSE, 1, bytes.fromhex("00000001 000f 000e") + b"internal error")
+        peer.send(codec.encode_response(Key.CLOSE, 1, Code.OK))
+        assert peer.rest() == b""
+        assert other.ask(Key.METADATA, streams=["s"]).streams[0].code == Code.STREAM_DOES_NOT_EXIST

@@ -27,7 +27,7 @@ from vibemq.protocols.streams.replies import (
     HEARTBEAT,
     answer,
     frame_too_large,
-    internal_errors,
+    internal_error,
     malformed,
     refuse,
     say_goodbye,
@@ -59,6 +59,7 @@ __all__ = [
     "consumer_left",
     "frame_too_large",
     "handle",
+    "internal_error",
     "malformed",
     "rights_changed",
     "say_goodbye",
@@ -94,8 +95,7 @@ def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> N
     state = session.state
     if state == "open" and session.rights_generation != session.door.rights.generation and not rights_changed(session):
         return
-    with internal_errors(session):
-        step.do(session, request)
+    step.do(session, request)
     if step.then and session.state == state:
         session.state = step.then
         step_begins(session)

@@ -6,9 +6,8 @@ Codes and delays: the RabbitMQ Streams protocol.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError, StorageError, StreamNotFound
@@ -63,11 +62,9 @@ def in_helper(
 
     def back(result: Any, error: BaseException | None) -> None:
         try:
-            with internal_errors(session):
-                done(result, error)
+            done(result, error)
         except Exception as problem:
-            logger.info("%s: %s", session.peer, problem)
-            session.finish()
+            internal_error(session, problem)
         finally:
             session.resume()
 
@@ -106,19 +103,16 @@ def frame_too_large(session: StreamsSession, size: int, first: bytes) -> None:
 # ---- the ends of a session, and of its streams ----
 
 
-@contextlib.contextmanager
-def internal_errors(session: StreamsSession) -> Iterator[None]:
-    """What nobody expected is our fault, and the peer is told so; what ends the connection anyway passes."""
-    try:
-        yield
-    except (ConnectionClosed, LimitExceeded, ProtocolError):
-        raise
-    except Exception:
-        logger.exception("%s: closed by an error of ours", session.peer)
-        if session.state == "open":
-            close(session, Code.INTERNAL_ERROR, "internal error")
-        else:
-            session.finish()
+def internal_error(session: StreamsSession, problem: BaseException) -> None:
+    """What nobody expected is our fault, and the peer is told so, unless the connection has to end anyway."""
+    if isinstance(problem, ConnectionClosed | LimitExceeded | ProtocolError):
+        session.fail(problem)
+        return
+    logger.error("%s: closed by an error of ours", session.peer, exc_info=problem)
+    if session.state == "open":
+        close(session, Code.INTERNAL_ERROR, "internal error")
+    else:
+        session.finish()
 
 
 def step_begins(session: StreamsSession) -> None:

@@ -89,9 +89,12 @@ cdef class StreamsSession(Session):
             if size - at - 4 < length:
                 self.wanted = <size_t> length + 4
                 break
-            controls += self._frame(data + at + 4, length)
+            try:
+                controls += self._frame(data + at + 4, length)
+            except Exception as problem:
+                commands.internal_error(self, problem)
             at += <size_t> length + 4
-            if self.connection.closing or self.connection.closed:
+            if self.connection.closing or self.connection.closed or self.connection.problem is not None:
                 return size
             if controls >= CONTROLS_PER_TURN:
                 self.yielded = self.busy = True
@@ -344,6 +347,10 @@ cdef class StreamsSession(Session):
     def finish(self):
         """Send what is queued, then close the connection."""
         self.connection.close_after_flush()
+
+    def fail(self, problem):
+        """End the connection because of this, at its next turn."""
+        self.connection.fail(problem)
 
     @property
     def peer(self) -> str:
