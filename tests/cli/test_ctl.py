@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vibemq ctl`: the words, options, columns and exit codes of rabbitmqctl and rabbitmq-streams."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from peer import connected
+from running import ENVIRONMENT, broker
+
+from vibemq.ctl.commands import COMMANDS
+from vibemq.protocols.streams import codec
+from vibemq.protocols.streams.spec import Code, Key
+
+#: What must be there, by the names of RabbitMQ's tools.
+NEEDED = (
+    *("status", "list_users", "add_user", "delete_user", "change_password"),
+    *("list_vhosts", "add_vhost", "delete_vhost"),
+    *("set_permissions", "clear_permissions", "list_permissions", "set_policy", "clear_policy", "list_policies"),
+    *("close_connection", "list_stream_connections", "list_stream_publishers", "list_stream_consumers"),
+    *("list_stream_groups", "list_stream_group_consumers"),
+    *("add_super_stream", "delete_super_stream", "stream_status", "restart_stream"),
+)
+
+
+class Ctl:
+    """Real processes, on one data directory."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def run(self, *words):
+        command = [sys.executable, "-m", "vibemq.cli", "ctl", "--data-dir", str(self.folder), *words]
+        return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+
+    def said(self, *words):
+        done = self.run(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def rows(self, *words):
+        return json.loads(self.said(*words, "--formatter", "json"))
+
+    def refused(self, *words):
+        done = self.run(*words)
+        return done.returncode, done.stderr.removeprefix("Error:\n").rstrip("\n")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    # A path longer than a socket's address may be.
+    folder = tmp_path_factory.mktemp("ctl") / ("long" * 30) / "data"
+    with broker(folder) as running:
+        yield Ctl(folder), running
+
+
+@pytest.fixture
+def ctl(served):
+    return served[0]
+
+
+@pytest.fixture
+def running(served):
+    return served[1]
+
+
+@pytest.fixture
+def offline(tmp_path):
+    return Ctl(tmp_path / "data")
+
+
+# ---- words and options ----
+
+
+def test_every_command_is_there_and_in_the_help(ctl):
+    shown = ctl.said("--help")
+    assert [name for name in NEEDED if name not in COMMANDS or name not in shown] == []
+
+
+def test_wrong_words_are_usage(ctl):
+    for words in (["nonsense"], ["add_user", "one"], ["list_users", "more"], ["list_vhosts", "nonsense"]):
+        code, said = ctl.refused(*words)
+        assert code == 64 and said, words
+
+
+def test_options_stand_anywhere(ctl):
+    for words in (["-q", "list_vhosts"], ["list_vhosts", "-q"], ["list_vhosts", "--quiet", "name"]):
+        assert ctl.said(*words) == "name\n/\n"
+    assert ctl.said("list_vhosts") == "Listing vhosts ...\nname\n/\n"
+    assert ctl.said("-s", "list_vhosts") == ctl.said("-q", "--no-table-headers", "list_vhosts") == "/\n"
+    assert ctl.said("-n", "rabbit@here", "list_vhosts", "-t", "9", "--formatter", "csv") == '"name"\n"/"\n'
+    assert ctl.said("list_vhosts", "--formatter", "json") == '[\n{"name":"/"}\n]\n'
+    boxes = ctl.said("-q", "list_vhosts", "--formatter", "pretty_table").splitlines()
+    assert boxes == ["┌──────┐", "│ name │", "├──────┤", "│ /    │", "└──────┘"]
+
+
+# ---- users, virtual hosts, permissions, policies: with and without a broker ----
+
+
+@pytest.fixture(params=["with a broker", "without"])
+def either(request, tmp_path):
+    if request.param == "without":
+        return Ctl(tmp_path / "data")
+    return request.getfixturevalue("served")[0]
+
+
+def test_users_come_change_and_go(either):
+    assert either.said("add_user", "ann", "pw").startswith('Adding user "ann" ...\nDone. Don\'t forget to grant')
+    assert either.refused("add_user", "ann", "pw") == (70, 'User "ann" already exists')
+    assert either.said("change_password", "ann", "pw2") == 'Changing password for user "ann" ...\n'
+    assert either.refused("change_password", "nobody", "x") == (67, 'User "nobody" does not exist')
+    assert either.said("set_user_tags", "ann", "monitoring", "mine") == (
+        'Setting tags for user "ann" to [monitoring, mine] ...\n'
+    )
+    assert "ann\t[monitoring, mine]\n" in either.said("list_users")
+    assert {"user": "guest", "tags": ["administrator"]} in either.rows("list_users")
+    assert either.said("delete_user", "ann") == 'Deleting user "ann" ...\n'
+    assert either.refused("delete_user", "ann") == (67, 'User "ann" does not exist')
+
+
+def test_vhosts_permissions_and_policies_come_change_and_go(either):
+    assert either.said("add_vhost", "v") == 'Adding vhost "v" ...\n'
+    either.said("add_user", "bob", "pw")
+    assert either.said("set_permissions", "-p", "v", "bob", "^a", ".*", "") == (
+        'Setting permissions for user "bob" in vhost "v" ...\n'
+    )
+    bob = {"user": "bob", "configure": "^a", "write": ".*", "read": ""}
+    assert bob in either.rows("list_permissions", "-p", "v")
+    assert either.said("-q", "list_user_permissions", "bob") == "vhost\tconfigure\twrite\tread\nv\t^a\t.*\t\n"
+    assert either.refused("set_permissions", "-p", "no", "bob", "", "", "") == (69, "Virtual host no does not exist")
+    assert either.refused("set_permissions", "nobody", "", "", "") == (67, "User nobody does not exist")
+    for _ in range(2):
+        assert either.said("-q", "clear_permissions", "-p", "v", "bob") == ""
+    assert bob not in either.rows("list_permissions", "--vhost", "v")
+    definition = '{"max-age":"1h"}'
+    either.said("set_policy", "-p", "v", "p", "^o", definition, "--priority", "2", "--apply-to", "queues")
+    assert either.rows("list_policies", "-p", "v") == [
+        {"vhost": "v", "name": "p", "pattern": "^o", "apply-to": "queues", "definition": definition, "priority": 2}
+    ]
+    assert either.said("clear_policy", "-p", "v", "p") == 'Clearing policy "p" on vhost "v" ...\n'
+    assert either.refused("clear_policy", "-p", "v", "p") == (69, "Parameter does not exist")
+    assert either.refused("set_policy", "p", "^o", "no json")[0] == 69
+    either.said("delete_user", "bob")
+    assert either.said("delete_vhost", "v") == 'Deleting vhost "v" ...\n'
+    assert either.refused("delete_vhost", "v") == (65, "Virtual host 'v' does not exist")
+
+
+def test_what_was_set_without_a_broker_holds_once_it_runs(offline):
+    offline.said("add_user", "carl", "pw")
+    offline.said("add_vhost", "v")
+    offline.said("set_permissions", "-p", "v", "carl", ".*", ".*", ".*")
+    with broker(offline.folder) as running, connected(running, virtual_host="v", data=b"\0carl\0pw") as peer:
+        peer.create("orders")
+        assert offline.rows("list_queues", "-p", "v") == [{"name": "orders", "messages": 0}]
+
+
+def test_what_needs_a_broker_says_so_without_one(offline):
+    offline.said("add_user", "dora", "pw")
+    for words in (["status"], ["list_stream_connections"], ["restart_stream", "s"], ["close_connection", "c", "bye"]):
+        code, said = offline.refused(*words)
+        assert code == 69 and "no broker serves from" in said, words
+
+
+def test_the_socket_is_for_its_owner_only(ctl):
+    assert os.stat(ctl.folder / "ctl.sock").st_mode & 0o777 == 0o600
+
+
+# ---- streams, with a broker ----
+
+
+def test_connections_publishers_and_consumers_have_rabbitmqs_columns(ctl, running):
+    with connected(running) as peer:
+        peer.create("seen")
+        peer.declare("seen", 3, reference="ref")
+        peer.publish([(1, b"x"), (2, b"y")], 3)
+        peer.confirmed(2, 3)
+        peer.subscribe("seen", 5, credit=9, properties={"name": "app"})
+        peer.chunk(5)
+        name = " -> ".join(f"{h}:{p}" for h, p in (peer.socket.getsockname(), peer.socket.getpeername()))
+        assert ctl.said("list_stream_connections").splitlines()[0] == "Listing stream connections ..."
+        assert {"conn_name": name} in ctl.rows("list_stream_connections")
+        columns = ("conn_name", "user", "vhost", "subscriptions", "ssl")
+        assert [name, "guest", "/", 1, False] in [
+            list(row.values()) for row in ctl.rows("list_stream_connections", *columns)
+        ]
+        assert ctl.rows("list_stream_publishers") == [
+            {"connection_pid": name, "publisher_id": 3, "stream": "seen", "reference": "ref",
+             "messages_published": 2, "messages_confirmed": 2, "messages_errored": 0}
+        ]  # fmt: skip
+        assert (
+            ctl.said("-s", "list_stream_consumers", "stream", "subscription_id", "--formatter", "table") == "seen\t5\n"
+        )
+        (row,) = ctl.rows("list_stream_consumers")
+        assert list(row)[:7] == ["connection_pid", "subscription_id", "stream", "messages_consumed", "offset",
+                                 "offset_lag", "credits"]  # fmt: skip
+        assert (row["messages_consumed"], row["offset_lag"], row["properties"]) == (2, 0, {"name": "app"})
+        (status,) = ctl.rows("stream_status", "seen")
+        assert status == {"role": "writer", "node": "rabbit@localhost", "offset": 1, "committed_offset": 1,
+                          "first_offset": 0, "readers": 1, "segments": 1}  # fmt: skip
+        assert ctl.said("restart_stream", "seen") == "Restarting stream seen in vhost / ...\n"
+        assert peer.until(Key.METADATA_UPDATE)[1].stream == "seen"
+        peer.declare("seen", 3)
+        assert ctl.said("close_connection", name, "enough now").endswith("reason: enough now...\n")
+        assert peer.rest() == b""
+    assert ctl.refused("close_connection", name, "again") == (69, f"Connection {name} does not exist")
+    assert ctl.said("delete_queue", "seen").endswith("deleted with 2 ready messages\n")
+    assert ctl.refused("stream_status", "seen") == ctl.refused("restart_stream", "seen") == (69, "not_found")
+
+
+def test_super_streams_come_and_go(ctl, running):
+    assert ctl.said("add_super_stream", "inv", "--partitions", "2", "--max-age", "1h") == (
+        "Adding a super stream ...\nSuper stream inv has been created\n"
+    )
+    assert ctl.refused("add_super_stream", "inv", "--partitions", "2") == (70, "there is already an exchange named inv")
+    rows = ctl.rows("list_queues", "name", "arguments")
+    assert {"name": "inv-1", "arguments": {"x-queue-type": "stream", "x-max-age": "1h"}} in rows
+    assert ctl.said("-q", "add_super_stream", "reg", "--binding-keys", "a,b") == ""
+    with connected(running) as peer:
+        assert peer.ask(Key.PARTITIONS, super_stream="reg").streams == ["reg-a", "reg-b"]
+    for name in ("inv", "reg"):
+        assert ctl.said("delete_super_stream", name).endswith(f"Super stream {name} has been deleted\n")
+    assert ctl.refused("delete_super_stream", "inv") == (70, "stream_not_found")
+
+
+def test_groups_and_their_members_are_listed(ctl, running):
+    sac = {"single-active-consumer": "true", "name": "app"}
+    with connected(running) as first, connected(running) as second:
+        first.create("grouped")
+        first.subscribe("grouped", 1, properties=sac)
+        update = first.expect(Key.CONSUMER_UPDATE)
+        first.send(codec.encode_response(Key.CONSUMER_UPDATE, update.correlation_id, Code.OK, offset_type=0))
+        second.subscribe("grouped", 2, properties=sac)
+        assert ctl.rows("list_stream_groups") == [
+            {"stream": "grouped", "reference": "app", "partition_index": -1, "consumers": 2}
+        ]
+        members = ctl.rows("list_stream_group_consumers", "--stream", "grouped", "--reference", "app")
+        assert [list(member) for member in members] == [["subscription_id", "connection_name", "state"]] * 2
+        assert [(member["subscription_id"], member["state"]) for member in members] == [(1, "active"), (2, "waiting")]
+    assert ctl.refused("list_stream_group_consumers", "--stream", "grouped", "--reference", "no")[0] == 69
+    assert ctl.refused("list_stream_group_consumers")[0] == 64
+
+
+def test_status_says_what_runs(ctl, running):
+    shown = json.loads(ctl.said("status", "--formatter", "json"))
+    assert shown["pid"] == running.process.pid
+    assert shown["data_directory"] == str(ctl.folder)
+    assert [worker["pid"] for worker in shown["workers"]] == running.worker_pids()
+    assert f"pid: {running.process.pid}\n" in ctl.said("status")
+    assert ctl.said("ping").endswith("Ping succeeded\n")
