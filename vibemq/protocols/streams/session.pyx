@@ -276,10 +276,6 @@ cdef class StreamsSession(Session):
             oldest.stream.detach(oldest)
         self.tracked[stream] = Tracking(self, stream)
 
-    def reads(self, str name) -> bool:
-        """Is it subscribed to the stream of this name?"""
-        return any((<StreamUser> user).stream.name == name for user in self.deliveries.by_id.values())
-
     def uses(self, Stream stream) -> bool:
         """Does this connection publish to, read from or keep offsets on the stream?"""
         for user in (*self.publishers.values(), *self.deliveries.by_id.values(), *self.tracked.values()):
@@ -375,8 +371,12 @@ cdef class StreamsSession(Session):
             "name": self.connection.peer,
             "user": self.user,
             "vhost": self.virtual_host,
-            "peer_host": host,
+            "peer_host": host.strip("[]"),
             "peer_port": int(port),
+            "mechanism": self.mechanism,
+            "is_tls": self.connection.is_tls,
+            "frame_max": self.negotiated_frame_max,
+            "heartbeat": self.heartbeat_s,
             "connected_at": self.connected_ms,
             "client_properties": self.peer_properties,
             "state": "blocked" if self.throttled or self.blocked else "running",

@@ -39,7 +39,6 @@ TLS_CLIENT_HELLO_FIRST_BYTE = 0x16  # as first byte on the plain port: the peer 
 FRAME_SIZE_MAX_DEFAULT_BYTES = 1_048_576  # what a server proposes in Tune; clients cut their batches to it
 STRING_SIZE_MAX_BYTES = 32_767  # the length is an i16 for most clients
 REFERENCE_SIZE_MAX_BYTES = 255  # a reference is written with a one-byte size into chunk trailers
-STREAM_NAME_SIZE_MAX_BYTES = 255  # as for queue names of the same server, and it bounds a folder name
 PUBLISHERS_PER_CONNECTION_COUNT_MAX = 256  # the id is a u8
 SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX = 256  # the id is a u8
 HEARTBEAT_DEFAULT_S = 60  # what a server proposes in Tune

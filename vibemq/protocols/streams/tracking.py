@@ -40,7 +40,7 @@ def _not_stored(session: StreamsSession, name: str, reference: bytes, offset: in
     """Store it; why it could not be, or "" when it is."""
     if len(reference) > spec.REFERENCE_SIZE_MAX_BYTES:
         return f"the reference has {len(reference)} bytes, at most {spec.REFERENCE_SIZE_MAX_BYTES} allowed"
-    if not session.rights.read(name) and not session.reads(name):
+    if not session.rights.read(name):
         return f"user {session.user!r} may not read it"
     try:
         stream = session.door.table.find(session.virtual_host, name)
