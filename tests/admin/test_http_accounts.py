@@ -39,6 +39,20 @@ def test_health_needs_no_login(http):
     assert (reply.status, reply.json) == (200, {"status": "ok"})
 
 
+def test_a_page_of_another_site_changes_nothing(http, name):
+    for origin in ("http://evil.example", "null"):
+        assert http.status("PUT", "vhosts", name, Origin=origin) == 403
+    own = f"http://127.0.0.1:{http.running.admin_port}"
+    assert http.status("PUT", "vhosts", name, Origin=own) == 201
+    assert http.status("DELETE", "vhosts", name, Origin=own) == 204
+
+
+def test_guest_comes_in_only_by_a_name_of_this_machine(http):
+    port = http.running.admin_port
+    statuses = [http.status("GET", "whoami", Host=f"{host}:{port}") for host in ("localhost", "[::1]", "evil.example")]
+    assert statuses == [200, 200, 401]
+
+
 def test_an_unknown_path_is_404_and_an_unknown_method_405(http):
     assert http.status("GET", "nothing") == 404
     assert http.raw("GET", "/elsewhere").status == 404

@@ -49,6 +49,7 @@ def test_connections_of_every_worker_are_shown_as_rabbitmq_shows_them(http, peer
         assert (one["host"], one["port"]) == peer.socket.getpeername()
         assert one["client_properties"] == {"product": "raw"}
         assert one["node"] == "rabbit@localhost"
+        assert (one["auth_mechanism"], one["ssl"], one["frame_max"], one["timeout"]) == ("PLAIN", False, 1_048_576, 0)
         assert http.get("connections", one["name"]) == http.get("stream", "connections", "/", one["name"]) == one
         assert one["name"] in [each["name"] for each in http.get("stream", "connections", "/")]
     assert http.status("GET", "connections", "nothing") == 404

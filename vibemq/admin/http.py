@@ -17,13 +17,14 @@ import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from vibemq.admin.api.accounts import caller_of
 from vibemq.admin.api.calls import OWNER, Answer, Caller
 from vibemq.admin.api.service import Api
-from vibemq.admin.users import Authenticator, Verdict
+from vibemq.admin.users import GUEST, Authenticator, Verdict
 
 PREFIX = "/api"
 THREADS_MAX = 8  # requests at once; the rest waits
@@ -69,6 +70,8 @@ class Server:
 
     async def _on_http(self, request: web.Request) -> web.Response:
         path = request.rel_url.raw_path
+        if _from_another_page(request):
+            return _response(request, Answer(403, {"error": "forbidden", "reason": "asked by a page of another site"}))
         if path == PUBLIC_HEALTH:
             answer = await self._in_thread(self._api.handle, "GET", "/healthchecks/node", OWNER)
             return _response(request, answer)
@@ -105,16 +108,15 @@ class Server:
         except Exception:  # a mistake of ours; the process goes on
             log.exception("%s %s", request.method, path)
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
-        if method not in ("GET",) and answer.status < 300:
+        if method != "GET" and answer.status < 300:
             log.info("%s %s by %s", method, path, caller.name or "vibemq ctl")
         return _response(request, answer)
 
     async def _caller(self, request: web.Request) -> Caller | None:
         login = _login(request.headers.get("Authorization", ""))
-        if login is None:
+        if login is None or (login[0] == GUEST and not _is_this_machine(request)):
             return None
-        loopback = ipaddress.ip_address(str(request.remote).partition("%")[0])
-        is_loopback = (getattr(loopback, "ipv4_mapped", None) or loopback).is_loopback
+        is_loopback = _is_loopback(str(request.remote))
         check = functools.partial(self._authenticator.check_cached, *login, is_loopback)
         verdict = await self._in_thread(check)
         if verdict is None:
@@ -127,6 +129,27 @@ class Server:
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _from_another_page(request: web.Request) -> bool:
+    """A browser says where a request comes from that changes something; no other site may use its logins."""
+    origin = request.headers.get("Origin")
+    return origin is not None and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != request.host
+
+
+def _is_this_machine(request: web.Request) -> bool:
+    """Was it reached by a name of this machine's own?  Everybody knows guest's password, so a page whose name
+    was made to lead here could use it."""
+    host = request.url.host or ""
+    return host == "localhost" or host.endswith(".localhost") or _is_loopback(host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _login(header: str) -> tuple[str, str] | None:

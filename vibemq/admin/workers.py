@@ -100,6 +100,11 @@ class Workers:
                 yield from piece["sessions"]
                 after = piece["next"]
 
+    def close(self, session: dict[str, Any], reason: str) -> bool:
+        """Drop a connection that ``sessions`` gave; False: it has ended meanwhile.  Raises NoAnswer."""
+        closed: bool = self.ask(session["worker"], "close", fd=session["fd"], name=session["name"], reason=reason)
+        return closed
+
     def _await(self, worker: int, channel: socket.socket, event: int, deadline: float) -> None:
         poller = select.poll()
         poller.register(channel, event)

@@ -83,6 +83,7 @@ class Inquiries:
         found: list[dict[str, object]] = []
         for fd, connection, session in self._loop.sessions_after(question["after"]):
             shown = {
+                "fd": fd,
                 "name": connection.peer,
                 "host": connection.local_host,
                 "port": connection.local_port,
@@ -98,13 +99,13 @@ class Inquiries:
         return {"sessions": found, "next": None}
 
     def _close(self, question: dict[str, Any]) -> object:
-        """Drop the socket without a word, as RabbitMQ does."""
-        for _, connection, _ in self._loop.sessions_after(-1):
-            if connection.peer == question["name"]:
-                logger.info("%s: closed by an administrator: %s", connection.peer, question["reason"])
-                self._loop.close(connection)
-                return True
-        return False
+        """Drop the socket without a word, as RabbitMQ does; the descriptor may be another connection's by now."""
+        connection = self._loop.connections.get(question["fd"])
+        if connection is None or connection.peer != question["name"]:
+            return False
+        logger.info("%s: closed by an administrator: %s", connection.peer, question["reason"])
+        self._loop.close(connection)
+        return True
 
     def _groups(self, _: dict[str, Any]) -> object:
         groups = getattr(self._broker, "groups", None)

@@ -31,9 +31,7 @@ def get_connection(api: Api, call: Call) -> Any:
 def delete_connection(api: Api, call: Call) -> Answer:
     """Drops the socket without a Close, as RabbitMQ does; clients reconnect."""
     session = _find(api, call)
-    if not api.workers.ask(
-        session["worker"], "close", name=session["name"], reason=call.reason or f"{CLOSED_BY} by {call.caller.name}"
-    ):
+    if not api.workers.close(session, call.reason or f"{CLOSED_BY} by {call.caller.name}"):
         raise not_found()
     return NO_CONTENT
 

@@ -206,7 +206,7 @@ class Api:
         """Drop every connection that has all of these properties."""
         for session in list(self.workers.sessions()):
             if all(session.get(name) == value for name, value in wanted.items()):
-                self.workers.ask(session["worker"], "close", name=session["name"], reason=reason)
+                self.workers.close(session, reason)
 
     def streams_deleted(self, gone: list[Deleted]) -> None:
         for one in gone:
