@@ -15,16 +15,17 @@ cdef class Tls:
     cdef bint ended                     # the peer said that it sends no more
     cdef bint unread                    # there may be more to receive that the poller does not report
 
-    # Take what the socket has into `incoming`, up to one round; as socket_receive.
+    # Take what the socket has for the handshake; as socket_receive, of ciphertext.
     cdef ssize_t fill(self, int fd) except -2
     # As socket_receive, of what was decrypted.
     cdef ssize_t receive(self, int fd, uint8_t *data, size_t size) except -2
-    # Encrypt and send until the socket is full; bytes of `pieces` that were taken, of which at
-    # most one round is still here as ciphertext.
+    # Encrypt and send until the socket is full; bytes of `pieces` that were taken, of which
+    # those of the last call may still be here as ciphertext.
     cdef size_t send(self, int fd, iovec *pieces, int count) except? 0
     # Send ciphertext; True when none is left.
     cdef bint flush(self, int fd) except -1
     cdef bint has_unsent(self)
     cdef int say_goodbye(self, int fd) except -1
+    cdef ssize_t _read(self, int fd, size_t size) except -2
     cdef size_t _decrypt(self, uint8_t *data, size_t size) except? 0
     cdef int _encrypt(self, const uint8_t *data, size_t size) except -1
