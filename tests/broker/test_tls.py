@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from authority import Authority, Identity
 from peer import DEADLINE_S, Peer, publish_frame, readable, wait_until
 from running import Running, broker
 
+from vibemq.bench.load import Load, run
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
@@ -94,13 +96,19 @@ def test_what_is_published_over_tls_is_read_over_tls_and_without(
         assert [pair for chunk in plain.read_chunks(name, 0) for pair in chunk.messages()] == wanted
 
 
+def test_many_messages_both_ways_come_complete_and_in_order(secured: Running, authority: Authority, name: str) -> None:
+    load = Load("localhost", secured.tls_port, tls_ca=authority.certificate, stream=name, mode="pubsub", verify=True)
+    result = run(replace(load, messages=300_000, producers=3, consumers=3, timeout_s=DEADLINE_S))
+    assert result.figures()["consumed"] == 900_000
+
+
 def test_rstream_publishes_and_consumes_over_tls(secured: Running, authority: Authority, name: str) -> None:
     rstream = pytest.importorskip("rstream", reason="the client rstream is not installed")
     how = {"username": "guest", "password": "guest", "ssl_context": authority.client_context()}
     wanted = [b"message %d" % at for at in range(2000)]
     received = []
 
-    async def run() -> None:
+    async def both_ways() -> None:
         async with asyncio.timeout(DEADLINE_S):
             async with rstream.Producer("localhost", secured.tls_port, **how) as producer:
                 await producer.create_stream(name)
@@ -121,7 +129,7 @@ def test_rstream_publishes_and_consumes_over_tls(secured: Running, authority: Au
             await complete.wait()
             await consumer.close()
 
-    asyncio.run(run())
+    asyncio.run(both_ways())
     assert received == [*wanted, b"last"]
 
 

@@ -212,6 +212,9 @@ def test_the_command_prints_a_table_or_json(server):
 def test_targets_are_read_from_text():
     target = compare.Target.parse("ours=127.0.0.1:5552,pid=12,durability=page cache,max-age=1h")
     assert target == compare.Target("ours", "127.0.0.1", 5552, 12, "page cache", (("max-age", "1h"),))
+    assert compare.Target.parse("tls=localhost:5551,tls_ca=ca.crt") == compare.Target(
+        "tls", "localhost", 5551, tls_ca="ca.crt"
+    )
     for wrong in ("ours", "ours=5552", "ours=host:port", "=host:1", "ours=host:1,pid=x"):
         with pytest.raises(UserError):
             compare.Target.parse(wrong)

@@ -2,6 +2,7 @@
 """Types of the load threads."""
 
 from vibemq.bench._histogram import Histogram
+from vibemq.bench.tunnel import Tunnel
 
 STAMP_SIZE_BYTES: int
 
@@ -23,6 +24,7 @@ class Producer:
         window: int,
         rate: float,
         timed: bool,
+        tunnel: Tunnel | None = None,
     ) -> None: ...
     @property
     def sent(self) -> int: ...
@@ -41,7 +43,16 @@ class Consumer:
     send_error: int
     latencies: Histogram
     def __init__(
-        self, *, fd: int, subscribe: bytes, credit: bytes, wanted: int, producers: int, verify: bool, timed: bool
+        self,
+        *,
+        fd: int,
+        subscribe: bytes,
+        credit: bytes,
+        wanted: int,
+        producers: int,
+        verify: bool,
+        timed: bool,
+        tunnel: Tunnel | None = None,
     ) -> None: ...
     @property
     def received(self) -> int: ...

@@ -15,6 +15,9 @@ The other thread of a connection only reads a few fields of this one, so the fie
 written with relaxed atomics; everything else belongs to one thread until it has ended.
 """
 
+from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.errno cimport EPIPE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memmove, memset
@@ -102,6 +105,30 @@ cdef struct Inbox:
     size_t begin
     size_t end
     size_t size
+    void *tunnel  # the owner's reference; NULL: bytes go straight to the socket
+
+
+cdef int send_out(Inbox *inbox, const uint8_t *p, size_t size) noexcept nogil:
+    """As send_all, through the tunnel if there is one."""
+    if inbox.tunnel is NULL:
+        return send_all(inbox.fd, p, size)
+    with gil:
+        try:
+            (<object>inbox.tunnel).send(PyMemoryView_FromMemory(<char *>p, size, PyBUF_READ))
+        except OSError as error:
+            return error.errno or EPIPE
+    return 0
+
+
+cdef Py_ssize_t receive_in(Inbox *inbox, uint8_t *p, size_t size) noexcept nogil:
+    """As receive, through the tunnel if there is one."""
+    if inbox.tunnel is NULL:
+        return receive(inbox.fd, p, size)
+    with gil:
+        try:
+            return (<object>inbox.tunnel).recv_into(PyMemoryView_FromMemory(<char *>p, size, PyBUF_WRITE))
+        except OSError:
+            return -1
 
 
 cdef const uint8_t *next_frame(Inbox *inbox, uint32_t *size) noexcept nogil:
@@ -129,7 +156,7 @@ cdef const uint8_t *next_frame(Inbox *inbox, uint32_t *size) noexcept nogil:
             memcpy(larger, inbox.buffer, held)
             free(inbox.buffer)
             inbox.buffer, inbox.size = larger, 2 * needed
-        got = receive(inbox.fd, inbox.buffer + inbox.end, inbox.size - inbox.end)
+        got = receive_in(inbox, inbox.buffer + inbox.end, inbox.size - inbox.end)
         if got <= 0:
             return NULL
         inbox.end += got
@@ -139,6 +166,7 @@ cdef class Producer:
     """One publishing connection; `send` and `read_confirms` are the bodies of its two threads."""
 
     cdef Inbox inbox
+    cdef object tunnel
     cdef int64_t total, batch, size, group, window, interval_ns, number
     cdef int64_t sent_, settled, refused_, stopped
     cdef int64_t *stamps
@@ -146,13 +174,18 @@ cdef class Producer:
     cdef readonly Histogram confirms
 
     def __cinit__(self, *, int fd, int64_t number, int64_t total, int64_t batch, int64_t size, int64_t group,
-                  int64_t window, double rate, bint timed):
-        """rate: messages/s of this producer, 0 for a closed loop. timed: confirms are recorded into `confirms`."""
+                  int64_t window, double rate, bint timed, tunnel=None):
+        """rate: messages/s of this producer, 0 for a closed loop. timed: confirms are recorded into `confirms`.
+        tunnel: a bench.tunnel.Tunnel, for TLS."""
         self.number, self.total, self.batch, self.size = number, total, batch, size
         self.window, self.group = window, 1 if rate else group
         self.interval_ns = <int64_t>(batch / rate * 1e9) if rate else 0
         self.confirms = Histogram()
-        self.inbox = Inbox(fd=fd, buffer=<uint8_t *>malloc(INBOX_SIZE), begin=0, end=0, size=INBOX_SIZE)
+        self.inbox = Inbox(fd=fd, buffer=<uint8_t *>malloc(INBOX_SIZE), begin=0, end=0, size=INBOX_SIZE,
+                           tunnel=NULL)
+        self.tunnel = tunnel
+        if tunnel is not None:
+            self.inbox.tunnel = <void *>tunnel
         if timed:
             self.stamps = <int64_t *>calloc(STAMPS_COUNT, sizeof(int64_t))
         if self.inbox.buffer is NULL or (timed and self.stamps is NULL):
@@ -235,7 +268,7 @@ cdef class Producer:
                 p += step
             end, sent, held = p, sent + count, held + 1
             if held == self.group or sent >= self.total:
-                self.send_error = send_all(self.inbox.fd, frames, end - frames)
+                self.send_error = send_out(&self.inbox, frames, end - frames)
                 if self.send_error:
                     return
                 end, held = frames, 0
@@ -284,6 +317,7 @@ cdef class Consumer:
     """One subscribed connection; `read` is the body of its thread."""
 
     cdef Inbox inbox
+    cdef object tunnel
     cdef bytes subscribe, credit
     cdef int64_t wanted, received_, chunks_, disordered_
     cdef bint verify, timed
@@ -293,13 +327,18 @@ cdef class Consumer:
     cdef readonly Histogram latencies
 
     def __cinit__(self, *, int fd, bytes subscribe, bytes credit, int64_t wanted, int64_t producers, bint verify,
-                  bint timed):
-        """subscribe, credit: whole frames. verify: each producer's numbers must be unbroken. timed: record latencies."""
+                  bint timed, tunnel=None):
+        """subscribe, credit: whole frames. verify: each producer's numbers must be unbroken. timed: record latencies.
+        tunnel: a bench.tunnel.Tunnel, for TLS."""
         self.subscribe, self.credit, self.wanted = subscribe, credit, wanted
         self.verify, self.timed, self.producers = verify, timed, producers
         self.latencies = Histogram()
         self.expected = <int64_t *>calloc(max(1, producers), sizeof(int64_t))
-        self.inbox = Inbox(fd=fd, buffer=<uint8_t *>malloc(INBOX_SIZE), begin=0, end=0, size=INBOX_SIZE)
+        self.inbox = Inbox(fd=fd, buffer=<uint8_t *>malloc(INBOX_SIZE), begin=0, end=0, size=INBOX_SIZE,
+                           tunnel=NULL)
+        self.tunnel = tunnel
+        if tunnel is not None:
+            self.inbox.tunnel = <void *>tunnel
         if self.inbox.buffer is NULL or self.expected is NULL:
             raise MemoryError
 
@@ -326,7 +365,7 @@ cdef class Consumer:
         cdef const uint8_t *credit = self.credit
         cdef size_t subscribe_size = len(self.subscribe), credit_size = len(self.credit)
         with nogil:
-            self.send_error = send_all(self.inbox.fd, subscribe, subscribe_size)
+            self.send_error = send_out(&self.inbox, subscribe, subscribe_size)
             if not self.send_error:
                 self.read_loop(credit, credit_size)
 
@@ -342,7 +381,7 @@ cdef class Consumer:
                 head = 5 if frame[3] == 1 else 13  # key, version, subscription id; v2: last committed chunk id
                 if size < head + CHUNK_HEADER_SIZE:
                     return
-                self.send_error = send_all(self.inbox.fd, credit, credit_size)
+                self.send_error = send_out(&self.inbox, credit, credit_size)
                 if self.send_error:
                     return
                 if self.verify or self.timed:

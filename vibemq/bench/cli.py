@@ -63,6 +63,9 @@ def _pairs(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -
 @bench.command(name="run")
 @click.option("--host", default=DEFAULTS.host, show_default=True)
 @click.option("--port", type=int, default=DEFAULTS.port, show_default=True)
+@click.option(
+    "--tls-ca", default=DEFAULTS.tls_ca, metavar="FILE", help="Speak TLS with a server that FILE vouches for."
+)
 @load_options(DEFAULTS, MODES)
 @click.option(
     "--size", "size_bytes", type=int, default=DEFAULTS.size_bytes, show_default=True, help="Of a body, bytes."
@@ -115,7 +118,7 @@ def _show(result: Result) -> None:
     "targets",
     multiple=True,
     required=True,
-    metavar="NAME=HOST:PORT[,pid=N][,durability=TEXT][,ARGUMENT=VALUE]",
+    metavar="NAME=HOST:PORT[,pid=N][,durability=TEXT][,tls_ca=FILE][,ARGUMENT=VALUE]",
     help="A server; repeatable. Arguments are for Create.",
 )
 @scenario_option(SCENARIOS)

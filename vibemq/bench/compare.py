@@ -23,10 +23,11 @@ class Target:
     pid: int = 0
     durability: str = "not stated"
     arguments: tuple[tuple[str, str], ...] = ()
+    tls_ca: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """NAME=HOST:PORT[,pid=N][,durability=TEXT][,KEY=VALUE for Create]..."""
+        """NAME=HOST:PORT[,pid=N][,durability=TEXT][,tls_ca=FILE][,KEY=VALUE for Create]..."""
         address, *options = text.split(",")
         name, _, place = address.partition("=")
         host, _, port = place.rpartition(":")
@@ -37,8 +38,16 @@ class Target:
                 f"target: needed NAME=HOST:PORT[,pid=N][,durability=TEXT], had {text}",
                 hint="For example rabbitmq=127.0.0.1:5552,pid=4711,durability=os.",
             )
-        arguments = tuple((key, value) for key, value in pairs if key not in ("pid", "durability"))
-        return cls(name, host, int(port), int(fields.get("pid", 0)), fields.get("durability", "not stated"), arguments)
+        arguments = tuple((key, value) for key, value in pairs if key not in ("pid", "durability", "tls_ca"))
+        return cls(
+            name,
+            host,
+            int(port),
+            int(fields.get("pid", 0)),
+            fields.get("durability", "not stated"),
+            arguments,
+            fields.get("tls_ca", ""),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,7 @@ class Comparison:
             port=target.port,
             broker_pid=target.pid,
             arguments=target.arguments,
+            tls_ca=target.tls_ca,
             messages=max(1, round(scenario.load.messages * self.scale)),
             user=self.common.user,
             password=self.common.password,

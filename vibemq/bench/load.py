@@ -14,6 +14,7 @@ from typing import Any
 
 from vibemq.bench._load import STAMP_SIZE_BYTES, Consumer, Producer
 from vibemq.bench.running import Outcome, Run, check_load
+from vibemq.bench.tunnel import Tunnel, TunnelContext
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import RequestFailed, UserError, VibeMQError
 from vibemq.protocols.streams import codec
@@ -39,6 +40,7 @@ class Load:
     user: str = "guest"
     password: str = field(default="guest", repr=False)
     virtual_host: str = "/"
+    tls_ca: str = ""
     stream: str = "bench"
     mode: str = "pub"
     messages: int = 1_000_000
@@ -135,9 +137,14 @@ def connect(load: Load) -> StreamsConnection:
         user=load.user,
         password=load.password,
         virtual_host=load.virtual_host,
+        tls=TunnelContext.trusting(load.tls_ca) if load.tls_ca else None,
         heartbeat_s=0,  # the load threads send none
         client_properties={"connection_name": "vibemq bench"},
     )
+
+
+def _tunnel(socket: Any) -> Tunnel | None:
+    return socket if isinstance(socket, Tunnel) else None
 
 
 def run(load: Load) -> Result:
@@ -197,6 +204,7 @@ class _Run(Run):
             window=load.window,
             rate=load.rate / load.producers,
             timed=load.mode == "lat",
+            tunnel=_tunnel(self.sockets[-1]),
         )
         self.producers.append(producer)
         self.add_thread(producer.read_confirms, f"confirms {number}")
@@ -222,6 +230,7 @@ class _Run(Run):
             producers=load.producers,
             verify=load.verify,
             timed=load.mode == "lat",
+            tunnel=_tunnel(self.sockets[-1]),
         )
         self.consumers.append(consumer)
         self.add_thread(consumer.read, f"consume {number}")
