@@ -61,8 +61,12 @@ class Workers:
                 self._await(worker, channel, select.POLLIN, deadline)
                 packet, fds, _, _ = socket.recv_fds(channel, _PACKET_BYTES_MAX, 1)
                 answer = [_read(fd) for fd in fds]
-                if answer and json.loads(packet)["id"] == number:
-                    return json.loads(answer[0])
+                head = json.loads(packet)
+                if not answer or head.get("id") != number:
+                    continue
+                if "error" in head:
+                    raise NoAnswer(f"worker {worker} cannot do that: {head['error']}")
+                return json.loads(answer[0])
         except OSError as problem:
             raise NoAnswer(f"worker {worker} cannot be asked: {problem.strerror}") from problem
         finally:

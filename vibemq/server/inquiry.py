@@ -2,9 +2,9 @@
 """What a worker tells the admin process about itself: one question a turn, each answered within about a millisecond.
 
 A question is one packet of JSON, ``{"id": 7, "ask": "sessions", ...}``.  The answer is one packet with the same
-id, ``{"id": 7}``, and a descriptor with it: a memfd that holds the answer as JSON.  So an answer of any size goes
-whole, the loop never waits for a reader, and nobody ever sees half of one.  When the admin process is
-dead or slow its socket is full, and the answer is dropped: whoever asked has given up.
+id, ``{"id": 7}``, perhaps with an ``error``, and a descriptor with it: a memfd that holds the answer as JSON.  So
+an answer of any size goes whole, the loop never waits for a reader, and nobody ever sees half of one.  When the
+admin process is dead or slow its socket is full, and the answer is dropped: whoever asked has given up.
 
 What may be long (all connections) is asked for piece by piece: each answer says where the next begins.
 """
@@ -54,19 +54,24 @@ class Inquiries:
             packet = self._channel.recv(QUESTION_BYTES_MAX)
         except BlockingIOError:
             return
+        head: dict[str, object] = {}
+        answer: object = None
         try:
             question = json.loads(packet)
-            number, answer = question["id"], self._answers[question["ask"]](question)
-        except (ValueError, LookupError, TypeError, VibeMQError) as problem:
-            logger.error("a question of the admin process could not be answered: %r", problem)
-            return
-        self._send(number, answer)
+            head["id"] = question["id"]
+            answer = self._answers[question["ask"]](question)
+        except VibeMQError as problem:
+            head["error"] = str(problem)
+        except Exception as problem:  # a mistake of ours: no reason for this worker to end
+            logger.exception("a question of the admin process could not be answered")
+            head["error"] = repr(problem)
+        self._send(head, answer)
 
-    def _send(self, number: int, answer: object) -> None:
+    def _send(self, head: dict[str, object], answer: object) -> None:
         fd = os.memfd_create("vibemq-answer", os.MFD_CLOEXEC)
         try:
             os.write(fd, json.dumps(answer, default=_shown).encode())
-            socket.send_fds(self._channel, [json.dumps({"id": number}).encode()], [fd])
+            socket.send_fds(self._channel, [json.dumps(head).encode()], [fd])
         except OSError as problem:
             logger.warning("an answer for the admin process was dropped: %s", problem.strerror)
         finally:
