@@ -32,6 +32,7 @@ DIFFERENT: dict[str, str] = {
     "metadata of no stream": "it names the brokers of the streams that were asked for; we always name ourselves",
     "a route in an unknown super stream": "3.10 forgets the response bit, later versions set it",
     "the partitions of an unknown super stream": "3.10 forgets the response bit, later versions set it",
+    "a frame that is too large": "3.10 reads it and closes without a word, against its own rule of Close 14",
     "mechanisms": "ANONYMOUS is offered since 4.0",
 }
 CLOSED = "closed"
@@ -125,6 +126,7 @@ CONVERSATION = (
     Step("its name is created anew", (create(STREAM),)),
     Step("nothing is known of its old publisher", (sequence("writer"),)),
 )
+TOO_LARGE = spec.FRAME_SIZE_MAX_DEFAULT_BYTES + 1
 #: Each ends a connection of its own, after Open.
 ENDINGS = {
     "close": codec.encode_request(Key.CLOSE, 7, code=1, reason="enough"),
@@ -132,7 +134,7 @@ ENDINGS = {
     "an unknown version": bytes.fromhex("00000008001500090000002a"),
     "a body that ends too early": bytes.fromhex("00000009000d00010000000100"),
     "bytes after the body": bytes.fromhex("0000000a0006000100000001" + "00ff"),
-    "a frame that is too large": bytes.fromhex("7fffffff00020001"),
+    "a frame that is too large": TOO_LARGE.to_bytes(4, "big") + bytes.fromhex("00020001") + bytes(TOO_LARGE - 4),
 }
 
 
