@@ -7,9 +7,11 @@ A chunk may come though none of its messages matches; one that holds a match mus
 import os
 import random
 import time
+import zlib
 
 import pytest
 from peer import connected
+from running import broker
 
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key, OffsetType
@@ -130,6 +132,37 @@ def test_a_chunk_with_a_match_is_never_withheld(served, peer, stream):
             while missing:
                 missing.discard(reader.chunk().chunk_id)
                 reader.credit(0, 1)
+
+
+def test_a_slow_reader_gets_each_chunk_whole_however_many_lie_between(served, peer, stream):
+    peer.declare(stream)
+    kinds = ["eu", "us", "us", "eu", "eu", "us"] * 10
+    bodies = [bytes([number]) * (100 if number % 7 else 300_000) for number in range(len(kinds))]
+    for number, kind in enumerate(kinds):
+        publish(peer, [(number, kind, bodies[number])])
+    with connected(served, receive_buffer_bytes=4096) as slow:
+        slow.subscribe(stream, credit=1000, properties=wanted("eu"))
+        for number, kind in enumerate(kinds):
+            if kind == "eu":
+                chunk = slow.chunk()
+                assert (chunk.chunk_id, chunk.data[4:]) == (number, bodies[number])
+                assert zlib.crc32(chunk.data) == chunk.crc
+
+
+@pytest.mark.parametrize("size", [10, 50_000])
+def test_chunks_are_passed_over_though_they_are_not_in_memory(tmp_path, size):
+    with broker(tmp_path) as running, connected(running) as peer:
+        peer.create("s")
+        peer.declare("s")
+        for number in range(1000):
+            publish(peer, [(number, "eu" if number in (0, 500, 999) else "us", bytes(size))])
+        [path] = tmp_path.rglob("*.segment")
+        with open(path, "rb") as file:
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with connected(running) as reader:
+            reader.subscribe("s", credit=3, properties=wanted("eu"))
+            assert [reader.chunk().chunk_id for _ in range(3)] == [0, 500, 999]
 
 
 # ---- chunk selection ----

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 
 import pytest
-from peer import Killed, connected, kill, on_every_worker, server_of
+from peer import Killed, connected, kill, on_every_worker, readable, server_of
 from running import broker
 
 from vibemq.protocols.streams import codec, spec
@@ -231,6 +231,29 @@ def test_the_old_member_gets_nothing_more_and_the_new_one_nothing_before_it_has_
     second.socket.close()
     activated(first, offset_type=OffsetType.OFFSET, offset_value=2)
     assert first.chunk().chunk_id == 2
+
+
+def test_a_deliver_that_is_half_out_ends_before_its_consumer_is_told_to_stop(peer, served, name, partitions, members):
+    more = {"super-stream": name}
+    message = bytes(range(256)) * 3500
+    for _ in range(4):
+        peer.store(partitions[1], [message])
+    with connected(served, receive_buffer_bytes=4096) as slow:
+        join(slow, partitions[1], credit=10, **more)
+        activated(slow)
+        readable(slow)
+        (heir,) = members()
+        join(heir, partitions[1], **more)
+        chunks = 0
+        while (frame := slow.next_frame()).key == Key.DELIVER:
+            chunk = frame.decoded().chunk
+            assert (chunk.chunk_id, chunk.data[4:]) == (chunks, message)
+            chunks += 1
+        assert 0 < chunks <= 4
+        assert (frame.key, frame.decoded().active) == (Key.CONSUMER_UPDATE, False)
+        answer(slow, frame.decoded().correlation_id)
+        activated(heir, offset_type=OffsetType.OFFSET, offset_value=3)
+        assert heir.chunk().chunk_id == 3
 
 
 def test_who_is_to_stop_and_goes_without_an_answer_is_not_waited_for(name, partitions, members):

@@ -151,9 +151,12 @@ cdef class Subscription(StreamUser):
 
     def become(self, active: bool):
         """Its group has made it the active consumer, or wants another one (broker.groups)."""
-        if not active:
-            self.owner.stop(self)
-        self.owner.session.ask_consumer(self, active)
+        try:
+            if not active:
+                self.owner.stop(self)
+            self.owner.session.ask_consumer(self, active)
+        except (ConnectionClosed, LimitExceeded) as problem:
+            self.owner.connection.fail(problem)
 
     cdef bint wants(self) noexcept:
         """Is there something to do for it now?"""
