@@ -130,3 +130,16 @@ def test_what_a_policy_says_holds_in_the_log_itself(metadata):
     run_to_the_end(keeper)
     assert held.filter_size_bytes == 255
     held.close()
+
+
+def test_the_longest_age_and_a_stream_with_senseless_arguments_stop_nothing(metadata, caplog):
+    os.mkdir(metadata.streams_dir)
+    metadata.create_stream("/", "bad", {"max-length-bytes": "-1"}, "os", 10)
+    record = metadata.create_stream("/", "good", {}, "os", 10, prepare=lambda made: logs.create(made.directory))
+    keeper = due_now(metadata)
+    metadata.set_policy("/", "long", ".", {"max-age": "999999999Y", "stream-filter-size-bytes": 64})
+    run_to_the_end(keeper)
+    held = logs.Log(record.directory)
+    assert held.filter_size_bytes == 64
+    held.close()
+    assert "retention of stream 'bad' failed: max-length-bytes" in caplog.text

@@ -16,6 +16,7 @@ from vibemq.storage.arguments import has_retention, log_options, max_age_ms
         ("7D", 604_800_000),
         ("1M", 2_592_000_000),
         ("1Y", 31_536_000_000),
+        ("999999999Y", 2**63 - 1),
     ],
 )
 def test_ages(text, ms):

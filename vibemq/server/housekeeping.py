@@ -13,7 +13,7 @@ import logging
 import time
 
 import vibemq.storage.log as logs
-from vibemq.errors import StorageError
+from vibemq.errors import StorageError, VibeMQError
 from vibemq.storage.arguments import has_retention, log_options
 from vibemq.storage.metadata import Metadata, StreamRecord
 
@@ -80,8 +80,8 @@ class Housekeeper:
                 logs.set_limits(record.directory, **options)
             if has_retention(arguments):
                 segments, size = logs.housekeep(record.directory)
-        except StorageError as problem:
-            if problem.code not in _GONE:
+        except VibeMQError as problem:  # arguments that mean nothing, too: no stream keeps the others from theirs
+            if not isinstance(problem, StorageError) or problem.code not in _GONE:
                 log.warning("retention of stream %r failed: %s", record.name, problem)
             return
         if segments:

@@ -28,6 +28,7 @@ _UNITS_MS = {
     "s": 1000,
 }
 _MAX_AGE = re.compile(r"([0-9]{1,9})([YMDhms])")
+_AGE_MS_MAX = 2**63 - 1  # the log's clock has no later time; a longer age keeps everything just as well
 _BYTES = re.compile(r"[0-9]{1,19}")
 
 
@@ -46,7 +47,7 @@ def max_age_ms(text: str) -> int:
     match = _MAX_AGE.fullmatch(text)
     if match is None or int(match[1]) == 0:
         raise LimitExceeded(f"{MAX_AGE} must be a positive integer and one of {' '.join(_UNITS_MS)}, but is {text!r}")
-    return int(match[1]) * _UNITS_MS[match[2]]
+    return min(int(match[1]) * _UNITS_MS[match[2]], _AGE_MS_MAX)
 
 
 def size_bytes(name: str, text: str, most: int, least: int = 0) -> int:
