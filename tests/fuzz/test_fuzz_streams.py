@@ -16,15 +16,63 @@ import pytest
 from running import broker, resident_bytes
 
 from vibemq.client.streams import StreamsConnection
+from vibemq.protocols.streams import codec, spec
+from vibemq.protocols.streams.spec import Code, Key, OffsetType
 
 pytestmark = [pytest.mark.fuzz]
 
 SECONDS = float(os.environ.get("VIBEMQ_FUZZ_SECONDS", "2"))
+STREAM, SUPER_STREAM = "fuzzed", "fuzzed-super"
 GOLDEN = [
     bytes.fromhex(vector["hex"])
     for vector in json.loads((Path(__file__).parent.parent / "streams" / "vectors.json").read_text())
 ]
-STREAM = "fuzzed"
+NAMES = {
+    "stream": STREAM,
+    "super_stream": SUPER_STREAM,
+    "name": SUPER_STREAM,
+    "reference": "fuzz",
+    "mechanism": "PLAIN",
+}
+FIELDS = {  # of the types that are not numbers
+    "nullable_string": "value",
+    "bytes": b"\0guest\0guest",
+    "map": {"name": "group", "single-active-consumer": "true", "filter.0": "value", "max-age": "1h"},
+    "array<string>": [STREAM, f"{SUPER_STREAM}-0"],
+    "entry": b"a message",
+    "offset_type": OffsetType.OFFSET,
+    "offset_type_or_none": OffsetType.TIMESTAMP,
+}
+
+
+def value(field: spec.Field, version: int) -> object:
+    """Something that a broker acts upon, of the type of this field."""
+    if field.since > version:
+        return None
+    if isinstance(field.type, spec.Items):
+        return [tuple(value(each, version) for each in field.type.fields)] * 2
+    if field.type == "string":
+        return NAMES.get(field.name, "text")
+    return FIELDS.get(field.type, 1)
+
+
+def whole(command: spec.Command, version: int) -> bytes:
+    """The command as a client sends it."""
+    fields = {field.name: value(field, version) for field in command.request.fields}
+    return codec.encode_request(command.key, version=version, **fields)
+
+
+#: Every command of every version, and the answer to a question of ours: with names that exist, so that they go deep.
+SEEDS = [
+    *GOLDEN,
+    *(
+        whole(command, version)
+        for command in spec.COMMANDS
+        if "client" in command.sent_by
+        for version in command.versions
+    ),
+    codec.encode_response(Key.CONSUMER_UPDATE, 0x40000000, Code.OK, offset_type=OffsetType.NONE),
+]
 GROWTH_BYTES_MAX = 64 << 20  # of one worker, while it is fed garbage
 
 
@@ -55,7 +103,7 @@ def talk(connection: socket.socket, random_: random.Random) -> None:
     """Send up to 30 frames, in pieces now and then, and read what comes, until either side has enough."""
     connection.settimeout(5)
     for _ in range(random_.randint(1, 30)):
-        data = b"".join(mutated(random_.choice(GOLDEN), random_) for _ in range(random_.randint(1, 4)))
+        data = b"".join(mutated(random_.choice(SEEDS), random_) for _ in range(random_.randint(1, 4)))
         try:
             if random_.random() < 0.3:
                 cut = random_.randrange(len(data))
@@ -82,6 +130,9 @@ def test_garbage_at_any_point_of_a_connection_is_nobody_elses_trouble(tmp_path):
     with broker(tmp_path) as running, StreamsConnection.connect(running.host, running.port) as witness:
         witness.create("witness")
         witness.create(STREAM)
+        partitions = [f"{SUPER_STREAM}-{number}" for number in range(2)]
+        fields = {"name": SUPER_STREAM, "partitions": partitions, "binding_keys": ["0", "1"], "arguments": {}}
+        witness.request(Key.CREATE_SUPER_STREAM, **fields)
         workers = running.worker_pids()
         before = [resident_bytes(pid) for pid in workers]
         expected = connections = 0
