@@ -132,7 +132,8 @@ def publish_until_refused(peer):
 @pytest.mark.parametrize("durability", ["os", "disk"])
 def test_a_full_disk_refuses_publishers_serves_readers_and_recovers_once_there_is_room(small_disk, capfd, durability):
     ballast = small_disk / "ballast"
-    with broker(small_disk / "data", "--durability", durability) as running, connected(running) as peer:
+    to_the_end = ("--set", "store.disk_free_min_bytes=0")  # or publishers would have to wait before it is full
+    with broker(small_disk / "data", "--durability", durability, *to_the_end) as running, connected(running) as peer:
         peer.create("s")
         peer.declare("s")
         ballast.write_bytes(bytes(8 * MIB))
