@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Virtual hosts and the permissions in them: what is kept, what goes with what, and what a migration grants."""
 
+import json
 import sqlite3
 
 import pytest
@@ -140,12 +141,19 @@ def test_a_database_from_before_vhosts_keeps_what_its_users_could_do(tmp_path, m
         old.close()
     db = sqlite3.connect(path)
     db.execute("INSERT INTO streams VALUES (0, '/', 'orders', 'ab', 'os', '{}', 1, NULL)")
+    sizes = ["16", "255", "", "8", "256", "20x", "-20", "99999999999999999999"]
+    for slot, size in enumerate(sizes, 1):
+        given = json.dumps({"max-age": "1h", "stream-filter-size-bytes": size})
+        db.execute("INSERT INTO streams VALUES (?, '/', ?, ?, 'os', ?, 1, NULL)", (slot, size, f"{slot}", given))
     db.commit()
     db.close()
     new = Metadata(path)
     assert new.vhost_permissions() == [VhostPermission("/", name, ".*", ".*", ".*") for name in ("bob", "root")]
     assert names(new) == ["/"]
     assert new.find_stream("/", "orders").slot == 0
+    kept = [new.find_stream("/", size).arguments for size in sizes]
+    assert [given.get("stream-filter-size-bytes") for given in kept] == ["16", "255"] + [None] * 6
+    assert {given["max-age"] for given in kept} == {"1h"}
     new.add_user("carol", "hash")
     assert new.vhost_permissions(user="carol") == []
     new.close()

@@ -92,7 +92,11 @@ MIGRATIONS = (
     """,
     # Virtual hosts.  Users that are there could do everything with streams until now, and go on with that.
     # bindings.arguments and policies.definition: JSON.  bindings.partition_order: read from its arguments.
+    # Streams could be given any filter size while there were no filters: what is none says nothing now either.
     """
+    UPDATE streams SET arguments = json_remove(arguments, '$."stream-filter-size-bytes"')
+    WHERE json_extract(arguments, '$."stream-filter-size-bytes"') GLOB '*[^0-9]*'
+       OR CAST(json_extract(arguments, '$."stream-filter-size-bytes"') AS INTEGER) NOT BETWEEN 16 AND 255;
     CREATE TABLE vhosts (
         name        TEXT PRIMARY KEY,
         description TEXT NOT NULL,
