@@ -7,6 +7,7 @@ cdef class Tls:
     cdef object ssl                     # ssl.SSLObject between the two ssl.MemoryBIO
     cdef object incoming, outgoing
     cdef str peer
+    cdef bytes partial                  # the beginning of a record
     cdef bytes unsent                   # ciphertext that the socket did not take, from unsent_head on; None
     cdef size_t unsent_head
     cdef readonly bint established      # the handshake is over

@@ -13,6 +13,9 @@ and the connection then comes back by itself.
 A step of the handshake costs 0.5 ms of signing with ECDSA and several with RSA, so each runs in a
 helper thread; until it is back, `working` keeps everybody else away.
 
+OpenSSL is only given whole records: that it wants more is an exception, which costs as much as ten
+records.  The beginning of a record waits in `partial`.
+
 Bounds: `incoming` holds a round and a record, `unsent` SEND_ROUNDS and what records add, `outgoing`
 ANSWERS_BYTES_MAX between calls; what a handshake may send is bounded by OpenSSL (100 KiB of certificates).  There is no renegotiation.
 """
@@ -38,6 +41,9 @@ cdef enum:
     SEND_ROUNDS = 5
     # A peer that makes us answer (key updates) and does not read is given up here.
     ANSWERS_BYTES_MAX = 64 * 1024
+    # Type, version, size; and the largest record of any version.
+    RECORD_HEADER_BYTES = 5
+    RECORD_BYTES_MAX = RECORD_HEADER_BYTES + 16 * 1024 + 2048
     # What every TLS connection begins with.
     RECORD_HANDSHAKE = 0x16
 
@@ -47,10 +53,27 @@ cdef uint8_t plain[ROUND_BYTES]
 cdef uint8_t wire[WIRE_BYTES]
 
 
+cdef size_t whole_records(const uint8_t *data, size_t size, size_t most) noexcept:
+    """Bytes of the whole records at the front, at most `most` unless the first is larger; 0 when there is none.
+
+    What is no record counts as whole, for OpenSSL to refuse.
+    """
+    cdef size_t end = 0, record
+    while end + RECORD_HEADER_BYTES <= size:
+        record = RECORD_HEADER_BYTES + (<size_t> data[end + 3] << 8 | data[end + 4])
+        if record > RECORD_BYTES_MAX:
+            return size
+        if end + record > size or (end and end + record > most):
+            break
+        end += record
+    return end
+
+
 cdef class Tls:
     def __init__(self, parts, str peer):
         self.ssl, self.incoming, self.outgoing = parts
         self.peer = peer
+        self.partial = b""
 
     # ---- handshake ----
 
@@ -87,19 +110,26 @@ cdef class Tls:
 
     cdef ssize_t fill(self, int fd) except -2:
         cdef ssize_t n = self._read(fd, ROUND_BYTES)
+        cdef size_t part
         if n > 0:
-            self.incoming.write(PyMemoryView_FromMemory(<char *> wire, n, PyBUF_READ))
+            part = whole_records(wire, n, n)
+            self.incoming.write(PyMemoryView_FromMemory(<char *> wire, part, PyBUF_READ))
+            self.partial = (<char *> wire)[part:n]
         return n
 
     cdef ssize_t _read(self, int fd, size_t size) except -2:
-        """As socket_receive, into `wire`."""
-        cdef ssize_t n = socket_receive(fd, wire, size)
-        if n > 0 and not self.begun:
+        """Into `wire`: what is kept of a record, and what the socket has; as socket_receive, of both together."""
+        cdef size_t held = len(self.partial)
+        cdef ssize_t n = socket_receive(fd, wire + held, size - held)
+        if n <= 0:
+            return n
+        memcpy(wire, <const char *> self.partial, held)
+        if not self.begun:
             self.begun = True
             if wire[0] != RECORD_HANDSHAKE:
                 logger.warning("%s: speaks without TLS to the TLS port, closed", self.peer)
                 return -1
-        return n
+        return held + n
 
     cdef ssize_t receive(self, int fd, uint8_t *data, size_t size) except -2:
         cdef size_t got = self._decrypt(data, size), at = 0, part
@@ -107,8 +137,11 @@ cdef class Tls:
         if got < size and not self.ended:
             # What is decrypted is smaller than what was read, so all of it finds room, but for a record.
             n = self._read(fd, min(max(size - got, <size_t> ROUND_BYTES), <size_t> WIRE_BYTES))
-            while n > 0 and at < <size_t> n:
-                part = min(<size_t> n - at, <size_t> ROUND_BYTES)
+            while n > 0:
+                part = whole_records(wire + at, n - at, ROUND_BYTES)
+                if part == 0:
+                    self.partial = (<char *> wire)[at:n]
+                    break
                 self.incoming.write(PyMemoryView_FromMemory(<char *> wire + at, part, PyBUF_READ))
                 got += self._decrypt(data + got, size - got)
                 at += part
