@@ -71,6 +71,7 @@ class Streams(Struct, frozen=True, kw_only=True):
     # To answer what we ask: whether a consumer has taken over, or stopped.
     request_timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 60
     unconfirmed_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 50_000
+    connections_max: Annotated[int, Meta(ge=0, le=64_000_000)] = 0  # of all workers together
     # Clients parse it as three numbers and switch features on by it.
     product_version: Annotated[str, Meta(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}\.[0-9]{1,5}$")] = "4.3.0"
     sub_batch_uncompressed_max_bytes: Annotated[int, Meta(ge=1, le=1_073_741_824)] = 67_108_864
@@ -131,6 +132,7 @@ class Store(Struct, frozen=True, kw_only=True):
     segment_size_bytes: Annotated[int, Meta(ge=SEGMENT_SIZE_BYTES_MIN, le=SEGMENT_SIZE_BYTES_MAX)] = 500_000_000
     retention_interval_s: Annotated[int, Meta(ge=1, le=86_400)] = 10
     streams_max: Annotated[int, Meta(ge=1, le=STREAMS_MAX)] = STREAMS_MAX
+    streams_per_virtual_host_max: Annotated[int, Meta(ge=0, le=STREAMS_MAX)] = 0
     # A full disk cannot even be cleaned up: publishers stop before.
     disk_free_min_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)] = 50_000_000
 

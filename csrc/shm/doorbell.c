@@ -82,10 +82,23 @@ void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid)
      * sits down afresh looks at every stream it serves. */
     sleep_end(s, atomic_load(&s->asleep));
     atomic_store(&s->requests, 0);
+    atomic_store(&s->connections, 0);
     for (int i = 0; i < DOORBELL_SUMMARY_WORDS; i++) atomic_store(&s->summary[i], 0);
     for (int i = 0; i < DOORBELL_WORDS; i++) atomic_store(&s->words[i], 0);
     atomic_fetch_add(&s->epoch, 1);
     atomic_store(&s->pid, pid);
+}
+
+void doorbell_connections_set(struct doorbell_board *b, uint32_t worker, uint32_t count)
+{
+    atomic_store(&seat_of(b, worker)->connections, count);
+}
+
+uint32_t doorbell_connections(struct doorbell_board *b)
+{
+    uint32_t count = 0, workers = atomic_load(&b->worker_count);
+    for (uint32_t i = 0; i < workers; i++) count += atomic_load(&seat_of(b, i)->connections);
+    return count;
 }
 
 bool doorbell_mark(struct doorbell_board *b, uint32_t worker, uint32_t slot, int fd)

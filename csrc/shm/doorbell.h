@@ -35,6 +35,7 @@ struct doorbell_seat {
     _Atomic uint32_t requests;
     _Atomic uint32_t pid;            /* 0 while nobody sits here */
     _Atomic uint32_t epoch;          /* raised each time the seat is taken */
+    _Atomic uint32_t connections;    /* of clients that this worker serves and that count against a limit */
     _Alignas(DOORBELL_CACHE_LINE) _Atomic uint64_t summary[DOORBELL_SUMMARY_WORDS];
     _Alignas(DOORBELL_CACHE_LINE) _Atomic uint64_t words[DOORBELL_WORDS];
 };
@@ -58,6 +59,10 @@ void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid);
 /* Tell `worker` that stream `slot` has news; rings its eventfd `fd` if it sleeps.
  * Returns true when it rang. */
 bool doorbell_mark(struct doorbell_board *b, uint32_t worker, uint32_t slot, int fd);
+
+/* Say how many connections `worker` has; how many all workers have together. */
+void doorbell_connections_set(struct doorbell_board *b, uint32_t worker, uint32_t count);
+uint32_t doorbell_connections(struct doorbell_board *b);
 
 /* Which process generation sits on a seat. */
 static inline uint32_t doorbell_epoch(struct doorbell_board *b, uint32_t worker)

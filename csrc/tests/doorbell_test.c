@@ -123,6 +123,21 @@ TEST(requests_are_news_and_ring_only_who_sleeps)
     munmap(b, sizeof *b);
 }
 
+TEST(connections_are_counted_over_all_seats_and_a_fresh_one_has_none)
+{
+    struct doorbell_board *b = board_new();
+    uint32_t other = (WORKER + 1) % atomic_load(&b->worker_count);
+    doorbell_connections_set(b, WORKER, 5);
+    EXPECT_EQ(5, doorbell_connections(b));
+    if (other != WORKER) {
+        doorbell_connections_set(b, other, 7);
+        EXPECT_EQ(12, doorbell_connections(b));
+    }
+    doorbell_sit(b, WORKER, 4711);
+    EXPECT_EQ(other == WORKER ? 0 : 7, doorbell_connections(b));
+    munmap(b, sizeof *b);
+}
+
 TEST(who_sits_down_begins_awake_and_without_old_news)
 {
     struct doorbell_board *b = board_new();

@@ -65,6 +65,7 @@ class Catalog:
             wanted.durability,
             self.config.store.streams_max,
             prepare=self._make_log,
+            vhost_streams_max=self.config.store.streams_per_virtual_host_max,
         )
 
     def create_super_stream(
@@ -106,6 +107,7 @@ class Catalog:
                 wanted.durability,
                 self.config.store.streams_max,
                 prepare,
+                self.config.store.streams_per_virtual_host_max,
             )
         except BaseException:
             for directory in made:
@@ -139,7 +141,14 @@ class Catalog:
 
         try:
             return self.metadata.create_stream(
-                virtual_host, name, {}, durability, self.config.store.streams_max, prepare=prepare, queue=kept
+                virtual_host,
+                name,
+                {},
+                durability,
+                self.config.store.streams_max,
+                prepare=prepare,
+                queue=kept,
+                vhost_streams_max=self.config.store.streams_per_virtual_host_max,
             )
         except StreamExists as problem:
             if problem.record is None or problem.record.queue is not None:  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vibemq.broker.groups import Groups
     from vibemq.broker.queue_table import QueueTable
     from vibemq.broker.stream import StreamTable
+    from vibemq.storage.log import Board
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Broker:
     groups: Groups
     catalog: Catalog
     disk: DiskWatch
+    board: Board
     helpers: Any  # server.helpers.Helpers
     timers: Any  # broker.timers.Timers
     authenticator: Any  # admin.users.Authenticator: who somebody is

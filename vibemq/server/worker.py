@@ -103,6 +103,7 @@ class Worker:
             queues=self.queues,
             groups=self.groups,
             catalog=self.catalog,
+            board=self.board,
             disk=DiskWatch(config.data_path, config.store.disk_free_min_bytes, self.timers, self.helpers),
             helpers=self.helpers,
             timers=self.timers,

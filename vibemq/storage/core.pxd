@@ -52,6 +52,8 @@ cdef extern from "shm/doorbell.h" nogil:
     void doorbell_board_init(doorbell_board *b, uint32_t worker_count, uint32_t epoch)
     void doorbell_sit(doorbell_board *b, uint32_t worker, uint32_t pid)
     bint doorbell_mark(doorbell_board *b, uint32_t worker, uint32_t slot, int fd)
+    void doorbell_connections_set(doorbell_board *b, uint32_t worker, uint32_t count)
+    uint32_t doorbell_connections(doorbell_board *b)
     void doorbell_restart(doorbell_board *b, uint32_t slot)
     uint32_t doorbell_restarts(doorbell_board *b, uint32_t slot)
     void doorbell_request(doorbell_board *b, uint32_t worker, uint32_t bits, int fd)

@@ -356,6 +356,11 @@ cdef class Board:
     def sit(self):
         core.doorbell_sit(self.raw, self.index, os.getpid())
 
+    def connections(self, uint32_t own) -> int:
+        """How many all workers have together, of which this one has `own`."""
+        core.doorbell_connections_set(self.raw, self.index, own)
+        return core.doorbell_connections(self.raw)
+
     cdef void mark(self, uint64_t workers, uint32_t slot) noexcept nogil:
         """Tell every worker in the mask that the stream in ``slot`` has news."""
         cdef uint32_t w

@@ -192,8 +192,9 @@ class Metadata(Vhosts, Routing, Policies):
         streams_max: int,
         prepare: Callable[[StreamRecord], None] | None = None,
         queue: Mapping[str, object] | None = None,
+        vhost_streams_max: int = 0,
     ) -> StreamRecord:
-        """Record a new stream; with options in ``queue`` it is a queue.
+        """Record a new stream; with options in ``queue`` it is a queue.  ``vhost_streams_max`` 0: no limit.
 
         ``prepare(record)`` runs before the commit: it makes the log, so that a recorded stream always
         has one; what a crash leaves unrecorded is removed at the next start.
@@ -201,7 +202,7 @@ class Metadata(Vhosts, Routing, Policies):
         Raises StreamExists (with the record), LimitExceeded, VhostNotFound, StorageError, or what prepare raises.
         """
         with self._writing(synced=durability == "disk") as db:
-            self._refuse(db, vhost, [name], streams_max)
+            self._refuse(db, vhost, [name], streams_max, vhost_streams_max)
             draft = self._draft(vhost, name, arguments, durability, queue)
             record = replace(draft, slot=next(_free_slots(db)))
             _insert(db, record)
@@ -218,6 +219,7 @@ class Metadata(Vhosts, Routing, Policies):
         durability: str,
         streams_max: int,
         prepare: Callable[[StreamRecord], None],
+        vhost_streams_max: int = 0,
     ) -> list[StreamRecord]:
         """Record an exchange and a stream and a binding for each (stream's name, binding key): all or nothing.
 
@@ -227,12 +229,12 @@ class Metadata(Vhosts, Routing, Policies):
         """
         names = [stream for stream, _ in partitions]
         with self._reading() as db:  # to know before a thousand logs were made for nothing
-            self._refuse(db, vhost, names, streams_max, name)
+            self._refuse(db, vhost, names, streams_max, vhost_streams_max, name)
         drafts = [self._draft(vhost, stream, arguments, durability) for stream in names]
         for draft in drafts:
             prepare(draft)
         with self._writing(synced=durability == "disk") as db:
-            self._refuse(db, vhost, names, streams_max, name)
+            self._refuse(db, vhost, names, streams_max, vhost_streams_max, name)
             insert_exchange(db, vhost, name, {SUPER_STREAM: True})
             slots = _free_slots(db)
             records = [replace(draft, slot=slot) for draft, slot in zip(drafts, slots, strict=False)]
@@ -242,7 +244,13 @@ class Metadata(Vhosts, Routing, Policies):
         return records
 
     def _refuse(
-        self, db: sqlite3.Connection, vhost: str, names: list[str], streams_max: int, exchange: str | None = None
+        self,
+        db: sqlite3.Connection,
+        vhost: str,
+        names: list[str],
+        streams_max: int,
+        vhost_streams_max: int,
+        exchange: str | None = None,
     ) -> None:
         """Raises VhostNotFound, StreamExists, LimitExceeded where streams of these names cannot be made."""
         require_vhost(db, vhost)
@@ -258,6 +266,16 @@ class Metadata(Vhosts, Routing, Policies):
                 count,
                 streams_max,
                 hint="delete streams or raise store.streams_max",
+            )
+        if not vhost_streams_max:
+            return
+        here = db.execute("SELECT COUNT(*) FROM streams WHERE vhost = ?", (vhost,)).fetchone()[0] + len(names)
+        if here > vhost_streams_max:
+            raise LimitExceeded(
+                f"cannot create stream {names[0]!r}: number of streams in vhost {vhost!r}",
+                here,
+                vhost_streams_max,
+                hint="delete streams or raise store.streams_per_virtual_host_max",
             )
 
     def _draft(

@@ -27,6 +27,8 @@ class StreamsDoor:
         self.groups = broker.groups
         self.catalog = broker.catalog
         self.disk = broker.disk
+        self.board = broker.board
+        self.opened = 0  # connections that have a virtual host
         self.authenticator = broker.authenticator
         self.rights = broker.rights
         self.guest_allowed = config.guest.allow_loopback
@@ -48,6 +50,19 @@ class StreamsDoor:
     def accept(self, connection: Any) -> StreamsSession:
         """The session of a new connection."""
         return StreamsSession(connection, self)
+
+    def enter(self) -> bool:
+        """Count a connection that opens a virtual host; False: there are too many."""
+        self.opened += 1
+        most = self.config.connections_max
+        if self.board.connections(self.opened) <= most or not most:
+            return True
+        self.leave()
+        return False
+
+    def leave(self) -> None:
+        self.opened -= 1
+        self.board.connections(self.opened)
 
     def _disk_changed(self, is_full: bool) -> None:
         """Who publishes is not read while the disk is full; who only consumes goes on."""

@@ -148,15 +148,18 @@ def tune(session: StreamsSession, request: Any) -> None:
 
 def open_(session: StreamsSession, request: Any) -> None:
     session.virtual_host = request.virtual_host
+    problem = ""
     if not rights.look_again(session):
-        logger.warning(
-            "%s: virtual host %r does not exist or is closed to user %r",
-            session.peer,
-            request.virtual_host,
-            session.user,
+        problem = f"does not exist or is closed to user {session.user!r}"
+    elif not session.door.enter():
+        problem = (
+            f"not opened: {session.door.config.connections_max} connections there may be (streams.connections_max)"
         )
+    if problem:
+        logger.warning("%s: virtual host %r %s", session.peer, request.virtual_host, problem)
         fail_later(session, encode_response(Key.OPEN, request.correlation_id, Code.VIRTUAL_HOST_ACCESS_FAILURE))
         return
+    session.counted = True
     session.frame_max = session.negotiated_frame_max
     host, port = advertised(session)
     answer(session, request, Key.OPEN, properties={"advertised_host": host, "advertised_port": str(port)})

@@ -23,6 +23,7 @@ cdef class StreamsSession(Session):
     cdef public dict pending           # correlation id -> subscribing.Question: ConsumerUpdates without an answer
     cdef public uint32_t asked         # how many there were
     cdef readonly dict tracked         # Stream -> Tracking: those whose offsets it has stored or asked for
+    cdef public bint counted           # by the door, as one that has a virtual host
     cdef public dict peer_properties
     cdef public uint32_t frame_max     # bytes; 0 is no limit
     cdef public uint32_t negotiated_frame_max  # holds from Open on

@@ -452,6 +452,9 @@ cdef class StreamsSession(Session):
         return 0
 
     cdef int close(self) except -1:
+        if self.counted:
+            self.counted = False
+            self.door.leave()
         for publisher_id in list(self.publishers):
             self.remove_publisher(publisher_id)
         for subscription_id in list(self.deliveries.by_id):
