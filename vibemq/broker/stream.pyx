@@ -95,7 +95,9 @@ cdef class Stream:
 
     cdef int detach(self, StreamUser user) except -1:
         """Forget a user; a stream that nobody uses is closed (its log stays, of course)."""
-        self.holders.discard(user)
+        if user not in self.holders:
+            return 0  # it has lost the stream, or will hear so in a moment: others of its users may still read
+        self.holders.remove(user)
         self.detach_reader(user)
         self.unsynced.pop(user, None)
         if not self.holders and not self.waiting and not self.syncing:
@@ -244,7 +246,8 @@ cdef class Stream:
 
     def tick(self, int64_t now_ms):
         """What nobody rings for: a failed sync, a doorbell whose ringer was killed, closed segments."""
-        if self.table._look(self):
+        # It is closed if another stream's tick ended the connection of its last user.
+        if self.log.raw == NULL or self.table._look(self):
             return
         self.news()
         if not self.has_appended and self.appending:

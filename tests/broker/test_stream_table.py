@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams as one worker holds them: what ends one while others are being looked at."""
+
+import os
+
+from vibemq.broker.stream import StreamTable
+from vibemq.storage import log as logs
+from vibemq.storage.metadata import Metadata
+
+
+def table_in(directory):
+    metadata = Metadata(str(directory / "meta.db"))
+    os.mkdir(metadata.streams_dir)
+    board = os.memfd_create("board")
+    logs.board_init(board, 1)
+    doorbell = os.eventfd(0, os.EFD_NONBLOCK)
+    return StreamTable(
+        metadata, logs.Board(board, 0, [doorbell]), None, lambda incarnation: f"{metadata.streams_dir}/{incarnation}"
+    )
+
+
+def test_a_stream_that_another_ones_tick_has_closed_is_left_alone(tmp_path):
+    """A tick may end a connection, which lets go of its other streams: also of those whose tick comes next."""
+    table = table_in(tmp_path)
+    table.metadata.create_stream("/", "s", {}, "os", 10, prepare=lambda record: logs.create(record.directory))
+    stream = table.find("/", "s")
+    table.release(stream)
+    stream.tick(0)
+    assert table.find("/", "s") is not stream
