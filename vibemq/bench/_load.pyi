@@ -24,6 +24,8 @@ class Producer:
         window: int,
         rate: float,
         timed: bool,
+        sub_batch: int = 0,
+        filter_value: bytes = b"",
         tunnel: Tunnel | None = None,
     ) -> None: ...
     @property

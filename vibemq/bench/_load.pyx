@@ -87,7 +87,9 @@ cdef enum:
     KEY_CLOSE = 0x0016
     KEY_SUBSCRIBE_RESPONSE = 0x8007
     PUBLISH_HEADER_SIZE = 13  # size, key, version, publisher id, count
-    PUBLISHED_HEADER_SIZE = 12  # publishing id, size
+    PUBLISHING_ID_SIZE = 8
+    SUB_BATCH_HEADER_SIZE = 11  # kind and compression, count, uncompressed size, size
+    LENGTH_SIZE = 4
     CHUNK_HEADER_SIZE = 48
     INBOX_SIZE = 1 << 22
     RECEIVE_SIZE_MIN = 1 << 16
@@ -168,16 +170,21 @@ cdef class Producer:
     cdef Inbox inbox
     cdef object tunnel
     cdef int64_t total, batch, size, group, window, interval_ns, number
+    cdef int64_t entry  # messages under one publishing id
+    cdef bint sub_batches
+    cdef bytes filter_value
     cdef int64_t sent_, settled, refused_, stopped
     cdef int64_t *stamps
     cdef readonly int64_t last_confirm_ns, refused_code, close_code, send_error
     cdef readonly Histogram confirms
 
     def __cinit__(self, *, int fd, int64_t number, int64_t total, int64_t batch, int64_t size, int64_t group,
-                  int64_t window, double rate, bint timed, tunnel=None):
+                  int64_t window, double rate, bint timed, int64_t sub_batch=0, bytes filter_value=b"", tunnel=None):
         """rate: messages/s of this producer, 0 for a closed loop. timed: confirms are recorded into `confirms`.
-        tunnel: a bench.tunnel.Tunnel, for TLS."""
+        sub_batch: so many messages in each sub-entry batch; `total` and `batch` are multiples of it.
+        filter_value: of each message. tunnel: a bench.tunnel.Tunnel, for TLS."""
         self.number, self.total, self.batch, self.size = number, total, batch, size
+        self.sub_batches, self.entry, self.filter_value = sub_batch > 0, max(1, sub_batch), filter_value
         self.window, self.group = window, 1 if rate else group
         self.interval_ns = <int64_t>(batch / rate * 1e9) if rate else 0
         self.confirms = Histogram()
@@ -212,31 +219,47 @@ cdef class Producer:
 
     def send(self):
         """Publishes everything, then returns; earlier after stop() or when the connection ended."""
-        cdef size_t frame_size = PUBLISH_HEADER_SIZE + self.batch * (PUBLISHED_HEADER_SIZE + self.size)
+        cdef const uint8_t *filter_value = self.filter_value
+        cdef size_t filter_size = len(self.filter_value)
+        # What lies between a publishing id and the first message of its entry.
+        cdef size_t prefix = SUB_BATCH_HEADER_SIZE if self.sub_batches else 2 + filter_size if filter_size else 0
+        cdef size_t entry_size = PUBLISHING_ID_SIZE + prefix + self.entry * (LENGTH_SIZE + self.size)
+        cdef size_t frame_size = PUBLISH_HEADER_SIZE + self.batch // self.entry * entry_size
         cdef uint8_t *frames = <uint8_t *>malloc(frame_size * self.group)
+        cdef int64_t j
         if frames is NULL:
             raise MemoryError
         with nogil:
-            self.fill_template(frames, frame_size)
-            self.send_loop(frames, frame_size)
+            for j in range(self.group):
+                self.fill_template(frames + j * frame_size, filter_value, filter_size)
+            self.send_loop(frames, prefix, entry_size)
         free(frames)
 
-    cdef void fill_template(self, uint8_t *frames, size_t frame_size) noexcept nogil:
-        """All that never changes: headers, sizes and the letters behind the stamp."""
+    cdef void fill_template(self, uint8_t *p, const uint8_t *filter_value, size_t filter_size) noexcept nogil:
+        """All of a frame that never changes: headers, sizes and the letters behind the stamp."""
         cdef int64_t i, j
-        cdef uint8_t *p
-        for j in range(self.group):
-            p = frames + j * frame_size
-            put_u32(p + 4, (KEY_PUBLISH << 16) | 1)
-            p[8] = 0
-            p += PUBLISH_HEADER_SIZE
-            for i in range(self.batch):
-                put_u32(p + 8, <uint32_t>self.size)
-                memset(p + PUBLISHED_HEADER_SIZE, <uint8_t>(c'a' + i % 26), self.size)
-                p += PUBLISHED_HEADER_SIZE + self.size
+        cdef uint32_t body = <uint32_t>(self.entry * (LENGTH_SIZE + self.size))
+        put_u32(p + 4, (KEY_PUBLISH << 16) | (2 if filter_size else 1))
+        p[8] = 0
+        p += PUBLISH_HEADER_SIZE
+        for i in range(self.batch // self.entry):
+            p += PUBLISHING_ID_SIZE
+            if self.sub_batches:
+                p[0], p[1], p[2] = 0x80, <uint8_t>(self.entry >> 8), <uint8_t>self.entry
+                put_u32(p + 3, body)
+                put_u32(p + 7, body)
+                p += SUB_BATCH_HEADER_SIZE
+            elif filter_size:
+                p[0], p[1] = <uint8_t>(filter_size >> 8), <uint8_t>filter_size
+                memcpy(p + 2, filter_value, filter_size)
+                p += 2 + filter_size
+            for j in range(self.entry):
+                put_u32(p, <uint32_t>self.size)
+                memset(p + LENGTH_SIZE, <uint8_t>(c'a' + (i + j) % 26), self.size)
+                p += LENGTH_SIZE + self.size
 
-    cdef void send_loop(self, uint8_t *frames, size_t frame_size) noexcept nogil:
-        cdef int64_t sent = 0, count, i, stamp, scheduled = now_ns(), step = PUBLISHED_HEADER_SIZE + self.size
+    cdef void send_loop(self, uint8_t *frames, size_t prefix, size_t entry_size) noexcept nogil:
+        cdef int64_t sent = 0, count, i, j, stamp, scheduled = now_ns(), entry = self.entry, size = self.size
         cdef bint stamped = self.size >= 24
         cdef uint8_t *end = frames
         cdef uint8_t *p
@@ -256,16 +279,19 @@ cdef class Producer:
             stamp = scheduled if self.interval_ns else now_ns()
             if self.stamps is not NULL:
                 store(&self.stamps[(sent // self.batch) % STAMPS_COUNT], stamp)
-            put_u32(end, <uint32_t>(PUBLISH_HEADER_SIZE - 4 + count * step))
-            put_u32(end + 9, <uint32_t>count)
+            put_u32(end, <uint32_t>(PUBLISH_HEADER_SIZE - 4 + count // entry * entry_size))
+            put_u32(end + 9, <uint32_t>(count // entry))
             p = end + PUBLISH_HEADER_SIZE
-            for i in range(count):
-                put_u64(p, <uint64_t>(sent + i + 1))
-                if stamped:
-                    memcpy(p + PUBLISHED_HEADER_SIZE, &stamp, 8)
-                    (<int64_t *>(p + PUBLISHED_HEADER_SIZE + 8))[0] = sent + i
-                    memcpy(p + PUBLISHED_HEADER_SIZE + 16, &self.number, 8)
-                p += step
+            for i in range(count // entry):
+                put_u64(p, <uint64_t>(sent // entry + i + 1))
+                p += PUBLISHING_ID_SIZE + prefix
+                for j in range(entry):
+                    p += LENGTH_SIZE
+                    if stamped:
+                        memcpy(p, &stamp, 8)
+                        (<int64_t *>(p + 8))[0] = sent + i * entry + j
+                        memcpy(p + 16, &self.number, 8)
+                    p += size
             end, sent, held = p, sent + count, held + 1
             if held == self.group or sent >= self.total:
                 self.send_error = send_out(&self.inbox, frames, end - frames)
@@ -295,13 +321,13 @@ cdef class Producer:
                     now = now_ns()
                     for i in range(count):
                         self.confirms.record_ns(now - load(&self.stamps[self.stamp_of(frame + 9 + 8 * i)]), 1)
-                store(&self.settled, load(&self.settled) + count)
+                store(&self.settled, load(&self.settled) + count * self.entry)
             elif key == KEY_PUBLISH_ERROR and size >= 9:
                 count = min(get_u32(frame + 5), (size - 9) // 10)
                 if count:
                     self.refused_code = get_u16(frame + 17)
-                store(&self.refused_, load(&self.refused_) + count)
-                store(&self.settled, load(&self.settled) + count)
+                store(&self.refused_, load(&self.refused_) + count * self.entry)
+                store(&self.settled, load(&self.settled) + count * self.entry)
             elif key == KEY_CLOSE and size >= 10:
                 self.close_code = get_u16(frame + 8)
                 return
@@ -310,7 +336,7 @@ cdef class Producer:
             self.last_confirm_ns = now_ns()
 
     cdef inline int64_t stamp_of(self, const uint8_t *publishing_id) noexcept nogil:
-        return ((<int64_t>get_u64(publishing_id) - 1) // self.batch) % STAMPS_COUNT
+        return ((<int64_t>get_u64(publishing_id) - 1) * self.entry // self.batch) % STAMPS_COUNT
 
 
 cdef class Consumer:
@@ -401,21 +427,33 @@ cdef class Consumer:
 
     cdef void walk(self, const uint8_t *chunk, size_t size) noexcept nogil:
         """Each message of a chunk. What our producers did not write counts as disordered."""
-        cdef uint32_t entries = get_u16(chunk + 2), i, length
+        cdef uint32_t entries = get_u16(chunk + 2), i, messages
         cdef const uint8_t *p = chunk + CHUNK_HEADER_SIZE
         cdef const uint8_t *end = chunk + size
         cdef int64_t now = now_ns() if self.timed else 0
-        cdef int64_t stamp[3]
         for i in range(entries):
-            if end - p < 4:
+            messages = 1
+            if end - p >= SUB_BATCH_HEADER_SIZE and p[0] >> 4 == 8:  # a sub-batch that is not compressed
+                messages = get_u16(p + 1)
+                p += SUB_BATCH_HEADER_SIZE
+            p = self.walk_messages(p, end, messages, now)
+            if p is NULL:
                 self.disordered_ += entries - i
                 return
+
+    cdef const uint8_t *walk_messages(self, const uint8_t *p, const uint8_t *end, uint32_t messages,
+                                      int64_t now) noexcept nogil:
+        """So many messages of an entry: where they end, NULL if they make no sense."""
+        cdef uint32_t i, length
+        cdef int64_t stamp[3]
+        for i in range(messages):
+            if end - p < LENGTH_SIZE:
+                return NULL
             length = get_u32(p)
-            if length >> 31 or <size_t>(end - p) < 4 + <size_t>length:
-                self.disordered_ += entries - i
-                return
+            if length >> 31 or <size_t>(end - p) < LENGTH_SIZE + <size_t>length:
+                return NULL
             if length >= 24:
-                memcpy(stamp, p + 4, 24)
+                memcpy(stamp, p + LENGTH_SIZE, 24)
                 if self.timed:
                     self.latencies.record_ns(now - stamp[0], 1)
                 if self.verify:
@@ -423,4 +461,5 @@ cdef class Consumer:
                         self.disordered_ += 1
                     if <uint64_t>stamp[2] < <uint64_t>self.producers:
                         self.expected[stamp[2]] = stamp[1] + 1
-            p += 4 + length
+            p += LENGTH_SIZE + length
+        return p

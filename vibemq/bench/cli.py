@@ -78,6 +78,12 @@ def _pairs(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -
 @click.option("--credit", type=int, default=DEFAULTS.credit, show_default=True, help="Chunks on the way per consumer.")
 @click.option("--rate", type=float, default=DEFAULTS.rate, help="Messages/s of all producers, scheduled: open loop.")
 @click.option("--spread", is_flag=True, help="One stream for each producer and consumer.")
+@click.option(
+    "--sub-batch", type=click.IntRange(0), default=DEFAULTS.sub_batch, help="Messages in a sub-entry batch; 0: none."
+)
+@click.option("--reference", default=DEFAULTS.reference, help="Publishers have names, so they are deduplicated.")
+@click.option("--filter-value", default=DEFAULTS.filter_value, help="Of each message, and wanted by each consumer.")
+@click.option("--append", is_flag=True, help="Publish to the streams that an earlier run left (--keep).")
 @click.option("--keep", is_flag=True, help="Leave the streams, for a later --mode con.")
 @click.option(
     "--argument", "arguments", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="For Create; repeatable."

@@ -28,6 +28,7 @@ MODES = {
 }
 SETTLE_S = 0.3  # a stream that was created this moment gets its time to elect a leader and open its files
 PERCENTILES = {"p50": 50.0, "p99": 99.0, "p999": 99.9, "p9999": 99.99}
+SUB_BATCH_MESSAGES_COUNT_MAX = 65_535  # the count is a u16
 WINDOW_FRAMES_COUNT_MAX = 200_000  # below the load threads' ring of sending times
 
 
@@ -53,6 +54,10 @@ class Load:
     credit: int = 20
     rate: float = 0.0
     spread: bool = False
+    sub_batch: int = 0
+    reference: str = ""
+    filter_value: str = ""
+    append: bool = False
     verify: bool = False
     timeout_s: float = 60.0
     keep: bool = False
@@ -78,6 +83,13 @@ class Load:
                 f"size: needed {STAMP_SIZE_BYTES} bytes to time or verify messages, had {self.size_bytes}",
                 hint="Each message carries its sending time, its number and its producer.",
             )
+        if self.sub_batch:
+            entries = (self.batch % self.sub_batch, self.messages // self.producers % self.sub_batch)
+            if any(entries) or self.sub_batch > SUB_BATCH_MESSAGES_COUNT_MAX or self.filter_value:
+                raise UserError(
+                    f"sub-batch: needed a divisor of the frame ({self.batch}) and of each producer's messages, at most "
+                    f"{SUB_BATCH_MESSAGES_COUNT_MAX}, and no filter value, had {self.sub_batch}"
+                )
         if self.window // self.batch > WINDOW_FRAMES_COUNT_MAX:
             raise UserError(f"window: needed at most {WINDOW_FRAMES_COUNT_MAX} frames, had {self.window // self.batch}")
         if not self.rate and self.window < self.batch * self.group:
@@ -154,8 +166,9 @@ def run(load: Load) -> Result:
     with admin:
         if load.publishes:
             for stream in load.streams():
-                admin.delete(stream, missing_ok=True)
-                admin.create(stream, dict(load.arguments))
+                if not load.append:
+                    admin.delete(stream, missing_ok=True)
+                admin.create(stream, dict(load.arguments), exist_ok=load.append)
             time.sleep(SETTLE_S)
         try:
             return _Run(load).go()
@@ -192,7 +205,8 @@ class _Run(Run):
         load = self.load
         connection = connect(load)
         stream = load.streams()[number % len(load.streams())]
-        connection.request(Key.DECLARE_PUBLISHER, publisher_id=0, stream=stream)
+        reference = f"{load.reference}-{number}" if load.reference else ""
+        connection.request(Key.DECLARE_PUBLISHER, publisher_id=0, reference=reference, stream=stream)
         self.sockets.append(connection.detach())
         producer = Producer(
             fd=self.sockets[-1].fileno(),
@@ -204,6 +218,8 @@ class _Run(Run):
             window=load.window,
             rate=load.rate / load.producers,
             timed=load.mode == "lat",
+            sub_batch=load.sub_batch,
+            filter_value=load.filter_value.encode(),
             tunnel=_tunnel(self.sockets[-1]),
         )
         self.producers.append(producer)
@@ -224,6 +240,7 @@ class _Run(Run):
                 stream=stream,
                 offset_type=OffsetType.FIRST,
                 credit=load.credit,
+                properties={"filter.0": load.filter_value} if load.filter_value else {},
             ),
             credit=codec.encode_request(Key.CREDIT, subscription_id=0, credit=1),
             wanted=self._messages_in_a_stream(),
