@@ -134,10 +134,14 @@ err retention_roll_aged(struct log *l, int64_t age_ms, bool *rolled, struct faul
 {
     struct commit c;
     *rolled = false;
+    control_committed(l->control, &c);
+    uint64_t segment = c.segment;
+    /* Before the lock, for which appends wait: what nobody has read for long may have to come from the disk. */
+    if (c.next_offset == segment || oldest_timestamp(l, &c) >= sys->now_ms() - age_ms) return OK;
     err e = log_lock(l, f);
     if (e) return e;
     control_committed(l->control, &c);
-    if (c.next_offset > c.segment && oldest_timestamp(l, &c) < sys->now_ms() - age_ms) {
+    if (c.segment == segment) {
         e = log_roll(l, &c, f);
         *rolled = e == OK;
     }

@@ -8,6 +8,18 @@ static int64_t clock_ms;
 static struct sys fake;
 static int64_t fake_now(void) { return clock_ms; }
 
+static struct log *watched;
+static unsigned reads;
+
+static ssize_t read_while_nobody_waits(int fd, void *data, size_t size, off_t position)
+{
+    struct mutex *m = &log_control(watched)->mutex;
+    reads++;
+    EXPECT_EQ(MUTEX_TAKEN, mutex_try_lock(m));
+    mutex_unlock(m);
+    return sys_real.pread(fd, data, size, position);
+}
+
 static struct log *make(const struct log_options *options, struct batch *b)
 {
     fake = sys_real;
@@ -216,6 +228,26 @@ TEST(what_is_not_durable_yet_stays_where_durability_was_asked_for)
     EXPECT_OK(log_sync(l, &durable, NULL));
     EXPECT_OK(retention_run(l, &report, NULL));
     EXPECT_EQ(4, report.segments_dropped);
+    sys = &sys_real;
+    batch_free(&b);
+    log_close(l);
+}
+
+/* The beginning of a segment is long out of the page cache, and every append waits for the lock. */
+TEST(the_oldest_chunk_is_read_without_the_lock)
+{
+    struct batch b;
+    struct log *l = make(&(struct log_options){.retention_age_ms_max = 1000}, &b);
+    bool rolled;
+    EXPECT_OK(help_fill(l, &b, 5, 100, NULL));
+    watched = l;
+    fake.pread = read_while_nobody_waits;
+    EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
+    EXPECT(!rolled && reads > 0);
+    clock_ms += 5000;
+    fake.pread = sys_real.pread;
+    EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
+    EXPECT(rolled);
     sys = &sys_real;
     batch_free(&b);
     log_close(l);
