@@ -112,3 +112,12 @@ def test_what_is_remembered_is_bounded_and_stays_right(metadata, rights, monkeyp
         assert rights.of("root", "/").vhost == "/"
         assert rights.of("guest", "shop").vhost == "shop"
         assert len(rights._current) == 1
+
+
+def test_names_longer_than_any_streams_are_answered_and_not_remembered(metadata, rights):
+    """The streams protocol carries names of 32 KiB: remembered, they are over 100 MiB for one user."""
+    metadata.set_permissions("/", "bob", "^a+$", "", "b$")
+    bob = rights.of("bob", "/")
+    for name in ("a" * 256, "a" * 32_000, "a" * 32_000 + "b"):
+        assert may(bob, name) == (not name.endswith("b"), False, name.endswith("b"))
+        assert bob._remembered == {}

@@ -17,7 +17,8 @@ from vibemq.storage.patterns import Pattern, pattern
 if TYPE_CHECKING:
     from vibemq.storage.metadata import Metadata
 
-_NAMES_REMEMBERED_MAX = 4096  # answers kept for each user and vhost; some hundred KiB
+_NAMES_REMEMBERED_MAX = 4096  # answers kept for each user and vhost; mostly some hundred KiB
+_REMEMBERED_CHARACTERS_MAX = 255  # of a name: peers may ask for longer ones, which nothing has
 _SNAPSHOTS_MAX = 4096  # users and vhosts at once
 
 _CONFIGURE, _WRITE, _READ = range(3)
@@ -61,6 +62,8 @@ class VhostRights:
         allowed = self._remembered.get(name)
         if allowed is None:
             allowed = sum(found.matches(name) << bit for bit, found in enumerate(self._patterns))
+            if len(name) > _REMEMBERED_CHARACTERS_MAX:
+                return allowed
             if len(self._remembered) >= _NAMES_REMEMBERED_MAX:  # names come from peers
                 self._remembered.clear()
             self._remembered[name] = allowed
