@@ -30,6 +30,10 @@ EVENT_TIMEOUT_S = 30.0
 EVERYTHING = os.environ.get("VIBEMQ_INTEROP") == "all"
 
 
+#: Why a client is not tried again in this run.
+UNAVAILABLE: dict[str, str] = {}
+
+
 class CannotBeHad(Exception):
     """Why a client is skipped."""
 
@@ -58,8 +62,9 @@ def run_step(command: list[str], folder: Path, deadline: float, **environment: s
     except subprocess.TimeoutExpired:
         raise CannotBeHad(f"`{command[0]}` took longer than {BUILD_TIMEOUT_S:.0f} s") from None
     if done.returncode:
-        last = (done.stdout.strip().splitlines() or ["no output"])[-1]
-        raise CannotBeHad(f"`{' '.join(command[:3])}` failed: {last[:200]}")
+        lines = done.stdout.strip().splitlines() or ["no output"]
+        telling = next((line for line in lines if "error" in line.lower()), lines[-1])
+        raise CannotBeHad(f"`{' '.join(command[:3])}` failed: {telling[:200]}")
 
 
 def build_python(_: Path, target: Path, deadline: float) -> None:
@@ -67,7 +72,7 @@ def build_python(_: Path, target: Path, deadline: float) -> None:
 
 
 def build_js(source: Path, target: Path, deadline: float) -> None:
-    run_step(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], target, deadline)
+    run_step(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=1"], target, deadline)
 
 
 def build_java(source: Path, target: Path, deadline: float) -> None:
@@ -110,6 +115,15 @@ class Client(NamedTuple):
 
     def command(self) -> list[str]:
         """The program, built if need be; CannotBeHad where that is not possible here."""
+        if self.name in UNAVAILABLE:
+            raise CannotBeHad(UNAVAILABLE[self.name])
+        try:
+            return self._command()
+        except CannotBeHad as why:
+            UNAVAILABLE[self.name] = str(why)
+            raise
+
+    def _command(self) -> list[str]:
         if lacking := [tool for tool in self.tools if shutil.which(tool) is None]:
             raise CannotBeHad(f"{self.name}: {' and '.join(lacking)} not installed")
         folder = self.folder()
@@ -124,7 +138,7 @@ class Client(NamedTuple):
 
     def _build_in(self, folder: Path) -> None:
         for old in CACHE.glob(f"{self.name}-*"):
-            if old.name.rpartition("-")[0] == self.name and old != CACHE / "rust-target":
+            if old.name != "rust-target":
                 shutil.rmtree(old)
         unfinished = CACHE / f"{self.name}.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
