@@ -11,6 +11,7 @@ import vibemq.storage.log as logs
 from vibemq.errors import StorageError
 from vibemq.server import recovery
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.offsets import StoredOffsets
 
 
 @pytest.fixture
@@ -71,10 +72,36 @@ def test_what_was_cut_is_logged_with_file_and_position(metadata, monkeypatch, ca
     assert "stream 'orders': 00000000000000000000.segment was cut at byte 8192, 808 bytes dropped" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("end", "expected"), [(0, {}), (1, {b"a": 0, b"b": 0, b"c": 0}), (7, {b"a": 0, b"b": 6, b"c": 6})]
+)
+def test_stored_offsets_that_outlived_their_messages_are_set_back(metadata, monkeypatch, caplog, end, expected):
+    """Else a consumer went on behind messages that get those offsets now, and never saw them."""
+    record = create(metadata, "orders")
+    stored = StoredOffsets(record.directory)
+    for reference, offset in ((b"a", 0), (b"b", 7), (b"c", 2**64 - 1)):
+        stored.store(reference, offset)
+    report = logs.RecoveryReport(True, 9, 9000, False, "", 0, 0)
+    held = SimpleNamespace(stats=lambda: SimpleNamespace(next_offset=end), close=lambda: None)
+    monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: report)
+    monkeypatch.setattr(recovery.logs, "Log", lambda directory: held)
+    recover(metadata)
+    assert StoredOffsets(record.directory).all() == expected
+    assert f"b'c' had stored offset {2**64 - 1}, and messages end before {end}" in caplog.text
+
+
+def test_stored_offsets_of_this_boot_stay_as_they_are(metadata):
+    record = create(metadata, "orders")
+    StoredOffsets(record.directory).store(b"a", 7)
+    recover(metadata)
+    assert StoredOffsets(record.directory).all() == {b"a": 7}
+
+
 def test_the_streams_own_limits_reach_the_log(metadata, monkeypatch):
     create(metadata, "orders", **{"max-age": "1h", "stream-max-segment-size-bytes": "5000"})
     seen = []
-    monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: seen.append(options))
+    report = logs.RecoveryReport(False, 0, 0, False, "", 0, 0)
+    monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: (seen.append(options), report)[1])
     recover(metadata)
     limits = {"segment_bytes_max": 5000, "retention_bytes_max": 0, "retention_age_ms_max": 3_600_000}
     assert seen == [{**limits, "durability": "os", "filter_size_bytes": 16}]

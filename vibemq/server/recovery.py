@@ -19,6 +19,7 @@ import vibemq.storage.log as logs
 from vibemq.errors import StorageError, VibeMQError
 from vibemq.storage.arguments import log_options
 from vibemq.storage.metadata import Metadata, StreamRecord
+from vibemq.storage.offsets import StoredOffsets
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
@@ -73,10 +74,42 @@ def _recover(
         logs.create(record.directory, **options)
         return None
     report = logs.recover(record.directory, **options)
+    if report.ran:
+        _pull_back_offsets(record)
     has_ledger = os.path.exists(os.path.join(record.directory, "ledger"))
     if record.queue is not None and (report.ran or not has_ledger) and logs.ledger_recover(record.directory):
         log.warning("queue %r: what was settled is not known any more; what is kept is delivered again", record.name)
     return report
+
+
+def _pull_back_offsets(record: StreamRecord) -> None:
+    """Of stored offsets that survived a power cut which their messages did not, make that of the last message.
+
+    Other messages get those numbers next, and whoever went on behind the old ones would miss them.
+    """
+    held = logs.Log(record.directory)
+    end = held.stats().next_offset
+    held.close()
+    offsets = StoredOffsets(record.directory)
+    try:
+        ahead = {reference: offset for reference, offset in offsets.all().items() if offset >= end}
+        for reference in ahead if end else ():
+            offsets.store(reference, end - 1)
+        if ahead and not end:
+            os.unlink(os.path.join(record.directory, "offsets"))
+    except (StorageError, OSError) as problem:
+        log.warning("stream %r: its stored offsets cannot be compared with its messages: %s", record.name, problem)
+        return
+    finally:
+        offsets.close()
+    for reference, offset in ahead.items():
+        log.warning(
+            "stream %r: %r had stored offset %d, and messages end before %d: it is set back",
+            record.name,
+            reference,
+            offset,
+            end,
+        )
 
 
 def _clear_orphans(streams_dir: str, known: set[str]) -> None:
