@@ -12,13 +12,12 @@ by the counter that every change of users, vhosts and permissions raises in its 
 from typing import TYPE_CHECKING
 
 from vibemq.admin.users import GUEST
-from vibemq.storage.patterns import Pattern, pattern
+from vibemq.storage.patterns import NAME_CHARACTERS_MAX, Pattern, pattern
 
 if TYPE_CHECKING:
     from vibemq.storage.metadata import Metadata
 
 _NAMES_REMEMBERED_MAX = 4096  # answers kept for each user and vhost; mostly some hundred KiB
-_REMEMBERED_CHARACTERS_MAX = 255  # of a name: peers may ask for longer ones, which nothing has
 _SNAPSHOTS_MAX = 4096  # users and vhosts at once
 
 _CONFIGURE, _WRITE, _READ = range(3)
@@ -62,7 +61,7 @@ class VhostRights:
         allowed = self._remembered.get(name)
         if allowed is None:
             allowed = sum(found.matches(name) << bit for bit, found in enumerate(self._patterns))
-            if len(name) > _REMEMBERED_CHARACTERS_MAX:
+            if len(name) > NAME_CHARACTERS_MAX:  # nothing has it, so remembering would only cost memory
                 return allowed
             if len(self._remembered) >= _NAMES_REMEMBERED_MAX:  # names come from peers
                 self._remembered.clear()

@@ -4,7 +4,8 @@
 A pattern matches where it is found anywhere in the name, as in RabbitMQ; ``^`` and ``$`` bind it to the
 ends, and the empty pattern means ``^$``, no name at all.  RE2 does the matching, in time linear in the
 name whatever the pattern is: one that backtracks could stop a worker for everybody.  The price
-is that look-around and back references are refused, when the pattern is set.
+is that look-around and back references are refused, when the pattern is set.  Linear is not enough where a peer
+gives the name: one that is longer than any that exists matches nothing but ``.*``.
 """
 
 from functools import lru_cache
@@ -13,7 +14,8 @@ from typing import Any
 from vibemq.errors import UserError
 
 PATTERN_CHARACTERS_MAX = 1024
-_MEMORY_MAX_BYTES = 1 << 20  # of one compiled pattern
+NAME_CHARACTERS_MAX = 255  # no stream, exchange or group has a longer name
+_MEMORY_MAX_BYTES = 1 << 16  # of one compiled pattern: compiling it takes no millisecond, nor does looking for it
 _PATTERNS_REMEMBERED_MAX = 1024
 # The patterns that nearly every installation has; who uses no other never loads RE2.
 _EVERYTHING = frozenset((".*", "^.*", ".*$", "^.*$"))
@@ -38,6 +40,8 @@ class Pattern:
         """Never raises; names come from peers, and one that is not valid Unicode matches nothing."""
         if self._fixed is not None:
             return self._fixed or name == ""
+        if len(name) > NAME_CHARACTERS_MAX:
+            return False
         try:
             return self._compiled.search(name) is not None
         except UnicodeEncodeError:
