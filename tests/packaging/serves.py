@@ -27,8 +27,8 @@ def main() -> int:
     subprocess.run([*command, "--version"], check=True)
     with tempfile.TemporaryDirectory() as folder:
         broker = subprocess.Popen(
-            [*command, "serve", "--workers", "2", "--streams-port", "0", "--native-port", "0", "--admin-port", "0"]
-            + ["--data-dir", folder],
+            [*command, "serve", "--workers", "2", "--data-dir", folder]
+            + [word for door in ("streams", "native", "admin") for word in (f"--{door}-port", "0")],
             stdout=subprocess.PIPE,
             text=True,
         )
