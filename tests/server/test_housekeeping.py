@@ -143,3 +143,24 @@ def test_the_longest_age_and_a_stream_with_senseless_arguments_stop_nothing(meta
     assert held.filter_size_bytes == 64
     held.close()
     assert "retention of stream 'bad' failed: max-length-bytes" in caplog.text
+
+
+def test_limits_that_could_not_be_set_are_set_by_the_next_look(metadata, monkeypatch):
+    """Else workers would go on dropping messages by the limit of a policy that is gone."""
+    for name in ("a", "b"):
+        metadata.create_stream("/", name, {}, "os", 10)
+    seen = []
+
+    def set_limits(directory, **options):
+        seen.append(directory)
+        if len(seen) == 1:
+            raise StorageError("ERR_IO", "too many open files")
+
+    monkeypatch.setattr(housekeeping.logs, "set_limits", set_limits)
+    keeper = due_now(metadata)
+    metadata.set_policy("/", "all", ".", {"stream-filter-size-bytes": 64})
+    for _ in range(3):
+        keeper.due = time.monotonic()
+        run_to_the_end(keeper)
+    assert len(seen) == 3
+    assert seen[2] == seen[0] != seen[1]

@@ -35,6 +35,7 @@ class Housekeeper:
         self._slot = -1
         self._policies = metadata.held_policies()  # all limits are as they were with these
         self._policies_now = self._policies  # as this look began
+        self._unset: set[str] = set()  # streams whose limits could not be set, by incarnation: the next look does
         metadata.close()
         self.due = time.monotonic() + interval_s  # when run_slice wants to be called
 
@@ -70,19 +71,25 @@ class Housekeeper:
         return True
 
     def _is_changed(self, record: StreamRecord) -> bool:
-        return self._policies is not self._policies_now and record.queue is None
+        has_news = self._policies is not self._policies_now or record.incarnation in self._unset
+        return has_news and record.queue is None
 
     def _look_at(self, record: StreamRecord, arguments: dict[str, str]) -> None:
         segments = size = 0
+        is_changed = self._is_changed(record)
+        self._unset.discard(record.incarnation)
         try:
-            if self._is_changed(record):
+            if is_changed:
                 options = log_options(arguments, record.durability, self._segment_size_bytes)
                 logs.set_limits(record.directory, **options)
+                is_changed = False
             if has_retention(arguments):
                 segments, size = logs.housekeep(record.directory)
         except VibeMQError as problem:  # arguments that mean nothing, too: no stream keeps the others from theirs
             if not isinstance(problem, StorageError) or problem.code not in _GONE:
                 log.warning("retention of stream %r failed: %s", record.name, problem)
+                if is_changed:
+                    self._unset.add(record.incarnation)
             return
         if segments:
             log.info("stream %r: retention dropped %d segments, %d bytes", record.name, segments, size)
