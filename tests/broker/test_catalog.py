@@ -197,3 +197,34 @@ def test_a_stream_made_while_its_vhost_is_deleted_goes_too(catalog, metadata, mo
 
 def test_line_ends_are_no_part_of_a_name():
     assert checked_name("or\r\nders") == "orders"
+
+
+def test_a_stream_that_the_metadata_cannot_take_leaves_no_log(catalog, metadata, monkeypatch):
+    """As when the disk is full: clients try again and again, and each try would leave one."""
+    real = metadata.create_stream
+
+    def full(*values, prepare, **options):
+        def prepared(record):
+            prepare(record)
+            raise StorageError("ERR_DISK_FULL", "no room for the commit")
+
+        return real(*values, prepare=prepared, **options)
+
+    monkeypatch.setattr(metadata, "create_stream", full)
+    with pytest.raises(StorageError):
+        create(catalog, "orders")
+    assert directories(metadata) == known(metadata) == []
+
+
+def test_logs_of_streams_that_may_have_been_committed_stay(catalog, metadata, monkeypatch):
+    real = metadata.create_super_stream
+
+    def committed(*values):
+        real(*values)
+        raise OSError("the directory cannot be synced")
+
+    monkeypatch.setattr(metadata, "create_super_stream", committed)
+    with pytest.raises(OSError, match="cannot be synced"):
+        create_super(catalog)
+    assert directories(metadata) == known(metadata)
+    assert len(known(metadata)) == 3

@@ -7,14 +7,22 @@ run in helper threads; ``deleted``, afterwards, and ``restart`` are for the work
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.policy import QueuePolicy, dead_letter_options
 from vibemq.config import Config
-from vibemq.errors import ExchangeNotFound, LimitExceeded, StorageError, StreamExists, StreamNotFound, UserError
+from vibemq.errors import (
+    ExchangeNotFound,
+    LimitExceeded,
+    StorageError,
+    StreamExists,
+    StreamNotFound,
+    UserError,
+    VibeMQError,
+)
 from vibemq.storage import log as logs
 from vibemq.storage.arguments import log_options
 from vibemq.storage.vhosts import DEFAULT_VHOST
@@ -58,15 +66,16 @@ class Catalog:
 
     def create_stream(self, virtual_host: str, name: str, wanted: StreamArguments) -> StreamRecord:
         """Blocks.  Raises StreamExists, LimitExceeded, VhostNotFound, StorageError."""
-        return self.metadata.create_stream(
-            virtual_host,
-            name,
-            wanted.given,
-            wanted.durability,
-            self.config.store.streams_max,
-            prepare=self._make_log,
-            vhost_streams_max=self.config.store.streams_per_virtual_host_max,
-        )
+        with self._making_logs() as make:
+            return self.metadata.create_stream(
+                virtual_host,
+                name,
+                wanted.given,
+                wanted.durability,
+                self.config.store.streams_max,
+                prepare=make,
+                vhost_streams_max=self.config.store.streams_per_virtual_host_max,
+            )
 
     def create_super_stream(
         self,
@@ -91,14 +100,8 @@ class Catalog:
         most = self.config.streams.super_stream_partitions_max
         if len(names) > most:
             raise LimitExceeded(f"super stream {name!r}: partitions", len(names), most)
-        made: list[str] = []
-
-        def prepare(record: StreamRecord) -> None:
-            made.append(record.directory)
-            self._make_log(record)
-
         policies = self.metadata.policy_changes()
-        try:
+        with self._making_logs() as make:
             records = self.metadata.create_super_stream(
                 virtual_host,
                 name,
@@ -106,20 +109,33 @@ class Catalog:
                 wanted.given,
                 wanted.durability,
                 self.config.store.streams_max,
-                prepare,
+                make,
                 self.config.store.streams_per_virtual_host_max,
             )
-        except BaseException:
-            for directory in made:
-                logs.remove(directory)
-            raise
         if self.metadata.policy_changes() != policies:  # while nobody could see the new streams
             for record in records:
                 logs.set_limits(record.directory, **self._options(record))
         return records
 
-    def _make_log(self, record: StreamRecord) -> None:
-        logs.create(record.directory, **self._options(record))
+    @contextmanager
+    def _making_logs(self) -> Iterator[Callable[[StreamRecord], None]]:
+        """What makes the logs of new streams; they go again where the metadata refuses the streams.
+
+        Only then: after any other error nobody knows whether the streams exist, and the next start finds out.
+        """
+        made: list[str] = []
+
+        def make(record: StreamRecord) -> None:
+            made.append(record.directory)
+            logs.create(record.directory, **self._options(record))
+
+        try:
+            yield make
+        except VibeMQError:
+            for directory in made:
+                with suppress(StorageError):
+                    logs.remove(directory)
+            raise
 
     def _options(self, record: StreamRecord) -> LogOptions:
         arguments = self.metadata.effective_arguments(record)
