@@ -114,6 +114,42 @@ def test_a_log_whose_creation_was_interrupted_is_removed(metadata, tmp_path):
     assert not orphan.exists()
 
 
+@pytest.mark.parametrize("left", [[], ["tracking"], ["00000000000000000000.segment", "tracking"]])
+def test_a_directory_of_which_a_kill_left_only_parts_is_removed(metadata, tmp_path, left):
+    """The control page is made last and removed last."""
+    orphan = tmp_path / "streams" / "0123456789abcdef"
+    logs.create(str(orphan))
+    for name in os.listdir(orphan):
+        if name not in left:
+            (orphan / name).unlink()
+    recover(metadata)
+    assert not orphan.exists()
+
+
+@pytest.mark.parametrize("segment", ["00000000000000000000.segment", "00000000000000000009.segment"])
+def test_a_directory_without_a_control_page_is_kept_where_it_may_hold_messages(metadata, tmp_path, caplog, segment):
+    orphan = tmp_path / "streams" / "0123456789abcdef"
+    logs.create(str(orphan))
+    (orphan / "control").unlink()
+    with open(orphan / segment, "ab") as file:
+        file.write(b"x")
+    recover(metadata)
+    assert (orphan / segment).exists()
+    assert "it is kept" in caplog.text
+
+
+def test_an_empty_log_of_another_boot_that_no_stream_owns_is_removed(metadata, monkeypatch, tmp_path):
+    orphan = tmp_path / "streams" / "0123456789abcdef"
+    logs.create(str(orphan))
+
+    def stale(directory):
+        raise StorageError("ERR_STALE", "written in another boot")
+
+    monkeypatch.setattr(recovery.logs, "Log", stale)
+    recover(metadata)
+    assert not orphan.exists()
+
+
 def test_a_log_whose_deletion_was_interrupted_is_removed(metadata):
     record = create(metadata, "orders")
     held = logs.Log(record.directory)

@@ -128,8 +128,16 @@ def _holds_nothing(directory: str) -> bool:
     try:
         held = logs.Log(directory)
     except StorageError as problem:
+        # A creation ends with the control page, and so does a removal; that of another boot cannot be believed.
+        if problem.code in ("ERR_NOT_FOUND", "ERR_STALE"):
+            return logs.segments(directory) == [0] and _first_segment_bytes(directory) <= logs.SEGMENT_HEADER_BYTES
         return problem.code == "ERR_DELETED"
     try:
         return held.stats().next_offset == 0
     finally:
         held.close()
+
+
+def _first_segment_bytes(directory: str) -> int:
+    path = os.path.join(directory, f"{0:020}.segment")
+    return os.path.getsize(path) if os.path.exists(path) else 0

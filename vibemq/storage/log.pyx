@@ -31,6 +31,12 @@ cdef extern from "log/log.h":
         char *reference
     err log_publishers(core.log *l, log_publisher *out, uint32_t *count, fault *f)
 
+cdef extern from "log/segment.h":
+    enum:
+        _SEGMENT_HEADER_BYTES "SEGMENT_HEADER_BYTES"
+
+#: Size in bytes of a segment that holds no chunk.
+SEGMENT_HEADER_BYTES = _SEGMENT_HEADER_BYTES
 #: Size in bytes of the shared memory that holds the board of doorbells (csrc/shm/doorbell.h).
 BOARD_BYTES = _BOARD_BYTES
 #: Streams one broker can hold: one bit each in every worker's bitmap of news.
