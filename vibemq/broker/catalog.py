@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import vibemq.storage.log as logs
 from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.policy import QueuePolicy, dead_letter_options
 from vibemq.config import Config
@@ -23,7 +24,6 @@ from vibemq.errors import (
     UserError,
     VibeMQError,
 )
-from vibemq.storage import log as logs
 from vibemq.storage.arguments import log_options
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
