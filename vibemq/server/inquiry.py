@@ -54,6 +54,9 @@ class Inquiries:
             packet = self._channel.recv(QUESTION_BYTES_MAX)
         except BlockingIOError:
             return
+        if not packet:  # supervisor and admin process are gone: nobody will ever ask again
+            self._loop.disregard(self._channel.fileno())
+            return
         head: dict[str, object] = {}
         answer: object = None
         try:

@@ -104,6 +104,11 @@ cdef class Loop:
         self.attended[fd] = on_readable
         self.poller.register(fd, READ)
 
+    def disregard(self, int fd):
+        """The opposite of ``attend``."""
+        del self.attended[fd]
+        self.poller.unregister(fd)
+
     def sessions_after(self, int fd):
         """Each connection with its session, by descriptor, from the first one above `fd` on."""
         cdef int at
