@@ -68,6 +68,14 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path):
         assert Http(running).get("queues") == []
 
 
+def test_an_admin_process_that_hangs_does_not_hold_up_the_stop(tmp_path):
+    # The time for workers is longer than the broker fixture waits.
+    with broker(tmp_path / "data", "--shutdown-timeout", "600") as running:
+        hung = running.admin_pid()
+        os.kill(hung, signal.SIGSTOP)
+    assert not is_alive(hung)
+
+
 def test_the_api_can_be_switched_off(tmp_path):
     with broker(tmp_path / "data", "--set", "admin.enabled=false") as running:
         assert running.admin_port == 0

@@ -113,6 +113,12 @@ class AdminProcess:
             os.unlink(self.ctl_path)
         self.tell(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """It did not end by itself; nothing is lost with it."""
+        if self.alive:
+            log.warning("the admin process, pid %d, is killed: it has not ended yet", self.pid)
+        self.tell(signal.SIGKILL)
+
     def listen(self) -> None:
         for listener in self._listeners:
             listener.listen(BACKLOG)

@@ -36,6 +36,8 @@ from vibemq.storage.metadata import Metadata
 
 #: Descriptors that a worker needs besides its connections: logs, indexes, control blocks.
 FILES_RESERVED = 4096
+#: How long the admin process may finish answers after the last worker has ended.
+ADMIN_END_S = 2.0
 LEVELS = ("debug", "info", "warning", "error")
 
 log = logging.getLogger("vibemq.server")
@@ -76,6 +78,7 @@ class Supervisor:
         self.reload = reload
         self.stop_deadline_s: float | None = None
         self.announced = False
+        self.without_workers = False  # stopping, and only the admin process is left
         self.failed = False
         self.addresses: dict[str, str] = {}
         self.board_fd = self.mail_fd = self.groups_fd = -1
@@ -297,6 +300,9 @@ class Supervisor:
 
     def _due(self, now_s: float) -> None:
         if self.stop_deadline_s is not None:
+            if not self.workers.any_alive and not self.without_workers:
+                self.without_workers = True
+                self.stop_deadline_s = min(self.stop_deadline_s, now_s + ADMIN_END_S)
             if now_s >= self.stop_deadline_s:
                 self._kill(f"it did not end within {self.config.server.shutdown_timeout_s} s")
                 self.stop_deadline_s = now_s + 3600.0  # SIGKILL cannot be refused, only be slow to take effect
@@ -354,7 +360,7 @@ class Supervisor:
     def _kill(self, why: str) -> None:
         self.workers.kill(why)
         if self.admin is not None:
-            self.admin.tell(signal.SIGKILL)
+            self.admin.kill()
 
     def _reload(self) -> None:
         self._reload_options()
