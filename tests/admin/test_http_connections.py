@@ -161,6 +161,18 @@ def test_a_user_closes_only_its_own_connections(http, managed, name):
     http.status("DELETE", "users", name)
 
 
+def test_monitoring_sees_the_connections_of_others_and_closes_none(http, managed, name):
+    http.status("PUT", "users", name, body={"password": "pw", "tags": "monitoring"})
+    http.status("PUT", "permissions", "/", name, body={"configure": "", "write": "", "read": ""})
+    who = Http(managed, name, "pw")
+    with connected(managed) as other:
+        assert who.status("GET", "connections", name_of(other)) == 200
+        assert who.status("DELETE", "connections", name_of(other)) == 401
+        assert who.status("DELETE", "stream", "connections", "/", name_of(other)) == 401
+        assert other.ask(Key.METADATA, streams=[]).brokers
+    http.status("DELETE", "users", name)
+
+
 def test_overview_counts_what_there_is(http, managed, stream):
     with connected(managed) as peer:
         peer.subscribe(stream)

@@ -6,7 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from vibemq.admin.api.calls import MONITORING, NO_CONTENT, Answer, Call, Refused, not_found
+from vibemq.admin.api.calls import (
+    ADMINISTRATOR,
+    MONITORING,
+    NO_CONTENT,
+    Answer,
+    Call,
+    Refused,
+    not_authorised,
+    not_found,
+)
 
 if TYPE_CHECKING:
     from vibemq.admin.api.service import Api
@@ -31,6 +40,8 @@ def get_connection(api: Api, call: Call) -> Any:
 def delete_connection(api: Api, call: Call) -> Answer:
     """Drops the socket without a Close, as RabbitMQ does; clients reconnect."""
     session = _find(api, call)
+    if call.caller.level < ADMINISTRATOR and session.get("user") != call.caller.name:
+        raise _not_theirs()  # monitoring looks at others' connections, and no more
     if not api.workers.close(session, call.reason or f"{CLOSED_BY} by {call.caller.name}"):
         raise not_found()
     return NO_CONTENT
@@ -67,9 +78,13 @@ def _find(api: Api, call: Call) -> dict[str, Any]:
     for session in api.workers.sessions():
         if session["name"] == call.path["connection"]:
             if call.caller.level < MONITORING and session.get("user") != call.caller.name:
-                raise Refused(401, "not_authorised", "User not authorised to access object")
+                raise _not_theirs()
             return session
     raise not_found()
+
+
+def _not_theirs() -> Refused:
+    return not_authorised("User not authorised to access object")
 
 
 def _find_stream_session(api: Api, call: Call) -> dict[str, Any]:
