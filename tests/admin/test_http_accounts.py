@@ -40,7 +40,7 @@ def test_health_needs_no_login(http):
 
 
 def test_a_page_of_another_site_changes_nothing(http, name):
-    for origin in ("http://evil.example", "null"):
+    for origin in ("http://evil.example", "null", "http://["):
         assert http.status("PUT", "vhosts", name, Origin=origin) == 403
     own = f"http://127.0.0.1:{http.running.admin_port}"
     assert http.status("PUT", "vhosts", name, Origin=own) == 201
@@ -64,9 +64,14 @@ def test_a_slash_at_the_end_is_accepted(http):
 
 
 def test_what_is_no_json_object_is_400(http, name):
-    for body in ("nonsense", "[1]", "[" * 100_000):
+    half_a_character = '{"tags": "\\ud800"}'
+    for body in ("nonsense", "[1]", "[" * 100_000, half_a_character):
         reply = http.raw("PUT", f"/api/users/{name}", body)
         assert (reply.status, reply.json["reason"]) == (400, "not_json")
+
+
+def test_a_path_that_is_no_utf8_is_400(http):
+    assert http.raw("PUT", "/api/vhosts/%FF", "{}").status == 400
 
 
 # ---- what tags allow ----

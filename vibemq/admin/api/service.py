@@ -15,7 +15,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, Answer, Call, Caller, Refused, not_authorised
+from vibemq.admin.api.calls import (
+    ADMINISTRATOR,
+    MANAGEMENT,
+    MONITORING,
+    Answer,
+    Call,
+    Caller,
+    Refused,
+    bad_request,
+    not_authorised,
+)
 from vibemq.admin.api.shown import Columns
 from vibemq.admin.rights import Rights, VhostRights
 from vibemq.admin.workers import NoAnswer, Workers
@@ -138,7 +148,7 @@ class Api:
             if match is None:
                 continue
             if route_method == method:
-                return level, handler, {name: unquote(value) for name, value in match.groupdict().items()}
+                return level, handler, _decoded(match.groupdict())
             others.append(route_method)
         if others:
             raise Refused(405, "method_not_allowed", f"{path} takes {', '.join(others)}")
@@ -203,14 +213,25 @@ class Api:
                 yield session
 
     def close_sessions(self, reason: str, **wanted: str) -> None:
-        """Drop every connection that has all of these properties."""
+        """Drop every connection that has all of these properties, where workers answer."""
         for session in list(self.workers.sessions()):
             if all(session.get(name) == value for name, value in wanted.items()):
-                self.workers.close(session, reason)
+                try:
+                    self.workers.close(session, reason)
+                except NoAnswer as problem:  # what was asked for is done all the same
+                    log.warning("%s is not closed: %s", session["name"], problem)
 
     def streams_deleted(self, gone: list[Deleted]) -> None:
         for one in gone:
             self.catalog.deleted(one)
+
+
+def _decoded(parts: Mapping[str, str]) -> dict[str, str]:
+    """Strictly, so that no two paths mean the same name.  Raises Refused."""
+    try:
+        return {name: unquote(value, errors="strict") for name, value in parts.items()}
+    except UnicodeDecodeError:
+        raise bad_request("the path is not valid UTF-8") from None
 
 
 def _pattern(path: str) -> re.Pattern[str]:
