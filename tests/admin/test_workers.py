@@ -63,6 +63,13 @@ def test_an_error_is_told(pairs, monkeypatch):
         asked.ask(0, "restart")
 
 
+def test_a_broker_that_ends_is_no_answer(pairs):
+    (theirs, ours), _ = pairs
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(NoAnswer, match="the broker is ending"):
+        Workers([ours]).ask(0, "status")
+
+
 def test_nobody_to_ask_is_no_answer():
     with pytest.raises(NoAnswer, match="no worker answers"):
         Workers([]).ask_any("groups")

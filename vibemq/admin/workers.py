@@ -61,6 +61,8 @@ class Workers:
                 self._await(worker, channel, select.POLLIN, deadline)
                 packet, fds, _, _ = socket.recv_fds(channel, _PACKET_BYTES_MAX, 1)
                 answer = [_read(fd) for fd in fds]
+                if not packet:
+                    raise NoAnswer(f"worker {worker} cannot be asked: the broker is ending")
                 head = json.loads(packet)
                 if not answer or head.get("id") != number:
                     continue
