@@ -85,6 +85,19 @@ def test_wrong_words_are_usage(ctl):
         assert code == 64 and said, words
 
 
+def test_an_option_of_another_command_is_usage(ctl):
+    code, reason = ctl.refused("list_permissions", "--partitions", "4")
+    assert (code, reason) == (64, "Invalid options for this command: --partitions")
+
+
+def test_a_timeout_is_a_time(ctl):
+    for word in ("0", "-1", "nan", "soon"):
+        done = ctl.run("ping", "-t", word)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+    assert ctl.said("-q", "ping", "-t", "infinity") == ""
+
+
 def test_options_stand_anywhere(ctl):
     for words in (["-q", "list_vhosts"], ["list_vhosts", "-q"], ["list_vhosts", "--quiet", "name"]):
         assert ctl.said(*words) == "name\n/\n"

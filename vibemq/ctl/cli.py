@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from vibemq.cli_users import config_option, data_dir_option
 from vibemq.ctl import shown
 from vibemq.ctl.commands import COMMANDS, Command
 from vibemq.ctl.link import TIMEOUT_DEFAULT_S, Link
 from vibemq.ctl.work import UNAVAILABLE, USAGE, Order, Refused
-from vibemq.errors import UserError
+from vibemq.errors import VibeMQError
+
+TIMEOUT_MAX_S = 86_400.0  # nobody waits longer, and the kernel takes no endless ones
+#: Options that only some commands take.
+_OWN_OPTIONS = {option for command in COMMANDS.values() for option in command.options}
 
 
 class _Ctl(click.Command):
@@ -27,6 +32,12 @@ class _Ctl(click.Command):
             )
 
 
+def _timeout(_: click.Context, __: click.Parameter, value: float) -> float:
+    if not value > 0:  # nor for what is no number at all
+        raise click.BadParameter("more than 0 seconds, or infinity, is needed")
+    return min(value, TIMEOUT_MAX_S)
+
+
 @click.command(cls=_Ctl, options_metavar="[OPTIONS]")
 @click.argument("command")
 @click.argument("words", nargs=-1, metavar="[WORDS]...")
@@ -35,7 +46,15 @@ class _Ctl(click.Command):
 @click.option("-s", "--silent", is_flag=True, help="As --quiet, and no names of columns.")
 @click.option("--no-table-headers", is_flag=True, help="No names of columns.")
 @click.option("--formatter", type=click.Choice(shown.FORMATTERS), help="How results are written.")
-@click.option("-t", "--timeout", type=float, default=TIMEOUT_DEFAULT_S, metavar="SECONDS", help="How long to wait.")
+@click.option(
+    "-t",
+    "--timeout",
+    type=float,
+    default=TIMEOUT_DEFAULT_S,
+    callback=_timeout,
+    metavar="SECONDS",
+    help="How long to wait for each answer of the broker.",
+)
 @click.option("-n", "--node", metavar="NODE", help="Taken and not used: the data directory says which broker.")
 @click.option("-l", "--longnames", is_flag=True, help="Taken and not used.")
 @click.option("--priority", type=int, default=0, metavar="N", help="set_policy: the highest that matches holds.")
@@ -65,11 +84,12 @@ def ctl(ctx: click.Context, command: str, words: tuple[str, ...], **options: Any
         found = COMMANDS.get(command)
         if found is None:
             raise Refused(USAGE, f"Command '{command}' not found; `vibemq ctl --help` lists all")
+        _refuse_options_of_others(ctx, found)
         _run(command, found, words, options)
     except Refused as refused:
         click.echo(f"Error:\n{refused}", err=True)
         ctx.exit(refused.code)
-    except UserError as problem:
+    except VibeMQError as problem:
         hint = f"\n  hint: {problem.hint}" if problem.hint else ""
         click.echo(f"Error:\n{problem}{hint}", err=True)
         ctx.exit(UNAVAILABLE)
@@ -98,6 +118,15 @@ def _run(name: str, command: Command, words: Sequence[str], options: dict[str, A
         _say_all(result, formatter)
     elif result is not None and not quiet:
         click.echo(result)
+
+
+def _refuse_options_of_others(ctx: click.Context, command: Command) -> None:
+    """An option that would be passed over in silence may be a slip that matters."""
+    for parameter in ctx.command.params:
+        option = str(parameter.name).replace("_", "-")
+        given = ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and option in _OWN_OPTIONS and option not in command.options:
+            raise Refused(USAGE, f"Invalid options for this command: {parameter.opts[0]}")
 
 
 def _named(name: str, command: Command, words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
