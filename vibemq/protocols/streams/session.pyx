@@ -30,6 +30,7 @@ from vibemq.protocols.streams.spec import Code, Key
 
 cdef enum:
     CONTROLS_PER_TURN = 32  # control commands cost tens of microseconds: the loop's millisecond
+    CONTROL_BYTES = 16      # a longer one counts as several: its names are looked up one by one
     TRACKED_MAX = 1024      # streams that one connection's offsets hold open: each costs some descriptors
 
 
@@ -72,7 +73,7 @@ cdef class StreamsSession(Session):
     cdef Py_ssize_t receive(self, const uint8_t *data, size_t size) except -1:
         cdef size_t at = 0
         cdef uint32_t length
-        cdef int controls = 0
+        cdef size_t controls = 0  # what its commands cost so far
         if self.skip:
             at = min(self.skip, size)
             self.skip -= at
@@ -111,7 +112,7 @@ cdef class StreamsSession(Session):
         if key == KEY_CREDIT and self.state == "open" and version == 1:
             return self._credit(p + 4, p + size)
         commands.handle(self, key, version, (<char *> p)[4:size])
-        return 1
+        return 1 + <int> (size // CONTROL_BYTES)
 
     cdef int _publish(self, const uint8_t *p, const uint8_t *end, int version) except -1:
         cdef Publisher publisher = self.publisher_cached
@@ -209,13 +210,14 @@ cdef class StreamsSession(Session):
         if found is None:
             self.connection.write_bytes(encode_server_frame(
                 Key.CREDIT, code=Code.SUBSCRIPTION_ID_DOES_NOT_EXIST, subscription_id=p[0]))
-            return 0
+            return 1  # an answer costs as much as a command's
         subscription = <Subscription> found
         subscription.credit += <short> bytes_load16(p + 1)
         if not subscription.attached:  # kept until it is active
             self.connection.write_bytes(encode_server_frame(
                 Key.CREDIT, code=Code.PRECONDITION_FAILED, subscription_id=p[0]))
-        elif subscription.credit > 0:
+            return 1
+        if subscription.credit > 0:
             self.deliveries.want(subscription)
         return 0
 
