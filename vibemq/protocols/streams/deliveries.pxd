@@ -40,6 +40,7 @@ cdef class Deliveries:
     cdef list ready                   # subscriptions with credit and perhaps something to read, in turn
     cdef Subscription partial         # whose frame is half out: nothing else may be sent first
     cdef bint deliver_v2
+    cdef Py_ssize_t share             # bytes that are left to send, or to pass over, in this turn
 
     # There may be something to send for this subscription.
     cdef int want(self, Subscription subscription) except -1

@@ -36,6 +36,7 @@ cdef enum:
     HEAD_BYTES_MAX = 72                # PREFIX_BYTES_V2 and CHUNK_HEADER_BYTES, rounded up to 8
     READ_AHEAD_BYTES = 1 << 20         # what a helper thread brings into the page cache at once
     SKIPS_PER_TURN = 512               # chunks that a filter passes over: about a microsecond each
+    SKIP_BYTES = DELIVER_BYTES_PER_TURN // SKIPS_PER_TURN  # what each of them takes from the turn's share
     SKIPS_AHEAD = 8192                 # the same in a helper thread, where their headers are not in memory
     SCRATCH_BYTES_KEPT = 4 << 20       # a larger chunk's buffer is given back after use
     NOTHING = -1
@@ -261,9 +262,9 @@ cdef class Deliveries:
     cdef bint send(self) except -1:
         """Send the outbox and what consumers have credit for; True when there is more to send at once."""
         cdef Subscription subscription
-        cdef Py_ssize_t budget = DELIVER_BYTES_PER_TURN
         cdef Py_ssize_t sent
-        while budget > 0 and not self.connection.blocked:
+        self.share = DELIVER_BYTES_PER_TURN
+        while self.share > 0 and not self.connection.blocked:
             subscription = self.partial
             if subscription is not None and subscription.cold:
                 return False
@@ -282,7 +283,7 @@ cdef class Deliveries:
                 if subscription.partial:
                     return False
                 continue
-            budget -= sent
+            self.share -= sent
             if self.partial is None and len(self.ready) > 1 and self.ready[0] is subscription:
                 self.ready.append(self.ready.pop(0))  # every subscription in its turn
         if self.connection.blocked:
@@ -323,12 +324,13 @@ cdef class Deliveries:
         if subscription.filter != NULL and not skip:
             with nogil:
                 e = core.reader_skip(at, subscription.filter, SKIPS_PER_TURN, True, &skipped, &f)
+            self.share -= <Py_ssize_t> skipped * SKIP_BYTES
             if e == ERR_NOT_CACHED:
                 return self._skip_ahead(subscription)
             if e != OK:
                 return self._read_failed(subscription, e, &f, 0)
             if skipped == SKIPS_PER_TURN:
-                return DELIVER_BYTES_PER_TURN  # its share of this turn, though nothing was sent
+                return 0
         while True:
             scratch_reserve(want)
             with nogil:
@@ -370,6 +372,7 @@ cdef class Deliveries:
                    and core.reader_header(&walk, scratch.data + offset, got - offset, &header, &f) == OK
                    and not core.filter_matches(subscription.filter, scratch.data + offset, &header)):
                 offset += core.chunk_bytes(&header)
+                self.share -= <Py_ssize_t> core.chunk_bytes(&header)
                 core.reader_advance(&walk, &header)
             if offset >= got or core.reader_chunk(&walk, scratch.data + offset, got - offset, True, &header, &f) != OK:
                 break  # not whole in the buffer, or damaged: the next call meets it first
