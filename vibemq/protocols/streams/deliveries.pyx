@@ -178,8 +178,7 @@ cdef class Subscription(StreamUser):
         try:
             self.owner.forget(self)
         except (ConnectionClosed, LimitExceeded) as problem:  # half a frame is out, and its rest cannot follow
-            logger.info("%s: closed: %s", self.owner.connection.peer, problem)
-            self.owner.connection.loop.close(self.owner.connection)
+            self.owner.connection.fail(problem)  # not closed at once: it may be in the middle of a command
         self.owner.session.stream_gone(self.stream)
         return 0
 
