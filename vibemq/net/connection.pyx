@@ -87,7 +87,10 @@ cdef class Connection:
         The session knows nothing of it: what it writes waits, and its own deadline for a first frame ends those who
         take too long.
         """
-        cdef ssize_t n = self.tls.fill(self.fd)
+        cdef ssize_t n
+        if self.tls.working:
+            return 0  # an event all the same: a peer that is gone is reported whatever is watched
+        n = self.tls.fill(self.fd)
         if n > 0:
             self.bytes_in += n
             self.tls.working = True
