@@ -56,7 +56,7 @@ cdef class Publisher(StreamUser):
         if not ok:
             deleted = core.control_is_deleted(self.stream.log.control)
             self._refuse(self.ids, count, CODE_PUBLISHER_DOES_NOT_EXIST if deleted else CODE_INTERNAL_ERROR)
-        elif self.stream.is_disk_durable:
+        elif self.stream.is_disk_durable and not self.deleted:
             self.unsynced.append(((<char *> self.ids)[:count * PUBLISHING_ID_BYTES], first_offset, next_offset))
             self.session.count_unconfirmed(count)
         else:
