@@ -415,7 +415,8 @@ cdef class StreamsSession(Session):
                 return 0
             if self.heartbeat_s:
                 self._beat(now_ms)
-        if self.pending and now_ms >= next(iter(self.pending.values())).deadline_ms:
+        # While it is not read, its answer may lie in the socket.
+        if self.pending and not self.busy and now_ms >= next(iter(self.pending.values())).deadline_ms:
             raise ConnectionClosed(f"{self.connection.peer}: no answer to a ConsumerUpdate in time")
         return 0
 
