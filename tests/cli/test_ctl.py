@@ -10,6 +10,7 @@ import pytest
 from peer import connected
 from running import ENVIRONMENT, broker
 
+from vibemq.ctl import shown
 from vibemq.ctl.commands import COMMANDS
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
@@ -174,6 +175,17 @@ def test_what_needs_a_broker_says_so_without_one(offline):
     for words in (["status"], ["list_stream_connections"], ["restart_stream", "s"], ["close_connection", "c", "bye"]):
         code, said = offline.refused(*words)
         assert code == 69 and "no broker serves from" in said, words
+
+
+def test_a_slip_in_the_directory_makes_nothing(offline):
+    for words in (["delete_user", "x"], ["change_password", "x", "y"], ["set_user_tags", "x"], ["clear_policy", "x"]):
+        code, reason = offline.refused(*words)
+        assert code == 69 and "there is no meta.db in it" in reason, words
+    assert not offline.folder.exists()
+
+
+def test_what_no_terminal_prints_is_shown_escaped():
+    assert list(shown.lines([{"tags": ["\ud800", "\x1b[2J"]}], ["tags"], "table", False)) == ["[\\ud800, \\x1b[2J]"]
 
 
 def test_the_socket_is_for_its_owner_only(ctl):

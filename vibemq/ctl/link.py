@@ -53,8 +53,9 @@ class Link:
         body: dict[str, Any] | None = None,
         reason: str = "",
         needs_broker: bool = False,
+        makes_data: bool = False,
     ) -> Any:
-        """The answer's body.  Raises Failed, UserError."""
+        """The answer's body; ``makes_data``: a data directory that is missing is made.  Raises Failed, UserError."""
         connection = self._connect()
         if connection is None:
             if needs_broker:
@@ -62,7 +63,7 @@ class Link:
                     f"no broker serves from {self.directory}",
                     hint="is it the right directory (--data-dir)?  `vibemq serve` starts a broker",
                 )
-            status, answer = self._offline(method, path(*parts), body)
+            status, answer = self._offline(method, path(*parts), body, makes_data)
         else:
             status, answer = self._online(connection, method, path(*parts), body, reason)
         if status >= 300:
@@ -111,7 +112,7 @@ class Link:
 
     # ---- without ----
 
-    def _offline(self, method: str, where: str, body: Any) -> tuple[int, Any]:
+    def _offline(self, method: str, where: str, body: Any, makes_data: bool) -> tuple[int, Any]:
         from vibemq import config
         from vibemq.admin.api.calls import OWNER
         from vibemq.admin.api.service import Api
@@ -128,6 +129,8 @@ class Link:
         if method == "GET":
             answer = work(open_metadata(self._config_path, self._data_dir))
         else:
+            if not makes_data:
+                open_metadata(self._config_path, self._data_dir).close()
             answer = make_and_keep_owner(self.directory, work)
         return answer.status, answer.body
 

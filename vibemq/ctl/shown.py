@@ -63,7 +63,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
-        return f"[{', '.join(map(str, value))}]"
+        return f"[{', '.join(map(_cell, value))}]"
     if isinstance(value, dict):
         return json.dumps(value, separators=(",", ":"))
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in str(value))

@@ -57,7 +57,7 @@ def add_user(order: Order) -> Any:
     name, password = order.words["username"], order.words["password"]
     body = {"password": password, "tags": ""} if password else {"password_hash": "", "tags": ""}
     exists = (SOFTWARE, f'User "{name}" already exists')
-    _refusing({409: exists}, lambda: order.link.ask("POST", "users", name, body=body))
+    _refusing({409: exists}, lambda: order.link.ask("POST", "users", name, body=body, makes_data=True))
     return "Done. Don't forget to grant the user permissions to some virtual hosts! See 'vibemq ctl set_permissions'."
 
 
@@ -89,7 +89,7 @@ def _no_user(name: str) -> dict[int, tuple[int, str]]:
 
 def add_vhost(order: Order) -> Any:
     body = {"description": order.options["description"] or "", "tags": order.options["tags"] or ""}
-    _refusing({}, lambda: order.link.ask("PUT", "vhosts", order.words["vhost"], body=body))
+    _refusing({}, lambda: order.link.ask("PUT", "vhosts", order.words["vhost"], body=body, makes_data=True))
 
 
 def delete_vhost(order: Order) -> Any:
@@ -156,7 +156,8 @@ def set_policy(order: Order) -> Any:
         "priority": order.options["priority"],
         "apply-to": order.options["apply_to"],
     }
-    _refusing({}, lambda: order.link.ask("PUT", "policies", order.vhost, order.words["name"], body=body))
+    where = ("policies", order.vhost, order.words["name"])
+    _refusing({}, lambda: order.link.ask("PUT", *where, body=body, makes_data=True))
 
 
 def clear_policy(order: Order) -> Any:
