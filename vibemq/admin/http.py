@@ -31,6 +31,9 @@ THREADS_MAX = 8  # requests at once; the rest waits
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
 BODY_BYTES_MAX = 16 << 20  # a definitions file of tens of thousands of streams
 SHUTDOWN_TIMEOUT_S = 1.0
+CONNECTIONS_MAX = 1024  # over TCP: a flood of them may not use up the files that `vibemq ctl` needs
+FIRST_REQUEST_S = 10.0  # who connects and says nothing for so long makes room for others
+BODY_S = 60.0  # for a body of BODY_BYTES_MAX over a slow line
 REALM = "VibeMQ Management"
 #: Nobody is asked who they are; a load balancer has no password.
 PUBLIC_HEALTH = "/health"
@@ -48,27 +51,51 @@ class Server:
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="request")
         self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
         self._runners: list[web.AppRunner] = []
+        self._servers: list[asyncio.Server] = []
+        self._silent: dict[asyncio.BaseProtocol | None, asyncio.TimerHandle] = {}  # before their first request
 
     async def listen(self, http: socket.socket | None, ctl: socket.socket) -> None:
         if http is not None:
-            await self._serve(http, self._on_http)
-        await self._serve(ctl, self._on_ctl)
+            await self._serve(http, self._on_http, CONNECTIONS_MAX)
+        await self._serve(ctl, self._on_ctl, None)
 
     async def close(self) -> None:
+        for server in self._servers:
+            server.close()
         for runner in self._runners:
             await runner.cleanup()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._hash_threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _serve(self, listener: socket.socket, handler: Any) -> None:
+    async def _serve(self, listener: socket.socket, handler: Any, connections_max: int | None) -> None:
         application = web.Application(client_max_size=BODY_BYTES_MAX)
         application.router.add_route("*", "/{path:.*}", handler)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await runner.setup()
-        await web.SockSite(runner, listener).start()
         self._runners.append(runner)
+        loop = asyncio.get_running_loop()
+
+        def accept() -> asyncio.BaseProtocol:
+            server = runner.server
+            assert server is not None
+            if connections_max is not None and len(server.connections) >= connections_max:
+                return _Refusal()
+            protocol = server()
+            self._silent[protocol] = loop.call_later(FIRST_REQUEST_S, self._drop_silent, protocol)
+            return protocol
+
+        self._servers.append(await loop.create_server(accept, sock=listener))
+
+    def _drop_silent(self, protocol: web.RequestHandler) -> None:
+        del self._silent[protocol]
+        protocol.force_close()
+
+    def _heard(self, request: web.Request) -> None:
+        if (timer := self._silent.pop(request.protocol, None)) is not None:
+            timer.cancel()
 
     async def _on_http(self, request: web.Request) -> web.Response:
+        self._heard(request)
         path = request.rel_url.raw_path
         if _from_another_page(request):
             return _response(request, Answer(403, {"error": "forbidden", "reason": "asked by a page of another site"}))
@@ -84,6 +111,7 @@ class Server:
         return await self._answer(request, path, caller)
 
     async def _on_ctl(self, request: web.Request) -> web.Response:
+        self._heard(request)
         return await self._answer(request, request.rel_url.raw_path, OWNER)
 
     async def _answer(self, request: web.Request, path: str, caller: Caller) -> web.Response:
@@ -95,7 +123,10 @@ class Server:
             )
         body: object = {}
         if request.can_read_body:
-            body = await self._in_thread(_parsed, await request.read())
+            try:
+                body = await self._in_thread(_parsed, await asyncio.wait_for(request.read(), BODY_S))
+            except TimeoutError:
+                return _response(request, Answer(408, {"error": "timeout", "reason": f"no body within {BODY_S:g} s"}))
         if not isinstance(body, dict):
             return _response(request, Answer(400, {"error": "bad_request", "reason": "not_json"}))
         method = "GET" if request.method == "HEAD" else request.method
@@ -126,6 +157,14 @@ class Server:
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
 
 
 def _from_another_page(request: web.Request) -> bool:

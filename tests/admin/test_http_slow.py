@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callers of the management API that connect and say nothing, or come in masses, do no harm."""
+
+import asyncio
+import socket
+
+import pytest
+
+from vibemq.admin import http
+from vibemq.admin.api.calls import Answer
+
+
+class Api:
+    def handle(self, *_):
+        return Answer(200, {"status": "ok"})
+
+
+@pytest.fixture
+def served(tmp_path):
+    """Runs a test against the address of a server, in one loop with it."""
+
+    def run(test):
+        async def serve_and_test():
+            server = http.Server(Api(), None)
+            over_tcp = socket.create_server(("127.0.0.1", 0))
+            with socket.socket(socket.AF_UNIX) as over_unix:
+                over_unix.bind(str(tmp_path / "ctl.sock"))
+                over_unix.listen()
+                await server.listen(over_tcp, over_unix)
+                try:
+                    await test(*over_tcp.getsockname())
+                finally:
+                    await server.close()
+
+        asyncio.run(serve_and_test())
+
+    return run
+
+
+async def health(reader, writer):
+    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return await reader.readline()
+
+
+def test_who_says_nothing_is_dropped_and_who_asks_is_kept(served, monkeypatch):
+    monkeypatch.setattr(http, "FIRST_REQUEST_S", 0.2)
+
+    async def test(host, port):
+        asking = await asyncio.open_connection(host, port)
+        assert await health(*asking) == b"HTTP/1.1 200 OK\r\n"
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /hea")
+        assert await reader.read() == b""
+        await asking[0].readuntil(b"}")
+        assert await health(*asking) == b"HTTP/1.1 200 OK\r\n"
+
+    served(test)
+
+
+def test_connections_beyond_the_limit_are_refused_until_others_end(served, monkeypatch):
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 2)
+
+    async def test(host, port):
+        kept = [await asyncio.open_connection(host, port) for _ in range(2)]
+        for one in kept:
+            assert await health(*one) == b"HTTP/1.1 200 OK\r\n"
+        reader, _ = await asyncio.open_connection(host, port)
+        assert await reader.read() == b""
+        kept[0][1].close()
+        status = b""
+        while not status:
+            try:
+                status = await health(*await asyncio.open_connection(host, port))
+            except ConnectionError:  # refused after all was sent
+                continue
+        assert status == b"HTTP/1.1 200 OK\r\n"
+
+    served(test)
