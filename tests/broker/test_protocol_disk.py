@@ -11,7 +11,8 @@ import running as runner
 from peer import connected, wait_until
 from running import Running, broker
 
-from vibemq.protocols.streams.spec import Code, Key
+from vibemq.protocols.streams import codec
+from vibemq.protocols.streams.spec import Code, Key, OffsetType
 
 NEEDED = 1_000_000
 MUCH, LITTLE = str(NEEDED), str(NEEDED - 1)
@@ -103,6 +104,24 @@ def test_a_publisher_that_has_to_wait_is_not_taken_for_dead(limited: Running, fr
         say(free, MUCH)
         publisher.publish([(1, b"alive")])
         assert publisher.confirmed(1) == [1]
+
+
+def test_a_single_active_consumer_that_publishes_is_not_ended_for_an_answer_nobody_reads(tmp_path: Path, free: Path):
+    flags = ("--set", f"store.disk_free_min_bytes={NEEDED}", "--set", "streams.request_timeout_s=3")
+    with broker(tmp_path / "data", *flags, workers=1) as running, connected(running, heartbeat=1) as both:
+        both.create("s")
+        both.store("s", [b"x"])
+        both.declare("s", 1)
+        group = {"single-active-consumer": "true", "name": "group"}
+        both.subscribe("s", credit=10, properties=group)
+        question = both.expect(Key.CONSUMER_UPDATE).correlation_id
+        say(free, LITTLE)
+        until_declared(running, Code.PRECONDITION_FAILED)
+        both.send(codec.encode_response(Key.CONSUMER_UPDATE, question, Code.OK, offset_type=OffsetType.NONE))
+        for _ in range(8):  # one each second or half second: longer than it has for its answer
+            both.expect(Key.HEARTBEAT)
+        say(free, MUCH)
+        assert both.until(Key.DELIVER)[1].chunk.data.endswith(b"x")
 
 
 def test_a_disk_that_is_full_at_the_start_takes_no_publishers(free: Path, tmp_path: Path):
