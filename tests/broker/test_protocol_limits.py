@@ -7,7 +7,7 @@ import pytest
 from peer import Peer, connected, kill, wait_until
 from running import broker
 
-from vibemq.protocols.streams import codec
+from vibemq.protocols.streams import codec, spec
 from vibemq.protocols.streams.spec import Code, Key
 
 CONNECTIONS_MAX = 6
@@ -83,3 +83,15 @@ def test_a_virtual_host_has_so_many_streams_and_a_super_stream_is_made_whole_or_
         assert peer.code(Key.CREATE, stream="c", arguments={}) == Code.STREAM_ALREADY_EXISTS
         assert peer.code(Key.DELETE, stream="a") == Code.OK
         peer.create("d")
+
+
+def test_metadata_of_very_many_streams_is_answered_up_to_a_limit(peer):
+    names = [f"{at}" for at in range(spec.METADATA_STREAMS_COUNT_MAX)]
+    assert [found.stream for found in peer.ask(Key.METADATA, streams=names).streams] == names
+    peer.send(peer.command(Key.METADATA, streams=[*names, "more"]))
+    assert peer.expect(Key.CLOSE).code == Code.UNKNOWN_FRAME
+
+
+def test_a_command_too_long_to_be_decoded_in_one_go_ends_the_connection(peer):
+    peer.send(peer.command(Key.METADATA, streams=[""] * (spec.COMMAND_SIZE_MAX_BYTES // 2)))
+    assert peer.expect(Key.CLOSE).code == Code.UNKNOWN_FRAME

@@ -38,6 +38,8 @@ TLS_CLIENT_HELLO_FIRST_BYTE = 0x16  # as first byte on the plain port: the peer 
 
 FRAME_SIZE_MAX_DEFAULT_BYTES = 1_048_576  # what a server proposes in Tune; clients cut their batches to it
 STRING_SIZE_MAX_BYTES = 32_767  # the length is an i16 for most clients
+COMMAND_SIZE_MAX_BYTES = 262_144  # of what is decoded in one go, and nobody has a turn meanwhile; Publish is not
+METADATA_STREAMS_COUNT_MAX = 4096  # the answer is made in one go; several times the partitions of a large super stream
 REFERENCE_SIZE_MAX_BYTES = 255  # a reference is written with a one-byte size into chunk trailers
 PUBLISHERS_PER_CONNECTION_COUNT_MAX = 256  # the id is a u8
 SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX = 256  # the id is a u8
