@@ -14,14 +14,17 @@ from vibemq.server.inquiry import Inquiries
 
 @pytest.fixture
 def ends():
-    with_ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-    yield with_ends
-    for end in with_ends:
+    made = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    yield made
+    for end in made:
         end.close()
 
 
-def test_a_socket_that_nobody_holds_any_more_is_listened_to_no_longer(ends, caplog):
+@pytest.mark.parametrize("unread", [b"", b"an answer"])
+def test_a_socket_that_nobody_holds_any_more_is_listened_to_no_longer(ends, caplog, unread):
     ours, theirs = ends
+    if unread:
+        theirs.send(unread)
     disregarded = []
     inquiries = Inquiries(theirs, SimpleNamespace(disregard=disregarded.append), SimpleNamespace())
     ours.close()  # supervisor and admin process were killed

@@ -54,6 +54,8 @@ class Inquiries:
             packet = self._channel.recv(QUESTION_BYTES_MAX)
         except BlockingIOError:
             return
+        except ConnectionResetError:  # it ended before it had read the last answer
+            packet = b""
         if not packet:  # supervisor and admin process are gone: nobody will ever ask again
             self._loop.disregard(self._channel.fileno())
             return
