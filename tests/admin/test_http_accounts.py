@@ -122,6 +122,17 @@ def test_a_manager_sees_and_changes_only_what_its_permissions_cover(http, user, 
     assert http.status("DELETE", "vhosts", f"{name}-v") == 204
 
 
+def test_monitoring_sees_every_vhost_and_changes_none(http, user, name):
+    who = user("monitoring")
+    http.status("PUT", "vhosts", name)
+    http.status("PUT", "queues", name, "q", body={"arguments": {"x-queue-type": "stream"}})
+    seen = (("queues", name), ("queues", name, "q"), ("exchanges", name), ("policies", name), ("consumers", name))
+    assert [who.status("GET", *parts) for parts in seen] == [200] * len(seen)
+    assert who.status("DELETE", "queues", name, "q") == 401
+    assert who.status("PUT", "queues", name, "p", body={}) == 401
+    assert http.status("DELETE", "vhosts", name) == 204
+
+
 def test_a_policymaker_makes_policies_where_it_may_be(http, user, name):
     who, other = user("policymaker"), user("management")
     for each in (who, other):

@@ -238,12 +238,12 @@ def _permission(entry: VhostPermission) -> dict[str, Any]:
 def list_policies(api: Api, call: Call) -> Any:
     vhost = call.path.get("vhost")
     if vhost is not None:
-        api.require(call.caller, vhost)
+        api.require_seen(call.caller, vhost)
     return [_policy(policy) for policy in api.metadata.policies(vhost) if api.sees(call.caller, policy.vhost)]
 
 
 def get_policy(api: Api, call: Call) -> Any:
-    api.require(call.caller, call.path["vhost"])
+    api.require_seen(call.caller, call.path["vhost"])
     policy = api.metadata.find_policy(call.path["vhost"], call.path["name"])
     if policy is None:
         raise not_found()

@@ -64,7 +64,7 @@ def _sessions(api: Api, call: Call) -> Iterator[dict[str, Any]]:
     """Those that the caller may see, in the vhost of the path if there is one."""
     vhost = call.path.get("vhost")
     if vhost is not None:
-        api.require(call.caller, vhost)
+        api.require_seen(call.caller, vhost)
     for session in api.sessions(call.caller):
         if vhost in (None, session.get("vhost")):
             yield session
@@ -220,7 +220,7 @@ def _consumer(api: Api, session: dict[str, Any], subscription: dict[str, Any]) -
 def list_groups(api: Api, call: Call) -> Any:
     vhost = call.path.get("vhost")
     if vhost is not None:
-        api.require(call.caller, vhost)
+        api.require_seen(call.caller, vhost)
     found = []
     for group in api.workers.ask_any("groups"):
         record = api.metadata.stream_at(group["slot"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import vibemq
 from vibemq.admin.api import accounts, streams
-from vibemq.admin.api.calls import ADMINISTRATOR, NO_CONTENT, Answer, Call, Refused, bad_request
+from vibemq.admin.api.calls import NO_CONTENT, Answer, Call, Refused, bad_request
 
 if TYPE_CHECKING:
     from vibemq.admin.api.service import Api
@@ -66,8 +66,6 @@ _KINDS: tuple[tuple[str, Callable[[Any, Call], Answer], dict[str, str]], ...] = 
 
 def import_(api: Api, call: Call) -> Answer:
     vhost = call.path.get("vhost")
-    if vhost is not None and call.caller.level < ADMINISTRATOR:
-        api.require(call.caller, vhost)
     for kind, put, fields in _KINDS:
         entries = call.body.get(kind, [])
         if not isinstance(entries, list):

@@ -166,13 +166,19 @@ class Api:
     def sees(self, caller: Caller, vhost: str) -> bool:
         return caller.level >= MONITORING or self.rights(caller, vhost) is not None
 
-    def require(self, caller: Caller, vhost: str, *, level: int = MANAGEMENT) -> VhostRights:
-        """The rights of a caller who may use this vhost.  Raises Refused."""
+    def require_seen(self, caller: Caller, vhost: str) -> None:
+        """The caller may look at what is in this vhost.  Raises Refused."""
         if not self.metadata.has_vhost(vhost):
             raise Refused(404, "not_found", "vhost_not_found")
+        if not self.sees(caller, vhost):
+            raise _no_access(caller, vhost)
+
+    def require(self, caller: Caller, vhost: str, *, level: int = MANAGEMENT) -> VhostRights:
+        """The rights of a caller who may use this vhost.  Raises Refused."""
+        self.require_seen(caller, vhost)
         found = self.rights(caller, vhost)
         if found is None or caller.level < level:
-            raise not_authorised(f"access to vhost '{vhost}' refused for user '{caller.name}'")
+            raise _no_access(caller, vhost)
         return found
 
     def require_rights(
@@ -224,6 +230,10 @@ class Api:
     def streams_deleted(self, gone: list[Deleted]) -> None:
         for one in gone:
             self.catalog.deleted(one)
+
+
+def _no_access(caller: Caller, vhost: str) -> Refused:
+    return not_authorised(f"access to vhost '{vhost}' refused for user '{caller.name}'")
 
 
 def _decoded(parts: Mapping[str, str]) -> dict[str, str]:

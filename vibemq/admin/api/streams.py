@@ -43,7 +43,7 @@ _EMPTY = LogStats(0, 0, -1, 0, 0)
 def list_queues(api: Api, call: Call) -> Any:
     vhost = call.path.get("vhost")
     if vhost is not None:
-        api.require(call.caller, vhost)
+        api.require_seen(call.caller, vhost)
     return [
         _queue(api, record)
         for record in api.metadata.streams()
@@ -147,7 +147,7 @@ def tracking(api: Api, call: Call) -> Any:
 def find(api: Api, call: Call) -> StreamRecord:
     """The stream of the path.  Raises Refused."""
     vhost, name = call.path["vhost"], call.path["name"]
-    api.require(call.caller, vhost)
+    api.require_seen(call.caller, vhost)
     record = api.metadata.find_stream(vhost, name)
     if record is None:
         raise not_found()
@@ -281,7 +281,7 @@ def delete_super_stream(api: Api, call: Call) -> Answer:
 def list_exchanges(api: Api, call: Call) -> Any:
     vhost = call.path.get("vhost")
     if vhost is not None:
-        api.require(call.caller, vhost)
+        api.require_seen(call.caller, vhost)
     return [_exchange(found) for found in api.metadata.exchanges(vhost) if api.sees(call.caller, found.vhost)]
 
 
@@ -309,7 +309,7 @@ def list_bindings(api: Api, call: Call) -> Any:
     """All, or those of a vhost, an exchange, a stream, as the path says."""
     vhost, exchange, stream = (call.path.get(part) for part in ("vhost", "exchange", "name"))
     if vhost is not None:
-        api.require(call.caller, vhost)
+        api.require_seen(call.caller, vhost)
     return [
         _binding(found)
         for found in api.metadata.bindings(vhost, exchange)
@@ -335,7 +335,7 @@ def delete_binding(api: Api, call: Call) -> Answer:
 
 
 def _find_exchange(api: Api, call: Call) -> ExchangeRecord:
-    api.require(call.caller, call.path["vhost"])
+    api.require_seen(call.caller, call.path["vhost"])
     found = api.metadata.find_exchange(call.path["vhost"], call.path["exchange"])
     if found is None:
         raise not_found()
