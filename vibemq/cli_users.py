@@ -62,7 +62,7 @@ def users_add(
     from vibemq.admin.users import add_user
 
     path = data_path(config_path, data_dir)
-    password = _password(name, password_stdin)  # before anything is made
+    password = ask_password(name, password_stdin)  # before anything is made
     is_superuser = make_and_keep_owner(
         path, lambda metadata: add_user(metadata, name, password, is_superuser=superuser or None)
     )
@@ -142,7 +142,7 @@ def users_passwd(name: str, password_stdin: bool, as_json: bool, config_path: st
     from vibemq.admin.users import change_password
 
     metadata = open_metadata(config_path, data_dir)
-    change_password(metadata, name, _password(name, password_stdin))
+    change_password(metadata, name, ask_password(name, password_stdin))
     _say_done(as_json, metadata, name, "has a new password")
 
 
@@ -313,7 +313,7 @@ def _give(path: str, made: list[str]) -> None:
 # ---- asking and answering ----
 
 
-def _password(name: str, from_stdin: bool) -> str:
+def ask_password(name: str, from_stdin: bool) -> str:
     if from_stdin:
         return sys.stdin.readline().rstrip("\n")
     if not sys.stdin.isatty():

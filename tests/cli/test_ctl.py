@@ -10,10 +10,12 @@ import pytest
 from peer import connected
 from running import ENVIRONMENT, broker
 
+from vibemq.admin.passwords import verified
 from vibemq.ctl import shown
 from vibemq.ctl.commands import COMMANDS
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
+from vibemq.storage.metadata import Metadata
 
 #: What must be there, by the names of RabbitMQ's tools.
 NEEDED = (
@@ -32,9 +34,9 @@ class Ctl:
     def __init__(self, folder):
         self.folder = folder
 
-    def run(self, *words):
+    def run(self, *words, stdin=""):
         command = [sys.executable, "-m", "vibemq.cli", "ctl", "--data-dir", str(self.folder), *words]
-        return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, input=stdin)
 
     def said(self, *words):
         done = self.run(*words)
@@ -175,6 +177,16 @@ def test_what_needs_a_broker_says_so_without_one(offline):
     for words in (["status"], ["list_stream_connections"], ["restart_stream", "s"], ["close_connection", "c", "bye"]):
         code, said = offline.refused(*words)
         assert code == 69 and "no broker serves from" in said, words
+
+
+def test_a_password_need_not_stand_on_the_line(offline):
+    assert offline.run("add_user", "ann").returncode == 64
+    assert not offline.folder.exists()
+    assert offline.run("add_user", "ann", stdin="secret of ann\n").returncode == 0
+    assert offline.run("change_password", "ann", stdin="").returncode == 64
+    assert offline.run("change_password", "ann", stdin="another\n").returncode == 0
+    record = Metadata(str(offline.folder / "meta.db")).find_user("ann")
+    assert verified(record.password_hash, "another")
 
 
 def test_a_slip_in_the_directory_makes_nothing(offline):

@@ -131,8 +131,8 @@ def _refuse_options_of_others(ctx: click.Context, command: Command) -> None:
 
 def _named(name: str, command: Command, words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The words by their names, and those that come after."""
-    wanted = command.words
-    if len(words) < len(wanted):
+    wanted = command.words + command.optional_words
+    if len(words) < len(command.words):
         raise Refused(USAGE, f"not enough arguments.\nUsage: vibemq ctl {name} {command.usage}")
     if len(words) > len(wanted) and not command.takes_more:
         raise Refused(USAGE, f"too many arguments.\nUsage: vibemq ctl {name} {command.usage}")

@@ -14,7 +14,7 @@ from vibemq.ctl.work import Order
 @dataclass(frozen=True, slots=True)
 class Command:
     run: Callable[[Order], Any]
-    usage: str  # words in <>, [<column> ...] for more at the end
+    usage: str  # words in <>, perhaps [<one>] that may be missing, [<column> ...] for more at the end
     about: str
     banner: str = ""  # may name words, {vhost} and options
     columns: tuple[str, ...] = ()  # shown unless others are asked for
@@ -25,6 +25,10 @@ class Command:
     @property
     def words(self) -> list[str]:
         return [word.strip("<>") for word in self.usage.split() if word.startswith("<") and word.endswith(">")]
+
+    @property
+    def optional_words(self) -> list[str]:
+        return [word.strip("[]<>") for word in self.usage.split() if word.startswith("[<") and word.endswith(">]")]
 
     @property
     def takes_more(self) -> bool:
@@ -49,13 +53,16 @@ COMMANDS: dict[str, Command] = {
     "ping": Command(work.ping, "", "Checks that the broker and all its workers answer.", "Will ping the broker ..."),
     # ---- users ----
     "add_user": Command(
-        work.add_user, "<username> <password>", "Makes a user, who may do nothing yet.", 'Adding user "{username}" ...'
+        work.add_user,
+        "<username> [<password>]",
+        "Makes a user, who may do nothing yet; the password as with change_password.",
+        'Adding user "{username}" ...',
     ),
     "delete_user": Command(work.delete_user, "<username>", "Deletes a user.", 'Deleting user "{username}" ...'),
     "change_password": Command(
         work.change_password,
-        "<username> <password>",
-        "Changes a user's password.",
+        "<username> [<password>]",
+        "Changes a user's password, which is asked for or read from standard input where it is not given.",
         'Changing password for user "{username}" ...',
     ),
     "set_user_tags": Command(

@@ -8,10 +8,12 @@ exit code and the words of RabbitMQ's tools.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vibemq.cli_users import ask_password
 from vibemq.ctl.link import Failed, Link
 
 #: What a super stream's partitions may be given, as options of `add_super_stream`.
@@ -54,11 +56,21 @@ def _refusing(codes: Mapping[int, tuple[int, str]], ask: Callable[[], Any]) -> A
 
 
 def add_user(order: Order) -> Any:
-    name, password = order.words["username"], order.words["password"]
+    name, password = order.words["username"], _password(order)
     body = {"password": password, "tags": ""} if password else {"password_hash": "", "tags": ""}
     exists = (SOFTWARE, f'User "{name}" already exists')
     _refusing({409: exists}, lambda: order.link.ask("POST", "users", name, body=body, makes_data=True))
     return "Done. Don't forget to grant the user permissions to some virtual hosts! See 'vibemq ctl set_permissions'."
+
+
+def _password(order: Order) -> str:
+    """As a word on the line it may be empty, for a user without one; but there everybody on the machine can read it."""
+    if "password" in order.words:
+        return order.words["password"]
+    asked = ask_password(order.words["username"], from_stdin=not sys.stdin.isatty())
+    if not asked:
+        raise Refused(USAGE, "a password is needed, as a word or on standard input")
+    return asked
 
 
 def delete_user(order: Order) -> Any:
@@ -67,7 +79,7 @@ def delete_user(order: Order) -> Any:
 
 
 def change_password(order: Order) -> Any:
-    name, body = order.words["username"], {"password": order.words["password"]}
+    name, body = order.words["username"], {"password": _password(order)}
     _refusing(_no_user(name), lambda: order.link.ask("PUT", "users", name, "password", body=body))
 
 
