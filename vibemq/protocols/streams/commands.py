@@ -88,7 +88,9 @@ def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> N
         refuse(session, f"command {key:#06x} in state {session.state}")
         return
     if len(payload) > spec.COMMAND_SIZE_MAX_BYTES:
-        malformed(session, MalformedFrame("command", f"{spec.COMMAND_SIZE_MAX_BYTES} bytes or fewer", len(payload)))
+        malformed(
+            session, MalformedFrame("command", f"{spec.COMMAND_SIZE_MAX_BYTES} bytes or fewer", str(len(payload)))
+        )
         return
     try:
         request = decode_request(key, version, payload)
