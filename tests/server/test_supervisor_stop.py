@@ -45,6 +45,15 @@ def test_a_second_signal_ends_it_at_once(start):
     assert "is killed: a second SIGINT came while stopping" in broker.log
 
 
+def test_sigterm_twice_at_once_is_one_request(start):
+    """So timeout(1) sends it: to the process, and then to its group."""
+    broker = start(server__workers=1).wait_ready()
+    broker.signal(signal.SIGTERM)
+    broker.signal(signal.SIGTERM)
+    assert broker.wait() == 0
+    assert "is killed" not in broker.log
+
+
 def test_sighup_applies_the_log_level_to_running_and_new_workers(start):
     broker = start(server__workers=1).wait_ready()
     assert broker.ask("level")[2] == "INFO"

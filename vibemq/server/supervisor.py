@@ -38,6 +38,8 @@ from vibemq.storage.metadata import Metadata
 FILES_RESERVED = 4096
 #: How long the admin process may finish answers after the last worker has ended.
 ADMIN_END_S = 2.0
+#: timeout(1) and service managers send SIGTERM to a process and then to its group: that is one request.
+ONE_REQUEST_S = 1.0
 LEVELS = ("debug", "info", "warning", "error")
 
 log = logging.getLogger("vibemq.server")
@@ -77,6 +79,7 @@ class Supervisor:
         self.pid = os.getpid()
         self.reload = reload
         self.stop_deadline_s: float | None = None
+        self.stop_began_s = 0.0
         self.announced = False
         self.without_workers = False  # stopping, and only the admin process is left
         self.failed = False
@@ -117,7 +120,10 @@ class Supervisor:
         self._raise_file_limit()
         self._share()
         self._watch_signals()
-        return self._run()
+        try:
+            return self._run()
+        finally:
+            signal.set_wakeup_fd(-1)  # a signal that comes now finds nobody at the other end
 
     # ---- prepare ----
 
@@ -342,13 +348,16 @@ class Supervisor:
                 self._reload()
             elif self.stop_deadline_s is None:
                 self._stop(signal.Signals(number).name)
+            elif number == signal.SIGTERM and time.monotonic() < self.stop_began_s + ONE_REQUEST_S:
+                continue
             else:
                 self._kill(f"a second {signal.Signals(number).name} came while stopping")
 
     def _stop(self, why: str) -> None:
         timeout_s = self.config.server.shutdown_timeout_s
         log.info("%s: stopping; workers have %d s to finish", why, timeout_s)
-        self.stop_deadline_s = time.monotonic() + timeout_s
+        self.stop_began_s = time.monotonic()
+        self.stop_deadline_s = self.stop_began_s + timeout_s
         # Our copies would keep the port open, and clients that connect now waiting for nobody.
         for worker in self.workers.seats:
             for listener in worker.listeners.values():
