@@ -78,9 +78,8 @@ def delete(session: StreamsSession, request: Any) -> None:
 def metadata(session: StreamsSession, request: Any) -> None:
     names = list(dict.fromkeys(request.streams))
     if len(names) > spec.METADATA_STREAMS_COUNT_MAX:
-        malformed(
-            session, MalformedFrame("Metadata", f"{spec.METADATA_STREAMS_COUNT_MAX} streams or fewer", len(names))
-        )
+        needed = f"{spec.METADATA_STREAMS_COUNT_MAX} streams or fewer"
+        malformed(session, MalformedFrame("Metadata", needed, str(len(names))))
         return
     if any(len(name.encode()) > spec.STRING_SIZE_MAX_BYTES for name in names):
         needed = f"{spec.STRING_SIZE_MAX_BYTES} bytes or fewer"  # the answer repeats it
