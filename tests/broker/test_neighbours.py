@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peers that behave badly, and the others who must not notice: memory stays bounded, nobody waits for them."""
 
+import os
 import resource
 import select
 import socket
 import threading
 import zlib
+from pathlib import Path
 
 import pytest
-from peer import DEADLINE_S, Peer, connected, publish_frame, readable
+from peer import DEADLINE_S, Peer, connected, publish_frame, readable, wait_until
 from running import broker, resident_bytes
 
 from vibemq.client.streams import StreamsConnection
@@ -288,3 +290,22 @@ def test_a_consumer_that_vanishes_in_the_middle_of_a_deliver_leaves_nothing_behi
         with connected(calm) as other:
             assert other.code(Key.DELETE, stream="big") == Code.OK
             still_usable(other)
+
+
+def test_a_half_sent_deliver_whose_rest_is_damaged_ends_its_connection_and_holds_nothing_open(calm, tmp_path):
+    big_stream(calm)
+    (segment,) = [found for found in tmp_path.glob("**/streams/*/*") if found.stat().st_size > BIG_BYTES]
+    with connected(calm, receive_buffer_bytes=SMALL_BUFFER_BYTES) as slow:
+        slow.subscribe("big", credit=1)
+        readable(slow)
+        with segment.open("r+b") as file:
+            file.seek(BIG_BYTES // 2)
+            file.write(b"damage")
+        slow.send(slow.command(Key.UNSUBSCRIBE, subscription_id=0))
+        slow.rest()
+        (pid,) = calm.worker_pids()
+
+        def is_open():
+            return any(os.path.realpath(fd) == str(segment.resolve()) for fd in Path(f"/proc/{pid}/fd").iterdir())
+
+        wait_until(lambda: not is_open(), "the segment's file is closed")

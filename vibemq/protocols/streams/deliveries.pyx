@@ -233,8 +233,10 @@ cdef class Deliveries:
         cdef Subscription subscription = self.by_id.get(subscription_id)
         if subscription is None:
             return False
-        self.forget(subscription)
-        subscription.stream.detach(subscription)
+        try:
+            self.forget(subscription)
+        finally:
+            subscription.stream.detach(subscription)
         return True
 
     cdef int forget(self, Subscription subscription) except -1:
@@ -244,11 +246,13 @@ cdef class Deliveries:
         return self.stop(subscription)
 
     cdef int stop(self, Subscription subscription) except -1:
-        if subscription.partial and not self.connection.closed:
-            self._finish_partial(subscription)
-        if subscription.queued:
-            self._unqueue(subscription)
-        subscription.close_reader()
+        try:
+            if subscription.partial and not self.connection.closed:
+                self._finish_partial(subscription)
+        finally:
+            if subscription.queued:
+                self._unqueue(subscription)
+            subscription.close_reader()
         return 0
 
     cdef int want(self, Subscription subscription) except -1:
