@@ -261,6 +261,13 @@ def test_super_streams_come_and_go(ctl, running):
     assert ctl.refused("delete_super_stream", "inv") == (70, "stream_not_found")
 
 
+def test_an_option_without_a_value_is_not_taken_for_one_that_is_missing(ctl):
+    for option, value in (("--partitions", "0"), ("--binding-keys", ""), ("--max-age", ""), ("--max-length-bytes", "")):
+        code, _ = ctl.refused("add_super_stream", "empty", option, value)
+        assert code == 70, option
+    assert "empty" not in ctl.said("list_exchanges")
+
+
 def test_groups_and_their_members_are_listed(ctl, running):
     sac = {"single-active-consumer": "true", "name": "app"}
     with connected(running) as first, connected(running) as second:

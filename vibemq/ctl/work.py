@@ -20,6 +20,8 @@ from vibemq.ctl.link import Failed, Link
 STREAM_ARGUMENTS = ("max-length-bytes", "max-age", "stream-max-segment-size-bytes", "queue-leader-locator",
                     "initial-cluster-size")  # fmt: skip
 
+PARTITIONS_DEFAULT = 3
+
 #: Exit codes as RabbitMQ's tools have them (sysexits.h).
 USAGE, DATA, NO_USER, UNAVAILABLE, SOFTWARE = 64, 65, 67, 69, 70
 
@@ -259,16 +261,18 @@ def list_stream_group_consumers(order: Order) -> Any:
 
 def add_super_stream(order: Order) -> Any:
     name, options = order.words["name"], order.options
-    keys = options["binding_keys"] or options["routing_keys"]
-    if keys and options["partitions"]:
+    # What was given as 0 or nothing is refused by the broker; it does not count as not given.
+    keys = options["routing_keys"] if options["binding_keys"] is None else options["binding_keys"]
+    count = options["partitions"]
+    if keys is not None and count is not None:
         raise Refused(USAGE, "Specify --partitions or --binding-keys, not both.")
     arguments = {
         f"x-{argument}": options[argument.replace("-", "_")]
         for argument in STREAM_ARGUMENTS
-        if options[argument.replace("-", "_")]
+        if options[argument.replace("-", "_")] is not None
     }
     body: dict[str, Any] = {"arguments": arguments}
-    body |= {"binding-keys": keys} if keys else {"partitions": options["partitions"] or 3}
+    body |= {"partitions": PARTITIONS_DEFAULT if count is None else count} if keys is None else {"binding-keys": keys}
     where = ("stream", "super-streams", order.vhost, name)
     if any(exchange["name"] == name for exchange in _refusing({}, lambda: order.link.get("exchanges", order.vhost))):
         raise Refused(SOFTWARE, f"there is already an exchange named {name}")
