@@ -17,7 +17,8 @@ OpenSSL is only given whole records: that it wants more is an exception, which c
 records.  The beginning of a record waits in `partial`.
 
 Bounds: `incoming` holds a round and a record, `unsent` SEND_ROUNDS and what records add, `outgoing`
-ANSWERS_BYTES_MAX between calls; what a handshake may send is bounded by OpenSSL (100 KiB of certificates).  There is no renegotiation.
+ANSWERS_BYTES_MAX between calls; what a handshake may send is bounded by OpenSSL (100 KiB of certificates).  There is
+no renegotiation.
 """
 
 import logging

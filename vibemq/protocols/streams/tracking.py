@@ -2,7 +2,7 @@
 """StoreOffset and QueryOffset.
 
 StoreOffset has no answer, so whatever stops one is logged.  A connection that has stored or asked for an offset
-holds the stream from then on (a Tracker), so that it hears of the stream's end as publishers and subscribers do.
+holds the stream from then on (a Tracking), so that it hears of the stream's end as publishers and subscribers do.
 """
 
 from __future__ import annotations
