@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import vibemq
 from vibemq.admin.api.calls import Answer, Call, not_found
 from vibemq.admin.api.connections import STREAM_PROTOCOL, protocol_of
-from vibemq.admin.api.streams import messages_of, stats_of
+from vibemq.admin.api.counts import counts_of
 from vibemq.errors import VibeMQError
 
 if TYPE_CHECKING:
@@ -24,7 +24,12 @@ CLUSTER_NAME = "vibemq"
 def overview(api: Api, call: Call) -> Any:
     sessions = list(api.sessions(call.caller))
     records = [record for record in api.metadata.streams() if api.sees(call.caller, record.vhost)]
-    messages = sum(messages_of(stats_of(record)) for record in records)
+    ready = unacknowledged = 0
+    consumers = sum(len(session.get("subscriptions", ())) for session in sessions)
+    for record in records:
+        counts = counts_of(record)
+        ready, unacknowledged = ready + counts.ready, unacknowledged + counts.unacknowledged
+        consumers += 0 if counts.queue is None else counts.queue.consumers
     version = api.config.streams.product_version
     return {
         "product_name": "VibeMQ",
@@ -45,11 +50,15 @@ def overview(api: Api, call: Call) -> Any:
         "object_totals": {
             "connections": len(sessions),
             "channels": 0,
-            "consumers": sum(len(session.get("subscriptions", ())) for session in sessions),
+            "consumers": consumers,
             "exchanges": len(api.metadata.exchanges()),
             "queues": len(records),
         },
-        "queue_totals": {"messages": messages, "messages_ready": messages, "messages_unacknowledged": 0},
+        "queue_totals": {
+            "messages": ready + unacknowledged,
+            "messages_ready": ready,
+            "messages_unacknowledged": unacknowledged,
+        },
     }
 
 
@@ -126,14 +135,14 @@ def metrics(api: Api, call: Call) -> Answer:
     page.add("vibemq_connections", "gauge", "open connections", sum(answer["connections"] for answer in answers))
     for record in api.metadata.streams():
         try:
-            stats = stats_of(record)
+            counts = counts_of(record)
         except VibeMQError:  # damaged: the log says so, and the others are wanted all the same
             continue
         names = {"vhost": record.vhost, "stream": record.name}
-        page.add("vibemq_stream_messages", "gauge", "records that are kept", messages_of(stats), **names)
-        page.add("vibemq_stream_bytes", "gauge", "size of the segments", stats.size_bytes, **names)
-        page.add("vibemq_stream_segments", "gauge", "segment files", stats.segment_count, **names)
-        page.add("vibemq_stream_next_offset", "counter", "offset of the next record", stats.next_offset, **names)
+        page.add("vibemq_stream_messages", "gauge", "records that are kept", counts.kept, **names)
+        page.add("vibemq_stream_bytes", "gauge", "size of the segments", counts.log.size_bytes, **names)
+        page.add("vibemq_stream_segments", "gauge", "segment files", counts.log.segment_count, **names)
+        page.add("vibemq_stream_next_offset", "counter", "offset of the next record", counts.log.next_offset, **names)
     for session in api.workers.sessions():
         if protocol_of(session) != STREAM_PROTOCOL:
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from vibemq.admin.api.calls import (
@@ -23,18 +24,17 @@ from vibemq.admin.api.calls import (
     optional_text,
     text,
 )
+from vibemq.admin.api.counts import Counts, counts_of
 from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.catalog import checked_name
-from vibemq.errors import ExchangeNotFound, StorageError, StreamExists, StreamNotFound
-from vibemq.storage.log import Log, LogStats
+from vibemq.errors import ExchangeNotFound, StreamExists, StreamNotFound
+from vibemq.storage.log import Log
 from vibemq.storage.metadata import BindingRecord, ExchangeRecord, StreamRecord
 
 if TYPE_CHECKING:
     from vibemq.admin.api.service import Api
 
 STREAM_TYPE = "stream"
-_GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
-_EMPTY = LogStats(0, 0, -1, 0, 0)
 
 
 # ---- streams ----
@@ -44,15 +44,16 @@ def list_queues(api: Api, call: Call) -> Any:
     vhost = call.path.get("vhost")
     if vhost is not None:
         api.require_seen(call.caller, vhost)
+    consumers = _consumers(api)
     return [
-        _queue(api, record)
+        _queue(api, record, consumers)
         for record in api.metadata.streams()
         if vhost in (None, record.vhost) and api.sees(call.caller, record.vhost)
     ]
 
 
 def get_queue(api: Api, call: Call) -> Any:
-    return _queue(api, find(api, call))
+    return _queue(api, find(api, call), _consumers(api))
 
 
 def put_queue(api: Api, call: Call) -> Answer:
@@ -83,9 +84,9 @@ def put_queue(api: Api, call: Call) -> Answer:
 def delete_queue(api: Api, call: Call) -> Answer:
     record = find(api, call)
     api.require_rights(call, record.vhost, configure=[record.name])
-    if call.query.get("if-empty") == "true" and messages_of(stats_of(record)):
+    if call.query.get("if-empty") == "true" and counts_of(record).messages:
         raise bad_request(f"queue '{record.name}' in vhost '{record.vhost}' is not empty")
-    if call.query.get("if-unused") == "true" and any(_is_used(session, record) for session in api.workers.sessions()):
+    if call.query.get("if-unused") == "true" and _consumers_of(record, counts_of(record), _consumers(api)):
         raise bad_request(f"queue '{record.name}' in vhost '{record.vhost}' is in use")
     try:
         gone = api.catalog.delete(record.vhost, record.name)
@@ -106,8 +107,8 @@ def restart(api: Api, call: Call) -> Answer:
 def status(api: Api, call: Call) -> Any:
     """Of our own, with the columns of `rabbitmq-streams stream_status`: one row, because there is one copy."""
     record = find(api, call)
-    stats = stats_of(record)
-    readers = sum(_is_used(session, record) for session in api.workers.sessions())
+    stats = counts_of(record).log
+    readers = _consumers(api)[record.vhost, record.name]
     return [
         {
             "role": "writer",
@@ -154,24 +155,6 @@ def find(api: Api, call: Call) -> StreamRecord:
     return record
 
 
-def stats_of(record: StreamRecord) -> LogStats:
-    """Nothing at all for one that is being deleted."""
-    try:
-        log = Log(record.directory)
-    except StorageError as problem:
-        if problem.code in _GONE:
-            return _EMPTY
-        raise
-    try:
-        return log.stats()
-    finally:
-        log.close()
-
-
-def messages_of(stats: LogStats) -> int:
-    return stats.next_offset - stats.first_offset
-
-
 def protocol_arguments(given: dict[str, Any]) -> dict[str, str]:
     """As the protocol has them: text, without the prefix."""
     bad = [name for name, value in given.items() if isinstance(value, bool | dict | list | float) or value is None]
@@ -199,15 +182,22 @@ def _quoted(value: object) -> str:
     return "none" if value is None else f"'{value}'"
 
 
-def _is_used(session: dict[str, Any], record: StreamRecord) -> bool:
-    subscriptions = session.get("subscriptions", ())
-    return session.get("vhost") == record.vhost and any(each["stream"] == record.name for each in subscriptions)
+def _consumers(api: Api) -> Counter[tuple[str, str]]:
+    """How many each plain stream has, by vhost and name."""
+    return Counter(
+        (session["vhost"], each["stream"])
+        for session in api.workers.sessions()
+        for each in session.get("subscriptions", ())
+    )
 
 
-def _queue(api: Api, record: StreamRecord) -> dict[str, Any]:
-    stats, policy = stats_of(record), api.metadata.policy_of(record.vhost, record.name)
+def _consumers_of(record: StreamRecord, counts: Counts, streams: Counter[tuple[str, str]]) -> int:
+    return streams[record.vhost, record.name] if counts.queue is None else counts.queue.consumers
+
+
+def _queue(api: Api, record: StreamRecord, consumers: Counter[tuple[str, str]]) -> dict[str, Any]:
+    counts, policy = counts_of(record), api.metadata.policy_of(record.vhost, record.name)
     kind = STREAM_TYPE if record.queue is None else "classic"
-    messages = messages_of(stats)
     return {
         "name": record.name,
         "vhost": record.vhost,
@@ -221,13 +211,14 @@ def _queue(api: Api, record: StreamRecord) -> dict[str, Any]:
         "state": "running",
         "type": kind,
         "types": kind,
-        "messages": messages,
-        "messages_ready": messages,
-        "messages_unacknowledged": 0,
-        "message_bytes": stats.size_bytes,
-        "segments": stats.segment_count,
-        "first_offset": stats.first_offset,
-        "next_offset": stats.next_offset,
+        "messages": counts.messages,
+        "messages_ready": counts.ready,
+        "messages_unacknowledged": counts.unacknowledged,
+        "consumers": _consumers_of(record, counts, consumers),
+        "message_bytes": counts.log.size_bytes,
+        "segments": counts.log.segment_count,
+        "first_offset": counts.log.first_offset,
+        "next_offset": counts.log.next_offset,
         "arguments": tool_arguments(record.arguments) if record.queue is None else {},
         "policy": None if policy is None else policy.name,
         "effective_policy_definition": {} if policy is None else policy.definition,

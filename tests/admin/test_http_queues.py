@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues over the management API: what waits, is in flight and has been settled, as their ledgers have it."""
+
+import pytest
+from http_caller import wait_until
+
+from vibemq.client import connect
+
+
+@pytest.fixture
+def client(managed):
+    with connect(f"vibemq://{managed.host}:{managed.native_port}") as client:
+        yield client
+
+
+@pytest.fixture
+def queue(client, name):
+    client.create_queue(name)
+    yield name
+    client.delete_queue(name)
+
+
+def counts(http, name):
+    found = http.get("queues", "/", name)
+    return [found[column] for column in ("messages", "messages_ready", "messages_unacknowledged", "consumers")]
+
+
+def test_what_is_settled_is_no_message_of_the_queue(http, client, queue):
+    for number in range(5):
+        client.publish(queue, number)
+    wait_until(lambda: counts(http, queue) == [5, 5, 0, 0], "five wait")
+    with client.consume(queue, prefetch=3) as consumer:
+        held = [next(consumer) for _ in range(3)]
+        wait_until(lambda: counts(http, queue) == [5, 2, 3, 1], "three are in flight")
+        for message in held:
+            message.ack()
+        wait_until(lambda: counts(http, queue) == [2, 0, 2, 1], "three are settled")
+        assert http.status("DELETE", "queues", "/", queue, query="?if-unused=true") == 400
+    assert http.status("DELETE", "queues", "/", queue, query="?if-empty=true") == 400
