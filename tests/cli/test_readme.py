@@ -76,8 +76,8 @@ def test_users_and_permissions_from_a_shell(tmp_path):
     with broker(tmp_path / "data") as running:
         url = f"vibemq://127.0.0.1:{running.native_port}"
         printed = shell(block, tmp_path, VIBEMQ_URL=url, VIBEMQ_SERVER_DATA_DIR=str(tmp_path / "data"))
-        assert printed.endswith("published 1 message to queue orders\n")
-        refused = re.sub("publish orders", "publish bills", block.splitlines()[-1])
+        assert printed.endswith("published 1 message to queue orders.new\n")
+        refused = re.sub("publish orders.new", "publish bills", block.splitlines()[-1])
         with pytest.raises(AssertionError, match=r"not allowed|may not|NOT_AUTHORIZED|authorized"):
             shell(refused, tmp_path, VIBEMQ_URL=url)
 
