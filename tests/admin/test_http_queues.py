@@ -37,3 +37,34 @@ def test_what_is_settled_is_no_message_of_the_queue(http, client, queue):
         wait_until(lambda: counts(http, queue) == [2, 0, 2, 1], "three are settled")
         assert http.status("DELETE", "queues", "/", queue, query="?if-unused=true") == 400
     assert http.status("DELETE", "queues", "/", queue, query="?if-empty=true") == 400
+
+
+def test_metrics_say_what_became_of_the_messages_of_each_queue(http, client, name):
+    client.create_queue(name, attempts_max=1, dead_letter=True)
+    for number in range(4):
+        client.publish(name, number)
+
+    def metrics():
+        lines = http.raw("GET", "/metrics").text.splitlines()
+        end = f'{{vhost="/",queue="{name}"}}'
+        named = (line.split(end) for line in lines if end in line)
+        return {metric.removeprefix("vibemq_queue_"): int(number) for metric, number in named}
+
+    with client.consume(name, prefetch=3) as consumer:
+        first, second, _third = (next(consumer) for _ in range(3))
+        first.ack()
+        second.nack()
+        expected = {
+            "messages_ready": 0,
+            "messages_unacknowledged": 2,
+            "consumers": 1,
+            "delivered_total": 4,
+            "redelivered_total": 0,
+            "acked_total": 1,
+            "dead_lettered_total": 1,
+            "expired_total": 0,
+            "dropped_total": 0,
+        }
+        wait_until(lambda: metrics() == expected, "all of it counted")
+    client.delete_queue(name)
+    client.delete_queue(f"{name}.dlq")

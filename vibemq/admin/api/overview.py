@@ -123,6 +123,24 @@ def _node(api: Api) -> dict[str, Any]:
 
 # ---- metrics ----
 
+#: Of each queue: name, kind, meaning, the field of QueueStats.
+_QUEUE_METRICS = (
+    ("messages_ready", "gauge", "messages that wait for a consumer", "waiting"),
+    ("messages_unacknowledged", "gauge", "messages that consumers have and have not settled", "in_flight"),
+    ("consumers", "gauge", "consumers of the queue", "consumers"),
+    ("delivered_total", "counter", "deliveries to consumers, the first of a message and all later ones", "delivered"),
+    ("redelivered_total", "counter", "deliveries that were not the first of their message", "redelivered"),
+    ("acked_total", "counter", "messages that were acknowledged", "acked"),
+    ("dead_lettered_total", "counter", "messages that went to the dead-letter queue", "dead_lettered"),
+    ("expired_total", "counter", "messages that were older than the queue's time to live", "expired"),
+    (
+        "dropped_total",
+        "counter",
+        "messages without room, purged, or failed without a dead-letter queue",
+        "dropped",
+    ),
+)
+
 
 def metrics(api: Api, call: Call) -> Answer:
     """In Prometheus's text format."""
@@ -143,6 +161,10 @@ def metrics(api: Api, call: Call) -> Answer:
         page.add("vibemq_stream_bytes", "gauge", "size of the segments", counts.log.size_bytes, **names)
         page.add("vibemq_stream_segments", "gauge", "segment files", counts.log.segment_count, **names)
         page.add("vibemq_stream_next_offset", "counter", "offset of the next record", counts.log.next_offset, **names)
+        if counts.queue is not None:
+            for name, kind, about, field in _QUEUE_METRICS:
+                number = getattr(counts.queue, field)
+                page.add(f"vibemq_queue_{name}", kind, about, number, vhost=record.vhost, queue=record.name)
     for session in api.workers.sessions():
         if protocol_of(session) != STREAM_PROTOCOL:
             continue
