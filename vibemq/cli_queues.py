@@ -373,7 +373,7 @@ def _described(info: "QueueInfo") -> dict[str, Any]:
     type=click.Choice(["ignore", "fail", "override"]),
     default="fail",
     show_default=True,
-    help="If it exists with other options; override deletes its messages.",
+    help="If it exists and is not as the options given here say; override deletes its messages.",
 )
 @_json_option
 @connection_options

@@ -180,6 +180,35 @@ def test_making_a_queue_that_is_otherwise_is_an_error_unless_told(run, queue):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--mode", "priority_based"], "mode is RoundRobin, declared PriorityBased"),
+        (["--max-messages", "3"], "max_messages is 2, declared 3"),
+        (["--overflow", "drop_oldest"], "overflow is DropNewest, declared DropOldest"),
+        (["--ttl", "1"], "message_ttl_ms is not set, declared 1000"),
+        (["--attempts", "4"], "attempts_max is 3, declared 4"),
+        (["--dead-letter"], "dead_letter is False, declared True"),
+        (
+            ["--dead-letter-queue", "letters"],
+            "dead_letter is False, declared True; dead_letter_queue is not set, declared letters",
+        ),
+        (["--ack-timeout", "5"], "ack_timeout_ms is not set, declared 5000"),
+        (["--prefetch", "7"], "prefetch is not set, declared 7"),
+        (["--durability", "disk"], "durability is not set, declared disk"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_every_option_that_is_otherwise_is_told_alone_and_can_be_overridden(run, queue, arguments, told):
+    run("queues", "create", queue, "--max-messages", "2", "--overflow", "drop_newest")
+    other = ("queues", "create", queue, *arguments)
+    refused = run(*other)
+    assert refused.exit_code == 1
+    assert f"queue {queue} is not as declared: {told}\n" in refused.stderr
+    assert run(*other, "--on-conflict", "override").stdout == f"queue {queue} deleted and created again\n"
+    assert run(*other).stdout == f"queue {queue} was there already\n"
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["publish", "q", "1", "--file", "/dev/null"],

@@ -118,7 +118,7 @@ def test_subscriptions_and_declarations_are_made_again(server):
 def test_a_conflict_while_reconnecting_is_ignored(server):
     states = States()
     with connect(server.url, on_connection=states, **QUICK) as client:
-        client.declare_queue("a", on_conflict="override")
+        client.declare_queue("a", mode="round_robin", on_conflict="override")
         client.delete_queue("b")
         server.queues["a"].options = QueueOptions(mode=DeliveryMode.FAN_OUT_WITH_ACK)
         server.drop()

@@ -3,7 +3,7 @@
 
 import pytest
 
-from vibemq.client.queues import QueueOptions, Severity, conflicts, differences
+from vibemq.client.queues import QueueDeclaration, QueueOptions, Severity, differences
 from vibemq.client.settings import Settings, parse
 from vibemq.errors import ConfigError
 from vibemq.protocols.native.spec import DeliveryMode, OverflowStrategy
@@ -106,28 +106,30 @@ WITH_DLQ = QueueOptions(dead_letter=True)
 @pytest.mark.parametrize(
     ("existing", "declared", "expected"),
     [
-        (DEFAULT, DEFAULT, {}),
-        (DEFAULT, QueueOptions(mode=DeliveryMode.FAN_OUT_WITH_ACK), {"mode": Severity.HARD}),
-        (DEFAULT, QueueOptions(max_messages=1), {"max_messages": Severity.INFO}),
-        (DEFAULT, QueueOptions(attempts_max=9), {"attempts_max": Severity.INFO}),
-        (DEFAULT, QueueOptions(message_ttl_ms=5), {"message_ttl_ms": Severity.SOFT}),
-        (QueueOptions(message_ttl_ms=5), QueueOptions(message_ttl_ms=4), {"message_ttl_ms": Severity.SOFT}),
-        (QueueOptions(message_ttl_ms=5), QueueOptions(message_ttl_ms=6), {"message_ttl_ms": Severity.INFO}),
-        (QueueOptions(message_ttl_ms=5), DEFAULT, {"message_ttl_ms": Severity.INFO}),
-        (DEFAULT, WITH_DLQ, {"dead_letter": Severity.INFO}),
-        (WITH_DLQ, DEFAULT, {"dead_letter": Severity.SOFT}),
-        (WITH_DLQ, QueueOptions(dead_letter=True, dead_letter_queue="x"), {"dead_letter_queue": Severity.HARD}),
-        (DEFAULT, QueueOptions(dead_letter_queue="x"), {}),
-        (DEFAULT, QueueOptions(overflow=OverflowStrategy.DROP_NEWEST), {"overflow": Severity.INFO}),
-        (DEFAULT, QueueOptions(overflow=OverflowStrategy.REDIRECT_TO_DLQ), {"overflow": Severity.HARD}),
+        (DEFAULT, {"mode": DeliveryMode.FAN_OUT_WITH_ACK}, {"mode": Severity.HARD}),
+        (DEFAULT, {"max_messages": 1}, {"max_messages": Severity.INFO}),
+        (DEFAULT, {"attempts_max": 9}, {"attempts_max": Severity.INFO}),
+        (DEFAULT, {"message_ttl_ms": 5}, {"message_ttl_ms": Severity.SOFT}),
+        (QueueOptions(message_ttl_ms=5), {"message_ttl_ms": 4}, {"message_ttl_ms": Severity.SOFT}),
+        (QueueOptions(message_ttl_ms=5), {"message_ttl_ms": 6}, {"message_ttl_ms": Severity.INFO}),
+        (QueueOptions(message_ttl_ms=5), {"message_ttl_ms": None}, {"message_ttl_ms": Severity.INFO}),
+        (DEFAULT, {"dead_letter": True}, {"dead_letter": Severity.INFO}),
+        (WITH_DLQ, {"dead_letter": False}, {"dead_letter": Severity.SOFT}),
+        (WITH_DLQ, {"dead_letter": True, "dead_letter_queue": "x"}, {"dead_letter_queue": Severity.HARD}),
+        (WITH_DLQ, {"dead_letter_queue": "q.dlq"}, {}),
+        (DEFAULT, {"overflow": OverflowStrategy.DROP_NEWEST}, {"overflow": Severity.INFO}),
+        (
+            DEFAULT,
+            {"dead_letter": True, "overflow": OverflowStrategy.REDIRECT_TO_DLQ},
+            {"dead_letter": Severity.INFO, "overflow": Severity.HARD},
+        ),
         (
             WITH_DLQ,
-            QueueOptions(dead_letter=True, overflow=OverflowStrategy.REDIRECT_TO_DLQ),
+            {"dead_letter": True, "overflow": OverflowStrategy.REDIRECT_TO_DLQ},
             {"overflow": Severity.INFO},
         ),
     ],
 )
 def test_differences_are_as_bad_as_the_protocol_says(existing, declared, expected):
-    found = differences(existing, declared)
-    assert {difference.setting: difference.severity for difference in found} == expected
-    assert conflicts(found) == any(severity >= Severity.SOFT for severity in expected.values())
+    wanted = QueueDeclaration("q", QueueOptions(**declared), declared=frozenset(declared))
+    assert {found.setting: found.severity for found in differences(existing, wanted)} == expected

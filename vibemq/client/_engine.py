@@ -31,7 +31,6 @@ from vibemq.client.queues import (
     OnConflict,
     QueueDeclaration,
     QueueInfo,
-    conflicts,
     differences,
     info_of,
     options_payload,
@@ -48,6 +47,7 @@ from vibemq.errors import (
     VibeMQError,
 )
 from vibemq.protocols.native import codec
+from vibemq.protocols.native.options import ADDITIONS
 from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, FEATURE_NAMES, Command, Header, command_name
 
 log = logging.getLogger("vibemq.client")
@@ -550,13 +550,14 @@ class Engine:
         ask = self._exchange if inside else self.request
         info = await self.find_queue(wanted.name, inside=inside)
         if info is not None:
-            found = differences(info.options, wanted.options)
+            found = differences(info.options, wanted)
+            if not self.features:  # another's broker has no such settings: made again it would be no different
+                found = tuple(difference for difference in found if difference.setting not in ADDITIONS)
             if not found:
                 return
             told = "; ".join(map(str, found))
-            if not conflicts(found) or on_conflict == OnConflict.IGNORE:
-                level = logging.WARNING if conflicts(found) else logging.INFO
-                log.log(level, "queue %s is not as declared: %s", wanted.name, told)
+            if on_conflict == OnConflict.IGNORE:
+                log.warning("queue %s is not as declared: %s", wanted.name, told)
                 return
             if on_conflict == OnConflict.FAIL:
                 raise QueueConflict(

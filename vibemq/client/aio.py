@@ -253,11 +253,11 @@ class AsyncClient(ClientFace):
         on_conflict: OnConflict | str = OnConflict.IGNORE,
         **changes: Any,
     ) -> None:
-        """Makes a queue, or compares the one that is there; it is declared again after each reconnect.
+        """Makes a queue, or compares what is declared with the one that is there; once more after each reconnect.
 
         >>> await client.declare_queue("docs-async-declared", max_messages=500, on_conflict="fail")
         """
-        wanted = QueueDeclaration(name, make_options(options, changes), OnConflict(on_conflict))
+        wanted = QueueDeclaration(name, make_options(options, changes), OnConflict(on_conflict), frozenset(changes))
         await self._engine.declare(wanted, wanted.on_conflict)
         kept = [other for other in self._engine.declarations if other.name != name]
         self._engine.declarations = [*kept, wanted]

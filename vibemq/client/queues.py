@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client says of queues and users: options, declarations and what to do when a queue is not as declared.
 
-A declaration is compared with the queue that is there setting by setting; how bad a difference is stands in
-`differences`, as all VibeMQ clients have it. From SOFT on it is a conflict.
+A declaration is compared with the queue that is there, setting by setting, but only in what it declares: what nobody
+asked for is no conflict, and everything that was asked for and is otherwise is one. How bad a difference is, Severity
+says as all VibeMQ clients have it; those clients compare whole sets of options, and let pass what is only INFO.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ __all__ = [
 ]
 
 
+SETTINGS = tuple(setting.name for setting in fields(QueueOptions))
+
+
 class OnConflict(Enum):
     """What to do about a queue that exists with other options than declared."""
 
@@ -46,6 +50,8 @@ class OnConflict(Enum):
 
 
 class Severity(IntEnum):
+    """How bad a difference is, for programs that want to know; each one is a conflict."""
+
     INFO = 0
     SOFT = 1  # messages may be lost that would not have been
     HARD = 2  # the queue works in another way
@@ -68,6 +74,9 @@ class Difference:
 class QueueDeclaration:
     """A queue that is to be there whenever the client is connected.
 
+    `declared` names the settings that a queue which is there must have. Those of `options` that are not the default
+    are always among them, so it is needed only for a setting that must be the default.
+
     >>> from vibemq.client import QueueDeclaration, QueueOptions
     >>> QueueDeclaration("orders", QueueOptions(max_messages=500)).options.max_messages
     500
@@ -76,8 +85,11 @@ class QueueDeclaration:
     name: str
     options: QueueOptions = OPTION_DEFAULTS
     on_conflict: OnConflict = OnConflict.IGNORE
+    declared: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        said = {name for name in SETTINGS if getattr(self.options, name) != getattr(OPTION_DEFAULTS, name)}
+        object.__setattr__(self, "declared", self.declared | said)
         if self.options.overflow == OverflowStrategy.REDIRECT_TO_DLQ and not self.options.dead_letter:
             raise ConfigError(
                 f"queue {self.name}: its overflow is redirected to a dead-letter queue, but it has none",
@@ -119,9 +131,8 @@ class Permission:
 
 def make_options(given: QueueOptions | None, changes: dict[str, Any]) -> QueueOptions:
     """`given` with changes by name; enumerations may be named: mode="priority_based"."""
-    known = {f.name for f in fields(QueueOptions)}
-    if unknown := changes.keys() - known:
-        raise ConfigError(f"queue options: there is no {', '.join(sorted(unknown))}; known are {sorted(known)}")
+    if unknown := changes.keys() - set(SETTINGS):
+        raise ConfigError(f"queue options: there is no {', '.join(sorted(unknown))}; known are {sorted(SETTINGS)}")
     read: dict[str, type[IntEnum]] = {"mode": DeliveryMode, "overflow": OverflowStrategy}
     values: dict[str, Any] = {
         name: _member(read[name], value) if name in read else value for name, value in changes.items()
@@ -207,46 +218,42 @@ def _list(payload: bytes | None, kind: Any, needed: str) -> Any:
 # ---- declarations ----
 
 
-def differences(existing: QueueOptions, declared: QueueOptions) -> tuple[Difference, ...]:
-    """In which settings a queue is not as declared, and how bad that is.
+def differences(existing: QueueOptions, wanted: QueueDeclaration) -> tuple[Difference, ...]:
+    """In which of its declared settings a queue is not as wanted, and how bad that is.
 
-    >>> from vibemq.client import QueueOptions
+    >>> from vibemq.client import QueueDeclaration, QueueOptions
     >>> from vibemq.client.queues import differences
-    >>> [str(found) for found in differences(QueueOptions(), QueueOptions(max_messages=5))]
+    >>> wanted = QueueDeclaration("orders", QueueOptions(max_messages=5))
+    >>> [str(found) for found in differences(QueueOptions(attempts_max=9), wanted)]
     ['max_messages is 10000, declared 5']
     """
+    declared = queue_options({}, options_payload(wanted.options), OPTION_DEFAULTS)  # as a broker would read them
     found = []
-    for setting, severity in (
-        ("mode", Severity.HARD),
-        ("max_messages", Severity.INFO),
-        ("attempts_max", Severity.INFO),
-        ("message_ttl_ms", _ttl_severity(existing.message_ttl_ms, declared.message_ttl_ms)),
-        ("dead_letter", Severity.SOFT if existing.dead_letter else Severity.INFO),
-        ("dead_letter_queue", Severity.HARD),
-        ("overflow", _overflow_severity(existing, declared)),
-    ):
-        was, wanted = getattr(existing, setting), getattr(declared, setting)
-        if setting == "dead_letter_queue" and not (existing.dead_letter and declared.dead_letter):
-            continue
-        if was != wanted:
-            found.append(Difference(setting, was, wanted, severity))
+    for setting in SETTINGS:
+        was, asked = getattr(existing, setting), getattr(declared, setting)
+        if setting == "dead_letter_queue" and existing.dead_letter:  # no name is one, too
+            was, asked = existing.dead_letter_name(wanted.name), declared.dead_letter_name(wanted.name)
+        if setting in wanted.declared and was != asked:
+            found.append(Difference(setting, was, asked, _severity(setting, existing, declared)))
     return tuple(found)
 
 
-def _ttl_severity(existing: int | None, declared: int | None) -> Severity:
-    if declared is None or (existing is not None and declared > existing):
-        return Severity.INFO
-    return Severity.SOFT
-
-
-def _overflow_severity(existing: QueueOptions, declared: QueueOptions) -> Severity:
-    to_dead_letters = declared.overflow == OverflowStrategy.REDIRECT_TO_DLQ
-    return Severity.HARD if to_dead_letters and not existing.dead_letter else Severity.INFO
-
-
-def conflicts(found: tuple[Difference, ...]) -> bool:
-    return any(difference.severity >= Severity.SOFT for difference in found)
+def _severity(setting: str, existing: QueueOptions, declared: QueueOptions) -> Severity:
+    match setting:
+        case "mode" | "dead_letter_queue":
+            return Severity.HARD
+        case "overflow":
+            to_dead_letters = declared.overflow == OverflowStrategy.REDIRECT_TO_DLQ
+            return Severity.HARD if to_dead_letters and not existing.dead_letter else Severity.INFO
+        case "dead_letter":
+            return Severity.SOFT if existing.dead_letter else Severity.INFO
+        case "message_ttl_ms":
+            was, asked = existing.message_ttl_ms, declared.message_ttl_ms
+            return Severity.INFO if asked is None or (was is not None and asked > was) else Severity.SOFT
+    return Severity.INFO
 
 
 def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
     return wire_name(value) if isinstance(value, IntEnum) else str(value)

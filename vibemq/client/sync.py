@@ -247,8 +247,9 @@ class Client(ClientFace):
     ) -> None:
         """Makes a queue, or compares the one that is there; it is declared again after each reconnect.
 
-        If its options are so different that it is a conflict: "ignore" logs that, "fail" raises QueueConflict,
-        "override" deletes the queue with its messages and makes it anew.
+        Compared is what is given by name, and what in `options` is not the default. Where the queue is otherwise,
+        "ignore" logs that, "fail" raises QueueConflict, "override" deletes the queue with its messages and makes it
+        anew; what is not given is then the default.
 
         >>> client.declare_queue("docs-declared", max_messages=500, on_conflict="fail")
         """
