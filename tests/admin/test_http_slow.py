@@ -3,16 +3,25 @@
 
 import asyncio
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 from vibemq.admin import http
 from vibemq.admin.api.calls import Answer
+from vibemq.admin.users import Verdict
 
 
 class Api:
+    config = SimpleNamespace(streams=SimpleNamespace(login_failure_delay_s=0.2))
+
     def handle(self, *_):
         return Answer(200, {"status": "ok"})
+
+
+class Authenticator:
+    def check_cached(self, *_):
+        return Verdict.REFUSED
 
 
 @pytest.fixture
@@ -21,7 +30,7 @@ def served(tmp_path):
 
     def run(test):
         async def serve_and_test():
-            server = http.Server(Api(), None)
+            server = http.Server(Api(), Authenticator())
             over_tcp = socket.create_server(("127.0.0.1", 0))
             with socket.socket(socket.AF_UNIX) as over_unix:
                 over_unix.bind(str(tmp_path / "ctl.sock"))
@@ -74,5 +83,41 @@ def test_connections_beyond_the_limit_are_refused_until_others_end(served, monke
             except ConnectionError:  # refused after all was sent
                 continue
         assert status == b"HTTP/1.1 200 OK\r\n"
+
+    served(test)
+
+
+async def wrong_password(reader, writer):
+    writer.write(b"GET /api/overview HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic dTpw\r\n\r\n")
+    return await reader.readline()
+
+
+def test_a_wrong_password_is_told_late_and_holds_up_nobody(served, monkeypatch):
+    async def test(host, port):
+        asleep, over = asyncio.Event(), asyncio.Event()
+
+        async def sleep(seconds):
+            assert seconds == Api.config.streams.login_failure_delay_s
+            asleep.set()
+            await over.wait()
+
+        monkeypatch.setattr(http.asyncio, "sleep", sleep)
+        guessing = asyncio.create_task(wrong_password(*await asyncio.open_connection(host, port)))
+        await asleep.wait()
+        assert await health(*await asyncio.open_connection(host, port)) == b"HTTP/1.1 200 OK\r\n"
+        assert not guessing.done()
+        over.set()
+        assert await guessing == b"HTTP/1.1 401 Unauthorized\r\n"
+
+    served(test)
+
+
+def test_only_so_many_wrong_passwords_wait_for_their_answer(served, monkeypatch):
+    monkeypatch.setattr(http, "FAILED_LOGINS_MAX", 2)
+
+    async def test(host, port):
+        connections = [await asyncio.open_connection(host, port) for _ in range(3)]
+        answers = await asyncio.gather(*(wrong_password(*connection) for connection in connections))
+        assert sorted(answers) == [b"HTTP/1.1 401 Unauthorized\r\n"] * 2 + [b"HTTP/1.1 429 Too Many Requests\r\n"]
 
     served(test)

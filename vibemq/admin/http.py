@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import functools
 import ipaddress
 import json
 import logging
@@ -34,6 +33,7 @@ SHUTDOWN_TIMEOUT_S = 1.0
 CONNECTIONS_MAX = 1024  # over TCP: a flood of them may not use up the files that `vibemq ctl` needs
 FIRST_REQUEST_S = 10.0  # who connects and says nothing for so long makes room for others
 BODY_S = 60.0  # for a body of BODY_BYTES_MAX over a slow line
+FAILED_LOGINS_MAX = 512  # that wait for their answer: more than the hashing threads can refuse within a delay
 REALM = "VibeMQ Management"
 #: Nobody is asked who they are; a load balancer has no password.
 PUBLIC_HEALTH = "/health"
@@ -52,6 +52,7 @@ class Server:
         self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
         self._runners: list[web.AppRunner] = []
         self._servers: list[asyncio.Server] = []
+        self._failed_logins = 0  # whose answers wait
         self._silent: dict[asyncio.BaseProtocol | None, asyncio.TimerHandle] = {}  # before their first request
 
     async def listen(self, http: socket.socket | None, ctl: socket.socket) -> None:
@@ -102,8 +103,12 @@ class Server:
         if path == PUBLIC_HEALTH:
             answer = await self._in_thread(self._api.handle, "GET", "/healthchecks/node", OWNER)
             return _response(request, answer)
-        caller = await self._caller(request)
+        login = _login(request.headers.get("Authorization", ""))
+        caller = None if login is None else await self._caller(request, *login)
         if caller is None:
+            if login is not None and not await self._failed_login():
+                reason = "too many logins fail at this moment"
+                return _response(request, Answer(429, {"error": "too_many_requests", "reason": reason}))
             refused = Answer(401, {"error": "not_authorized", "reason": "Login failed"})
             response = _response(request, refused)
             response.headers["WWW-Authenticate"] = f'Basic realm="{REALM}"'
@@ -140,20 +145,29 @@ class Server:
             log.info("%s %s by %s", method, path, caller.name or "vibemq ctl")
         return _response(request, answer)
 
-    async def _caller(self, request: web.Request) -> Caller | None:
-        login = _login(request.headers.get("Authorization", ""))
-        if login is None or (login[0] == GUEST and not _is_this_machine(request)):
+    async def _caller(self, request: web.Request, user: str, password: str) -> Caller | None:
+        if user == GUEST and not _is_this_machine(request):
             return None
-        is_loopback = _is_loopback(str(request.remote))
-        check = functools.partial(self._authenticator.check_cached, *login, is_loopback)
-        verdict = await self._in_thread(check)
+        login = (user, password, _is_loopback(str(request.remote)))
+        verdict = await self._in_thread(self._authenticator.check_cached, *login)
         if verdict is None:
             loop = asyncio.get_running_loop()
-            verdict = await loop.run_in_executor(self._hash_threads, self._authenticator.check, *login, is_loopback)
+            verdict = await loop.run_in_executor(self._hash_threads, self._authenticator.check, *login)
         if verdict is not Verdict.OK:
-            log.warning("%s: login of user %r over HTTP refused", request.remote, login[0])
+            log.warning("%s: login of user %r over HTTP refused", request.remote, user)
             return None
-        return await self._in_thread(caller_of, self._api, login[0])
+        return await self._in_thread(caller_of, self._api, user)
+
+    async def _failed_login(self) -> bool:
+        """Let time pass before a wrong password is called wrong; False: too many wait for that already."""
+        if self._failed_logins >= FAILED_LOGINS_MAX:
+            return False
+        self._failed_logins += 1
+        try:
+            await asyncio.sleep(self._api.config.streams.login_failure_delay_s)
+        finally:
+            self._failed_logins -= 1
+        return True
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
