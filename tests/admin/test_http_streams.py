@@ -76,6 +76,25 @@ def test_what_no_stream_can_be_is_400(http, name, body):
     assert http.status("GET", "queues", "/", name) == 404
 
 
+def test_booleans_may_be_text_as_rabbitmqadmin_sends_them(http, name):
+    body = {"durable": "true", "auto_delete": "false", "arguments": {}}
+    assert http.status("PUT", "queues", "/", name, body=body) == 201
+    assert http.status("PUT", "queues", "/", name, body={**body, "durable": "false"}) == 400
+    assert "'perhaps'" in http.call("PUT", "queues", "/", name, body={"durable": "perhaps"}).json["reason"]
+    assert http.status("DELETE", "queues", "/", name) == 204
+
+
+def test_what_tools_ask_of_messages_is_refused_with_a_reason(http, stream):
+    for method, *path in (
+        ("POST", "queues", "/", stream, "get"),
+        ("DELETE", "queues", "/", stream, "contents"),
+        ("POST", "exchanges", "/", "amq.default", "publish"),
+    ):
+        reply = http.call(method, *path, body={})
+        assert (reply.status, reply.json["error"]) == (400, "bad_request") and reply.json["reason"]
+    assert http.status("POST", "queues", "/", "none", "get", body={}) == 404
+
+
 def test_a_stream_needs_a_vhost_that_exists(http, name):
     assert http.call("PUT", "queues", "nowhere", name, body=STREAM).json["reason"] == "vhost_not_found"
 

@@ -103,6 +103,15 @@ def optional_text(body: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
+def flag(call: Call, name: str, otherwise: bool) -> bool:
+    """A field of the body that must be a boolean; rabbitmqadmin sends booleans as text.  Raises Refused."""
+    value = call.body.get(name, otherwise)
+    found = {"true": True, "false": False}.get(value) if isinstance(value, str) else value
+    if not isinstance(found, bool):
+        raise bad_request(f"{name} must be true or false, but is {value!r}")
+    return found
+
+
 def mapping(call: Call, name: str) -> dict[str, Any]:
     """A field of the body that must be an object; empty where it is missing.  Raises Refused."""
     value = call.body.get(name) or {}

@@ -2,7 +2,8 @@
 """Every request of the management API: what it needs to be allowed, and the function that answers it.
 
 Below the prefix /api; parts of a path are percent-encoded, so a vhost "/" is %2F.  Most are RabbitMQ's,
-with its names and status codes.  What RabbitMQ has and this table has not, is answered by 404.
+with its names and status codes.  What RabbitMQ has and this table has not, is answered by 404;
+but what its tools ask for and cannot be had is answered with a reason.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/queues/{vhost}/{name}", MANAGEMENT, streams.get_queue),
     ("PUT", "/queues/{vhost}/{name}", MANAGEMENT, streams.put_queue),
     ("DELETE", "/queues/{vhost}/{name}", MANAGEMENT, streams.delete_queue),
+    ("DELETE", "/queues/{vhost}/{name}/contents", MANAGEMENT, streams.purge_queue),
+    ("POST", "/queues/{vhost}/{name}/get", MANAGEMENT, streams.get_messages),
+    ("POST", "/exchanges/{vhost}/{exchange}/publish", MANAGEMENT, streams.publish),
     ("GET", "/queues/{vhost}/{name}/bindings", MANAGEMENT, streams.list_bindings),
     ("GET", "/exchanges", MANAGEMENT, streams.list_exchanges),
     ("GET", "/exchanges/{vhost}", MANAGEMENT, streams.list_exchanges),

@@ -18,6 +18,7 @@ from vibemq.admin.api.calls import (
     Answer,
     Call,
     bad_request,
+    flag,
     made,
     mapping,
     not_found,
@@ -61,7 +62,7 @@ def put_queue(api: Api, call: Call) -> Answer:
     kind = given.get("x-queue-type", STREAM_TYPE)
     if kind != STREAM_TYPE:
         raise bad_request(f"x-queue-type is {kind!r}: only streams are made here")
-    if call.body.get("durable", True) is not True or call.body.get("auto_delete") or call.body.get("exclusive"):
+    if not flag(call, "durable", True) or flag(call, "auto_delete", False) or flag(call, "exclusive", False):
         raise bad_request("a stream is durable, and neither auto_delete nor exclusive")
     try:
         name = checked_name(call.path["name"])
@@ -94,6 +95,24 @@ def delete_queue(api: Api, call: Call) -> Answer:
         raise not_found() from None
     api.streams_deleted([gone])
     return NO_CONTENT
+
+
+def purge_queue(api: Api, call: Call) -> Answer:
+    record = find(api, call)
+    if record.queue is None:
+        raise bad_request(f"'{record.name}' is a stream, which cannot be purged: delete it and make it anew")
+    raise bad_request(f"queues are not purged over HTTP; `vibemq queues purge {record.name}` does it")
+
+
+def get_messages(api: Api, call: Call) -> Answer:
+    record = find(api, call)
+    instead = "use a stream client" if record.queue is None else f"use a client, or `vibemq consume {record.name}`"
+    raise bad_request(f"messages are not read over HTTP; {instead}")
+
+
+def publish(api: Api, call: Call) -> Answer:
+    api.require_seen(call.caller, call.path["vhost"])
+    raise bad_request("messages are not published over HTTP; use a client, or `vibemq publish` for a queue")
 
 
 def restart(api: Api, call: Call) -> Answer:
