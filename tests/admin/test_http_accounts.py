@@ -106,6 +106,13 @@ def test_tags_say_what_a_user_may_ask(user):
         assert [who.status(*each) for each in asked] == statuses, tags
 
 
+def test_who_lacks_a_tag_is_told_which_and_how_it_comes(user):
+    reason = user("").call("GET", "whoami").json["reason"]
+    assert "`vibemq ctl set_user_tags " in reason and " management`" in reason
+    # The command sets all tags, so it names those that are there.
+    assert " policymaker administrator`" in user("policymaker").call("GET", "users").json["reason"]
+
+
 def test_a_manager_sees_and_changes_only_what_its_permissions_cover(http, user, name):
     who = user("management")
     me = who.get("whoami")["name"]

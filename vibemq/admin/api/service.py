@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -125,7 +126,7 @@ class Api:
         try:
             level, handler, names = self._find(method, path)
             if caller.level < level:
-                raise not_authorised("Not administrator user" if level == ADMINISTRATOR else "User not authorised")
+                raise not_authorised(_missing_tag(caller, level))
             answer = handler(self, Call(caller, names, query, body or {}, reason))
             if isinstance(answer, Answer):
                 return answer
@@ -230,6 +231,14 @@ class Api:
     def streams_deleted(self, gone: list[Deleted]) -> None:
         for one in gone:
             self.catalog.deleted(one)
+
+
+def _missing_tag(caller: Caller, level: int) -> str:
+    """RabbitMQ's words for what the caller is not, and how it may become that."""
+    tag = {MANAGEMENT: "management", MONITORING: "monitoring"}.get(level, "administrator")
+    said = "Not administrator user" if level == ADMINISTRATOR else "User not authorised"
+    command = shlex.join(["vibemq", "ctl", "set_user_tags", caller.name, *caller.tags, tag])
+    return f"{said}: it has no tag '{tag}', which `{command}` gives"
 
 
 def _no_access(caller: Caller, vhost: str) -> Refused:
