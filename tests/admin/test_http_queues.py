@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues over the management API: what waits, is in flight and has been settled, as their ledgers have it."""
 
+import contextlib
+
 import pytest
 from http_caller import wait_until
 
+from vibemq.admin.permissions import Operation
 from vibemq.client import connect
+from vibemq.storage.metadata import Metadata
 
 
 @pytest.fixture
@@ -68,3 +72,18 @@ def test_metrics_say_what_became_of_the_messages_of_each_queue(http, client, nam
         wait_until(lambda: metrics() == expected, "all of it counted")
     client.delete_queue(name)
     client.delete_queue(f"{name}.dlq")
+
+
+def test_definitions_name_what_they_leave_out(http, client, queue):
+    assert http.status("PUT", "users", queue, body={"password": "a password", "tags": ""}) == 201
+    with contextlib.closing(Metadata(f"{http.get('nodes')[0]['db_dir']}/meta.db")) as metadata:
+        metadata.grant(queue, "orders", [Operation.Publish])
+    document = http.get("definitions")
+    assert queue not in [each["name"] for each in document["queues"]]
+    assert {"vhost": "/", "name": queue} in document["left_out"]["queues"]
+    assert queue in document["left_out"]["queue_grants_of"]
+    assert queue in document["left_out"]["passwords_of"]
+    assert len(document["information"]) == 3
+    assert {"vhost": "/", "name": queue} in http.get("definitions", "/")["left_out"]["queues"]
+    assert http.status("POST", "definitions", body=document) == 204
+    assert http.status("DELETE", "users", queue) == 204

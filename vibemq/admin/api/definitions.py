@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is set up as one JSON document: everything that is not a message, to be taken to another broker.
+"""What is set up as one JSON document, to be taken to another broker.
+
+Queues, grants of operations on them, and passwords are left out, and the document's ``left_out`` says which:
+a restored broker without them should surprise nobody.
 
 An import adds and changes, and deletes nothing.  It is no transaction: what comes before an error stays.
 """
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import vibemq
 from vibemq.admin.api import accounts, streams
 from vibemq.admin.api.calls import NO_CONTENT, Answer, Call, Refused, bad_request
+from vibemq.admin.users import GUEST
 
 if TYPE_CHECKING:
     from vibemq.admin.api.service import Api
@@ -22,25 +26,40 @@ def export(api: Api, call: Call) -> Any:
     vhost = call.path.get("vhost")
     path = {} if vhost is None else {"vhost": vhost}
     here = Call(call.caller, path)
+    queues = streams.list_queues(api, here)
+    left_out: dict[str, Any] = {"queues": [_cut(each, ("vhost", "name")) for each in queues if each["type"] != _STREAM]}
     document = {
         "product_name": "VibeMQ",
         "product_version": vibemq.__version__,
         "rabbitmq_version": api.config.streams.product_version,
         "policies": accounts.list_policies(api, here),
-        "queues": [_cut(queue, _QUEUE) for queue in streams.list_queues(api, here) if queue["type"] == "stream"],
+        "queues": [_cut(queue, _QUEUE) for queue in queues if queue["type"] == _STREAM],
         "exchanges": [_cut(exchange, _EXCHANGE) for exchange in streams.list_exchanges(api, here)],
         "bindings": [_cut(binding, _BINDING) for binding in streams.list_bindings(api, here)],
     }
-    if vhost is not None:
-        return document
-    return {
-        **document,
-        "users": accounts.list_users(api, here),
-        "vhosts": [_cut(found, _VHOST) for found in accounts.list_vhosts(api, here)],
-        "permissions": accounts.list_permissions(api, here),
+    if vhost is None:
+        users = accounts.list_users(api, here)
+        document |= {
+            "users": users,
+            "vhosts": [_cut(found, _VHOST) for found in accounts.list_vhosts(api, here)],
+            "permissions": accounts.list_permissions(api, here),
+        }
+        left_out["queue_grants_of"] = sorted(api.metadata.permission_counts())
+        left_out["passwords_of"] = [user["name"] for user in users if user["name"] != GUEST]
+    return {**document, "left_out": left_out, "information": _information(left_out)}
+
+
+def _information(left_out: dict[str, Any]) -> list[str]:
+    """What is left out, in words, for whoever looks into the document."""
+    how = {
+        "queues": "queues are left out; make them anew with `vibemq queues create`",
+        "queue_grants_of": "users' grants on queues are left out; give them anew with `vibemq users grant`",
+        "passwords_of": "users' passwords are left out; set them with `vibemq ctl change_password`",
     }
+    return [f"{len(found)} {how[kind]}" for kind, found in left_out.items() if found]
 
 
+_STREAM = streams.STREAM_TYPE
 _QUEUE = ("name", "vhost", "durable", "auto_delete", "arguments")
 _EXCHANGE = ("name", "vhost", "type", "durable", "auto_delete", "internal", "arguments")
 _BINDING = ("source", "vhost", "destination", "destination_type", "routing_key", "arguments")
