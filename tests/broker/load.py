@@ -59,6 +59,7 @@ class Publishing:
     number: int  # of the publisher
     reference: str
     seed: int
+    declared: bool = False
     sent: int = 0  # the highest number that was ever sent
     confirmed: set[int] = field(default_factory=set)
     error: BaseException | None = None
@@ -78,6 +79,7 @@ class Publishing:
     def publish(self, peer: Peer) -> None:
         random_ = random.Random(self.seed + self.sent)
         peer.declare(self.load.stream, self.number, self.reference)
+        self.declared = True
         following = self.lowest_unconfirmed() if self.reference else self.sent + 1
         waiting: set[int] = set()
         while not self.load.enough.is_set() or waiting:
@@ -116,7 +118,12 @@ class Load:
     def __enter__(self) -> Load:
         for thread in self.threads:
             thread.start()
+        wait_until(self.all_publish, "every publisher is declared")  # whoever dies then dies under load
         return self
+
+    def all_publish(self) -> bool:
+        self.check()
+        return all(publishing.declared for publishing in self.publishings)
 
     def __exit__(self, *_: object) -> None:
         self.stop()

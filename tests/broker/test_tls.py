@@ -243,6 +243,7 @@ def test_a_connection_that_is_cut_in_a_record_is_gone(secured: Running, authorit
         peer.open()
         peer.create(name)
         with socket.socket(fileno=os.dup(peer.socket.fileno())) as below:
+            below.settimeout(DEADLINE_S)
             below.sendall(b"\x17\x03\x03\x40\x00" + b"x" * 64)
             below.shutdown(socket.SHUT_WR)
             while below.recv(1000):
