@@ -46,6 +46,7 @@ PREFETCH_HEADER = "prefetch"
 SUBSCRIPTIONS_MAX = 16_384  # of one connection: each is a record and a place in a queue's rotation
 DORMANT_LOOKS_PER_TICK = 64  # lookups of some microseconds each, twice a second
 GUEST = "guest"
+REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
 #: Every send would be overdue at once, and the queue turn in circles.
 ACK_TIMEOUT_MS_MIN = 10
 
@@ -126,8 +127,26 @@ def error(session: NativeSession, request: Message, code: str, text: str) -> Non
 
 def not_authorized(session: NativeSession, request_id: bytes, operation: QueueOperation, queue: str) -> None:
     """All that it tells, the peer has said itself: nobody has looked whether there is such a queue."""
+    _log_refusal(session, operation, queue)
     text = f"Access denied. User '{session.user}' lacks the permission {wire_name(operation)} for queue '{queue}'."
     session.refuse_frame(request_id, ErrorCode.NOT_AUTHORIZED.encode(), text.encode(errors="replace"))
+
+
+def _log_refusal(session: NativeSession, operation: QueueOperation, queue: str) -> None:
+    """Once for each thing that a connection may not do."""
+    refusal = (session.user, operation, queue)
+    if len(session.refusals) >= REFUSALS_LOGGED_MAX or refusal in session.refusals:
+        return
+    session.refusals.add(refusal)
+    last = "; what else is refused to this connection is not logged"
+    logger.info(
+        "%s: user %r lacks the permission %s for queue %r%s",
+        session.peer,
+        session.user,
+        wire_name(operation),
+        queue,
+        last if len(session.refusals) == REFUSALS_LOGGED_MAX else "",
+    )
 
 
 def refuse_framing(session: NativeSession, problem: Exception, request_id: bytes = b"") -> None:
@@ -279,7 +298,7 @@ def _judged(session: NativeSession, request: Message, user: str, verdict: Any) -
 def _connected(session: NativeSession, request: Message, user: str, access: Any) -> None:
     door = session.door
     session.user, session.state, session.deadline_ms = user, "open", 0
-    session.client_version = request.headers.get(Header.CLIENT_VERSION, "")[:64]
+    session.client_version = _shown(request.headers.get(Header.CLIENT_VERSION, "")[:64])
     session.compression = compression.negotiate(request.headers.get(Header.SUPPORTED_COMPRESSION), door.compressions)
     session.flags_max = 3 if session.compression == "zstd" else 2
     wanted = {name.strip().lower() for name in request.headers.get(Header.FEATURES, "").split(",")}
@@ -294,6 +313,11 @@ def _connected(session: NativeSession, request: Message, user: str, access: Any)
     session.write(encode_frame(Command.CONNECT_ACK, request.id, headers=headers, text_layout=session.text_layout))
     session.forget_rights()
     _use_access(session, access)
+
+
+def _shown(text: str) -> str:
+    """What a peer said of itself, for people: bytes that are no UTF-8 could not be shown anywhere."""
+    return text.encode(errors="replace").decode()
 
 
 def disconnect(session: NativeSession, request: Message) -> None:
@@ -336,6 +360,7 @@ def _use_access(session: NativeSession, access: Any) -> None:
         queue = name.decode()
         if not access.may(QueueOperation.SUBSCRIBE, queue):
             session.remove_subscription(name)
+            _log_refusal(session, QueueOperation.SUBSCRIBE, queue)
             text = f"Access denied: the subscription of user '{session.user}' to queue '{queue}' has ended."
             session.refuse_frame(FRESH_ID, ErrorCode.NOT_AUTHORIZED.encode(), text.encode())
 

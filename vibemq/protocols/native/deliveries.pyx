@@ -169,6 +169,17 @@ cdef class Subscription(Consumer):
         session.connection.outbox_size -= size - FRAME_HEADER_BYTES - len(packed)
         return 0
 
+    def describe(self) -> dict:
+        """This subscription as the admin side shows it."""
+        return {
+            "subscription_id": self.number,
+            "stream": self.name.decode(),
+            "active": not self.dormant,
+            "prefetch": self.prefetch,
+            "in_flight": self.own.count,
+            "properties": {},
+        }
+
     cdef int on_deleted(self) except -1:
         """The subscription lives on by name, and attaches to the queue when it is made again."""
         self.dormant = True

@@ -13,6 +13,8 @@ cdef class NativeSession(Session):
     cdef public str connection_id
     cdef public str client_version
     cdef public object access          # admin.permissions.Access
+    cdef readonly int64_t connected_ms # since 1970
+    cdef readonly set refusals         # (user, operation, queue) of those in the log
     cdef public bint text_layout       # what is written: mirrors the peer
     cdef public bint layout_fixed
     cdef public str compression        # negotiated name, None: nothing is compressed
