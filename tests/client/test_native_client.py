@@ -23,6 +23,7 @@ from vibemq.errors import (
     InvalidRequest,
     LimitExceeded,
     NotAuthorized,
+    ProtocolError,
     QueueFull,
     QueueNotFound,
     RateLimited,
@@ -95,10 +96,28 @@ def test_a_server_that_never_answers_is_given_up(server):
         connect(server.url, connect_timeout_s=0.05)
 
 
-def test_bytes_that_are_no_frame_end_the_connection_with_what_was_wrong(server):
-    server.replies[Command.CONNECT] = lambda connection, frame: [b"HTTP/1.1 400 Bad Request\r\n\r\n"]
-    with pytest.raises(codec.MalformedFrame, match="body size"):
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an HTTP server answers there, not a broker's native door"),
+        (b"AMQP\x00\x00\x09\x01", "something else than a broker's native door answers there: body size"),
+    ],
+    ids=["http", "amqp"],
+)
+def test_who_speaks_another_protocol_is_named(server, answer, told):
+    server.replies[Command.CONNECT] = lambda connection, frame: [answer]
+    with pytest.raises(ProtocolError, match=f"^127.0.0.1:{server.port}: {told}") as caught:
         connect(server.url)
+    assert "2925" in caught.value.hint
+
+
+def test_bytes_that_are_no_frame_end_the_connection_with_what_was_wrong(server):
+    server.replies[Command.LIST_QUEUES] = lambda connection, frame: [b"HTTP/1.1 400 Bad Request\r\n\r\n"]
+    with (
+        connect(server.url, reconnect=False) as client,
+        pytest.raises(ProtocolError, match=f"127.0.0.1:{server.port}: body size"),
+    ):
+        client.list_queues()
 
 
 def test_frames_may_come_byte_by_byte():

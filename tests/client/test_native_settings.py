@@ -79,6 +79,23 @@ def test_what_is_wrong_is_said(text, message):
         parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("h:2925", "vibemq://h:2925"),
+        ("amqp://h", "vibemq://h"),
+        ("amqp://guest:secret@h:5672/vhost", "vibemq://h"),
+        ("http://[::1]:2926/", "vibemq://[::1]"),
+        ("amqp://", "vibemq://localhost"),
+    ],
+)
+def test_another_scheme_or_none_is_answered_with_what_may_have_been_meant(text, meant):
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert caught.value.hint == f"Did you mean {meant}?"
+    assert "secret" not in str(caught.value)
+
+
 def test_arguments_win_and_unknown_ones_are_errors():
     assert parse("vibemq://u@h", password="p", keep_alive_s=1).keep_alive_s == 1
     with pytest.raises(ConfigError, match="there is no keepalive"):

@@ -48,10 +48,18 @@ from vibemq.errors import (
 )
 from vibemq.protocols.native import codec
 from vibemq.protocols.native.options import ADDITIONS
-from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, FEATURE_NAMES, Command, Header, command_name
+from vibemq.protocols.native.spec import (
+    COMPRESSION_BY_NAME,
+    FEATURE_NAMES,
+    PORT_DEFAULT,
+    Command,
+    Header,
+    command_name,
+)
 
 log = logging.getLogger("vibemq.client")
 
+HTTP = b"HTTP"  # how the answers of such servers begin
 GOODBYE_TIMEOUT_S = 5.0  # a broker that does not take our last bytes is not waited for
 
 
@@ -308,7 +316,7 @@ class Engine:
         except VibeMQError as error:
             for flow in list(self._flows):  # acknowledgements before the damage count
                 self._wake(flow)
-            link.end(error if isinstance(error, ProtocolError) else ProtocolError(f"{self.settings.peer}: {error}"))
+            link.end(self._not_understood(error, data, link.first.done()))
             return
         deliveries: dict[str, list[Message]] = {}
         for event in events:
@@ -321,6 +329,16 @@ class Engine:
         for queue, messages in deliveries.items():
             if (feed := self.feeds.get(queue)) is not None:  # else it was on its way while we unsubscribed
                 feed.give(messages)
+
+    def _not_understood(self, error: VibeMQError, data: bytes, has_answered: bool) -> ProtocolError:
+        """`data` is no frame: whoever has not answered Connect yet is most likely no broker at all."""
+        peer = self.settings.peer
+        if has_answered:
+            return ProtocolError(f"{peer}: {error}")
+        hint = f"A broker's native port is {PORT_DEFAULT} unless it is configured otherwise."
+        if data.startswith(HTTP):
+            return ProtocolError(f"{peer}: an HTTP server answers there, not a broker's native door", hint=hint)
+        return ProtocolError(f"{peer}: something else than a broker's native door answers there: {error}", hint=hint)
 
     def _answer(self, link: Link, frame: codec.Message) -> None:
         if frame.type == Command.DISCONNECT:

@@ -94,7 +94,13 @@ def parse(text: str | None, **options: Any) -> Settings:
     if text[: len(SCHEME)].lower() == SCHEME:
         given, rest = _url(text[len(SCHEME) :])
     elif "://" in text.split("=", 1)[0]:
-        raise ConfigError(f"connection string: needed {SCHEME}..., had {text.split('://', 1)[0]}://")
+        scheme, _, place = text.partition("://")
+        address = place.partition("/")[0].rpartition("@")[2]
+        host = address[: address.find("]") + 1] or address.partition(":")[0]  # the port is that of another protocol
+        raise ConfigError(
+            f"connection string: needed {SCHEME}..., had {scheme}://",
+            hint=f"Did you mean {SCHEME}{host or 'localhost'}?",
+        )
     elif "=" not in text:
         raise ConfigError(f"connection string: {text!r} is none", hint=f"Did you mean {SCHEME}{text}?")
     else:
