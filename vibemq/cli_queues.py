@@ -113,6 +113,8 @@ def publish(
     """Publish PAYLOAD, or each line of a file or of standard input, to QUEUE.
 
     What is JSON is sent as it is; anything else is sent as a text.  Returns when the broker has all of it.
+    A queue that does not exist is made by this, unless the broker is told not to.
+    A stream of that name becomes a queue by it, with all that it holds, and stays one; this command cannot see that.
     With --rate, Ctrl-C ends it early and still says how many the broker has.
     """
     if payload is not None and file is not None:
@@ -216,6 +218,7 @@ def consume(
     """Print the messages of QUEUE, a line for each, and acknowledge what is printed.
 
     A queue that does not exist is made by this, as by any consumer, unless the broker is told not to; a note says so.
+    A stream of that name becomes a queue by it, with all that it holds, and stays one.
     With --json a line has the payload, the id, the headers and how often the message was delivered.
     """
     with _connect(**connection) as client:
@@ -389,7 +392,10 @@ def queues_create(
     password_stdin: bool,
     **options: Any,
 ) -> None:
-    """Make a queue, unless it is there as wanted."""
+    """Make a queue, unless it is there as wanted.
+
+    A stream of that name becomes a queue by it, with all that it holds, and stays one.
+    """
     if options["overflow"] == "redirect_to_dlq" and not (dead_letter or options["dead_letter_queue"]):
         raise click.UsageError("--overflow redirect_to_dlq needs --dead-letter or --dead-letter-queue")
     given = {key: value for key, value in options.items() if value is not None}
