@@ -20,10 +20,46 @@ from vibemq.errors import VibeMQError
 TIMEOUT_MAX_S = 86_400.0  # nobody waits longer, and the kernel takes no endless ones
 #: Options that only some commands take.
 _OWN_OPTIONS = {option for command in COMMANDS.values() for option in command.options}
+_LINE = "vibemq.ctl.line"  # in click's context: the words as they were typed
+
+
+def _option(parameter: click.Parameter) -> str:
+    """By the name that it has in the table of commands."""
+    return str(parameter.name).replace("_", "-")
 
 
 class _Ctl(click.Command):
-    """Lists the commands below the options."""
+    """Lists the commands below the options; with a command on the line, --help is about that one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_LINE] = list(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        typed, _, _ = self.make_parser(ctx).parse_args(list(ctx.meta[_LINE]))
+        name = typed.get("command")
+        command = COMMANDS.get(name) if isinstance(name, str) else None
+        if command is None:
+            super().format_help(ctx, formatter)
+            return
+        formatter.write_usage(ctx.command_path, f"{name} {command.usage}".rstrip() + " [OPTIONS]")
+        formatter.write_paragraph()
+        formatter.write_text(command.about)
+        if command.columns:
+            with formatter.section("Columns"):
+                formatter.write_text(f"{', '.join(command.columns)}{'; also:' if command.also else ''}")
+                if command.also:
+                    formatter.write_text(", ".join(command.also))
+        for title, own in (("Options of this command", True), ("Options of all commands", False)):
+            shown = []
+            for option in self.get_params(ctx):
+                belongs = _option(option) in command.options if own else _option(option) not in _OWN_OPTIONS
+                if isinstance(option, click.Option) and belongs and (record := option.get_help_record(ctx)):
+                    words, about = record[0], record[1].removeprefix(f"{name}: ")
+                    shown.append((words, about[:1].upper() + about[1:]))
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -86,13 +122,10 @@ def ctl(ctx: click.Context, command: str, words: tuple[str, ...], **options: Any
             raise Refused(USAGE, f"Command '{command}' not found; `vibemq ctl --help` lists all")
         _refuse_options_of_others(ctx, found)
         _run(command, found, words, options)
-    except Refused as refused:
-        click.echo(f"Error:\n{refused}", err=True)
-        ctx.exit(refused.code)
-    except VibeMQError as problem:
+    except (Refused, VibeMQError) as problem:
         hint = f"\n  hint: {problem.hint}" if problem.hint else ""
         click.echo(f"Error:\n{problem}{hint}", err=True)
-        ctx.exit(UNAVAILABLE)
+        ctx.exit(problem.code if isinstance(problem, Refused) else UNAVAILABLE)
 
 
 def _run(name: str, command: Command, words: Sequence[str], options: dict[str, Any]) -> None:
@@ -123,7 +156,7 @@ def _run(name: str, command: Command, words: Sequence[str], options: dict[str, A
 def _refuse_options_of_others(ctx: click.Context, command: Command) -> None:
     """An option that would be passed over in silence may be a slip that matters."""
     for parameter in ctx.command.params:
-        option = str(parameter.name).replace("_", "-")
+        option = _option(parameter)
         given = ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
         if given and option in _OWN_OPTIONS and option not in command.options:
             raise Refused(USAGE, f"Invalid options for this command: {parameter.opts[0]}")

@@ -43,6 +43,9 @@ _CONSUMER_COLUMNS = ("connection_pid", "subscription_id", "stream", "messages_co
 _PUBLISHER_COLUMNS = ("connection_pid", "publisher_id", "stream", "reference", "messages_published",
                       "messages_confirmed", "messages_errored")  # fmt: skip
 _STATUS_COLUMNS = ("role", "node", "offset", "committed_offset", "first_offset", "readers", "segments")
+_QUEUE_COLUMNS = ("messages_ready", "messages_unacknowledged", "consumers", "type", "arguments", "policy", "state",
+                  "durable", "auto_delete", "exclusive", "vhost", "first_offset", "next_offset", "message_bytes",
+                  "segments")  # fmt: skip
 _BINDING_COLUMNS = ("source_name", "source_kind", "destination_name", "destination_kind", "routing_key", "arguments")
 _SUPER_STREAM_OPTIONS = ("partitions", "binding-keys", "routing-keys", *work.STREAM_ARGUMENTS)
 _BOXES = "pretty_table"
@@ -233,7 +236,7 @@ COMMANDS: dict[str, Command] = {
         "Lists streams and queues.",
         "Listing queues for vhost {vhost} ...",
         ("name", "messages"),
-        ("type", "arguments", "policy", "state", "durable", "first_offset", "next_offset", "message_bytes", "segments"),
+        _QUEUE_COLUMNS,
     ),
     "list_exchanges": Command(
         work.list_exchanges,

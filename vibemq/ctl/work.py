@@ -29,9 +29,10 @@ USAGE, DATA, NO_USER, UNAVAILABLE, SOFTWARE = 64, 65, 67, 69, 70
 class Refused(Exception):
     """The command failed; ``code`` is the exit code."""
 
-    def __init__(self, code: int, reason: str) -> None:
+    def __init__(self, code: int, reason: str, hint: str = "") -> None:
         super().__init__(reason)
         self.code = code
+        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,19 @@ class Order:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _refusing(codes: Mapping[int, tuple[int, str]], ask: Callable[[], Any]) -> Any:
+#: For an HTTP status: the exit code, what is said, perhaps a hint.
+Codes = Mapping[int, tuple[int, str] | tuple[int, str, str]]
+
+
+def _refusing(order: Order, codes: Codes, ask: Callable[[], Any]) -> Any:
     """``ask()``, with RabbitMQ's exit codes and words for what is refused."""
     try:
         return ask()
     except Failed as failed:
-        code, reason = codes.get(failed.status, (SOFTWARE if failed.status == 500 else UNAVAILABLE, ""))
-        raise Refused(code, reason or str(failed)) from failed
+        code, reason, *hint = codes.get(failed.status, (SOFTWARE if failed.status == 500 else UNAVAILABLE, ""))
+        if str(failed) == "vhost_not_found":
+            reason, hint = f"Virtual host {order.vhost} does not exist", ["`vibemq ctl list_vhosts` lists all"]
+        raise Refused(code, reason or str(failed), *hint) from failed
 
 
 # ---- users ----
@@ -61,7 +68,7 @@ def add_user(order: Order) -> Any:
     name, password = order.words["username"], _password(order)
     body = {"password": password, "tags": ""} if password else {"password_hash": "", "tags": ""}
     exists = (SOFTWARE, f'User "{name}" already exists')
-    _refusing({409: exists}, lambda: order.link.ask("POST", "users", name, body=body, makes_data=True))
+    _refusing(order, {409: exists}, lambda: order.link.ask("POST", "users", name, body=body, makes_data=True))
     return "Done. Don't forget to grant the user permissions to some virtual hosts! See 'vibemq ctl set_permissions'."
 
 
@@ -77,17 +84,17 @@ def _password(order: Order) -> str:
 
 def delete_user(order: Order) -> Any:
     name = order.words["username"]
-    _refusing(_no_user(name), lambda: order.link.ask("DELETE", "users", name))
+    _refusing(order, _no_user(name), lambda: order.link.ask("DELETE", "users", name))
 
 
 def change_password(order: Order) -> Any:
     name, body = order.words["username"], {"password": _password(order)}
-    _refusing(_no_user(name), lambda: order.link.ask("PUT", "users", name, "password", body=body))
+    _refusing(order, _no_user(name), lambda: order.link.ask("PUT", "users", name, "password", body=body))
 
 
 def set_user_tags(order: Order) -> Any:
     name, body = order.words["username"], {"tags": list(order.more)}
-    _refusing(_no_user(name), lambda: order.link.ask("PUT", "users", name, "tags", body=body))
+    _refusing(order, _no_user(name), lambda: order.link.ask("PUT", "users", name, "tags", body=body))
 
 
 def list_users(order: Order) -> Any:
@@ -103,13 +110,13 @@ def _no_user(name: str) -> dict[int, tuple[int, str]]:
 
 def add_vhost(order: Order) -> Any:
     body = {"description": order.options["description"] or "", "tags": order.options["tags"] or ""}
-    _refusing({}, lambda: order.link.ask("PUT", "vhosts", order.words["vhost"], body=body, makes_data=True))
+    _refusing(order, {}, lambda: order.link.ask("PUT", "vhosts", order.words["vhost"], body=body, makes_data=True))
 
 
 def delete_vhost(order: Order) -> Any:
     name = order.words["vhost"]
     missing = (DATA, f"Virtual host '{name}' does not exist")
-    _refusing({404: missing}, lambda: order.link.ask("DELETE", "vhosts", name))
+    _refusing(order, {404: missing}, lambda: order.link.ask("DELETE", "vhosts", name))
 
 
 def list_vhosts(order: Order) -> Any:
@@ -126,7 +133,7 @@ def set_permissions(order: Order) -> Any:
         raise Refused(UNAVAILABLE, f"Virtual host {order.vhost} does not exist")
     if not any(user["name"] == name for user in order.link.get("users")):
         raise Refused(NO_USER, f"User {name} does not exist")
-    _refusing({}, lambda: order.link.ask("PUT", "permissions", order.vhost, name, body=body))
+    _refusing(order, {}, lambda: order.link.ask("PUT", "permissions", order.vhost, name, body=body))
 
 
 def clear_permissions(order: Order) -> Any:
@@ -144,12 +151,12 @@ def clear_permissions(order: Order) -> Any:
 
 def list_permissions(order: Order) -> Any:
     missing = (UNAVAILABLE, f"Virtual host {order.vhost} does not exist")
-    return _refusing({404: missing}, lambda: order.link.get("vhosts", order.vhost, "permissions"))
+    return _refusing(order, {404: missing}, lambda: order.link.get("vhosts", order.vhost, "permissions"))
 
 
 def list_user_permissions(order: Order) -> Any:
     name = order.words["username"]
-    return _refusing(_no_user(name), lambda: order.link.get("users", name, "permissions"))
+    return _refusing(order, _no_user(name), lambda: order.link.get("users", name, "permissions"))
 
 
 def vhost_names(order: Order) -> list[str]:
@@ -171,16 +178,16 @@ def set_policy(order: Order) -> Any:
         "apply-to": order.options["apply_to"],
     }
     where = ("policies", order.vhost, order.words["name"])
-    _refusing({}, lambda: order.link.ask("PUT", *where, body=body, makes_data=True))
+    _refusing(order, {}, lambda: order.link.ask("PUT", *where, body=body, makes_data=True))
 
 
 def clear_policy(order: Order) -> Any:
     missing = (UNAVAILABLE, "Parameter does not exist")
-    _refusing({404: missing}, lambda: order.link.ask("DELETE", "policies", order.vhost, order.words["name"]))
+    _refusing(order, {404: missing}, lambda: order.link.ask("DELETE", "policies", order.vhost, order.words["name"]))
 
 
 def list_policies(order: Order) -> Any:
-    found = _refusing({}, lambda: order.link.get("policies", order.vhost))
+    found = _refusing(order, {}, lambda: order.link.get("policies", order.vhost))
     return [{**policy, "definition": json.dumps(policy["definition"], separators=(",", ":"))} for policy in found]
 
 
@@ -191,7 +198,9 @@ def close_connection(order: Order) -> Any:
     name = order.words["connection"]
     missing = (UNAVAILABLE, f"Connection {name} does not exist")
     reason = order.words["explanation"]
-    _refusing({404: missing}, lambda: order.link.ask("DELETE", "connections", name, reason=reason, needs_broker=True))
+    _refusing(
+        order, {404: missing}, lambda: order.link.ask("DELETE", "connections", name, reason=reason, needs_broker=True)
+    )
 
 
 def list_connections(order: Order) -> Any:
@@ -214,7 +223,7 @@ def list_stream_connections(order: Order) -> Any:
 
 
 def list_stream_publishers(order: Order) -> Any:
-    found = _refusing({}, lambda: order.link.get("stream", "publishers", order.vhost, needs_broker=True))
+    found = _refusing(order, {}, lambda: order.link.get("stream", "publishers", order.vhost, needs_broker=True))
     return [
         {
             "connection_pid": one["connection_details"]["name"],
@@ -230,7 +239,7 @@ def list_stream_publishers(order: Order) -> Any:
 
 
 def list_stream_consumers(order: Order) -> Any:
-    found = _refusing({}, lambda: order.link.get("stream", "consumers", order.vhost, needs_broker=True))
+    found = _refusing(order, {}, lambda: order.link.get("stream", "consumers", order.vhost, needs_broker=True))
     return [
         {
             **one,
@@ -243,7 +252,7 @@ def list_stream_consumers(order: Order) -> Any:
 
 
 def list_stream_groups(order: Order) -> Any:
-    return _refusing({}, lambda: order.link.get("stream", "groups", order.vhost, needs_broker=True))
+    return _refusing(order, {}, lambda: order.link.get("stream", "groups", order.vhost, needs_broker=True))
 
 
 def list_stream_group_consumers(order: Order) -> Any:
@@ -274,48 +283,58 @@ def add_super_stream(order: Order) -> Any:
     body: dict[str, Any] = {"arguments": arguments}
     body |= {"partitions": PARTITIONS_DEFAULT if count is None else count} if keys is None else {"binding-keys": keys}
     where = ("stream", "super-streams", order.vhost, name)
-    if any(exchange["name"] == name for exchange in _refusing({}, lambda: order.link.get("exchanges", order.vhost))):
+    if any(
+        exchange["name"] == name for exchange in _refusing(order, {}, lambda: order.link.get("exchanges", order.vhost))
+    ):
         raise Refused(SOFTWARE, f"there is already an exchange named {name}")
-    _refusing({400: (SOFTWARE, "")}, lambda: order.link.ask("PUT", *where, body=body, needs_broker=True))
+    _refusing(order, {400: (SOFTWARE, "")}, lambda: order.link.ask("PUT", *where, body=body, needs_broker=True))
     return f"Super stream {name} has been created"
 
 
 def delete_super_stream(order: Order) -> Any:
     name = order.words["name"]
-    missing = (SOFTWARE, "stream_not_found")
+    hint = "`vibemq ctl list_exchanges` lists those that are there"
+    missing = (SOFTWARE, f"There is no super stream {name} in virtual host {order.vhost}", hint)
     where = ("stream", "super-streams", order.vhost, name)
-    _refusing({404: missing}, lambda: order.link.ask("DELETE", *where, needs_broker=True))
+    _refusing(order, {404: missing}, lambda: order.link.ask("DELETE", *where, needs_broker=True))
     return f"Super stream {name} has been deleted"
+
+
+def _no_stream(order: Order, name: str) -> Codes:
+    hint = "`vibemq ctl list_queues` lists those that are there"
+    return {404: (UNAVAILABLE, f"There is no stream or queue {name} in virtual host {order.vhost}", hint)}
 
 
 def stream_status(order: Order) -> Any:
     where = ("stream", order.vhost, order.words["stream"], "status")
-    return _refusing({404: (UNAVAILABLE, "not_found")}, lambda: order.link.get(*where, needs_broker=True))
+    return _refusing(order, _no_stream(order, order.words["stream"]), lambda: order.link.get(*where, needs_broker=True))
 
 
 def restart_stream(order: Order) -> Any:
     where = ("stream", order.vhost, order.words["stream"], "restart")
-    _refusing({404: (UNAVAILABLE, "not_found")}, lambda: order.link.ask("POST", *where, needs_broker=True))
+    _refusing(
+        order, _no_stream(order, order.words["stream"]), lambda: order.link.ask("POST", *where, needs_broker=True)
+    )
 
 
 def delete_queue(order: Order) -> Any:
     where = ("queues", order.vhost, order.words["queue"])
-    missing = (UNAVAILABLE, "Queue not found")
-    found = _refusing({404: missing}, lambda: order.link.get(*where))
-    _refusing({404: missing}, lambda: order.link.ask("DELETE", *where, needs_broker=True))
-    return f"Queue was successfully deleted with {found['messages']} ready messages"
+    missing = _no_stream(order, order.words["queue"])
+    found = _refusing(order, missing, lambda: order.link.get(*where))
+    _refusing(order, missing, lambda: order.link.ask("DELETE", *where, needs_broker=True))
+    return f"Queue was successfully deleted with {found['messages_ready']} ready messages"
 
 
 def list_queues(order: Order) -> Any:
-    return _refusing({}, lambda: order.link.get("queues", order.vhost))
+    return _refusing(order, {}, lambda: order.link.get("queues", order.vhost))
 
 
 def list_exchanges(order: Order) -> Any:
-    return _refusing({}, lambda: order.link.get("exchanges", order.vhost))
+    return _refusing(order, {}, lambda: order.link.get("exchanges", order.vhost))
 
 
 def list_bindings(order: Order) -> Any:
-    found = _refusing({}, lambda: order.link.get("bindings", order.vhost))
+    found = _refusing(order, {}, lambda: order.link.get("bindings", order.vhost))
     return [
         {
             "source_name": one["source"],
@@ -333,7 +352,7 @@ def list_bindings(order: Order) -> Any:
 
 
 def status(order: Order) -> Any:
-    (node,) = _refusing({}, lambda: order.link.get("nodes", needs_broker=True))
+    (node,) = _refusing(order, {}, lambda: order.link.get("nodes", needs_broker=True))
     overview = order.link.get("overview")
     return {
         "pid": int(node["os_pid"]),
@@ -359,5 +378,5 @@ def status(order: Order) -> Any:
 
 
 def ping(order: Order) -> Any:
-    _refusing({}, lambda: order.link.get("healthchecks", "node", needs_broker=True))
+    _refusing(order, {}, lambda: order.link.get("healthchecks", "node", needs_broker=True))
     return "Ping succeeded"
