@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files for TLS that cannot be used are refused with the option's name, before the broker listens."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -38,20 +39,26 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
     Path(nonsense).write_text("nonsense")
     good = {"certificate": first.certificate, "key": first.key}
     refused = {
-        "tls.key .*second": Tls(certificate=first.certificate, key=second.key),
-        "tls.key .*locked": Tls(certificate=first.certificate, key=locked),
-        "tls.certificate .*nonsense": Tls(certificate=nonsense, key=first.key),
+        "tls.key .*second.* is not the key of .*first": Tls(certificate=first.certificate, key=second.key),
+        "tls.key .*locked.* passphrase": Tls(certificate=first.certificate, key=locked),
+        "tls.certificate .*nonsense.* no certificate": Tls(certificate=nonsense, key=first.key),
+        "tls.key .*nonsense.* no private key": Tls(certificate=first.certificate, key=nonsense),
+        "tls.key is not set, holds no private key": Tls(certificate=first.certificate),
+        "tls.certificate names no file": Tls(key=first.key),
         "tls.key: cannot read '/none': No such file": Tls(certificate=first.certificate, key="/none"),
         "tls.client_ca: cannot read '/none'": Tls(**good, verify="optional", client_ca="/none"),
         "tls.client_ca .*nonsense": Tls(**good, verify="required", client_ca=nonsense),
         "tls.verify is 'required', but tls.client_ca names no file": Tls(**good, verify="required"),
     }
     for words, options in refused.items():
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=words) as problem:
             Certificates(options)
+        assert problem.value.hint, words
 
 
-def test_what_worked_is_kept_when_the_new_files_do_not(authority: Authority, tmp_path: Path) -> None:
+def test_what_worked_is_kept_when_the_new_files_do_not(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     issued = authority.issue("kept")
     certificate, key = (shutil.copy(path, tmp_path) for path in issued)
     certificates = Certificates(Tls(certificate=certificate, key=key))
@@ -60,8 +67,14 @@ def test_what_worked_is_kept_when_the_new_files_do_not(authority: Authority, tmp
     certificates.refresh()
     assert certificates.context is before
     shutil.copy(issued.key, key)
-    certificates.refresh()
+    with caplog.at_level(logging.INFO):
+        certificates.refresh()
     assert certificates.context is not before
+    ends = subprocess.run(
+        ["openssl", "x509", "-in", certificate, "-noout", "-enddate", "-dateopt", "iso_8601"],
+        check=True, capture_output=True, text=True,
+    ).stdout.removeprefix("notAfter=").split()[0]  # fmt: skip
+    assert f"was read again from {certificate}; it is valid until {ends}" in caplog.text
 
 
 def test_a_taken_tls_port_is_named_by_its_option() -> None:

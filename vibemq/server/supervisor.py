@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vibemq.config import Config, Native, Streams
+from vibemq.config import Config, Native, Streams, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.net.certificates import Certificates
 from vibemq.server import admin_process, datadir, listeners, logs
@@ -105,7 +105,7 @@ class Supervisor:
             )
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
-        if self.config.tls.certificate:
+        if self.config.tls != Tls():
             self.certificates = Certificates(self.config.tls)  # while root, if we are, may read the key
         metadata = Metadata(metadata_path(self.data_dir))
         self._ensure_superuser(metadata)
