@@ -101,6 +101,19 @@ def test_subscriptions_count_as_readers_of_their_queue(guarded):
     assert status["readers"] == 1
 
 
+def test_a_subscription_is_a_consumer_with_its_prefetch_and_what_it_has_not_acknowledged(guarded):
+    running, shop = guarded
+    for _ in range(3):
+        shop.publish("orders")
+    shop.subscribe("orders", prefetch="2")
+    shop.delivers(2, ack=False)
+    (one,) = get(running, "consumers")
+    assert one["queue"] == {"name": "orders", "vhost": "/"}
+    assert (one["consumer_tag"], one["channel_details"]["user"]) == ("native.subid-0", "shop")
+    assert (one["ack_required"], one["prefetch_count"], one["messages_unacknowledged"]) == (True, 2, 2)
+    assert one["active"]
+
+
 # ---- refusals; the log is whole once the broker has stopped ----
 
 

@@ -161,7 +161,7 @@ def list_consumers(api: Api, call: Call) -> Any:
     """The same as every kind of consumer is shown to RabbitMQ's tools."""
     return [
         _consumer(api, session, subscription)
-        for session in _stream_sessions(api, call)
+        for session in _sessions(api, call)
         for subscription in session.get("subscriptions", ())
     ]
 
@@ -200,17 +200,18 @@ def _stream_consumer(api: Api, session: dict[str, Any], subscription: dict[str, 
 
 
 def _consumer(api: Api, session: dict[str, Any], subscription: dict[str, Any]) -> dict[str, Any]:
-    details = _details(api, session)
+    details, protocol = _details(api, session), protocol_of(session)
     return {
-        "consumer_tag": f"stream.subid-{subscription['subscription_id']}",
+        "consumer_tag": f"{protocol}.subid-{subscription['subscription_id']}",
         "queue": {"name": subscription["stream"], "vhost": session["vhost"]},
         "channel_details": {**details, "connection_name": details["name"], "name": "", "number": 0},
         "active": subscription.get("active", True),
         "activity_status": subscription.get("activity_status", ACTIVE_ALONE),
         "arguments": subscription["properties"],
-        "ack_required": False,
+        "ack_required": "in_flight" in subscription,
         "exclusive": False,
-        "prefetch_count": 0,
+        "prefetch_count": subscription.get("prefetch", 0),
+        "messages_unacknowledged": subscription.get("in_flight", 0),
     }
 
 
