@@ -321,6 +321,25 @@ def test_queues_are_listed_with_what_waits_and_what_is_in_flight(ctl, running):
     assert "deleted with 2 ready messages" in ctl.said("delete_queue", "lines")
 
 
+def test_definitions_go_to_a_file_and_back_and_say_what_is_left_out(ctl, running, tmp_path):
+    with connect(f"vibemq://{running.host}:{running.native_port}") as client:
+        client.create_queue("left")
+    ctl.said("add_vhost", "exported")
+    file = str(tmp_path / "definitions.json")
+    done = ctl.run("export_definitions", file)
+    assert (done.returncode, "left out: queues (1)" in done.stderr) == (0, True), done.stderr
+    shown = json.loads(ctl.said("export_definitions", "-"))
+    assert "exported" in [vhost["name"] for vhost in shown["vhosts"]]
+    assert shown["left_out"]["queues"] == [{"vhost": "/", "name": "left"}]
+    ctl.said("delete_vhost", "exported")
+    ctl.said("import_definitions", file)
+    assert {"name": "exported"} in ctl.rows("list_vhosts")
+    assert ctl.run("import_definitions", stdin="nonsense").returncode == 65
+    assert ctl.refused("export_definitions", str(tmp_path / "none" / "file"))[0] == 65
+    ctl.said("delete_vhost", "exported")
+    ctl.said("delete_queue", "left")
+
+
 def test_status_says_what_runs(ctl, running):
     shown = json.loads(ctl.said("status", "--formatter", "json"))
     assert shown["pid"] == running.process.pid

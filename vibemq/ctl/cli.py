@@ -14,7 +14,7 @@ from vibemq.cli_users import config_option, data_dir_option
 from vibemq.ctl import shown
 from vibemq.ctl.commands import COMMANDS, Command
 from vibemq.ctl.link import TIMEOUT_DEFAULT_S, Link
-from vibemq.ctl.work import UNAVAILABLE, USAGE, Order, Refused
+from vibemq.ctl.work import STANDARD_OUTPUT, UNAVAILABLE, USAGE, Order, Refused
 from vibemq.errors import VibeMQError
 
 TIMEOUT_MAX_S = 86_400.0  # nobody waits longer, and the kernel takes no endless ones
@@ -132,7 +132,8 @@ def _run(name: str, command: Command, words: Sequence[str], options: dict[str, A
     named, more = _named(name, command, words)
     columns = _columns(command, more)
     formatter = options["formatter"] or command.formatter
-    quiet = options["quiet"] or options["silent"] or formatter in ("json", "csv")
+    is_read_by_programs = formatter in ("json", "csv") or named.get("file") == STANDARD_OUTPUT
+    quiet = options["quiet"] or options["silent"] or is_read_by_programs
     order = Order(
         link=Link(options["config_path"], options["data_dir"], options["timeout"]),
         words=named,

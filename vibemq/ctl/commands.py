@@ -54,6 +54,19 @@ COMMANDS: dict[str, Command] = {
     # ---- the broker ----
     "status": Command(work.status, "", "Shows what runs and how it is.", "Status of node ..."),
     "ping": Command(work.ping, "", "Checks that the broker and all its workers answer.", "Will ping the broker ..."),
+    # ---- definitions ----
+    "export_definitions": Command(
+        work.export_definitions,
+        "<file>",
+        "Writes what is set up as JSON, - is standard output; it says what is left out.",
+        "Exporting definitions in JSON to {file} ...",
+    ),
+    "import_definitions": Command(
+        work.import_definitions,
+        "[<file>]",
+        "Adds what such a file has, or standard input; it deletes nothing.",
+        "Importing definitions in JSON ...",
+    ),
     # ---- users ----
     "add_user": Command(
         work.add_user,

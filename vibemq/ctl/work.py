@@ -11,7 +11,10 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import click
 
 from vibemq.cli_users import ask_password
 from vibemq.ctl.link import Failed, Link
@@ -24,6 +27,9 @@ PARTITIONS_DEFAULT = 3
 
 #: Exit codes as RabbitMQ's tools have them (sysexits.h).
 USAGE, DATA, NO_USER, UNAVAILABLE, SOFTWARE = 64, 65, 67, 69, 70
+
+
+STANDARD_OUTPUT = "-"  # and standard input, where a file is read
 
 
 class Refused(Exception):
@@ -346,6 +352,37 @@ def list_bindings(order: Order) -> Any:
         }
         for one in found
     ]
+
+
+# ---- definitions ----
+
+
+def export_definitions(order: Order) -> Any:
+    """What the document leaves out goes to standard error, so that ``-`` writes nothing but the document."""
+    document = order.link.get("definitions")
+    text, name = json.dumps(document, indent=2) + "\n", order.words["file"]
+    if name == STANDARD_OUTPUT:
+        click.echo(text, nl=False)
+    else:
+        try:
+            Path(name).write_text(text, encoding="utf-8")
+        except OSError as problem:
+            raise Refused(DATA, f"cannot write {name}: {problem.strerror}") from None
+    for information in document["information"]:
+        click.echo(f"vibemq: {information}", err=True)
+
+
+def import_definitions(order: Order) -> Any:
+    name = order.words.get("file", STANDARD_OUTPUT)
+    try:
+        document = json.loads(sys.stdin.read() if name == STANDARD_OUTPUT else Path(name).read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise Refused(DATA, f"cannot read {name}: {problem.strerror}") from None
+    except ValueError:
+        raise Refused(DATA, "JSON decoding error: the definitions are not valid JSON") from None
+    if not isinstance(document, dict):
+        raise Refused(DATA, "the definitions are no JSON object")
+    _refusing(order, {}, lambda: order.link.ask("POST", "definitions", body=document, needs_broker=True))
 
 
 # ---- the broker ----

@@ -52,11 +52,11 @@ def export(api: Api, call: Call) -> Any:
 def _information(left_out: dict[str, Any]) -> list[str]:
     """What is left out, in words, for whoever looks into the document."""
     how = {
-        "queues": "queues are left out; make them anew with `vibemq queues create`",
-        "queue_grants_of": "users' grants on queues are left out; give them anew with `vibemq users grant`",
-        "passwords_of": "users' passwords are left out; set them with `vibemq ctl change_password`",
+        "queues": "left out: queues ({}); make them anew with `vibemq queues create`",
+        "queue_grants_of": "left out: grants on queues, of users ({}); give them anew with `vibemq users grant`",
+        "passwords_of": "left out: passwords, of users ({}); set them with `vibemq ctl change_password`",
     }
-    return [f"{len(found)} {how[kind]}" for kind, found in left_out.items() if found]
+    return [how[kind].format(len(found)) for kind, found in left_out.items() if found]
 
 
 _STREAM = streams.STREAM_TYPE
