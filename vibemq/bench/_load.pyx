@@ -95,7 +95,8 @@ cdef enum:
     RECEIVE_SIZE_MIN = 1 << 16
     FRAME_SIZE_MAX = 1 << 30
     STAMPS_COUNT = 1 << 18  # sending times of frames on the way; load.py keeps every window below it
-    WINDOW_SLEEP_NS = 20000  # a full window is looked at again after this
+    WINDOW_SLEEP_NS = 20000  # a full window is looked at again after this, and then after twice as long each time:
+    WINDOW_SLEEP_MOST_NS = 1000000  # hundreds of senders that wait must not take the cores from the broker
 
 STAMP_SIZE_BYTES = 24  # sending time, number, producer: smaller messages cannot be verified or timed
 assert spec.Key.PUBLISH == KEY_PUBLISH and spec.CHUNK_HEADER_SIZE_BYTES == CHUNK_HEADER_SIZE
@@ -263,17 +264,19 @@ cdef class Producer:
         cdef bint stamped = self.size >= 24
         cdef uint8_t *end = frames
         cdef uint8_t *p
-        cdef int64_t held = 0
+        cdef int64_t held = 0, pause
         while sent < self.total:
             count = min(self.batch, self.total - sent)
             if self.interval_ns:
                 scheduled += self.interval_ns
                 if now_ns() < scheduled:
                     sleep_until_ns(scheduled)
+            pause = WINDOW_SLEEP_NS
             while sent - load(&self.settled) > self.window:
                 if load(&self.stopped):
                     return
-                sleep_until_ns(now_ns() + WINDOW_SLEEP_NS)
+                sleep_until_ns(now_ns() + pause)
+                pause = min(pause * 2, <int64_t> WINDOW_SLEEP_MOST_NS)
             if load(&self.stopped):
                 return
             stamp = scheduled if self.interval_ns else now_ns()
