@@ -165,6 +165,17 @@ def test_a_user_is_made_changed_and_deleted(http, name):
     assert Http(http.running, name, "y").status("GET", "whoami") == 401
 
 
+def test_an_administrator_cannot_become_who_may_do_all(http, user):
+    administrator = user("administrator")
+    changed = {"password": "taken over", "tags": "administrator"}
+    reply = administrator.call("PUT", "users", "guest", body=changed)
+    assert (reply.status, "`vibemq ctl`" in reply.json["reason"]) == (403, True)
+    assert administrator.status("DELETE", "users", "guest") == 403
+    assert administrator.status("POST", "users", "bulk-delete", body={"users": ["guest"]}) == 403
+    assert administrator.status("POST", "definitions", body={"users": [{"name": "guest", **changed}]}) == 403
+    assert http.status("GET", "whoami") == 200, "guest's own password still holds"
+
+
 def test_a_user_needs_tags(http, name):
     assert http.call("PUT", "users", name, body={"password": "x"}).json["reason"] == "tags_not_present"
     assert http.status("PUT", "users", name, body={"password": 5, "tags": ""}) == 400

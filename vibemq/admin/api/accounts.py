@@ -12,9 +12,11 @@ from vibemq.admin.api.calls import (
     MANAGEMENT,
     NO_CONTENT,
     NOBODY,
+    OWNER,
     Answer,
     Call,
     Caller,
+    Refused,
     bad_request,
     made,
     mapping,
@@ -64,8 +66,18 @@ def get_user(api: Api, call: Call) -> Any:
     raise not_found()
 
 
+def _spare_superusers(api: Api, call: Call) -> None:
+    """The tag administrator is less than a superuser, and must not become one by way of a password.  Raises Refused."""
+    name, caller = call.path["user"], call.caller
+    known = {user: api.metadata.find_user(user) for user in (name, caller.name)}
+    may_all = {user for user, found in known.items() if user == GUEST or (found is not None and found.is_superuser)}
+    if caller is not OWNER and name in may_all and caller.name not in may_all:
+        raise Refused(403, "forbidden", f"only a superuser, or `vibemq ctl` beside the data, may change user {name!r}")
+
+
 def put_user(api: Api, call: Call) -> Answer:
     """``tags`` are always needed.  A new user without ``password`` or ``password_hash`` cannot log in with one."""
+    _spare_superusers(api, call)
     if "tags" not in call.body:
         raise bad_request("tags_not_present")
     texts = {name: optional_text(call.body, name) for name in ("password", "password_hash")}
@@ -86,18 +98,21 @@ def add_user(api: Api, call: Call) -> Answer:
 
 
 def put_password(api: Api, call: Call) -> Answer:
+    _spare_superusers(api, call)
     tool_users.change_password(api.metadata, call.path["user"], text(call, "password"))
     api.accounts_changed()
     return NO_CONTENT
 
 
 def put_tags(api: Api, call: Call) -> Answer:
+    _spare_superusers(api, call)
     tool_users.set_tags(api.metadata, call.path["user"], tags_of(call.body.get("tags", "")))
     api.accounts_changed()
     return NO_CONTENT
 
 
 def delete_user(api: Api, call: Call) -> Answer:
+    _spare_superusers(api, call)
     name = call.path["user"]
     if not any(name == known for known, _ in _users(api)):
         raise not_found()
