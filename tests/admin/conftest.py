@@ -5,7 +5,8 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from http_caller import Http
+from http_caller import STREAM, Http
+from peer import Peer, on_every_worker
 from running import Running, broker
 
 names = itertools.count()
@@ -27,3 +28,21 @@ def http(managed: Running) -> Http:
 def name() -> str:
     """Of something that nobody else uses."""
     return f"thing-{next(names)}"
+
+
+@pytest.fixture
+def peers(managed: Running) -> Iterator[list[Peer]]:
+    """A connection to each worker."""
+    opened: list[Peer] = []
+    try:
+        yield list(on_every_worker(managed, opened))
+    finally:
+        for peer in opened:
+            peer.socket.close()
+
+
+@pytest.fixture
+def stream(http: Http, name: str) -> Iterator[str]:
+    assert http.status("PUT", "queues", "/", name, body=STREAM) == 201
+    yield name
+    http.status("DELETE", "queues", "/", name)

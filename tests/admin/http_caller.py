@@ -14,6 +14,8 @@ from urllib.parse import quote
 from running import Running
 
 DEADLINE_S = 30.0
+#: What makes a stream, as tools send it.
+STREAM = {"durable": True, "auto_delete": False, "arguments": {"x-queue-type": "stream"}}
 
 
 class Reply:

@@ -3,33 +3,13 @@
 
 import json
 
-import pytest
 from http_caller import Http, wait_until
-from peer import GUEST, Peer, connected, on_every_worker
+from peer import GUEST, Peer, connected
 
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
 
-STREAM = {"arguments": {"x-queue-type": "stream"}}
 SAC = {"single-active-consumer": "true", "name": "app"}
-
-
-@pytest.fixture
-def peers(managed):
-    """A connection to each worker."""
-    opened = []
-    try:
-        yield list(on_every_worker(managed, opened))
-    finally:
-        for peer in opened:
-            peer.socket.close()
-
-
-@pytest.fixture
-def stream(http, name):
-    assert http.status("PUT", "queues", "/", name, body=STREAM) == 201
-    yield name
-    http.status("DELETE", "queues", "/", name)
 
 
 def name_of(peer):

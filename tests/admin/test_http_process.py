@@ -8,13 +8,11 @@ import sys
 import threading
 
 import pytest
-from http_caller import Http, wait_until
+from http_caller import STREAM, Http, wait_until
 from peer import connected, is_alive, kill, on_every_worker
 from running import ENVIRONMENT, Running, broker
 
 from vibemq.protocols.streams.spec import Key
-
-STREAM = {"arguments": {"x-queue-type": "stream"}}
 
 
 def test_an_admin_process_that_is_killed_is_replaced_and_nobody_else_notices(tmp_path):

@@ -4,13 +4,12 @@
 import time
 
 import pytest
-from http_caller import wait_until
-from peer import connected, on_every_worker
+from http_caller import STREAM, wait_until
+from peer import connected
 
 from vibemq.protocols.streams.codec import encode_request
 from vibemq.protocols.streams.spec import Code, Key
 
-STREAM = {"durable": True, "auto_delete": False, "arguments": {"x-queue-type": "stream"}}
 RESTART_SECONDS_MAX = 2.0
 
 
@@ -18,24 +17,6 @@ RESTART_SECONDS_MAX = 2.0
 def peer(managed):
     with connected(managed) as peer:
         yield peer
-
-
-@pytest.fixture
-def peers(managed):
-    """A connection to each worker."""
-    opened = []
-    try:
-        yield list(on_every_worker(managed, opened))
-    finally:
-        for peer in opened:
-            peer.socket.close()
-
-
-@pytest.fixture
-def stream(http, name):
-    assert http.status("PUT", "queues", "/", name, body=STREAM) == 201
-    yield name
-    http.status("DELETE", "queues", "/", name)
 
 
 # ---- streams ----

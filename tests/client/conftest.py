@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real brokers for the client's tests: ours, and RabbitMQ where Debian's package is installed."""
+"""What the client's tests talk to: real brokers (ours, and RabbitMQ where it is installed), and one in memory."""
 
 import pytest
+from native_server import NativeServer
 from running import broker
 
 from vibemq.bench.servers import RabbitMQStreams
+from vibemq.client import connect
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +28,15 @@ def own_port(tmp_path_factory):
 def broker_port(request):
     """Each test with this runs against both."""
     return request.getfixturevalue("own_port" if request.param == "vibemq" else "rabbitmq_port")
+
+
+@pytest.fixture
+def server():
+    with NativeServer() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with connect(server.url) as connected:
+        yield connected

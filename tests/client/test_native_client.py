@@ -37,18 +37,6 @@ from vibemq.protocols.native.codec import UnencodableValue
 from vibemq.protocols.native.spec import Command, DeliveryMode, ErrorCode, OverflowStrategy
 
 
-@pytest.fixture
-def server():
-    with NativeServer() as running:
-        yield running
-
-
-@pytest.fixture
-def client(server):
-    with connect(server.url) as connected:
-        yield connected
-
-
 def payloads(server, queue):
     return [json.loads(payload) for _, payload, _, _ in server.queues[queue].waiting]
 

@@ -10,18 +10,6 @@ from vibemq.errors import NotAuthorized, QueueConflict
 from vibemq.protocols.native.spec import Command, DeliveryMode, ErrorCode
 
 
-@pytest.fixture
-def server():
-    with NativeServer() as running:
-        yield running
-
-
-@pytest.fixture
-def client(server):
-    with connect(server.url) as connected:
-        yield connected
-
-
 def test_declaring_ignores_fails_or_overrides(server, client):
     client.declare_queue("q", max_messages=10)
     client.declare_queue("q", mode="fan_out_with_ack")
