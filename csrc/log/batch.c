@@ -9,7 +9,6 @@
 
 #include <stdlib.h>
 
-#include "../base/check.h"
 #include "../base/crc32.h"
 
 #define KEEP_BYTES (2u << 20)      /* what batch_clear keeps: a usual turn; a burst's memory is given back */
@@ -153,8 +152,7 @@ err batch_reference_intern(struct batch *b, const char *text, uint32_t bytes, ui
     return OK;
 }
 
-/* Room for one more id and one more run, before anything is changed. */
-static err batch_reserve_tracking(struct batch *b)
+err batch_reserve_tracking(struct batch *b)
 {
     if (b->id_count == b->id_capacity) {
         uint32_t capacity = b->id_capacity ? b->id_capacity * 2 : IDS_FIRST;
@@ -173,30 +171,10 @@ static err batch_reserve_tracking(struct batch *b)
     return OK;
 }
 
-/* Note the id of entry number `entry` of chunk number `chunk`: in the last run if it goes on with it. */
-static void batch_note(struct batch *b, uint32_t reference, uint32_t chunk, uint32_t entry, uint64_t id)
+void batch_begin_run(struct batch *b, uint32_t reference, uint32_t chunk, uint32_t entry)
 {
-    struct batch_run *r = b->run_count ? &b->runs[b->run_count - 1] : NULL;
-    if (r && r->reference == reference && r->chunk == chunk && r->first_entry + r->entries == entry) {
-        r->ascending = r->ascending && id > b->ids[b->id_count - 1];
-        r->entries++;
-    } else {
-        b->runs[b->run_count++] = (struct batch_run){.reference = reference, .chunk = chunk, .first_entry = entry,
-                                                     .entries = 1, .first_id = b->id_count, .ascending = true};
-    }
-    b->ids[b->id_count++] = id;
-}
-
-err batch_add_tracked(struct batch *b, const uint8_t *entry, uint32_t bytes, uint32_t records, uint32_t reference,
-                      uint64_t publishing_id)
-{
-    CHECK(reference < b->reference_count);
-    err e = batch_reserve_tracking(b);
-    if (!e) e = batch_add(b, entry, bytes, records);
-    if (e) return e;
-    uint32_t chunk = b->chunk_count - 1;
-    batch_note(b, reference, chunk, b->chunks[chunk].entries - 1u, publishing_id);
-    return OK;
+    b->runs[b->run_count++] = (struct batch_run){.reference = reference, .chunk = chunk, .first_entry = entry,
+                                                 .entries = 1, .first_id = b->id_count, .ascending = true};
 }
 
 /* ---- sealing ---- */
@@ -217,8 +195,8 @@ static err batch_trailer_room(struct batch *b, uint32_t bytes)
 /* One element for each distinct reference of the chunk, with the highest of its ids there. */
 static err batch_trailer_add(struct batch *b, const struct batch_run *run)
 {
-    uint64_t highest = 0;
-    for (uint32_t i = 0; i < run->entries; i++)
+    uint64_t highest = b->ids[run->first_id + run->entries - 1];
+    for (uint32_t i = 0; !run->ascending && i < run->entries; i++)
         if (b->ids[run->first_id + i] > highest) highest = b->ids[run->first_id + i];
 
     struct batch_reference *r = &b->references[run->reference];

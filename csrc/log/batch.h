@@ -32,6 +32,7 @@
 #include <sys/uio.h>
 
 #include "../base/bytes.h"
+#include "../base/check.h"
 #include "../base/error.h"
 #include "chunk.h"
 #include "filter.h"
@@ -139,9 +140,37 @@ static inline err batch_add(struct batch *b, const uint8_t *entry, uint32_t byte
  * References are forgotten by batch_clear.  ERR_LIMIT over 255 bytes. */
 err batch_reference_intern(struct batch *b, const char *text, uint32_t bytes, uint32_t *index);
 
+/* Room for one more id and one more run; before batch_add_tracked has changed anything.  ERR_NO_MEMORY. */
+err batch_reserve_tracking(struct batch *b);
+
+/* Begin a run of one entry, whose id is the next in `ids`. */
+void batch_begin_run(struct batch *b, uint32_t reference, uint32_t chunk, uint32_t entry);
+
+/* Note the id of entry number `entry` of chunk number `chunk`: in the last run if it goes on with it. */
+static inline void batch_note(struct batch *b, uint32_t reference, uint32_t chunk, uint32_t entry, uint64_t id)
+{
+    struct batch_run *r = b->run_count ? &b->runs[b->run_count - 1] : NULL;
+    if (r && r->reference == reference && r->chunk == chunk && r->first_entry + r->entries == entry) {
+        r->ascending &= id > b->ids[b->id_count - 1];
+        r->entries++;
+    } else {
+        batch_begin_run(b, reference, chunk, entry);
+    }
+    b->ids[b->id_count++] = id;
+}
+
 /* As batch_add, for a publisher with a reference. */
-err batch_add_tracked(struct batch *b, const uint8_t *entry, uint32_t bytes, uint32_t records,
-                      uint32_t reference, uint64_t publishing_id);
+static inline err batch_add_tracked(struct batch *b, const uint8_t *entry, uint32_t bytes, uint32_t records,
+                                    uint32_t reference, uint64_t publishing_id)
+{
+    DEBUG_CHECK(reference < b->reference_count);
+    err e = b->id_count == b->id_capacity || b->run_count == b->run_capacity ? batch_reserve_tracking(b) : OK;
+    if (!e) e = batch_add(b, entry, bytes, records);
+    if (e) return e;
+    uint32_t chunk = b->chunk_count - 1;
+    batch_note(b, reference, chunk, b->chunks[chunk].entries - 1u, publishing_id);
+    return OK;
+}
 
 /* Before an entry is added: let it begin another chunk if it is a sub-batch or the open chunk holds one.  For
  * readers that look only at a chunk's first entry to know what all are. */
