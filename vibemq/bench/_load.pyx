@@ -93,6 +93,9 @@ cdef enum:
     CHUNK_HEADER_SIZE = 48
     INBOX_SIZE = 1 << 22
     RECEIVE_SIZE_MIN = 1 << 16
+    # Credits for the chunks of one read leave in one write, a frame each, as clients do whose read is about so long:
+    # a write for each small chunk measures the kernel, and one for a whole inbox would let the broker wait.
+    CREDITED_SIZE = 1 << 16
     FRAME_SIZE_MAX = 1 << 30
     STAMPS_COUNT = 1 << 18  # sending times of frames on the way; load.py keeps every window below it
     WINDOW_SLEEP_NS = 20000  # a full window is looked at again after this, and then after twice as long each time:
@@ -163,6 +166,12 @@ cdef const uint8_t *next_frame(Inbox *inbox, uint32_t *size) noexcept nogil:
         if got <= 0:
             return NULL
         inbox.end += got
+
+
+cdef bint has_frame(const Inbox *inbox) noexcept nogil:
+    """Would next_frame give one without receiving?"""
+    cdef size_t held = inbox.end - inbox.begin
+    return held >= 4 and held - 4 >= get_u32(inbox.buffer + inbox.begin)
 
 
 cdef class Producer:
@@ -391,17 +400,25 @@ cdef class Consumer:
     def read(self):
         """Subscribes, and reads until all that is wanted has come or the connection ends."""
         cdef const uint8_t *subscribe = self.subscribe
-        cdef const uint8_t *credit = self.credit
+        cdef bytes frames = self.credit * (CREDITED_SIZE // CHUNK_HEADER_SIZE + 1)
+        cdef const uint8_t *credits = frames
         cdef size_t subscribe_size = len(self.subscribe), credit_size = len(self.credit)
         with nogil:
             self.send_error = send_out(&self.inbox, subscribe, subscribe_size)
             if not self.send_error:
-                self.read_loop(credit, credit_size)
+                self.read_loop(credits, credit_size)
 
-    cdef void read_loop(self, const uint8_t *credit, size_t credit_size) noexcept nogil:
+    cdef void read_loop(self, const uint8_t *credits, size_t credit_size) noexcept nogil:
+        """credits: Credit frames, one for each chunk that CREDITED_SIZE bytes can hold."""
         cdef uint32_t size = 0, key, head
+        cdef size_t owed = 0, owed_size = 0  # frames to send, and the bytes of the chunks they are for
         cdef const uint8_t *frame
         while load(&self.received_) < self.wanted:
+            if owed and (owed_size >= CREDITED_SIZE or not has_frame(&self.inbox)):
+                self.send_error = send_out(&self.inbox, credits, owed)
+                if self.send_error:
+                    return
+                owed = owed_size = 0
             frame = next_frame(&self.inbox, &size)
             if frame is NULL:
                 return
@@ -410,9 +427,8 @@ cdef class Consumer:
                 head = 5 if frame[3] == 1 else 13  # key, version, subscription id; v2: last committed chunk id
                 if size < head + CHUNK_HEADER_SIZE:
                     return
-                self.send_error = send_out(&self.inbox, credit, credit_size)
-                if self.send_error:
-                    return
+                owed += credit_size
+                owed_size += size
                 if self.verify or self.timed:
                     self.walk(frame + head, size - head)
                 self.chunks_ += 1
