@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.replies import answer, find
-from vibemq.protocols.streams.rights import refused
+from vibemq.protocols.streams.rights import find_with, refused
 from vibemq.protocols.streams.spec import Code, Key
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def delete_publisher(session: StreamsSession, request: Any) -> None:
 
 def query_publisher_sequence(session: StreamsSession, request: Any) -> None:
     key = Key.QUERY_PUBLISHER_SEQUENCE
-    if refused(session, request, key, "read", request.stream):
-        return
-    stream = find(session, request, key)
+    stream = find_with(session, request, key, "read")
     if stream is not None:
         answer(session, request, key, sequence=stream.log.publisher_sequence(request.reference))
         session.door.table.release_if_unused(stream)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from vibemq.protocols.streams.replies import answer, stream_unavailable
+from vibemq.protocols.streams.replies import answer, find, stream_unavailable
 from vibemq.protocols.streams.spec import Code, Key
 
 if TYPE_CHECKING:
+    from vibemq.broker.stream import Stream
     from vibemq.protocols.streams.session import StreamsSession
 
 logger = logging.getLogger(__name__)
@@ -74,3 +75,8 @@ def refused(session: StreamsSession, request: Any, key: Key, right: str, *names:
             answer(session, request, key, Code.ACCESS_REFUSED)
             return True
     return False
+
+
+def find_with(session: StreamsSession, request: Any, key: Key, right: str) -> Stream | None:
+    """The stream a request names, for somebody with this right to it; None after the refusal has been answered."""
+    return None if refused(session, request, key, right, request.stream) else find(session, request, key)

@@ -13,8 +13,8 @@ from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFo
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import MalformedFrame, encode_response
 from vibemq.protocols.streams.handshake import advertised
-from vibemq.protocols.streams.replies import answer, find, in_helper, malformed, offset_value
-from vibemq.protocols.streams.rights import refused
+from vibemq.protocols.streams.replies import answer, in_helper, malformed, offset_value
+from vibemq.protocols.streams.rights import find_with, refused
 from vibemq.protocols.streams.spec import Code, Key, OffsetType
 
 if TYPE_CHECKING:
@@ -122,9 +122,7 @@ def _codes(store: Any, virtual_host: str, rights: Any, names: list[str]) -> list
 
 def stream_stats(session: StreamsSession, request: Any) -> None:
     key = Key.STREAM_STATS
-    if refused(session, request, key, "read", request.stream):
-        return
-    stream = find(session, request, key)
+    stream = find_with(session, request, key, "read")
     if stream is None:
         return
     stats = stream.log.stats()
@@ -146,9 +144,7 @@ def stream_stats(session: StreamsSession, request: Any) -> None:
 def resolve_offset_spec(session: StreamsSession, request: Any) -> None:
     """Filters say which chunks are sent from there on, not where a subscription attaches."""
     key = Key.RESOLVE_OFFSET_SPEC
-    if refused(session, request, key, "read", request.stream):
-        return
-    stream = find(session, request, key)
+    stream = find_with(session, request, key, "read")
     if stream is None:
         return
     try:

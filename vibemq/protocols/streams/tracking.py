@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.protocols.streams import spec
-from vibemq.protocols.streams.replies import answer, find
-from vibemq.protocols.streams.rights import refused
+from vibemq.protocols.streams.replies import answer
+from vibemq.protocols.streams.rights import find_with
 from vibemq.protocols.streams.spec import Code, Key
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ def _not_stored(session: StreamsSession, name: str, reference: bytes, offset: in
 
 def query_offset(session: StreamsSession, request: Any) -> None:
     key = Key.QUERY_OFFSET
-    if refused(session, request, key, "read", request.stream):
-        return
-    stream = find(session, request, key)
+    stream = find_with(session, request, key, "read")
     if stream is None:
         return
     session.track(stream)
