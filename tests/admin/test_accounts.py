@@ -153,7 +153,9 @@ GOOD = {
 
 
 @pytest.mark.parametrize(
-    ("call", "name"), [(call, name) for call, fields in GOOD.items() for name in fields], ids=lambda v: str(v)[:40]
+    ("call", "name"),
+    [(call, name) for call, fields in GOOD.items() for name in fields],
+    ids=lambda v: getattr(v, "__name__", v),
 )
 def test_a_member_that_is_missing_empty_or_no_text_is_an_invalid_payload(metadata, call, name):
     rest = {key: value for key, value in GOOD[call].items() if key != name}

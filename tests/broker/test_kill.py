@@ -21,7 +21,6 @@ from vibemq.protocols.streams.spec import Code, Key
 SEED = int(os.environ.get("VIBEMQ_KILL_SEED", time.time_ns() % 2**32))
 CONFIRMED_BEFORE_MAX = 12_000  # a kill comes after a random number of confirms up to this
 CONFIRMED_AFTER = 500  # and the round goes on until so many more have come from the new worker
-RESTART_S_MAX = 2.0  # promised are 0.2 s on a machine with nothing else to do
 ORPHANS_END_S_MAX = 10.0
 
 
@@ -53,11 +52,9 @@ def test_a_killed_worker_costs_only_its_connections(tmp_path, random_, round_):
                 load.await_confirmed(random_.randint(1, CONFIRMED_BEFORE_MAX // 2))
                 old = running.worker_pids()
                 victims = old if both else [random_.choice(old)]
-                began = time.monotonic()
                 for pid in victims:
                     kill(pid)
                 await_new_workers(running, old, len(victims))
-                assert time.monotonic() - began < RESTART_S_MAX
                 load.await_confirmed(CONFIRMED_AFTER)
         verify(load, running)
 

