@@ -126,6 +126,7 @@ for command in (publish, consume, queues):
 @click.option("--host", metavar="HOST", help="Address to listen on (default 127.0.0.1).")
 @click.option("--streams-port", type=int, metavar="PORT", help="Port of the streams door; 0 picks a free one.")
 @click.option("--native-port", type=int, metavar="PORT", help="Port of the native door; 0 picks a free one.")
+@click.option("--signalr-port", type=int, metavar="PORT", help="Port of the SignalR door; 0 picks a free one.")
 @click.option("--admin-port", type=int, metavar="PORT", help="Port of the management API; 0 picks a free one.")
 @click.option("--advertised-host", metavar="HOST", help="Address that stream clients are told, behind NAT or a proxy.")
 @click.option("--advertised-port", type=int, metavar="PORT", help="Port that stream clients are told.")
@@ -162,6 +163,7 @@ _FLAGS = {
     "log_level": ("server", "log_level"),
     "streams_port": ("streams", "port"),
     "native_port": ("native", "port"),
+    "signalr_port": ("signalr", "port"),
     "admin_port": ("admin", "port"),
     "advertised_host": ("streams", "advertised_host"),
     "advertised_port": ("streams", "advertised_port"),

@@ -107,6 +107,32 @@ class Native(Struct, frozen=True, kw_only=True):
     superuser_password: Annotated[str, Meta(max_length=1024)] = ""
 
 
+class Signalr(Struct, frozen=True, kw_only=True):
+    """The SignalR door: hub connections over WebSockets, server-sent events and long polling."""
+
+    enabled: bool = True
+    port: Port = 2927
+    tls_port: Port = 2928  # listened on where [tls] names a certificate
+    path: Annotated[str, Meta(max_length=255, pattern=r"^(/[A-Za-z0-9._~-]+)+$")] = "/hub"
+    # A browser carries a page's requests to whatever its user can reach.
+    allowed_origins: Annotated[str, Meta(max_length=4096, pattern=r"^(https?://[^/,\s]+(,https?://[^/,\s]+)*)?$")] = ""
+    message_max_bytes: Annotated[int, Meta(ge=1024, le=67_108_864)] = 1_048_576
+    request_timeout_s: Annotated[int, Meta(ge=1, le=300)] = 15
+    idle_timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 120
+    handshake_timeout_s: Annotated[int, Meta(ge=1, le=300)] = 15
+    # Some clients notice that they shall end only when the next frame comes.
+    keepalive_interval_s: Annotated[int, Meta(ge=1, le=300)] = 10
+    client_timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 30
+    poll_timeout_s: Annotated[int, Meta(ge=1, le=95)] = 90  # JavaScript gives a poll up after 100 s
+    disconnect_timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 15
+    waiting_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    # Under 2 s, guessing passwords over the network becomes worth while.
+    login_failure_delay_s: Annotated[int, Meta(ge=2, le=60)] = 2
+    access_token_lifetime_s: Annotated[int, Meta(ge=1, le=31_536_000)] = 3600
+    unconfirmed_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
+    demo: bool = False
+
+
 class Queues(Struct, frozen=True, kw_only=True):
     """What a queue does where its own options say nothing."""
 
@@ -167,6 +193,7 @@ class Config(Struct, frozen=True, kw_only=True):
     server: Server = Server()
     streams: Streams = Streams()
     native: Native = Native()
+    signalr: Signalr = Signalr()
     queues: Queues = Queues()
     store: Store = Store()
     tls: Tls = Tls()
@@ -188,6 +215,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "server": Server,
     "streams": Streams,
     "native": Native,
+    "signalr": Signalr,
     "queues": Queues,
     "store": Store,
     "tls": Tls,
