@@ -31,7 +31,7 @@ run: $(VENV)/.run $(VENV)/.built
 
 test: $(VENV)/.test $(VENV)/.built
 	$(MAKE) -C csrc test CC=$(CC)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
 
 interop: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_INTEROP=all VIBEMQ_INTEROP_WRITE=1 $(BIN)/python -m pytest -q tests/interop $(PYTEST_ARGS)
