@@ -34,5 +34,6 @@ class Broker:
     everything: Any  # the access of somebody who may do all, where nobody has to log in
     connection_rate: Any  # admin.limits.ConnectionRate: how often an address may come through the native door
     is_public: bool  # listens where other machines can reach
+    handovers: Any  # server.handover.Handovers: gives a connection to another worker
     tell_access_changed: Any  # () -> None: the other workers look again
     worker: int

@@ -15,9 +15,10 @@ cdef class ReceiveBuffer:
 cdef class Connection:
     cdef readonly int fd
     cdef readonly str peer              # "127.0.0.1:54321 -> 127.0.0.1:5552", for people
-    cdef readonly str local_host
-    cdef readonly int local_port
+    cdef readonly str peer_host, local_host
+    cdef readonly int peer_port, local_port
     cdef readonly bint is_loopback
+    cdef public bint is_relayed         # TLS ends in another worker, which passes the plain bytes on
     cdef Session session
     cdef Tls tls                        # None: the bytes on the wire are the frames
     cdef object loop                    # server.turn.Loop: told when this connection wants a turn
@@ -50,6 +51,7 @@ cdef class Connection:
     cdef bint flush(self) except -1
     cdef bint all_sent(self)
     cdef bint has_unread(self)
+    cdef size_t pending(self)           # bytes in the outbox
     cdef Py_ssize_t send(self, iovec *iov, int count, bint outbox_first) except -2
     cdef int want_turn(self) except -1
     cdef int close_after_flush(self) except -1

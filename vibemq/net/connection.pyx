@@ -49,12 +49,12 @@ cdef class ReceiveBuffer:
 cdef class Connection:
     def __init__(self, int fd, object loop, peer_address, local_address, certificates=None):
         """``certificates`` (net.certificates.Certificates): of a port that speaks TLS."""
-        peer_host = _as_dialled(peer_address[0])
         self.fd = fd
         self.loop = loop
+        self.peer_host, self.peer_port = _as_dialled(peer_address[0]), peer_address[1]
         self.local_host, self.local_port = _as_dialled(local_address[0]), local_address[1]
-        self.peer = f"{_show(peer_host, peer_address[1])} -> {_show(self.local_host, self.local_port)}"
-        self.is_loopback = peer_host.startswith("127.") or peer_host == "::1"
+        self.peer = f"{_show(self.peer_host, self.peer_port)} -> {_show(self.local_host, self.local_port)}"
+        self.is_loopback = self.peer_host.startswith("127.") or self.peer_host == "::1"
         if certificates is not None:
             self.tls = Tls(certificates.wrap(), self.peer)
 
@@ -67,7 +67,7 @@ cdef class Connection:
 
     @property
     def is_tls(self) -> bool:
-        return self.tls is not None
+        return self.tls is not None or self.is_relayed
 
     @property
     def server_name(self) -> str:
@@ -322,6 +322,9 @@ cdef class Connection:
         """Is there something to receive that the poller does not report?"""
         return self.tls is not None and self.tls.unread and not self.paused and not self.closing
 
+    cdef size_t pending(self):
+        return self.outbox_size - self.outbox_head
+
     cdef int _block(self) except -1:
         if not self.blocked:
             self.blocked = True
@@ -367,6 +370,11 @@ cdef class Connection:
         self.session = session
         self._watch()
         session.open()
+
+    def take(self, bytes data):
+        """As if `data` had just been received: what another worker had read of a connection that it gave away."""
+        if data and not self.closed:
+            self._take(<const uint8_t *> data, len(data))
 
     def close(self):
         """Give back the socket and all memory; safe to call twice."""

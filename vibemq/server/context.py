@@ -31,6 +31,8 @@ class WorkerContext:
     # The supervisor keeps a copy, so connections that wait in it survive the worker.
     listeners: dict[str, socket.socket] = field(default_factory=dict)
     certificates: Certificates | None = None  # of the listeners that speak TLS
+    # One for each worker, by index: how connections go from one to another (server/handover.py).
+    handovers: list[tuple[socket.socket, socket.socket]] = field(default_factory=list)
     # This worker's end of the socket for questions of the admin process; None when there is no such process.
     inquiry: socket.socket | None = None
 

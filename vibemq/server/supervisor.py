@@ -28,7 +28,7 @@ from typing import Any
 from vibemq.config import Config, Native, Streams, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.net.certificates import Certificates
-from vibemq.server import admin_process, datadir, listeners, logs
+from vibemq.server import admin_process, datadir, handover, listeners, logs
 from vibemq.server.admin_process import AdminProcess, AdminRun
 from vibemq.server.context import AdminContext, WorkerContext, WorkerRun, metadata_path
 from vibemq.server.processes import OUR_SIGNALS, Worker, Workers
@@ -86,6 +86,7 @@ class Supervisor:
         self.addresses: dict[str, str] = {}
         self.board_fd = self.mail_fd = self.groups_fd = -1
         self.doorbell_fds: list[int] = []
+        self.handovers: list[handover.Channel] = []
         self.certificates: Certificates | None = None
         self.selector = selectors.DefaultSelector()
         self.signals_read, self.signals_write = socket.socketpair()
@@ -204,6 +205,7 @@ class Supervisor:
         self.groups_fd = os.memfd_create("vibemq-groups", os.MFD_CLOEXEC)
         groups.groups_init(self.groups_fd)
         self.doorbell_fds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count)]
+        self.handovers = handover.channels(count)
         for worker in self.workers.seats:
             for listener in worker.listeners.values():
                 listener.listen(listeners.BACKLOG)
@@ -224,6 +226,7 @@ class Supervisor:
             certificates=self.certificates,
             ready_fd=ready_fd,
             supervisor_pid=self.pid,
+            handovers=self.handovers,
             inquiry=None if self.admin is None else self.admin.inquiries[worker.index][0],
         )
 
@@ -248,6 +251,9 @@ class Supervisor:
     def _in_admin(self) -> None:
         self._in_child("vibemq: admin")
         self.workers.close_all()
+        for theirs, ours in self.handovers:
+            theirs.close()
+            ours.close()
 
     def _in_child(self, title: str) -> None:
         """In a new process: let go of what is the supervisor's.  The lock stays held."""

@@ -25,6 +25,7 @@ from vibemq.storage cimport core
 from vibemq.storage.log cimport Board
 
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
+from vibemq.net.relay import join
 
 logger = logging.getLogger(__name__)
 
@@ -242,12 +243,32 @@ cdef class Loop:
             except OSError:
                 accepted.close()  # gone already
                 continue
-            connection = Connection(accepted.detach(), self, peer, local, certificates)
-            self._add(connection)
-            try:
-                connection.start(door.accept(connection))
-            except Exception as problem:
-                self._failed(connection, problem)
+            self._start(Connection(accepted.detach(), self, peer, local, certificates), door, b"")
+
+    def _start(self, Connection connection, door, bytes data):
+        self._add(connection)
+        try:
+            connection.start(door.accept(connection))
+            connection.take(data)
+        except Exception as problem:
+            self._failed(connection, problem)
+
+    def adopt(self, int fd, peer, local, bint is_relayed, door, bytes data):
+        """A connection that another worker has accepted, and what it has read of it.  False: there is no room."""
+        if self.draining or len(self.connections) >= self.connections_max:
+            return False
+        connection = Connection(fd, self, peer, local)
+        connection.is_relayed = is_relayed
+        self._start(connection, door, data)
+        return True
+
+    def far_end(self, int fd, Connection connection):
+        """Pass on what comes through `fd` to the peer of `connection`, and the other way round (net/relay.pyx)."""
+        far = Connection(fd, self, (connection.peer_host, connection.peer_port),
+                         (connection.local_host, connection.local_port))
+        self._add(far)
+        join(far, connection)
+        far.start(far.session)
 
     def _stop_when_full(self, str why):
         """The kernel's backlog holds newcomers until there may be room again."""

@@ -37,6 +37,7 @@ from vibemq.protocols.native.door import NativeDoor
 from vibemq.protocols.streams.door import StreamsDoor
 from vibemq.server import listeners
 from vibemq.server.context import WorkerContext
+from vibemq.server.handover import Handovers
 from vibemq.server.helpers import Helpers
 from vibemq.server.inquiry import Inquiries
 from vibemq.server.turn import Loop
@@ -98,6 +99,8 @@ class Worker:
             self._look_at_access,
             config.server.connections_max,
         )
+        self.doors: dict[str, Any] = {}
+        handovers = Handovers(self.loop, context.index, context.handovers, self.doors)
         broker = Broker(
             streams=streams,
             queues=self.queues,
@@ -115,10 +118,11 @@ class Worker:
             connection_rate=ConnectionRate(config.native.connections_per_address_per_minute),
             is_public=not listeners.is_loopback(listeners.resolve(config.server.host)[1]),
             tell_access_changed=self._tell_access_changed,
+            handovers=handovers,
             worker=context.index,
         )
         names = {name.removesuffix(listeners.TLS) for name in context.listeners}
-        self.doors = {name: DOORS[name](config, broker) for name in names}
+        self.doors.update({name: DOORS[name](config, broker) for name in names})
         if context.inquiry is not None:
             inquiries = Inquiries(context.inquiry, self.loop, broker)
             self.loop.attend(context.inquiry.fileno(), inquiries.answer_one)

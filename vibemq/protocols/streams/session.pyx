@@ -368,13 +368,12 @@ cdef class StreamsSession(Session):
 
     def describe(self) -> dict:
         """This connection as the admin side shows it."""
-        host, _, port = self.connection.peer.partition(" -> ")[0].rpartition(":")
         return {
             "name": self.connection.peer,
             "user": self.user,
             "vhost": self.virtual_host,
-            "peer_host": host.strip("[]"),
-            "peer_port": int(port),
+            "peer_host": self.connection.peer_host,
+            "peer_port": self.connection.peer_port,
             "mechanism": self.mechanism,
             "is_tls": self.connection.is_tls,
             "frame_max": self.negotiated_frame_max,
