@@ -369,7 +369,7 @@ cdef class NativeSession(Session):
 
     @property
     def peer_address(self) -> str:
-        return self.connection.peer.partition(" -> ")[0].rpartition(":")[0].strip("[]")
+        return self.connection.peer_host
 
     def describe(self) -> dict:
         """This connection as the admin side shows it; of very many queues only the first."""
@@ -377,7 +377,7 @@ cdef class NativeSession(Session):
             "user": self.user,
             "vhost": commands.VIRTUAL_HOST,
             "peer_host": self.peer_address,
-            "peer_port": int(self.connection.peer.partition(" -> ")[0].rpartition(":")[2]),
+            "peer_port": self.connection.peer_port,
             "is_tls": self.connection.is_tls,
             "frame_max": self.frame_max,
             "connected_at": self.connected_ms,
