@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole hub messages as Python sees them, to records and back: for tests, and for whoever wants to look at some.
+
+The work is done by envelope.pyx and writers.pxd, as in the broker; here it only gets Python values.
+"""
+
+from typing import NamedTuple
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+
+from vibemq.errors import VibeMQError
+from vibemq.protocols.signalr cimport writers
+from vibemq.protocols.signalr.envelope cimport (
+    DIALECT_V1, ENCODING_JSON, ID_BYTES_MAX, RESULT_ERROR, RESULT_VALUE, RESULT_VOID, TARGET_BYTES_MAX, TYPE_CLOSE,
+    TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_STREAM_COMPLETION, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM,
+    VARINT_MAX, argument, hub_message, next_record, parse_json, parse_messagepack, span, stream_id,
+)
+
+from vibemq.protocols.signalr import spec
+from vibemq.protocols.signalr.envelope import MalformedFrame, raw_of, value_of
+
+
+class UnencodableValue(VibeMQError, ValueError):
+    """Our own caller gave a message that the dialect cannot carry: where, what was needed there, what there was."""
+
+    def __init__(self, where, needed, had):
+        super().__init__(f"{where}: needed {needed}, had {had}")
+        self.where, self.needed, self.had = where, needed, had
+
+
+class Message(NamedTuple):
+    """One hub message. `payload` is an item or a result; NOTHING where there is none, as None is a value."""
+
+    type: int
+    id: str | None = None
+    target: str | None = None
+    arguments: list = []
+    stream_ids: list = []
+    nonblocking: bool = False
+    payload: object = spec.NOTHING
+    error: str | None = None
+    allow_reconnect: bool = False
+    sequence: int = 0
+
+
+cdef bytes bytes_of(span data):
+    return PyBytes_FromStringAndSize(<const char *> data.data, data.size)
+
+
+cdef str str_of(span text):
+    return bytes_of(text).decode()
+
+
+def split_records(bytes data not None, int encoding, size_t record_max=spec.RECORD_BYTES_MAX_DEFAULT):
+    """The whole records at the beginning of `data`, without their framing, and the bytes that they took."""
+    cdef list records = []
+    cdef span body
+    cdef size_t at = 0
+    cdef Py_ssize_t used
+    while True:
+        used = next_record(<const uint8_t *> PyBytes_AS_STRING(data) + at, len(data) - at, encoding, record_max, &body)
+        if used == 0:
+            return records, at
+        records.append(bytes_of(body))
+        at += used
+
+
+def decode(bytes record not None, int encoding, int dialect=DIALECT_V1):
+    """The Message in a record that comes without its framing; None: a type that nobody knows, to be ignored."""
+    cdef hub_message m
+    cdef span each
+    cdef list arguments = [], stream_ids = []
+    cdef const uint8_t *data = <const uint8_t *> PyBytes_AS_STRING(record)
+    cdef int fault
+    cdef uint32_t i
+    fault = (parse_json if encoding == ENCODING_JSON else parse_messagepack)(data, len(record), dialect, &m)
+    if fault:
+        raise MalformedFrame(*spec.FAULTS[fault])
+    if m.type == 0:
+        return None
+    for i in range(m.argument_count):
+        argument(&m, encoding, i, &each)
+        arguments.append(value_of(bytes_of(each), encoding))
+    for i in range(m.stream_id_count):
+        stream_id(&m, encoding, i, &each)
+        stream_ids.append(str_of(each))
+    return Message(
+        m.type,
+        str_of(m.id) if m.has_id else None,
+        str_of(m.target) if m.target.data != NULL else None,
+        arguments,
+        stream_ids,
+        bool(m.nonblocking),
+        value_of(bytes_of(m.payload), encoding) if m.has_payload else spec.NOTHING,
+        str_of(m.error) if m.has_error else None,
+        bool(m.allow_reconnect),
+        m.sequence,
+    )
+
+
+cdef span span_of(bytes data):
+    return writers.span_of(PyBytes_AS_STRING(data), len(data))
+
+
+cdef bytes text_bytes(value, str where, int size_max):
+    """A text that has to be there."""
+    if not isinstance(value, str):
+        raise UnencodableValue(where, "a str", type(value).__name__)
+    cdef bytes data = value.encode("utf-8", "replace")
+    if len(data) > size_max:
+        raise UnencodableValue(where, f"at most {size_max} bytes", f"{len(data)}")
+    return data
+
+
+def encode(message, int encoding, int dialect=DIALECT_V1):
+    """A Message as a record with its framing."""
+    cdef int type = message.type
+    cdef bint is_early = dialect != DIALECT_V1
+    if type >= TYPE_PING and is_early != (type == TYPE_STREAM_COMPLETION):
+        raise UnencodableValue("type", "one of the dialect", f"{type}")
+    if type == TYPE_INVOCATION or type == TYPE_STREAM_INVOCATION:
+        return encode_call(message, encoding, dialect)
+    if type < TYPE_PING or type == TYPE_STREAM_COMPLETION:
+        return encode_answer(message, encoding, dialect)
+    return encode_control(message, encoding)
+
+
+cdef bytes whole(bytes out, const uint8_t *end):
+    """A writer ended where its size function said, or memory has been written that is not ours."""
+    if end != <const uint8_t *> PyBytes_AS_STRING(out) + len(out):
+        raise SystemError("a record's writer and its size function disagree")
+    return out
+
+
+cdef bytes encode_call(message, int encoding, int dialect):
+    cdef bint has_id = message.id is not None
+    if not has_id and (dialect != DIALECT_V1 or message.type == TYPE_STREAM_INVOCATION):
+        raise UnencodableValue("invocationId", "a str", "None")
+    cdef bytes id = text_bytes(message.id, "invocationId", ID_BYTES_MAX) if has_id else b""
+    cdef bytes target = text_bytes(message.target, "target", TARGET_BYTES_MAX)
+    cdef bytes arguments = raw_of(message.arguments, encoding)
+    cdef bytes ids = raw_of(message.stream_ids, encoding) if message.stream_ids else b""
+    cdef bint nonblocking = message.nonblocking
+    cdef int type = message.type
+    cdef size_t head = writers.invocation_head_size(dialect, encoding, has_id, span_of(id), nonblocking, span_of(target))
+    cdef bytes out = PyBytes_FromStringAndSize(
+        NULL, writers.invocation_size(dialect, encoding, head, len(arguments), span_of(ids))
+    )
+    cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(out)
+    p = writers.invocation_begin(p, dialect, encoding, head, len(arguments), span_of(ids))
+    p = writers.invocation_head_write(
+        p, dialect, encoding, type, has_id, span_of(id), nonblocking, span_of(target)
+    )
+    p = writers.put(p, PyBytes_AS_STRING(arguments), len(arguments))
+    return whole(out, writers.invocation_end(p, dialect, encoding, span_of(ids)))
+
+
+cdef bytes encode_answer(message, int encoding, int dialect):
+    """What has an id and no target: items, completions, ends of streams, cancellations."""
+    cdef int type = message.type
+    cdef int kind = RESULT_VOID
+    cdef bytes id = text_bytes(message.id, "invocationId", ID_BYTES_MAX)
+    cdef bytes content = b""
+    cdef bytes out
+    cdef size_t head
+    cdef uint8_t *p
+    if message.error is not None:
+        if message.payload is not spec.NOTHING:
+            raise UnencodableValue("error", "either a result or an error", "both")
+        kind, content = RESULT_ERROR, text_bytes(message.error, "error", VARINT_MAX)
+    elif message.payload is not spec.NOTHING:
+        kind, content = RESULT_VALUE, raw_of(message.payload, encoding)
+    if type == TYPE_STREAM_ITEM:
+        if kind != RESULT_VALUE:
+            raise UnencodableValue("item", "a value", "none")
+        head = writers.stream_item_head_size(dialect, encoding, span_of(id))
+        out = PyBytes_FromStringAndSize(NULL, writers.item_size(encoding, head, len(content)))
+        p = writers.item_begin(<uint8_t *> PyBytes_AS_STRING(out), encoding, head, len(content))
+        p = writers.stream_item_head_write(p, dialect, encoding, span_of(id))
+        p = writers.item_end(writers.put(p, PyBytes_AS_STRING(content), len(content)), encoding)
+    elif type == TYPE_COMPLETION:
+        out = PyBytes_FromStringAndSize(
+            NULL, writers.completion_size(dialect, encoding, span_of(id), kind, span_of(content))
+        )
+        p = <uint8_t *> PyBytes_AS_STRING(out)
+        p = writers.completion_write(p, dialect, encoding, span_of(id), kind, span_of(content))
+    elif type == TYPE_STREAM_COMPLETION:
+        out = PyBytes_FromStringAndSize(NULL, writers.stream_end_size(dialect, encoding, span_of(id), span_of(content)))
+        p = <uint8_t *> PyBytes_AS_STRING(out)
+        p = writers.stream_end_write(p, dialect, encoding, span_of(id), span_of(content))
+    else:
+        out = PyBytes_FromStringAndSize(NULL, writers.cancel_size(dialect, encoding, span_of(id)))
+        p = writers.cancel_write(<uint8_t *> PyBytes_AS_STRING(out), dialect, encoding, span_of(id))
+    return whole(out, p)
+
+
+cdef bytes encode_control(message, int encoding):
+    cdef int type = message.type
+    cdef int64_t sequence = message.sequence
+    cdef bytes error = b"" if message.error is None else text_bytes(message.error, "error", VARINT_MAX)
+    cdef bint again = message.allow_reconnect
+    cdef bytes out
+    cdef uint8_t *p
+    if type == TYPE_PING:
+        out = PyBytes_FromStringAndSize(NULL, writers.ping_size(encoding))
+        p = writers.ping_write(<uint8_t *> PyBytes_AS_STRING(out), encoding)
+    elif type == TYPE_CLOSE:
+        out = PyBytes_FromStringAndSize(NULL, writers.close_size(encoding, span_of(error), again))
+        p = writers.close_write(<uint8_t *> PyBytes_AS_STRING(out), encoding, span_of(error), again)
+    else:
+        if sequence < 0:
+            raise UnencodableValue("sequenceId", "a number that is not negative", f"{sequence}")
+        out = PyBytes_FromStringAndSize(NULL, writers.sequence_size(encoding, sequence))
+        p = writers.sequence_write(<uint8_t *> PyBytes_AS_STRING(out), encoding, type, sequence)
+    return whole(out, p)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers, names and texts of the SignalR hub protocol: the early dialect of 2017, version 1, and 2 on top of it.
+
+Existing clients match on some of the texts, so they are written once, here. envelope.pxd repeats the numbers that
+inline C needs; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+import msgspec
+
+# ---- framing ----
+
+PORT_DEFAULT = 2927
+RECORD_SEPARATOR = b"\x1e"  # ends a JSON record; control characters are escaped in JSON, so it is in none
+VARINT_BYTES_MAX = 5  # of a length before a MessagePack record
+VARINT_MAX = 0x7FFFFFFF
+PROTOCOL_VERSION_MAX = 2  # 2 is 1 with Ack and Sequence
+NEGOTIATE_VERSION_MAX = 1
+
+# ---- limits: each with its unit in its name and its reason beside it ----
+
+RECORD_BYTES_MAX_DEFAULT = 1_048_576  # as the other doors' frames, so what comes in here can leave there
+RECORD_DEPTH_MAX = 64  # arrays and maps inside each other; no body gets deeper than native peers read
+HANDSHAKE_BYTES_MAX = 4_096  # it is two members; whoever sends more has not yet said who he is
+ID_BYTES_MAX = 256  # of an invocation or an upload: kept until it ends
+TARGET_BYTES_MAX = 1_024  # of a method's name: an error repeats it
+GROUP_DIGITS_MAX = 10  # of a length in the early text framing
+STREAM_IDS_MAX = 64  # uploads that one invocation may open: each is kept until it ends
+HANDSHAKE_TIMEOUT_S = 15
+KEEP_ALIVE_S = 10  # without sending; one client's stop() waits for our next record, so not 15
+CLIENT_TIMEOUT_S = 30  # without receiving, once the client has pinged
+POLL_TIMEOUT_S = 90  # below the 100 s after which clients give a poll up
+DISCONNECT_TIMEOUT_S = 15  # negotiated and not connected, between polls, or awaiting a stateful reconnect
+CLOSE_TIMEOUT_S = 5  # for the peer's half of a WebSocket close
+STATEFUL_BUFFER_BYTES_MAX = 100_000  # not acknowledged, kept for a stateful reconnect; what clients keep too
+
+NOTHING = msgspec.UNSET  # no value, where None is one
+
+# ---- what a record is ----
+
+
+class Dialect(IntEnum):
+    """How the hub speaks on a connection. ALPHA2 is EARLY, but its streams end with a Completion."""
+
+    V1 = 0
+    EARLY = 1
+    ALPHA2 = 2
+
+
+class Encoding(IntEnum):
+    JSON = 0
+    MESSAGEPACK = 1
+
+
+ENCODING_BY_NAME = {"json": Encoding.JSON, "messagepack": Encoding.MESSAGEPACK}
+
+
+class MessageType(IntEnum):
+    """The first thing in a record. The early dialect writes its STREAM_COMPLETION as 4, without a target."""
+
+    INVOCATION = 1
+    STREAM_ITEM = 2
+    COMPLETION = 3
+    STREAM_INVOCATION = 4
+    CANCEL_INVOCATION = 5
+    PING = 6
+    CLOSE = 7
+    ACK = 8
+    SEQUENCE = 9
+    STREAM_COMPLETION = 10
+
+
+class ResultKind(IntEnum):
+    """What a Completion brings, as MessagePack numbers it."""
+
+    ERROR = 1
+    VOID = 2
+    VALUE = 3
+
+
+# ---- what a record may get wrong ----
+
+# Results of envelope.pxd's parse functions: where, what was needed there, what there was. The connection closes.
+FAULTS = {
+    1: ("record", "one JSON value in UTF-8", "something else"),
+    2: ("record", f"arrays and maps at most {RECORD_DEPTH_MAX} deep", "more"),
+    3: ("record", "a JSON object", "another value"),
+    4: ("record", "a MessagePack array", "another value"),
+    5: ("record", "one MessagePack value as long as its length says", "a value that is cut short or goes on behind it"),
+    6: ("record", "all elements of its message type", "fewer"),
+    7: ("type", "an integer", "none"),
+    8: ("invocationId", "a string", "none"),
+    9: ("invocationId", f"at most {ID_BYTES_MAX} bytes", "more"),
+    10: ("target", "a string", "none"),
+    11: ("target", f"at most {TARGET_BYTES_MAX} bytes", "more"),
+    12: ("arguments", "an array", "none"),
+    13: ("item", "a value", "none"),
+    14: ("error", "a string", "another value"),
+    15: ("error", "either a result or an error", "both"),
+    16: ("result kind", "1, 2 or 3", "another value"),
+    17: ("streamIds", f"an array of at most {STREAM_IDS_MAX} strings of at most {ID_BYTES_MAX} bytes", "another value"),
+    18: ("headers", "a map", "another value"),
+    19: ("sequenceId", "an integer that is not negative", "another value"),
+    20: ("nonblocking", "true or false", "another value"),
+    21: ("allowReconnect", "true or false", "another value"),
+}
+
+# ---- errors of hub methods ----
+
+
+class ErrorCode(StrEnum):
+    """What stands before the colon in an error of a hub method. Codes never change; the words behind may."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    INVALID_BODY = "INVALID_BODY"
+    INVALID_NAME = "INVALID_NAME"
+    QUEUE_NOT_FOUND = "QUEUE_NOT_FOUND"
+    QUEUE_FULL = "QUEUE_FULL"
+    SUBSCRIPTION_NOT_FOUND = "SUBSCRIPTION_NOT_FOUND"
+    PRECONDITION_FAILED = "PRECONDITION_FAILED"
+    NOT_AUTHORIZED = "NOT_AUTHORIZED"
+    LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
+    RATE_LIMITED = "RATE_LIMITED"
+    NOT_SUPPORTED = "NOT_SUPPORTED"
+    UPLOAD_FAILED = "UPLOAD_FAILED"
+    SERVER_ERROR = "SERVER_ERROR"
+
+
+def hub_exception(method: str, code: str, text: str, dialect: Dialect = Dialect.V1) -> str:
+    """The error of a method as a client gets it: a HubException, or bare on an early connection."""
+    if dialect != Dialect.V1:
+        return f"{code}: {text}"
+    return f"An unexpected error occurred invoking '{method}' on the server. HubException: {code}: {text}"
+
+
+def unknown_method(method: str) -> str:
+    return f"Unknown hub method '{method}'"
+
+
+def binding_failed(method: str, detail: str) -> str:
+    """The arguments do not fit the method; `detail` is a sentence about them."""
+    return f"Failed to invoke '{method}' due to an error on the server. InvalidDataException: {detail}"
+
+
+def wrong_argument_count(method: str, given: int, wanted: int) -> str:
+    return binding_failed(method, f"Invocation provides {given} argument(s) but target expects {wanted}.")
+
+
+def unauthorized(method: str) -> str:
+    return f"Failed to invoke '{method}' because user is unauthorized"
+
+
+def streaming_method_invoked(method: str) -> str:
+    """A method that streams was called by an Invocation."""
+    return f"The client attempted to invoke the streaming '{method}' method with a non-streaming invocation."
+
+
+def method_streamed(method: str) -> str:
+    """A method with one result was called by a StreamInvocation."""
+    return f"The client attempted to invoke the non-streaming '{method}' method with a streaming invocation."
+
+
+def id_in_use(invocation_id: str) -> str:
+    return f"Invocation ID '{invocation_id}' is already in use."
+
+
+def stream_failed(code: str, text: str, dialect: Dialect = Dialect.V1) -> str:
+    """The error that ends a stream after it has begun."""
+    if dialect != Dialect.V1:
+        return f"{code}: {text}"
+    return f"An error occurred on the server while streaming results. HubException: {code}: {text}"
+
+
+def closed_with_error(detail: str = "") -> str:
+    """For a Close; `detail` as in "ProtocolError: record: needed ...", or nothing."""
+    return f"Connection closed with an error. {detail}".rstrip()
+
+
+SERVER_SHUTTING_DOWN = "Server shutting down"
+HANDSHAKE_CANCELED = "Handshake was canceled."
+UNSPECIFIED_ERROR = "Unspecified error"  # in the place of an empty one, which clients read as success
+CLIENT_RESULT_MISSING = "Client didn't provide a result."
+
+# ---- answers to a handshake ----
+
+
+def protocol_not_supported(protocol: str) -> str:
+    return f"The protocol '{protocol}' is not supported."
+
+
+def version_not_supported(protocol: str, version: int) -> str:
+    return f"The server does not support version {version} of the '{protocol}' protocol."
+
+
+def transport_not_binary(protocol: str) -> str:
+    return (
+        f"Cannot use the '{protocol}' protocol on the current transport. "
+        "The transport does not support 'Binary' transfer format."
+    )
