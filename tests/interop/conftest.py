@@ -8,25 +8,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import matrix
+import client_matrix
 import pytest
-from programs import BY_NAME, CLIENTS, CannotBeHad, Program, started
+from foreign_clients import CannotBeHad, Program, started
+from programs import BY_NAME, CLIENTS
 from serving import Served, rabbitmq, vibemq
 
-OUTCOMES = pytest.StashKey[matrix.Matrix]()
-DESELECTED = pytest.StashKey[bool]()
+import vibemq.protocols.streams as door
+
+README = Path(door.__file__).parent / "README.md"
+COLLECTOR = pytest.StashKey[client_matrix.Collector]()
 RABBITMQ = os.environ.get("VIBEMQ_INTEROP_BROKER") == "rabbitmq"
-WRITE = os.environ.get("VIBEMQ_INTEROP_WRITE") == "1"  # the README's matrix, before it is compared
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[OUTCOMES] = matrix.Matrix()
-    config.stash[DESELECTED] = False
-
-
-def pytest_deselected(items: list[pytest.Item]) -> None:
-    if items:
-        items[0].config.stash[DESELECTED] = True
+    matrix = client_matrix.Matrix(README, CLIENTS)
+    config.stash[COLLECTOR] = client_matrix.collect(config, matrix, Path(__file__).parent)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -35,37 +32,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("client", [client.name for client in CLIENTS])
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    report = yield
-    line = item.get_closest_marker("line")
-    if line is not None and (report.when == "call" or not report.passed):
-        client = item.callspec.params["client"]  # type: ignore[attr-defined]
-        outcome = matrix.PASSED if report.passed else _reason(report)
-        title = line.args[0].format(**item.callspec.params)  # type: ignore[attr-defined]
-        item.config.stash[OUTCOMES].record(title, client, outcome)
-    return report
-
-
-def _reason(report: pytest.TestReport) -> str:
-    if report.skipped:
-        return str(report.longrepr[2]).removeprefix("Skipped: ")  # type: ignore[index]
-    return "the test failed"
-
-
 @pytest.fixture(scope="session")
-def outcomes(request: pytest.FixtureRequest, full_run: bool) -> matrix.Matrix:
-    """What the tests before have shown."""
-    outcomes = request.config.stash[OUTCOMES]
-    if WRITE and full_run and outcomes.complete():
-        matrix.write(outcomes.markdown())
-    return outcomes
-
-
-@pytest.fixture(scope="session")
-def full_run(request: pytest.FixtureRequest) -> bool:
-    """Was every line to be run, against our own broker?"""
-    return not request.config.stash[DESELECTED] and not RABBITMQ
+def outcomes(request: pytest.FixtureRequest) -> client_matrix.Matrix:
+    """What the tests before have shown, where every line was to be run against our own broker."""
+    collector = request.config.stash[COLLECTOR]
+    if collector.deselected or RABBITMQ:
+        pytest.skip("not all lines were run")
+    return collector.matrix
 
 
 @pytest.fixture(scope="session")
