@@ -146,6 +146,31 @@ def users_passwd(name: str, password_stdin: bool, as_json: bool, config_path: st
     _say_done(as_json, metadata, name, "has a new password")
 
 
+@users.command("token")
+@click.argument("name")
+@click.option(
+    "--for",
+    "lifetime_s",
+    type=click.IntRange(1, 31_536_000),
+    default=3600,
+    metavar="SECONDS",
+    help="How long it holds.",
+)
+@_json_option
+@config_option
+@data_dir_option
+def users_token(name: str, lifetime_s: int, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
+    """Print an access token: who has it is the user NAME for a while (3600 s unless told).
+
+    SignalR clients give it instead of a password, browsers as ?access_token=.  It ends early when the user is
+    removed or gets another password.
+    """
+    from vibemq.admin.tokens import Tokens
+
+    token = Tokens(open_metadata(config_path, data_dir), None).issue(name, lifetime_s)
+    click.echo(json.dumps({"accessToken": token, "expiresIn": lifetime_s}) if as_json else token)
+
+
 # ---- permissions ----
 
 

@@ -147,6 +147,11 @@ MIGRATIONS = (
     ALTER TABLE accounts ADD COLUMN policy_changes INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE accounts ADD COLUMN guest_removed INTEGER NOT NULL DEFAULT 0 CHECK (guest_removed IN (0, 1));
     """,
+    # What access tokens are signed with: 32 random bytes, which SQLite takes from the operating system.
+    """
+    ALTER TABLE accounts ADD COLUMN token_key BLOB;
+    UPDATE accounts SET token_key = randomblob(32);
+    """,
 )
 
 _STREAM_COLUMNS = "vhost, name, incarnation, slot, durability, arguments, created_ms, queue"

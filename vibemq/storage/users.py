@@ -195,6 +195,14 @@ class Users(Database):
         with self._changing_accounts() as db:
             db.execute("UPDATE accounts SET guest_removed = ?", (int(removed),))
 
+    # ---- access tokens ----
+
+    def token_key(self) -> bytes:
+        """What access tokens are signed with (vibemq.admin.tokens)."""
+        with self._reading() as db:
+            key: bytes = db.execute("SELECT token_key FROM accounts").fetchone()[0]
+        return key
+
     # ---- noticing changes ----
 
     def account_changes(self) -> int:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Access tokens: who has one is a user for a while, without a password.
+
+Browsers can give a WebSocket no header, only its address, and addresses end up in the logs of proxies: a token there
+is worth less than a password, and not for long.  A token is the time when it ends and the user's name, and a keyed
+hash (HMAC-SHA256) of these and of the user's password hash.  So nothing has to be kept for it, every process
+of the broker can check it, and it is worth nothing once the user is deleted, made again or has another password.
+The key lies in the database, made with its tables.
+"""
+
+import base64
+import binascii
+import hmac
+import struct
+import time
+from collections.abc import Callable
+from hashlib import sha256
+
+from vibemq.admin.users import GUEST, Authenticator, Verdict
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.users import no_user
+
+TOKEN_CHARACTERS_MAX = 1024  # a name of 255 characters and 40 bytes, in base64
+_PURPOSE = b"vibemq access token 1"
+_HEAD = struct.Struct(">Q")  # when it ends, in seconds since 1970
+_DIGEST_BYTES = 32
+
+
+class Tokens:
+    """Makes and checks access tokens for one process, after fork."""
+
+    def __init__(
+        self, metadata: Metadata, authenticator: Authenticator | None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """``authenticator`` knows whether there is a guest; without it there is none."""
+        self._metadata, self._authenticator, self._clock = metadata, authenticator, clock
+
+    def issue(self, user: str, lifetime_s: int) -> str:
+        """A token that is this user for so many seconds.  Raises UserNotFound."""
+        secret = self._secret_of(user, loopback=True)
+        if secret is None:
+            raise no_user(user)
+        said = _HEAD.pack(int(self._clock()) + lifetime_s) + user.encode()
+        return _text(said + self._digest(said, secret))
+
+    def user_of(self, token: str, loopback: bool) -> str | None:
+        """Whose token this is; None: nobody's, or not any more."""
+        raw = _bytes(token)
+        if raw is None or len(raw) <= _HEAD.size + _DIGEST_BYTES:
+            return None
+        said, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
+        try:
+            user = said[_HEAD.size :].decode()
+        except UnicodeDecodeError:
+            return None
+        secret = self._secret_of(user, loopback) if user.isprintable() else None
+        # Compared in any case, so that nobody learns from the time which users there are.
+        is_ours = hmac.compare_digest(digest, self._digest(said, secret or ""))
+        if not is_ours or secret is None or _HEAD.unpack_from(said)[0] <= self._clock():
+            return None
+        return user
+
+    def _secret_of(self, user: str, loopback: bool) -> str | None:
+        """What changes when the user becomes another one."""
+        if user == GUEST:
+            known = self._authenticator and self._authenticator.check_cached(GUEST, GUEST, loopback)
+            return GUEST if known is Verdict.OK else None
+        row = self._metadata.find_user(user)
+        return None if row is None else row.password_hash
+
+    def _digest(self, said: bytes, secret: str) -> bytes:
+        content = b"".join(len(part).to_bytes(4, "big") + part for part in (_PURPOSE, said, secret.encode()))
+        return hmac.digest(self._metadata.token_key(), content, sha256)
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def _bytes(text: str) -> bytes | None:
+    if len(text) > TOKEN_CHARACTERS_MAX or not text.isascii():
+        return None
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None
