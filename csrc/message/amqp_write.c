@@ -10,9 +10,9 @@
 #include "amqp_codes.h"
 #include "utf8.h"
 
-#define CONTENT_TYPE_JSON "application/json"
-#define CONTENT_TYPE_JSON_BYTES (sizeof CONTENT_TYPE_JSON - 1)
-#define CONTENT_TYPE_NULLS 5 /* fields between message-id and content-type */
+#define CONTENT_TYPE_NULLS (AMQP_CONTENT_TYPE - AMQP_MESSAGE_ID - 1) /* fields between the two */
+#define KEY_NULLS (AMQP_GROUP_ID - AMQP_CONTENT_TYPE - 1)
+#define WIDE_BYTES 9 /* the code of a number, and the number */
 #define SHORT_MAX_BYTES 255  /* sizes of one byte */
 
 static uint8_t *descriptor_put(uint8_t *p, enum amqp_section section)
@@ -84,11 +84,18 @@ void amqp_write_header(struct writer_bytes *w, uint8_t priority)
     memcpy(p, list, sizeof list);
 }
 
-void amqp_write_properties(struct writer_bytes *w, const uint8_t *id, uint32_t id_bytes, bool json)
+void amqp_write_properties(struct writer_bytes *w, const struct amqp_properties *of)
 {
-    uint32_t count = json ? 2 + CONTENT_TYPE_NULLS : 1;
-    uint64_t fields = id ? variable_size(id_bytes) : 1;
-    if (json) fields += CONTENT_TYPE_NULLS + 2 + CONTENT_TYPE_JSON_BYTES;
+    uint32_t count = 1;
+    uint64_t fields = of->id ? variable_size(of->id_bytes) : 1;
+    if (of->content_type || of->key) {
+        fields += CONTENT_TYPE_NULLS + (of->content_type ? variable_size(of->content_type_bytes) : 1);
+        count = AMQP_CONTENT_TYPE + 1;
+    }
+    if (of->key) {
+        fields += KEY_NULLS + variable_size(of->key_bytes);
+        count = AMQP_GROUP_ID + 1;
+    }
     bool wide = fields + 1 > SHORT_MAX_BYTES; /* a list's size counts the count */
     if (fields + 4 > UINT32_MAX) w->failed = true;
     uint8_t *p = bytes_room(w, 3 + (wide ? 9 : 3) + fields);
@@ -106,11 +113,17 @@ void amqp_write_properties(struct writer_bytes *w, const uint8_t *id, uint32_t i
         p[2] = (uint8_t)count;
         p += 3;
     }
-    if (id) p = text_put(p, id, id_bytes);
+    if (of->id) p = text_put(p, of->id, of->id_bytes);
     else *p++ = CODE_NULL;
-    if (!json) return;
+    if (count == 1) return;
     memset(p, CODE_NULL, CONTENT_TYPE_NULLS);
-    variable_put(p + CONTENT_TYPE_NULLS, CODE_SYMBOL_8, (const uint8_t *)CONTENT_TYPE_JSON, CONTENT_TYPE_JSON_BYTES);
+    p += CONTENT_TYPE_NULLS;
+    if (of->content_type)
+        p = variable_put(p, CODE_SYMBOL_8, (const uint8_t *)of->content_type, of->content_type_bytes);
+    else *p++ = CODE_NULL;
+    if (!of->key) return;
+    memset(p, CODE_NULL, KEY_NULLS);
+    text_put(p + KEY_NULLS, of->key, of->key_bytes);
 }
 
 void amqp_map_begin(struct writer_bytes *w, struct amqp_map *m)
@@ -131,6 +144,30 @@ void amqp_map_add(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key
     if (!p) return;
     p = text_put(p, key, key_bytes);
     text_put(p, value, value_bytes);
+    m->count += 2;
+}
+
+void amqp_map_add_value(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key, uint32_t key_bytes,
+                        const struct amqp_value *value)
+{
+    uint8_t code = CODE_NULL;
+    uint64_t number = 0;
+    switch (value->kind) {
+    case AMQP_STRING: case AMQP_SYMBOL: case AMQP_BINARY:
+        amqp_map_add(w, m, key, key_bytes, value->data, value->bytes);
+        return;
+    case AMQP_BOOL: code = value->truth ? CODE_TRUE : CODE_FALSE; break;
+    case AMQP_UINT: code = CODE_ULONG, number = value->natural; break;
+    case AMQP_INT: code = CODE_LONG, number = (uint64_t)value->integer; break;
+    case AMQP_DOUBLE: code = CODE_DOUBLE, memcpy(&number, &value->real, sizeof number); break;
+    default: break;
+    }
+    bool is_wide = code >= CODE_ULONG;
+    uint8_t *p = bytes_room(w, variable_size(key_bytes) + (is_wide ? WIDE_BYTES : 1));
+    if (!p) return;
+    p = text_put(p, key, key_bytes);
+    *p = code;
+    if (is_wide) bytes_store64(p + 1, number);
     m->count += 2;
 }
 

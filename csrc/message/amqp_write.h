@@ -17,16 +17,20 @@
 #include <stdint.h>
 
 #include "../base/bytes.h"
+#include "amqp_read.h"
 
 #define AMQP_HEADER_BYTES 9               /* descriptor 3, list 3, durable 1, priority 2 */
-#define AMQP_PROPERTIES_OVERHEAD_BYTES 40 /* descriptor 3, list 9, id 5, nulls 5, content type 18 */
+#define AMQP_PROPERTIES_OVERHEAD_BYTES 48 /* descriptor 3, list 9, id 5, nulls 8, AMQP_JSON 18 (others: 5), key 5 */
 #define AMQP_MAP_OVERHEAD_BYTES 12        /* descriptor 3, map 9 */
-#define AMQP_PAIR_OVERHEAD_BYTES 10       /* key 5, value 5 */
+#define AMQP_PAIR_OVERHEAD_BYTES 14       /* key 5, value 9 */
 #define AMQP_DATA_OVERHEAD_BYTES 8        /* descriptor 3, binary 5 */
 #define AMQP_NULL_BYTES 4                 /* descriptor 3, null 1 */
 
+#define AMQP_JSON "application/json"
+#define AMQP_JSON_BYTES (sizeof AMQP_JSON - 1)
+
 /* Room that is enough for one of each section, with `pairs` application properties; `payload_bytes` is the
- * sum of id, keys, values and body.  In 64 bits, so it cannot overflow for any counts that a frame can hold. */
+ * sum of id, keys, values and body, and of a content type that is not AMQP_JSON.  In 64 bits, so it cannot overflow for any counts that a frame can hold. */
 static inline uint64_t amqp_size_max(uint32_t pairs, uint64_t payload_bytes)
 {
     return AMQP_HEADER_BYTES + AMQP_PROPERTIES_OVERHEAD_BYTES + AMQP_MAP_OVERHEAD_BYTES + AMQP_DATA_OVERHEAD_BYTES +
@@ -36,8 +40,15 @@ static inline uint64_t amqp_size_max(uint32_t pairs, uint64_t payload_bytes)
 /* durable = true and the priority. */
 void amqp_write_header(struct writer_bytes *w, uint8_t priority);
 
-/* message-id, which is null when `id` is NULL, and with `json` the content type application/json. */
-void amqp_write_properties(struct writer_bytes *w, const uint8_t *id, uint32_t id_bytes, bool json);
+/* What is NULL is not in the message.  The content type is ASCII; the key is the group-id, by which messages
+ * belong together. */
+struct amqp_properties {
+    const uint8_t *id, *key;
+    const char *content_type;
+    uint32_t id_bytes, key_bytes, content_type_bytes;
+};
+
+void amqp_write_properties(struct writer_bytes *w, const struct amqp_properties *p);
 
 /* A map being written.  Invariant: size_at is NULL if the writer had failed at the beginning, else
  * it points at the map's size in the buffer; count is of keys and values together. */
@@ -50,6 +61,9 @@ struct amqp_map {
 void amqp_map_begin(struct writer_bytes *w, struct amqp_map *m);
 void amqp_map_add(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key, uint32_t key_bytes,
                   const uint8_t *value, uint32_t value_bytes);
+/* A value with its type: NULL, BOOL, UINT, INT, DOUBLE or text; any other kind is written as null. */
+void amqp_map_add_value(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key, uint32_t key_bytes,
+                        const struct amqp_value *value);
 void amqp_map_end(struct writer_bytes *w, struct amqp_map *m);
 
 /* The body: bytes, or no body at all (the standard wants one, so it is an amqp-value of null). */

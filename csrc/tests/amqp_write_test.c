@@ -20,11 +20,17 @@ static uint8_t *made(uint32_t bytes, bool broken)
     return text;
 }
 
+static void properties_put(struct writer_bytes *w, const uint8_t *id, uint32_t bytes, bool json)
+{
+    amqp_write_properties(w, &(struct amqp_properties){.id = id, .id_bytes = bytes, .content_type = json ? AMQP_JSON : NULL,
+                                                       .content_type_bytes = json ? AMQP_JSON_BYTES : 0});
+}
+
 static void message_put(struct writer_bytes *w, const uint8_t *text, uint32_t bytes)
 {
     struct amqp_map m;
     amqp_write_header(w, 9);
-    amqp_write_properties(w, text, bytes, true);
+    properties_put(w, text, bytes, true);
     amqp_map_begin(w, &m);
     amqp_map_add(w, &m, text, bytes, text, bytes);
     amqp_map_add(w, &m, (const uint8_t *)"k", 1, text, bytes);
@@ -107,7 +113,7 @@ TEST(a_room_that_is_exactly_enough_is_and_one_byte_less_is_not)
 static size_t properties_size(const uint8_t *id, uint32_t bytes, bool json, uint8_t *out, size_t room)
 {
     struct writer_bytes w = bytes_writer(out, room);
-    amqp_write_properties(&w, id, bytes, json);
+    properties_put(&w, id, bytes, json);
     return w.failed ? 0 : (size_t)(w.at - out);
 }
 
@@ -124,6 +130,72 @@ TEST(properties_are_spelled_as_the_standard_says)
     static const uint8_t none[] = {0x00, 0x53, 0x73, 0xC0, 2, 1, 0x40};
     REQUIRE_EQ(sizeof none, properties_size(NULL, 0, false, out, sizeof out));
     EXPECT_MEM_EQ(none, out, sizeof none);
+}
+
+TEST(a_content_type_and_a_key_are_read_again_with_and_without_each_other)
+{
+    for (int which = 0; which < 8; which++)
+        for (size_t e = 0; edges[e] <= 1000; e++) {
+            uint32_t bytes = edges[e];
+            uint8_t *text = made(bytes, false), scratch[8192];
+            struct amqp_properties p = {0};
+            struct amqp_message m;
+            struct amqp_value v;
+            if (which & 1) p.id = text, p.id_bytes = bytes;
+            if (which & 2) p.content_type = (const char *)text, p.content_type_bytes = bytes;
+            if (which & 4) p.key = text, p.key_bytes = bytes;
+            struct writer_bytes w = bytes_writer(scratch, AMQP_PROPERTIES_OVERHEAD_BYTES + 3 * bytes);
+            amqp_write_properties(&w, &p);
+            amqp_write_null(&w);
+            if (w.failed) {
+                w = bytes_writer(scratch, sizeof scratch);
+                amqp_write_properties(&w, &p);
+                EXPECT((size_t)(w.at - scratch) <= AMQP_PROPERTIES_OVERHEAD_BYTES + 3 * bytes);
+                amqp_write_null(&w);
+            }
+            REQUIRE_OK(amqp_parse(scratch, (uint32_t)(w.at - scratch), &m));
+            static const enum amqp_field fields[] = {AMQP_MESSAGE_ID, AMQP_CONTENT_TYPE, AMQP_GROUP_ID};
+            for (int i = 0; i < 3; i++) {
+                REQUIRE_EQ(which >> i & 1, amqp_property(&m, fields[i], &v));
+                if (!(which >> i & 1)) continue;
+                EXPECT_EQ(i == 1 ? AMQP_SYMBOL : AMQP_STRING, v.kind);
+                REQUIRE_EQ(bytes, v.bytes);
+                EXPECT_MEM_EQ(text, v.data, bytes);
+            }
+            EXPECT(!amqp_property(&m, AMQP_SUBJECT, &v) && !amqp_property(&m, AMQP_CREATION_TIME, &v));
+            free(text);
+        }
+}
+
+TEST(values_keep_their_types)
+{
+    static const struct amqp_value rows[] = {
+        {.kind = AMQP_NULL}, {.kind = AMQP_BOOL, .truth = true}, {.kind = AMQP_BOOL, .truth = false},
+        {.kind = AMQP_UINT, .natural = UINT64_MAX}, {.kind = AMQP_UINT, .natural = 0},
+        {.kind = AMQP_INT, .integer = INT64_MIN}, {.kind = AMQP_INT, .integer = 7}, {.kind = AMQP_DOUBLE, .real = -0.1},
+        {.kind = AMQP_STRING, .data = (const uint8_t *)"text", .bytes = 4}, {.kind = AMQP_OTHER},
+    };
+    const uint32_t count = sizeof rows / sizeof rows[0];
+    uint8_t out[512];
+    struct amqp_map map;
+    struct amqp_message m;
+    struct amqp_pairs it;
+    struct amqp_pair pair;
+    struct writer_bytes w = bytes_writer(out, sizeof out);
+    amqp_map_begin(&w, &map);
+    for (uint32_t i = 0; i < count; i++) amqp_map_add_value(&w, &map, (const uint8_t *)"key", 2, &rows[i]);
+    amqp_map_end(&w, &map);
+    amqp_write_null(&w);
+    REQUIRE_OK(amqp_parse(out, (uint32_t)(w.at - out), &m));
+    amqp_pairs_begin(&it, m.application_properties, m.application_properties_size);
+    for (uint32_t i = 0; i < count; i++) {
+        REQUIRE(amqp_pairs_next(&it, &pair));
+        EXPECT_EQ(rows[i].kind == AMQP_OTHER ? AMQP_NULL : rows[i].kind, pair.value.kind);
+        if (rows[i].kind == AMQP_STRING) EXPECT_MEM_EQ("text", pair.value.data, 4);
+        else if (rows[i].kind == AMQP_BOOL) EXPECT_EQ(rows[i].truth, pair.value.truth);
+        else EXPECT_EQ(rows[i].natural, pair.value.natural);
+    }
+    EXPECT(!amqp_pairs_next(&it, &pair));
 }
 
 TEST(a_section_takes_at_most_its_overhead)

@@ -60,7 +60,8 @@ static const uint8_t *text(const char *t) { return (const uint8_t *)t; }
 static void message_put(struct writer_bytes *w)
 {
     struct amqp_map m;
-    amqp_write_properties(w, text("9f1c2a7e-0d1b-4c55"), 18, true);
+    amqp_write_properties(w, &(struct amqp_properties){.id = text("9f1c2a7e-0d1b-4c55"), .id_bytes = 18,
+                                                       .content_type = AMQP_JSON, .content_type_bytes = AMQP_JSON_BYTES});
     amqp_map_begin(w, &m);
     amqp_map_add(w, &m, text("tenant"), 6, text("vienna"), 6);
     amqp_map_add(w, &m, text("trace-id"), 8, text("4bf92f3577b34da6"), 16);

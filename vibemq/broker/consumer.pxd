@@ -6,7 +6,6 @@ from vibemq.storage.mail cimport letter
 
 cdef enum:
     UNDELIVERABLE = 1              # what a consumer's write() returns
-    MESSAGE_ID_BYTES_MAX = 64      # of an id that the broker makes up or turns into text
 
 
 # Somebody on this worker who gets a queue's messages.  The last four methods are the door's; none may block.

@@ -4,12 +4,10 @@
 import logging
 
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy
 
 from vibemq.broker.inflight cimport NO_SLOT
+from vibemq.broker.payload cimport MESSAGE_ID_BYTES_MAX, id_of
 from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, Queue
-from vibemq.storage cimport core
-from vibemq.storage.core cimport AMQP_BINARY, AMQP_STRING, amqp_value
 
 logger = logging.getLogger(__name__)
 
@@ -41,22 +39,10 @@ cdef class Consumer:
     cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1:
         """Write a message that the home gave to this consumer, and remember it until it is settled."""
         cdef uint8_t made[MESSAGE_ID_BYTES_MAX]
-        cdef const uint8_t *id = made
         cdef uint32_t id_size = 0
-        cdef amqp_value value
+        cdef const uint8_t *id = id_of(m, made, &id_size)
         cdef int32_t slot
         cdef Queue queue = <Queue> self.queue
-        if m.is_amqp and core.amqp_message_id(&m.amqp, &value):
-            if value.kind == AMQP_STRING or value.kind == AMQP_BINARY:
-                id, id_size = value.data, value.bytes
-            else:
-                id_size = <uint32_t> core.amqp_value_text(&value, <char *> made, MESSAGE_ID_BYTES_MAX)
-                if id_size > MESSAGE_ID_BYTES_MAX:
-                    id_size = 0
-        if id_size == 0 or id_size > 65535:
-            text = b"%d" % m.offset  # its publisher gave it none
-            memcpy(made, <char *> text, len(text))
-            id, id_size = made, <uint32_t> len(text)
         if m.offset >= self.seen:
             self.seen, self.fresh = m.offset + 1, False
         else:

@@ -10,12 +10,12 @@ earlier burial had added are replaced.
 from datetime import UTC, datetime
 
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memset
 
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_STRING, AMQP_SYMBOL, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs, amqp_value,
-    bytes_store32, err, writer_bytes,
+    AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_STRING, AMQP_SYMBOL, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs,
+    amqp_properties, amqp_value, bytes_store32, err, writer_bytes,
 )
 
 from vibemq.errors import LimitExceeded
@@ -58,6 +58,7 @@ cdef class DeadLetters(StreamUser):
         cdef amqp_pair pair
         cdef amqp_value id
         cdef amqp_map map
+        cdef amqp_properties properties
         cdef writer_bytes w
         cdef uint32_t count = ADDED_PAIRS
         cdef uint64_t room
@@ -79,7 +80,11 @@ cdef class DeadLetters(StreamUser):
             raise MemoryError
         try:
             w = core.bytes_writer(out + 4, room - 4)
-            core.amqp_write_properties(&w, id.data if has_id else NULL, id.bytes if has_id else 0, True)
+            memset(&properties, 0, sizeof(properties))
+            if has_id:
+                properties.id, properties.id_bytes = id.data, id.bytes
+            properties.content_type, properties.content_type_bytes = core.AMQP_JSON, core.AMQP_JSON_BYTES
+            core.amqp_write_properties(&w, &properties)
             core.amqp_map_begin(&w, &map)
             if m != NULL and m.is_amqp:
                 while core.amqp_pairs_next(&it, &pair):

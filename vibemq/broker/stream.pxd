@@ -28,6 +28,7 @@ cdef class Stream:
     cdef readonly Log log
     cdef batch *batch               # what this turn publishes; NULL while that is nothing
     cdef StreamTable table
+    cdef readonly uint64_t duplicates  # dropped from the batch that was persisted last: offsets do not follow from places
     cdef list waiting               # users with entries in the batch
     cdef list readers               # users to tell of news
     cdef set holders                # all users

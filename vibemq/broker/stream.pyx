@@ -154,6 +154,7 @@ cdef class Stream:
             self._tell(waiting, False, 0, 0)
             return 0
         self.has_appended = True
+        self.duplicates = appended.duplicates
         if not self.appending:
             self.table.note_appending(self)
         if appended.duplicates and self.is_disk_durable and core.log_sync_failed(self.log.raw, 0, <uint64_t> -1):
@@ -185,7 +186,9 @@ cdef class Stream:
 
     cdef int news(self) except -1:
         cdef StreamUser user
-        for user in self.readers:
+        for user in self.readers[:]:
+            if user not in self.holders:
+                continue  # another one's news were the end of it
             try:
                 user.on_news()
             except Exception as problem:

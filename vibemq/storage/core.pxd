@@ -291,14 +291,31 @@ cdef extern from "message/amqp.h" nogil:
 
 cdef extern from "message/amqp_read.h" nogil:
     enum amqp_kind:
+        AMQP_NULL
+        AMQP_BOOL
+        AMQP_UINT
+        AMQP_INT
+        AMQP_FLOAT
+        AMQP_DOUBLE
+        AMQP_TIMESTAMP
+        AMQP_UUID
         AMQP_STRING
         AMQP_SYMBOL
         AMQP_BINARY
+        AMQP_OTHER
+
+    enum amqp_field:
+        AMQP_CONTENT_TYPE
+        AMQP_GROUP_ID
 
     struct amqp_value:
         amqp_kind kind
         uint32_t bytes
         const uint8_t *data
+        bint truth
+        uint64_t natural
+        int64_t integer
+        double real
 
     struct amqp_pair:
         const uint8_t *key
@@ -310,6 +327,7 @@ cdef extern from "message/amqp_read.h" nogil:
 
     void amqp_pairs_begin(amqp_pairs *it, const uint8_t *data, uint32_t size)
     bint amqp_pairs_next(amqp_pairs *it, amqp_pair *out)
+    bint amqp_property(const amqp_message *m, amqp_field field, amqp_value *out)
     bint amqp_message_id(const amqp_message *m, amqp_value *out)
     bint amqp_header_priority(const amqp_message *m, uint8_t *out)
     size_t amqp_value_text(const amqp_value *v, char *out, size_t size)
@@ -325,14 +343,26 @@ cdef extern from "base/bytes.h" nogil:
 
 
 cdef extern from "message/amqp_write.h" nogil:
+    const char *AMQP_JSON
+    uint32_t AMQP_JSON_BYTES
+
+    struct amqp_properties:
+        const uint8_t *id
+        const uint8_t *key
+        const char *content_type
+        uint32_t id_bytes, key_bytes, content_type_bytes
+
     struct amqp_map:
         uint32_t count
 
     uint64_t amqp_size_max(uint32_t pairs, uint64_t payload_bytes)
-    void amqp_write_properties(writer_bytes *w, const uint8_t *id, uint32_t id_bytes, bint json)
+    void amqp_write_header(writer_bytes *w, uint8_t priority)
+    void amqp_write_properties(writer_bytes *w, const amqp_properties *p)
     void amqp_map_begin(writer_bytes *w, amqp_map *m)
     void amqp_map_add(writer_bytes *w, amqp_map *m, const uint8_t *key, uint32_t key_bytes, const uint8_t *value,
                       uint32_t value_bytes)
+    void amqp_map_add_value(writer_bytes *w, amqp_map *m, const uint8_t *key, uint32_t key_bytes,
+                            const amqp_value *value)
     void amqp_map_end(writer_bytes *w, amqp_map *m)
     void amqp_write_data(writer_bytes *w, const uint8_t *body, uint32_t size)
     void amqp_write_value(writer_bytes *w, const uint8_t *encoded, uint32_t size)

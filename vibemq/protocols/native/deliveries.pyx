@@ -10,12 +10,10 @@ larger as a Deliver than clients read is given back as undeliverable.
 from libc.string cimport memcmp
 
 from vibemq.broker.messages cimport message_view
+from vibemq.broker.payload cimport HEADER_TEXT_BYTES_MAX, VALUE_TEXT_BYTES, as_json, payload_of, value_of
 from vibemq.net.connection cimport Connection
 from vibemq.storage cimport core
-from vibemq.storage.core cimport (
-    AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_STRING, AMQP_SYMBOL, OK, amqp_pair, amqp_pairs, bytes_store16,
-    bytes_store32, writer_bytes,
-)
+from vibemq.storage.core cimport amqp_pair, amqp_pairs, bytes_store16, bytes_store32
 from vibemq.protocols.native.session cimport NativeSession
 from vibemq.protocols.native.wire cimport (
     FRAME_HEADER_BYTES, TYPE_DELIVER, decimal_size, frame_begin, frame_end, frame_size, header_size, json_is_valid,
@@ -28,12 +26,7 @@ from vibemq.protocols.native.spec import COMPRESSION_BY_NAME
 cdef enum:
     # Delivers that wait for a peer to read.  Enough for one gathering send; more only waits longer.
     OUTBOX_BYTES_MAX = 512 * 1024
-    STRING_BYTES_MAX = 65535
     HEADERS_COUNT_MAX = 65535  # the count on the wire is a u16
-    VALUE_TEXT_BYTES = 64
-    AMQP_STRING_8 = 0xA1
-    AMQP_STRING_32 = 0xB1
-    AMQP_NULL_CODE = 0x40
     UNDELIVERABLE = 1
 
 cdef char *ATTEMPTS = "deliveryAttempts"
@@ -46,56 +39,6 @@ cdef char *BASE64 = "base64"
 cdef bint is_ours(const amqp_pair *pair) noexcept:
     """A header that we write ourselves replaces the publisher's."""
     return pair.key_bytes == ATTEMPTS_SIZE and memcmp(pair.key, ATTEMPTS, ATTEMPTS_SIZE) == 0
-
-
-cdef const uint8_t *value_of(const amqp_pair *pair, char *text, uint32_t *size) noexcept:
-    """The value as a header's text; size 0: it has none, and then it is no header."""
-    size[0] = 0
-    if pair.value.kind == AMQP_STRING or pair.value.kind == AMQP_SYMBOL or pair.value.kind == AMQP_BINARY:
-        if pair.value.bytes <= STRING_BYTES_MAX:
-            size[0] = pair.value.bytes
-        return pair.value.data
-    size[0] = <uint32_t> core.amqp_value_text(&pair.value, text, VALUE_TEXT_BYTES)
-    if size[0] > VALUE_TEXT_BYTES:
-        size[0] = 0
-    return <const uint8_t *> text
-
-
-cdef const uint8_t *payload_of(const message_view *m, uint32_t *size) noexcept:
-    """The message's body as bytes; size 0: it has none."""
-    cdef const uint8_t *p
-    size[0] = 0
-    if not m.is_amqp:
-        size[0] = m.size
-        return m.data
-    if m.amqp.body_kind == AMQP_BODY_DATA:
-        size[0] = m.amqp.body_size
-        return m.amqp.body
-    if m.amqp.body_kind == AMQP_BODY_VALUE and m.amqp.body_size:
-        p = m.amqp.body
-        if p[0] == AMQP_STRING_8 and m.amqp.body_size >= 2:
-            size[0] = m.amqp.body_size - 2
-            return p + 2
-        if p[0] == AMQP_STRING_32 and m.amqp.body_size >= 5:
-            size[0] = m.amqp.body_size - 5
-            return p + 5
-        if p[0] != AMQP_NULL_CODE:
-            size[0] = m.amqp.body_size
-        return p
-    return NULL
-
-
-cdef tuple as_json(const uint8_t *payload, uint32_t size):
-    """(the payload as a JSON string, whether it is base64)."""
-    cdef writer_bytes w
-    cdef bytearray out = bytearray(core.JSON_STRING_SIZE_MAX(size))
-    w = core.bytes_writer(<uint8_t *> <char *> out, len(out))
-    if core.json_string_write(&w, payload, size) == OK:
-        return bytes(out[:w.at - <uint8_t *> <char *> out]), False
-    out = bytearray(core.JSON_BASE64_SIZE(size))
-    w = core.bytes_writer(<uint8_t *> <char *> out, len(out))
-    core.json_base64_write(&w, payload, size)
-    return bytes(out[:w.at - <uint8_t *> <char *> out]), True
 
 
 cdef class Subscription(Consumer):
@@ -131,7 +74,7 @@ cdef class Subscription(Consumer):
             core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
             while core.amqp_pairs_next(&it, &pair):
                 value_of(&pair, text, &value_size)
-                if value_size and pair.key_bytes and pair.key_bytes <= STRING_BYTES_MAX and not is_ours(&pair):
+                if value_size and pair.key_bytes and pair.key_bytes <= HEADER_TEXT_BYTES_MAX and not is_ours(&pair):
                     headers += header_size(pair.key_bytes, value_size)
                     count += 1
         size = frame_size(id_size, len(self.name), payload_size, headers, session.text_layout)
@@ -147,7 +90,7 @@ cdef class Subscription(Consumer):
             core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
             while core.amqp_pairs_next(&it, &pair):
                 value = value_of(&pair, text, &value_size)
-                if value_size and pair.key_bytes and pair.key_bytes <= STRING_BYTES_MAX and not is_ours(&pair):
+                if value_size and pair.key_bytes and pair.key_bytes <= HEADER_TEXT_BYTES_MAX and not is_ours(&pair):
                     p = put_header(p, pair.key, pair.key_bytes, value, value_size)
         if base64:
             p = put_header(p, ENCODING, ENCODING_SIZE, BASE64, 6)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from vibemq.broker.messages cimport message_view
+from vibemq.broker.queue cimport Queue
+from vibemq.broker.stream cimport Stream, StreamUser
+from vibemq.storage.core cimport err
+
+cdef enum:
+    ROOM = 0            # lay it into the batch
+    ROOM_LATER          # park it
+    ROOM_ELSEWHERE      # redirect it
+    ROOM_NONE           # refuse it
+
+cdef bytes QUEUE_FULL, QUEUE_NOT_FOUND, SERVER_ERROR
+
+
+# One connection's way into one queue, or into a stream that is none.  The last methods, `fits` and
+# ``answer_redirected(tokens, ok)`` are the door's.
+cdef class QueuePublisher(StreamUser):
+    cdef readonly Queue queue         # None: a stream that is no queue
+    cdef readonly bytes name          # of the queue, as its dead letters bear it
+    cdef int64_t generation           # of the permissions that allowed it
+    cdef int overflow
+    cdef uint8_t *notes               # what the door needs to answer this turn's messages, in its own form
+    cdef size_t notes_size, notes_capacity
+    cdef size_t count                 # messages in this turn's batch
+    cdef uint32_t reference_index     # in this turn's batch, once interned
+    cdef bint interned
+    # (notes, count, first offset, next offset, are offsets known) of batches that wait for a sync
+    cdef list unsynced
+    cdef list parked                  # (what, its bytes, when it came) of messages that a full queue holds back
+    cdef object timer
+    cdef object letters               # broker.deadletters.DeadLetters, once something was redirected
+    cdef size_t redirected            # on their way into the dead-letter queue
+    cdef bint closed
+
+    cdef int begin(self, Stream stream, Queue queue, bytes name) except -1
+    # What is to become of `count` messages.
+    cdef int room_for(self, uint64_t count) except -1
+    # Lay an entry into this turn's batch; `reference`: of a publisher whose duplicates are dropped, or None.
+    cdef err add(self, const uint8_t *entry, uint32_t size, uint32_t records, bytes reference, uint64_t number) except *
+    cdef uint8_t *note(self, size_t size) except NULL
+    cdef int park(self, object what, size_t size) except -1
+    # Copy an entry into the dead-letter queue, to which there must be a way.
+    cdef int redirect(self, const uint8_t *entry, size_t size, object token) except -1
+
+    # The messages of these notes are kept.  `offsets_known`: the first lies at first_offset, and so on.
+    cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1
+    cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1
+    cdef int publish_parked(self, object what) except -1
+    cdef int refuse_parked(self, object what, bytes code, bytes text) except -1
+    cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A publisher as the broker sees it, whatever door it came through.
+
+A door lays a message into its stream's batch with ``add`` and writes with ``note`` what it will need to answer it.
+When the batch is persisted or, with durability `disk`, when a sync covers it, the notes come back to ``confirm``; if
+that fails, to ``refuse_notes``.
+
+A full queue answers by its overflow strategy, which ``room_for`` knows.  BlockPublisher parks messages, in order, until
+the home has made room or `queues.block_timeout_ms` is over; the rest of the connection is read meanwhile, because the
+acknowledgements that make room may be among it.
+"""
+
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+from vibemq.broker.deadletters cimport DeadLetters
+from vibemq.storage cimport core
+from vibemq.storage.core cimport ERR_FULL, OK
+
+from vibemq.broker.policy import FailureReason, Overflow
+from vibemq.errors import LimitExceeded, StreamNotFound
+
+cdef enum:
+    NOTES_BYTES_KEPT = 1 << 20  # a larger burst's buffer is given back after use
+
+cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)
+cdef int OVERFLOW_BLOCK = int(Overflow.BLOCK_PUBLISHER)
+cdef int OVERFLOW_REDIRECT = int(Overflow.REDIRECT_TO_DLQ)
+QUEUE_FULL = b"QUEUE_FULL"
+QUEUE_NOT_FOUND = b"QUEUE_NOT_FOUND"
+SERVER_ERROR = b"SERVER_ERROR"
+cdef bytes WAS_DELETED = b"The queue was deleted."
+cdef bytes NOT_STORED = b"The message could not be stored."
+
+
+cdef class QueuePublisher(StreamUser):
+    def __cinit__(self):
+        self.unsynced, self.parked = [], []
+
+    def __dealloc__(self):
+        free(self.notes)
+
+    cdef int begin(self, Stream stream, Queue queue, bytes name) except -1:
+        self.queue, self.name = queue, name
+        stream.attach(self)
+        if queue is not None:
+            self.overflow = int(queue.policy.overflow)
+            queue.hold(self)
+        return 0
+
+    def close(self):
+        """The connection is gone.  What is in this turn's batch is still persisted, and confirmed to nobody."""
+        if self.closed:
+            return
+        self.closed = True
+        self._stop_parking()
+        if self.letters is not None:
+            self.letters.close()
+        batches, self.unsynced = self.unsynced, []
+        if batches:
+            self.count_waiting(-sum([count for _, count, _, _, _ in batches]), 0)
+        if self.stream.log.raw != NULL:
+            self.stream.detach(self)
+        if self.queue is not None:
+            self.queue.release(self)
+
+    @property
+    def is_idle(self) -> bool:
+        """Is everything confirmed or refused that it was given, and is not parked?"""
+        return not self.count and not self.unsynced and not self.redirected
+
+    # ---- in ----
+
+    cdef int room_for(self, uint64_t count) except -1:
+        cdef Queue queue = self.queue
+        if queue is None or not queue.max_messages or self.overflow == OVERFLOW_DROP_OLDEST:
+            return ROOM
+        if not self.parked:
+            if queue.waiting() + count <= queue.max_messages:
+                return ROOM
+            if queue.make_room() and queue.waiting() + count <= queue.max_messages:
+                return ROOM
+        if self.overflow == OVERFLOW_BLOCK:
+            return ROOM_LATER
+        return ROOM_ELSEWHERE if self.overflow == OVERFLOW_REDIRECT and queue.policy.dead_letter else ROOM_NONE
+
+    cdef err add(self, const uint8_t *entry, uint32_t size, uint32_t records, bytes reference, uint64_t number) except *:
+        cdef err e
+        while True:
+            if self.count == 0:
+                self.stream.add_waiting(self)
+                self.interned = False
+            if reference is None:
+                e = core.batch_add(self.stream.batch, entry, size, records)
+            else:
+                if not self.interned:
+                    if core.batch_reference_intern(self.stream.batch, reference, <uint32_t> len(reference),
+                                                   &self.reference_index) != OK:
+                        raise MemoryError
+                    self.interned = True
+                e = core.batch_add_tracked(self.stream.batch, entry, size, records, self.reference_index, number)
+            if e != ERR_FULL:
+                break
+            self.stream.persist()
+        if e == OK:
+            self.count += records
+        return e
+
+    cdef uint8_t *note(self, size_t size) except NULL:
+        cdef uint8_t *grown
+        cdef size_t need = self.notes_size + size
+        if need > self.notes_capacity:
+            need += need // 2 + 256
+            grown = <uint8_t *> realloc(self.notes, need)
+            if grown == NULL:
+                raise MemoryError
+            self.notes, self.notes_capacity = grown, need
+        self.notes_size += size
+        return self.notes + self.notes_size - size
+
+    # ---- what became of it ----
+
+    cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
+        cdef size_t size = self.notes_size
+        cdef size_t count = self.count
+        cdef bint offsets_known = not self.stream.duplicates
+        self.notes_size = self.count = 0
+        if self.closed:
+            return 0
+        if not ok:
+            if core.control_is_deleted(self.stream.log.control):
+                self.refuse_notes(self.notes, size, QUEUE_NOT_FOUND, WAS_DELETED)
+            else:
+                self.refuse_notes(self.notes, size, SERVER_ERROR, NOT_STORED)
+        elif self.stream.is_disk_durable:
+            self.unsynced.append(((<char *> self.notes)[:size], count, first_offset, next_offset, offsets_known))
+            self.count_waiting(count, 0)
+        else:
+            self.confirm(self.notes, size, first_offset, offsets_known)
+        if self.notes_capacity > NOTES_BYTES_KEPT:
+            free(self.notes)
+            self.notes, self.notes_capacity = NULL, 0
+        return 0
+
+    cdef int on_durable(self, uint64_t durable) except -1:
+        cdef bytes notes
+        cdef list waiting = []
+        cdef Py_ssize_t answered = 0
+        for batch in self.unsynced:
+            notes, count, first_offset, next_offset, offsets_known = batch
+            if core.log_sync_failed(self.stream.log.raw, first_offset, next_offset):
+                self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), SERVER_ERROR, b"The disk refused a sync.")
+            elif next_offset <= durable:
+                self.confirm(<const uint8_t *> <char *> notes, len(notes), first_offset, offsets_known)
+            else:
+                waiting.append(batch)
+                continue
+            answered += count
+        self.unsynced = waiting
+        self.count_waiting(-answered, 0)
+        return 1 if waiting else 0
+
+    cdef int on_deleted(self) except -1:
+        cdef bytes notes
+        for notes, _, _, _, _ in self.unsynced:
+            self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
+        parked = self.parked
+        self._stop_parking()
+        for what, _, _ in parked:
+            self.refuse_parked(what, QUEUE_NOT_FOUND, WAS_DELETED)
+        self.close()
+        return 0
+
+    # ---- a full queue ----
+
+    cdef int park(self, object what, size_t size) except -1:
+        """Keep a message until there is room; its answer waits with it."""
+        if not self.parked:
+            self.queue.wait_for_room(self)
+            if self.timer is None:
+                self.timer = self.queue.table.timers.timer(self._parked_too_long)
+            self.timer.at_most(self.queue.table.now_ms + self.queue.table.defaults.block_timeout_ms)
+        self.parked.append((what, size, self.queue.table.now_ms))
+        self.count_waiting(0, size)
+        return 0
+
+    def retry(self) -> bool:
+        """There may be room: publish what was parked.  False while some of it still waits."""
+        cdef size_t done = 0
+        if self.queue.closed:  # deleted: on_deleted refuses them
+            return True
+        for what, _, _ in self.parked:
+            if not self.fits(what):
+                break
+            done += 1
+            self.publish_parked(what)
+        self._unpark(done)
+        return not self.parked
+
+    def fits(self, what) -> bool:
+        """Has the queue room for this?"""
+        return self.queue.waiting() < self.queue.max_messages
+
+    def _unpark(self, size_t count):
+        if count:
+            self.count_waiting(0, -sum([size for _, size, _ in self.parked[:count]]))
+            self.parked = self.parked[count:]
+
+    def _parked_too_long(self, now_ms):
+        timeout_ms = self.queue.table.defaults.block_timeout_ms
+        count = 0
+        for what, _, came_ms in self.parked:
+            if came_ms + timeout_ms > now_ms:
+                self.timer.set(came_ms + timeout_ms)
+                break
+            count += 1
+            try:
+                self.refuse_parked(what, QUEUE_FULL, b"The queue stayed full for %d ms." % timeout_ms)
+            except LimitExceeded as problem:  # a peer that does not read its errors
+                self.failed(problem)
+                break
+        self._unpark(count)
+        if not self.parked:
+            self.queue.stop_waiting(self)
+
+    def _stop_parking(self):
+        self._unpark(len(self.parked))
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.queue is not None:
+            self.queue.stop_waiting(self)
+
+    def find_letters(self) -> bool:
+        """Is the way into the dead-letter queue open?  False: there is no such queue."""
+        if self.letters is not None and not self.letters.closed:
+            return True
+        name = self.queue.policy.dead_letter_name(self.queue.name)
+        try:
+            self.letters = DeadLetters(self, self.queue.table.find(self.queue.stream.virtual_host, name))
+        except StreamNotFound:
+            self.letters = None
+            return False
+        return True
+
+    cdef int redirect(self, const uint8_t *entry, size_t size, object token) except -1:
+        cdef message_view m
+        memset(&m, 0, sizeof(m))
+        m.data, m.size = entry + 4, <uint32_t> (size - 4)
+        m.is_amqp = core.amqp_parse(m.data, m.size, &m.amqp) == OK
+        (<DeadLetters> self.letters).add(&m, token, self.name, FailureReason.QUEUE_FULL.value.encode(), 0)
+        self.redirected += 1
+        return 0
+
+    def letters_kept(self, tokens, bint ok):
+        """Redirected messages are in the dead-letter queue (or, not `ok`, are not)."""
+        self.redirected -= len(tokens)
+        if not self.closed:
+            self.answer_redirected(tokens, ok)
+
+    def letters_failed(self, problem):
+        self.failed(problem)
+
+    # ---- the door's ----
+
+    cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1:
+        return 0
+
+    cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
+        return 0
+
+    cdef int publish_parked(self, object what) except -1:
+        return 0
+
+    cdef int refuse_parked(self, object what, bytes code, bytes text) except -1:
+        return 0
+
+    cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1:
+        return 0
