@@ -14,6 +14,7 @@ cdef struct delivery:
     uint8_t *id_long               # NULL: the id stands in `id`
     uint8_t id[ID_BYTES_INLINE]
     uint32_t attempts, strikes
+    uint32_t sequence              # counts what this connection was handed: tells the slot's owners apart; never 0
     int32_t consumer               # its consumer's number in this connection; NO_SLOT: the slot is free
     int32_t next, previous         # of the same consumer, in the order they were handed out
     int32_t bucket_next, bucket_previous
@@ -32,6 +33,7 @@ cdef class InFlight:
     cdef uint32_t capacity, bucket_mask
     cdef int32_t free_slot
     cdef readonly uint32_t count
+    cdef uint32_t sequence           # of the last one
     cdef uint64_t key
 
     cdef int32_t add(self, delivery_list *own, int32_t consumer, uint64_t offset, const uint8_t *id, uint32_t id_size,

@@ -113,6 +113,8 @@ cdef class InFlight:
             memcpy(d.id_long, id, id_size)
         self.free_slot = d.next
         d.offset, d.sent_ms, d.attempts, d.strikes, d.consumer = offset, now_ms, attempts, strikes, consumer
+        self.sequence += 1 + (self.sequence == <uint32_t> -1)
+        d.sequence = self.sequence
         d.hash, d.id_size = _hash(self.key, id, id_size), id_size
         bucket = d.hash & self.bucket_mask
         d.bucket_next, d.bucket_previous = NO_SLOT, self.tails[bucket]
