@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from vibemq.broker.consumer cimport Consumer
+from vibemq.broker.messages cimport message_view
+from vibemq.protocols.signalr.hub cimport HubConnection
+from vibemq.protocols.signalr.items cimport item
+
+
+# Where deliveries go: items of a stream, or calls of a method of the peer's.
+cdef class Outlet:
+    cdef HubConnection hub
+    cdef readonly bytes call_id       # of the stream; None: calls
+    cdef bytes method                 # that is called
+    cdef bint wants_result            # and answers
+    cdef readonly bytes queue
+    cdef bytes head                   # of each record, where it is the same for all
+    cdef bytes queue_argument         # raw
+    cdef uint32_t called
+    cdef size_t record_max
+
+    # Write one; UNDELIVERABLE: it is larger than the peer reads.
+    cdef int write(self, const message_view *m, uint64_t key, const uint8_t *id, uint32_t id_size, bint redelivered,
+                   uint64_t tag) except -1
+    cdef int _call(self, const item *of, uint64_t tag) except -1
+
+
+cdef class HubSubscription(Consumer):
+    cdef HubConnection hub
+    cdef readonly Outlet outlet
+    cdef readonly bint is_auto        # settled when the transport has sent it
+    cdef object when_deleted
+
+    # The transport has sent all that was written.
+    cdef int sent(self) except -1
+
+
+# Settle or give back what a tag names, with `multiple` also what its subscription was handed before; how many.
+cdef int settle(HubConnection hub, int64_t tag, bint multiple, bint nack, bint requeue, int64_t delay_ms) except -1

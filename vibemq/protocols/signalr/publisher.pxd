@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from vibemq.broker.publisher cimport QueuePublisher
+from vibemq.protocols.signalr.bodies cimport Wanted
+from vibemq.protocols.signalr.envelope cimport span
+from vibemq.protocols.signalr.hub cimport HubConnection
+
+
+# What is remembered of messages until they are kept; the invocation's id and the message's own follow.
+cdef struct note_head:
+    int64_t upload          # 0: none
+    uint32_t place          # of the first message in its batch
+    uint32_t records
+    uint32_t id_size, message_id_size
+    uint32_t has_id
+
+
+# One hub connection's way into one queue, or into a stream that is none.
+cdef class HubPublisher(QueuePublisher):
+    cdef HubConnection hub
+    cdef size_t record_max
+    cdef object options_seen          # of the last message, and what they say: uploads bear the same for each item
+    cdef Wanted wanted_seen
+    cdef list letterless              # what waits until its dead-letter queue is made
+    cdef set progressed               # uploads of which something was kept just now
+
+    # One message.  `id`: of the invocation, if it has one and wants an answer.  `options`: a dict or None.  `upload`:
+    # the number of the Uploaded that it is part of; then there is no answer of its own.
+    cdef int publish(self, const uint8_t *id, uint32_t id_size, bint has_id, span body, int encoding, object options,
+                     int64_t upload) except -1
+    cdef size_t _entry(self, span body, int encoding, Wanted wanted, uint8_t **out) except 0
+    cdef Wanted _wanted(self, object options)
+    cdef int _take(self, bytes id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
+                   bytes message_id) except -1
+    cdef int _lay(self, const uint8_t *id, uint32_t id_size, bint has_id, int64_t upload, const uint8_t *entry,
+                  size_t size, uint32_t records, bytes message_id) except -1
+    cdef int _refuse(self, bytes id, int64_t upload, uint32_t records, str code, str text) except -1
+    cdef int _redirect(self, tuple what) except -1
+    cdef int _complete(self, const uint8_t *id, const note_head *head, uint64_t offset, bint offset_known) except -1
