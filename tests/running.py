@@ -4,7 +4,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +28,7 @@ class Running(NamedTuple):
     native_port: int = 0
     admin_port: int = 0
     tls_port: int = 0  # of the streams door, where it speaks TLS
+    ports: Mapping[str, int] = {}  # of each door, by its name in the ready line
 
     def worker_pids(self) -> list[int]:
         return self._children("vibemq: worker")
@@ -78,11 +79,10 @@ def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
     try:
         line = process.stdout.readline() if process.stdout else ""
         assert line.startswith(f"vibemq ready pid={process.pid} workers={workers} streams="), f"no ready line: {line!r}"
-        doors = dict(word.split("=", 1) for word in line.split()[2:])
-        host, _, port = doors["streams"].rpartition(":")
-        native, admin = (int(doors.get(door, ":0").rpartition(":")[2]) for door in ("native", "admin"))
-        tls_port = int(doors.get("streams-tls", ":0").rpartition(":")[2])
-        yield Running(host.strip("[]"), int(port), process, native, admin, tls_port=tls_port)
+        doors = {door: address.rpartition(":") for door, _, address in (word.partition("=") for word in line.split())}
+        ports = {door: int(port) for door, (_, colon, port) in doors.items() if colon}
+        native, admin, tls = (ports.get(door, 0) for door in ("native", "admin", "streams-tls"))
+        yield Running(doors["streams"][0].strip("[]"), ports["streams"], process, native, admin, tls, ports)
         process.terminate()
         assert process.wait(STOP_SECONDS_MAX) == 0, "the broker did not stop cleanly"
     finally:
