@@ -171,6 +171,8 @@ cdef int json_completion(const span *members, int dialect, hub_message *out) noe
 cdef int json_interpret(const span *members, int dialect, hub_message *out) noexcept:
     cdef int64_t type = 0
     cdef int fault
+    cdef uint32_t arguments = out.argument_count
+    out.argument_count = 0  # of calls only
     if not integer_of(members[MEMBER_TYPE], &type):
         return FAULT_TYPE
     if type < TYPE_INVOCATION or type > TYPE_SEQUENCE:
@@ -181,6 +183,7 @@ cdef int json_interpret(const span *members, int dialect, hub_message *out) noex
     if type == TYPE_STREAM_INVOCATION and dialect != DIALECT_V1 and is_null(members[MEMBER_TARGET]):
         out.type = TYPE_STREAM_COMPLETION
     if out.type == TYPE_INVOCATION or out.type == TYPE_STREAM_INVOCATION:
+        out.argument_count = arguments
         return json_call(members, dialect, out)
     if out.type == TYPE_PING:
         return FAULT_NONE
@@ -271,7 +274,7 @@ cdef int parse_messagepack(const uint8_t *body, size_t size, int dialect, hub_me
         else:
             mp_early(&c, dialect, out)
     while c.left and head_take(&c, &head):  # elements that we do not know
-        body_skip(&c, &head)
+        body_skip(&c, &head, 2)
     if not c.fault and c.at != c.end:
         return FAULT_LENGTH
     return c.fault

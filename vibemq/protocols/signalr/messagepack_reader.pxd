@@ -135,8 +135,10 @@ cdef struct mp_cursor:
     int fault
 
 
-cdef inline const uint8_t *contents_skip(const uint8_t *p, const uint8_t *end, uint64_t count, int *fault) noexcept nogil:
-    """Behind `count` values that lie in an array or map of the record's array, or NULL with a fault."""
+cdef inline const uint8_t *contents_skip(
+    const uint8_t *p, const uint8_t *end, uint64_t count, int level, int *fault
+) noexcept nogil:
+    """Behind `count` values in an array or map, or NULL with a fault. `level`: how deep that one is; the record is 1."""
     cdef uint64_t left[RECORD_DEPTH_MAX]
     cdef int depth = 0
     cdef mp_head head
@@ -153,7 +155,7 @@ cdef inline const uint8_t *contents_skip(const uint8_t *p, const uint8_t *end, u
             return NULL
         if head.kind < MP_ARRAY:
             p += head.size
-        elif depth == RECORD_DEPTH_MAX - 2:  # the record's array and the one whose contents these are came first
+        elif depth == RECORD_DEPTH_MAX - level:
             fault[0] = FAULT_DEPTH
             return NULL
         else:
@@ -178,13 +180,13 @@ cdef inline bint head_take(mp_cursor *c, mp_head *head) noexcept nogil:
     return True
 
 
-cdef inline void body_skip(mp_cursor *c, const mp_head *head) noexcept nogil:
-    """What follows a head that was taken."""
+cdef inline void body_skip(mp_cursor *c, const mp_head *head, int level) noexcept nogil:
+    """What follows a head that was taken; `level`: how deep that value is."""
     cdef const uint8_t *p
     if head.kind < MP_ARRAY:
         c.at += head.size
     elif head.size:
-        p = contents_skip(c.at, c.end, head.size, &c.fault)
+        p = contents_skip(c.at, c.end, head.size, level, &c.fault)
         if p != NULL:
             c.at = p
 
@@ -203,7 +205,7 @@ cdef inline bint raw_take(mp_cursor *c, span *out) noexcept nogil:
     cdef mp_head head
     if not head_take(c, &head):
         return False
-    body_skip(c, &head)
+    body_skip(c, &head, 2)
     out.data = begin
     out.size = <uint32_t> (c.at - begin)
     return c.fault == 0
@@ -248,7 +250,7 @@ cdef inline bint integer_take(mp_cursor *c, int wrong, int64_t *out) noexcept no
 cdef inline const uint8_t *value_skip(const uint8_t *p, const uint8_t *end) noexcept nogil:
     """Behind the value at p, of an array that was checked already."""
     cdef int fault = 0
-    p = contents_skip(p, end, 1, &fault)
+    p = contents_skip(p, end, 1, 2, &fault)
     return end if p == NULL else p
 
 
@@ -286,7 +288,7 @@ cdef inline void mp_arguments(mp_cursor *c, hub_message *out) noexcept nogil:
             out.bounds[i] = c.at
         if not head_take(c, &each):
             return
-        body_skip(c, &each)
+        body_skip(c, &each, 3)
     if out.argument_count < BOUNDS:
         out.bounds[out.argument_count] = c.at
     out.arguments.data, out.arguments.size = begin, <uint32_t> (c.at - begin)
@@ -350,7 +352,7 @@ cdef inline void mp_v1(mp_cursor *c, hub_message *out) noexcept nogil:
     if head.kind != MP_MAP:
         c.fault = FAULT_HEADERS
         return
-    body_skip(c, &head)
+    body_skip(c, &head, 2)
     if out.type == TYPE_INVOCATION or out.type == TYPE_STREAM_INVOCATION:
         ahead = c[0]
         # One client leaves the id of an upload's call out: a target, then an array.

@@ -66,17 +66,32 @@ def split_records(bytes data not None, int encoding, size_t record_max=spec.RECO
         at += used
 
 
+cdef int parse(bytes record, int encoding, int dialect, hub_message *m) except -1:
+    cdef const uint8_t *data = <const uint8_t *> PyBytes_AS_STRING(record)
+    cdef int fault
+    if encoding == ENCODING_JSON:
+        fault = parse_json(data, len(record), dialect, m)
+    else:
+        fault = parse_messagepack(data, len(record), dialect, m)
+    if fault:
+        raise MalformedFrame(*spec.FAULTS[fault])
+    return 0
+
+
+def type_of(bytes record not None, int encoding, int dialect=DIALECT_V1):
+    """The type of a record, which is checked whole, without a look at its values; 0: one that nobody knows."""
+    cdef hub_message m
+    parse(record, encoding, dialect, &m)
+    return m.type
+
+
 def decode(bytes record not None, int encoding, int dialect=DIALECT_V1):
     """The Message in a record that comes without its framing; None: a type that nobody knows, to be ignored."""
     cdef hub_message m
     cdef span each
     cdef list arguments = [], stream_ids = []
-    cdef const uint8_t *data = <const uint8_t *> PyBytes_AS_STRING(record)
-    cdef int fault
     cdef uint32_t i
-    fault = (parse_json if encoding == ENCODING_JSON else parse_messagepack)(data, len(record), dialect, &m)
-    if fault:
-        raise MalformedFrame(*spec.FAULTS[fault])
+    parse(record, encoding, dialect, &m)
     if m.type == 0:
         return None
     for i in range(m.argument_count):
@@ -117,7 +132,9 @@ def encode(message, int encoding, int dialect=DIALECT_V1):
     """A Message as a record with its framing."""
     cdef int type = message.type
     cdef bint is_early = dialect != DIALECT_V1
-    if type >= TYPE_PING and is_early != (type == TYPE_STREAM_COMPLETION):
+    if not TYPE_INVOCATION <= type <= TYPE_STREAM_COMPLETION or (
+        type >= TYPE_PING and is_early != (type == TYPE_STREAM_COMPLETION)
+    ):
         raise UnencodableValue("type", "one of the dialect", f"{type}")
     if type == TYPE_INVOCATION or type == TYPE_STREAM_INVOCATION:
         return encode_call(message, encoding, dialect)
