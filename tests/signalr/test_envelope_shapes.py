@@ -52,7 +52,6 @@ def fault(body: bytes, encoding: Encoding, dialect: Dialect = Dialect.V1) -> str
             b'"arguments":[ 1 , [2,[3,"],"]],{"a":",","b":{"c":"\\\\"}} , "\\\\\\"" , null , -0.5e2 ]}',
             Message(1, "1", "T", [1, [2, [3, "],"]], {"a": ",", "b": {"c": "\\"}}, '\\"', None, -50.0]),
         ),
-        ),
         (
             b'{"type":4,"invocationId":"1","target":"T","arguments":[],"streamIds":[ "a\\u0062" , "c" ]}',
             Message(4, "1", "T", stream_ids=["ab", "c"]),
