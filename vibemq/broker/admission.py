@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a connection may (still) be here, and the queue that it uses, made if need be: the same at each door."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from vibemq.errors import StorageError, StreamExists, StreamNotFound
+
+if TYPE_CHECKING:
+    from vibemq.broker.parts import Broker
+
+GUEST = "guest"
+
+
+class Ended(enum.Enum):
+    """Why a connection that was let in may not stay."""
+
+    LOGIN_NEEDED = enum.auto()  # it came when nobody had to log in
+    DELETED = enum.auto()  # its user, perhaps made anew since
+
+
+def needs_login(broker: Broker) -> bool:
+    """Once anybody has a password, and wherever other machines can reach, everybody must say who they are."""
+    return broker.is_public or broker.accesses.has_users  # type: ignore[no-any-return]
+
+
+def access_now(broker: Broker, user: str, access: Any) -> Any:
+    """The admin.permissions.Access of a connection that had `access` before, or why it has Ended."""
+    if user == GUEST:
+        return access  # not a user that somebody could change
+    if not user:
+        return Ended.LOGIN_NEEDED if needs_login(broker) else access
+    now = broker.accesses.of(user)
+    return Ended.DELETED if now is None or now.created_ms != access.created_ms else now
+
+
+def with_queue(
+    broker: Broker,
+    virtual_host: str,
+    name: str,
+    *,
+    may_create: bool,
+    then: Callable[[Any], None],
+    failed: Callable[[Exception], None],
+    in_helper: Callable[[Callable[[], Any], Callable[[Any, Any], None]], None],
+) -> None:
+    """Call ``then(queue)``, after making the queue if it does not exist and that is allowed.
+
+    ``failed`` is told StreamNotFound when it was not, or has gone again, StorageError or OSError.
+    """
+
+    def use() -> None:
+        try:
+            queue = broker.queues.find(virtual_host, name)
+        except (StreamNotFound, StorageError, OSError) as problem:
+            failed(problem)
+        else:
+            then(queue)
+
+    def made(_: Any, problem: Exception | None) -> None:
+        if problem is None or isinstance(problem, StreamExists):
+            use()
+        else:
+            failed(problem)
+
+    try:
+        queue = broker.queues.find(virtual_host, name)
+    except StreamNotFound as problem:
+        if may_create:
+            in_helper(partial(broker.catalog.create_queue, virtual_host, name, {}), made)
+        else:
+            failed(problem)
+    except (StorageError, OSError) as problem:
+        failed(problem)
+    else:
+        then(queue)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from vibemq.broker.inflight cimport InFlight
+from vibemq.broker.queue_table cimport QueueTable
+from vibemq.protocols.signalr.envelope cimport hub_message, span
+from vibemq.protocols.signalr.replay cimport Replay
+from vibemq.protocols.signalr.transports cimport Transport
+
+
+cdef class HubConnection:
+    cdef readonly object door          # SignalRDoor
+    cdef readonly str connection_id, token
+    cdef public str user               # "" when nobody had to log in
+    cdef public object access          # admin.permissions.Access
+    cdef public int dialect, encoding  # set by the handshake
+    cdef readonly bint is_alpha2       # an early connection of ?dialect=alpha2
+    cdef public bint wants_stateful    # was promised a stateful reconnect by negotiate
+    cdef readonly Transport transport  # None between polls and sockets
+    cdef readonly bint wants_pause     # uploads or unconfirmed messages are at their limit
+    cdef readonly bint closed
+    cdef bint is_open                  # the handshake is done
+    cdef readonly int64_t connected_ms # since 1970
+    cdef readonly QueueTable queues
+    cdef readonly InFlight in_flight
+    cdef readonly dict publishers      # queue name (bytes) -> HubPublisher
+    cdef object publisher_cached
+    cdef list by_number                # HubSubscription or None, by the number that its deliveries bear
+    # What methods have begun and not finished (invocations.Invocations).
+    cdef readonly object calls
+    cdef readonly object methods       # methods.MethodTable
+    cdef readonly dict subscriptions   # id -> message_methods.Subscribed
+    cdef public object access_used     # the access that all of this was last checked with
+    cdef readonly set refusals         # (operation, queue) of those in the log
+    cdef bytearray partial             # a record whose end has not come
+    cdef list held                     # [(record, is text)] that wait for the first transport
+    cdef uint8_t *latest               # the record that is being written: stateful reconnect keeps a copy
+    cdef size_t latest_size
+    cdef bint latest_is_text, latest_is_numbered
+    cdef bint has_written, has_heard, has_pinged, is_shutting_down, was_full, was_lost
+    cdef int64_t written_ms, heard_ms, opened_ms, lost_ms
+    cdef Replay replay                 # None without stateful reconnect
+    cdef public bint working           # invocations wait: a helper thread is busy with one before them
+    cdef size_t record_max
+    cdef bint is_paused                # the transport was told
+    cdef readonly Py_ssize_t unconfirmed, parked_bytes, waiting_bytes
+    cdef bint throttled, blocked, crowded
+    cdef public bint has_published     # since a method last saw to it that all of it is in the logs
+    cdef list autos                    # HubSubscriptions whose deliveries count as settled once they are sent
+    cdef list pulls                    # Subscribeds of messages that were pulled, until these are settled
+
+    # Hub bytes of one WebSocket message or POST body.
+    cdef int receive(self, const uint8_t *data, size_t size) except -1
+    cdef int room_again(self) except -1
+    # The transport's buffers ran empty.
+    cdef int sent(self) except -1
+    cdef int tick(self, int64_t now_ms) except -1
+    cdef int shutdown(self) except -1
+    # Room for one whole record of types 1 to 5, framing included.  The caller fills it, then calls written().
+    cdef uint8_t *record(self, size_t size) except NULL
+    cdef int written(self) except -1
+    cdef bint room(self) noexcept
+    cdef int complete_raw(self, const uint8_t *id, uint32_t id_size, const uint8_t *value, uint32_t size) except -1
+
+    cpdef bint holds_back(self)
+    cdef int _socket_lost(self) except -1
+    cdef int _over(self, str why, bint was_lost) except -1
+    cdef int _keep(self, const uint8_t *data, size_t size) except -1
+    cdef int _more(self, const uint8_t *data, size_t size) except -1
+    cdef Py_ssize_t _take(self, const uint8_t *data, size_t size) except -1
+    cdef Py_ssize_t _records(self, const uint8_t *data, size_t size) except -1
+    cdef Py_ssize_t _handshake(self, const uint8_t *data, size_t size) except -1
+    cdef int _one(self, const uint8_t *body, size_t size) except -1
+    cdef int _completed(self, const hub_message *m) except -1
+    cdef int _invoked(self, const hub_message *m) except -1
+    cdef int _call(self, const hub_message *m) except -1
+    cdef int _publish(self, const hub_message *m) except -1
+    cdef int _settle(self, const hub_message *m, bint nack) except -1
+    cdef uint8_t *_room_for(self, size_t size, bint is_text, bint is_numbered) except NULL
+    cdef int _write(self, record, bint is_text, bint is_numbered) except -1
+    cdef int _complete(self, span id, int kind, span content) except -1
+    cdef int _ping(self) except -1
+    cdef int _sequence(self, int type, int64_t number) except -1
+    cdef int _close_record(self, error, bint allow_reconnect) except -1

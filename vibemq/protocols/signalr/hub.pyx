@@ -1,0 +1,769 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One hub connection: hub messages in, completions and stream items out, over whatever transport it has just now.
+
+Publish, Ack and Nack are acted upon in place, without a Python object for each message; what else is called goes to
+``methods``, plain Python.  A handshake with a version speaks version 1 (or 2, which may lose its socket: replay.pyx),
+one without speaks the early dialect.  Everything a peer has begun is registered while its record is parsed
+(invocations.py), so that a cancel or an upload's end may be in the same read.
+
+Records of types 1 to 5 are written by ``record``, then ``written``; what comes before the first transport is held.
+When the connection is over, its messages go back to their queues, and what it has published is kept but confirmed to
+nobody.
+"""
+
+import logging
+import time
+
+from libc.string cimport memchr, memcmp, memcpy
+
+from vibemq.broker.consumer cimport Consumer
+from vibemq.broker.queue cimport Queue
+from vibemq.broker.stream cimport Stream
+from vibemq.protocols.signalr.deliveries cimport HubSubscription, settle
+from vibemq.protocols.signalr.envelope cimport (
+    DIALECT_ALPHA2, DIALECT_EARLY, DIALECT_V1, ENCODING_JSON, ENCODING_MESSAGEPACK, RESULT_ERROR, RESULT_VALUE,
+    RESULT_VOID, TYPE_ACK, TYPE_CANCEL_INVOCATION, TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING,
+    TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, argument, fault_text, next_record, parse_json,
+    parse_messagepack, text_of,
+)
+from vibemq.protocols.signalr.json_reader cimport integer_of
+from vibemq.protocols.signalr.messagepack_reader cimport MP_INTEGER, head_read, mp_head
+from vibemq.protocols.signalr.publisher cimport HubPublisher
+from vibemq.protocols.signalr.writers cimport (
+    close_size, close_write, completion_size, completion_write, item_begin, item_end, item_size, ping_size, ping_write,
+    put, sequence_size, sequence_write, span_of, stream_end_size, stream_end_write, stream_item_head_size,
+    stream_item_head_write,
+)
+from vibemq.storage cimport core
+
+from vibemq.errors import LimitExceeded, ProtocolError
+from vibemq.protocols.signalr import methods, spec
+from vibemq.protocols.signalr.envelope import encode_handshake_answer, group_decode, parse_handshake, raw_of, value_of
+from vibemq.protocols.signalr.invocations import WAITING_BYTES_MAX, Call, Invocations
+from vibemq.protocols.signalr.spec import ENCODING_BY_NAME, NOTHING, PROTOCOL_VERSION_MAX
+
+logger = logging.getLogger(__name__)
+
+cdef enum:
+    RECORD_SEPARATOR = 0x1E
+    PARKED_BYTES_MAX = 16 << 20   # of Publishes that wait for room in full queues
+    HELD_BACK_BYTES_MAX = 16 << 20  # of invocations, from a peer that acknowledges nothing of a stateful connection
+    HANDSHAKE_BYTES = 4096
+    CODE_NORMAL = 1000
+    CODE_FAILED = 1011
+
+cdef Py_ssize_t waiting_bytes_max = WAITING_BYTES_MAX
+cdef str WEBSOCKETS = "WebSockets"
+cdef str LONG_POLLING = "LongPolling"
+
+
+cdef object _table = None
+
+
+cdef object table():
+    """The methods; what fills it needs this module first."""
+    global _table
+    if _table is None:
+        from vibemq.protocols.signalr.surface import METHODS
+        _table = METHODS
+    return _table
+
+
+cdef span of_bytes(bytes data) noexcept:
+    return span_of(<const char *> data, len(data))
+
+
+cdef class HubConnection:
+    def __init__(self, door, str connection_id, str token, str user, access, *, bint is_alpha2=False,
+                 bint wants_stateful=False):
+        self.door, self.connection_id, self.token = door, connection_id, token
+        self.user, self.access = user, access
+        self.access_used = access
+        self.is_alpha2, self.wants_stateful = is_alpha2, wants_stateful
+        self.queues = door.queues
+        self.in_flight = InFlight()
+        self.publishers, self.by_number, self.subscriptions, self.pulls, self.refusals = {}, [], {}, [], set()
+        self.calls = Invocations(self)
+        self.methods = table()
+        self.partial, self.held, self.autos = bytearray(), [], []
+        self.record_max = door.config.message_max_bytes
+        self.connected_ms = time.time_ns() // 1_000_000
+        self.opened_ms = self.heard_ms = self.written_ms = self.lost_ms = self.queues.now_ms
+
+    @property
+    def peer(self) -> str:
+        return f"hub connection {self.connection_id}" if self.transport is None else self.transport.peer
+
+    @property
+    def is_modern(self) -> bool:
+        return self.dialect == DIALECT_V1
+
+    @property
+    def state(self) -> str:
+        return "closed" if self.closed else "open" if self.is_open else "handshake"
+
+    # ---- transports ----
+
+    def attach(self, Transport transport not None):
+        """The first transport, or the next one of a stateful reconnect."""
+        previous, self.transport = self.transport, transport
+        self.is_paused = False
+        if self.is_open and self.dialect == DIALECT_V1 and self.encoding == ENCODING_MESSAGEPACK \
+                and not transport.carries_binary:
+            return self.protocol_error(spec.transport_not_binary("messagepack"))
+        if self.replay is None:
+            for record, is_text in self.held:
+                self._write(record, is_text, False)
+            self.held.clear()
+        else:
+            if previous is not None and previous is not transport:
+                self._socket_lost()
+                previous.end(CODE_NORMAL, "")
+            self._sequence(TYPE_SEQUENCE, self.replay.first)
+            for record in self.replay.records():
+                self._write(record, self.encoding == ENCODING_JSON, False)
+        self._pause_or_resume()
+        self.room_again()
+
+    def detached(self, Transport transport not None, str why):
+        """This transport is gone."""
+        if transport is not self.transport or self.closed:
+            return
+        self.transport = None
+        if self.replay is None or self.is_shutting_down:
+            self._over(why, True)
+        else:
+            self._socket_lost()
+
+    cdef int _socket_lost(self) except -1:
+        """A stateful connection waits for its next socket; what was half here comes again."""
+        self.partial.clear()
+        self.replay.lost()
+        self.lost_ms = self.queues.now_ms
+        return 0
+
+    def close(self, str error=None, bint allow_reconnect=False, int code=CODE_NORMAL):
+        """Tell the peer, if its dialect has words for it, and end."""
+        cdef Transport transport = self.transport
+        if self.closed:
+            return
+        if self.is_open and self.dialect == DIALECT_V1 and transport is not None:
+            self._close_record(error, allow_reconnect)
+        self._over(error or "", False)
+        if transport is not None:
+            transport.end(code, error or "")
+
+    def protocol_error(self, str text):
+        """The peer does what the protocol does not allow, and nobody knows what it would mean next."""
+        logger.info("%s: closed: %s", self.peer, text)
+        self.close(spec.closed_with_error(f"InvalidDataException: {text}"), code=CODE_FAILED)
+
+    def fail(self, problem):
+        """End the connection at its next turn: for those who are in the middle of telling many."""
+        logger.error("%s: %s", self.peer, problem, exc_info=problem)
+        self.queues.timers.timer(self._fail).set(0)
+
+    def _fail(self, now_ms):
+        self.close(spec.closed_with_error(), True, CODE_FAILED)
+
+    cdef int _over(self, str why, bint was_lost) except -1:
+        """Give everything back.  `was_lost`: without a goodbye, so what was in flight may have been what went wrong."""
+        self.closed, self.is_open, self.was_lost = True, False, was_lost
+        logger.debug("%s: over: %s", self.peer, why)
+        for publisher in list(self.publishers.values()):
+            publisher.close()
+        self.publishers.clear()
+        self.publisher_cached = None
+        for id in list(self.subscriptions):
+            self.remove_subscription(id)
+        self.calls.close()
+        self.transport = None
+        self.held.clear()
+        self.partial = bytearray()
+        self.door.forget(self)
+        return 0
+
+    # ---- receive ----
+
+    cdef int receive(self, const uint8_t *data, size_t size) except -1:
+        cdef Py_ssize_t used = 0
+        if self.closed:
+            return 0
+        self.has_heard = True
+        try:
+            if self.partial:
+                self._more(data, size)
+                return 0
+            used = self._take(data, size)
+            if <size_t> used < size:
+                self._keep(data + used, size - used)
+        except (ProtocolError, LimitExceeded) as problem:
+            self.protocol_error(str(problem))
+        return 0
+
+    cdef int _keep(self, const uint8_t *data, size_t size) except -1:
+        """Bytes of a record whose end has not come."""
+        if self.closed:
+            return 0
+        if len(self.partial) + size > self.record_max + 8:
+            raise LimitExceeded("hub message: bytes", len(self.partial) + size, self.record_max)
+        self.partial += (<const char *> data)[:size]
+        return 0
+
+    cdef int _more(self, const uint8_t *data, size_t size) except -1:
+        cdef Py_ssize_t used
+        if (not self.is_open or self.encoding == ENCODING_JSON) and memchr(data, RECORD_SEPARATOR, size) == NULL:
+            return self._keep(data, size)  # a record in very many pieces is searched once
+        whole, self.partial = self.partial + (<const char *> data)[:size], bytearray()
+        used = self._take(<const uint8_t *> <char *> whole, len(whole))
+        if used < len(whole):
+            self._keep(<const uint8_t *> <char *> whole + used, len(whole) - used)
+        return 0
+
+    cdef Py_ssize_t _take(self, const uint8_t *data, size_t size) except -1:
+        """Act upon the whole records at the front; the bytes that they take."""
+        cdef Py_ssize_t used = 0
+        if not self.is_open:
+            used = self._handshake(data, size)
+            if used == 0 or self.closed:
+                return size if self.closed else 0
+        if self.encoding == ENCODING_JSON or self.transport is None or self.transport.carries_binary:
+            return used + self._records(data + used, size - used)
+        records, taken = group_decode((<const char *> data)[used:size], self.record_max)
+        if self._records(<const uint8_t *> <const char *> records, len(records)) != <Py_ssize_t> len(records):
+            raise ProtocolError("A group does not hold whole records.")
+        return used + taken
+
+    cdef Py_ssize_t _records(self, const uint8_t *data, size_t size) except -1:
+        cdef size_t at = 0
+        cdef Py_ssize_t used
+        cdef span body
+        while at < size:
+            used = next_record(data + at, size - at, self.encoding, self.record_max, &body)
+            if used == 0:
+                return at
+            self._one(body.data, body.size)
+            if self.closed:
+                return size
+            at += used
+        return at
+
+    cdef Py_ssize_t _handshake(self, const uint8_t *data, size_t size) except -1:
+        cdef const uint8_t *end = <const uint8_t *> memchr(data, RECORD_SEPARATOR, min(size, <size_t> HANDSHAKE_BYTES))
+        if end == NULL:
+            if size >= HANDSHAKE_BYTES:
+                raise LimitExceeded("handshake: bytes", size, HANDSHAKE_BYTES)
+            return 0
+        shake = parse_handshake((<const char *> data)[:end - data])
+        encoding = ENCODING_BY_NAME.get(shake.protocol)
+        if encoding is None:
+            self.reject(None if shake.version is None else spec.protocol_not_supported(shake.protocol))
+        elif shake.version is None:
+            self.dialect, self.encoding = DIALECT_ALPHA2 if self.is_alpha2 else DIALECT_EARLY, int(encoding)
+            self.is_open = True
+        elif not 0 <= shake.version <= PROTOCOL_VERSION_MAX:
+            self.reject(spec.version_not_supported(shake.protocol, shake.version))
+        elif encoding == ENCODING_MESSAGEPACK and self.transport is not None and not self.transport.carries_binary:
+            self.reject(spec.transport_not_binary(shake.protocol))
+        else:
+            self.encoding, self.is_open = int(encoding), True
+            self._write(encode_handshake_answer(None), True, False)
+            if shake.version == PROTOCOL_VERSION_MAX and self.wants_stateful:
+                self.replay = Replay(spec.STATEFUL_BUFFER_BYTES_MAX)
+        return end - data + 1
+
+    def reject(self, error):
+        """A handshake that comes to nothing; `error` is for a peer that reads an answer."""
+        cdef Transport transport = self.transport
+        logger.info("%s: closed in the handshake: %s", self.peer, error or "not supported")
+        if error is not None:
+            self._write(encode_handshake_answer(error), True, False)
+        self._over("handshake", False)
+        if transport is not None:
+            transport.end(CODE_NORMAL if error is not None else CODE_FAILED, error or "")
+
+    cdef int _one(self, const uint8_t *body, size_t size) except -1:
+        """One whole record."""
+        cdef hub_message m
+        cdef int fault
+        if self.encoding == ENCODING_JSON:
+            fault = parse_json(body, size, self.dialect, &m)
+        else:
+            fault = parse_messagepack(body, size, self.dialect, &m)
+        if fault:
+            raise ProtocolError(fault_text(fault))
+        if self.replay is not None and not self.replay.takes(m.type):
+            return 0
+        if m.type == TYPE_INVOCATION or m.type == TYPE_STREAM_INVOCATION:
+            return self._invoked(&m)
+        if m.type == TYPE_STREAM_ITEM:
+            upload = self.calls.uploads.get((<const char *> m.id.data)[:m.id.size])
+            if upload is not None:
+                upload.item((<const char *> m.payload.data)[:m.payload.size])
+        elif m.type == TYPE_COMPLETION:
+            return self._completed(&m)
+        elif m.type == TYPE_CANCEL_INVOCATION:
+            self.calls.cancel((<const char *> m.id.data)[:m.id.size])
+        elif m.type == TYPE_PING:
+            self.has_pinged = True
+        elif m.type == TYPE_CLOSE:
+            self.close()
+        elif self.replay is not None:
+            if m.type == TYPE_SEQUENCE:
+                self.replay.resume(m.sequence)
+            elif m.type == TYPE_ACK:
+                self.replay.acknowledged(m.sequence)
+                if self.was_full and not self.holds_back():
+                    self.was_full = False
+                    self.room_again()
+                    self.calls.go_on()
+        return 0
+
+    cdef int _completed(self, const hub_message *m) except -1:
+        """The end of an upload, or the result of what we have called."""
+        id = (<const char *> m.id.data)[:m.id.size]
+        upload = self.calls.uploads.get(id)
+        if upload is not None:
+            upload.end((<const char *> m.error.data)[:m.error.size].decode(errors="replace") if m.has_error else None)
+        elif self.in_flight.count:
+            value = None
+            if m.has_payload and not m.has_error:
+                value = value_of((<const char *> m.payload.data)[:m.payload.size], self.encoding)
+            self.delivered(id, not m.has_error and value is not False)
+        return 0
+
+    # ---- invocations ----
+
+    cdef int _invoked(self, const hub_message *m) except -1:
+        if m.type == TYPE_INVOCATION and m.stream_id_count == 0 and not self.working:
+            if m.target.size == 7 and memcmp(m.target.data, b"Publish", 7) == 0:
+                return self._publish(m)
+            if m.target.size == 3 and memcmp(m.target.data, b"Ack", 3) == 0:
+                return self._settle(m, False)
+            if m.target.size == 4 and memcmp(m.target.data, b"Nack", 4) == 0:
+                return self._settle(m, True)
+        return self._call(m)
+
+    cdef int _call(self, const hub_message *m) except -1:
+        """What Python decides."""
+        uploads = ()
+        if m.stream_id_count:
+            ids = value_of((<const char *> m.stream_ids.data)[:m.stream_ids.size], self.encoding)
+            uploads = tuple([id.encode() for id in ids])
+        call = Call(
+            self,
+            (<const char *> m.id.data)[:m.id.size] if m.has_id and not m.nonblocking else None,
+            (<const char *> m.target.data)[:m.target.size].decode(errors="replace"),
+            (<const char *> m.arguments.data)[:m.arguments.size],
+            m.argument_count,
+            uploads,
+            is_stream=m.type == TYPE_STREAM_INVOCATION,
+        )
+        self.calls.begin(call)
+        return 0
+
+    cdef int _publish(self, const hub_message *m) except -1:
+        """A Publish into a queue that is known, if this user may.  Whatever is unusual goes through Python."""
+        cdef span raw, name, body
+        cdef HubPublisher publisher
+        if m.argument_count != 2 or self.holds_back() or not argument(m, self.encoding, 0, &raw) \
+                or not text_of(raw, self.encoding, &name) or name.size == 0 or not argument(m, self.encoding, 1, &body):
+            return self._call(m)
+        publisher = self.publisher_cached
+        if publisher is None or len(publisher.name) != <Py_ssize_t> name.size \
+                or memcmp(<char *> publisher.name, name.data, name.size) != 0:
+            publisher = self.publishers.get((<const char *> name.data)[:name.size])
+            if publisher is None:
+                return self._call(m)
+            self.publisher_cached = publisher
+        if publisher.generation != self.queues.access_generation \
+                or core.control_is_deleted(publisher.stream.log.control):
+            return self._call(m)
+        publisher.publish(m.id.data, m.id.size, m.has_id and not m.nonblocking, body, self.encoding, None, 0)
+        self.has_published = True
+        return 0
+
+    cdef int _settle(self, const hub_message *m, bint nack) except -1:
+        """An Ack or Nack of one tag or an array of them, without options."""
+        cdef span raw
+        cdef mp_head head
+        cdef int64_t tag = 0
+        cdef int64_t settled = 0
+        cdef bint is_one
+        if m.argument_count != 1 or not argument(m, self.encoding, 0, &raw):
+            return self._call(m)
+        if self.encoding == ENCODING_JSON:
+            is_one = integer_of(raw, &tag)
+        else:
+            is_one = head_read(raw.data, raw.data + raw.size, &head) != NULL and head.kind == MP_INTEGER
+            tag = head.integer
+        if is_one:
+            settled = settle(self, tag, False, nack, True, 0)
+            if self.pulls:
+                self._end_pulls()
+        else:
+            tags = value_of((<const char *> raw.data)[:raw.size], self.encoding)
+            if type(tags) is not list or not all([type(one) is int for one in tags]):
+                return self._call(m)
+            settled = self.settle(tags, False, nack, True, 0)
+        if m.has_id and not m.nonblocking:
+            number = raw_of(settled, self.encoding)
+            self.complete_raw(m.id.data, m.id.size, <const uint8_t *> <const char *> number, len(number))
+        return 0
+
+    def settle(self, list tags, bint multiple, bint nack, bint requeue, int64_t delay_ms) -> int:
+        """Acknowledge deliveries, or give them back; how many those were.  Unknown tags are settled already."""
+        cdef int64_t settled = 0
+        for tag in tags:
+            if 0 <= tag < 1 << 53:
+                settled += settle(self, tag, multiple, nack, requeue, delay_ms)
+        if self.pulls:
+            self._end_pulls()
+        return settled
+
+    def add_pull(self, subscribed):
+        """It holds one delivery, and ends when that is settled."""
+        self.pulls.append(subscribed)
+
+    def _end_pulls(self):
+        for subscribed in [one for one in self.pulls if not one.consumer.in_flight]:
+            self.pulls.remove(subscribed)
+            subscribed.close()
+
+    def delivered(self, bytes id, bint well):
+        """The peer has returned from what a subscription with results called; late answers come to nothing."""
+        if id.startswith(b"d") and id[1:].isdigit() and len(id) < 18:
+            self.settle([int(id[1:])], False, not well, True, 0)
+
+    def publish_call(self, call, HubPublisher publisher, bytes body, options):
+        """A Publish that came through Python: from here on the publisher answers it."""
+        self.publish(publisher, call.hand_over(), body, options, 0)
+
+    def publish(self, HubPublisher publisher, bytes id, bytes body, options, int64_t upload):
+        cdef span raw
+        raw.data, raw.size = <const uint8_t *> <const char *> body, <uint32_t> len(body)
+        if id is None:
+            publisher.publish(NULL, 0, False, raw, self.encoding, options, upload)
+        else:
+            publisher.publish(<const uint8_t *> <const char *> id, <uint32_t> len(id), True, raw, self.encoding, options,
+                              upload)
+        self.has_published = True
+
+    def keep_published(self):
+        """Have all that was published so far in the logs, so that the next method finds it there."""
+        cdef HubPublisher publisher
+        if self.has_published:
+            self.has_published = False
+            for publisher in list(self.publishers.values()):
+                if publisher.stream.batch != NULL:
+                    publisher.stream.persist()
+
+    def ready_publisher(self, bytes name):
+        """The way into a queue, if it is open and this user's rights are those that opened it."""
+        cdef HubPublisher publisher = self.publishers.get(name)
+        if publisher is None or publisher.generation != self.queues.access_generation \
+                or core.control_is_deleted(publisher.stream.log.control):
+            return None
+        return publisher
+
+    def open_publisher(self, bytes name, Stream stream, Queue queue):
+        """The way into a queue, for a user that may publish to it; `queue`: None where the stream is none."""
+        cdef HubPublisher publisher = self.publishers.get(name)
+        if publisher is not None and publisher.stream is not stream:  # deleted, and its doorbell not heard yet
+            self.forget_publisher(name, publisher)
+            publisher.close()
+            publisher = None
+        if publisher is None:
+            publisher = self.publishers[name] = HubPublisher(self, stream, queue, name)
+        publisher.generation = self.queues.access_generation
+        return publisher
+
+    def forget_publisher(self, bytes name, publisher):
+        if self.publishers.get(name) is publisher:
+            del self.publishers[name]
+        if self.publisher_cached is publisher:
+            self.publisher_cached = None
+
+    def forget_rights(self):
+        """Every queue is asked for again."""
+        cdef HubPublisher publisher
+        for publisher in self.publishers.values():
+            publisher.generation = -1
+
+    # ---- subscriptions ----
+
+    def next_number(self) -> int:
+        """Of a consumer; deliveries bear it."""
+        for number, taken in enumerate(self.by_number):
+            if taken is None:
+                return number
+        self.by_number.append(None)
+        return len(self.by_number) - 1
+
+    def add_subscription(self, subscribed, HubSubscription consumer):
+        """`consumer`: None for one that reads a log."""
+        self.subscriptions[subscribed.id] = subscribed
+        subscribed.consumer = consumer
+        if consumer is not None:
+            self.by_number[consumer.number] = consumer
+            if consumer.is_auto:
+                self.autos.append(consumer)
+
+    def settle_when_sent(self, HubSubscription consumer):
+        """It was handed what nobody will acknowledge."""
+        consumer.is_auto = True
+        self.autos.append(consumer)
+
+    def remove_subscription(self, int64_t id):
+        cdef HubSubscription consumer
+        subscribed = self.subscriptions.pop(id, None)
+        if subscribed is None:
+            return
+        consumer = subscribed.consumer
+        if consumer is not None:
+            if consumer.queue is not None:
+                (<Queue> consumer.queue).remove_consumer(consumer, self.was_lost)
+            self.by_number[consumer.number] = None
+            if consumer.is_auto:
+                self.autos.remove(consumer)
+        elif subscribed.reader is not None:
+            subscribed.reader.close()
+
+    def end_stream(self, bytes id, code=None, text=None):
+        """Nothing more comes for this stream."""
+        call = self.calls.open.get(id)
+        if call is None:
+            return
+        if code is None:
+            call.end()
+        else:
+            call.fail(spec.stream_failed(code, text, self.dialect))
+
+    # ---- what is written ----
+
+    cdef uint8_t *_room_for(self, size_t size, bint is_text, bint is_numbered) except NULL:
+        self.latest_size, self.latest_is_numbered, self.has_written = size, is_numbered, True
+        if self.transport is not None:
+            self.latest = self.transport.reserve(size, is_text)
+        else:
+            kept = bytearray(size)
+            if self.replay is None:
+                self.held.append((kept, is_text))
+            else:
+                self.held = [(kept, is_text)]  # it lives until it is written, and is sent by the next attach()
+            self.latest = <uint8_t *> <char *> kept
+        return self.latest
+
+    cdef uint8_t *record(self, size_t size) except NULL:
+        return self._room_for(size, self.encoding == ENCODING_JSON, True)
+
+    cdef int written(self) except -1:
+        if self.replay is not None and self.latest_is_numbered:
+            self.replay.keep(self.latest, self.latest_size)
+        return 0
+
+    cdef int _write(self, record, bint is_text, bint is_numbered) except -1:
+        """`record` with its framing: bytes or a bytearray."""
+        cdef const uint8_t[::1] raw = record
+        memcpy(self._room_for(raw.shape[0], is_text, is_numbered), &raw[0], raw.shape[0])
+        return self.written()
+
+    cdef int _complete(self, span id, int kind, span content) except -1:
+        cdef size_t size = completion_size(self.dialect, self.encoding, id, kind, content)
+        completion_write(self.record(size), self.dialect, self.encoding, id, kind, content)
+        return self.written()
+
+    cdef int complete_raw(self, const uint8_t *id, uint32_t id_size, const uint8_t *value, uint32_t size) except -1:
+        return self._complete(span_of(id, id_size), RESULT_VALUE, span_of(value, size))
+
+    def complete(self, bytes id, value=NOTHING):
+        """The answer to an invocation; NOTHING: it has no result."""
+        if value is NOTHING:
+            self._complete(of_bytes(id), RESULT_VOID, of_bytes(b""))
+        else:
+            self.complete_bytes(id, raw_of(value, self.encoding))
+
+    def complete_bytes(self, bytes id, bytes raw):
+        self._complete(of_bytes(id), RESULT_VALUE, of_bytes(raw))
+
+    def fail_call(self, bytes id, text):
+        cdef bytes error = text.encode(errors="replace")
+        self._complete(of_bytes(id), RESULT_ERROR, of_bytes(error))
+
+    def refuse(self, id, str method, code, text):
+        """`id`: None when nobody waits for an answer."""
+        if id is not None and not self.closed:
+            self.fail_call(id, self.error_text(method, code, text))
+
+    def exception_text(self, str method, text) -> str:
+        """The error of a method in the peer's own words."""
+        if self.dialect != DIALECT_V1:
+            return text
+        return f"An unexpected error occurred invoking '{method}' on the server. HubException: {text}"
+
+    def error_text(self, str method, code, text) -> str:
+        return spec.hub_exception(method, code, text, self.dialect)
+
+    def stream_item(self, bytes id, value):
+        cdef bytes raw = raw_of(value, self.encoding)
+        cdef size_t head = stream_item_head_size(self.dialect, self.encoding, of_bytes(id))
+        cdef uint8_t *p = self.record(item_size(self.encoding, head, len(raw)))
+        p = item_begin(p, self.encoding, head, len(raw))
+        p = stream_item_head_write(p, self.dialect, self.encoding, of_bytes(id))
+        item_end(put(p, <char *> raw, len(raw)), self.encoding)
+        self.written()
+
+    def write_stream_end(self, bytes id, text, bint is_modern):
+        """`is_modern`: an early connection called by a StreamInvocation expects a Completion."""
+        cdef bytes error = (text or "").encode(errors="replace")
+        cdef int dialect = DIALECT_ALPHA2 if is_modern and self.dialect == DIALECT_EARLY else self.dialect
+        cdef size_t size = stream_end_size(dialect, self.encoding, of_bytes(id), of_bytes(error))
+        stream_end_write(self.record(size), dialect, self.encoding, of_bytes(id), of_bytes(error))
+        self.written()
+
+    def id_in_use(self, bytes id):
+        shown = spec.id_in_use(id.decode(errors="replace"))
+        if self.dialect == DIALECT_V1:
+            self.fail_call(id, shown)
+        else:
+            self.protocol_error(shown)
+
+    cdef int _ping(self) except -1:
+        ping_write(self._room_for(ping_size(self.encoding), self.encoding == ENCODING_JSON, False), self.encoding)
+        return self.written()
+
+    cdef int _sequence(self, int type, int64_t number) except -1:
+        cdef size_t size = sequence_size(self.encoding, number)
+        sequence_write(self._room_for(size, self.encoding == ENCODING_JSON, False), self.encoding, type, number)
+        return self.written()
+
+    cdef int _close_record(self, error, bint allow_reconnect) except -1:
+        cdef bytes text = (error or "").encode(errors="replace")
+        cdef size_t size = close_size(self.encoding, of_bytes(text), allow_reconnect)
+        close_write(self._room_for(size, self.encoding == ENCODING_JSON, False), self.encoding, of_bytes(text),
+                    allow_reconnect)
+        return self.written()
+
+    # ---- limits ----
+
+    def count_unconfirmed(self, Py_ssize_t more):
+        """Stop reading while too much waits for a sync; go on at three quarters of the limit."""
+        cdef Py_ssize_t most = self.door.config.unconfirmed_max
+        self.unconfirmed += more
+        if self.throttled:
+            self.throttled = self.unconfirmed * 4 > most * 3
+        else:
+            self.throttled = self.unconfirmed >= most
+        self._pause_or_resume()
+
+    def count_parked(self, Py_ssize_t more):
+        """Nothing more is read while too much is parked before full queues; on with half of that."""
+        self.parked_bytes += more
+        self.blocked = self.parked_bytes > (PARKED_BYTES_MAX // 2 if self.blocked else PARKED_BYTES_MAX)
+        self._pause_or_resume()
+
+    def count_waiting(self, Py_ssize_t more):
+        """The same for invocations and uploads that wait for a method."""
+        self.waiting_bytes += more
+        self.crowded = self.waiting_bytes > (waiting_bytes_max // 2 if self.crowded else waiting_bytes_max)
+        if self.crowded and self.holds_back():
+            # Its acknowledgements come behind all this: without reading there would never be any.
+            self.crowded = False
+            if self.waiting_bytes > HELD_BACK_BYTES_MAX:
+                self.fail(LimitExceeded("invocations held back: bytes", self.waiting_bytes, HELD_BACK_BYTES_MAX))
+        self._pause_or_resume()
+
+    def _pause_or_resume(self):
+        self.wants_pause = self.throttled or self.blocked or self.crowded
+        if self.transport is not None and self.wants_pause != self.is_paused:
+            self.is_paused = self.wants_pause
+            if self.wants_pause:
+                self.transport.pause()
+            else:
+                self.transport.resume()
+
+    def has_room(self) -> bool:
+        return self.room()
+
+    cpdef bint holds_back(self):
+        """Has the peer of a stateful connection acknowledged too little to be sent more?"""
+        if self.replay is not None and self.replay.is_full:
+            self.was_full = True
+            return True
+        return False
+
+    cdef bint room(self) noexcept:
+        if self.transport is None or self.is_shutting_down:
+            return False
+        if self.replay is not None and self.replay.bytes > self.replay.bytes_max:
+            self.was_full = True
+            return False
+        return self.transport.room()
+
+    cdef int room_again(self) except -1:
+        """Whoever had no room goes on."""
+        cdef Consumer consumer
+        for subscribed in list(self.subscriptions.values()):
+            if not self.room():
+                return 0
+            consumer = subscribed.consumer
+            if consumer is None:
+                subscribed.reader.pump()
+            elif consumer.stalled and consumer.queue is not None:
+                (<Queue> consumer.queue).room_again(consumer)
+        return 0
+
+    cdef int sent(self) except -1:
+        """What was written has left: deliveries that nobody acknowledges are settled."""
+        cdef HubSubscription subscription
+        if self.autos:
+            for subscription in self.autos:
+                subscription.sent()
+            if self.pulls:
+                self._end_pulls()
+        return 0
+
+    # ---- time ----
+
+    cdef int tick(self, int64_t now_ms) except -1:
+        config = self.door.config
+        if self.closed:
+            return 0
+        if self.has_heard or self.is_paused or self.working:
+            self.has_heard, self.heard_ms = False, now_ms
+        if self.has_written:
+            self.has_written, self.written_ms = False, now_ms
+        if self.pulls:
+            self._end_pulls()
+        if not self.is_open:
+            if now_ms - self.opened_ms > config.handshake_timeout_s * 1000:
+                self.reject(spec.HANDSHAKE_CANCELED)
+        elif self.transport is None:
+            if now_ms - self.lost_ms > config.disconnect_timeout_s * 1000:
+                self._over("did not come back", True)
+        elif not methods.check_access(self):
+            return 0
+        elif self.dialect != DIALECT_V1:
+            if now_ms - self.written_ms >= config.keepalive_interval_s * 1000:
+                self.written_ms = now_ms
+                self.transport.keep_alive()  # the dialect has no pings
+        else:
+            if self.has_pinged and now_ms - self.heard_ms > config.client_timeout_s * 1000:
+                logger.info("%s: silent for %d s, closed", self.peer, config.client_timeout_s)
+                self.close(spec.closed_with_error("TimeoutException: The client has not sent anything for "
+                                                  f"{config.client_timeout_s} s."), True, CODE_FAILED)
+                return 0
+            if self.replay is not None:
+                told = self.replay.to_tell()
+                if told:
+                    self._sequence(TYPE_ACK, told)
+            if now_ms - self.written_ms >= config.keepalive_interval_s * 1000 and self.transport.name != LONG_POLLING:
+                self._ping()
+        return 0
+
+    cdef int shutdown(self) except -1:
+        """Called at every tick while the broker shuts down: what was published is confirmed, then the peer sent off."""
+        self.is_shutting_down = True
+        if not self.closed and not self.unconfirmed and not self.working:
+            self.close(spec.SERVER_SHUTTING_DOWN, True)
+        return 0

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a peer has called and is not answered yet.
+
+Invocations of one connection run one after another: while a helper thread works for one, the next ones wait here, and
+when too much waits, the transport reads no more.  Streams and whatever waits for a message run in the background, and
+are found by their id for a CancelInvocation.  All of it is registered while its record is parsed: an upload's first
+item, or a cancel, may be in the same read as the invocation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vibemq.errors import LimitExceeded, StorageError
+from vibemq.protocols.signalr.spec import NOTHING, ErrorCode, binding_failed
+
+if TYPE_CHECKING:
+    from vibemq.protocols.signalr.hub import HubConnection
+
+logger = logging.getLogger(__name__)
+
+#: What a method returns that answers later.
+LATER = object()
+
+WAITING_BYTES_MAX = 1 << 20  # of invocations and upload items that wait, before the transport is paused
+UPLOADS_MAX = 1024  # of one connection at once
+
+
+class HubError(Exception):
+    """A method refuses: a stable code for programs, and for people what to do."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class BadCall(Exception):
+    """The arguments do not fit the method."""
+
+
+class Call:
+    """One invocation of a method that Python decides."""
+
+    __slots__ = (
+        "arguments",
+        "count",
+        "ends_with_completion",
+        "hub",
+        "id",
+        "is_stream",
+        "name",
+        "on_cancel",
+        "on_over",
+        "state",
+        "upload_ids",
+        "uploads",
+    )
+
+    def __init__(
+        self,
+        hub: HubConnection,
+        id: bytes | None,
+        name: str,
+        arguments: bytes,
+        count: int,
+        upload_ids: tuple[bytes, ...] = (),
+        *,
+        is_stream: bool = False,
+    ) -> None:
+        self.hub = hub
+        self.id = id  # None: nobody waits for an answer
+        self.name = name
+        self.arguments = arguments  # the raw array
+        self.count = count
+        self.upload_ids = upload_ids
+        self.uploads: list[Upload] = []
+        self.is_stream = is_stream  # it was called as one; the early dialect has one kind of call
+        self.ends_with_completion = is_stream
+        self.state = "waiting"  # then "running", "over"
+        self.on_cancel: Callable[[], None] | None = None
+        self.on_over: Callable[[], None] | None = None
+
+    # ---- answers; what comes after the first one is dropped ----
+
+    def complete(self, value: Any = NOTHING) -> None:
+        if self.is_stream:  # whose end bears no result
+            if value is not NOTHING:
+                self.item(value)
+            self.end()
+        elif not self._is_over() and self.id is not None:
+            self.hub.complete(self.id, value)
+
+    def complete_raw(self, value: bytes) -> None:
+        if not self._is_over() and self.id is not None:
+            self.hub.complete_bytes(self.id, value)
+
+    def hand_over(self) -> bytes | None:
+        """Somebody else answers it, by this id."""
+        self._is_over()
+        return self.id
+
+    def item(self, value: Any) -> None:
+        """One more value of a stream."""
+        if self.state != "over" and self.id is not None:
+            self.hub.stream_item(self.id, value)
+
+    def end(self) -> None:
+        """A stream has no more values."""
+        if not self._is_over() and self.id is not None:
+            self.hub.write_stream_end(self.id, None, self.ends_with_completion)
+
+    def refuse(self, code: str, text: str) -> None:
+        self.fail(self.hub.error_text(self.name, code, text))
+
+    def fail(self, text: str, *, is_stream: bool | None = None) -> None:
+        """As `refuse`, with the text as the peer shall see it."""
+        if self._is_over() or self.id is None:
+            return
+        if self.is_stream if is_stream is None else is_stream:
+            self.hub.write_stream_end(self.id, text, self.ends_with_completion)
+        else:
+            self.hub.fail_call(self.id, text)
+
+    def _is_over(self) -> bool:
+        was, self.state = self.state, "over"
+        if was != "over":
+            self.hub.calls.forget(self)
+            if self.on_over is not None:
+                self.on_over()
+        return was == "over"
+
+    # ---- how they run ----
+
+    def in_helper(
+        self,
+        work: Callable[[], Any],
+        done: Callable[[Any], Any],
+        submit: Callable[..., None] | None = None,
+    ) -> Any:
+        """Run ``work`` in a helper thread; ``done(its result)`` answers, in the loop.  For methods to return.
+
+        ``done`` may raise what methods may raise, and is also called with an error that ``work`` raised.
+        """
+        hub = self.hub
+
+        def finish(result: Any, problem: BaseException | None) -> None:
+            if hub.closed:
+                return
+            hub.calls.working = None  # before `done`, which may need a helper again
+            self.answer(lambda: done(result if problem is None else problem))
+            hub.calls.go_on()
+
+        hub.calls.working = self
+        hub.working = True
+        (submit or hub.door.helpers.submit)(work, finish)
+        return LATER
+
+    def answer(self, work: Callable[[], Any]) -> None:
+        """Let ``work`` answer: by a value, by an error, or LATER.  One bad call does not cost the connection."""
+        try:
+            value = work()
+            if isinstance(value, BaseException):
+                raise value
+        except HubError as problem:
+            self.refuse(problem.code, problem.text)
+        except BadCall as problem:
+            text = str(problem)
+            self.fail(binding_failed(self.name, text) if self.hub.is_modern else text)
+        except (LimitExceeded, StorageError) as problem:
+            logger.error("%s: %s", self.hub.peer, problem)
+            self.refuse(ErrorCode.SERVER_ERROR, str(problem))
+        except Exception as problem:
+            logger.error("%s: %s failed by an error of ours", self.hub.peer, self.name, exc_info=problem)
+            self.refuse(ErrorCode.SERVER_ERROR, "The broker could not do this; its log says why.")
+        else:
+            if value is not LATER:
+                self.complete(value)
+
+
+class Upload:
+    """A stream of items from the peer.  They wait here until the method takes them."""
+
+    __slots__ = ("bytes", "call", "error", "hub", "id", "is_over", "items", "on_end", "on_item")
+
+    def __init__(self, call: Call, id: bytes) -> None:
+        self.call = call
+        self.hub = call.hub
+        self.id = id
+        self.items: deque[bytes] = deque()
+        self.bytes = 0
+        self.is_over = False
+        self.error: str | None = None
+        #: (raw item) -> was it taken?  If not, it is offered again by `take_waiting`.
+        self.on_item: Callable[[bytes], bool] | None = None
+        #: (error text or None): there are no more items.
+        self.on_end: Callable[[str | None], None] | None = None
+
+    def item(self, raw: bytes) -> None:
+        if not self.items and self.on_item is not None and self.on_item(raw):
+            return
+        self.items.append(raw)
+        self.bytes += len(raw)
+        self.hub.count_waiting(len(raw))
+
+    def end(self, error: str | None) -> None:
+        """The peer has said the last word on this stream; its id means nothing any more."""
+        self.is_over, self.error = True, error
+        del self.hub.calls.uploads[self.id]
+        self.take_waiting()
+
+    def take_waiting(self) -> None:
+        """The method is ready for items, perhaps again."""
+        while self.items and self.on_item is not None:
+            raw = self.items.popleft()
+            if not self.on_item(raw):
+                self.items.appendleft(raw)
+                return
+            self.bytes -= len(raw)
+            self.hub.count_waiting(-len(raw))
+        if self.is_over and not self.items and self.on_end is not None:
+            on_end, self.on_end = self.on_end, None
+            on_end(self.error)
+
+    def drop(self) -> None:
+        """Nobody wants the items any more; those that still come are ignored."""
+        self.hub.count_waiting(-self.bytes)
+        self.items.clear()
+        self.bytes = 0
+        self.on_item = self.on_end = None
+        if self.hub.calls.uploads.get(self.id) is self:
+            del self.hub.calls.uploads[self.id]
+
+
+class Invocations:
+    """All calls of one hub connection, running and waiting."""
+
+    def __init__(self, hub: HubConnection) -> None:
+        self.hub = hub
+        self.open: dict[bytes, Call] = {}
+        self.unanswered: set[Call] = set()  # running ones without an id
+        self.uploads: dict[bytes, Upload] = {}
+        self.waiting: deque[Call] = deque()
+        self.working: Call | None = None  # a helper thread is busy with it
+        self.going_on = False
+        self.numbers = itertools.count(1)
+
+    @property
+    def must_wait(self) -> bool:
+        return self.working is not None or bool(self.waiting)
+
+    def begin(self, call: Call) -> None:
+        """A record with this call has come."""
+        if call.id is not None:
+            if call.id in self.open:
+                self.hub.id_in_use(call.id)
+                return
+            self.open[call.id] = call
+        else:
+            self.unanswered.add(call)
+        if call.upload_ids and not self._register(call):
+            return
+        if self.must_wait or self.hub.holds_back():
+            self.waiting.append(call)
+            self.hub.working = True
+            self.hub.count_waiting(len(call.arguments) + 64)
+        else:
+            self._run(call)
+
+    def _register(self, call: Call) -> bool:
+        if len(self.uploads) + len(call.upload_ids) > UPLOADS_MAX:
+            call.refuse(ErrorCode.LIMIT_EXCEEDED, f"At most {UPLOADS_MAX} uploads at once on one connection.")
+            return False
+        for id in call.upload_ids:
+            if id in self.uploads:
+                call.fail(f"Stream ID '{id.decode(errors='replace')}' is already in use.")
+                return False
+            upload = self.uploads[id] = Upload(call, id)
+            call.uploads.append(upload)
+        return True
+
+    def _run(self, call: Call) -> None:
+        call.state = "running"
+        self.hub.methods.run(call)
+
+    def go_on(self) -> None:
+        """Run what waits, as far as it may."""
+        if self.going_on:
+            return
+        self.going_on = True
+        try:
+            while self.waiting and self.working is None and not self.hub.closed and not self.hub.holds_back():
+                call = self.waiting.popleft()
+                self.hub.count_waiting(-len(call.arguments) - 64)
+                if call.state == "waiting":
+                    self._run(call)
+        finally:
+            self.going_on = False
+            self.hub.working = self.must_wait
+
+    def forget(self, call: Call) -> None:
+        """It is over."""
+        if call.id is not None:
+            if self.open.get(call.id) is call:
+                del self.open[call.id]
+        else:
+            self.unanswered.discard(call)
+        for upload in call.uploads:
+            upload.drop()
+
+    def cancel(self, id: bytes) -> None:
+        """The peer wants no more of this; it may have ended meanwhile."""
+        call = self.open.get(id)
+        if call is None:
+            return
+        if call.on_cancel is not None:
+            call.on_cancel()
+        elif call.state == "waiting" and self.hub.methods.is_stream(call):
+            call.is_stream = True
+            call.end()
+
+    def close(self) -> None:
+        """The connection is over: nobody is answered any more."""
+        self.waiting.clear()
+        for call in [*self.open.values(), *self.unanswered]:
+            call.state = "over"
+            if call.on_over is not None:
+                call.on_over()
+        self.open.clear()
+        self.unanswered.clear()
+        self.uploads.clear()

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hub methods that bring messages in and out.  Publishing is in publishing.py, the pulling of messages in pulls.py.
+
+A subscription answers a stream invocation with its deliveries, or calls a method of the peer's.  It is found by its id,
+ends with its call, its queue or its right, and gives back what its peer had not acknowledged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vibemq.errors import StreamNotFound
+from vibemq.protocols.signalr import spec
+from vibemq.protocols.signalr.deliveries import HubSubscription, Outlet
+from vibemq.protocols.signalr.invocations import LATER, Call, HubError
+from vibemq.protocols.signalr.methods import (
+    METHODS,
+    VIRTUAL_HOST,
+    Operation,
+    needed,
+    not_authorized,
+    optional,
+    require,
+    require_right,
+    tags,
+)
+from vibemq.protocols.signalr.publishing import open_queue
+from vibemq.protocols.signalr.queue_methods import not_found
+from vibemq.protocols.signalr.queue_options import any_text, flag, one_of, read_options, whole_from
+from vibemq.protocols.signalr.reader import HubReader, offset_from
+from vibemq.protocols.signalr.spec import Dialect, ErrorCode
+
+if TYPE_CHECKING:
+    from vibemq.protocols.signalr.hub import HubConnection
+    from vibemq.storage.metadata import StreamRecord
+
+SUBSCRIPTIONS_MAX = 16_384  # of one connection: each is a record and a place in a queue's rotation
+PREFETCH_MANUAL = 100
+PREFETCH_AUTO = 1000  # settled as soon as they are sent, so this is only what one turn may write
+DELAY_MS_MAX = 86_400_000
+COUNT_MAX = 2**53 - 1
+
+
+class Subscribed:
+    """One subscription of a hub connection."""
+
+    def __init__(self, hub: HubConnection, name: str, call: Call | None, *, reader: HubReader | None = None) -> None:
+        self.hub, self.name, self.call, self.reader = hub, name, call, reader
+        self.id: int = next(hub.calls.numbers)
+        self.consumer: HubSubscription | None = None
+        self.is_stream = False  # of the broker's streams: other rights count
+        if call is not None:
+            call.on_cancel = call.end
+            call.on_over = self.close
+
+    def close(self) -> None:
+        """It is over, and whoever has to know knows."""
+        self.hub.remove_subscription(self.id)
+
+    def end(self, code: str | None = None, text: str | None = None) -> None:
+        """It ends by itself."""
+        if self.call is None:
+            self.close()
+        elif code is None or text is None:
+            self.call.end()
+        else:
+            self.call.fail(spec.stream_failed(code, text, self.hub.dialect))
+
+    def revoke(self) -> None:
+        """The right to it is gone."""
+        problem = not_authorized(self.hub, Operation.NAMES[Operation.SUBSCRIBE], self.name)
+        self.end(problem.code, problem.text)
+
+
+def check_count(hub: HubConnection) -> None:
+    if len(hub.subscriptions) >= SUBSCRIPTIONS_MAX:
+        raise HubError(ErrorCode.LIMIT_EXCEEDED, f"At most {SUBSCRIPTIONS_MAX} subscriptions each; unsubscribe first.")
+
+
+def consume(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, streams_to: Call | None, answer: Any) -> Any:
+    """Subscribe to a queue; ``answer(subscribed)`` answers the call once that is done."""
+    hub = call.hub
+    is_auto = wanted.get("ack", "auto") == "auto"
+    prefetch = wanted.get("prefetch") or (PREFETCH_AUTO if is_auto else PREFETCH_MANUAL)
+    if wanted.get("from") is not None:
+        raise HubError(
+            ErrorCode.NOT_SUPPORTED,
+            f"'{name}' is a queue, which hands out what waits; read it from a place by ReadStream.",
+        )
+
+    def opened(queue: Any) -> None:
+        subscribed = Subscribed(hub, name, streams_to)
+        consumer = HubSubscription(
+            hub,
+            hub.next_number(),
+            outlet,
+            is_auto=is_auto,
+            when_deleted=lambda: subscribed.end(ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' was deleted."),
+        )
+        hub.add_subscription(subscribed, consumer)
+        answer(subscribed)  # before the first delivery
+        queue.add_consumer(consumer, min(prefetch, hub.queues.defaults.prefetch_max))
+
+    require(hub, Operation.SUBSCRIBE, name)
+    return open_queue(call, name, opened)
+
+
+def read(
+    call: Call, record: StreamRecord, place: Any, outlet: Outlet, streams_to: Call | None, **more: Any
+) -> Subscribed:
+    """Begin to read a log; ``start(subscribed)`` comes when the call has been answered."""
+    hub = call.hub
+    stream = hub.door.broker.streams.find(VIRTUAL_HOST, record.name)
+    subscribed = Subscribed(hub, record.name, streams_to)
+    subscribed.is_stream = record.queue is None
+    reader = HubReader(hub, stream, outlet, offset_from(stream, place), when_over=subscribed.end, **more)
+    subscribed.reader = reader
+    hub.add_subscription(subscribed, None)
+    return subscribed
+
+
+SUBSCRIBE_OPTIONS = {"prefetch": whole_from(1, COUNT_MAX), "from": lambda _, value: value}
+
+
+@METHODS.add("Subscribe", needed("queue"), optional("options"), is_stream=True)
+def subscribe(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
+    wanted = read_options(options or {}, SUBSCRIBE_OPTIONS | {"ack": one_of("auto", "manual")})
+    outlet = Outlet(call.hub, queue.encode(), call.id)
+    return start(call, queue, wanted, outlet, call, lambda _: None)
+
+
+def start(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, streams_to: Call | None, answer: Any) -> Any:
+    hub = call.hub
+    check_count(hub)
+    if call.id is None and streams_to is not None:
+        return LATER  # a stream that nobody can receive
+    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    if record is None or record.queue is not None:
+        consume(call, name, wanted, outlet, streams_to, answer)
+        return LATER
+    require_right(hub, "read", name)
+    subscribed = read(call, record, wanted.get("from"), outlet, streams_to)
+    answer(subscribed)
+    assert subscribed.reader is not None
+    subscribed.reader.pump()
+    return LATER
+
+
+@METHODS.add("SubscribePush", needed("queue"), optional("options"))
+def subscribe_push(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
+    """Deliveries come as calls of a method of the peer's, with the queue's name and the delivery."""
+    hub = call.hub
+    wanted = read_options(
+        options or {}, SUBSCRIBE_OPTIONS | {"ack": one_of("auto", "manual", "result"), "method": any_text}
+    )
+    wants_result = wanted.get("ack") == "result"
+    if wants_result and hub.dialect != Dialect.V1:
+        raise HubError(ErrorCode.NOT_SUPPORTED, 'Clients of this dialect return no results; use ack: "manual".')
+    method = wanted.get("method", "ReceiveMessage").encode()
+    outlet = Outlet(hub, queue.encode(), None, method, wants_result)
+    return start(call, queue, wanted, outlet, None, lambda made: call.complete({"subscriptionId": made.id}))
+
+
+@METHODS.add("Unsubscribe", needed("subscription", lambda value: value))
+def unsubscribe(call: Call, which: Any) -> bool:
+    """By id, or by queue: then all subscriptions to it end, those of streams too."""
+    hub = call.hub
+    if isinstance(which, str):
+        found = [one for one in hub.subscriptions.values() if one.name == which]
+    else:
+        found = [one for one in hub.subscriptions.values() if one.id == which]
+    for subscribed in found:
+        subscribed.end()
+    return bool(found)
+
+
+@METHODS.add("ReadStream", needed("name"), optional("options"), is_stream=True)
+def read_stream(call: Call, name: str, options: dict[str, Any] | None) -> Any:
+    """Over the log of a stream or queue, taking nothing away from anybody."""
+    hub = call.hub
+    readers = {"from": lambda _, value: value, "max": whole_from(1, COUNT_MAX), "follow": flag}
+    wanted = read_options(options or {}, readers)
+    check_count(hub)
+    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    if record is not None and record.queue is None:
+        require_right(hub, "read", name)
+    else:
+        require(hub, Operation.SUBSCRIBE, name)
+    if record is None:
+        raise not_found(name)
+    if call.id is None:
+        return LATER
+    try:
+        subscribed = read(
+            call,
+            record,
+            wanted.get("from", "first"),
+            Outlet(hub, name.encode(), call.id),
+            call,
+            most=wanted.get("max", 0),
+            follows=wanted.get("follow", True),
+        )
+    except StreamNotFound:
+        raise not_found(name) from None
+    assert subscribed.reader is not None
+    subscribed.reader.pump()
+    return LATER
+
+
+@METHODS.add("Ack", needed("tags", tags), optional("options"))
+def ack(call: Call, which: list[int], options: dict[str, Any] | None) -> int:
+    wanted = read_options(options or {}, {"multiple": flag})
+    return call.hub.settle(which, wanted.get("multiple", False), False, True, 0)  # type: ignore[no-any-return]
+
+
+@METHODS.add("Nack", needed("tags", tags), optional("options"))
+def nack(call: Call, which: list[int], options: dict[str, Any] | None) -> int:
+    wanted = read_options(options or {}, {"multiple": flag, "requeue": flag, "delayMs": whole_from(0, DELAY_MS_MAX)})
+    return call.hub.settle(  # type: ignore[no-any-return]
+        which, wanted.get("multiple", False), True, wanted.get("requeue", True), wanted.get("delayMs", 0)
+    )

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of hub methods: found by name, arguments bound and checked, errors in the words that clients know.
+
+A method is a function of its Call and its arguments.  It returns its result, or LATER when it answers by itself, or
+raises HubError.  Names match exactly, then without regard to case; options are one object at the end, and trailing
+arguments that may be missing are None.  What a method does with queues is in queue_methods.py and message_methods.py,
+which fill METHODS; tests may add more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vibemq.broker.admission import Ended, access_now
+from vibemq.protocols.signalr import spec
+from vibemq.protocols.signalr.envelope import value_of
+from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
+from vibemq.protocols.signalr.spec import Dialect, Encoding, ErrorCode
+
+if TYPE_CHECKING:
+    from vibemq.protocols.signalr.hub import HubConnection
+
+logger = logging.getLogger(__name__)
+
+REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
+VIRTUAL_HOST = "/"
+
+# ---- parameters ----
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a string")
+    return value
+
+
+def whole(value: Any) -> int:
+    """JSON has one kind of numbers, and some clients write 5.0."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("a whole number")
+    return value
+
+
+def options(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ValueError("an object")
+    return value
+
+
+def tags(value: Any) -> list[int]:
+    found = value if isinstance(value, list) else [value]
+    try:
+        return [whole(tag) for tag in found]
+    except ValueError:
+        raise ValueError("a tag or an array of tags") from None
+
+
+def raw(value: Any) -> Any:
+    """The argument as it came, undecoded."""
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    read: Callable[[Any], Any]
+    may_be_missing: bool = False
+
+
+def needed(name: str, read: Callable[[Any], Any] = text) -> Parameter:
+    return Parameter(name, read)
+
+
+def optional(name: str, read: Callable[[Any], Any] = options) -> Parameter:
+    return Parameter(name, read, may_be_missing=True)
+
+
+# ---- the table ----
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    name: str
+    parameters: tuple[Parameter, ...]
+    do: Callable[..., Any]
+    is_stream: bool = False
+    may_stream: bool = False  # either kind of call is fine
+    takes_upload: bool = False  # and may be called without, where clients cannot upload
+
+    def bind(self, call: Call) -> list[Any]:
+        """The values for the parameters.  Raises BadCall, in the words of the reference server."""
+        if len(call.upload_ids) != int(self.takes_upload):
+            given, wanted = len(call.upload_ids), int(self.takes_upload)
+            raise BadCall(f"Invocation provides {given} stream(s) but target expects {wanted}.")
+        least = sum(not parameter.may_be_missing for parameter in self.parameters)
+        if not least <= call.count <= len(self.parameters):
+            wanted = least if call.count < least else len(self.parameters)
+            raise BadCall(f"Invocation provides {call.count} argument(s) but target expects {wanted}.")
+        encoding = call.hub.encoding
+        raws = raw_elements(call.arguments, encoding)
+        values: list[Any] = []
+        for parameter, element in zip(self.parameters, raws, strict=False):
+            value: Any = element if parameter.read is raw else value_of(element, encoding)
+            if value is not None or not parameter.may_be_missing:
+                try:
+                    value = parameter.read(value)
+                except ValueError as problem:
+                    raise BadCall(f"Argument '{parameter.name}' must be {problem}.") from None
+            values.append(value)
+        return values + [None] * (len(self.parameters) - len(values))
+
+
+def raw_elements(array: bytes, encoding: int) -> list[bytes]:
+    """The elements of a raw array, undecoded."""
+    decoder = msgspec.json if encoding == Encoding.JSON else msgspec.msgpack
+    return [bytes(element) for element in decoder.decode(array, type=list[msgspec.Raw])]
+
+
+class MethodTable:
+    def __init__(self) -> None:
+        self._exact: dict[str, Method] = {}
+        self._folded: dict[str, Method] = {}
+
+    def add(
+        self, name: str, *parameters: Parameter, **kind: bool
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A decorator: this function is the hub method of that name."""
+
+        def take(do: Callable[..., Any]) -> Callable[..., Any]:
+            self._exact[name] = self._folded[name.lower()] = Method(name, parameters, do, **kind)
+            return do
+
+        return take
+
+    def find(self, name: str) -> Method | None:
+        return self._exact.get(name) or self._folded.get(name.lower())
+
+    def is_stream(self, call: Call) -> bool:
+        """Will this call be answered by a stream?"""
+        method = self.find(call.name)
+        if method is None or method.may_stream:
+            return call.is_stream
+        return method.is_stream
+
+    def run(self, call: Call) -> None:
+        """Call the method, or say what is wrong with the call."""
+        method = self.find(call.name)
+        if method is None:
+            call.fail(spec.unknown_method(call.name))
+            return
+        is_early = call.hub.dialect != Dialect.V1
+        if not method.may_stream and method.is_stream != call.is_stream:
+            if not is_early or call.is_stream:
+                wrong = spec.streaming_method_invoked if method.is_stream else spec.method_streamed
+                call.fail(wrong(call.name))
+                return
+            call.is_stream = True  # the dialect has one kind of invocation, and the method says which it is
+        if not check_access(call.hub):
+            return
+        call.hub.keep_published()
+        call.answer(lambda: method.do(call, *method.bind(call)))
+
+
+METHODS = MethodTable()
+
+# ---- who may ----
+
+
+class Operation:
+    """What one may do with a queue, as admin.permissions numbers it."""
+
+    PUBLISH, SUBSCRIBE, CREATE_QUEUE, DELETE_QUEUE, PURGE_QUEUE, GET_QUEUE_INFO, LIST_QUEUES = range(7)
+    NAMES = ("Publish", "Subscribe", "CreateQueue", "DeleteQueue", "PurgeQueue", "GetQueueInfo", "ListQueues")
+
+
+def check_access(hub: HubConnection) -> bool:
+    """Before each method and twice a second: is this user still allowed to be here, and to do what it does?
+
+    False: no, and the connection has ended."""
+    if hub.closed:
+        return False
+    now = access_now(hub.door.broker, hub.user, hub.access)
+    if now is hub.access_used:
+        return True
+    if isinstance(now, Ended):
+        if now is Ended.DELETED:
+            logger.warning("%s: user %r was deleted, closed", hub.peer, hub.user)
+            why = "This user was deleted."
+        else:
+            logger.warning("%s: came when nobody had to log in, closed", hub.peer)
+            why = "Username and password are required."
+        hub.close(spec.closed_with_error(f"HubException: {ErrorCode.NOT_AUTHORIZED}: {why}"), code=1008)
+        return False
+    hub.access = hub.access_used = now
+    hub.forget_rights()
+    for subscribed in list(hub.subscriptions.values()):
+        if not (may_read if subscribed.is_stream else may_subscribe)(hub, subscribed.name):
+            subscribed.revoke()
+    return True
+
+
+def may_subscribe(hub: HubConnection, queue: str) -> bool:
+    return bool(hub.access.may(Operation.SUBSCRIBE, queue))
+
+
+def may_read(hub: HubConnection, stream: str) -> bool:
+    return stream_right(hub, "read", stream)
+
+
+def require(hub: HubConnection, operation: int, queue: str) -> None:
+    """Raises HubError unless the user may do this with the queue.  Nobody has looked whether there is such a queue."""
+    if not hub.access.may(operation, queue):
+        raise not_authorized(hub, Operation.NAMES[operation], queue)
+
+
+def stream_right(hub: HubConnection, right: str, stream: str) -> bool:
+    """May the user configure, write or read this stream, which is no queue?"""
+    if not hub.user or hub.access.is_superuser:
+        return True
+    rights = hub.door.broker.rights.of(hub.user, VIRTUAL_HOST)
+    return rights is not None and bool(getattr(rights, right)(stream))
+
+
+def require_right(hub: HubConnection, right: str, stream: str) -> None:
+    if not stream_right(hub, right, stream):
+        raise not_authorized(hub, right, stream)
+
+
+def not_authorized(hub: HubConnection, right: str, queue: str) -> HubError:
+    """Logged once for each thing that a connection may not do."""
+    refusal = (right, queue)
+    if len(hub.refusals) < REFUSALS_LOGGED_MAX and refusal not in hub.refusals:
+        hub.refusals.add(refusal)
+        last = "; what else is refused to this connection is not logged"
+        logger.info(
+            "%s: user %r lacks the permission %s for %r%s",
+            hub.peer,
+            hub.user,
+            right,
+            queue,
+            last if len(hub.refusals) == REFUSALS_LOGGED_MAX else "",
+        )
+    return HubError(
+        ErrorCode.NOT_AUTHORIZED, f"User '{hub.user}' lacks the permission {right} for '{queue}'; ask an administrator."
+    )

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publish, PublishBatch and PublishStream as Python sees them: the way to a publisher, and what batches consist of.
+
+The hub connection itself lays a plain Publish into a queue that it knows.  What comes here is the first message for a
+queue, messages with options, batches, and the items of uploads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vibemq.broker.admission import with_queue
+from vibemq.errors import StreamNotFound
+from vibemq.protocols.signalr.envelope import value_of
+from vibemq.protocols.signalr.invocations import LATER, Call, HubError, Upload
+from vibemq.protocols.signalr.methods import (
+    METHODS,
+    VIRTUAL_HOST,
+    BadCall,
+    Operation,
+    needed,
+    optional,
+    raw,
+    raw_elements,
+    require,
+    require_right,
+    text,
+)
+from vibemq.protocols.signalr.publisher import Uploaded
+from vibemq.protocols.signalr.queue_methods import not_found
+from vibemq.protocols.signalr.queue_options import queue_name
+from vibemq.protocols.signalr.spec import Encoding, ErrorCode
+
+if TYPE_CHECKING:
+    from vibemq.protocols.signalr.publisher import HubPublisher
+
+#: What may stand beside the body of a message.
+OPTIONS = frozenset(("headers", "key", "priority", "ttlMs", "messageId", "contentType", "encoding"))
+Message = tuple[bytes, dict[str, Any] | None]
+
+
+def open_queue(call: Call, name: str, then: Callable[[Any], None]) -> Any:
+    """Call ``then(queue)``, now or after a helper thread has made the queue."""
+    hub, door = call.hub, call.hub.door
+    may_create = door.auto_create and (
+        not door.auto_create_needs_permission or hub.access.may(Operation.CREATE_QUEUE, name)
+    )
+
+    def failed(problem: Exception) -> None:
+        raise not_found(name) if isinstance(problem, StreamNotFound) else problem
+
+    def in_helper(work: Callable[[], Any], made: Callable[[Any, Any], None]) -> None:
+        queue_name("queue", name)
+
+        def done(result: Any) -> Any:
+            made(result, result if isinstance(result, BaseException) else None)
+            return LATER
+
+        call.in_helper(work, done)
+
+    with_queue(door.broker, VIRTUAL_HOST, name, may_create=may_create, then=then, failed=failed, in_helper=in_helper)
+    return LATER
+
+
+def with_publisher(call: Call, name: str, then: Callable[[HubPublisher], None]) -> Any:
+    """Call ``then`` with the way into a queue or stream, for a user that may publish to it."""
+    hub, key = call.hub, name.encode()
+    publisher = hub.ready_publisher(key)
+    if publisher is not None:
+        then(publisher)
+        return LATER
+    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    if record is not None and record.queue is None:
+        require_right(hub, "write", name)
+        then(hub.open_publisher(key, hub.door.broker.streams.find(VIRTUAL_HOST, name), None))
+        return LATER
+    require(hub, Operation.PUBLISH, name)
+    return open_queue(call, name, lambda queue: then(hub.open_publisher(key, queue.stream_of(), queue)))
+
+
+@METHODS.add("Publish", needed("queue"), needed("body", raw), optional("options"))
+def publish(call: Call, queue: str, body: bytes, options: dict[str, Any] | None) -> Any:
+    return with_publisher(call, queue, lambda publisher: call.hub.publish_call(call, publisher, body, options))
+
+
+@METHODS.add("PublishBatch", needed("queue"), needed("messages", raw), optional("options"))
+def publish_batch(call: Call, queue: str, messages: bytes, options: dict[str, Any] | None) -> Any:
+    """All of them are kept, or none."""
+    encoding = call.hub.encoding
+    if not is_array(messages, encoding):
+        raise BadCall("Argument 'messages' must be an array.")
+    batch = [message_of(element, encoding, options) for element in raw_elements(messages, encoding)]
+
+    def opened(publisher: HubPublisher) -> None:
+        id = call.hand_over()
+        publisher.publish_batch(id, batch, encoding)
+        call.hub.has_published = True
+
+    return with_publisher(call, queue, opened)
+
+
+def is_array(value: bytes, encoding: int) -> bool:
+    if encoding == Encoding.JSON:
+        return value[:1] == b"["
+    return value[:1] in (b"\xdc", b"\xdd") or 0x90 <= value[0] <= 0x9F
+
+
+def is_object(value: bytes, encoding: int) -> bool:
+    if encoding == Encoding.JSON:
+        return value[:1] == b"{"
+    return value[:1] in (b"\xde", b"\xdf") or 0x80 <= value[0] <= 0x8F
+
+
+def members(value: bytes, encoding: int) -> dict[str, bytes] | None:
+    """The raw members of an object; None: its keys are not all texts."""
+    decoder = msgspec.json if encoding == Encoding.JSON else msgspec.msgpack
+    try:
+        return {name: bytes(member) for name, member in decoder.decode(value, type=dict[str, msgspec.Raw]).items()}
+    except msgspec.ValidationError:
+        return None
+
+
+def message_of(element: bytes, encoding: int, options: dict[str, Any] | None) -> Message:
+    """A body, or an object of a body and options, which win over those of the batch."""
+    if is_object(element, encoding):
+        found = members(element, encoding)
+        if found is not None and "body" in found and found.keys() <= OPTIONS | {"body"}:
+            return envelope(found, encoding, options)
+    return element, options
+
+
+def envelope(found: dict[str, bytes], encoding: int, options: dict[str, Any] | None) -> Message:
+    body = found.pop("body")
+    own = {name: value_of(member, encoding) for name, member in found.items()}
+    return body, ({**(options or {}), **own} if own else options)
+
+
+class Feed:
+    """One PublishStream: takes the items of its upload, as far as their queues are open."""
+
+    def __init__(self, call: Call, queue: str | None) -> None:
+        self.call, self.hub, self.queue = call, call.hub, queue
+        self.uploaded = Uploaded(call)
+        self.upload: Upload = call.uploads[0]
+        self.is_opening = self.is_asking = False
+        call.on_over = self.uploaded.forget
+        if queue is not None:
+            self.publisher(queue)
+        self.upload.on_item = self.take
+        self.upload.on_end = self.end
+        self.upload.take_waiting()
+
+    def publisher(self, name: str) -> HubPublisher | None:
+        """The way into this queue; None: it will be opened, and then the items are taken again."""
+        publisher = self.hub.ready_publisher(name.encode())
+        if publisher is not None or self.is_opening:
+            return publisher
+        self.is_opening = self.is_asking = True
+        with_publisher(self.call, name, self.opened)
+        self.is_asking = False
+        return self.hub.ready_publisher(name.encode())
+
+    def opened(self, _: HubPublisher) -> None:
+        self.is_opening = False
+        if not self.is_asking:
+            self.upload.take_waiting()
+
+    def take(self, item: bytes) -> bool:
+        taken = True
+        try:
+            taken = self._take(item)
+        except HubError as problem:
+            self.call.refuse(problem.code, problem.text)
+        return taken
+
+    def _take(self, item: bytes) -> bool:
+        encoding = self.hub.encoding
+        if not is_array(item, encoding):
+            name, message = self.addressed(item)
+            publisher = self.publisher(name)
+            if publisher is None:
+                return False
+            self.hub.publish(publisher, None, *message, self.uploaded.number)
+            return True
+        batches: dict[str, list[Message]] = {}
+        for element in raw_elements(item, encoding):
+            name, message = self.addressed(element)
+            batches.setdefault(name, []).append(message)
+        ways = {name: self.publisher(name) for name in batches}
+        if None in ways.values():
+            return False
+        for name, batch in batches.items():
+            ways[name].publish_batch(None, batch, encoding, self.uploaded.number)  # type: ignore[union-attr]
+        self.hub.has_published = True
+        return True
+
+    def addressed(self, item: bytes) -> tuple[str, Message]:
+        """A message and its queue: that of the stream, or the item's own."""
+        if self.queue is not None:
+            return self.queue, (item, None)
+        encoding = self.hub.encoding
+        found = members(item, encoding) if is_object(item, encoding) else None
+        if found is None or "queue" not in found or "body" not in found:
+            raise HubError(
+                ErrorCode.INVALID_ARGUMENT, "An item must be {queue, body}, because the stream names no queue."
+            )
+        name = value_of(found.pop("queue"), encoding)
+        if not isinstance(name, str):
+            raise HubError(ErrorCode.INVALID_ARGUMENT, "An item's queue must be a string.")
+        return name, envelope(found, encoding, None)
+
+    def end(self, error: str | None) -> None:
+        if error is None:
+            self.uploaded.end()
+        else:
+            self.call.fail(self.hub.exception_text(self.call.name, error))
+
+
+@METHODS.add("PublishStream", optional("queue", text), may_stream=True, takes_upload=True)
+def publish_stream(call: Call, queue: str | None) -> Any:
+    """Each item of the upload is a message; an array of them is a batch.  As a stream it tells of the progress."""
+    Feed(call, queue)
+    return LATER

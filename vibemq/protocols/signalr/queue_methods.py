@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hub methods that are about queues, topics and streams themselves, and not about their messages."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import vibemq
+from vibemq.broker.arguments import BadArgument, stream_arguments
+from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
+from vibemq.protocols.signalr.invocations import LATER, Call, HubError
+from vibemq.protocols.signalr.methods import (
+    METHODS,
+    VIRTUAL_HOST,
+    Operation,
+    needed,
+    not_authorized,
+    optional,
+    require,
+    require_right,
+    stream_right,
+    text,
+    whole,
+)
+from vibemq.protocols.signalr.queue_options import (
+    any_text,
+    created_options,
+    differing,
+    flag,
+    queue_name,
+    read_options,
+    shown_options,
+    type_of,
+    whole_from,
+)
+from vibemq.protocols.signalr.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vibemq.protocols.signalr.hub import HubConnection
+    from vibemq.storage.metadata import StreamRecord
+
+LIST_DEFAULT, LIST_MAX = 100, 1000  # queues in one answer; each is some microseconds, or a log to open
+WATCHED_MAX = 1000  # queues that one StreamQueues looks at
+INTERVAL_MS_DEFAULT, INTERVAL_MS_MIN, INTERVAL_MS_MAX = 1000, 100, 3_600_000
+
+
+def not_found(name: str) -> HubError:
+    return HubError(ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist; make it with CreateQueue.")
+
+
+def record_of(hub: HubConnection, name: str) -> StreamRecord:
+    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    if record is None:
+        raise not_found(name)
+    return record  # type: ignore[no-any-return]
+
+
+def may_see(hub: HubConnection, record: StreamRecord) -> bool:
+    if record.queue is not None:
+        return bool(hub.access.sees(record.name))
+    return any(stream_right(hub, right, record.name) for right in ("configure", "write", "read"))
+
+
+def described(hub: HubConnection, record: StreamRecord) -> dict[str, Any]:
+    """QueueInfo of what is there now.  Raises StreamNotFound, StorageError."""
+    broker = hub.door.broker
+    info: dict[str, Any] = {"name": record.name, "createdAt": record.created_ms}
+    if record.queue is None:
+        stream = broker.streams.find(VIRTUAL_HOST, record.name)
+        stats = stream.log.stats()
+        broker.streams.release_if_unused(stream)
+        info |= {"type": "stream", "messages": stats.next_offset - stats.first_offset, "consumers": 0, "unacked": 0}
+        info |= {"durable": True, "durability": record.durability}
+    else:
+        queue = broker.queues.find(VIRTUAL_HOST, record.name)
+        waiting, in_flight, consumers = queue.counts()
+        stats = queue.stream_of().log.stats()
+        info |= {"type": type_of(queue.policy), "messages": waiting, "consumers": consumers, "unacked": in_flight}
+        info |= shown_options(record.name, record.queue, record.durability, broker.queues.defaults)
+        queue.release(None)
+    return info | {"bytes": stats.size_bytes, "firstOffset": stats.first_offset, "nextOffset": stats.next_offset}
+
+
+@METHODS.add("CreateQueue", needed("name"), optional("options"))
+def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
+    hub = call.hub
+    kind, stored, arguments = created_options(options or {})
+    name = queue_name("name", name)
+    catalog = hub.door.catalog
+    if kind == "stream":
+        require_right(hub, "configure", name)
+        try:
+            wanted = stream_arguments(arguments, catalog.config.store)
+        except BadArgument as problem:
+            raise HubError(ErrorCode.INVALID_ARGUMENT, f"{problem}.") from None
+        work = partial(catalog.create_stream, VIRTUAL_HOST, name, wanted)
+    else:
+        require(hub, Operation.CREATE_QUEUE, name)
+        if stored.get("dead_letter"):
+            letters = stored.get("dead_letter_queue") or f"{name}.dlq"
+            if letters == name:
+                raise HubError(ErrorCode.INVALID_ARGUMENT, "deadLetter: needed the name of another queue.")
+            # Or its dead letters would go where its maker may not publish.
+            require(hub, Operation.PUBLISH, letters)
+        work = partial(catalog.create_queue, VIRTUAL_HOST, name, stored)
+
+    def done(made: Any) -> dict[str, Any]:
+        if isinstance(made, StreamExists):
+            record = record_of(hub, name)
+            _check_same(record)
+        elif isinstance(made, LimitExceeded):
+            raise HubError(ErrorCode.LIMIT_EXCEEDED, str(made))
+        elif isinstance(made, BaseException):
+            raise made
+        return described(hub, record_of(hub, name))
+
+    def _check_same(record: StreamRecord) -> None:
+        other: str | None = "type"
+        if kind == "stream" and record.queue is None:
+            same = wanted.same_as(record.arguments, record.durability, catalog.config.store)
+            other = None if same else "maxBytes, maxAgeMs or durability"
+        elif kind != "stream" and record.queue is not None:
+            other = differing(record.queue, stored, record.durability, hub.queues.defaults)
+        if other is not None:
+            raise HubError(
+                ErrorCode.PRECONDITION_FAILED,
+                f"Queue '{name}' exists with another {other}; ask QueueInfo which, or delete it first.",
+            )
+
+    return call.in_helper(work, done)
+
+
+@METHODS.add("DeleteQueue", needed("name"), optional("options"))
+def delete_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
+    hub, catalog = call.hub, call.hub.door.catalog
+    wanted = read_options(options or {}, {"ifEmpty": flag, "ifUnused": flag})
+    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    if record is not None and record.queue is None:
+        require_right(hub, "configure", name)
+    else:
+        require(hub, Operation.DELETE_QUEUE, name)
+    if record is None:
+        return False
+    info = described(hub, record)
+    if wanted.get("ifEmpty") and (info["messages"] or info["unacked"]):
+        raise HubError(ErrorCode.PRECONDITION_FAILED, f"Queue '{name}' is not empty; purge it first.")
+    if wanted.get("ifUnused") and info["consumers"]:
+        raise HubError(ErrorCode.PRECONDITION_FAILED, f"Queue '{name}' has consumers; have them unsubscribe first.")
+
+    def done(gone: Any) -> bool:
+        if isinstance(gone, StreamNotFound):
+            return False
+        if isinstance(gone, BaseException):
+            raise gone
+        catalog.deleted(gone)
+        return True
+
+    return call.in_helper(partial(catalog.delete, VIRTUAL_HOST, name), done)
+
+
+@METHODS.add("PurgeQueue", needed("name"))
+def purge_queue(call: Call, name: str) -> int:
+    hub = call.hub
+    require(hub, Operation.PURGE_QUEUE, name)
+    if record_of(hub, name).queue is None:
+        raise HubError(ErrorCode.NOT_SUPPORTED, f"'{name}' is a stream, which keeps what it has; delete it instead.")
+    queue = hub.queues.find(VIRTUAL_HOST, name)
+    count: int = queue.purge()
+    queue.release(None)
+    return count
+
+
+@METHODS.add("QueueInfo", needed("name"))
+def queue_info(call: Call, name: str) -> dict[str, Any]:
+    hub = call.hub
+    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    if record is not None and record.queue is None:
+        if not may_see(hub, record):
+            raise not_authorized(hub, "read", name)
+    else:
+        require(hub, Operation.GET_QUEUE_INFO, name)
+    if record is None:
+        raise not_found(name)
+    return described(hub, record)
+
+
+@METHODS.add("ListQueues", optional("pattern", text), optional("options"))
+def list_queues(call: Call, pattern: str | None, options: dict[str, Any] | None) -> Any:
+    """By name, those that the user may see; ``after`` is the last name of the page before."""
+    hub = call.hub
+    wanted = read_options(options or {}, {"limit": whole_from(1, LIST_MAX), "after": any_text})
+    matches = matcher(pattern)
+    limit, after = wanted.get("limit", LIST_DEFAULT), wanted.get("after", "")
+
+    def done(records: Any) -> list[dict[str, Any]]:
+        if isinstance(records, BaseException):
+            raise records
+        seen = sorted((record for record in records if may_see(hub, record)), key=lambda record: record.name)
+        return all_described(hub, seen[:limit])
+
+    def work() -> list[StreamRecord]:
+        # Thousands of rows: not in the loop.
+        return [
+            one for one in hub.queues.metadata.streams() if is_shown(one) and one.name > after and matches(one.name)
+        ]
+
+    return call.in_helper(work, done)
+
+
+def is_shown(record: StreamRecord) -> bool:
+    return record.vhost == VIRTUAL_HOST
+
+
+def all_described(hub: HubConnection, records: Iterable[StreamRecord]) -> list[dict[str, Any]]:
+    """What is deleted meanwhile is left out."""
+    found = []
+    for record in records:
+        try:
+            found.append(described(hub, record))
+        except (StreamNotFound, StorageError):
+            continue
+    return found
+
+
+def matcher(pattern: str | None) -> Any:
+    """Does a name match?  A star stands for any run of characters; everything else for itself, without regard to case.
+
+    The earliest place for each part leaves the most room for the next ones, so no pattern is slow.
+    """
+    first, *rest = (pattern or "*").lower().split("*")
+    if not rest:
+        return lambda name: name.lower() == first
+    *middle, last = rest
+
+    def matches(name: str) -> bool:
+        name = name.lower()
+        if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
+            return False
+        at, end = len(first), len(name) - len(last)
+        for part in middle:
+            at = name.find(part, at, end)
+            if at < 0:
+                return False
+            at += len(part)
+        return True
+
+    return matches
+
+
+class Watch:
+    """One StreamQueues: looks at intervals, and sends what has changed."""
+
+    def __init__(self, call: Call, interval_ms: int) -> None:
+        self.call, self.hub, self.interval_ms = call, call.hub, interval_ms
+        self.known: dict[str, dict[str, Any]] = {}
+        self.timer = call.hub.queues.timers.timer(self.look)
+        call.on_cancel = call.end
+        call.on_over = self.timer.cancel
+        self.look(0)
+
+    def look(self, _: int) -> None:
+        metadata = self.hub.queues.metadata
+        self.hub.door.helpers.submit(lambda: [one for one in metadata.streams() if is_shown(one)], self.show)
+
+    def show(self, records: Any, problem: BaseException | None) -> None:
+        if self.call.state == "over":
+            return
+        self.timer.set(self.hub.queues.now_ms + self.interval_ms)
+        if problem is not None or not self.hub.has_room():
+            return
+        seen = sorted((one for one in records if may_see(self.hub, one)), key=lambda one: one.name)[:WATCHED_MAX]
+        now = {info["name"]: info for info in all_described(self.hub, seen)}
+        for name, info in now.items():
+            if self.known.get(name) != info:
+                self.call.item(info)
+        for name in self.known.keys() - now.keys():
+            self.call.item({"name": name, "deleted": True})
+        self.known = now
+
+
+@METHODS.add("StreamQueues", optional("intervalMs", whole), is_stream=True)
+def stream_queues(call: Call, interval_ms: int | None) -> Any:
+    """QueueInfo of all queues, then of those that change; one that is gone comes with ``deleted``."""
+    read = whole_from(INTERVAL_MS_MIN, INTERVAL_MS_MAX)
+    Watch(call, read("intervalMs", INTERVAL_MS_DEFAULT if interval_ms is None else interval_ms))
+    return LATER
+
+
+@METHODS.add("ServerInfo")
+def server_info(call: Call) -> dict[str, Any]:
+    config, queues = call.hub.door.config, call.hub.queues
+    return {
+        "name": "VibeMQ",
+        "version": vibemq.__version__,
+        "protocols": ["json", "messagepack"],
+        "connectionId": call.hub.connection_id,
+        "user": call.hub.user,
+        "limits": {
+            "messageBytes": config.message_max_bytes,
+            "prefetch": queues.defaults.prefetch_max,
+            "listedQueues": LIST_MAX,
+            "unconfirmed": config.unconfirmed_max,
+        },
+    }

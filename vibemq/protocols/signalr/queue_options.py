@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a CreateQueue may say about its queue, and what QueueInfo says back: the same names and values both ways.
+
+Three types: a ``queue`` gives each message to one consumer, a ``topic`` to all that are subscribed, and a ``stream``
+keeps its messages to be read any number of times.  Options that nobody named follow the broker's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vibemq.broker.policy import ATTEMPTS_MAX, DeliveryMode, Overflow, QueuePolicy, policy
+from vibemq.config import Queues
+from vibemq.protocols.signalr.invocations import HubError
+from vibemq.protocols.signalr.spec import ErrorCode
+from vibemq.storage.arguments import MAX_AGE, MAX_LENGTH_BYTES
+
+TYPES = ("queue", "topic", "stream")
+TOPIC_MODES = (DeliveryMode.FAN_OUT_WITH_ACK, DeliveryMode.FAN_OUT_WITHOUT_ACK)
+MS_MAX = 86_400_000 * 365 * 100
+COUNT_MAX = 2**53 - 1  # what every client's numbers reach
+NAME_BYTES_MAX = 255
+#: Every send would be overdue at once, and the queue turn in circles.
+ACK_TIMEOUT_MS_MIN = 10
+
+
+def invalid(name: str, needed: str, had: object) -> HubError:
+    shown = str(had)
+    return HubError(
+        ErrorCode.INVALID_ARGUMENT, f"{name}: needed {needed}, had {shown if len(shown) <= 60 else shown[:57] + '...'}."
+    )
+
+
+def whole_from(least: int, most: int) -> Callable[[str, Any], int]:
+    def read(name: str, value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise invalid(name, f"a whole number from {least} to {most}", value)
+        return value
+
+    return read
+
+
+def one_of(*names: str) -> Callable[[str, Any], str]:
+    def read(name: str, value: Any) -> str:
+        for known in names:
+            if isinstance(value, str) and value.lower() == known.lower():
+                return known
+        raise invalid(name, f"one of {', '.join(names)}", value)
+
+    return read
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise invalid(name, "true or false", value)
+    return value
+
+
+def any_text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise invalid(name, "a text", value)
+    return value
+
+
+def queue_name(name: str, value: Any) -> str:
+    """As the other doors need it: 1 to 255 bytes that people can read."""
+    if not isinstance(value, str) or not value.isprintable() or not 1 <= len(value.encode()) <= NAME_BYTES_MAX:
+        raise HubError(
+            ErrorCode.INVALID_NAME,
+            f"{name}: needed 1 to {NAME_BYTES_MAX} bytes of printable text; choose another name.",
+        )
+    if value.startswith("amq."):
+        raise HubError(ErrorCode.INVALID_NAME, f"{name}: names that begin with amq. are reserved; choose another name.")
+    return value
+
+
+def dead_letter(name: str, value: Any) -> bool | str:
+    return value if isinstance(value, bool) else queue_name(name, value)
+
+
+def camel(member: Any) -> str:
+    """ROUND_ROBIN is "roundRobin"."""
+    first, *rest = member.name.lower().split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+MODES = {camel(member): member for member in DeliveryMode}
+OVERFLOWS = {camel(member): member for member in Overflow}
+Reader = Callable[[str, Any], Any]
+COMMON: dict[str, Reader] = {
+    "type": one_of(*TYPES),
+    "durable": flag,
+    "durability": one_of("os", "disk"),
+}
+#: Option of a queue or topic -> the field of its policy, and how it is read.
+QUEUE_OPTIONS: dict[str, tuple[str, Reader]] = {
+    "maxLength": ("max_messages", whole_from(0, COUNT_MAX)),
+    "messageTtlMs": ("message_ttl_ms", whole_from(0, MS_MAX)),
+    "deadLetter": ("dead_letter", dead_letter),
+    "overflow": ("overflow", one_of(*OVERFLOWS)),
+    "maxAttempts": ("attempts_max", whole_from(1, ATTEMPTS_MAX)),
+    "ackTimeoutMs": ("ack_timeout_ms", whole_from(ACK_TIMEOUT_MS_MIN, MS_MAX)),
+    "backoffMs": ("backoff_ms", whole_from(0, MS_MAX)),
+    "backoffMaxMs": ("backoff_max_ms", whole_from(0, MS_MAX)),
+    "prefetch": ("prefetch", whole_from(1, 10_000_000)),
+    "mode": ("mode", one_of(*MODES)),
+}
+STREAM_OPTIONS: dict[str, Reader] = {
+    "maxBytes": whole_from(0, COUNT_MAX),
+    "maxAgeMs": whole_from(1000, MS_MAX),
+}
+
+
+def read_options(given: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """The members that are there, each read; null is the same as none.  Raises HubError."""
+    values = {}
+    for name, value in given.items():
+        if name not in readers:
+            raise HubError(
+                ErrorCode.INVALID_ARGUMENT, f"There is no option '{name[:60]}'; known are {', '.join(sorted(readers))}."
+            )
+        if value is not None:
+            values[name] = readers[name](name, value)
+    return values
+
+
+def created_options(given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """(type, what a queue's metadata keeps, a stream's arguments) of a CreateQueue.  Raises HubError."""
+    kind = COMMON["type"]("type", given.get("type") or "queue")
+    queue_readers = {name: read for name, (_, read) in QUEUE_OPTIONS.items()}
+    values = read_options(given, COMMON | (STREAM_OPTIONS if kind == "stream" else queue_readers))
+    if values.get("durable") is False:
+        raise invalid("durable", "true, because all queues outlive a restart", "false")
+    stored: dict[str, Any] = {}
+    arguments: dict[str, str] = {}
+    if "durability" in values:
+        stored["durability"] = arguments["durability"] = values["durability"]
+    if "maxBytes" in values:
+        arguments[MAX_LENGTH_BYTES] = str(values["maxBytes"])
+    if "maxAgeMs" in values:
+        arguments[MAX_AGE] = f"{-(-values['maxAgeMs'] // 1000)}s"
+    for name, (field, _) in QUEUE_OPTIONS.items():
+        if name in values:
+            stored[field] = values[name]
+    if isinstance(stored.get("dead_letter"), str):
+        stored["dead_letter"], stored["dead_letter_queue"] = True, stored["dead_letter"]
+    if "overflow" in stored:
+        stored["overflow"] = int(OVERFLOWS[stored["overflow"]])
+    default = DeliveryMode.FAN_OUT_WITH_ACK if kind == "topic" else DeliveryMode.ROUND_ROBIN
+    mode = MODES[stored["mode"]] if "mode" in stored else default
+    if (mode in TOPIC_MODES) != (kind == "topic") and kind != "stream":
+        fitting = [name for name, member in MODES.items() if (member in TOPIC_MODES) == (kind == "topic")]
+        raise invalid("mode", f"one of {', '.join(fitting)} for a {kind}", camel(mode))
+    stored["mode"] = int(mode)
+    return kind, stored, arguments
+
+
+def differing(stored: Mapping[str, Any], wanted: Mapping[str, Any], durability: str, defaults: Queues) -> str | None:
+    """An option that a queue was made with otherwise than it is wanted now; None: it is as wanted."""
+    have = policy(stored, defaults)
+    if "durability" in wanted and wanted["durability"] != durability:
+        return "durability"
+    shown = {field: name for name, (field, _) in QUEUE_OPTIONS.items()} | {"dead_letter_queue": "deadLetter"}
+    for field, value in wanted.items():
+        if field != "durability" and getattr(have, field) != value:
+            return shown[field]
+    return None
+
+
+def type_of(have: QueuePolicy) -> str:
+    return "topic" if have.mode in TOPIC_MODES else "queue"
+
+
+def shown_options(name: str, stored: Mapping[str, Any], durability: str, defaults: Queues) -> dict[str, Any]:
+    """The options as a CreateQueue would give them, those of the configuration included."""
+    have = policy(stored, defaults)
+    shown: dict[str, Any] = {"durable": True, "durability": durability}
+    for option, (field, _) in QUEUE_OPTIONS.items():
+        shown[option] = getattr(have, field)
+    shown["mode"], shown["overflow"] = camel(have.mode), camel(have.overflow)
+    shown["deadLetter"] = have.dead_letter_name(name) if have.dead_letter else False
+    return shown
