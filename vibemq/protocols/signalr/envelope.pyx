@@ -81,12 +81,13 @@ cdef uint8_t *scratch_room(size_t size) noexcept:
 
 cdef bint json_text(span raw, span *out) noexcept:
     """The text of a raw string; False when it is none."""
-    cdef const uint8_t *begin = raw.data + 1
-    cdef const uint8_t *end = raw.data + raw.size - 1
+    cdef const uint8_t *begin
+    cdef const uint8_t *end
     cdef uint8_t *room
     cdef uint8_t *decoded
     if raw.size < 2 or raw.data[0] != c'"':
         return False
+    begin, end = raw.data + 1, raw.data + raw.size - 1
     if memchr(begin, c'\\', end - begin) == NULL:
         out.data, out.size = begin, <uint32_t> (end - begin)
         return True
