@@ -2,7 +2,7 @@
 #
 #   make run      a broker, this host's telemetry and a Spark job, end to end, with real data
 #   make test     every test
-#   make interop  the clients of others, all of them built; writes the matrix of the streams door's README
+#   make interop  the clients of others, all of them built; writes the matrices of the doors' READMEs
 #   make check    ruff, mypy, and the tests of the house rules
 #   make san      the C core under the address, undefined and thread sanitizers
 #   make fuzz     every fuzz target for FUZZ_SECONDS each
@@ -34,7 +34,7 @@ test: $(VENV)/.test $(VENV)/.built
 	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
 
 interop: $(VENV)/.test $(VENV)/.built
-	VIBEMQ_INTEROP=all VIBEMQ_INTEROP_WRITE=1 $(BIN)/python -m pytest -q tests/interop $(PYTEST_ARGS)
+	VIBEMQ_INTEROP=all VIBEMQ_INTEROP_WRITE=1 $(BIN)/python -m pytest -q tests/interop tests/signalr_clients $(PYTEST_ARGS)
 
 check: $(VENV)/.test $(VENV)/.built
 	$(BIN)/ruff check .

@@ -148,7 +148,9 @@ class Program:
         self.unread = b""
         self.said: list[dict[str, Any]] = []
 
-    def _lines(self, deadline: float) -> Iterator[dict[str, Any]]:
+    def lines(self, timeout_s: float = EVENT_TIMEOUT_S) -> Iterator[dict[str, Any]]:
+        """What it says, until it ends."""
+        deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.pipe, selectors.EVENT_READ)
             while True:
@@ -158,23 +160,23 @@ class Program:
                         self.said.append(json.loads(line))
                         yield self.said[-1]
                 if not selector.select(deadline - time.monotonic()):
-                    raise ProgramFailed(f"nothing more within {EVENT_TIMEOUT_S:.0f} s of {self.said[-5:]}{self._why()}")
+                    raise ProgramFailed(f"nothing more within {EVENT_TIMEOUT_S:.0f} s of {self.said[-5:]}{self.why()}")
                 data = os.read(self.pipe.fileno(), 1 << 16)
                 if not data:
                     return
                 self.unread += data
 
-    def _why(self) -> str:
+    def why(self) -> str:
         return f"; it wrote: {self.errors.read_text(errors='replace')[-600:]}"
 
     def until(self, event: str, timeout_s: float = EVENT_TIMEOUT_S) -> dict[str, Any]:
         """The next such event; what comes before it is in `said`."""
-        for line in self._lines(time.monotonic() + timeout_s):
+        for line in self.lines(timeout_s):
             if line["event"] == event:
                 return line
             if line["event"] == "error":
                 raise ProgramFailed(str(line))
-        raise ProgramFailed(f"it ended without {event!r}, after {self.said[-5:]}{self._why()}")
+        raise ProgramFailed(f"it ended without {event!r}, after {self.said[-5:]}{self.why()}")
 
     def messages(self, count: int) -> list[dict[str, Any]]:
         """So many more of them."""
@@ -182,11 +184,11 @@ class Program:
 
     def finish(self) -> list[dict[str, Any]]:
         """Everything it said, when it has ended well."""
-        for line in self._lines(time.monotonic() + EVENT_TIMEOUT_S):
+        for line in self.lines():
             if line["event"] == "error":
                 raise ProgramFailed(str(line))
         if status := self.process.wait(EVENT_TIMEOUT_S):
-            raise ProgramFailed(f"exit code {status}{self._why()}")
+            raise ProgramFailed(f"exit code {status}{self.why()}")
         return self.said
 
     def failure(self) -> str:
@@ -201,6 +203,8 @@ class Program:
         self.process.kill()
         self.process.wait()
         self.pipe.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
 
 @contextmanager
