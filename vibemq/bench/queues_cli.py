@@ -25,7 +25,7 @@ from vibemq.bench.peers import PEERS
 from vibemq.bench.queues import MODES, QueueLoad, run
 from vibemq.bench.queues_compare import QUEUE_SCENARIOS, QueueComparison, QueueScenario, installed, markdown
 from vibemq.bench.report import warm_memory
-from vibemq.bench.servers import SERVERS
+from vibemq.bench.servers import HUBS, SERVERS
 
 DEFAULTS = QueueLoad()
 
@@ -76,8 +76,8 @@ def run_command(**options: Any) -> None:
     "--server",
     "names",
     multiple=True,
-    type=click.Choice(list(SERVERS)),
-    help="Started for this; repeatable. Default: all that are installed.",
+    type=click.Choice([*SERVERS, *HUBS]),
+    help=f"Started for this; repeatable. Default: of {', '.join(SERVERS)} all that are installed.",
 )
 @scenario_option(QUEUE_SCENARIOS)
 @click.option("--baseline", help="Ratios are against this server. Default: nats, or the last one without it.")

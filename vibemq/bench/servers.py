@@ -151,7 +151,7 @@ class VibeMQ(Server):
 
     def launch(self) -> None:
         command = [sys.executable, "-m", "vibemq.cli", "serve", "--native-port", "0", "--streams-port", "0"]
-        command += ["--admin-port", "0"]
+        command += ["--signalr-port", "0", "--admin-port", "0"]
         if self.workers:
             command += ["--workers", str(self.workers)]
         process = self.spawn([*command, "--data-dir", str(self.folder / "data"), *self.extra], PYTHONPATH=PYTHON_PATH)
@@ -168,6 +168,26 @@ class VibeMQ(Server):
         return __version__
 
 
+class VibeMQSignalR(VibeMQ):
+    """Its SignalR door."""
+
+    name = "vibemq-signalr"
+    protocol = "signalr"
+
+    def launch(self) -> None:
+        super().launch()
+        if "signalr" not in self.ports:
+            raise VibeMQError(f"{self.name}: needed a signalr port, had {self.ports}")
+        self.port = self.ports["signalr"]
+
+
+class VibeMQSignalRMessagePack(VibeMQSignalR):
+    """The same for clients that speak MessagePack."""
+
+    name = "vibemq-signalr-messagepack"
+    protocol = "signalr-messagepack"
+
+
 class Null(Server):
     """Parses, answers and hands on, and keeps nothing: where the load generator itself ends."""
 
@@ -180,6 +200,23 @@ class Null(Server):
     def launch(self) -> None:
         process = self.spawn([sys.executable, "-m", "vibemq.bench.null", *self.arguments()], PYTHONPATH=PYTHON_PATH)
         self.port = int(self.ready_line(process)["port"])
+
+
+class NullSignalR(Null):
+    """The same as a SignalR hub."""
+
+    name = "null-signalr"
+    protocol = "signalr"
+
+    def arguments(self) -> list[str]:
+        return ["signalr"]
+
+
+class NullSignalRMessagePack(NullSignalR):
+    """For clients that speak MessagePack; it hands nothing on."""
+
+    name = "null-signalr-messagepack"
+    protocol = "signalr-messagepack"
 
 
 class EchoServer(Null):
@@ -306,3 +343,7 @@ class RabbitMQStreams(RabbitMQ):
 
 
 SERVERS: dict[str, type[Server]] = {server.name: server for server in (VibeMQ, Nats, Redis, RabbitMQ, Null, EchoServer)}
+# Under the load of hub clients, and so only measured when they are named.
+HUBS: dict[str, type[Server]] = {
+    hub.name: hub for hub in (VibeMQSignalR, VibeMQSignalRMessagePack, NullSignalR, NullSignalRMessagePack)
+}
