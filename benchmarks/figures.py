@@ -23,11 +23,16 @@ def memory_mb(server: VibeMQ) -> dict[str, float]:
     return {name.lower() + "_mb": round(size, 1) for name, size in found.items()}
 
 
-def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The command line, with --output; from here on as many files may be open as the system allows."""
-    parser.add_argument("--output", type=Path)
+def as_many_files_as_allowed() -> None:
+    """From here on this process, and what it starts, may have as many files open as the system lets it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line, with --output; many files may be open from here on."""
+    parser.add_argument("--output", type=Path)
+    as_many_files_as_allowed()
     return parser.parse_args()
 
 

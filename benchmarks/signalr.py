@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SignalR door under load: invocations with completion, deliveries, fan-out, and connections that do nothing.
+
+    python benchmarks/signalr.py --rounds 5 --warm-mb 18000 --output result
+    python benchmarks/signalr.py --load publish --load idle --peer-python aiosignalr/bin/python
+
+Brokers of its own with two workers each and the durability `os`, null hubs that show where the load generator ends,
+and, where an interpreter with aiosignalr is named, that hub as a peer: all in turn, the generator on the same cores.
+"""
+
+from __future__ import annotations
+
+import selectors
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from figures import as_many_files_as_allowed, memory_mb
+
+from vibemq.bench import fanout, queues, report
+from vibemq.bench.commands import extent_options, output_option, show, tell
+from vibemq.bench.cpu import tree_cpu_s
+from vibemq.bench.fanout import FanOut
+from vibemq.bench.queues import QueueLoad
+from vibemq.bench.servers import (
+    NullSignalR,
+    NullSignalRMessagePack,
+    Server,
+    VibeMQSignalR,
+    VibeMQSignalRMessagePack,
+    version_of,
+)
+from vibemq.bench.signalr import HubWire, json_record
+from vibemq.errors import VibeMQError
+
+WORKERS = 2
+MESSAGES_MIN = 10
+CLIENT_PING_S = 10.0  # more often than clients do
+IDLE_S = 25.0  # two keep-alive pings to each connection, and two back
+PING = {"type": 6}
+
+
+class AioSignalR(Server):
+    """aiosignalr 0.1.1 or newer, from PyPI; it keeps nothing."""
+
+    name = "aiosignalr"
+    protocol = "signalr"
+    durability = "none"
+    scale = 0.02
+
+    def __init__(self, folder: Path, python: str) -> None:
+        super().__init__(folder)
+        self.python = python
+
+    def launch(self) -> None:
+        hub = Path(__file__).resolve().with_name("aiosignalr_hub.py")
+        self.port = int(self.ready_line(self.spawn([self.python, str(hub)]))["port"])
+
+    def version(self) -> str:
+        return version_of(self.python, "-c", "from importlib.metadata import version; print(version('aiosignalr'))")
+
+
+class AioSignalRMessagePack(AioSignalR):
+    name = "aiosignalr-messagepack"
+    protocol = "signalr-messagepack"
+
+
+# ---- loads with a rate ----
+
+
+@dataclass(frozen=True, slots=True)
+class HubLoad:
+    """One line of the report: what `run` does to a server, and which of them it is for."""
+
+    name: str
+    title: str
+    load: QueueLoad
+    run: Callable[[QueueLoad], dict[str, Any]]
+    is_for: Callable[[Server], bool] = lambda server: True
+
+
+def one_queue(load: QueueLoad) -> dict[str, Any]:
+    return queues.run(load).figures()
+
+
+def to_many(load: QueueLoad) -> dict[str, Any]:
+    return fanout.run(FanOut(load)).figures()
+
+
+def hands_on(server: Server) -> bool:
+    return not isinstance(server, NullSignalRMessagePack)
+
+
+def hands_on_quickly(server: Server) -> bool:
+    return hands_on(server) and not isinstance(server, AioSignalR)
+
+
+LOADS = (
+    HubLoad(
+        "publish",
+        "Publish 100 B with completion, 10,000 open invocations, one WebSocket",
+        QueueLoad(mode="pub", messages=1_000_000),
+        one_queue,
+    ),
+    HubLoad(
+        "both",
+        "Publish, Subscribe and Ack of 100 B, one queue",
+        QueueLoad(mode="both", messages=500_000),
+        one_queue,
+        hands_on,
+    ),
+    HubLoad(
+        "fan-out",
+        "one publisher to 1,000 WebSockets, deliveries in all",
+        QueueLoad(mode="pub", messages=2_000),
+        to_many,
+        hands_on,
+    ),
+    HubLoad(
+        "fan-out-paced",
+        "the same at 200 messages/s (200,000 deliveries/s), open loop",
+        QueueLoad(mode="lat", messages=1_000, rate=200.0),
+        to_many,
+        hands_on_quickly,
+    ),
+)
+
+
+def measured(load: HubLoad, servers: Sequence[Server], rounds: int, scale: float, baseline: str) -> dict[str, Any]:
+    def figures(server: Server) -> dict[str, Any]:
+        count = load.load.messages * scale * (1.0 if load.load.rate else server.scale)
+        here = {"protocol": server.protocol, "port": server.port, "broker_pid": server.pid}
+        return load.run(replace(load.load, messages=max(MESSAGES_MIN, round(count)), **here))
+
+    chosen = [server for server in servers if load.is_for(server)]
+    results = report.alternate(load.name, rounds, chosen, figures, tell)
+    # With a rate the figure is a time.
+    figure = "latency_us.p99" if load.load.rate else "consume_msg_s" if load.name != "publish" else "publish_msg_s"
+    return {"title": load.title, "results": results, "ratio": report.ratios(results, figure, baseline)}
+
+
+# ---- connections that do nothing ----
+
+
+def idle(server: VibeMQSignalR, count: int) -> dict[str, Any]:
+    """Hub connections after their handshake, with the pings of both sides."""
+    load = QueueLoad(protocol=server.protocol, port=server.port)
+    before = memory_mb(server)
+    began = time.monotonic()
+    wires = [HubWire(load, server.port) for _ in range(count)]
+    opened_s = time.monotonic() - began
+    fresh = memory_mb(server)
+    pings = dict.fromkeys(wires, 0)
+    cpu_s, began = tree_cpu_s(server.pid), time.monotonic()
+    with selectors.EpollSelector() as selector:
+        for wire in wires:
+            wire.socket.setblocking(False)
+            selector.register(wire.socket, selectors.EVENT_READ, wire)
+        sent = 0
+        while (now := time.monotonic() - began) < IDLE_S:
+            if sent * CLIENT_PING_S <= now:
+                sent += 1
+                for wire in wires:
+                    wire.send_record(json_record(PING))
+            for key, _ in selector.select(0.1):
+                data = key.data.socket.recv(1 << 12)
+                if not data:
+                    raise VibeMQError("the hub ended an idle connection")
+                pings[key.data] += data.count(b'"type":6')
+    after = memory_mb(server)
+    cpu_s = tree_cpu_s(server.pid) - cpu_s
+    for wire in wires:
+        wire.close()
+    return {
+        "connections": count,
+        "opened_per_s": round(count / opened_s),
+        "all_processes": after,
+        "after_the_handshakes": fresh,
+        "kb_for_a_connection": round((after["pss_mb"] - before["pss_mb"]) * 1024 / count, 2),
+        "pings_to_each": [min(pings.values()), max(pings.values())],
+        "broker_cpu_percent": round(100 * cpu_s / IDLE_S, 1),
+    }
+
+
+# ---- the command ----
+
+
+def servers_in(folder: Path, peer_python: str) -> list[Server]:
+    ours = [kind(folder / kind.name, workers=WORKERS) for kind in (VibeMQSignalR, VibeMQSignalRMessagePack)]
+    servers: list[Server] = [*ours, *(kind(folder / kind.name) for kind in (NullSignalR, NullSignalRMessagePack))]
+    if peer_python:
+        found = subprocess.run([peer_python, "-c", "import aiosignalr"], capture_output=True, check=False)
+        if found.returncode:
+            raise click.BadParameter(f"{peer_python} has no aiosignalr")
+        servers += [kind(folder / kind.name, peer_python) for kind in (AioSignalR, AioSignalRMessagePack)]
+    return servers
+
+
+@click.command(help=__doc__.splitlines()[0])
+@click.option("--load", "names", multiple=True, type=click.Choice([*(load.name for load in LOADS), "idle"]))
+@click.option("--server", "wanted", multiple=True, help="Repeatable; default: all.")
+@click.option("--baseline", default="null-signalr", show_default=True, help="Ratios are against this server.")
+@click.option("--connections", type=click.IntRange(1), default=10_000, show_default=True, help="Of the load idle.")
+@click.option("--peer-python", default="", help="An interpreter with aiosignalr; without, there is no peer.")
+@extent_options
+@output_option
+def main(
+    names: tuple[str, ...],
+    wanted: tuple[str, ...],
+    baseline: str,
+    connections: int,
+    peer_python: str,
+    rounds: int,
+    scale: float,
+    warm_mb: int,
+    output: Path | None,
+) -> None:
+    as_many_files_as_allowed()
+    report.warm_memory(warm_mb)
+    loads = [load for load in LOADS if not names or load.name in names]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        servers = [each for each in servers_in(Path(folder), peer_python) if not wanted or each.name in wanted]
+        for server in servers if loads else ():
+            tell(f"starting {server.name}")
+            stack.callback(server.start().stop)
+        found = report.head(rounds, baseline) | {
+            "scenarios": [measured(load, servers, rounds, scale, baseline) for load in loads]
+        }
+        about = [(each.name, each.version(), each.durability) for each in servers]
+        text = report.markdown(
+            found,
+            [("server", "version", "durability of a completion"), *about],
+            ("msg/s", "broker CPU us/msg", "p50 us", "p99 us", "p99.9 us"),
+            lambda _, rate: (rate, "broker_cpu_us_per_msg", *(f"latency_us.{p}" for p in ("p50", "p99", "p999"))),
+        )
+        if not names or "idle" in names:
+            tell(f"idle: {connections} connections")
+            server = VibeMQSignalR(Path(folder) / "idle", workers=WORKERS)
+            stack.callback(server.start().stop)
+            found["idle"] = idle(server, connections)
+            text += "\nidle: " + ", ".join(f"{name} {value}" for name, value in found["idle"].items()) + "\n"
+    show(found, text, output)
+
+
+if __name__ == "__main__":
+    main()
