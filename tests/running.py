@@ -68,6 +68,8 @@ def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
         "0",
         "--native-port",
         "0",
+        "--signalr-port",
+        "0",
         "--admin-port",
         "0",
         "--workers",

@@ -119,6 +119,7 @@ def secured(request, tmp_path_factory, authority):
         "tls.verify": "optional",
         "tls.client_ca": authority.certificate,
         "streams.tls_port": 0,
+        "signalr.tls_port": 0,
         "streams.advertised_tls_host": "broker.test",
         "streams.advertised_tls_port": 1234,
         "streams.certificate_user": request.param,

@@ -53,6 +53,7 @@ class Broker:
             "server__workers": 2,
             "streams__port": 0,
             "native__enabled": False,
+            "signalr__enabled": False,
             "server__data_dir": str(self.data_dir),
             **options,
         }

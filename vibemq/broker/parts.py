@@ -30,6 +30,7 @@ class Broker:
     authenticator: Any  # admin.users.Authenticator: who somebody is
     accesses: Any  # admin.permissions.Accesses: what they may do with queues
     rights: Any  # admin.rights.Rights: what they may configure, write and read in a vhost
+    tokens: Any  # admin.tokens.Tokens: a user for a while, without a password
     accounts: Any  # the module admin.accounts: users and permissions by command
     everything: Any  # the access of somebody who may do all, where nobody has to log in
     connection_rate: Any  # admin.limits.ConnectionRate: how often an address may come through the native door

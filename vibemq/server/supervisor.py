@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vibemq.config import Config, Native, Streams, Tls
+from vibemq.config import Config, Native, Signalr, Streams, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.net.certificates import Certificates
 from vibemq.server import admin_process, datadir, handover, listeners, logs
@@ -102,7 +102,8 @@ class Supervisor:
         _set_title("vibemq: supervisor")
         if not self._doors():
             raise ConfigError(
-                "no door is open: streams.enabled and native.enabled are false", hint="set one of them to true"
+                "no door is open: streams.enabled, native.enabled and signalr.enabled are false",
+                hint="set one of them to true",
             )
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
@@ -130,10 +131,16 @@ class Supervisor:
 
     def _doors(self) -> dict[str, int]:
         """Name and port of each door that is open."""
-        doors: dict[str, Streams | Native] = {"streams": self.config.streams, "native": self.config.native}
+        config = self.config
+        doors: dict[str, Streams | Native | Signalr] = {
+            "streams": config.streams,
+            "native": config.native,
+            "signalr": config.signalr,
+        }
         ports = {name: door.port for name, door in doors.items() if door.enabled}
-        if self.config.streams.enabled and self.config.tls.certificate:
-            ports["streams" + listeners.TLS] = self.config.streams.tls_port
+        if config.tls.certificate:
+            secured: dict[str, Streams | Signalr] = {"streams": config.streams, "signalr": config.signalr}
+            ports |= {name + listeners.TLS: door.tls_port for name, door in secured.items() if door.enabled}
         return ports
 
     def _ensure_superuser(self, metadata: Metadata) -> None:

@@ -19,6 +19,7 @@ from vibemq.admin import accounts
 from vibemq.admin.limits import ConnectionRate
 from vibemq.admin.permissions import EVERYTHING, Accesses
 from vibemq.admin.rights import Rights
+from vibemq.admin.tokens import Tokens
 from vibemq.admin.users import Authenticator
 from vibemq.broker.catalog import Catalog
 from vibemq.broker.disk import DiskWatch
@@ -34,6 +35,7 @@ from vibemq.broker.timers import Timers
 from vibemq.errors import StorageError, VibeMQError
 from vibemq.net.poller import Poller
 from vibemq.protocols.native.door import NativeDoor
+from vibemq.protocols.signalr.door import SignalRDoor
 from vibemq.protocols.streams.door import StreamsDoor
 from vibemq.server import listeners
 from vibemq.server.context import WorkerContext
@@ -52,7 +54,7 @@ ORPHAN_TIMEOUT_S = 2  # the supervisor is dead: its successor waits for us
 END_EARLY_S = 0.5  # before the supervisor's own deadline, at which it would have to kill us
 END_MARGIN_S = 1.0  # the supervisor kills who is still there at the timeout: end on our own before it
 ADOPTED_PER_TURN = 20  # some tens of microseconds each
-DOORS = {"streams": StreamsDoor, "native": NativeDoor}
+DOORS = {"streams": StreamsDoor, "native": NativeDoor, "signalr": SignalRDoor}
 HOMES = {
     DeliveryMode.ROUND_ROBIN: Rotation,
     DeliveryMode.PRIORITY_BASED: Rotation,
@@ -101,6 +103,7 @@ class Worker:
         )
         self.doors: dict[str, Any] = {}
         handovers = Handovers(self.loop, context.index, context.handovers, self.doors)
+        authenticator = Authenticator(metadata, config.guest.allow_loopback)
         broker = Broker(
             streams=streams,
             queues=self.queues,
@@ -110,9 +113,10 @@ class Worker:
             disk=DiskWatch(config.data_path, config.store.disk_free_min_bytes, self.timers, self.helpers),
             helpers=self.helpers,
             timers=self.timers,
-            authenticator=Authenticator(metadata, config.guest.allow_loopback),
+            authenticator=authenticator,
             accesses=self.accesses,
             rights=self.rights,
+            tokens=Tokens(metadata, authenticator),
             accounts=accounts,
             everything=EVERYTHING,
             connection_rate=ConnectionRate(config.native.connections_per_address_per_minute),

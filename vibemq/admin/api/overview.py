@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 CLUSTER_NAME = "vibemq"
 
+#: What listeners speak, by their names in the ready line, where that is not the name itself.
+PROTOCOLS = {
+    "streams": STREAM_PROTOCOL,
+    "streams-tls": "stream/ssl",
+    "signalr": "SignalR",
+    "signalr-tls": "SignalR/ssl",
+    "admin": "http",
+}
+
 
 def overview(api: Api, call: Call) -> Any:
     sessions = list(api.sessions(call.caller))
@@ -90,7 +99,7 @@ def health(api: Api, call: Call) -> Answer:
 
 def _listener(api: Api, door: str, address: str) -> dict[str, Any]:
     host, _, port = address.rpartition(":")
-    protocol = {"streams": STREAM_PROTOCOL, "streams-tls": "stream/ssl", "admin": "http"}.get(door, door)
+    protocol = PROTOCOLS.get(door, door)
     return {"node": api.node, "protocol": protocol, "ip_address": host.strip("[]"), "port": int(port)}
 
 

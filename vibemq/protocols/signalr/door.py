@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all sessions of the SignalR door on one worker share: hub connections by their tokens.
+
+A hub connection outlives sockets, so it has a Place here from negotiating on.  Places without a socket (nothing has
+come yet, or between two polls, or a WebSocket is gone that may come back) wait: for signalr.disconnect_timeout_s, and
+only so many of them.  A token is secret and names the worker that has the place; what others may see of a connection
+is its connection id.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import secrets
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+import vibemq
+from vibemq.broker.parts import Broker
+from vibemq.config import Config
+from vibemq.protocols.signalr import http
+from vibemq.protocols.signalr.hub import HubConnection
+from vibemq.protocols.signalr.session import HttpSession, seat_epoch, tick
+from vibemq.protocols.signalr.transports import LONG_POLLING
+
+if TYPE_CHECKING:
+    from vibemq.protocols.signalr.request import Request
+
+#: Worker and the epoch of its seat, then what nobody can guess.
+TOKEN_HEAD = struct.Struct("<BI")
+TOKEN_RANDOM_BYTES = 16
+CONNECTION_ID_BYTES = 16
+LOOK_MS = 500
+CLOSED_NORMALLY = 1000  # of a WebSocket
+
+logger = logging.getLogger(__name__)
+
+
+class SignalRDoor:
+    name = "SignalR"
+
+    def __init__(self, config: Config, broker: Broker) -> None:
+        self.config = config.signalr
+        self.broker = broker
+        self.queues = broker.queues
+        self.catalog = broker.catalog
+        self.helpers = broker.helpers
+        self.authenticator = broker.authenticator
+        self.auto_create = config.queues.auto_create
+        self.auto_create_needs_permission = config.queues.auto_create_needs_permission
+        self.server_version = vibemq.__version__
+        self.path = config.signalr.path.lower()
+        self.allowed_origins = frozenset(filter(None, config.signalr.allowed_origins.lower().split(",")))
+        self.allowed_hosts = frozenset(_host_of(origin) for origin in self.allowed_origins)
+        self.places: dict[str, Place] = {}  # by token
+        self._waiting: dict[str, Place] = {}  # those that expire, and nobody else ticks
+        self._access_seen = -1
+        self._timer = broker.timers.timer(self._look)
+
+    def accept(self, connection: Any) -> HttpSession:
+        """The session of a new connection."""
+        return HttpSession(connection, self)
+
+    def now_ms(self) -> int:
+        """The loop's clock: monotonic ms."""
+        return time.monotonic_ns() // 1_000_000
+
+    # ---- tokens ----
+
+    def _new_token(self) -> str:
+        head = TOKEN_HEAD.pack(self.broker.worker, seat_epoch(self.broker.board))
+        return base64.urlsafe_b64encode(head + secrets.token_bytes(TOKEN_RANDOM_BYTES)).decode().rstrip("=")
+
+    # ---- hub connections ----
+
+    def open_place(self, request: Request, wants_stateful: bool) -> Place | None:
+        """A new hub connection for whoever asks; None: too many wait already."""
+        if len(self._waiting) >= self.config.waiting_max and not request.is_upgrade:
+            return None
+        token = self._new_token()
+        connection_id = base64.urlsafe_b64encode(secrets.token_bytes(CONNECTION_ID_BYTES)).decode().rstrip("=")
+        hub = HubConnection(
+            self,
+            connection_id,
+            token,
+            request.user,
+            request.access,
+            is_alpha2=request.query.get("dialect") == "alpha2",
+            wants_stateful=wants_stateful,
+        )
+        place = self.places[token] = Place(self, hub, request.user, wants_stateful)
+        if self._timer.due_ms > self.now_ms() + LOOK_MS:
+            self._timer.set(self.now_ms() + LOOK_MS)
+        return place
+
+    def forget(self, hub: HubConnection) -> None:
+        """The hub connection is over.  What polls have not yet fetched is kept for them."""
+        place = self.places.get(hub.token)
+        if place is None:
+            return
+        if place.kind == LONG_POLLING and place.transport is not None and not place.is_over:
+            place.is_over = True
+            place.wait()
+            return
+        self.drop(place)
+
+    def drop(self, place: Place) -> None:
+        self.places.pop(place.token, None)
+        self._waiting.pop(place.token, None)
+
+    def transport_lost(self, place: Place, transport: Any, why: str) -> None:
+        """A socket is gone: the hub connection ends, or waits for another."""
+        if place.transport is transport:
+            place.transport = None
+        if not place.hub.closed:
+            place.hub.detached(transport, why)
+        if place.hub.closed or not place.wants_stateful:
+            self.drop(place)
+        else:
+            place.wait()
+
+    def begin_to_wait(self, place: Place) -> None:
+        self._waiting[place.token] = place
+
+    def stop_waiting(self, place: Place) -> None:
+        self._waiting.pop(place.token, None)
+
+    def access_of(self, user: str) -> Any:
+        """What this user may do; None: there is no such user."""
+        return self.broker.everything if user == http.GUEST else self.broker.accesses.of(user)
+
+    # ---- time ----
+
+    def _look(self, now_ms: int) -> None:
+        """Twice a second, while there are hub connections."""
+        for place in list(self._waiting.values()):
+            try:
+                place.look(now_ms)
+            except Exception:
+                logger.exception("hub connection %s: closed by an error of ours", place.connection_id)
+                self.drop(place)
+        if self._access_seen != self.broker.accesses.generation:
+            self._access_seen = self.broker.accesses.generation
+            for place in list(self.places.values()):
+                place.check_user()
+        if self.places:
+            self._timer.set(now_ms + LOOK_MS)
+
+
+class Place:
+    """Where a hub connection is found, what it speaks through, and until when it is kept without a socket."""
+
+    __slots__ = ("door", "expires_ms", "hub", "is_over", "kind", "transport", "user", "wants_stateful")
+
+    def __init__(self, door: SignalRDoor, hub: HubConnection, user: str, wants_stateful: bool) -> None:
+        self.door, self.hub, self.user, self.wants_stateful = door, hub, user, wants_stateful
+        self.kind = ""  # the name of the transport that it began with
+        self.transport: Any = None
+        self.expires_ms = 0  # 0: it has a socket
+        self.is_over = False  # and kept only for what a poll may still fetch
+
+    @property
+    def token(self) -> str:
+        return self.hub.token  # type: ignore[no-any-return]
+
+    @property
+    def connection_id(self) -> str:
+        return self.hub.connection_id  # type: ignore[no-any-return]
+
+    @property
+    def joins_records(self) -> bool:
+        """May an event carry several records?  Of MessagePack, early clients take one."""
+        return self.hub.encoding == 0  # type: ignore[no-any-return]
+
+    def is_used_otherwise(self, kind: str) -> bool:
+        return self.kind not in ("", kind)
+
+    def use(self, transport: Any) -> None:
+        """The first transport, or another socket for one that was lost."""
+        self.kind, self.transport = transport.name, transport
+        self.stop_waiting()
+        self.hub.attach(transport)
+
+    def wait(self) -> None:
+        """Without a socket from now on."""
+        self.expires_ms = self.door.now_ms() + self.door.config.disconnect_timeout_s * 1000
+        self.door.begin_to_wait(self)
+
+    def stop_waiting(self) -> None:
+        self.expires_ms = 0
+        if self.kind != LONG_POLLING:  # its hub is ticked here, polled or not
+            self.door.stop_waiting(self)
+
+    def look(self, now_ms: int) -> None:
+        if self.expires_ms and now_ms >= self.expires_ms:
+            self.leave("its peer has not come back")
+        elif not self.hub.closed:
+            tick(self.hub, now_ms)
+
+    def leave(self, why: str) -> None:
+        """The hub connection ends without its peer."""
+        transport = self.transport
+        if transport is not None:
+            transport.end(CLOSED_NORMALLY, why)
+        if not self.hub.closed:
+            self.hub.detached(transport, why)
+        if not self.hub.closed:
+            self.hub.close()
+        self.door.drop(self)
+
+    def check_user(self) -> None:
+        """Is who began this still allowed to be here?"""
+        if self.hub.closed:
+            return
+        if not self.user:
+            if http.needs_login(self.door):
+                logger.warning("hub connection %s: came when nobody had to log in, closed", self.connection_id)
+                self.hub.close("Please log in.")
+            return
+        access = self.door.access_of(self.user)
+        if access is None or access.created_ms != self.hub.access.created_ms:
+            logger.warning("hub connection %s: user %r was deleted, closed", self.connection_id, self.user)
+            self.hub.close("This user was deleted.")
+        else:
+            self.hub.access = access
+
+
+def owner_of(token: str) -> tuple[int, int] | None:
+    """A token names its worker, and the epoch of that worker's seat; None: it is no token."""
+    try:
+        raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+    except (binascii.Error, ValueError):
+        return None
+    if len(raw) != TOKEN_HEAD.size + TOKEN_RANDOM_BYTES:
+        return None
+    worker, epoch = TOKEN_HEAD.unpack_from(raw)
+    return worker, epoch
+
+
+def _host_of(origin: str) -> str:
+    host = origin.partition("://")[2]
+    return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and ":" in host else host

@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the SignalR door answers over HTTP: plain Python, once per request.
+
+ROUTES is the whole of it: paths below the hub's, and for each the methods and who answers them.  What is not in the
+table is refused.  Before anybody answers, in this order: is there such a route, may the page that sends this do so
+(Origin), who asks (Basic, Bearer or ?access_token=), and is the body of a size that it may have.
+
+Pages.  A browser sends what any page asks it to send, with the rights of whoever looks at the page: a WebSocket to
+any host without asking, a POST of plain text too, and where nobody has to log in there is nothing that the page would
+have to know.  So whatever has an Origin must come from our own host and port or from signalr.allowed_origins, and
+while nobody has to log in the Host must be one that no stranger's name server can give away.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import ipaddress
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from vibemq.protocols.signalr import demo
+from vibemq.protocols.signalr.request import JSON, NO_CACHE, TEXT, Refusal, Request, head_of, parse, response
+from vibemq.protocols.signalr.spec import NEGOTIATE_VERSION_MAX
+from vibemq.protocols.signalr.transports import (
+    BINARY_TYPE,
+    LONG_POLLING,
+    SERVER_SENT_EVENTS,
+    WEB_SOCKETS,
+    LongPollingTransport,
+)
+
+if TYPE_CHECKING:
+    from vibemq.protocols.signalr.door import Place, SignalRDoor
+    from vibemq.protocols.signalr.session import HttpSession
+
+logger = logging.getLogger(__name__)
+
+VIRTUAL_HOST = "/"
+GUEST = "guest"
+#: Clients put all that they had to send meanwhile into one POST.
+MESSAGES_PER_BODY = 4
+#: Of a request that nobody reads: it is taken in, so that the connection may go on.
+IGNORED_BODY_BYTES_MAX = 16 * 1024
+SECRET_CHARACTERS_MAX = 16 * 1024
+WEB_SOCKET_ID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
+WEB_SOCKET_VERSION = "13"
+WEB_SOCKET_KEY_BYTES = 16
+ALLOWED_HEADERS = "x-requested-with,x-signalr-user-agent,authorization,content-type"
+CHANGED_TRANSPORT = "Cannot change transports mid-connection"
+NO_ID = "Connection ID required"
+UNKNOWN_ID = "No Connection with that ID"
+NO_POST = "POST requests are not allowed for WebSocket connections."
+NOT_AN_INTEGER = "The client requested a non-integer protocol version."
+TRANSPORTS = [
+    {"transport": WEB_SOCKETS, "transferFormats": ["Text", "Binary"]},
+    {"transport": SERVER_SENT_EVENTS, "transferFormats": ["Text"]},
+    {"transport": LONG_POLLING, "transferFormats": ["Text", "Binary"]},
+]
+
+
+# ---- a request, step by step ----
+
+
+def begin(session: HttpSession, head: bytes) -> Request:
+    """The head is here.  What can be refused without the body is, and who asks is found out.  Raises Refusal."""
+    door = session.door
+    request = parse(head)
+    request.body_max = IGNORED_BODY_BYTES_MAX
+    try:
+        _find_route(door, request)
+        _check_origin(door, request)
+        if request.answer not in (preflight, demo_page) and identify(session, request):
+            _allow_body(door, request)
+    except Refusal as refusal:
+        request.refusal = refusal
+    return request
+
+
+def _allow_body(door: SignalRDoor, request: Request) -> None:
+    """Only what a hub connection that is known will read may be large."""
+    if request.answer is post:
+        _find(door, request)
+        request.body_max = door.config.message_max_bytes * MESSAGES_PER_BODY
+
+
+def answer(session: HttpSession, request: Request) -> bool:
+    """Head and body are here.  False: it has to wait, and comes again."""
+    try:
+        if request.refusal is not None:
+            raise request.refusal
+        done: bool | None = request.answer(session, request)
+        return done is not False
+    except Refusal as refusal:
+        refuse(session, request, refusal)
+    return True
+
+
+def refuse(session: HttpSession, request: Request | None, refusal: Refusal, close: bool = False) -> None:
+    status = refusal.status
+    if status not in (401, 404):  # a wrong login has its own line, and clients come late with a Close
+        logger.info("%s: %s: %s", session.peer, request or "a request", refusal)
+    headers = list(refusal.headers)
+    if status == 401:
+        headers.append(("WWW-Authenticate", "Bearer"))  # of Basic, browsers would ask the user
+    reply(session, request, status, refusal.text.encode(), TEXT, headers, close=close)
+
+
+def reply(
+    session: HttpSession,
+    request: Request | None,
+    status: int,
+    body: bytes = b"",
+    content_type: str = TEXT,
+    headers: list[tuple[str, str]] | None = None,
+    close: bool = False,
+) -> None:
+    """Answer the request that is at the front."""
+    close = close or request is None or not request.keep_alive
+    shown = [*NO_CACHE, *(request.cors if request else ()), *(headers or ())]
+    if request is not None and request.is_old and not close:
+        shown.append(("Connection", "keep-alive"))
+    is_head = request is not None and request.method == "HEAD"
+    session.write(response(status, body, content_type, shown, close=close, is_head=is_head))
+    session.answered_whole(close)
+
+
+# ---- deadlines ----
+
+
+def too_slow(session: HttpSession) -> None:
+    refuse(session, None, Refusal(408, "The request did not come in time."), close=True)
+
+
+def idle(session: HttpSession) -> None:
+    session.finish()
+
+
+def poll_over(session: HttpSession) -> None:
+    session.poll_over()
+
+
+def close_unanswered(session: HttpSession) -> None:
+    session.finish()
+
+
+# ---- may they? ----
+
+
+def _check_origin(door: SignalRDoor, request: Request) -> None:
+    """Raises Refusal where a page of somebody else's, or a name of theirs, brings this."""
+    origin, host = request.header("origin").lower(), request.header("host").lower()
+    if origin:
+        if origin in door.allowed_origins:
+            request.cors = (
+                ("Access-Control-Allow-Origin", request.header("origin")),
+                ("Access-Control-Allow-Credentials", "true"),
+                ("Vary", "Origin"),
+            )
+        elif origin.partition("://")[2] != host and request.answer is not preflight:
+            raise Refusal(403, "Pages of this origin may not use the hub (signalr.allowed_origins).")
+    if host and not needs_login(door) and not _is_ours(door, host):
+        raise Refusal(403, "Name the broker by its address, or as localhost (signalr.allowed_origins).")
+
+
+def _is_ours(door: SignalRDoor, host: str) -> bool:
+    """Is this a Host that no name server but this machine's own tells anybody?"""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
+    if name == "localhost" or name.endswith(".localhost") or name in door.allowed_hosts:
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def needs_login(door: SignalRDoor) -> bool:
+    """Once anybody has a password, and wherever other machines can reach, everybody must say who they are."""
+    broker = door.broker
+    return broker.is_public or broker.accesses.has_users  # type: ignore[no-any-return]
+
+
+def identify(session: HttpSession, request: Request) -> bool:
+    """Find out who asks.  False: a helper thread does, and the session waits for it.  Raises Refusal."""
+    door = session.door
+    scheme, _, credentials = request.header("authorization").partition(" ")
+    scheme, credentials = scheme.lower(), credentials.strip()
+    if not scheme and (token := request.query.get("access_token")):
+        scheme, credentials = "bearer", token
+    if len(credentials) > SECRET_CHARACTERS_MAX:
+        raise Refusal(401)
+    basic = _basic(credentials) if scheme == "basic" else None
+    if not needs_login(door):
+        # Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret.
+        verdict = door.authenticator.check_cached(*basic, session.is_loopback) if basic and basic[0] == GUEST else None
+        request.user = GUEST if verdict is not None and verdict.name == "OK" else ""
+        request.access = door.broker.everything
+        return True
+    if scheme == "bearer" and credentials:
+        user = door.broker.tokens.user_of(credentials, session.is_loopback)
+        if user is None:
+            logger.info("%s: an access token was refused", session.peer)
+        if user is None or not _let_in(door, request, user):
+            raise Refusal(401)
+        return True
+    if basic is None:
+        raise Refusal(401)
+    verdict = door.authenticator.check_cached(*basic, session.is_loopback)
+    if verdict is not None:
+        return _judged(session, request, basic[0], verdict)
+
+    def done(verdict: Any, problem: BaseException | None) -> None:
+        if session.ending:
+            return
+        if problem is not None:
+            logger.error("%s: a login could not be checked", session.peer, exc_info=problem)
+            request.refusal = Refusal(500)
+        else:
+            try:
+                if not _judged(session, request, basic[0], verdict):
+                    return
+                _allow_body(door, request)
+            except Refusal as refusal:
+                request.refusal = refusal
+        session.go_on()
+
+    session.wait()
+    door.helpers.submit_hash(partial(door.authenticator.check, *basic, session.is_loopback), done)
+    return False
+
+
+def _basic(credentials: str) -> tuple[str, str] | None:
+    """User and password; None: it is not what Basic is."""
+    try:
+        user, colon, password = base64.b64decode(credentials, validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        return None
+    return (user, password) if colon else None
+
+
+def _let_in(door: SignalRDoor, request: Request, user: str) -> bool:
+    access = door.access_of(user)
+    if access is None:
+        return False
+    request.user, request.access = user, access
+    return True
+
+
+def _judged(session: HttpSession, request: Request, user: str, verdict: Any) -> bool:
+    """Let the user in, or leave the session waiting: then the result is False."""
+    door = session.door
+    if verdict.name == "OK" and _let_in(door, request, user):
+        return True
+    if verdict.name == "LOOPBACK_ONLY":
+        logger.warning("%s: user %r may only come from this machine", session.peer, user)
+    else:
+        logger.warning("%s: login refused for user %r", session.peer, user)
+    # Held back, so that guessing gets slow.
+    request.refusal = Refusal(401)
+    session.wait()
+    session.set_deadline(door.config.login_failure_delay_s, _held_back_enough)
+    return False
+
+
+def _held_back_enough(session: HttpSession) -> None:
+    session.go_on()
+
+
+def _find(door: SignalRDoor, request: Request) -> Place:
+    """The hub connection that a request is about.  Raises Refusal."""
+    token = request.connection_token
+    if not token:
+        raise Refusal(400, NO_ID)
+    place = door.places.get(token)
+    if place is None:
+        raise Refusal(404, UNKNOWN_ID)
+    if place.user != request.user:
+        raise Refusal(403, "This connection belongs to another user.")
+    return place
+
+
+# ---- negotiating ----
+
+
+def preflight(session: HttpSession, request: Request) -> None:
+    """A browser asks whether a page may; without the headers that _check_origin gave, it may not."""
+    headers = []
+    if request.cors:
+        headers = [
+            ("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS"),
+            ("Access-Control-Allow-Headers", ALLOWED_HEADERS),
+            ("Access-Control-Max-Age", "600"),
+        ]
+    reply(session, request, 204, headers=headers)
+
+
+def negotiate_early(session: HttpSession, request: Request) -> None:
+    """As clients of 2017 do."""
+    place = _negotiated(session, request, wants_stateful=False)
+    names = [each["transport"] for each in TRANSPORTS]
+    body = {"connectionId": place.token, "availableTransports": names}
+    reply(session, request, 200, _json(body), JSON, [("Allow", "GET, POST, OPTIONS")])
+
+
+def negotiate(session: HttpSession, request: Request) -> None:
+    asked = request.query.get("negotiateversion", "0")
+    if not (asked.lstrip("-").isdigit() and asked.isascii() and len(asked) <= 10):
+        reply(session, request, 200, _json({"error": NOT_AN_INTEGER}), JSON)
+        return
+    version = max(0, min(int(asked), NEGOTIATE_VERSION_MAX))
+    wants_stateful = request.query.get("usestatefulreconnect", "").lower() == "true"
+    place = _negotiated(session, request, wants_stateful)
+    answer: dict[str, object] = {"negotiateVersion": version}
+    if version:
+        answer |= {"connectionId": place.connection_id, "connectionToken": place.token}
+    else:
+        answer["connectionId"] = place.token
+    answer["availableTransports"] = TRANSPORTS
+    if wants_stateful:
+        answer["useStatefulReconnect"] = True
+    reply(session, request, 200, _json(answer), JSON)
+
+
+def _negotiated(session: HttpSession, request: Request, wants_stateful: bool) -> Place:
+    place = session.door.open_place(request, wants_stateful)
+    if place is None:
+        raise Refusal(503, "Too many connections were negotiated and not used.", [("Retry-After", "5")])
+    place.wait()
+    return place
+
+
+def give_token(session: HttpSession, request: Request) -> None:
+    """An access token for who has logged in by password; a token would else live for ever by renewing itself."""
+    if not request.header("authorization").lower().startswith("basic ") or not request.user:
+        raise Refusal(401)
+    lifetime_s = session.door.config.access_token_lifetime_s
+    token = session.door.broker.tokens.issue(request.user, lifetime_s)
+    reply(session, request, 200, _json({"accessToken": token, "expiresIn": lifetime_s}), JSON)
+
+
+def demo_page(session: HttpSession, request: Request) -> None:
+    """A page to try the hub with, for everybody: what it may do is decided when it connects."""
+    found = demo.find(request.path.lower()[len(session.door.path) :])
+    assert found is not None  # or there would be no such route
+    kind, content = found
+    reply(session, request, 200, content, kind)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+# ---- transports ----
+
+
+def get(session: HttpSession, request: Request) -> None:
+    if request.is_upgrade:
+        upgrade(session, request)
+    elif request.wants_events:
+        open_events(session, request)
+    else:
+        poll(session, request)
+
+
+def upgrade(session: HttpSession, request: Request) -> None:
+    if request.header("sec-websocket-version") != WEB_SOCKET_VERSION:
+        raise Refusal(426, "WebSocket version 13 is spoken here.", [("Sec-WebSocket-Version", WEB_SOCKET_VERSION)])
+    key = request.header("sec-websocket-key")
+    try:
+        if request.is_old or len(base64.b64decode(key, validate=True)) != WEB_SOCKET_KEY_BYTES:
+            raise ValueError
+    except ValueError:  # also binascii.Error
+        raise Refusal(400, "Sec-WebSocket-Key must be 16 bytes in base64, and the version HTTP/1.1.") from None
+    place = _place_of_upgrade(session, request)
+    if place.is_used_otherwise(WEB_SOCKETS):
+        raise Refusal(400, CHANGED_TRANSPORT)
+    if place.transport is not None:
+        if not place.wants_stateful:
+            raise Refusal(409, "This connection has a WebSocket already.")
+        place.transport.replace()
+        if place.hub.closed:
+            raise Refusal(404, UNKNOWN_ID)
+    accept = base64.b64encode(hashlib.sha1(key.encode() + WEB_SOCKET_ID).digest()).decode()
+    headers = [("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept), *request.cors]
+    session.write(head_of(101, headers))
+    place.use(session.become_web_socket(place.hub, place))
+
+
+def _place_of_upgrade(session: HttpSession, request: Request) -> Place:
+    """A WebSocket may begin without negotiating.  One client sends a connectionId that it has made up."""
+    if request.query.get("id") or request.connection_token in session.door.places:
+        return _find(session.door, request)
+    place = session.door.open_place(request, wants_stateful=False)
+    assert place is not None  # only those who wait are counted
+    return place
+
+
+def open_events(session: HttpSession, request: Request) -> None:
+    place = _find(session.door, request)
+    if place.is_used_otherwise(SERVER_SENT_EVENTS):
+        raise Refusal(400, CHANGED_TRANSPORT)
+    if place.transport is not None:
+        raise Refusal(409, "This connection has an event stream already.")
+    place.use(session.become_events(place.hub, place, request))
+
+
+def poll(session: HttpSession, request: Request) -> None:
+    place = _find(session.door, request)
+    if place.is_used_otherwise(LONG_POLLING):
+        raise Refusal(400, CHANGED_TRANSPORT)
+    if place.transport is None:
+        # One client takes one record of each response and leaves the others.
+        transport = LongPollingTransport(place.hub, place, request.header("accept").lower() == "text")
+        reply(session, request, 200, b"", BINARY_TYPE)  # before anything else: clients wait for it
+        place.use(transport)
+        place.wait()
+        return
+    place.stop_waiting()
+    place.transport.poll(session, request)
+
+
+def answer_poll(session: HttpSession, request: Request, status: int, body: bytes) -> None:
+    reply(session, request, status, body, BINARY_TYPE)
+
+
+def post(session: HttpSession, request: Request) -> bool:
+    place = _find(session.door, request)
+    if place.kind == WEB_SOCKETS:
+        raise Refusal(405, NO_POST, [("Allow", "GET, OPTIONS")])
+    if place.hub.closed:
+        raise Refusal(404, UNKNOWN_ID)
+    transport = place.transport
+    if transport is not None and transport.is_held:
+        session.wait()
+        transport.keep_waiting(session)
+        return False
+    session.hand_body(place.hub)
+    reply(session, request, 200)
+    return True
+
+
+def delete(session: HttpSession, request: Request) -> None:
+    place = _find(session.door, request)
+    if place.kind != LONG_POLLING:
+        raise Refusal(400, "Only a connection that polls is ended by DELETE.")
+    reply(session, request, 202)
+    place.leave("ended by the peer")
+
+
+Answer = Callable[["HttpSession", Request], "bool | None"]
+ROUTES: dict[str, dict[str, Answer]] = {
+    "": {"OPTIONS": negotiate_early, "GET": get, "POST": post, "DELETE": delete},
+    "/negotiate": {"POST": negotiate},
+    "/token": {"POST": give_token},
+}
+
+
+def _find_route(door: SignalRDoor, request: Request) -> None:
+    path = request.path.lower()
+    below = path.removeprefix(door.path) if path.startswith(door.path) else "/"
+    methods = {"GET": demo_page} if door.config.demo and below in demo.FILES else ROUTES.get(below)
+    if methods is None:
+        raise Refusal(404, f"There is nothing here; the hub is at {door.config.path}.")
+    if request.method == "OPTIONS" and request.header("access-control-request-method"):
+        request.answer = preflight
+        return
+    request.answer = methods.get(request.method)
+    if request.answer is None:
+        allowed = ", ".join(dict.fromkeys([*methods, "OPTIONS"]))
+        raise Refusal(405, f"{request.method} is not known here.", [("Allow", allowed)])

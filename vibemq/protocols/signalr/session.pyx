@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One socket of the SignalR door: HTTP requests, one after another, until one of them makes it a WebSocket.
+
+A request is a frame: it stays in the connection's buffer until head and body are whole (request.py), and while
+somebody else must answer first.  So the steps are: the head is parsed once, http.begin() says what may be refused
+without the body and who asks, which may take a helper thread; then the body is waited for, and http.answer() answers.
+Answers leave in the order of requests, because none is looked at before the last one has its answer.
+
+A pending poll or an event stream holds the socket: what comes meanwhile waits in the buffer.  After an upgrade bytes
+are frames of the WebSocket; their messages go to the hub connection, which knows nothing of all this.
+"""
+
+import logging
+import time
+
+from libc.string cimport memcpy
+from vibemq.net.connection cimport Connection
+from vibemq.protocols.signalr.hub cimport HubConnection
+from vibemq.protocols.signalr.transports cimport EventsTransport, LongPollingTransport, WebSocketTransport
+from vibemq.protocols.signalr.websocket cimport (
+    EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_CLOSE, WS_PONG, header_size,
+    header_write, ws_event,
+)
+from vibemq.storage cimport core
+from vibemq.storage.log cimport Board
+
+from vibemq.protocols.signalr import http
+from vibemq.protocols.signalr.request import CONTINUE, HEAD_BYTES_MAX, Refusal
+from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
+
+cdef extern from "string.h" nogil:
+    void *memmem(const void *haystack, size_t haystack_size, const void *needle, size_t needle_size)
+
+cdef size_t HEAD_MAX = HEAD_BYTES_MAX
+
+cdef enum:
+    REQUESTS_PER_TURN = 32           # each costs some tens of microseconds: the loop's millisecond
+    BODY_BYTES_PER_S_MIN = 16 * 1024 # of a peer that is not slow on purpose
+    NO_STATUS = 1005                 # of a WebSocket: a Close without a code
+    REASON_BYTES_MAX = 123           # of a control frame, without the code
+    NORMAL = 1000
+
+logger = logging.getLogger(__name__)
+
+
+def seat_epoch(Board board) -> int:
+    """Which life of this worker's seat it is; known once the seat is taken."""
+    return core.doorbell_epoch(board.raw, board.index)
+
+
+def tick(HubConnection hub, int64_t now_ms):
+    """For a hub connection that has no socket which would do it."""
+    hub.tick(now_ms)
+
+
+cdef class HttpSession(Session):
+    def __init__(self, Connection connection, door):
+        super().__init__(connection)
+        self.door, self.queues = door, door.queues
+        self.connected_ms = time.time_ns() // 1_000_000
+
+    cdef int open(self) except -1:
+        self.set_deadline(self.door.config.request_timeout_s, http.idle)  # browsers open some before they need them
+        return 0
+
+    # ---- requests ----
+
+    cdef Py_ssize_t receive(self, const uint8_t *data, size_t size) except -1:
+        if self.reader is not None:
+            return self._messages(<uint8_t *> data, size)
+        return self._requests(data, size)
+
+    cdef Py_ssize_t _requests(self, const uint8_t *data, size_t size) except -1:
+        cdef size_t at = 0
+        cdef Py_ssize_t used
+        cdef int count = 0
+        while at < size and not self.busy:
+            if self.transport is not None:
+                if self.reader is not None:
+                    return at + self._messages(<uint8_t *> data + at, size - at)
+                if not isinstance(self.transport, LongPollingTransport):
+                    return size  # nobody reads what follows a request for events
+                self.connection.pause()
+                break
+            used = self._request(data + at, size - at)
+            if used == 0:
+                break
+            at += used
+            if self.connection.closing or self.connection.closed:
+                return size
+            count += 1
+            if count >= REQUESTS_PER_TURN:
+                self.yielded = self.busy = True
+                self.connection.want_turn()
+        return at
+
+    cdef Py_ssize_t _request(self, const uint8_t *data, size_t size) except -1:
+        """One request, if all of it is here; bytes used."""
+        cdef size_t need
+        cdef Py_ssize_t used
+        if self.request is None:
+            used = self._head(data, size)
+            if used or self.request is None:
+                return used
+        if self.busy:
+            return 0
+        request = self.request
+        need = self.head_size + <size_t> request.length
+        if request.length > request.body_max:
+            refusal = request.refusal or Refusal(413, f"The body has more than {request.body_max} bytes.")
+            return self._refuse_and_close(refusal, request)
+        if size < need:
+            self.wanted = need
+            if request.expects_continue and not self.told_to_continue:
+                if request.refusal is not None:
+                    return self._refuse_and_close(request.refusal, request)
+                self.told_to_continue = True
+                self.connection.write_bytes(CONTINUE)
+            if self.deadline_ms == 0:
+                self.set_deadline(self.door.config.request_timeout_s + request.length // BODY_BYTES_PER_S_MIN,
+                                  http.too_slow)
+            return 0
+        self.body, self.body_size = data + self.head_size, request.length
+        try:
+            if not http.answer(self, request):
+                return 0  # the hub takes no more now
+        finally:
+            self.body, self.body_size = NULL, 0
+        self.request = None
+        return need
+
+    cdef Py_ssize_t _head(self, const uint8_t *data, size_t size) except -1:
+        """Read the head that begins here, if it is whole; bytes used by what is no request."""
+        cdef const void *end
+        cdef size_t at = 0
+        while at + 1 < size and data[at] == c"\r" and data[at + 1] == c"\n":
+            at += 2  # some clients end a body with a line of their own
+        if at:
+            return at
+        if self.at_deadline is http.idle:
+            self.set_deadline(self.door.config.request_timeout_s, http.too_slow)
+        end = memmem(data, min(size, HEAD_MAX), <const char *> b"\r\n\r\n", 4)
+        if end == NULL:
+            if not (c"A" <= data[0] <= c"Z" or data[0] == c"\r"):
+                return self._refuse_and_close(Refusal(400, "This is no HTTP request."), None)
+            if size >= HEAD_MAX:
+                return self._refuse_and_close(Refusal(431, f"More than {HEAD_MAX} bytes before the body."), None)
+            return 0
+        self.head_size = <size_t> (<const uint8_t *> end - data) + 4
+        self.told_to_continue = False
+        try:
+            self.request = http.begin(self, (<char *> data)[:self.head_size])
+        except Refusal as refusal:
+            return self._refuse_and_close(refusal, None)
+        if not self.waiting:
+            self.deadline_ms = 0
+        return 0
+
+    def _refuse_and_close(self, refusal, request) -> int:
+        """Nobody can tell where the next request begins, or it is not worth reading so far."""
+        self.request = None
+        http.refuse(self, request, refusal, close=True)
+        return 1
+
+    def hand_body(self, HubConnection hub):
+        """Give the body of the request to a hub connection, from where it lies."""
+        hub.receive(self.body, self.body_size)
+
+    def write(self, bytes data):
+        self.connection.write_bytes(data)
+
+    def answered_whole(self, bint close):
+        """The answer is written: the next request may be looked at."""
+        if close:
+            self.connection.close_after_flush()
+        else:
+            self.wait_for_request()
+
+    cdef int wait_for_request(self) except -1:
+        self.set_deadline(self.door.config.idle_timeout_s, http.idle)
+        return 0
+
+    def set_deadline(self, double seconds, then):
+        self.deadline_ms = self.door.now_ms() + <int64_t> (seconds * 1000)
+        self.at_deadline = then
+
+    # ---- waiting for others ----
+
+    def wait(self):
+        """The request at the front waits for somebody; what comes stays in the buffer."""
+        self.waiting = self.busy = True
+        self.deadline_ms = 0
+
+    def go_on(self):
+        """It waits no more; the loop gives the same bytes again, when nobody is in the middle of anything."""
+        self.waiting = False
+        self._set_busy()
+
+    cdef int hold(self, bint held) except -1:
+        """The hub connection takes no more, or does again."""
+        if held != self.held:
+            self.held = held
+            self._set_busy()
+        return 0
+
+    def _set_busy(self):
+        self.busy = self.waiting or self.held or self.yielded
+        if self.connection.closed:
+            return
+        if self.busy:
+            self.connection.pause()
+        else:
+            self.connection.want_turn()
+
+    # ---- transports ----
+
+    cdef int serve(self, Transport transport, request) except -1:
+        """From now on this socket is a transport's, or as long as its poll is pending."""
+        self.transport, self.poll = transport, request
+        if isinstance(transport, LongPollingTransport):
+            self.set_deadline(self.door.config.poll_timeout_s, http.poll_over)
+        else:
+            self.deadline_ms = 0
+        return 0
+
+    def become_events(self, HubConnection hub, place, request):
+        transport = EventsTransport(hub, place, self, request)
+        self.serve(transport, None)
+        return transport
+
+    def become_web_socket(self, HubConnection hub, place):
+        """The 101 is written: what follows are frames."""
+        transport = WebSocketTransport(hub, place, self)
+        self.serve(transport, None)
+        self.reader = MessageReader(self.door.config.message_max_bytes)
+        return transport
+
+    def answer_poll(self, int status, bytes body):
+        """What the poll gets that this socket has waited with."""
+        request, self.poll, self.transport = self.poll, None, None
+        http.answer_poll(self, request, status, body)
+        self.connection.want_turn()
+
+    def poll_over(self):
+        if self.transport is not None:
+            (<LongPollingTransport> self.transport).timed_out()
+
+    def finish(self):
+        """Send what is queued, then close."""
+        self.connection.close_after_flush()
+
+    # ---- WebSocket ----
+
+    cdef Py_ssize_t _messages(self, uint8_t *data, size_t size) except -1:
+        cdef ws_event event
+        cdef size_t at = 0
+        cdef HubConnection hub = self.transport.hub
+        while at < size and not self.busy:
+            self.reader.next(data + at, size - at, &event)
+            at += event.used
+            if event.kind == EVENT_NEEDS_MORE:
+                self.wanted = event.wanted
+                break
+            if event.kind == EVENT_MESSAGE:
+                if not self.saw_close:
+                    hub.receive(event.payload, event.size)
+            elif event.kind == EVENT_PING:
+                self._control(WS_PONG, event.payload, event.size)
+            elif event.kind == EVENT_CLOSE:
+                self._closed_by_peer(event.close_code)
+                return size
+            elif event.kind == EVENT_FAULT:
+                fault = event.fault.decode()
+                logger.info("%s: closed: %s", self.connection.peer, fault)
+                self._fault(event.close_code, fault)
+                return size
+            if self.connection.closing or self.connection.closed:
+                return size
+        return at
+
+    cdef int _control(self, int opcode, const uint8_t *payload, size_t size) except -1:
+        cdef uint8_t *out
+        if self.saw_close:
+            return 0  # nothing follows a Close
+        self.transport.seal()
+        out = header_write(self.connection.outbox_reserve(header_size(size) + size), opcode, size)
+        if size:
+            memcpy(out, payload, size)
+        return 0
+
+    def _say_close(self, int code, str reason):
+        cdef bytes payload = b""
+        if code != NO_STATUS:
+            payload = code.to_bytes(2, "big") + _shortened(reason)
+        self._control(WS_CLOSE, <const uint8_t *> payload, len(payload))
+        self.saw_close = True
+
+    def _closed_by_peer(self, int code):
+        self._say_close(code, "")
+        self.connection.close_after_flush()
+        self.transport.lost("closed by the peer" if code == NORMAL or code == NO_STATUS else
+                            f"closed by the peer with code {code}")
+
+    def _fault(self, int code, str reason):
+        self._say_close(code, reason)
+        self.connection.close_after_flush()
+        self.transport.lost(reason)
+
+    def close_socket(self, int code, str reason):
+        """Our own Close; the peer answers it before the socket is closed, or it would lose what it had not read."""
+        if self.connection.closed or self.connection.closing:
+            return
+        if self.held:
+            self.hold(False)
+        if self.saw_close:
+            self.connection.close_after_flush()
+            return
+        self._say_close(code, reason)
+        self.set_deadline(CLOSE_TIMEOUT_S, http.close_unanswered)
+
+    # ---- the turn ----
+
+    cdef bint deliver(self) except -1:
+        cdef Transport transport = self.transport
+        cdef Transport answered
+        if self.yielded:
+            self.yielded = False
+            self._set_busy()
+        if transport is not None and transport.session is self:
+            transport.seal()
+        self.connection.flush()
+        if self.answered is not None and self.connection.all_sent():
+            answered, self.answered = self.answered, None
+            (<LongPollingTransport> answered).answer_lost()
+            answered.drained()
+        if self.transport is not None and not self.connection.blocked:
+            self.transport.drained()
+        return False
+
+    cdef int tick(self, int64_t now_ms) except -1:
+        if self.deadline_ms and now_ms >= self.deadline_ms:
+            self.deadline_ms = 0
+            self.at_deadline(self)
+        if self.transport is not None and not self.transport.over:
+            self.transport.hub.tick(now_ms)
+        return 0
+
+    cdef int shutdown(self) except -1:
+        if self.transport is None:
+            if self.request is None:
+                self.connection.close_after_flush()
+        elif not self.transport.over:
+            self.transport.hub.shutdown()
+        return 0
+
+    cdef int close(self) except -1:
+        cdef Transport transport = self.transport
+        if self.answered is not None:
+            (<LongPollingTransport> self.answered).answer_lost()
+            self.answered = None
+        self.transport = self.request = None
+        if transport is None:
+            return 0
+        if isinstance(transport, LongPollingTransport):
+            (<LongPollingTransport> transport).poll_lost()
+        else:
+            transport.lost("the socket was closed")
+        return 0
+
+    # ---- what others ask ----
+
+    @property
+    def ending(self) -> bool:
+        return self.connection.closing or self.connection.closed
+
+    @property
+    def peer(self) -> str:
+        return self.connection.peer
+
+    @property
+    def peer_address(self) -> str:
+        return self.connection.peer.partition(" -> ")[0].rpartition(":")[0].strip("[]")
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.connection.is_loopback
+
+    def describe(self) -> dict:
+        """This connection as the admin side shows it: the socket, and what its hub connection does."""
+        shown = {
+            "user": "",
+            "vhost": http.VIRTUAL_HOST,
+            "peer_host": self.peer_address,
+            "peer_port": int(self.connection.peer.partition(" -> ")[0].rpartition(":")[2]),
+            "is_tls": self.connection.is_tls,
+            "frame_max": self.door.config.message_max_bytes,
+            "connected_at": self.connected_ms,
+            "client_properties": {},
+            "state": "blocked" if self.held else "running",
+            "publishers": [],
+            "subscriptions": [],
+        }
+        if self.transport is not None:
+            shown["user"] = self.transport.hub.user
+            shown["client_properties"] = {"transport": self.transport.name}
+            describe = getattr(self.transport.hub, "describe", None)
+            if describe is not None:
+                shown |= describe()
+        return shown
+
+
+cdef bytes _shortened(str reason):
+    """As much of a close reason as fits, in whole characters."""
+    return reason.encode(errors="replace")[:REASON_BYTES_MAX].decode(errors="ignore").encode()

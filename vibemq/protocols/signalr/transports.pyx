@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three ways to a peer: WebSocket, server-sent events, long polling.
+
+A WebSocket's records are laid straight into the connection's outbox, many to a message: MESSAGE_HEADER_BYTES are
+kept free before the first one, and the header is put there when the message is sealed, at the end of the turn or when
+it is large enough.  The message that is open is always the last thing in the outbox.  Events must be rewritten (a
+line break begins another data line) and polls may not be there yet, so these two collect records first.
+
+Whoever uses a transport sees one thing: room for a record, whether there is more, and whether all has gone.  A
+long-polling transport stays between polls; its session is then None.  Of events and polls, what the peer sends comes
+by other requests: pause() keeps those waiting.
+"""
+
+from collections import deque
+
+from libc.stdlib cimport free, realloc
+from libc.string cimport memmove
+from vibemq.protocols.signalr.session cimport HttpSession
+from vibemq.protocols.signalr.websocket cimport WS_BINARY, WS_PING, WS_TEXT, header_size, header_write
+
+from vibemq.errors import ConnectionClosed
+from vibemq.protocols.signalr.envelope import group_encode
+from vibemq.protocols.signalr.request import NO_CACHE, head_of
+
+cdef enum:
+    # Above this nothing more is written until the peer has taken half of it.
+    QUEUED_BYTES_MAX = 512 * 1024
+    # Of a message with several records; what clients read in one go is at least 1 MiB.
+    MESSAGE_BYTES_MAX = 65_535
+    MESSAGE_HEADER_BYTES = 4   # of the largest such message
+    SHORT_MESSAGE_BYTES = 125  # whose header has only two
+    BUFFER_BYTES_KEPT = 64 * 1024
+
+WEB_SOCKETS, SERVER_SENT_EVENTS, LONG_POLLING = "WebSockets", "ServerSentEvents", "LongPolling"
+BINARY_TYPE = "application/octet-stream"
+
+
+cdef class Transport:
+    def __init__(self, HubConnection hub, place, HttpSession session):
+        self.hub, self.place = hub, place
+        self.kept_waiting = []
+        self._use(session)
+
+    def _use(self, HttpSession session):
+        self.session = session
+        self.connection = None if session is None else session.connection
+
+    @property
+    def peer(self) -> str:
+        """For the log."""
+        return f"hub connection {self.hub.connection_id}" if self.session is None else self.connection.peer
+
+    @property
+    def peer_address(self) -> str:
+        return "" if self.session is None else self.session.peer_address
+
+    @property
+    def is_tls(self) -> bool:
+        return self.session is not None and self.connection.is_tls
+
+    cdef uint8_t *reserve(self, size_t size, bint is_text) except NULL:
+        raise TypeError(f"{type(self).__name__} does not say how to write")
+
+    cdef bint room(self) noexcept:
+        if self.pending() < QUEUED_BYTES_MAX:
+            return True
+        self.wants_room = True
+        return False
+
+    cdef bint all_sent(self) noexcept:
+        return self.pending() == 0
+
+    cdef size_t pending(self) noexcept:
+        return self.connection.outbox_size - self.connection.outbox_head if self.connection is not None else 0
+
+    cdef int pause(self) except -1:
+        self.is_held = True
+        return 0
+
+    cdef int resume(self) except -1:
+        self.is_held = False
+        waiting, self.kept_waiting = self.kept_waiting, []
+        for session in waiting:
+            session.go_on()
+        return 0
+
+    def keep_waiting(self, session):
+        """A request that comes when the hub takes no more; resume() lets it go on."""
+        self.kept_waiting.append(session)
+
+    cdef int seal(self) except -1:
+        return 0
+
+    cdef int drained(self) except -1:
+        """The socket took something: tell the hub what that means."""
+        if self.over:
+            return 0
+        if self.wants_room and self.pending() < QUEUED_BYTES_MAX // 2:
+            self.wants_room = False
+            self.hub.room_again()
+        if not self.over and self.all_sent():
+            self.hub.sent()
+        return 0
+
+    def lost(self, str why):
+        """The socket is gone; the hub decides what that means for it."""
+        if self.connection is not None and not self.connection.closed:
+            self.seal()
+        self._use(None)
+        if not self.over:
+            self.over = True
+            self.resume()
+            self.place.door.transport_lost(self.place, self, why)
+
+    def replace(self):
+        """Another socket takes the place of this one."""
+        session = self.session
+        self.lost("another socket has taken its place")
+        session.finish()
+
+    def end(self, int close_code, str reason):
+        raise TypeError(f"{type(self).__name__} does not say how to end")
+
+    def keep_alive(self):
+        """Something that the hub protocol does not see, for dialects without pings."""
+
+
+cdef class WebSocketTransport(Transport):
+    def __init__(self, HubConnection hub, place, HttpSession session):
+        super().__init__(hub, place, session)
+        self.name, self.carries_binary = WEB_SOCKETS, True
+
+    cdef uint8_t *reserve(self, size_t size, bint is_text) except NULL:
+        cdef int opcode = WS_TEXT if is_text else WS_BINARY
+        cdef uint8_t *out
+        if self.session is None or self.over:
+            raise ConnectionClosed(self.peer)
+        if self.open_size and (opcode != self.open_opcode or self.open_size + size > MESSAGE_BYTES_MAX):
+            self.seal()
+        if size > MESSAGE_BYTES_MAX:
+            out = self.connection.outbox_reserve(header_size(size) + size)
+            return header_write(out, opcode, size)
+        if self.open_size:
+            out = self.connection.outbox_reserve(size)
+        else:
+            out = self.connection.outbox_reserve(MESSAGE_HEADER_BYTES + size) + MESSAGE_HEADER_BYTES
+            self.open_opcode = opcode
+        self.open_size += size
+        return out
+
+    cdef int seal(self) except -1:
+        """The header of the open message, whose size is known now."""
+        cdef uint8_t *at
+        cdef size_t spare
+        if self.open_size == 0:
+            return 0
+        at = self.connection.outbox + self.connection.outbox_size - self.open_size - MESSAGE_HEADER_BYTES
+        if self.open_size <= SHORT_MESSAGE_BYTES:
+            spare = MESSAGE_HEADER_BYTES - header_size(self.open_size)
+            memmove(at + MESSAGE_HEADER_BYTES - spare, at + MESSAGE_HEADER_BYTES, self.open_size)
+            self.connection.outbox_size -= spare
+        header_write(at, self.open_opcode, self.open_size)
+        self.open_size = 0
+        return 0
+
+    cdef int pause(self) except -1:
+        self.is_held = True
+        if self.session is not None:
+            (<HttpSession> self.session).hold(True)
+        return 0
+
+    cdef int resume(self) except -1:
+        self.is_held = False
+        if self.session is not None:
+            (<HttpSession> self.session).hold(False)
+        return 0
+
+    def end(self, int close_code, str reason):
+        if not self.over:
+            self.over = True
+            self.session.close_socket(close_code, reason)
+
+    def keep_alive(self):
+        if self.session is not None:
+            (<HttpSession> self.session)._control(WS_PING, NULL, 0)
+
+
+cdef class BufferedTransport(Transport):
+    def __dealloc__(self):
+        free(self.data)
+
+    cdef uint8_t *reserve(self, size_t size, bint is_text) except NULL:
+        cdef size_t need = self.size + size
+        cdef uint8_t *grown
+        if need > self.capacity:
+            need = max(need + need // 2, <size_t> 256)
+            grown = <uint8_t *> realloc(self.data, need)
+            if grown == NULL:
+                raise MemoryError
+            self.data, self.capacity = grown, need
+        self.size += size
+        if self.session is not None:
+            self.connection.want_turn()
+        return self.data + self.size - size
+
+    cdef size_t pending(self) noexcept:
+        return self.size + Transport.pending(self)
+
+    def _empty(self):
+        self.size = 0
+        if self.capacity > BUFFER_BYTES_KEPT:
+            free(self.data)
+            self.data, self.capacity = NULL, 0
+
+
+cdef class EventsTransport(BufferedTransport):
+    def __init__(self, HubConnection hub, place, HttpSession session, request):
+        super().__init__(hub, place, session)
+        self.name = SERVER_SENT_EVENTS
+        self.is_chunked = not request.is_old
+        headers = [
+            ("Content-Type", "text/event-stream"),
+            ("Content-Encoding", "identity"),
+            ("X-Content-Type-Options", "nosniff"),
+            *NO_CACHE,
+            *request.cors,
+        ]
+        if self.is_chunked:
+            headers.append(("Transfer-Encoding", "chunked"))
+        self.connection.write_bytes(head_of(200, headers, close=True))
+        self._chunk(<const uint8_t *> b":\r\n", 3)  # opens the browser's event source
+
+    cdef uint8_t *reserve(self, size_t size, bint is_text) except NULL:
+        if self.session is None or self.over:
+            raise ConnectionClosed(self.peer)
+        if self.size and not (is_text and self.place.joins_records):
+            self._event()
+        self.is_binary = not is_text
+        return BufferedTransport.reserve(self, size, is_text)
+
+    cdef int seal(self) except -1:
+        return self._event() if self.size else 0
+
+    cdef int _event(self) except -1:
+        """What waits, as one event: each line break begins another data line."""
+        cdef bytes text = (<char *> self.data)[:self.size]
+        if self.is_binary:
+            text = group_encode(text)
+        self._empty()
+        if b"\n" in text or b"\r" in text:  # only between the values of JSON: any break is as good as another
+            text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\r\ndata: ")
+        text = b"data: " + text + b"\r\n\r\n"
+        return self._chunk(<const uint8_t *> text, len(text))
+
+    cdef int _chunk(self, const uint8_t *data, size_t size) except -1:
+        if not self.is_chunked:
+            return self.connection.write(data, size)
+        cdef bytes head = b"%x\r\n" % size
+        self.connection.write(<const uint8_t *> head, len(head))
+        self.connection.write(data, size)
+        return self.connection.write(<const uint8_t *> b"\r\n", 2)
+
+    def end(self, int close_code, str reason):
+        if self.over:
+            return
+        self.seal()
+        self.over = True
+        if self.is_chunked:
+            self.connection.write(<const uint8_t *> b"0\r\n\r\n", 5)
+        self.resume()
+        self.session.finish()
+
+    def keep_alive(self):
+        if self.session is not None and not self.over:
+            self.seal()
+            self._chunk(<const uint8_t *> b":\r\n\r\n", 5)
+
+
+cdef class LongPollingTransport(BufferedTransport):
+    def __init__(self, HubConnection hub, place, bint one_record_each):
+        super().__init__(hub, place, None)
+        self.name, self.carries_binary = LONG_POLLING, True
+        if one_record_each:
+            self.sizes = deque()
+
+    cdef uint8_t *reserve(self, size_t size, bint is_text) except NULL:
+        if self.sizes is not None:
+            self.sizes.append(size)
+        return BufferedTransport.reserve(self, size, is_text)
+
+    cdef size_t pending(self) noexcept:
+        return self.size
+
+    cdef bint all_sent(self) noexcept:
+        return self.size == 0 and not self.leaving
+
+    def poll(self, HttpSession session, request):
+        """A poll waits for records; one that waits already is told that it is over."""
+        if self.session is not None:
+            self._dismiss(204)
+            self.place.stop_waiting()
+        self._use(session)
+        session.serve(self, request)
+        if self.over or self.size:
+            self._answer()
+
+    cdef int seal(self) except -1:
+        return self._answer() if self.size and self.session is not None else 0
+
+    cdef int _answer(self) except -1:
+        """Give the poll what there is."""
+        cdef size_t size = self.size
+        cdef HttpSession session = self.session
+        if size == 0:
+            self._dismiss(204)
+            self.place.door.drop(self.place)  # the peer knows now
+            return 0
+        if self.sizes is not None:
+            size = self.sizes.popleft()
+        session.answer_poll(200, (<char *> self.data)[:size])
+        session.answered = self
+        self.leaving = True
+        self.size -= size
+        if self.size:
+            memmove(self.data, self.data + size, self.size)
+        else:
+            self._empty()
+        self._use(None)
+        self.place.wait()
+        return 0
+
+    def _dismiss(self, int status):
+        """End the poll that waits without anything."""
+        session, _ = self.session, self._use(None)
+        session.answer_poll(status, b"")
+        self.place.wait()
+
+    def timed_out(self):
+        """Nothing has come for as long as a poll is held: the peer polls again."""
+        self._dismiss(200)
+
+    def poll_lost(self):
+        """The socket of the waiting poll is gone; the peer may come with another."""
+        self._use(None)
+        self.place.wait()
+
+    def answer_lost(self):
+        """The socket that an answer lay in took it, or is gone with it."""
+        self.leaving = False
+
+    def end(self, int close_code, str reason):
+        if not self.over:
+            self.over = True
+            self.resume()
+            if self.session is not None:
+                self._answer()
