@@ -295,6 +295,14 @@ def test_a_handshake_has_a_limit():
         envelope.parse_handshake(b" " * spec.HANDSHAKE_BYTES_MAX + b'{"protocol":"json"}')
 
 
+@pytest.mark.parametrize("record", [[2, 0x80, "1", 7], [3, 0x80, "1", 2], [5, 0x80, "1"]])
+def test_a_number_may_stand_for_empty_headers(record):
+    """As aiosignalr writes them."""
+    assert messages.decode(packed(record), MESSAGEPACK) == messages.decode(
+        packed([record[0], {}, *record[2:]]), MESSAGEPACK
+    )
+
+
 # ---- writing ----
 
 
