@@ -23,21 +23,18 @@ WRITE = os.environ.get("VIBEMQ_INTEROP_WRITE") == "1"  # the README's matrix, be
 
 
 class Matrix:
-    """Outcomes by line and client: PASSED, or why not."""
+    """Outcomes by line and client: PASSED, or why not; a line of several tests shows the first that falls short."""
 
     def __init__(self, readme: Path, clients: Sequence[Client]) -> None:
         self.readme, self.clients = readme, clients
-        self.lines: dict[str, dict[str, str]] = {}
+        self.lines: dict[str, dict[str, list[str]]] = {}
 
     def record(self, line: str, client: str, outcome: str) -> None:
-        """A line of several tests shows the first that falls short."""
-        cells = self.lines.setdefault(line, {})
-        if cells.get(client, PASSED) == PASSED:
-            cells[client] = outcome
+        self.lines.setdefault(line, {}).setdefault(client, []).append(outcome)
 
     def complete(self) -> bool:
         """Has every client run, so that the README can be judged by it?"""
-        ran = {client for cells in self.lines.values() for client, outcome in cells.items() if outcome == PASSED}
+        ran = {client for cells in self.lines.values() for client, outcomes in cells.items() if PASSED in outcomes}
         return ran == {client.name for client in self.clients}
 
     def markdown(self) -> str:
@@ -47,12 +44,14 @@ class Matrix:
         for line, cells in self.lines.items():
             row = [line]
             for client in self.clients:
-                outcome = cells.get(client.name, "not run")
-                if outcome != PASSED:
-                    if outcome not in notes:
-                        notes.append(outcome)
-                    outcome = f"no ({notes.index(outcome) + 1})"
-                row.append(outcome)
+                outcomes = cells.get(client.name, ["not run"])
+                falls_short = next((outcome for outcome in outcomes if outcome != PASSED), None)
+                if falls_short is None:
+                    row.append(PASSED)
+                    continue
+                if falls_short not in notes:
+                    notes.append(falls_short)
+                row.append(f"{'in part' if PASSED in outcomes else 'no'} ({notes.index(falls_short) + 1})")
             rows.append("| " + " | ".join(row) + " |")
         packages = [f"- {client.name}: {client.package}" for client in self.clients]
         reasons = [f"{number}. {note}" for number, note in enumerate(notes, 1)]

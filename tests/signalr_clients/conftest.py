@@ -68,7 +68,7 @@ def connected(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Itera
         hub = hubs.get(flavour)
         if hub is None or hub.process.poll() is not None or hub.has_closed():
             hub = programs.start(flavour.client)
-            hub.connect(**way(flavour), url=served.url, **served.login(flavour.client))
+            hub.connect(**way(flavour), url=served.url, **served.login(flavour))
             hubs[flavour] = hub
         return hub
 

@@ -65,6 +65,10 @@ LACKS: dict[str, dict[Any, str]] = {
     "signalrcore": {
         ("ServerSentEvents", "messagepack"): NO_BINARY_EVENTS,
         ("LongPolling", "messagepack"): "signalrcore's class for it cannot be constructed",
+        (
+            "headers",
+            "LongPolling",
+        ): "signalrcore's polls bear no header of one's own; it needs a token in the address",
         "sending without an answer": "signalrcore gives every call an id",
         "cancelling": "signalrcore has no call that cancels a stream",
         "answers of uploads": "signalrcore uploads without an id, so nothing comes back",

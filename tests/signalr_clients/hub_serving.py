@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ import pytest
 from authority import Authority
 from foreign_clients import CannotBeHad, Client
 from hub_clients import BY_NAME, HERE, LACKS, Flavour, HubProgram
-from running import ENVIRONMENT, Running, broker
+from running import Running, broker
 
 import vibemq
 
@@ -26,32 +24,38 @@ USER, PASSWORD = "interop", "programs-only"
 READER, READER_PASSWORD = "reader", "only-reads"
 
 
+def basic(user: str, password: str) -> str:
+    return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
+
+
 class Served:
     """The broker under test.  With a superuser, so that nobody is let in as guest."""
 
-    def __init__(self, running: Running, data: Path, authority: str) -> None:
-        self.running, self.data, self.authority = running, data, authority
+    def __init__(self, running: Running, authority: str) -> None:
+        self.running, self.authority = running, authority
         self.url = f"http://127.0.0.1:{running.ports['signalr']}/hub"
         self.tls_url = f"https://localhost:{running.ports.get('signalr-tls', 0)}/hub"
 
     def api(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.running.admin_port}/api/{path}", data, method=method)
-        request.add_header("Authorization", "Basic " + b64encode(f"{USER}:{PASSWORD}".encode()).decode())
+        request.add_header("Authorization", basic(USER, PASSWORD))
         request.add_header("Content-Type", "application/json")
         with urllib.request.urlopen(request, timeout=20) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 
-    def token(self, user: str = USER) -> str:
-        """An access token, as an operator makes one."""
-        command = [sys.executable, "-m", "vibemq.cli", "users", "token", user, "--data-dir", str(self.data)]
-        return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout.strip()
+    def token(self, user: str = USER, password: str = PASSWORD) -> str:
+        """An access token, for a password."""
+        request = urllib.request.Request(f"{self.url}/token", b"", method="POST")
+        request.add_header("Authorization", basic(user, password))
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return str(json.loads(answer.read())["accessToken"])
 
-    def login(self, client: str, user: str = USER, password: str = PASSWORD) -> dict[str, str]:
+    def login(self, flavour: Flavour, user: str = USER, password: str = PASSWORD) -> dict[str, str]:
         """By password; by token where the client gives no headers."""
-        if "headers" in LACKS[client]:
-            return {"token": self.token(user)}
+        if {"headers", ("headers", flavour.transport)} & LACKS[flavour.client].keys():
+            return {"token": self.token(user, password)}
         return {"user": user, "password": password}
 
 
@@ -64,14 +68,15 @@ def serving(folder: Path, **options: object) -> Iterator[Served]:
         "native.superuser_password": PASSWORD,
         "signalr.port": 0,
         "signalr.tls_port": 0,
+        "streams.tls_port": 0,
         "signalr.keepalive_interval_s": 1,  # some clients stop only when the next record comes
         "signalr.demo": "true",
         "tls.certificate": identity.certificate,
         "tls.key": identity.key,
     } | options
     flags = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
-    with broker(folder / "data", *flags, workers=2) as running:
-        served = Served(running, folder / "data", authority.certificate)
+    with broker(folder / "data", *flags, workers=1) as running:
+        served = Served(running, authority.certificate)
         served.api("PUT", f"users/{READER}", {"password": READER_PASSWORD, "tags": ""})
         served.api("PUT", f"permissions/%2F/{READER}", {"configure": "^$", "write": "^$", "read": ".*"})
         yield served

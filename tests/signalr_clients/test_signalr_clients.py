@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cutting import network
-from hub_clients import ENCODINGS, TRANSPORTS, WAYS, HubProgram, Refused
+from hub_clients import ENCODINGS, WAYS, Flavour, HubProgram, Refused
 from hub_serving import READER, READER_PASSWORD, way
 
 MANUAL = {"ack": "manual"}
@@ -28,7 +28,8 @@ def tags(deliveries: list[dict[str, Any]]) -> list[int]:
 def test_it_connects_and_leaves(programs, served, needs, client, transport, encoding):
     needs((transport, encoding))
     program = programs.start(client)
-    program.connect(url=served.url, transport=transport, encoding=encoding, **served.login(client))
+    flavour = Flavour(client, transport, encoding)
+    program.connect(**way(flavour), url=served.url, **served.login(flavour))
     assert program.invoke("ServerInfo")["name"] == "VibeMQ"
     program.stop()
 
@@ -201,6 +202,7 @@ def test_a_token_lets_in(programs, served, client, flavour):
 @pytest.mark.line("user and password")
 def test_a_password_lets_in(programs, served, needs, client, flavour):
     needs("headers")
+    needs(("headers", flavour.transport))
     program = programs.start(client)
     with pytest.raises(Refused):
         program.connect(**way(flavour), url=served.url, user=READER, password="wrong")
@@ -214,7 +216,7 @@ def test_who_may_only_read_is_told_so(programs, served, hub, client, flavour, qu
     hub.invoke("CreateQueue", queue, {"type": "stream"})
     hub.invoke("Publish", queue, "for all")
     reader = programs.start(client)
-    reader.connect(**way(flavour), url=served.url, **served.login(client, READER, READER_PASSWORD))
+    reader.connect(**way(flavour), url=served.url, **served.login(flavour, READER, READER_PASSWORD))
     assert bodies(reader.stream("ReadStream", queue).items(1)) == ["for all"]
     with pytest.raises(Refused, match="NOT_AUTHORIZED: User 'reader' lacks the permission"):
         reader.invoke("Publish", queue, "mine")
@@ -223,7 +225,7 @@ def test_who_may_only_read_is_told_so(programs, served, hub, client, flavour, qu
 @pytest.mark.line("TLS")
 def test_over_tls(programs, served, client, flavour, queue):
     program = programs.start(client)
-    program.connect(**way(flavour), url=served.tls_url, **served.login(client))
+    program.connect(**way(flavour), url=served.tls_url, **served.login(flavour))
     program.invoke("Publish", queue, "secret")
     stream = program.stream("Subscribe", queue)
     assert bodies(stream.items(1)) == ["secret"]
@@ -242,7 +244,7 @@ def test_what_was_not_acknowledged_comes_on_the_next_connection(programs, served
     with network(served.running.ports["signalr"]) as between:
         program = programs.start(client)
         url = f"http://127.0.0.1:{between.port}/hub"
-        program.connect(**way(flavour), url=url, reconnect=True, **served.login(client))
+        program.connect(**way(flavour), url=url, reconnect=True, **served.login(flavour))
         program.invoke("Publish", queue, "kept")
         program.stream("Subscribe", queue, MANUAL).items(1)
         between.cut()
@@ -255,7 +257,7 @@ def test_what_was_not_acknowledged_comes_on_the_next_connection(programs, served
 def test_nothing_confirmed_is_lost_with_a_worker(programs, fragile, needs, client, flavour, queue):
     needs("reconnecting")
     program = programs.start(client)
-    program.connect(**way(flavour), url=fragile.url, reconnect=True, **fragile.login(client))
+    program.connect(**way(flavour), url=fragile.url, reconnect=True, **fragile.login(flavour))
     program.invoke("Publish", queue, "kept")
     (first,) = program.stream("Subscribe", queue, MANUAL).items(1)
     for pid in fragile.running.worker_pids():
@@ -273,8 +275,8 @@ def test_a_connection_outlives_its_socket(programs, served, needs, client, encod
     with network(served.running.ports["signalr"]) as between:
         program = programs.start(client)
         url = f"http://127.0.0.1:{between.port}/hub"
-        options = {"transport": TRANSPORTS[0], "encoding": encoding} | served.login(client)
-        program.connect(url=url, stateful=True, **options)
+        flavour = Flavour(client, "WebSockets", encoding)
+        program.connect(**way(flavour), url=url, stateful=True, **served.login(flavour))
         stream = program.stream("Subscribe", queue, MANUAL)
         for round in range(3):
             program.invoke("Publish", queue, round)

@@ -32,7 +32,9 @@ class Program:
         stateful: bool = False,
     ) -> None:
         options: dict[str, Any] = {"transport": HttpTransportType(transport), "headers": {}}
-        if token:
+        if token and transport == "LongPolling":
+            url += f"?access_token={token}"  # its polls bear no header
+        elif token:
             options["access_token_factory"] = lambda: token
         else:
             options["headers"] = authorization(None, user, password)

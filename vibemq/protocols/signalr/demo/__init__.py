@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-#: By path below the hub's: what it is, and where it lies.
+#: By path below the hub's, in lower case: what it is, and where it lies.
 FILES = {
     "/demo": ("text/html; charset=utf-8", "page.html"),
     "/demo/signalr.min.js": ("text/javascript; charset=utf-8", "vendor/signalr.min.js"),
-    "/demo/LICENSE.signalr.txt": ("text/plain; charset=utf-8", "vendor/LICENSE.signalr.txt"),
+    "/demo/license.signalr.txt": ("text/plain; charset=utf-8", "vendor/LICENSE.signalr.txt"),
 }
 
 
