@@ -38,3 +38,4 @@ class Broker:
     handovers: Any  # server.handover.Handovers: gives a connection to another worker
     tell_access_changed: Any  # () -> None: the other workers look again
     worker: int
+    worker_count: int

@@ -263,10 +263,14 @@ cdef class Loop:
         return True
 
     def far_end(self, int fd, Connection connection):
-        """Pass on what comes through `fd` to the peer of `connection`, and the other way round (net/relay.pyx)."""
+        """Pass on what comes through `fd` to the peer of `connection`, and the other way round (net/relay.pyx).
+
+        What this worker had read of it and not used has gone another way.
+        """
         far = Connection(fd, self, (connection.peer_host, connection.peer_port),
                          (connection.local_host, connection.local_port))
         self._add(far)
+        connection.inbox_size = 0
         join(far, connection)
         far.start(far.session)
 

@@ -124,6 +124,7 @@ class Worker:
             tell_access_changed=self._tell_access_changed,
             handovers=handovers,
             worker=context.index,
+            worker_count=context.worker_count,
         )
         names = {name.removesuffix(listeners.TLS) for name in context.listeners}
         self.doors.update({name: DOORS[name](config, broker) for name in names})

@@ -73,6 +73,13 @@ class SignalRDoor:
         head = TOKEN_HEAD.pack(self.broker.worker, seat_epoch(self.broker.board))
         return base64.urlsafe_b64encode(head + secrets.token_bytes(TOKEN_RANDOM_BYTES)).decode().rstrip("=")
 
+    def owner_elsewhere(self, request: Request) -> int | None:
+        """The other worker that has the hub connection which a request is about; None: it is not about one there."""
+        named = owner_of(request.connection_token) if request.connection_token else None
+        if named is None or named[0] == self.broker.worker or named[0] >= self.broker.worker_count:
+            return None
+        return named[0]
+
     # ---- hub connections ----
 
     def open_place(self, request: Request, wants_stateful: bool) -> Place | None:

@@ -74,6 +74,10 @@ def begin(session: HttpSession, head: bytes) -> Request:
     try:
         _find_route(door, request)
         _check_origin(door, request)
+        owner = door.owner_elsewhere(request)
+        if owner is not None:
+            session.hand_over(owner)  # who asks, and everything else, is for that worker to find out
+            return request
         if request.answer not in (preflight, demo_page) and identify(session, request):
             _allow_body(door, request)
     except Refusal as refusal:
@@ -269,6 +273,11 @@ def _judged(session: HttpSession, request: Request, user: str, verdict: Any) -> 
 
 def _held_back_enough(session: HttpSession) -> None:
     session.go_on()
+
+
+def could_not_hand_over(request: Request) -> None:
+    """The worker that has the hub connection takes no more connections now."""
+    request.refusal = Refusal(503, "Too many connections at once.", [("Retry-After", "1")])
 
 
 def _find(door: SignalRDoor, request: Request) -> Place:

@@ -20,6 +20,7 @@ cdef class HttpSession(Session):
     cdef Transport answered            # the poll's transport whose records wait in the outbox
     cdef MessageReader reader          # of a WebSocket
     cdef readonly bint saw_close       # the peer's Close has come, or ours has left
+    cdef int receiver                  # the worker that this socket goes to once nothing waits to be sent; -1: none
     cdef bint waiting, held, yielded   # why `busy`: somebody else's answer, the hub is full, enough for one turn
     cdef int64_t deadline_ms
     cdef object at_deadline
@@ -30,6 +31,7 @@ cdef class HttpSession(Session):
     cdef Py_ssize_t _head(self, const uint8_t *data, size_t size) except -1
     cdef Py_ssize_t _messages(self, uint8_t *data, size_t size) except -1
     cdef int _control(self, int opcode, const uint8_t *payload, size_t size) except -1
+    cdef int _hand_over(self) except -1
     cdef int hold(self, bint held) except -1
     cdef int serve(self, Transport transport, request) except -1
     cdef int wait_for_request(self) except -1

@@ -40,6 +40,8 @@ cdef enum:
     REASON_BYTES_MAX = 123           # of a control frame, without the code
     NORMAL = 1000
 
+DOOR = "signalr"  # as workers know it
+
 logger = logging.getLogger(__name__)
 
 
@@ -57,6 +59,7 @@ cdef class HttpSession(Session):
     def __init__(self, Connection connection, door):
         super().__init__(connection)
         self.door, self.queues = door, door.queues
+        self.receiver = -1
         self.connected_ms = time.time_ns() // 1_000_000
 
     cdef int open(self) except -1:
@@ -195,6 +198,22 @@ cdef class HttpSession(Session):
         """It waits no more; the loop gives the same bytes again, when nobody is in the middle of anything."""
         self.waiting = False
         self._set_busy()
+
+    def hand_over(self, int worker):
+        """The request at the front is for another worker: it gets the socket, and all that was read and not answered."""
+        self.receiver = worker
+        self.wait()
+        self.set_deadline(self.door.config.request_timeout_s, http.idle)  # for the peer to take earlier answers
+        self.connection.want_turn()
+
+    cdef int _hand_over(self) except -1:
+        cdef int worker = self.receiver
+        self.receiver = -1
+        unread = (<char *> self.connection.inbox)[:self.connection.inbox_size]
+        if not self.door.broker.handovers.give(worker, DOOR, self.connection, unread):
+            http.could_not_hand_over(self.request)
+            self.go_on()
+        return 0
 
     cdef int hold(self, bint held) except -1:
         """The hub connection takes no more, or does again."""
@@ -335,6 +354,8 @@ cdef class HttpSession(Session):
             answered.drained()
         if self.transport is not None and not self.connection.blocked:
             self.transport.drained()
+        if self.receiver >= 0 and self.connection.all_sent():
+            self._hand_over()
         return False
 
     cdef int tick(self, int64_t now_ms) except -1:
@@ -379,7 +400,7 @@ cdef class HttpSession(Session):
 
     @property
     def peer_address(self) -> str:
-        return self.connection.peer.partition(" -> ")[0].rpartition(":")[0].strip("[]")
+        return self.connection.peer_host
 
     @property
     def is_loopback(self) -> bool:
@@ -391,7 +412,7 @@ cdef class HttpSession(Session):
             "user": "",
             "vhost": http.VIRTUAL_HOST,
             "peer_host": self.peer_address,
-            "peer_port": int(self.connection.peer.partition(" -> ")[0].rpartition(":")[2]),
+            "peer_port": self.connection.peer_port,
             "is_tls": self.connection.is_tls,
             "frame_max": self.door.config.message_max_bytes,
             "connected_at": self.connected_ms,
