@@ -112,7 +112,7 @@ class Signalr(Struct, frozen=True, kw_only=True):
 
     enabled: bool = True
     port: Port = 2927
-    tls_port: Port = 2928  # listened on where [tls] names a certificate
+    tls_port: Port = 2937  # listened on where [tls] names a certificate
     path: Annotated[str, Meta(max_length=255, pattern=r"^(/[A-Za-z0-9._~-]+)+$")] = "/hub"
     # A browser carries a page's requests to whatever its user can reach.
     allowed_origins: Annotated[str, Meta(max_length=4096, pattern=r"^(https?://[^/,\s]+(,https?://[^/,\s]+)*)?$")] = ""
