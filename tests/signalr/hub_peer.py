@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
-from http_peer import BINARY, CLOSE, TEXT, HttpPeer, frame
+from http_peer import BINARY, CLOSE, PING, TEXT, HttpPeer, frame
 from running import Running
 
 from vibemq.protocols.signalr.messages import Message, decode, encode, split_records
@@ -58,7 +58,7 @@ class HubPeer:
             shake["version"] = self.version
         return json.dumps(shake).encode() + RS
 
-    def __enter__(self) -> HubPeer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,6 +108,8 @@ class HubPeer:
             if found.opcode == CLOSE:
                 self.close_code = int.from_bytes(found.payload[:2], "big")
                 raise ConnectionError(f"closed with {self.close_code}: {found.payload[2:].decode()}")
+            if found.opcode == PING:
+                continue
             assert found.opcode == self.opcode, found
             records, used = split_records(found.payload, self.encoding)
             assert used == len(found.payload), "a record is split over messages"

@@ -75,9 +75,7 @@ cdef class HubConnection:
     cdef int _call(self, const hub_message *m) except -1
     cdef int _publish(self, const hub_message *m) except -1
     cdef int _settle(self, const hub_message *m, bint nack) except -1
-    cdef uint8_t *_room_for(self, size_t size, bint is_text, bint is_numbered) except NULL
+    # The same for any record: only types 1 to 5 are numbered, for a stateful reconnect.
+    cdef uint8_t *room_for(self, size_t size, bint is_text, bint is_numbered) except NULL
     cdef int _write(self, record, bint is_text, bint is_numbered) except -1
     cdef int _complete(self, span id, int kind, span content) except -1
-    cdef int _ping(self) except -1
-    cdef int _sequence(self, int type, int64_t number) except -1
-    cdef int _close_record(self, error, bint allow_reconnect) except -1

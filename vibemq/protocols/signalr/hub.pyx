@@ -19,9 +19,10 @@ from libc.string cimport memchr, memcmp, memcpy
 from vibemq.broker.consumer cimport Consumer
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
+from vibemq.protocols.signalr cimport answers
 from vibemq.protocols.signalr.deliveries cimport HubSubscription, settle
 from vibemq.protocols.signalr.envelope cimport (
-    DIALECT_ALPHA2, DIALECT_EARLY, DIALECT_V1, ENCODING_JSON, ENCODING_MESSAGEPACK, RESULT_ERROR, RESULT_VALUE,
+    DIALECT_V1, ENCODING_JSON, ENCODING_MESSAGEPACK, RESULT_ERROR, RESULT_VALUE,
     RESULT_VOID, TYPE_ACK, TYPE_CANCEL_INVOCATION, TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING,
     TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, argument, fault_text, next_record, parse_json,
     parse_messagepack, text_of,
@@ -29,18 +30,14 @@ from vibemq.protocols.signalr.envelope cimport (
 from vibemq.protocols.signalr.json_reader cimport integer_of
 from vibemq.protocols.signalr.messagepack_reader cimport MP_INTEGER, head_read, mp_head
 from vibemq.protocols.signalr.publisher cimport HubPublisher
-from vibemq.protocols.signalr.writers cimport (
-    close_size, close_write, completion_size, completion_write, item_begin, item_end, item_size, ping_size, ping_write,
-    put, sequence_size, sequence_write, span_of, stream_end_size, stream_end_write, stream_item_head_size,
-    stream_item_head_write,
-)
+from vibemq.protocols.signalr.writers cimport completion_size, completion_write, span_of
 from vibemq.storage cimport core
 
 from vibemq.errors import LimitExceeded, ProtocolError
-from vibemq.protocols.signalr import methods, spec
-from vibemq.protocols.signalr.envelope import encode_handshake_answer, group_decode, parse_handshake, raw_of, value_of
+from vibemq.protocols.signalr import handshake, methods, spec
+from vibemq.protocols.signalr.envelope import encode_handshake_answer, group_decode, raw_of, value_of
 from vibemq.protocols.signalr.invocations import WAITING_BYTES_MAX, Call, Invocations
-from vibemq.protocols.signalr.spec import ENCODING_BY_NAME, NOTHING, PROTOCOL_VERSION_MAX
+from vibemq.protocols.signalr.spec import NOTHING
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +92,10 @@ cdef class HubConnection:
         return f"hub connection {self.connection_id}" if self.transport is None else self.transport.peer
 
     @property
+    def carries_binary(self) -> bool:
+        return self.transport is None or self.transport.carries_binary
+
+    @property
     def is_modern(self) -> bool:
         return self.dialect == DIALECT_V1
 
@@ -119,18 +120,18 @@ cdef class HubConnection:
             if previous is not None and previous is not transport:
                 self._socket_lost()
                 previous.end(CODE_NORMAL, "")
-            self._sequence(TYPE_SEQUENCE, self.replay.first)
+            answers.sequence(self, TYPE_SEQUENCE, self.replay.first)
             for record in self.replay.records():
                 self._write(record, self.encoding == ENCODING_JSON, False)
         self._pause_or_resume()
         self.room_again()
 
-    def detached(self, Transport transport not None, str why):
-        """This transport is gone."""
+    def detached(self, Transport transport, str why):
+        """This transport is gone; None: nobody waits for another any more."""
         if transport is not self.transport or self.closed:
             return
         self.transport = None
-        if self.replay is None or self.is_shutting_down:
+        if transport is None or self.replay is None or self.is_shutting_down:
             self._over(why, True)
         else:
             self._socket_lost()
@@ -148,7 +149,7 @@ cdef class HubConnection:
         if self.closed:
             return
         if self.is_open and self.dialect == DIALECT_V1 and transport is not None:
-            self._close_record(error, allow_reconnect)
+            answers.close(self, error, allow_reconnect)
         self._over(error or "", False)
         if transport is not None:
             transport.end(code, error or "")
@@ -254,33 +255,24 @@ cdef class HubConnection:
             if size >= HANDSHAKE_BYTES:
                 raise LimitExceeded("handshake: bytes", size, HANDSHAKE_BYTES)
             return 0
-        shake = parse_handshake((<const char *> data)[:end - data])
-        encoding = ENCODING_BY_NAME.get(shake.protocol)
-        if encoding is None:
-            self.reject(None if shake.version is None else spec.protocol_not_supported(shake.protocol))
-        elif shake.version is None:
-            self.dialect, self.encoding = DIALECT_ALPHA2 if self.is_alpha2 else DIALECT_EARLY, int(encoding)
-            self.is_open = True
-        elif not 0 <= shake.version <= PROTOCOL_VERSION_MAX:
-            self.reject(spec.version_not_supported(shake.protocol, shake.version))
-        elif encoding == ENCODING_MESSAGEPACK and self.transport is not None and not self.transport.carries_binary:
-            self.reject(spec.transport_not_binary(shake.protocol))
-        else:
-            self.encoding, self.is_open = int(encoding), True
-            self._write(encode_handshake_answer(None), True, False)
-            if shake.version == PROTOCOL_VERSION_MAX and self.wants_stateful:
-                self.replay = Replay(spec.STATEFUL_BUFFER_BYTES_MAX)
+        handshake.take(self, (<const char *> data)[:end - data])
         return end - data + 1
 
-    def reject(self, error):
-        """A handshake that comes to nothing; `error` is for a peer that reads an answer."""
+    def opened(self, int dialect, int encoding, bint is_stateful):
+        """The handshake has come."""
+        self.dialect, self.encoding, self.is_open = dialect, encoding, True
+        if is_stateful:
+            self.replay = Replay(spec.STATEFUL_BUFFER_BYTES_MAX)
+
+    def answer_handshake(self, error=None):
+        self._write(encode_handshake_answer(error), True, False)
+
+    def end_in_handshake(self, error):
+        """It comes to nothing; `error` is for a peer that has read an answer."""
         cdef Transport transport = self.transport
-        logger.info("%s: closed in the handshake: %s", self.peer, error or "not supported")
-        if error is not None:
-            self._write(encode_handshake_answer(error), True, False)
         self._over("handshake", False)
         if transport is not None:
-            transport.end(CODE_NORMAL if error is not None else CODE_FAILED, error or "")
+            transport.end(CODE_FAILED if error is None else CODE_NORMAL, error or "")
 
     cdef int _one(self, const uint8_t *body, size_t size) except -1:
         """One whole record."""
@@ -541,7 +533,7 @@ cdef class HubConnection:
 
     # ---- what is written ----
 
-    cdef uint8_t *_room_for(self, size_t size, bint is_text, bint is_numbered) except NULL:
+    cdef uint8_t *room_for(self, size_t size, bint is_text, bint is_numbered) except NULL:
         self.latest_size, self.latest_is_numbered, self.has_written = size, is_numbered, True
         if self.transport is not None:
             self.latest = self.transport.reserve(size, is_text)
@@ -555,7 +547,7 @@ cdef class HubConnection:
         return self.latest
 
     cdef uint8_t *record(self, size_t size) except NULL:
-        return self._room_for(size, self.encoding == ENCODING_JSON, True)
+        return self.room_for(size, self.encoding == ENCODING_JSON, True)
 
     cdef int written(self) except -1:
         if self.replay is not None and self.latest_is_numbered:
@@ -565,7 +557,7 @@ cdef class HubConnection:
     cdef int _write(self, record, bint is_text, bint is_numbered) except -1:
         """`record` with its framing: bytes or a bytearray."""
         cdef const uint8_t[::1] raw = record
-        memcpy(self._room_for(raw.shape[0], is_text, is_numbered), &raw[0], raw.shape[0])
+        memcpy(self.room_for(raw.shape[0], is_text, is_numbered), &raw[0], raw.shape[0])
         return self.written()
 
     cdef int _complete(self, span id, int kind, span content) except -1:
@@ -593,56 +585,7 @@ cdef class HubConnection:
     def refuse(self, id, str method, code, text):
         """`id`: None when nobody waits for an answer."""
         if id is not None and not self.closed:
-            self.fail_call(id, self.error_text(method, code, text))
-
-    def exception_text(self, str method, text) -> str:
-        """The error of a method in the peer's own words."""
-        if self.dialect != DIALECT_V1:
-            return text
-        return f"An unexpected error occurred invoking '{method}' on the server. HubException: {text}"
-
-    def error_text(self, str method, code, text) -> str:
-        return spec.hub_exception(method, code, text, self.dialect)
-
-    def stream_item(self, bytes id, value):
-        cdef bytes raw = raw_of(value, self.encoding)
-        cdef size_t head = stream_item_head_size(self.dialect, self.encoding, of_bytes(id))
-        cdef uint8_t *p = self.record(item_size(self.encoding, head, len(raw)))
-        p = item_begin(p, self.encoding, head, len(raw))
-        p = stream_item_head_write(p, self.dialect, self.encoding, of_bytes(id))
-        item_end(put(p, <char *> raw, len(raw)), self.encoding)
-        self.written()
-
-    def write_stream_end(self, bytes id, text, bint is_modern):
-        """`is_modern`: an early connection called by a StreamInvocation expects a Completion."""
-        cdef bytes error = (text or "").encode(errors="replace")
-        cdef int dialect = DIALECT_ALPHA2 if is_modern and self.dialect == DIALECT_EARLY else self.dialect
-        cdef size_t size = stream_end_size(dialect, self.encoding, of_bytes(id), of_bytes(error))
-        stream_end_write(self.record(size), dialect, self.encoding, of_bytes(id), of_bytes(error))
-        self.written()
-
-    def id_in_use(self, bytes id):
-        shown = spec.id_in_use(id.decode(errors="replace"))
-        if self.dialect == DIALECT_V1:
-            self.fail_call(id, shown)
-        else:
-            self.protocol_error(shown)
-
-    cdef int _ping(self) except -1:
-        ping_write(self._room_for(ping_size(self.encoding), self.encoding == ENCODING_JSON, False), self.encoding)
-        return self.written()
-
-    cdef int _sequence(self, int type, int64_t number) except -1:
-        cdef size_t size = sequence_size(self.encoding, number)
-        sequence_write(self._room_for(size, self.encoding == ENCODING_JSON, False), self.encoding, type, number)
-        return self.written()
-
-    cdef int _close_record(self, error, bint allow_reconnect) except -1:
-        cdef bytes text = (error or "").encode(errors="replace")
-        cdef size_t size = close_size(self.encoding, of_bytes(text), allow_reconnect)
-        close_write(self._room_for(size, self.encoding == ENCODING_JSON, False), self.encoding, of_bytes(text),
-                    allow_reconnect)
-        return self.written()
+            self.fail_call(id, spec.hub_exception(method, code, text, self.dialect))
 
     # ---- limits ----
 
@@ -737,7 +680,7 @@ cdef class HubConnection:
             self._end_pulls()
         if not self.is_open:
             if now_ms - self.opened_ms > config.handshake_timeout_s * 1000:
-                self.reject(spec.HANDSHAKE_CANCELED)
+                handshake.reject(self, spec.HANDSHAKE_CANCELED)
         elif self.transport is None:
             if now_ms - self.lost_ms > config.disconnect_timeout_s * 1000:
                 self._over("did not come back", True)
@@ -756,9 +699,9 @@ cdef class HubConnection:
             if self.replay is not None:
                 told = self.replay.to_tell()
                 if told:
-                    self._sequence(TYPE_ACK, told)
+                    answers.sequence(self, TYPE_ACK, told)
             if now_ms - self.written_ms >= config.keepalive_interval_s * 1000 and self.transport.name != LONG_POLLING:
-                self._ping()
+                answers.ping(self)
         return 0
 
     cdef int shutdown(self) except -1:

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import LimitExceeded, StorageError
-from vibemq.protocols.signalr.spec import NOTHING, ErrorCode, binding_failed
+from vibemq.protocols.signalr import answers
+from vibemq.protocols.signalr.errors import HubError
+from vibemq.protocols.signalr.spec import NOTHING, ErrorCode, binding_failed, hub_exception, id_in_use
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
@@ -28,15 +30,6 @@ LATER = object()
 
 WAITING_BYTES_MAX = 1 << 20  # of invocations and upload items that wait, before the transport is paused
 UPLOADS_MAX = 1024  # of one connection at once
-
-
-class HubError(Exception):
-    """A method refuses: a stable code for programs, and for people what to do."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-        self.text = text
 
 
 class BadCall(Exception):
@@ -52,6 +45,7 @@ class Call:
         "ends_with_completion",
         "hub",
         "id",
+        "is_cancelled",
         "is_stream",
         "name",
         "on_cancel",
@@ -81,6 +75,7 @@ class Call:
         self.uploads: list[Upload] = []
         self.is_stream = is_stream  # it was called as one; the early dialect has one kind of call
         self.ends_with_completion = is_stream
+        self.is_cancelled = False
         self.state = "waiting"  # then "running", "over"
         self.on_cancel: Callable[[], None] | None = None
         self.on_over: Callable[[], None] | None = None
@@ -107,22 +102,22 @@ class Call:
     def item(self, value: Any) -> None:
         """One more value of a stream."""
         if self.state != "over" and self.id is not None:
-            self.hub.stream_item(self.id, value)
+            answers.stream_item(self.hub, self.id, value)
 
     def end(self) -> None:
         """A stream has no more values."""
         if not self._is_over() and self.id is not None:
-            self.hub.write_stream_end(self.id, None, self.ends_with_completion)
+            answers.stream_end(self.hub, self.id, None, self.ends_with_completion)
 
     def refuse(self, code: str, text: str) -> None:
-        self.fail(self.hub.error_text(self.name, code, text))
+        self.fail(hub_exception(self.name, code, text, self.hub.dialect))
 
     def fail(self, text: str, *, is_stream: bool | None = None) -> None:
         """As `refuse`, with the text as the peer shall see it."""
         if self._is_over() or self.id is None:
             return
         if self.is_stream if is_stream is None else is_stream:
-            self.hub.write_stream_end(self.id, text, self.ends_with_completion)
+            answers.stream_end(self.hub, self.id, text, self.ends_with_completion)
         else:
             self.hub.fail_call(self.id, text)
 
@@ -257,7 +252,11 @@ class Invocations:
         """A record with this call has come."""
         if call.id is not None:
             if call.id in self.open:
-                self.hub.id_in_use(call.id)
+                text = id_in_use(call.id.decode(errors="replace"))
+                if self.hub.is_modern:
+                    self.hub.fail_call(call.id, text)
+                else:
+                    self.hub.protocol_error(text)
                 return
             self.open[call.id] = call
         else:
@@ -317,9 +316,10 @@ class Invocations:
         call = self.open.get(id)
         if call is None:
             return
+        call.is_cancelled = True
         if call.on_cancel is not None:
             call.on_cancel()
-        elif call.state == "waiting" and self.hub.methods.is_stream(call):
+        elif self.hub.methods.is_stream(call):  # it waits, or its queue is being made
             call.is_stream = True
             call.end()
 

@@ -61,7 +61,13 @@ def open_queue(call: Call, name: str, then: Callable[[Any], None]) -> Any:
 
         call.in_helper(work, done)
 
-    with_queue(door.broker, VIRTUAL_HOST, name, may_create=may_create, then=then, failed=failed, in_helper=in_helper)
+    def opened(queue: Any) -> None:
+        if call.state == "over":  # a stream that was cancelled meanwhile
+            queue.close_if_unused()
+        else:
+            then(queue)
+
+    with_queue(door.broker, VIRTUAL_HOST, name, may_create=may_create, then=opened, failed=failed, in_helper=in_helper)
     return LATER
 
 
@@ -216,7 +222,8 @@ class Feed:
         if error is None:
             self.uploaded.end()
         else:
-            self.call.fail(self.hub.exception_text(self.call.name, error))
+            prefix = f"An unexpected error occurred invoking '{self.call.name}' on the server. HubException: "
+            self.call.fail(prefix + error if self.hub.is_modern else error)
 
 
 @METHODS.add("PublishStream", optional("queue", text), may_stream=True, takes_upload=True)

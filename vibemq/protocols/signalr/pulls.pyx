@@ -64,6 +64,8 @@ class Pull:
         self.call, self.hub, self.queue, self.most, self.is_auto = call, hub, queue, most, is_auto
         self.deliveries, self.ways = [], []
         now_ms = hub.queues.now_ms
+        if call.is_cancelled:
+            wait_ms = 0
         self.due_ms, self.grace_ms = now_ms + wait_ms, now_ms + max(wait_ms, GRACE_MS)
         self.timer = hub.queues.timers.timer(self.look)
         call.on_cancel, call.on_over = self.finish, self.close
