@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.inflight cimport InFlight
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.protocols.signalr.envelope cimport hub_message, span
+from vibemq.protocols.signalr.limits cimport Limits
 from vibemq.protocols.signalr.replay cimport Replay
 from vibemq.protocols.signalr.transports cimport Transport
 
@@ -42,8 +43,7 @@ cdef class HubConnection:
     cdef public bint working           # invocations wait: a helper thread is busy with one before them
     cdef size_t record_max
     cdef bint is_paused                # the transport was told
-    cdef readonly Py_ssize_t unconfirmed, parked_bytes, waiting_bytes
-    cdef bint throttled, blocked, crowded
+    cdef readonly Limits limits
     cdef public bint has_published     # since a method last saw to it that all of it is in the logs
     cdef list autos                    # HubSubscriptions whose deliveries count as settled once they are sent
     cdef list pulls                    # Subscribeds of messages that were pulled, until these are settled

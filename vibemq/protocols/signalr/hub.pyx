@@ -36,20 +36,17 @@ from vibemq.storage cimport core
 from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.protocols.signalr import handshake, methods, spec
 from vibemq.protocols.signalr.envelope import encode_handshake_answer, group_decode, raw_of, value_of
-from vibemq.protocols.signalr.invocations import WAITING_BYTES_MAX, Call, Invocations
+from vibemq.protocols.signalr.invocations import Call, Invocations
 from vibemq.protocols.signalr.spec import NOTHING
 
 logger = logging.getLogger(__name__)
 
 cdef enum:
     RECORD_SEPARATOR = 0x1E
-    PARKED_BYTES_MAX = 16 << 20   # of Publishes that wait for room in full queues
-    HELD_BACK_BYTES_MAX = 16 << 20  # of invocations, from a peer that acknowledges nothing of a stateful connection
     HANDSHAKE_BYTES = 4096
     CODE_NORMAL = 1000
     CODE_FAILED = 1011
 
-cdef Py_ssize_t waiting_bytes_max = WAITING_BYTES_MAX
 cdef str WEBSOCKETS = "WebSockets"
 cdef str LONG_POLLING = "LongPolling"
 
@@ -84,6 +81,7 @@ cdef class HubConnection:
         self.methods = table()
         self.partial, self.held, self.autos = bytearray(), [], []
         self.record_max = door.config.message_max_bytes
+        self.limits = Limits(door.config.unconfirmed_max)
         self.connected_ms = time.time_ns() // 1_000_000
         self.opened_ms = self.heard_ms = self.written_ms = self.lost_ms = self.queues.now_ms
 
@@ -590,34 +588,20 @@ cdef class HubConnection:
     # ---- limits ----
 
     def count_unconfirmed(self, Py_ssize_t more):
-        """Stop reading while too much waits for a sync; go on at three quarters of the limit."""
-        cdef Py_ssize_t most = self.door.config.unconfirmed_max
-        self.unconfirmed += more
-        if self.throttled:
-            self.throttled = self.unconfirmed * 4 > most * 3
-        else:
-            self.throttled = self.unconfirmed >= most
+        self.limits.count_unconfirmed(more)
         self._pause_or_resume()
 
     def count_parked(self, Py_ssize_t more):
-        """Nothing more is read while too much is parked before full queues; on with half of that."""
-        self.parked_bytes += more
-        self.blocked = self.parked_bytes > (PARKED_BYTES_MAX // 2 if self.blocked else PARKED_BYTES_MAX)
+        self.limits.count_parked(more)
         self._pause_or_resume()
 
     def count_waiting(self, Py_ssize_t more):
-        """The same for invocations and uploads that wait for a method."""
-        self.waiting_bytes += more
-        self.crowded = self.waiting_bytes > (waiting_bytes_max // 2 if self.crowded else waiting_bytes_max)
-        if self.crowded and self.holds_back():
-            # Its acknowledgements come behind all this: without reading there would never be any.
-            self.crowded = False
-            if self.waiting_bytes > HELD_BACK_BYTES_MAX:
-                self.fail(LimitExceeded("invocations held back: bytes", self.waiting_bytes, HELD_BACK_BYTES_MAX))
+        if not self.limits.count_waiting(more, self.holds_back()):
+            self.fail(ProtocolError("The peer acknowledges nothing, and goes on calling methods."))
         self._pause_or_resume()
 
     def _pause_or_resume(self):
-        self.wants_pause = self.throttled or self.blocked or self.crowded
+        self.wants_pause = self.limits.wants_pause
         if self.transport is not None and self.wants_pause != self.is_paused:
             self.is_paused = self.wants_pause
             if self.wants_pause:
@@ -707,6 +691,6 @@ cdef class HubConnection:
     cdef int shutdown(self) except -1:
         """Called at every tick while the broker shuts down: what was published is confirmed, then the peer sent off."""
         self.is_shutting_down = True
-        if not self.closed and not self.unconfirmed and not self.working:
+        if not self.closed and not self.limits.unconfirmed and not self.working:
             self.close(spec.SERVER_SHUTTING_DOWN, True)
         return 0

@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 #: What a method returns that answers later.
 LATER = object()
 
-WAITING_BYTES_MAX = 1 << 20  # of invocations and upload items that wait, before the transport is paused
 UPLOADS_MAX = 1024  # of one connection at once
 
 
