@@ -181,6 +181,7 @@ def test_nobody_is_asked_for_a_body_that_is_refused(peer):
 
 def test_a_body_may_have_several_messages_up_to_its_limit(peer):
     token = peer.token()
+    assert peer.ask("GET", f"/hub?id={token}").status == 200
     body = JSON_HANDSHAKE + b'{"type":6}\x1e' * ((BODY_BYTES_MAX - len(JSON_HANDSHAKE)) // 11)
     assert peer.ask("POST", f"/hub?id={token}", body).status == 200
     peer.send("POST", f"/hub?id={token}", b"x" * (BODY_BYTES_MAX + 1))

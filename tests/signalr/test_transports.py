@@ -370,3 +370,25 @@ def test_a_connection_that_polls_no_more_ends(impatient):
         assert peer.ask("GET", f"/hub?id={token}").status == 200
         while peer.ask("POST", f"/hub?id={token}", b"").status != 404:
             pass
+
+
+def test_only_so_much_is_taken_before_a_transport_is_there(peer, token):
+    ping = b'{"type":6}' + RS
+    assert peer.ask("POST", f"/hub?id={token}", JSON_HANDSHAKE).status == 200
+    assert peer.ask("POST", f"/hub?id={token}", ping * (MESSAGE_BYTES_MAX // len(ping))).status == 413
+
+
+def test_posts_wait_while_a_peer_does_not_fetch_the_answers(peer, connect, polls, token):
+    """About two mebibytes of answers; whoever asks for more waits until some are fetched."""
+    assert polls.poll().body == b""
+    assert peer.ask("POST", f"/hub?id={token}", JSON_HANDSHAKE).status == 200
+    calls = call("1", "m" * 900)
+    body = calls * (4 * MESSAGE_BYTES_MAX // len(calls))
+    posts = 30
+    peer.socket.settimeout(30)
+    peer.write(peer.request("POST", f"/hub?id={token}", body) * posts)
+    fetched = b""
+    while fetched.count(RS) < 1 + posts * body.count(RS):
+        fetched += polls.poll().body
+        assert len(fetched) < posts * len(body) * 2
+    assert [peer.response().status for _ in range(posts)] == [200] * posts

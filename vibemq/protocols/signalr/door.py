@@ -55,8 +55,8 @@ class SignalRDoor:
         self.allowed_origins = frozenset(filter(None, config.signalr.allowed_origins.lower().split(",")))
         self.allowed_hosts = frozenset(_host_of(origin) for origin in self.allowed_origins)
         self.places: dict[str, Place] = {}  # by token
-        self._waiting: dict[str, Place] = {}  # those that expire, and nobody else ticks
-        self._access_seen = -1
+        self._waiting: dict[str, Place] = {}  # those without a transport
+        self._polling: dict[str, Place] = {}  # those whose transport has a socket only now and then
         self._timer = broker.timers.timer(self._look)
 
     def accept(self, connection: Any) -> HttpSession:
@@ -116,6 +116,7 @@ class SignalRDoor:
     def drop(self, place: Place) -> None:
         self.places.pop(place.token, None)
         self._waiting.pop(place.token, None)
+        self._polling.pop(place.token, None)
 
     def transport_lost(self, place: Place, transport: Any, why: str) -> None:
         """A socket is gone: the hub connection ends, or waits for another."""
@@ -129,7 +130,11 @@ class SignalRDoor:
             place.wait()
 
     def begin_to_wait(self, place: Place) -> None:
-        self._waiting[place.token] = place
+        if place.kind == LONG_POLLING:
+            self._waiting.pop(place.token, None)
+            self._polling[place.token] = place
+        else:
+            self._waiting[place.token] = place
 
     def stop_waiting(self, place: Place) -> None:
         self._waiting.pop(place.token, None)
@@ -142,16 +147,12 @@ class SignalRDoor:
 
     def _look(self, now_ms: int) -> None:
         """Twice a second, while there are hub connections."""
-        for place in list(self._waiting.values()):
+        for place in [*self._waiting.values(), *self._polling.values()]:
             try:
                 place.look(now_ms)
             except Exception:
                 logger.exception("hub connection %s: closed by an error of ours", place.connection_id)
                 self.drop(place)
-        if self._access_seen != self.broker.accesses.generation:
-            self._access_seen = self.broker.accesses.generation
-            for place in list(self.places.values()):
-                place.check_user()
         if self.places:
             self._timer.set(now_ms + LOOK_MS)
 
@@ -159,13 +160,14 @@ class SignalRDoor:
 class Place:
     """Where a hub connection is found, what it speaks through, and until when it is kept without a socket."""
 
-    __slots__ = ("door", "expires_ms", "hub", "is_over", "kind", "transport", "user", "wants_stateful")
+    __slots__ = ("door", "early_bytes", "expires_ms", "hub", "is_over", "kind", "transport", "user", "wants_stateful")
 
     def __init__(self, door: SignalRDoor, hub: HubConnection, user: str, wants_stateful: bool) -> None:
         self.door, self.hub, self.user, self.wants_stateful = door, hub, user, wants_stateful
         self.kind = ""  # the name of the transport that it began with
         self.transport: Any = None
         self.expires_ms = 0  # 0: it has a socket
+        self.early_bytes = 0  # posted before there was a transport
         self.is_over = False  # and kept only for what a poll may still fetch
 
     @property
@@ -197,8 +199,7 @@ class Place:
 
     def stop_waiting(self) -> None:
         self.expires_ms = 0
-        if self.kind != LONG_POLLING:  # its hub is ticked here, polled or not
-            self.door.stop_waiting(self)
+        self.door.stop_waiting(self)
 
     def look(self, now_ms: int) -> None:
         if self.expires_ms and now_ms >= self.expires_ms:
@@ -216,22 +217,6 @@ class Place:
         if not self.hub.closed:
             self.hub.close()
         self.door.drop(self)
-
-    def check_user(self) -> None:
-        """Is who began this still allowed to be here?"""
-        if self.hub.closed:
-            return
-        if not self.user:
-            if http.needs_login(self.door):
-                logger.warning("hub connection %s: came when nobody had to log in, closed", self.connection_id)
-                self.hub.close("Please log in.")
-            return
-        access = self.door.access_of(self.user)
-        if access is None or access.created_ms != self.hub.access.created_ms:
-            logger.warning("hub connection %s: user %r was deleted, closed", self.connection_id, self.user)
-            self.hub.close("This user was deleted.")
-        else:
-            self.hub.access = access
 
 
 def owner_of(token: str) -> tuple[int, int] | None:

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.protocols.signalr import demo
 from vibemq.protocols.signalr.request import JSON, NO_CACHE, TEXT, Refusal, Request, head_of, parse, response
 from vibemq.protocols.signalr.spec import NEGOTIATE_VERSION_MAX
@@ -444,13 +445,25 @@ def post(session: HttpSession, request: Request) -> bool:
     if place.hub.closed:
         raise Refusal(404, UNKNOWN_ID)
     transport = place.transport
-    if transport is not None and transport.is_held:
+    if transport is not None and not transport.takes_more:
         session.wait()
         transport.keep_waiting(session)
         return False
-    session.hand_body(place.hub)
-    reply(session, request, 200)
-    return True
+    if transport is None:
+        place.early_bytes += request.length
+        if place.early_bytes > session.door.config.message_max_bytes:
+            raise Refusal(413, "Too much was sent before a transport was there for the answers.")
+    try:
+        session.hand_body(place.hub)
+    except (ProtocolError, LimitExceeded) as problem:
+        logger.info("%s: hub connection closed: %s", session.peer, problem)
+    except Exception:
+        logger.exception("%s: hub connection closed by an error of ours", session.peer)
+    else:
+        reply(session, request, 200)
+        return True
+    place.leave("what was posted could not be read")
+    raise Refusal(500)
 
 
 def delete(session: HttpSession, request: Request) -> None:

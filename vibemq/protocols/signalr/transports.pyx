@@ -18,13 +18,17 @@ from libc.string cimport memmove
 from vibemq.protocols.signalr.session cimport HttpSession
 from vibemq.protocols.signalr.websocket cimport WS_BINARY, WS_PING, WS_TEXT, header_size, header_write
 
-from vibemq.errors import ConnectionClosed
+from vibemq.errors import ConnectionClosed, LimitExceeded
 from vibemq.protocols.signalr.envelope import group_encode
 from vibemq.protocols.signalr.request import NO_CACHE, head_of
 
 cdef enum:
     # Above this nothing more is written until the peer has taken half of it.
     QUEUED_BYTES_MAX = 512 * 1024
+    # From here on no POST is read, as no socket is.
+    UNREAD_BYTES_PAUSE = 1 << 20
+    # And here the peer is given up.
+    BUFFER_BYTES_MAX = 64 << 20
     # Of a message with several records; what clients read in one go is at least 1 MiB.
     MESSAGE_BYTES_MAX = 65_535
     MESSAGE_HEADER_BYTES = 4   # of the largest such message
@@ -84,6 +88,11 @@ cdef class Transport:
             session.go_on()
         return 0
 
+    @property
+    def takes_more(self) -> bool:
+        """May the hub be given more?  Not while the answers to what it was given wait for a peer that does not read."""
+        return not self.is_held and self.pending() < UNREAD_BYTES_PAUSE
+
     def keep_waiting(self, session):
         """A request that comes when the hub takes no more; resume() lets it go on."""
         self.kept_waiting.append(session)
@@ -95,6 +104,8 @@ cdef class Transport:
         """The socket took something: tell the hub what that means."""
         if self.over:
             return 0
+        if self.kept_waiting and self.takes_more:
+            self.resume()
         if self.wants_room and self.pending() < QUEUED_BYTES_MAX // 2:
             self.wants_room = False
             self.hub.room_again()
@@ -192,6 +203,8 @@ cdef class BufferedTransport(Transport):
     cdef uint8_t *reserve(self, size_t size, bint is_text) except NULL:
         cdef size_t need = self.size + size
         cdef uint8_t *grown
+        if need > BUFFER_BYTES_MAX:
+            raise LimitExceeded("records (the peer does not fetch them)", need, BUFFER_BYTES_MAX)
         if need > self.capacity:
             need = max(need + need // 2, <size_t> 256)
             grown = <uint8_t *> realloc(self.data, need)
