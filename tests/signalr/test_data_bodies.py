@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from vibemq.protocols.signalr.bodies import encode_message
-from vibemq.protocols.signalr.invocations import HubError
+from vibemq.protocols.signalr.errors import HubError
 from vibemq.protocols.signalr.items import encode_delivery
 from vibemq.protocols.signalr.spec import Encoding
 

@@ -84,7 +84,8 @@ cdef class QueuePublisher(StreamUser):
             return ROOM_LATER
         return ROOM_ELSEWHERE if self.overflow == OVERFLOW_REDIRECT and queue.policy.dead_letter else ROOM_NONE
 
-    cdef err add(self, const uint8_t *entry, uint32_t size, uint32_t records, bytes reference, uint64_t number) except *:
+    cdef err add(self, const uint8_t *entry, uint32_t size, uint32_t records, bytes reference,
+                 uint64_t number) except *:
         cdef err e
         while True:
             if self.count == 0:
@@ -149,7 +150,8 @@ cdef class QueuePublisher(StreamUser):
         for batch in self.unsynced:
             notes, count, first_offset, next_offset, offsets_known = batch
             if core.log_sync_failed(self.stream.log.raw, first_offset, next_offset):
-                self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), SERVER_ERROR, b"The disk refused a sync.")
+                self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), SERVER_ERROR,
+                                  b"The disk refused a sync.")
             elif next_offset <= durable:
                 self.confirm(<const uint8_t *> <char *> notes, len(notes), first_offset, offsets_known)
             else:

@@ -22,7 +22,7 @@ from vibemq.storage.core cimport (
 )
 
 from vibemq.protocols.signalr.envelope import value_of
-from vibemq.protocols.signalr.invocations import HubError
+from vibemq.protocols.signalr.errors import HubError
 from vibemq.protocols.signalr.spec import ErrorCode
 
 cdef extern from "message/json.h" nogil:
@@ -174,8 +174,8 @@ cdef tuple body_of(span body, int encoding, Wanted wanted, span *payload):
         payload.data, payload.size = body.data + header, body.size - header
         return given or BINARY_TYPE, None
     elif not is_json:
-        raise HubError(ErrorCode.INVALID_BODY, f"A body with contentType '{given.decode()}' must be a string, or bytes as "
-                                               "base64 with encoding 'base64'.")
+        raise HubError(ErrorCode.INVALID_BODY, f"A body with contentType '{given.decode()}' must be a string, or bytes "
+                                               "as base64 with encoding 'base64'.")
     else:
         try:
             made = msgspec.json.encode(value_of((<const char *> body.data)[:body.size], encoding))
@@ -194,7 +194,8 @@ cdef int write_headers(writer_bytes *w, Wanted wanted) except -1:
     for name, value in wanted.headers:
         memset(&v, 0, sizeof(v))
         if isinstance(value, bytes):
-            v.kind, v.data, v.bytes = AMQP_STRING, <const uint8_t *> <char *> (<bytes> value), <uint32_t> len(<bytes> value)
+            v.kind, v.bytes = AMQP_STRING, <uint32_t> len(<bytes> value)
+            v.data = <const uint8_t *> <char *> (<bytes> value)
         elif isinstance(value, bool):
             v.kind, v.truth = AMQP_BOOL, value
         elif isinstance(value, float):

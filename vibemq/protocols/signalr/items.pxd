@@ -12,7 +12,8 @@ cdef struct item:
     uint32_t pairs            # with the tag's
 
 
-# The worker's only one for this encoding: holds until the next call.  `key`: of the stream, as broker.queue.Queue has it.
+# The worker's only one for this encoding: holds until the next call.  `key`: of the stream, as a broker.queue.Queue
+# has it.
 cdef const item *item_of(const message_view *m, uint64_t key, bytes queue, const uint8_t *id, uint32_t id_size,
                          bint redelivered, int encoding) except NULL
 cdef size_t delivery_size(const item *of, uint64_t tag, int encoding) noexcept

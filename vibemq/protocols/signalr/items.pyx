@@ -2,12 +2,12 @@
 """A stored message as hub clients get it: ``{tag, id, queue, body, headers?, offset, timestamp, redelivered, key?,
 contentType?, encoding?}``.
 
-All but the tag is the same for every consumer, so it is made once and copied for the rest: a thousand subscribers of
-one message cost a thousand copies.  `headers` keep their types; `timestamp` is in milliseconds since 1970; `contentType`
-is left out where the body is JSON and says so.
+All but the tag is the same for every consumer, so it is made once and copied for the rest: a thousand subscribers
+of one message cost a thousand copies.  `headers` keep their types; `timestamp` is in milliseconds since 1970;
+`contentType` is left out where the body is JSON and says so.
 
-Bodies.  What claims to be JSON, or claims nothing, and is JSON, is that value.  Else, unless it claims to be bytes, what
-is UTF-8 is a string.  Anything else is bytes: bin in MessagePack, base64 with ``"encoding":"base64"`` in JSON.
+Bodies.  What claims to be JSON, or claims nothing, and is JSON, is that value.  Else, unless it claims to be bytes,
+what is UTF-8 is a string.  Anything else is bytes: bin in MessagePack, base64 with ``"encoding":"base64"`` in JSON.
 """
 
 import msgspec
@@ -131,14 +131,22 @@ cdef int add_value(item *of, const amqp_value *v, int encoding) except -1:
     if v.kind == AMQP_BOOL or v.kind == AMQP_INT or v.kind == AMQP_UINT or v.kind == AMQP_TIMESTAMP \
             or (v.kind == AMQP_FLOAT or v.kind == AMQP_DOUBLE) and v.real - v.real == 0:
         return add(of, text, size)
-    return add_text(of, <const uint8_t *> text, <uint32_t> size, encoding)  # a UUID, or a number that JSON has no word for
+    # A UUID, or a number that JSON has no word for.
+    return add_text(of, <const uint8_t *> text, <uint32_t> size, encoding)
 
 
 # ---- parts ----
 
 
+cdef int content_type_of(const message_view *m, amqp_value *out) noexcept:
+    """Its bytes are 0 where there is none."""
+    if not m.is_amqp or not core.amqp_property(&m.amqp, AMQP_CONTENT_TYPE, out) \
+            or out.kind != AMQP_SYMBOL and out.kind != AMQP_STRING:
+        out.bytes = 0
+    return 0
+
+
 cdef int body_kind(const uint8_t *body, uint32_t size, const amqp_value *type) noexcept:
-    """`type`: bytes is 0 where there is none."""
     cdef uint64_t position = 0
     if type.bytes == 0 or is_json_type(type.data, type.bytes):
         if size == 0:
@@ -226,10 +234,8 @@ cdef int make_json(item *of, const message_view *m, bytes queue, const uint8_t *
     cdef bint has_key = False
     cdef int kind
     cdef uint8_t *p
-    type.bytes = 0
+    content_type_of(m, &type)
     if m.is_amqp:
-        if not core.amqp_property(&m.amqp, AMQP_CONTENT_TYPE, &type) or type.kind != AMQP_SYMBOL and type.kind != AMQP_STRING:
-            type.bytes = 0
         has_key = core.amqp_property(&m.amqp, AMQP_GROUP_ID, &key)
     kind = body_kind(body, size, &type)
     add(of, b',"id":', 6)
@@ -261,10 +267,8 @@ cdef int make_messagepack(item *of, const message_view *m, bytes queue, const ui
     cdef const uint8_t *body = payload_of(m, &size)
     cdef bint has_key = False
     cdef uint8_t *p
-    type.bytes = 0
+    content_type_of(m, &type)
     if m.is_amqp:
-        if not core.amqp_property(&m.amqp, AMQP_CONTENT_TYPE, &type) or type.kind != AMQP_SYMBOL and type.kind != AMQP_STRING:
-            type.bytes = 0
         has_key = core.amqp_property(&m.amqp, AMQP_GROUP_ID, &key)
     of.pairs = 7
     add(of, b"\xa2id", 3)

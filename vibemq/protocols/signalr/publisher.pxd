@@ -34,6 +34,6 @@ cdef class HubPublisher(QueuePublisher):
                    bytes message_id) except -1
     cdef int _lay(self, const uint8_t *id, uint32_t id_size, bint has_id, int64_t upload, const uint8_t *entry,
                   size_t size, uint32_t records, bytes message_id) except -1
-    cdef int _refuse(self, bytes id, int64_t upload, uint32_t records, str code, str text) except -1
+    cdef int _refuse(self, bytes id, int64_t upload, uint32_t records, object code, str text) except -1
     cdef int _redirect(self, tuple what) except -1
     cdef int _complete(self, const uint8_t *id, const note_head *head, uint64_t offset, bint offset_known) except -1

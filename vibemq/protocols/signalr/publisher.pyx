@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One hub connection's way into one queue or stream: messages into its log, completions back when they are kept.
 
-A Publish becomes an AMQP 1.0 message in its stream's batch (bodies.pyx), and a note beside it says whom to answer.  When
-the batch is persisted or, with durability `disk`, when a sync covers it, each note becomes a Completion
+A Publish becomes an AMQP 1.0 message in its stream's batch (bodies.pyx), and a note beside it says whom to answer.
+When the batch is persisted or, with durability `disk`, when a sync covers it, each note becomes a Completion
 ``{id, offset}``; if that fails, an error (broker/publisher.pyx).  The offset of a message is the first one of its batch
 plus its place in it, unless the log has dropped somebody's duplicates from the same batch: then nobody knows it, and
 the result has none.
@@ -27,7 +27,7 @@ from vibemq.protocols.signalr.writers cimport (
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, bytes_load32, bytes_store16, bytes_store32
 
-from vibemq.protocols.signalr.invocations import HubError
+from vibemq.protocols.signalr.errors import HubError
 from vibemq.protocols.signalr.spec import ErrorCode
 
 cdef enum:
@@ -130,10 +130,11 @@ cdef class HubPublisher(QueuePublisher):
                 size = self._entry(span_of(<char *> body, len(body)), encoding, self._wanted(options), &entry)
                 total += size
                 if total > BATCH_BYTES_MAX:
-                    raise HubError(ErrorCode.LIMIT_EXCEEDED, f"A batch has at most {BATCH_BYTES_MAX} bytes; send it in parts.")
+                    raise HubError(ErrorCode.LIMIT_EXCEEDED,
+                                   f"A batch has at most {BATCH_BYTES_MAX} bytes; send it in parts.")
                 parts.append((<char *> entry)[:size])
         except HubError as problem:
-            return self._refuse(id, upload, 0, problem.code, problem.text)
+            return self._refuse(id, upload, <uint32_t> max(len(messages), 2), problem.code, problem.text)
         if upload:
             uploaded = Uploaded.known.get(upload)
             if uploaded is None:
@@ -153,8 +154,9 @@ cdef class HubPublisher(QueuePublisher):
     cdef size_t _entry(self, span body, int encoding, Wanted wanted, uint8_t **out) except 0:
         cdef size_t size = entry_write(body, encoding, wanted, out)
         if size + DELIVERY_ADDS_BYTES > self.record_max:
-            raise HubError(ErrorCode.LIMIT_EXCEEDED, f"A message has at most {self.record_max - DELIVERY_ADDS_BYTES} bytes, or "
-                                                     f"nobody could be given it; this one has {size}.")
+            raise HubError(ErrorCode.LIMIT_EXCEEDED,
+                           f"A message has at most {self.record_max - DELIVERY_ADDS_BYTES} bytes, or nobody could be "
+                           f"given it; this one has {size}.")
         return size
 
     cdef Wanted _wanted(self, object options):
@@ -180,15 +182,16 @@ cdef class HubPublisher(QueuePublisher):
                              <uint32_t> len(id) if id is not None else 0, id is not None, upload, entry, size, records,
                              message_id)
         if records > self.queue.max_messages:
-            return self._refuse(id, upload, records, "QUEUE_FULL", f"The queue holds {self.queue.max_messages} messages; "
-                                                                   "the batch never fits. Send it in parts.")
+            return self._refuse(id, upload, records, "QUEUE_FULL",
+                                f"The queue holds {self.queue.max_messages} messages; the batch never fits, send parts.")
         what = (id, upload, (<const char *> entry)[:size], records, message_id)
         if room == ROOM_LATER:
             return self.park(what, size)
         if room == ROOM_ELSEWHERE:
             return self._redirect(what)
-        return self._refuse(id, upload, records, "QUEUE_FULL", f"The queue holds its maximum of {self.queue.max_messages} "
-                                                               "messages; try again when consumers have caught up.")
+        return self._refuse(id, upload, records, "QUEUE_FULL",
+                            f"The queue holds its maximum of {self.queue.max_messages} messages; try again when "
+                            "consumers have caught up.")
 
     cdef int _lay(self, const uint8_t *id, uint32_t id_size, bint has_id, int64_t upload, const uint8_t *entry,
                   size_t size, uint32_t records, bytes message_id) except -1:
@@ -210,13 +213,13 @@ cdef class HubPublisher(QueuePublisher):
             put(p, <char *> message_id, head.message_id_size)
         return 0
 
-    cdef int _refuse(self, bytes id, int64_t upload, uint32_t records, str code, str text) except -1:
+    cdef int _refuse(self, bytes id, int64_t upload, uint32_t records, object code, str text) except -1:
         if upload:
             uploaded = Uploaded.known.get(upload)
             if uploaded is not None:
                 uploaded.refuse(code, text)
         elif id is not None:
-            self.hub.refuse(id, "PublishBatch" if records > 1 else "Publish", code, text)
+            self.hub.refuse(id, "PublishBatch" if records > 1 else "Publish", str(code), text)
         return 0
 
     # ---- what became of it ----
@@ -363,7 +366,8 @@ cdef class HubPublisher(QueuePublisher):
                 problem = f"the dead-letter queue '{name}' was deleted"
             for what in waiting:
                 if problem is not None:
-                    self._refuse(what[0], what[1], what[3], "SERVER_ERROR", f"The message could not be redirected: {problem}.")
+                    self._refuse(what[0], what[1], what[3], "SERVER_ERROR",
+                                 f"The message could not be redirected: {problem}.")
                 else:
                     self._redirect(what)
 

@@ -19,7 +19,7 @@ from vibemq.storage.core cimport (
 from vibemq.storage.log cimport storage_error
 from libc.stdint cimport uint8_t, uint32_t
 
-from vibemq.protocols.signalr.invocations import HubError
+from vibemq.protocols.signalr.errors import HubError
 from vibemq.protocols.signalr.spec import ErrorCode
 
 logger = logging.getLogger(__name__)
