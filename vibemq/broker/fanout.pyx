@@ -24,6 +24,10 @@ from vibemq.storage.log cimport storage_error
 from vibemq.broker.policy import Overflow
 from vibemq.broker.timers import NEVER
 
+cdef enum:
+    # What a turn may give each of many members: a send to one costs as much as eight deliveries to it.
+    MESSAGES_PER_MEMBER = 16
+
 logger = logging.getLogger(__name__)
 
 
@@ -153,10 +157,11 @@ cdef class FanOut(Home):
     cdef bint hand_out(self) except -1:
         cdef Member m
         cdef message_view v
-        cdef int budget = BUDGET
+        cdef int budget
         cdef bint able
         cdef commit committed
         cdef list members = list(self.members.values())
+        budget = max(<int> BUDGET, MESSAGES_PER_MEMBER * <int> len(members))
         for m in members:
             self._copies(m, &budget)
             if self.fetching:
