@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from http_peer import HttpPeer
+from http_peer import MESSAGE_BYTES_MAX, ORIGIN, PASSWORDS, HttpPeer
 from running import Running, broker
 
 from vibemq.admin.users import add_user
 from vibemq.storage.metadata import Metadata
 
-ORIGIN = "https://shop.example"
-MESSAGE_BYTES_MAX = 16 * 1024
-PASSWORDS = {"ada": "a password of hers", "bob": "another one"}
 SHORT = (
     *("--set", "signalr.request_timeout_s=1"),
     *("--set", "signalr.poll_timeout_s=1"),

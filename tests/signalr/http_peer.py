@@ -17,6 +17,11 @@ from typing import Any, NamedTuple
 
 from running import Running
 
+# What the broker of the tests is told (conftest.py).
+ORIGIN = "https://shop.example"
+MESSAGE_BYTES_MAX = 16 * 1024
+PASSWORDS = {"ada": "a password of hers", "bob": "another one"}
+
 DEADLINE_S = 30.0
 END = b"\r\n\r\n"
 RS = b"\x1e"

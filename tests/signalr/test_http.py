@@ -10,11 +10,13 @@ import json
 import urllib.request
 
 import pytest
-from conftest import MESSAGE_BYTES_MAX, ORIGIN, PASSWORDS
 from http_peer import (
     CLOSE,
     HANDSHAKE_ANSWER,
     JSON_HANDSHAKE,
+    MESSAGE_BYTES_MAX,
+    ORIGIN,
+    PASSWORDS,
     PING,
     PONG,
     HttpPeer,

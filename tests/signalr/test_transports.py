@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from conftest import MESSAGE_BYTES_MAX
 from http_peer import (
     BINARY,
     CLOSE,
     HANDSHAKE_ANSWER,
     JSON_HANDSHAKE,
+    MESSAGE_BYTES_MAX,
     PING,
     PONG,
     RS,
