@@ -168,5 +168,10 @@ class HubPeer:
             return last if last is not None and last.type == MessageType.CLOSE else None
 
 
+def delivery_of(call: Message) -> Any:
+    """What a call of ReceiveMessage brought."""
+    return call.arguments[1]
+
+
 def bodies(deliveries: Sequence[Any]) -> list[Any]:
     return [delivery["body"] for delivery in deliveries]

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 import pytest
-from hub_peer import HubPeer, bodies, fresh
+from hub_peer import HubPeer, bodies, delivery_of, fresh
 from running import Running
 
 from vibemq.protocols.signalr.spec import Dialect, Encoding, MessageType
@@ -171,7 +171,7 @@ def test_a_pushing_subscription_calls_a_method_of_the_client(hub: HubPeer) -> No
     hub.notify("Publish", name, "x")
     call = hub.next()
     assert (call.type, call.target, call.arguments[0]) == (MessageType.INVOCATION, "Take", name)
-    assert call.arguments[1]["body"] == "x"
+    assert delivery_of(call)["body"] == "x"
     assert (call.id is None) if hub.dialect == Dialect.V1 else call.nonblocking
     assert hub.ask("Unsubscribe", made["subscriptionId"]) is True
     assert hub.ask("Unsubscribe", made["subscriptionId"]) is False

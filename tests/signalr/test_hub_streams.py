@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from http_peer import HttpPeer
-from hub_peer import HubPeer, bodies, fresh
+from hub_peer import HubPeer, bodies, delivery_of, fresh
 from running import Running, resident_bytes
 
 from vibemq.protocols.signalr.spec import Dialect, Encoding, MessageType
@@ -160,12 +160,12 @@ def test_results_of_the_client_acknowledge(hub: HubPeer) -> None:
     hub.ask("SubscribePush", name, {"ack": "result", "prefetch": 1})
     hub.notify("PublishBatch", name, [1, 2])
     first = hub.next()
-    assert first.arguments[1]["body"] == 1
+    assert delivery_of(first)["body"] == 1
     hub.send(COMPLETION, id=first.id, error="Client didn't provide a result.")
     calls = [hub.next()]
     hub.send(COMPLETION, id=calls[0].id, payload=False)
     assert hub.ask("QueueInfo", name)["consumers"] == 1
-    while len({call.arguments[1]["body"] for call in calls}) < 2:
+    while len({delivery_of(call)["body"] for call in calls}) < 2:
         message = hub.next()
         calls.append(message)
         hub.send(COMPLETION, id=message.id, payload=True)

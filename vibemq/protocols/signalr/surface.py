@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """All that the hub offers: importing this fills the table of its methods."""
 
-from vibemq.protocols.signalr import message_methods, publishing, pulls, queue_methods
+import vibemq.protocols.signalr.message_methods
+import vibemq.protocols.signalr.publishing
+import vibemq.protocols.signalr.pulls
+import vibemq.protocols.signalr.queue_methods  # noqa: F401
 from vibemq.protocols.signalr.methods import METHODS
 
-PARTS = (message_methods, publishing, pulls, queue_methods)
-
-__all__ = ["METHODS", "PARTS"]
+__all__ = ["METHODS"]
