@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from vibemq.broker.admission import GUEST, Ended, access_now, needs_login, with_queue
 from vibemq.errors import AccountError, LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.native import compression
 from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, frame_of, is_json
@@ -45,7 +46,6 @@ FRESH_ID = b"server"
 PREFETCH_HEADER = "prefetch"
 SUBSCRIPTIONS_MAX = 16_384  # of one connection: each is a record and a place in a queue's rotation
 DORMANT_LOOKS_PER_TICK = 64  # lookups of some microseconds each, twice a second
-GUEST = "guest"
 REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
 #: Every send would be overdue at once, and the queue turn in circles.
 ACK_TIMEOUT_MS_MIN = 10
@@ -61,7 +61,7 @@ def handle(session: NativeSession, body: bytes) -> None:
     if answer is not None:
         if rule is not None and rule.feature is not None and rule.feature not in session.features:
             answer = None
-        elif rule is not None and rule.admin and not needs_login(session):
+        elif rule is not None and rule.admin and not needs_login(session.door.broker):
             answer = None  # users are no matter of the protocol while nobody has to log in
     elif session.state == "connecting":
         error(session, request, ErrorCode.NOT_AUTHENTICATED, "Please send a Connect command first.")
@@ -234,16 +234,10 @@ def say_goodbye(session: NativeSession) -> None:
         session.finish()
 
 
-def needs_login(session: NativeSession) -> bool:
-    """Once anybody has a password, and wherever other machines can reach, everybody must say who they are."""
-    broker = session.door.broker
-    return broker.is_public or broker.accesses.has_users  # type: ignore[no-any-return]
-
-
 def connect(session: NativeSession, request: Message) -> None:
     user, password = request.headers.get(Header.AUTH_USERNAME), request.headers.get(Header.AUTH_PASSWORD)
     authenticator = session.door.authenticator
-    if not needs_login(session):
+    if not needs_login(session.door.broker):
         # Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret.
         guest = user == GUEST and authenticator.check_cached(GUEST, password or "", session.is_loopback)
         _connected(session, request, GUEST if guest and guest.name == "OK" else "", session.door.broker.everything)
@@ -330,16 +324,11 @@ def check_access(session: NativeSession) -> bool:
     False: no, and the connection is about to end."""
     if session.ending:
         return False
-    broker = session.door.broker
-    if session.user == GUEST:
-        return True  # not a user that somebody could change
-    if not session.user:
-        if not needs_login(session):
-            return True
+    access = access_now(session.door.broker, session.user, session.access)
+    if access is Ended.LOGIN_NEEDED:
         logger.warning("%s: came when nobody had to log in, closed", session.peer)
         return _send_off(session, ErrorCode.AUTH_REQUIRED, b"Username and password are required.")
-    access = broker.accesses.of(session.user)
-    if access is None or access.created_ms != session.access.created_ms:
+    if access is Ended.DELETED:
         logger.warning("%s: user %r was deleted, closed", session.peer, session.user)
         return _send_off(session, ErrorCode.AUTH_FAILED, b"This user was deleted.")
     if access is not session.access:
@@ -397,31 +386,23 @@ def first_publish(session: NativeSession, body: bytes) -> None:
 def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], None]) -> None:
     """Call ``then(queue)``, after making the queue if it does not exist and that is allowed."""
     door, name = session.door, request.queue or ""
-    try:
-        then(door.queues.find(VIRTUAL_HOST, name))
-        return
-    except StreamNotFound:
-        if not door.auto_create or (
-            door.auto_create_needs_permission and not session.access.may(QueueOperation.CREATE_QUEUE, name)
-        ):
+
+    def refused(problem: Exception) -> None:
+        if isinstance(problem, StreamNotFound):
             error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
-            return
-    except (StorageError, OSError) as problem:
-        failed(session, request, problem)
-        return
-
-    def made(_: Any, problem: BaseException | None) -> None:
-        if problem is not None and not isinstance(problem, StreamExists):
+        else:
             failed(session, request, problem)
-            return
-        try:
-            then(door.queues.find(VIRTUAL_HOST, name))
-        except StreamNotFound:
-            error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' was deleted.")
-        except (StorageError, OSError) as later:
-            failed(session, request, later)
 
-    in_helper(session, partial(door.catalog.create_queue, VIRTUAL_HOST, name, {}), made)
+    with_queue(
+        door.broker,
+        VIRTUAL_HOST,
+        name,
+        may_create=door.auto_create
+        and (not door.auto_create_needs_permission or session.access.may(QueueOperation.CREATE_QUEUE, name)),
+        then=then,
+        failed=refused,
+        in_helper=partial(in_helper, session),
+    )
 
 
 def subscribe(session: NativeSession, request: Message) -> None:
