@@ -183,7 +183,7 @@ cdef class HubPublisher(QueuePublisher):
                              message_id)
         if records > self.queue.max_messages:
             return self._refuse(id, upload, records, "QUEUE_FULL",
-                                f"The queue holds {self.queue.max_messages} messages; the batch never fits, send parts.")
+                                f"The queue holds {self.queue.max_messages} messages, so the batch never fits.")
         what = (id, upload, (<const char *> entry)[:size], records, message_id)
         if room == ROOM_LATER:
             return self.park(what, size)
