@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,6 +94,9 @@ LACKS: dict[str, dict[Any, str]] = {
 }
 FLAVOURS = [Flavour(client.name, *way) for client in CLIENTS for way in WAYS if way not in LACKS[client.name]]
 
+#: A poll that was cut is simply sent once more, and the connection goes on.
+ASK_AGAIN = [one for one in FLAVOURS if one.client in ("signalrcore", "aiosignalr") and one.transport == "LongPolling"]
+
 
 class Refused(Exception):
     """A call was answered by an error, of which this is the text."""
@@ -149,6 +153,8 @@ class HubProgram(Program):
 
     def has_closed(self) -> bool:
         """Has it said that its connection is over?"""
+        with suppress(ProgramFailed):  # what it has said until now
+            self.waiting.extend(self.lines(0))
         return any(line["event"] == "closed" for line in self.said)
 
     def answer(self, number: int, event: str) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from cutting import network
-from hub_clients import ENCODINGS, WAYS, Flavour, HubProgram, Refused
+from hub_clients import ASK_AGAIN, ENCODINGS, WAYS, Flavour, HubProgram, Refused
 from hub_serving import READER, READER_PASSWORD, way
 
 MANUAL = {"ack": "manual"}
@@ -138,9 +139,9 @@ def test_a_result_of_the_client_settles(hub, needs, queue):
     hub.invoke("Unsubscribe", subscription["subscriptionId"])
     hub.invoke("SubscribePush", queue, {"ack": "result", "method": "Accept"})
     _, accepted = hub.called()
-    while not accepted["redelivered"] or hub.invoke("QueueInfo", queue)["unacked"]:
-        _, accepted = hub.called()
-    assert accepted["offset"] == rejected["offset"]
+    assert (accepted["offset"], accepted["redelivered"]) == (rejected["offset"], True)
+    while hub.invoke("QueueInfo", queue)["unacked"]:
+        pass  # the result is on its way
     assert hub.invoke("QueueInfo", queue)["messages"] == 0
     hub.invoke("Unsubscribe", queue)
 
@@ -246,8 +247,13 @@ def test_what_was_not_acknowledged_comes_on_the_next_connection(programs, served
         url = f"http://127.0.0.1:{between.port}/hub"
         program.connect(**way(flavour), url=url, reconnect=True, **served.login(flavour))
         program.invoke("Publish", queue, "kept")
-        program.stream("Subscribe", queue, MANUAL).items(1)
+        (first,) = program.stream("Subscribe", queue, MANUAL).items(1)
         between.cut()
+        if flavour in ASK_AGAIN:
+            with suppress(Refused):
+                program.invoke("ServerInfo")  # on a socket of which it has not noticed yet that it was cut
+            assert program.invoke("Ack", first["tag"]) == 1
+            return
         second = subscribed_again(program, queue)
         assert (second["body"], second["redelivered"]) == ("kept", True)
         assert program.invoke("Ack", second["tag"]) == 1
@@ -283,6 +289,8 @@ def test_a_connection_outlives_its_socket(programs, served, needs, client, encod
             (delivery,) = stream.items(1)
             assert (delivery["body"], delivery["redelivered"]) == (round, False)
             between.cut()
+            if client == "aiosignalr":
+                program.event("reconnected")  # before that it sends nothing, and holds nothing back
             assert program.invoke("Ack", delivery["tag"]) == 1
         assert not program.has_closed()
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from signalrcore.hub import base_hub_connection
+from signalrcore.hub.handlers import StreamHandler
 from signalrcore.hub_connection_builder import HubConnectionBuilder
 from signalrcore.subject import Subject
 from signalrcore.types import HttpTransportType, HubProtocolEncoding
@@ -14,10 +16,29 @@ from talk import authorization, commands, say
 ENCODINGS = {"json": HubProtocolEncoding.text, "messagepack": HubProtocolEncoding.binary}
 
 
+class PatientHandler(StreamHandler):
+    """An item may come before `subscribe` has said who wants it: it waits for that."""
+
+    def __init__(self, event: str, invocation_id: str) -> None:
+        super().__init__(event, invocation_id)
+        program.calls[invocation_id] = program.number
+        self.known = threading.Event()
+        self.next_callback = lambda item: self.known.wait() and self.next_callback(item)
+        self.complete_callback = lambda message: self.known.wait() and self.complete_callback(message)
+
+    def subscribe(self, callbacks: dict[str, Any]) -> None:
+        super().subscribe(callbacks)
+        self.known.set()
+
+
+base_hub_connection.StreamHandler = PatientHandler
+
+
 class Program:
     def __init__(self) -> None:
         self.connection: Any = None
-        self.calls: dict[str, int] = {}  # invocation id -> number of the command
+        self.number = 0  # of the command
+        self.calls: dict[str, int] = {}  # invocation id -> number of its command
 
     def connect(
         self,
@@ -66,7 +87,6 @@ class Program:
 
     def stream(self, number: int, method: str, arguments: list[Any]) -> None:
         handler = self.connection.stream(method, arguments)
-        self.calls[handler.invocation_id] = number
         handler.subscribe(
             {
                 "next": lambda item: say("item", **{"as": number, "value": item}),
@@ -94,7 +114,7 @@ class Program:
 
 program = Program()
 for name, options in commands():
-    number = options.pop("as")
+    program.number = number = options.pop("as")
     try:
         getattr(program, name)(number, **options)
     except Exception as problem:
