@@ -124,8 +124,8 @@ LOADS = (
     ),
     HubLoad(
         "fan-out-paced",
-        "the same at 200 messages/s (200,000 deliveries/s), open loop",
-        QueueLoad(mode="lat", messages=1_000, rate=200.0),
+        "the same at 100 messages/s, open loop: 100,000 deliveries/s",
+        QueueLoad(mode="lat", messages=500, rate=100.0),
         to_many,
         hands_on_quickly,
     ),
@@ -202,6 +202,17 @@ def servers_in(folder: Path, peer_python: str) -> list[Server]:
     return servers
 
 
+def table(found: dict[str, Any], servers: Sequence[Server]) -> str:
+    """The loads with a rate, for people."""
+    about = [(each.name, each.version(), each.durability) for each in servers]
+    return report.markdown(
+        found,
+        [("server", "version", "durability of a completion"), *about],
+        ("msg/s", "broker CPU us/msg", "p50 us", "p99 us", "p99.9 us"),
+        lambda _, rate: (rate, "broker_cpu_us_per_msg", *(f"latency_us.{p}" for p in ("p50", "p99", "p999"))),
+    )
+
+
 @click.command(help=__doc__.splitlines()[0])
 @click.option("--load", "names", multiple=True, type=click.Choice([*(load.name for load in LOADS), "idle"]))
 @click.option("--server", "wanted", multiple=True, help="Repeatable; default: all.")
@@ -232,19 +243,13 @@ def main(
         found = report.head(rounds, baseline) | {
             "scenarios": [measured(load, servers, rounds, scale, baseline) for load in loads]
         }
-        about = [(each.name, each.version(), each.durability) for each in servers]
-        text = report.markdown(
-            found,
-            [("server", "version", "durability of a completion"), *about],
-            ("msg/s", "broker CPU us/msg", "p50 us", "p99 us", "p99.9 us"),
-            lambda _, rate: (rate, "broker_cpu_us_per_msg", *(f"latency_us.{p}" for p in ("p50", "p99", "p999"))),
-        )
+        text = table(found, servers) if loads else ""
         if not names or "idle" in names:
             tell(f"idle: {connections} connections")
             server = VibeMQSignalR(Path(folder) / "idle", workers=WORKERS)
             stack.callback(server.start().stop)
             found["idle"] = idle(server, connections)
-            text += "\nidle: " + ", ".join(f"{name} {value}" for name, value in found["idle"].items()) + "\n"
+            text += "\n".join(f"{name}: {value}" for name, value in found["idle"].items()) + "\n"
     show(found, text, output)
 
 

@@ -24,7 +24,7 @@ KEY = b"\x11\x22\x33\x44"
 # ---- real hubs ----
 
 
-@pytest.fixture(scope="module", params=["null-signalr", "null-signalr-messagepack"])
+@pytest.fixture(scope="module", params=list(HUBS))
 def hub(request, tmp_path_factory):
     running = HUBS[request.param](tmp_path_factory.mktemp(request.param)).start()
     yield running
@@ -36,7 +36,7 @@ def load(hub, **options):
     return QueueLoad(**{"protocol": hub.protocol, "port": hub.port, **defaults, **options})
 
 
-HANDS_ON = pytest.mark.parametrize("hub", ["null-signalr"], indirect=True)
+HANDS_ON = pytest.mark.parametrize("hub", [name for name in HUBS if name != "null-signalr-messagepack"], indirect=True)
 
 
 @pytest.mark.parametrize(
