@@ -18,12 +18,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import vibemq
+from vibemq.broker.admission import GUEST
 from vibemq.broker.parts import Broker
 from vibemq.config import Config
-from vibemq.protocols.signalr import http
 from vibemq.protocols.signalr.hub import HubConnection
 from vibemq.protocols.signalr.session import HttpSession, seat_epoch, tick
-from vibemq.protocols.signalr.transports import LONG_POLLING
+from vibemq.protocols.signalr.spec import LONG_POLLING
+from vibemq.protocols.signalr.transports import LongPollingTransport
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.request import Request
@@ -141,7 +142,7 @@ class SignalRDoor:
 
     def access_of(self, user: str) -> Any:
         """What this user may do; None: there is no such user."""
-        return self.broker.everything if user == http.GUEST else self.broker.accesses.of(user)
+        return self.broker.everything if user == GUEST else self.broker.accesses.of(user)
 
     # ---- time ----
 
@@ -185,6 +186,9 @@ class Place:
 
     def is_used_otherwise(self, kind: str) -> bool:
         return self.kind not in ("", kind)
+
+    def begin_polling(self, *, one_record_each: bool) -> LongPollingTransport:
+        return LongPollingTransport(self.hub, self, one_record_each)
 
     def use(self, transport: Any) -> None:
         """The first transport, or another socket for one that was lost."""

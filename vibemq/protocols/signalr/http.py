@@ -23,17 +23,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vibemq.broker.admission import GUEST, needs_login
 from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.protocols.signalr import demo
-from vibemq.protocols.signalr.request import JSON, NO_CACHE, TEXT, Refusal, Request, head_of, parse, response
-from vibemq.protocols.signalr.spec import NEGOTIATE_VERSION_MAX
-from vibemq.protocols.signalr.transports import (
-    BINARY_TYPE,
-    LONG_POLLING,
-    SERVER_SENT_EVENTS,
-    WEB_SOCKETS,
-    LongPollingTransport,
-)
+from vibemq.protocols.signalr.request import BINARY, JSON, NO_CACHE, TEXT, Refusal, Request, head_of, parse, response
+from vibemq.protocols.signalr.spec import LONG_POLLING, NEGOTIATE_VERSION_MAX, SERVER_SENT_EVENTS, WEB_SOCKETS
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.door import Place, SignalRDoor
@@ -42,7 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VIRTUAL_HOST = "/"
-GUEST = "guest"
 #: Clients put all that they had to send meanwhile into one POST.
 MESSAGES_PER_BODY = 4
 #: Of a request that nobody reads: it is taken in, so that the connection may go on.
@@ -168,7 +161,7 @@ def _check_origin(door: SignalRDoor, request: Request) -> None:
             )
         elif origin.partition("://")[2] != host and request.answer is not preflight:
             raise Refusal(403, "Pages of this origin may not use the hub (signalr.allowed_origins).")
-    if host and not needs_login(door) and not _is_ours(door, host):
+    if host and not needs_login(door.broker) and not _is_ours(door, host):
         raise Refusal(403, "Name the broker by its address, or as localhost (signalr.allowed_origins).")
 
 
@@ -184,12 +177,6 @@ def _is_ours(door: SignalRDoor, host: str) -> bool:
     return True
 
 
-def needs_login(door: SignalRDoor) -> bool:
-    """Once anybody has a password, and wherever other machines can reach, everybody must say who they are."""
-    broker = door.broker
-    return broker.is_public or broker.accesses.has_users  # type: ignore[no-any-return]
-
-
 def identify(session: HttpSession, request: Request) -> bool:
     """Find out who asks.  False: a helper thread does, and the session waits for it.  Raises Refusal."""
     door = session.door
@@ -200,7 +187,7 @@ def identify(session: HttpSession, request: Request) -> bool:
     if len(credentials) > SECRET_CHARACTERS_MAX:
         raise Refusal(401)
     basic = _basic(credentials) if scheme == "basic" else None
-    if not needs_login(door):
+    if not needs_login(door.broker):
         # Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret.
         verdict = door.authenticator.check_cached(*basic, session.is_loopback) if basic and basic[0] == GUEST else None
         request.user = GUEST if verdict is not None and verdict.name == "OK" else ""
@@ -425,8 +412,8 @@ def poll(session: HttpSession, request: Request) -> None:
         raise Refusal(400, CHANGED_TRANSPORT)
     if place.transport is None:
         # One client takes one record of each response and leaves the others.
-        transport = LongPollingTransport(place.hub, place, request.header("accept").lower() == "text")
-        reply(session, request, 200, b"", BINARY_TYPE)  # before anything else: clients wait for it
+        transport = place.begin_polling(one_record_each=request.header("accept").lower() == "text")
+        reply(session, request, 200, b"", BINARY)  # before anything else: clients wait for it
         place.use(transport)
         place.wait()
         return
@@ -435,7 +422,7 @@ def poll(session: HttpSession, request: Request) -> None:
 
 
 def answer_poll(session: HttpSession, request: Request, status: int, body: bytes) -> None:
-    reply(session, request, status, body, BINARY_TYPE)
+    reply(session, request, status, body, BINARY)
 
 
 def post(session: HttpSession, request: Request) -> bool:

@@ -37,7 +37,7 @@ from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.protocols.signalr import handshake, methods, spec
 from vibemq.protocols.signalr.envelope import encode_handshake_answer, group_decode, raw_of, value_of
 from vibemq.protocols.signalr.invocations import Call, Invocations
-from vibemq.protocols.signalr.spec import NOTHING
+from vibemq.protocols.signalr.spec import LONG_POLLING, NOTHING
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +46,6 @@ cdef enum:
     HANDSHAKE_BYTES = 4096
     CODE_NORMAL = 1000
     CODE_FAILED = 1011
-
-cdef str WEBSOCKETS = "WebSockets"
-cdef str LONG_POLLING = "LongPolling"
-
 
 cdef object _table = None
 

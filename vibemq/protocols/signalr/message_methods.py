@@ -66,6 +66,18 @@ class Subscribed:
         else:
             self.call.fail(spec.stream_failed(code, text, self.hub.dialect))
 
+    def describe(self) -> dict[str, Any]:
+        """As the admin side shows it."""
+        consumer = self.consumer
+        return {
+            "subscription_id": self.id,
+            "stream": self.name,
+            "active": True,
+            "prefetch": 0 if consumer is None else consumer.prefetch,
+            "in_flight": 0 if consumer is None else consumer.in_flight,
+            "properties": {},
+        }
+
     def revoke(self) -> None:
         """The right to it is gone."""
         problem = not_authorized(self.hub, Operation.NAMES[Operation.SUBSCRIBE], self.name)

@@ -46,6 +46,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_CACHE = (("Cache-Control", "no-cache, no-store"), ("Pragma", "no-cache"), ("Expires", "0"))
 TEXT = "text/plain"
 JSON = "application/json"
+BINARY = "application/octet-stream"
 
 Headers = Iterable[tuple[str, str]]
 

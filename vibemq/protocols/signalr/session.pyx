@@ -12,6 +12,7 @@ are frames of the WebSocket; their messages go to the hub connection, which know
 
 import logging
 import time
+from itertools import islice
 
 from libc.string cimport memcpy
 from vibemq.net.connection cimport Connection
@@ -37,6 +38,7 @@ cdef enum:
     REQUESTS_PER_TURN = 32           # each costs some tens of microseconds: the loop's millisecond
     BODY_BYTES_PER_S_MIN = 16 * 1024 # of a peer that is not slow on purpose
     NO_STATUS = 1005                 # of a WebSocket: a Close without a code
+    DESCRIBED_MAX = 128              # publishers, and subscriptions, of one connection: about a microsecond each
     REASON_BYTES_MAX = 123           # of a control frame, without the code
     NORMAL = 1000
 
@@ -407,7 +409,7 @@ cdef class HttpSession(Session):
         return self.connection.is_loopback
 
     def describe(self) -> dict:
-        """This connection as the admin side shows it: the socket, and what its hub connection does."""
+        """This connection as the admin side shows it: the socket, and what its hub connection does, or the first of it."""
         shown = {
             "user": "",
             "vhost": http.VIRTUAL_HOST,
@@ -422,11 +424,13 @@ cdef class HttpSession(Session):
             "subscriptions": [],
         }
         if self.transport is not None:
-            shown["user"] = self.transport.hub.user
-            shown["client_properties"] = {"transport": self.transport.name}
-            describe = getattr(self.transport.hub, "describe", None)
-            if describe is not None:
-                shown |= describe()
+            hub = self.transport.hub
+            shown |= {
+                "user": hub.user,
+                "client_properties": {"transport": self.transport.name},
+                "publishers": [{"stream": name.decode()} for name in islice(hub.publishers, DESCRIBED_MAX)],
+                "subscriptions": [one.describe() for one in islice(hub.subscriptions.values(), DESCRIBED_MAX)],
+            }
         return shown
 
 

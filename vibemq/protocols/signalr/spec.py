@@ -37,6 +37,9 @@ DISCONNECT_TIMEOUT_S = 15  # negotiated and not connected, between polls, or awa
 CLOSE_TIMEOUT_S = 5  # for the peer's half of a WebSocket close
 STATEFUL_BUFFER_BYTES_MAX = 100_000  # not acknowledged, kept for a stateful reconnect; what clients keep too
 
+# Transports, as negotiating lists them.
+WEB_SOCKETS, SERVER_SENT_EVENTS, LONG_POLLING = "WebSockets", "ServerSentEvents", "LongPolling"
+
 NOTHING = msgspec.UNSET  # no value, where None is one
 
 # ---- what a record is ----

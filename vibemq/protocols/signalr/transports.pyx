@@ -21,6 +21,7 @@ from vibemq.protocols.signalr.websocket cimport WS_BINARY, WS_PING, WS_TEXT, hea
 from vibemq.errors import ConnectionClosed, LimitExceeded
 from vibemq.protocols.signalr.envelope import group_encode
 from vibemq.protocols.signalr.request import NO_CACHE, head_of
+from vibemq.protocols.signalr.spec import LONG_POLLING, SERVER_SENT_EVENTS, WEB_SOCKETS
 
 cdef enum:
     # Above this nothing more is written until the peer has taken half of it.
@@ -34,9 +35,6 @@ cdef enum:
     MESSAGE_HEADER_BYTES = 4   # of the largest such message
     SHORT_MESSAGE_BYTES = 125  # whose header has only two
     BUFFER_BYTES_KEPT = 64 * 1024
-
-WEB_SOCKETS, SERVER_SENT_EVENTS, LONG_POLLING = "WebSockets", "ServerSentEvents", "LongPolling"
-BINARY_TYPE = "application/octet-stream"
 
 
 cdef class Transport:
