@@ -70,6 +70,7 @@ LACKS: dict[str, dict[Any, str]] = {
             "headers",
             "LongPolling",
         ): "signalrcore's polls bear no header of one's own; it needs a token in the address",
+        ("reconnecting", "LongPolling"): "signalrcore goes on polling for a connection that is gone",
         "sending without an answer": "signalrcore gives every call an id",
         "cancelling": "signalrcore has no call that cancels a stream",
         "answers of uploads": "signalrcore uploads without an id, so nothing comes back",
@@ -94,8 +95,10 @@ LACKS: dict[str, dict[Any, str]] = {
 }
 FLAVOURS = [Flavour(client.name, *way) for client in CLIENTS for way in WAYS if way not in LACKS[client.name]]
 
-#: A poll that was cut is simply sent once more, and the connection goes on.
-ASK_AGAIN = [one for one in FLAVOURS if one.client in ("signalrcore", "aiosignalr") and one.transport == "LongPolling"]
+#: A poll that was cut may simply be sent once more, and the connection goes on.
+MAY_ASK_AGAIN = [
+    one for one in FLAVOURS if one.client in ("signalrcore", "aiosignalr") and one.transport == "LongPolling"
+]
 
 
 class Refused(Exception):

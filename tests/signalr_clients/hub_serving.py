@@ -75,7 +75,7 @@ def serving(folder: Path, **options: object) -> Iterator[Served]:
         "tls.key": identity.key,
     } | options
     flags = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
-    with broker(folder / "data", *flags, workers=1) as running:
+    with broker(folder / "data", *flags, workers=2) as running:
         served = Served(running, authority.certificate)
         served.api("PUT", f"users/{READER}", {"password": READER_PASSWORD, "tags": ""})
         served.api("PUT", f"permissions/%2F/{READER}", {"configure": "^$", "write": "^$", "read": ".*"})

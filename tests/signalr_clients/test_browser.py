@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import os
 import queue
 import re
 import shutil
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +103,18 @@ def test_the_demo_page_publishes_and_shows_what_it_gets(page, served, transport)
     assert page.run("() => document.querySelector('#error').hidden")
 
 
+def test_the_demo_page_goes_on_after_its_worker_was_killed(page, fragile):
+    page.open(f"{fragile.url}/demo")
+    page.connect("page-survives")
+    page.publish('"before"')
+    page.see("#messages li", "before")
+    for pid in fragile.running.worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    page.see("#state", "connected again")
+    page.publish('"after"')
+    page.see("#messages li", "after")
+
+
 def test_the_demo_page_shows_errors(page, served):
     page.open(f"{served.url}/demo")
     page.fill("#user", USER)
@@ -186,11 +201,25 @@ def test_what_the_readme_shows_works_as_it_stands_there(page, tmp_path):
         printed: queue.Queue[str] = queue.Queue()
         names: dict[str, Any] = {"print": lambda value: printed.put(str(value))}
         exec(f"{imports}\nasync def main():\n{body}", names)
-        thread = threading.Thread(target=asyncio.run, args=(names["main"](),), daemon=True)
-        thread.start()
-        page.run(LOGGED, '{"page":"/python"}')
-        assert '"page":"/"' in printed.get(timeout=20)
-        assert "/python" in printed.get(timeout=20)
+        with going_on(names["main"]()):
+            page.run(LOGGED, '{"page":"/python"}')
+            assert '"page":"/"' in printed.get(timeout=20)
+            assert "/python" in printed.get(timeout=20)
+
+
+@contextmanager
+def going_on(program: Coroutine[Any, Any, None]) -> Iterator[None]:
+    """Run it in a thread, and at the end cancel it."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(program)
+    thread = threading.Thread(target=loop.run_until_complete, args=(asyncio.wait({task}),), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(20)
+        loop.close()
 
 
 LOGGED = """(text) => new Promise((done) => {
