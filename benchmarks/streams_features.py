@@ -8,6 +8,7 @@ A broker of its own with two workers and the durability `os`; the load generator
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -60,6 +61,7 @@ class Tables:
         for turn in range(self.rounds):
             for name in rotated(list(rows), turn):
                 load, figure = rows[name]
+                os.sync()  # what the run before has written is not written back during this one
                 result = run(load)
                 figures[name].append(figure(result))
                 cpu[name].append(result.broker_cpu_s * 1e6 / result.handled)
