@@ -89,7 +89,7 @@ LACKS: dict[str, dict[Any, str]] = {
     "aiosignalr": {("ServerSentEvents", "messagepack"): NO_BINARY_EVENTS},
     "aspnet_alpha2": dict.fromkeys(
         ("cancelling", "uploads", "client results", "reconnecting", "stateful reconnect"),
-        "the early dialect, or its client, has not",
+        "the early dialect, or its client, does not have this",
     )
     | {"headers": "this client gives no headers of one's own"},
 }
