@@ -31,7 +31,7 @@ class Accepted:
     """An accepted connection of the worker that gives it away."""
 
     peer, peer_host, peer_port, local_host, local_port = "a peer", "10.0.0.9", 4242, "127.0.0.1", 2927
-    is_tls = False
+    is_tls = is_relayed = False
 
     def __init__(self):
         self.client, accepted = socket.socketpair()

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 from authority import Authority
-from http_peer import HANDSHAKE_ANSWER, JSON_HANDSHAKE, RS, HttpPeer, answer, call
+from http_peer import HANDSHAKE_ANSWER, JSON_HANDSHAKE, RS, HttpPeer, answer, call, wait_until
 from peer import server_of
 from running import Running, broker
 
@@ -122,3 +123,20 @@ def test_an_id_of_a_worker_that_does_not_know_it_is_unknown(each_worker):
     changed = token[:-4] + ("AAAA" if token[-4:] != "AAAA" else "BBBB")
     assert two.ask("POST", f"/hub?id={changed}", b"").status == 404
     assert two.ask("GET", "/nothing").status == 404, "and the connection goes on"
+
+
+def test_a_connection_that_goes_from_worker_to_worker_leaves_nothing_behind(each_worker, several):
+    peers = each_worker()
+    tokens = [peer.token() for peer in peers]
+
+    def go_round(times: int) -> None:
+        for token in tokens * times:
+            assert peers[0].ask("POST", f"/hub?id={token}", b"").status == 200
+
+    def opened() -> int:
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in several.worker_pids())
+
+    go_round(1)
+    before = opened()
+    go_round(5)
+    wait_until(lambda: opened() <= before, "the workers close what they have given away")

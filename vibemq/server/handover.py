@@ -7,7 +7,8 @@ the bytes read so far, through a socket pair that the supervisor made for the re
 
 A packet is a line of JSON and, behind it, those bytes; with it travels the socket's descriptor, and where there are
 more than INLINE_BYTES_MAX bytes a memfd that holds them.  Packets for a worker that was killed are read by its
-successor.  A TLS connection stays, and what travels is one end of a pair that leads to it (net/relay.pyx).
+successor.  A TLS connection stays, and what travels is one end of a pair that leads to it (net/relay.pyx); who is to
+pass that on gives the end itself away, so there is never more than one pair between a peer and a session.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Handovers:
 
         Only from the session's deliver(), when nothing waits to be sent.  The session is closed afterwards.
         """
-        if not connection.is_tls:
+        if not connection.is_tls or connection.is_relayed:
             if not self._send(worker, door, connection, data, connection.fd):
                 return False
             self._loop.close(connection)  # the socket lives on, in the packet
