@@ -2,6 +2,7 @@
 """Connections that go from one worker to another: the socket itself travels, with what was read of it."""
 
 import os
+import resource
 import socket
 
 import pytest
@@ -74,6 +75,25 @@ def test_a_worker_without_room_ends_what_it_is_given(among):
     connection = Accepted()
     assert giver.give(1, "hub", connection, b"")
     full.read()
+    assert connection.client.recv(1) == b""
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_worker_without_descriptors_left_ends_what_comes_without_all_that_was_read_of_it(among, room):
+    two = Loop()
+    giver = Handovers(Loop(), 0, among, {"hub": None})
+    Handovers(two, 1, among, {"hub": None})
+    connection = Accepted()
+    assert giver.give(1, "hub", connection, bytes(INLINE_BYTES_MAX + 1))
+    lowest = os.dup(0)
+    os.close(lowest)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + room, before[1]))
+    try:
+        two.read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert two.taken == []
     assert connection.client.recv(1) == b""
 
 

@@ -79,6 +79,7 @@ class Handovers:
             "peer": [connection.peer_host, connection.peer_port],
             "local": [connection.local_host, connection.local_port],
             "tls": connection.is_tls,
+            "bytes": len(data),
         }
         fds, rest = [fd], data
         try:
@@ -99,7 +100,9 @@ class Handovers:
     def _receive(self) -> None:
         for _ in range(RECEIVED_PER_TURN):
             try:
-                packet, fds, _, _ = socket.recv_fds(self._receiver, HEAD_BYTES_MAX + INLINE_BYTES_MAX, 2)
+                packet, fds, _, _ = socket.recv_fds(
+                    self._receiver, HEAD_BYTES_MAX + INLINE_BYTES_MAX, 2, socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
                 return
             self._take(packet, fds)
@@ -110,10 +113,12 @@ class Handovers:
             with open(fds.pop(), "rb") as held:
                 held.seek(0)
                 data = held.read()
-        if not fds:
-            logger.warning("a connection was lost on its way here: too many files are open")
-            return
         head = json.loads(line)
+        if not fds or len(data) != head["bytes"]:
+            logger.warning("a connection was lost on its way here: too many files are open")
+            for fd in fds:
+                os.close(fd)
+            return
         door = self._doors[head["door"]]
         if not self._loop.adopt(fds[0], tuple(head["peer"]), tuple(head["local"]), head["tls"], door, data):
             os.close(fds[0])
