@@ -261,8 +261,11 @@ def test_in_version_0_the_id_is_the_token(peer, connect):
     assert connect().ask("GET", f"/hub?id={found['connectionId']}").status == 200
 
 
-def test_a_version_that_is_no_integer_is_an_error_of_negotiating(peer):
-    assert peer.negotiate("?negotiateVersion=x") == {"error": "The client requested a non-integer protocol version."}
+@pytest.mark.parametrize("version", ["x", "--5", "1.0", "-"])
+def test_a_version_that_is_no_integer_is_an_error_of_negotiating(peer, version):
+    assert peer.negotiate(f"?negotiateVersion={version}") == {
+        "error": "The client requested a non-integer protocol version."
+    }
 
 
 def test_a_stateful_reconnect_is_promised_only_to_who_asks(peer):

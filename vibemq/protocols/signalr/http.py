@@ -306,7 +306,7 @@ def negotiate_early(session: HttpSession, request: Request) -> None:
 
 def negotiate(session: HttpSession, request: Request) -> None:
     asked = request.query.get("negotiateversion", "0")
-    if not (asked.lstrip("-").isdigit() and asked.isascii() and len(asked) <= 10):
+    if not (asked.removeprefix("-").isdigit() and asked.isascii() and len(asked) <= 10):
         reply(session, request, 200, _json({"error": NOT_AN_INTEGER}), JSON)
         return
     version = max(0, min(int(asked), NEGOTIATE_VERSION_MAX))
