@@ -345,7 +345,8 @@ def test_polls_may_each_have_a_connection_of_their_own(peer, connect, token):
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory):
-    flags = ("--set", "signalr.disconnect_timeout_s=1", "--set", "signalr.waiting_max=3")
+    settings = ("signalr.disconnect_timeout_s=1", "signalr.waiting_max=3", "server.connections_max=20")
+    flags = [word for setting in settings for word in ("--set", setting)]
     with broker(tmp_path_factory.mktemp("impatient") / "data", *flags, workers=1) as running:
         yield running
 
@@ -355,11 +356,23 @@ def test_only_so_many_negotiated_connections_wait_and_not_for_long(impatient):
         tokens = [peer.token() for _ in range(3)]
         found = peer.ask("POST", "/hub/negotiate", b"")
         assert found.status == 503 and found.headers["retry-after"]
+        found = peer.ask("POST", "/hub/negotiate", b"", Connection="Upgrade", Upgrade="websocket")
+        assert found.status == 503
         with HttpPeer(impatient) as socket:
             socket.upgrade().handshake()  # who does not negotiate does not wait
         while peer.ask("POST", "/hub/negotiate", b"").status == 503:
             pass  # they expire within a second
         assert peer.ask("GET", f"/hub?id={tokens[0]}").status == 404
+
+
+def test_only_so_many_connections_are_between_two_polls(impatient):
+    with HttpPeer(impatient) as peer:
+        for _ in range(1000):
+            found = peer.ask("POST", "/hub/negotiate?negotiateVersion=1", b"")
+            if found.status == 503:
+                return
+            peer.ask("GET", f"/hub?id={found.json['connectionToken']}")
+    raise AssertionError("1000 connections without a socket, and one more may come")
 
 
 def test_a_connection_that_polls_no_more_ends(impatient):

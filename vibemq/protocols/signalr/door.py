@@ -58,6 +58,8 @@ class SignalRDoor:
         self.places: dict[str, Place] = {}  # by token
         self._waiting: dict[str, Place] = {}  # those without a transport
         self._polling: dict[str, Place] = {}  # those whose transport has a socket only now and then
+        #: Those with a socket, which the loop bounds, and as many between two polls; those that wait have their own.
+        self._places_max = config.server.connections_max + config.signalr.waiting_max
         self._timer = broker.timers.timer(self._look)
 
     def accept(self, connection: Any) -> HttpSession:
@@ -83,9 +85,9 @@ class SignalRDoor:
 
     # ---- hub connections ----
 
-    def open_place(self, request: Request, wants_stateful: bool) -> Place | None:
-        """A new hub connection for whoever asks; None: too many wait already."""
-        if len(self._waiting) >= self.config.waiting_max and not request.is_upgrade:
+    def open_place(self, request: Request, *, wants_stateful: bool = False, has_socket: bool = False) -> Place | None:
+        """A new hub connection for whoever asks; None: too many have no socket already."""
+        if not has_socket and (len(self._waiting) >= self.config.waiting_max or len(self.places) >= self._places_max):
             return None
         token = self._new_token()
         connection_id = base64.urlsafe_b64encode(secrets.token_bytes(CONNECTION_ID_BYTES)).decode().rstrip("=")

@@ -324,7 +324,7 @@ def negotiate(session: HttpSession, request: Request) -> None:
 
 
 def _negotiated(session: HttpSession, request: Request, wants_stateful: bool) -> Place:
-    place = session.door.open_place(request, wants_stateful)
+    place = session.door.open_place(request, wants_stateful=wants_stateful)
     if place is None:
         raise Refusal(503, "Too many connections were negotiated and not used.", [("Retry-After", "5")])
     place.wait()
@@ -392,8 +392,8 @@ def _place_of_upgrade(session: HttpSession, request: Request) -> Place:
     """A WebSocket may begin without negotiating.  One client sends a connectionId that it has made up."""
     if request.query.get("id") or request.connection_token in session.door.places:
         return _find(session.door, request)
-    place = session.door.open_place(request, wants_stateful=False)
-    assert place is not None  # only those who wait are counted
+    place = session.door.open_place(request, has_socket=True)
+    assert place is not None  # only those without a socket are counted
     return place
 
 
