@@ -2,6 +2,9 @@
 from libc.stdint cimport uint8_t, uint32_t
 from vibemq.protocols.signalr.envelope cimport span
 
+cdef enum:
+    GIVEN_ID_BYTES_MAX = 1024  # of a message id or a key: they are in each delivery
+
 
 # What a message's options say, checked.
 cdef class Wanted:

@@ -29,7 +29,6 @@ cdef extern from "message/json.h" nogil:
     core.err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
 
 cdef enum:
-    ID_BYTES_MAX = 1024          # of a message id, a key, a content type: they are in each delivery
     CONTENT_TYPE_BYTES_MAX = 255
     HEADERS_MAX = 1000
     PRIORITY_MAX = 255
@@ -88,8 +87,8 @@ cdef Wanted wanted_of(object options):
         raise HubError(ErrorCode.INVALID_ARGUMENT,
                        f"Option '{min(map(str, unknown)):.60}' is not known; there are {', '.join(sorted(NAMES))}.")
     w = Wanted()
-    w.id = text_option(options, "messageId", ID_BYTES_MAX)
-    w.key = text_option(options, "key", ID_BYTES_MAX)
+    w.id = text_option(options, "messageId", GIVEN_ID_BYTES_MAX)
+    w.key = text_option(options, "key", GIVEN_ID_BYTES_MAX)
     w.content_type = text_option(options, "contentType", CONTENT_TYPE_BYTES_MAX)
     if w.content_type is not None and not (options["contentType"].isascii() and options["contentType"].isprintable()):
         raise refusal("contentType", "ASCII", options["contentType"])

@@ -15,14 +15,13 @@ from functools import partial
 from itertools import count as numbers
 
 from libc.string cimport memcpy
-from vibemq.broker.payload cimport scratch_room
 from vibemq.broker.publisher cimport ROOM, ROOM_ELSEWHERE, ROOM_LATER
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
-from vibemq.protocols.signalr.bodies cimport entry_write, wanted_of
+from vibemq.protocols.signalr.bodies cimport GIVEN_ID_BYTES_MAX, entry_write, wanted_of
 from vibemq.protocols.signalr.envelope cimport ENCODING_JSON
 from vibemq.protocols.signalr.writers cimport (
-    decimal_put, json_text_put, json_text_size, mp_text_put, mp_text_size, mp_unsigned_put, put, span_of,
+    decimal_put, json_text_put, mp_text_put, mp_text_size, mp_unsigned_put, put, span_of,
 )
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, bytes_load32, bytes_store16, bytes_store32
@@ -35,7 +34,7 @@ cdef enum:
     MESSAGES_PER_BATCH_MAX = 65535     # the count of a sub-batch is a u16
     BATCH_BYTES_MAX = 8 << 20          # of one entry, which lies in one chunk and is read as one
     DELIVERY_ADDS_BYTES = 1024         # names, numbers, the queue's name and the invocation's id
-    RESULT_BYTES = 128                 # of a completion's result, without the message's id
+    RESULT_BYTES_MAX = 128 + 6 * GIVEN_ID_BYTES_MAX  # of a completion's result; each byte of an id may become an escape
 
 
 class Uploaded:
@@ -253,10 +252,12 @@ cdef class HubPublisher(QueuePublisher):
             self.progressed.add(uploaded)
 
     cdef int _complete(self, const uint8_t *id, const note_head *head, uint64_t offset, bint offset_known) except -1:
-        """A message without an id of its own is known by its offset, here as in deliveries."""
+        """A message without an id of its own is known by its offset, here as in deliveries.
+
+        The result is not made in the worker's scratch memory: the message that made the batch full may lie there."""
         cdef span message_id = span_of(id + head.id_size, head.message_id_size)
         cdef uint8_t number[24]
-        cdef uint8_t *out = scratch_room(RESULT_BYTES + json_text_size(message_id))
+        cdef uint8_t out[RESULT_BYTES_MAX]
         cdef uint8_t *p = out
         if head.records == 1 and not message_id.size and offset_known:
             message_id = span_of(number, decimal_put(number, offset) - number)
@@ -309,6 +310,9 @@ cdef class HubPublisher(QueuePublisher):
 
     cdef int on_deleted(self) except -1:
         QueuePublisher.on_deleted(self)
+        letterless, self.letterless = self.letterless, []
+        for what in letterless:
+            self.refuse_parked(what, b"QUEUE_NOT_FOUND", b"The queue was deleted.")
         self.hub.forget_publisher(self.name, self)
         return 0
 
