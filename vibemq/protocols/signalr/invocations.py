@@ -198,8 +198,11 @@ class Upload:
         if not self.items and self.on_item is not None and self.on_item(raw):
             return
         self.items.append(raw)
-        self.bytes += len(raw)
-        self.hub.count_waiting(len(raw))
+        self._count(len(raw))
+
+    def _count(self, more: int) -> None:
+        self.bytes += more
+        self.hub.count_waiting(more)
 
     def end(self, error: str | None) -> None:
         """The peer has said the last word on this stream; its id means nothing any more."""
@@ -211,20 +214,19 @@ class Upload:
         """The method is ready for items, perhaps again."""
         while self.items and self.on_item is not None:
             raw = self.items.popleft()
+            self._count(-len(raw))  # before it is taken: a refusal drops what is counted
             if not self.on_item(raw):
                 self.items.appendleft(raw)
+                self._count(len(raw))
                 return
-            self.bytes -= len(raw)
-            self.hub.count_waiting(-len(raw))
         if self.is_over and not self.items and self.on_end is not None:
             on_end, self.on_end = self.on_end, None
             on_end(self.error)
 
     def drop(self) -> None:
         """Nobody wants the items any more; those that still come are ignored."""
-        self.hub.count_waiting(-self.bytes)
+        self._count(-self.bytes)
         self.items.clear()
-        self.bytes = 0
         self.on_item = self.on_end = None
         if self.hub.calls.uploads.get(self.id) is self:
             del self.hub.calls.uploads[self.id]
