@@ -40,6 +40,7 @@ cdef enum:
     TARGET_BYTES_MAX = 1024
     STREAM_IDS_MAX = 64
     VARINT_MAX = 0x7FFFFFFF
+    VARINT_BYTES_MAX = 5
     BOUNDS = 5                # of arguments that are found without a search, and one
 
 # What the parse functions find. spec.FAULTS has the words.
@@ -104,6 +105,8 @@ cdef int stream_id(const hub_message *m, int encoding, uint32_t index, span *out
 # The text of a raw value: 1, or 0 when it is no string.  Holds until the next parse.
 cdef int text_of(span raw, int encoding, span *out) noexcept
 
+# The bytes of the MessagePack record that begins here, with its length; 0: that has not come as a whole.
+cdef size_t framed_size(const uint8_t *data, size_t size) noexcept
 # The bytes of the first record with its framing, 0 when more are needed; raises MalformedFrame or LimitExceeded.
 cdef Py_ssize_t next_record(const uint8_t *data, size_t size, int encoding, size_t record_max, span *body) except -2
 

@@ -359,7 +359,7 @@ cdef Py_ssize_t next_record(const uint8_t *data, size_t size, int encoding, size
         at += 1
         if data[at - 1] < 0x80:
             break
-        if at == spec.VARINT_BYTES_MAX:
+        if at == VARINT_BYTES_MAX:
             raise MalformedFrame("record length", f"at most {VARINT_MAX}", "more")
     if length > VARINT_MAX:
         raise MalformedFrame("record length", f"at most {VARINT_MAX}", f"{length}")
@@ -369,6 +369,16 @@ cdef Py_ssize_t next_record(const uint8_t *data, size_t size, int encoding, size
         return 0
     body.data, body.size = data + at, <uint32_t> length
     return at + length
+
+
+cdef size_t framed_size(const uint8_t *data, size_t size) noexcept:
+    cdef size_t length = 0
+    cdef size_t at
+    for at in range(min(size, <size_t> VARINT_BYTES_MAX)):
+        length |= <size_t> (data[at] & 0x7F) << 7 * at
+        if data[at] < 0x80:
+            return at + 1 + length
+    return 0
 
 
 # ---- the face for Python ----
@@ -446,7 +456,7 @@ def group_encode(bytes records not None):
 def group_decode(bytes data not None, size_t record_max=spec.RECORD_BYTES_MAX_DEFAULT):
     """The records in the whole groups at the beginning of `data`, joined, and the bytes that the groups took."""
     cdef list parts = []
-    cdef size_t text_max = (record_max + spec.VARINT_BYTES_MAX + 2) // 3 * 4
+    cdef size_t text_max = (record_max + VARINT_BYTES_MAX + 2) // 3 * 4
     cdef size_t at = 0
     while True:
         colon = data.find(b":", at, at + spec.GROUP_DIGITS_MAX + 1)

@@ -26,6 +26,7 @@ cdef class HubConnection:
     cdef readonly dict publishers      # queue name (bytes) -> HubPublisher
     cdef object publisher_cached
     cdef list by_number                # HubSubscription or None, by the number that its deliveries bear
+    cdef list free_numbers             # whose place there is None
     # What methods have begun and not finished (invocations.Invocations).
     cdef readonly object calls
     cdef readonly object methods       # methods.MethodTable
@@ -34,6 +35,7 @@ cdef class HubConnection:
     cdef readonly set refusals         # (operation, queue) of those in the log
     cdef bytearray partial             # a record whose end has not come
     cdef list held                     # [(record, is text)] that wait for the first transport
+    cdef size_t held_size
     cdef uint8_t *latest               # the record that is being written: stateful reconnect keeps a copy
     cdef size_t latest_size
     cdef bint latest_is_text, latest_is_numbered

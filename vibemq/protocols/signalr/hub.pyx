@@ -24,8 +24,8 @@ from vibemq.protocols.signalr.deliveries cimport HubSubscription, settle
 from vibemq.protocols.signalr.envelope cimport (
     DIALECT_V1, ENCODING_JSON, ENCODING_MESSAGEPACK, RESULT_ERROR, RESULT_VALUE,
     RESULT_VOID, TYPE_ACK, TYPE_CANCEL_INVOCATION, TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING,
-    TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, argument, fault_text, next_record, parse_json,
-    parse_messagepack, text_of,
+    TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, argument, fault_text, framed_size, next_record,
+    parse_json, parse_messagepack, text_of,
 )
 from vibemq.protocols.signalr.json_reader cimport integer_of
 from vibemq.protocols.signalr.messagepack_reader cimport MP_INTEGER, head_read, mp_head
@@ -75,7 +75,7 @@ cdef class HubConnection:
         self.publishers, self.by_number, self.subscriptions, self.pulls, self.refusals = {}, [], {}, [], set()
         self.calls = Invocations(self)
         self.methods = table()
-        self.partial, self.held, self.autos = bytearray(), [], []
+        self.partial, self.held, self.autos, self.free_numbers = bytearray(), [], [], []
         self.record_max = door.config.message_max_bytes
         self.limits = Limits(door.config.unconfirmed_max)
         self.connected_ms = time.time_ns() // 1_000_000
@@ -209,6 +209,9 @@ cdef class HubConnection:
         cdef Py_ssize_t used
         if (not self.is_open or self.encoding == ENCODING_JSON) and memchr(data, RECORD_SEPARATOR, size) == NULL:
             return self._keep(data, size)  # a record in very many pieces is searched once
+        if self.is_open and self.encoding == ENCODING_MESSAGEPACK and self.carries_binary and len(self.partial) + size \
+                < framed_size(<const uint8_t *> <char *> self.partial, len(self.partial)):
+            return self._keep(data, size)  # and copied once
         whole, self.partial = self.partial + (<const char *> data)[:size], bytearray()
         used = self._take(<const uint8_t *> <char *> whole, len(whole))
         if used < len(whole):
@@ -480,9 +483,8 @@ cdef class HubConnection:
 
     def next_number(self) -> int:
         """Of a consumer; deliveries bear it."""
-        for number, taken in enumerate(self.by_number):
-            if taken is None:
-                return number
+        if self.free_numbers:
+            return self.free_numbers.pop()
         self.by_number.append(None)
         return len(self.by_number) - 1
 
@@ -510,6 +512,7 @@ cdef class HubConnection:
             if consumer.queue is not None:
                 (<Queue> consumer.queue).remove_consumer(consumer, self.was_lost)
             self.by_number[consumer.number] = None
+            self.free_numbers.append(consumer.number)
             if consumer.is_auto:
                 self.autos.remove(consumer)
         elif subscribed.reader is not None:
@@ -534,6 +537,10 @@ cdef class HubConnection:
         else:
             kept = bytearray(size)
             if self.replay is None:
+                if self.held_size + size > self.record_max:
+                    raise LimitExceeded("records before the first transport: bytes", self.held_size + size,
+                                        self.record_max)
+                self.held_size += size
                 self.held.append((kept, is_text))
             else:
                 self.held = [(kept, is_text)]  # it lives until it is written, and is sent by the next attach()
