@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +39,15 @@ from vibemq.protocols.signalr.queue_options import (
 from vibemq.protocols.signalr.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from vibemq.protocols.signalr.hub import HubConnection
     from vibemq.storage.metadata import StreamRecord
 
 LIST_DEFAULT, LIST_MAX = 100, 1000  # queues in one answer; each is some microseconds, or a log to open
+DESCRIBE_NS = 500_000  # of one turn, for all those
 WATCHED_MAX = 1000  # queues that one StreamQueues looks at
+WATCHES_MAX = 16  # StreamQueues of one connection: each looks at all queues, again and again
 INTERVAL_MS_DEFAULT, INTERVAL_MS_MIN, INTERVAL_MS_MAX = 1000, 100, 3_600_000
 
 
@@ -195,34 +199,61 @@ def list_queues(call: Call, pattern: str | None, options: dict[str, Any] | None)
     matches = matcher(pattern)
     limit, after = wanted.get("limit", LIST_DEFAULT), wanted.get("after", "")
 
-    def done(records: Any) -> list[dict[str, Any]]:
-        if isinstance(records, BaseException):
-            raise records
-        seen = sorted((record for record in records if may_see(hub, record)), key=lambda record: record.name)
-        return all_described(hub, seen[:limit])
-
     def work() -> list[StreamRecord]:
         # Thousands of rows: not in the loop.
-        return [
-            one for one in hub.queues.metadata.streams() if is_shown(one) and one.name > after and matches(one.name)
-        ]
+        found = (one for one in hub.queues.metadata.streams() if is_shown(one))
+        return sorted((one for one in found if one.name > after and matches(one.name)), key=by_name)
 
-    return call.in_helper(work, done)
+    def submit(work: Callable[[], Any], finish: Callable[[Any, Any], None]) -> None:
+        def listed(records: Any, problem: BaseException | None) -> None:
+            if problem is None:
+                describe(hub, records, limit, finish)
+            else:
+                finish(None, problem)
+
+        hub.door.helpers.submit(work, listed)
+
+    return call.in_helper(work, lambda found: found, submit)
 
 
 def is_shown(record: StreamRecord) -> bool:
     return record.vhost == VIRTUAL_HOST
 
 
-def all_described(hub: HubConnection, records: Iterable[StreamRecord]) -> list[dict[str, Any]]:
-    """What is deleted meanwhile is left out."""
-    found = []
-    for record in records:
+def by_name(record: StreamRecord) -> str:
+    return record.name
+
+
+def describe(hub: HubConnection, records: Iterable[StreamRecord], most: int, done: Callable[[Any, Any], None]) -> None:
+    """Call ``done(the QueueInfos of those that the user may see, or None, error)``, as a helper thread does.
+
+    To open a log takes as long as many messages, so everybody else has a turn after every few.  What is deleted
+    meanwhile is left out.
+    """
+    found: list[dict[str, Any]] = []
+    left = iter(records)
+
+    def some(_: int) -> None:
+        if hub.closed:
+            return
         try:
-            found.append(described(hub, record))
-        except (StreamNotFound, StorageError):
-            continue
-    return found
+            until = time.monotonic_ns() + DESCRIBE_NS
+            for record in left:
+                if may_see(hub, record):
+                    with suppress(StreamNotFound, StorageError):
+                        found.append(described(hub, record))
+                if len(found) == most:
+                    break
+                if time.monotonic_ns() >= until:
+                    timer.set(0)
+                    return
+        except Exception as problem:
+            done(None, problem)
+        else:
+            done(found, None)
+
+    timer = hub.queues.timers.timer(some)
+    some(0)
 
 
 def matcher(pattern: str | None) -> Any:
@@ -263,16 +294,25 @@ class Watch:
 
     def look(self, _: int) -> None:
         metadata = self.hub.queues.metadata
-        self.hub.door.helpers.submit(lambda: [one for one in metadata.streams() if is_shown(one)], self.show)
+        self.hub.door.helpers.submit(
+            lambda: sorted((one for one in metadata.streams() if is_shown(one)), key=by_name), self.listed
+        )
 
-    def show(self, records: Any, problem: BaseException | None) -> None:
+    def listed(self, records: Any, problem: BaseException | None) -> None:
+        if self.call.state == "over":
+            return
+        if problem is not None or not self.hub.has_room():
+            self.timer.set(self.hub.queues.now_ms + self.interval_ms)
+        else:
+            describe(self.hub, records, WATCHED_MAX, self.show)
+
+    def show(self, infos: Any, problem: BaseException | None) -> None:
         if self.call.state == "over":
             return
         self.timer.set(self.hub.queues.now_ms + self.interval_ms)
-        if problem is not None or not self.hub.has_room():
+        if problem is not None:
             return
-        seen = sorted((one for one in records if may_see(self.hub, one)), key=lambda one: one.name)[:WATCHED_MAX]
-        now = {info["name"]: info for info in all_described(self.hub, seen)}
+        now = {info["name"]: info for info in infos}
         for name, info in now.items():
             if self.known.get(name) != info:
                 self.call.item(info)
@@ -285,6 +325,10 @@ class Watch:
 def stream_queues(call: Call, interval_ms: int | None) -> Any:
     """QueueInfo of all queues, then of those that change; one that is gone comes with ``deleted``."""
     read = whole_from(INTERVAL_MS_MIN, INTERVAL_MS_MAX)
+    if call.id is None:
+        return None  # a stream that nobody can receive
+    if sum(one.name.lower() == "streamqueues" for one in call.hub.calls.open.values()) > WATCHES_MAX:
+        raise HubError(ErrorCode.LIMIT_EXCEEDED, f"At most {WATCHES_MAX} StreamQueues at once on one connection.")
     Watch(call, read("intervalMs", INTERVAL_MS_DEFAULT if interval_ms is None else interval_ms))
     return LATER
 
