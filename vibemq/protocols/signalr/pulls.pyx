@@ -8,6 +8,7 @@ answered, the others when their message is settled.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from vibemq.broker.consumer cimport UNDELIVERABLE
 from vibemq.broker.messages cimport message_view
 from vibemq.protocols.signalr.deliveries cimport HubSubscription, Outlet
 from vibemq.protocols.signalr.hub cimport HubConnection
@@ -23,6 +24,7 @@ from vibemq.protocols.signalr.spec import Encoding, ErrorCode
 MESSAGES_MAX = 256  # of one call: each has a consumer, of some microseconds
 WAIT_MS_MAX = 600_000
 LOOK_MS = 10
+RESULT_ADDS_BYTES = 64  # around the deliveries of an answer, without the invocation's id
 GRACE_MS = 250  # for a home on another worker to hand over what there is
 
 
@@ -40,7 +42,12 @@ cdef class PullOutlet(Outlet):
                    uint64_t tag) except -1:
         cdef int encoding = self.hub.encoding
         cdef const item *of = item_of(m, key, self.queue, id, id_size, redelivered, encoding)
-        taken = bytes(delivery_size(of, tag, encoding))
+        cdef size_t size = delivery_size(of, tag, encoding)
+        if size + <size_t> self.pull.adds > self.record_max:
+            return UNDELIVERABLE
+        if not self.pull.fits(size):
+            return 0  # it goes back to the queue with its consumer, as soon as the call is answered
+        taken = bytes(size)
         delivery_write(<uint8_t *> <char *> taken, of, tag, encoding)
         self.taken = taken
         self.pull.came(taken)
@@ -49,7 +56,8 @@ cdef class PullOutlet(Outlet):
 
 cdef class PullConsumer(HubSubscription):
     cdef bint room(self) noexcept:
-        return (<PullOutlet> self.outlet).taken is None and HubSubscription.room(self)
+        cdef PullOutlet outlet = <PullOutlet> self.outlet
+        return outlet.taken is None and not outlet.pull.is_full and HubSubscription.room(self)
 
     @property
     def taken(self):
@@ -63,6 +71,8 @@ class Pull:
         hub = call.hub
         self.call, self.hub, self.queue, self.most, self.is_auto = call, hub, queue, most, is_auto
         self.deliveries, self.ways = [], []
+        self.adds = RESULT_ADDS_BYTES + 2 * len(call.id)
+        self.bytes, self.bytes_max, self.is_full = self.adds, hub.door.config.message_max_bytes, False
         now_ms = hub.queues.now_ms
         if call.is_cancelled:
             wait_ms = 0
@@ -78,6 +88,14 @@ class Pull:
             self.ways.append(subscribed)
             queue.add_consumer(consumer, 1)
         self.timer.set(0)
+
+    def fits(self, size) -> bool:
+        """The answer is one record, which must not be larger than what peers read."""
+        self.bytes += size + 1
+        self.is_full = self.is_full or self.bytes > self.bytes_max
+        if self.is_full:
+            self.timer.set(0)
+        return not self.is_full
 
     def came(self, bytes delivery):
         """In the middle of the queue's work: what follows from it waits for the next turn."""
@@ -123,6 +141,8 @@ def receive(call, queue, options):
         "ack": one_of("auto", "manual"),
     }
     wanted = read_options(options or {}, readers)
+    if call.id is None:
+        return None  # messages would go to nobody, and count as settled
     check_count(call.hub)
     require(call.hub, Operation.SUBSCRIBE, queue)
 
