@@ -93,6 +93,7 @@ class Method:
     is_stream: bool = False
     may_stream: bool = False  # either kind of call is fine
     takes_upload: bool = False  # and may be called without, where clients cannot upload
+    only_publishes: bool = False  # so what was published before it need not be in the logs yet
 
     def bind(self, call: Call) -> list[Any]:
         """The values for the parameters.  Raises BadCall, in the words of the reference server."""
@@ -164,7 +165,8 @@ class MethodTable:
             call.is_stream = True  # the dialect has one kind of invocation, and the method says which it is
         if not check_access(call.hub):
             return
-        call.hub.keep_published()
+        if not method.only_publishes:
+            call.hub.keep_published()
         call.answer(lambda: method.do(call, *method.bind(call)))
 
 

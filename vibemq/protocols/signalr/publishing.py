@@ -87,12 +87,12 @@ def with_publisher(call: Call, name: str, then: Callable[[HubPublisher], None]) 
     return open_queue(call, name, lambda queue: then(hub.open_publisher(key, queue.stream_of(), queue)))
 
 
-@METHODS.add("Publish", needed("queue"), needed("body", raw), optional("options"))
+@METHODS.add("Publish", needed("queue"), needed("body", raw), optional("options"), only_publishes=True)
 def publish(call: Call, queue: str, body: bytes, options: dict[str, Any] | None) -> Any:
     return with_publisher(call, queue, lambda publisher: call.hub.publish_call(call, publisher, body, options))
 
 
-@METHODS.add("PublishBatch", needed("queue"), needed("messages", raw), optional("options"))
+@METHODS.add("PublishBatch", needed("queue"), needed("messages", raw), optional("options"), only_publishes=True)
 def publish_batch(call: Call, queue: str, messages: bytes, options: dict[str, Any] | None) -> Any:
     """All of them are kept, or none."""
     encoding = call.hub.encoding
@@ -226,7 +226,7 @@ class Feed:
             self.call.fail(prefix + error if self.hub.is_modern else error)
 
 
-@METHODS.add("PublishStream", optional("queue", text), may_stream=True, takes_upload=True)
+@METHODS.add("PublishStream", optional("queue", text), may_stream=True, takes_upload=True, only_publishes=True)
 def publish_stream(call: Call, queue: str | None) -> Any:
     """Each item of the upload is a message; an array of them is a batch.  As a stream it tells of the progress."""
     Feed(call, queue)
