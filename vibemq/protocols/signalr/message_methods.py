@@ -26,7 +26,7 @@ from vibemq.protocols.signalr.methods import (
 )
 from vibemq.protocols.signalr.publishing import open_queue
 from vibemq.protocols.signalr.queue_methods import not_found
-from vibemq.protocols.signalr.queue_options import any_text, flag, one_of, read_options, whole_from
+from vibemq.protocols.signalr.queue_options import NAME_BYTES_MAX, flag, invalid, one_of, read_options, whole_from
 from vibemq.protocols.signalr.reader import HubReader, offset_from
 from vibemq.protocols.signalr.spec import Dialect, ErrorCode
 
@@ -145,7 +145,7 @@ def start(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, streams
     hub = call.hub
     check_count(hub)
     if call.id is None and streams_to is not None:
-        return LATER  # a stream that nobody can receive
+        return None  # a stream that nobody can receive
     record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
     if record is None or record.queue is not None:
         consume(call, name, wanted, outlet, streams_to, answer)
@@ -158,17 +158,24 @@ def start(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, streams
     return LATER
 
 
+def method_name(name: str, value: Any) -> str:
+    """It is in each delivery, which would be too large for the peer with a long one."""
+    if not isinstance(value, str) or not 1 <= len(value.encode(errors="replace")) <= NAME_BYTES_MAX:
+        raise invalid(name, f"a text of 1 to {NAME_BYTES_MAX} bytes", value)
+    return value
+
+
 @METHODS.add("SubscribePush", needed("queue"), optional("options"))
 def subscribe_push(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
     """Deliveries come as calls of a method of the peer's, with the queue's name and the delivery."""
     hub = call.hub
     wanted = read_options(
-        options or {}, SUBSCRIBE_OPTIONS | {"ack": one_of("auto", "manual", "result"), "method": any_text}
+        options or {}, SUBSCRIBE_OPTIONS | {"ack": one_of("auto", "manual", "result"), "method": method_name}
     )
     wants_result = wanted.get("ack") == "result"
     if wants_result and hub.dialect != Dialect.V1:
         raise HubError(ErrorCode.NOT_SUPPORTED, 'Clients of this dialect return no results; use ack: "manual".')
-    method = wanted.get("method", "ReceiveMessage").encode()
+    method = wanted.get("method", "ReceiveMessage").encode(errors="replace")
     outlet = Outlet(hub, queue.encode(), None, method, wants_result)
     return start(call, queue, wanted, outlet, None, lambda made: call.complete({"subscriptionId": made.id}))
 
@@ -201,7 +208,7 @@ def read_stream(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     if record is None:
         raise not_found(name)
     if call.id is None:
-        return LATER
+        return None
     try:
         subscribed = read(
             call,
