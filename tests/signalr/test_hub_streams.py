@@ -164,11 +164,11 @@ def test_results_of_the_client_acknowledge(hub: HubPeer) -> None:
     hub.send(COMPLETION, id=first.id, error="Client didn't provide a result.")
     calls = [hub.next()]
     hub.send(COMPLETION, id=calls[0].id, payload=False)
-    assert hub.ask("QueueInfo", name)["consumers"] == 1
     while len({delivery_of(call)["body"] for call in calls}) < 2:
         message = hub.next()
         calls.append(message)
         hub.send(COMPLETION, id=message.id, payload=True)
+    assert hub.ask("QueueInfo", name)["consumers"] == 1
     assert hub.ask("Unsubscribe", name) is True
     assert hub.ask("QueueInfo", name)["unacked"] == 0
 
