@@ -391,6 +391,22 @@ def test_only_so_much_is_taken_before_a_transport_is_there(peer, token):
     assert peer.ask("POST", f"/hub?id={token}", ping * (MESSAGE_BYTES_MAX // len(ping))).status == 413
 
 
+def test_only_so_much_is_answered_before_a_transport_is_there(peer, token):
+    calls = call("1", "ServerInfo")
+    assert peer.ask("POST", f"/hub?id={token}", JSON_HANDSHAKE).status == 200
+    peer.ask("POST", f"/hub?id={token}", calls * ((MESSAGE_BYTES_MAX - len(JSON_HANDSHAKE)) // len(calls)))
+    assert peer.ask("GET", f"/hub?id={token}").status == 404, "it has ended"
+
+
+def test_only_so_many_posts_wait_for_a_peer_that_does_not_fetch_the_answers(peer, connect, polls, token):
+    assert polls.poll().body == b""
+    assert peer.ask("POST", f"/hub?id={token}", JSON_HANDSHAKE).status == 200
+    body = call("1", "m" * 900) * 60
+    for _ in range(60):
+        connect().send("POST", f"/hub?id={token}", body)  # some twenty are answered, then they wait
+    assert connect().ask("POST", f"/hub?id={token}", body).status == 503
+
+
 def test_posts_wait_while_a_peer_does_not_fetch_the_answers(peer, connect, polls, token):
     """About two mebibytes of answers; whoever asks for more waits until some are fetched."""
     assert polls.poll().body == b""

@@ -434,7 +434,9 @@ def post(session: HttpSession, request: Request) -> bool:
     transport = place.transport
     if transport is not None and not transport.takes_more:
         session.wait()
-        transport.keep_waiting(session)
+        if not transport.keep_waiting(session):
+            session.go_on()
+            raise Refusal(503, "Too many requests wait for this connection.", [("Retry-After", "5")])
         return False
     if transport is None:
         place.early_bytes += request.length

@@ -35,6 +35,8 @@ cdef enum:
     MESSAGE_HEADER_BYTES = 4   # of the largest such message
     SHORT_MESSAGE_BYTES = 125  # whose header has only two
     BUFFER_BYTES_KEPT = 64 * 1024
+    # Of one hub connection: clients have one under way, and nobody sees who gives up while the hub takes no more.
+    POSTS_WAITING_MAX = 16
 
 
 cdef class Transport:
@@ -91,9 +93,12 @@ cdef class Transport:
         """May the hub be given more?  Not while the answers to what it was given wait for a peer that does not read."""
         return not self.is_held and self.pending() < UNREAD_BYTES_PAUSE
 
-    def keep_waiting(self, session):
-        """A request that comes when the hub takes no more; resume() lets it go on."""
+    def keep_waiting(self, session) -> bool:
+        """A request that comes when the hub takes no more; resume() lets it go on.  False: too many wait already."""
+        if len(self.kept_waiting) >= POSTS_WAITING_MAX:
+            return False
         self.kept_waiting.append(session)
+        return True
 
     cdef int seal(self) except -1:
         return 0
