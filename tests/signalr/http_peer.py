@@ -68,10 +68,16 @@ def frame(opcode: int, payload: bytes = b"") -> bytes:
 
 
 class HttpPeer:
-    def __init__(self, running: Running, port: int = 0) -> None:
+    def __init__(self, running: Running, port: int = 0, segment_bytes: int = 0) -> None:
+        """``segment_bytes``: of TCP; where these are small, the kernel takes little that is not read."""
         port = port or running.ports["signalr"]
         self.host = f"{running.host}:{port}"
-        self.socket = socket.create_connection((running.host, port), timeout=DEADLINE_S)
+        self.socket = socket.socket(socket.AF_INET6 if ":" in running.host else socket.AF_INET)
+        self.socket.settimeout(DEADLINE_S)
+        if segment_bytes:
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment_bytes)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.socket.connect((running.host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.inbox = b""
 

@@ -398,6 +398,25 @@ def test_only_so_much_is_answered_before_a_transport_is_there(peer, token):
     assert peer.ask("GET", f"/hub?id={token}").status == 404, "it has ended"
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_an_answer_that_a_socket_has_not_taken_comes_by_the_next_poll(served, peer, polls, token, is_closed):
+    """More than fits into the kernel's buffers, which are small where segments are; its peer reads none of it."""
+    assert polls.poll().body == b""
+    body = call("1", "m" * 900) * 60
+    assert peer.ask("POST", f"/hub?id={token}", JSON_HANDSHAKE).status == 200
+    for _ in range(12):
+        assert peer.ask("POST", f"/hub?id={token}", body).status == 200
+    with HttpPeer(served, segment_bytes=536) as slow:
+        Polls(slow, token).send()
+        slow.until(b"HTTP/1.1 200 OK\r\n")
+        if is_closed:
+            slow.socket.close()
+        records = polls.poll().body.split(RS)
+        assert [json.loads(record) for record in records[:-1]] == [{}, *[answer("1", "m" * 900)] * (12 * 60)]
+        peer.ask("POST", f"/hub?id={token}", call("2"))
+        assert json.loads(polls.poll().body.rstrip(RS)) == answer("2")
+
+
 def test_only_so_many_posts_wait_for_a_peer_that_does_not_fetch_the_answers(peer, connect, polls, token):
     assert polls.poll().body == b""
     assert peer.ask("POST", f"/hub?id={token}", JSON_HANDSHAKE).status == 200

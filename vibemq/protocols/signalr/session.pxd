@@ -17,7 +17,7 @@ cdef class HttpSession(Session):
     # The WebSocket, event stream or pending poll that this socket serves; None: the next bytes are a request.
     cdef Transport transport
     cdef object poll                   # the request of the pending poll
-    cdef Transport answered            # the poll's transport whose records wait in the outbox
+    cdef list answered                 # transports of polls, whose records wait in the outbox
     cdef MessageReader reader          # of a WebSocket
     cdef readonly bint saw_close       # the peer's Close has come, or ours has left
     cdef int receiver                  # the worker that this socket goes to once nothing waits to be sent; -1: none
@@ -32,6 +32,7 @@ cdef class HttpSession(Session):
     cdef Py_ssize_t _messages(self, uint8_t *data, size_t size) except -1
     cdef int _control(self, int opcode, const uint8_t *payload, size_t size) except -1
     cdef int _hand_over(self) except -1
+    cdef int _answers_over(self, bint were_taken) except -1
     cdef int hold(self, bint held) except -1
     cdef int serve(self, Transport transport, request) except -1
     cdef int wait_for_request(self) except -1

@@ -25,6 +25,7 @@ from vibemq.protocols.signalr.websocket cimport (
 from vibemq.storage cimport core
 from vibemq.storage.log cimport Board
 
+from vibemq.errors import ConnectionClosed
 from vibemq.protocols.signalr import http
 from vibemq.protocols.signalr.request import CONTINUE, HEAD_BYTES_MAX, Refusal
 from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
@@ -62,6 +63,7 @@ cdef class HttpSession(Session):
         super().__init__(connection)
         self.door, self.queues = door, door.queues
         self.receiver = -1
+        self.answered = []
         self.connected_ms = time.time_ns() // 1_000_000
 
     cdef int open(self) except -1:
@@ -266,6 +268,10 @@ cdef class HttpSession(Session):
         if self.transport is not None:
             (<LongPollingTransport> self.transport).timed_out()
 
+    def give_up(self, why: str):
+        """Close without sending what is queued."""
+        self.connection.fail(ConnectionClosed(why))
+
     def finish(self):
         """Send what is queued, then close."""
         self.connection.close_after_flush()
@@ -343,22 +349,28 @@ cdef class HttpSession(Session):
 
     cdef bint deliver(self) except -1:
         cdef Transport transport = self.transport
-        cdef Transport answered
         if self.yielded:
             self.yielded = False
             self._set_busy()
         if transport is not None and transport.session is self:
             transport.seal()
         self.connection.flush()
-        if self.answered is not None and self.connection.all_sent():
-            answered, self.answered = self.answered, None
-            (<LongPollingTransport> answered).answer_lost()
-            answered.drained()
+        if self.answered and self.connection.all_sent():
+            self._answers_over(True)
         if self.transport is not None and not self.connection.blocked:
             self.transport.drained()
         if self.receiver >= 0 and self.connection.all_sent():
             self._hand_over()
         return False
+
+    cdef int _answers_over(self, bint were_taken) except -1:
+        cdef LongPollingTransport transport
+        answered, self.answered = self.answered, []
+        for transport in answered:
+            transport.answer_over(were_taken)
+            if were_taken:
+                transport.drained()
+        return 0
 
     cdef int tick(self, int64_t now_ms) except -1:
         if self.deadline_ms and now_ms >= self.deadline_ms:
@@ -378,9 +390,7 @@ cdef class HttpSession(Session):
 
     cdef int close(self) except -1:
         cdef Transport transport = self.transport
-        if self.answered is not None:
-            (<LongPollingTransport> self.answered).answer_lost()
-            self.answered = None
+        self._answers_over(False)
         self.transport = self.request = None
         if transport is None:
             return 0

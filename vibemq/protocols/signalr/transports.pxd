@@ -51,5 +51,7 @@ cdef class EventsTransport(BufferedTransport):
 
 cdef class LongPollingTransport(BufferedTransport):
     cdef object sizes                   # deque of the records' sizes, where each needs a response of its own; None
-    cdef bint leaving                   # an answer lies in some session's outbox
+    cdef bytes leaving                  # the answer that lies in a session's outbox; None
+    cdef object leaver                  # that session
     cdef int _answer(self) except -1
+    cdef int answer_over(self, bint was_taken) except -1

@@ -14,7 +14,7 @@ by other requests: pause() keeps those waiting.
 from collections import deque
 
 from libc.stdlib cimport free, realloc
-from libc.string cimport memmove
+from libc.string cimport memcpy, memmove
 from vibemq.protocols.signalr.session cimport HttpSession
 from vibemq.protocols.signalr.websocket cimport WS_BINARY, WS_PING, WS_TEXT, header_size, header_write
 
@@ -305,16 +305,15 @@ cdef class LongPollingTransport(BufferedTransport):
         return BufferedTransport.reserve(self, size, is_text)
 
     cdef size_t pending(self) noexcept:
-        return self.size
-
-    cdef bint all_sent(self) noexcept:
-        return self.size == 0 and not self.leaving
+        return self.size + (0 if self.leaving is None else <size_t> len(self.leaving))
 
     def poll(self, HttpSession session, request):
         """A poll waits for records; one that waits already is told that it is over."""
         if self.session is not None:
             self._dismiss(204)
             self.place.stop_waiting()
+        if self.leaving is not None and self.leaver is not session:
+            self.leaver.give_up("its peer polls again instead of reading the answer")
         self._use(session)
         session.serve(self, request)
         if self.over or self.size:
@@ -324,18 +323,20 @@ cdef class LongPollingTransport(BufferedTransport):
         return self._answer() if self.size and self.session is not None else 0
 
     cdef int _answer(self) except -1:
-        """Give the poll what there is."""
+        """Give the poll what there is, once the answer before it has gone: if that is lost, it comes again first."""
         cdef size_t size = self.size
         cdef HttpSession session = self.session
+        if self.leaving is not None:
+            return 0
         if size == 0:
             self._dismiss(204)
             self.place.door.drop(self.place)  # the peer knows now
             return 0
         if self.sizes is not None:
             size = self.sizes.popleft()
-        session.answer_poll(200, (<char *> self.data)[:size])
-        session.answered = self
-        self.leaving = True
+        self.leaving, self.leaver = (<char *> self.data)[:size], session
+        session.answer_poll(200, self.leaving)
+        session.answered.append(self)
         self.size -= size
         if self.size:
             memmove(self.data, self.data + size, self.size)
@@ -360,9 +361,20 @@ cdef class LongPollingTransport(BufferedTransport):
         self._use(None)
         self.place.wait()
 
-    def answer_lost(self):
-        """The socket that an answer lay in took it, or is gone with it."""
-        self.leaving = False
+    cdef int answer_over(self, bint was_taken) except -1:
+        """The socket took the last answer, or is gone with some of it: then the peer has not read any."""
+        cdef bytes answer = self.leaving
+        cdef size_t size = len(answer)
+        self.leaving = self.leaver = None
+        if not was_taken:
+            BufferedTransport.reserve(self, size, False)
+            memmove(self.data + size, self.data, self.size - size)
+            memcpy(self.data, <char *> answer, size)
+            if self.sizes is not None:
+                self.sizes.appendleft(size)
+        if self.session is not None and (self.size or self.over):
+            self._answer()
+        return 0
 
     def end(self, int close_code, str reason):
         if not self.over:
