@@ -102,7 +102,7 @@ def test_a_connection_has_a_bounded_number_of_dashboards(hub: HubPeer) -> None:
         message = hub.next()
         if message.type == COMPLETION:
             break
-    assert message.id == streams[-1]
+    assert message.id == streams[-1], message
     assert "LIMIT_EXCEEDED" in str(message.error)
 
 
@@ -118,3 +118,11 @@ def test_messages_with_options_are_found_by_what_follows_them(hub: HubPeer) -> N
     hub.raw(b"".join(records) + hub.call_record("QueueInfo", name, id="info"))
     assert [hub.answer(f"p{at}").payload["offset"] for at in range(10)] == list(range(10))
     assert hub.answer("info").payload["messages"] == 10
+
+
+def test_more_calls_than_a_turn_has_time_for_are_answered_in_order(hub: HubPeer) -> None:
+    count = 150
+    hub.raw(b"".join(hub.call_record("ServerInfo" if at % 2 else "ListQueues", id=f"c{at}") for at in range(count)))
+    found = [hub.next() for _ in range(count)]
+    assert [message.id for message in found] == [f"c{at}" for at in range(count)]
+    assert all(message.error is None for message in found)

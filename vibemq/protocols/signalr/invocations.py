@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 LATER = object()
 
 UPLOADS_MAX = 1024  # of one connection at once
+TURN_NS = 500_000  # of the loop's time for the calls of one connection in a turn: half of what nothing may exceed
 
 
 class BadCall(Exception):
@@ -244,6 +246,8 @@ class Invocations:
         self.working: Call | None = None  # a helper thread is busy with it
         self.going_on = False
         self.numbers = itertools.count(1)
+        self.turn_ms = self.turn_ends_ns = 0  # of the turn that last ran a call, and when it has had its share
+        self.timer: Any = None
 
     @property
     def must_wait(self) -> bool:
@@ -264,7 +268,7 @@ class Invocations:
             self.unanswered.add(call)
         if call.upload_ids and not self._register(call):
             return
-        if self.must_wait or self.hub.holds_back():
+        if self.must_wait or self.hub.holds_back() or self._has_had_its_turn():
             self.waiting.append(call)
             self.hub.working = True
             self.hub.count_waiting(len(call.arguments) + 64)
@@ -283,6 +287,24 @@ class Invocations:
             call.uploads.append(upload)
         return True
 
+    def _has_had_its_turn(self) -> bool:
+        """Has this connection kept the loop long enough?  Then it goes on in the next turn."""
+        now_ms, now_ns = self.hub.queues.now_ms, time.perf_counter_ns()
+        if now_ms != self.turn_ms:
+            self.turn_ms, self.turn_ends_ns = now_ms, now_ns + TURN_NS
+        if now_ns < self.turn_ends_ns:
+            return False
+        if self.timer is None:
+            self.timer = self.hub.queues.timers.timer(self._next_turn)
+        self.timer.set(now_ms + 1)
+        return True
+
+    def _next_turn(self, _: int) -> None:
+        try:
+            self.go_on()
+        except Exception as problem:
+            self.hub.fail(problem)
+
     def _run(self, call: Call) -> None:
         call.state = "running"
         self.hub.methods.run(call)
@@ -294,6 +316,8 @@ class Invocations:
         self.going_on = True
         try:
             while self.waiting and self.working is None and not self.hub.closed and not self.hub.holds_back():
+                if self._has_had_its_turn():
+                    break
                 call = self.waiting.popleft()
                 self.hub.count_waiting(-len(call.arguments) - 64)
                 if call.state == "waiting":
@@ -327,6 +351,8 @@ class Invocations:
     def close(self) -> None:
         """The connection is over: nobody is answered any more."""
         self.waiting.clear()
+        if self.timer is not None:
+            self.timer.cancel()
         for call in [*self.open.values(), *self.unanswered]:
             call.state = "over"
             if call.on_over is not None:

@@ -31,7 +31,7 @@ from vibemq.protocols.signalr.spec import ErrorCode
 
 cdef enum:
     SUB_BATCH_HEADER_BYTES = 11
-    MESSAGES_PER_BATCH_MAX = 65535     # the count of a sub-batch is a u16
+    MESSAGES_PER_BATCH_MAX = 10_000    # each is more than a microsecond of the loop's time
     BATCH_BYTES_MAX = 8 << 20          # of one entry, which lies in one chunk and is read as one
     DELIVERY_ADDS_BYTES = 1024         # names, numbers, the queue's name and the invocation's id
     RESULT_BYTES_MAX = 128 + 6 * GIVEN_ID_BYTES_MAX  # of a completion's result; each byte of an id may become an escape

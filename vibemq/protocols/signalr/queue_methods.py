@@ -327,7 +327,8 @@ def stream_queues(call: Call, interval_ms: int | None) -> Any:
     read = whole_from(INTERVAL_MS_MIN, INTERVAL_MS_MAX)
     if call.id is None:
         return None  # a stream that nobody can receive
-    if sum(one.name.lower() == "streamqueues" for one in call.hub.calls.open.values()) > WATCHES_MAX:
+    running = [one for one in call.hub.calls.open.values() if one.state == "running"]
+    if sum(one.name.lower() == "streamqueues" for one in running) > WATCHES_MAX:
         raise HubError(ErrorCode.LIMIT_EXCEEDED, f"At most {WATCHES_MAX} StreamQueues at once on one connection.")
     Watch(call, read("intervalMs", INTERVAL_MS_DEFAULT if interval_ms is None else interval_ms))
     return LATER
