@@ -185,6 +185,19 @@ def test_a_nack_gives_back_or_buries(hub: DataPeer, name: str) -> None:
     assert hub.item(hub.stream("Subscribe", name + ".dlq"))["body"] == "x"
 
 
+def test_a_dead_letter_is_the_message_that_it_was(hub: DataPeer, name: str) -> None:
+    hub.ask("CreateQueue", name, {"deadLetter": True, "maxAttempts": 1})
+    options = {"contentType": "text/plain", "key": "k", "headers": {"count": 7, "good": True, "half": 0.5, "of": "text"}}
+    hub.ask("Publish", name, "5", options)
+    buried = hub.ask("Receive", name, {"ack": "manual", "waitMs": 10_000})[0]
+    hub.ask("Nack", buried["tag"])
+    (letter,) = hub.ask("Receive", f"{name}.dlq", {"waitMs": 10_000})
+    for member in ("id", "body", "key", "contentType"):
+        assert letter[member] == buried[member], member
+    assert letter["body"] == "5", "and no number"
+    assert {header: letter["headers"][header] for header in options["headers"]} == options["headers"]
+
+
 def test_without_acknowledgements_a_message_is_gone_when_it_was_sent(connect: Connect, name: str) -> None:
     hub, watcher = connect(), connect()
     hub.ask("PublishBatch", name, list(range(3000)))

@@ -2,7 +2,7 @@
 """Messages on their way into a dead-letter queue: written anew with the reason in their headers.
 
 Whoever buries a message settles it only after ``letters_kept`` has said that its copy is kept, so
-a crash in between leaves two copies and never none.  Id, headers and body are the
+a crash in between leaves two copies and never none.  Id, content type, key, headers and body are the
 original's; x-original-queue, x-failure-reason, x-failed-at and x-attempts are added, and those that an
 earlier burial had added are replaced.
 """
@@ -14,8 +14,9 @@ from libc.string cimport memcmp, memset
 
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_STRING, AMQP_SYMBOL, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs,
-    amqp_properties, amqp_value, bytes_store32, err, writer_bytes,
+    AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_BOOL, AMQP_CONTENT_TYPE, AMQP_DOUBLE, AMQP_GROUP_ID, AMQP_INT,
+    AMQP_STRING, AMQP_SYMBOL, AMQP_UINT, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs, amqp_properties, amqp_value,
+    bytes_store32, err, writer_bytes,
 )
 
 from vibemq.errors import LimitExceeded
@@ -56,7 +57,7 @@ cdef class DeadLetters(StreamUser):
         """Lay a copy of the message into this turn's batch; with m NULL there is no body to be had."""
         cdef amqp_pairs it
         cdef amqp_pair pair
-        cdef amqp_value id
+        cdef amqp_value id, field
         cdef amqp_map map
         cdef amqp_properties properties
         cdef writer_bytes w
@@ -83,7 +84,11 @@ cdef class DeadLetters(StreamUser):
             memset(&properties, 0, sizeof(properties))
             if has_id:
                 properties.id, properties.id_bytes = id.data, id.bytes
-            properties.content_type, properties.content_type_bytes = core.AMQP_JSON, core.AMQP_JSON_BYTES
+            if m != NULL and m.is_amqp and core.amqp_property(&m.amqp, AMQP_CONTENT_TYPE, &field) \
+                    and (field.kind == AMQP_SYMBOL or field.kind == AMQP_STRING):
+                properties.content_type, properties.content_type_bytes = <const char *> field.data, field.bytes
+            if m != NULL and m.is_amqp and core.amqp_property(&m.amqp, AMQP_GROUP_ID, &field) and field.kind == AMQP_STRING:
+                properties.key, properties.key_bytes = field.data, field.bytes
             core.amqp_write_properties(&w, &properties)
             core.amqp_map_begin(&w, &map)
             if m != NULL and m.is_amqp:
@@ -92,6 +97,8 @@ cdef class DeadLetters(StreamUser):
                         continue
                     if pair.value.kind == AMQP_STRING or pair.value.kind == AMQP_SYMBOL or pair.value.kind == AMQP_BINARY:
                         core.amqp_map_add(&w, &map, pair.key, pair.key_bytes, pair.value.data, pair.value.bytes)
+                    elif pair.value.kind in (AMQP_BOOL, AMQP_UINT, AMQP_INT, AMQP_DOUBLE):
+                        core.amqp_map_add_value(&w, &map, pair.key, pair.key_bytes, &pair.value)
                     else:
                         text_size = core.amqp_value_text(&pair.value, text, TEXT_BYTES)
                         if text_size <= TEXT_BYTES:
