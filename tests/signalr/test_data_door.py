@@ -187,7 +187,11 @@ def test_a_nack_gives_back_or_buries(hub: DataPeer, name: str) -> None:
 
 def test_a_dead_letter_is_the_message_that_it_was(hub: DataPeer, name: str) -> None:
     hub.ask("CreateQueue", name, {"deadLetter": True, "maxAttempts": 1})
-    options = {"contentType": "text/plain", "key": "k", "headers": {"count": 7, "good": True, "half": 0.5, "of": "text"}}
+    options = {
+        "contentType": "text/plain",
+        "key": "k",
+        "headers": {"count": 7, "good": True, "half": 0.5, "of": "text"},
+    }
     hub.ask("Publish", name, "5", options)
     buried = hub.ask("Receive", name, {"ack": "manual", "waitMs": 10_000})[0]
     hub.ask("Nack", buried["tag"])

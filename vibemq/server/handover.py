@@ -65,7 +65,11 @@ class Handovers:
                 return False
             self._loop.close(connection)  # the socket lives on, in the packet
             return True
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as problem:  # too many files are open
+            logger.warning("%s: could not be handed to worker %d: %s", connection.peer, worker, problem)
+            return False
         with far:
             if not self._send(worker, door, connection, data, far.fileno()):
                 near.close()
