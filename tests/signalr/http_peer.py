@@ -56,7 +56,7 @@ TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
 def frame(opcode: int, payload: bytes = b"") -> bytes:
     """As a client sends it: masked, whole."""
-    mask = os.urandom(4)
+    mask = b"\x37\xfa\x21\x3d"  # the same each time, so that tests with frames in their names have the same names
     size = len(payload)
     if size < 126:
         head = bytes([0x80 | opcode, 0x80 | size])
