@@ -28,7 +28,8 @@ HANDSHAKE_TIMEOUT_S = 2
 
 
 def options(identity: Identity, *more: str) -> list[str]:
-    settings = [f"tls.certificate={identity.certificate}", f"tls.key={identity.key}", "streams.tls_port=0", "signalr.tls_port=0", *more]
+    ports = ("streams.tls_port=0", "signalr.tls_port=0")
+    settings = [f"tls.certificate={identity.certificate}", f"tls.key={identity.key}", *ports, *more]
     return [part for setting in settings for part in ("--set", setting)]
 
 

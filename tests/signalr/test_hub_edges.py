@@ -126,3 +126,13 @@ def test_more_calls_than_a_turn_has_time_for_are_answered_in_order(hub: HubPeer)
     found = [hub.next() for _ in range(count)]
     assert [message.id for message in found] == [f"c{at}" for at in range(count)]
     assert all(message.error is None for message in found)
+
+
+def test_a_stream_does_not_become_a_queue_by_the_way(hub: HubPeer) -> None:
+    name = fresh()
+    hub.ask("CreateQueue", name, {"type": "stream"})
+    hub.ask("Publish", name, "kept")
+    assert "NOT_SUPPORTED" in hub.refusal("Receive", name)
+    assert "PRECONDITION_FAILED" in hub.refusal("CreateQueue", name, {"type": "queue"})
+    info = hub.ask("QueueInfo", name)
+    assert (info["type"], info["messages"]) == ("stream", 1)

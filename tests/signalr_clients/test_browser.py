@@ -195,12 +195,10 @@ def test_what_the_readme_shows_works_as_it_stands_there(page, tmp_path):
         page.run(f"async () => {{ {LOG} {script} }}")
         page.run(LOGGED, '{"page":"/",')
 
-        program = snippets("python")[0].replace("5552", str(running.port))
-        imports = "".join(line for line in program.splitlines(True) if line.startswith("from"))
-        body = "".join(f"    {line}" for line in program.splitlines(True) if not line.startswith("from"))
+        program = snippets("python")[0].replace("5552", str(running.port)).replace("asyncio.run(main())", "")
         printed: queue.Queue[str] = queue.Queue()
         names: dict[str, Any] = {"print": lambda value: printed.put(str(value))}
-        exec(f"{imports}\nasync def main():\n{body}", names)
+        exec(program, names)
         with going_on(names["main"]()):
             page.run(LOGGED, '{"page":"/python"}')
             assert '"page":"/"' in printed.get(timeout=20)

@@ -46,6 +46,7 @@ cdef enum:
     HANDSHAKE_BYTES = 4096
     CODE_NORMAL = 1000
     CODE_FAILED = 1011
+    FAILED_CALL_DELAY_MS = 1000  # a peer without a handler would have a message's attempts used up at once
 
 cdef object _table = None
 
@@ -318,7 +319,7 @@ cdef class HubConnection:
             value = None
             if m.has_payload and not m.has_error:
                 value = value_of((<const char *> m.payload.data)[:m.payload.size], self.encoding)
-            self.delivered(id, not m.has_error and value is not False)
+            self.delivered(id, not m.has_error and value is not False, FAILED_CALL_DELAY_MS if m.has_error else 0)
         return 0
 
     # ---- invocations ----
@@ -419,10 +420,10 @@ cdef class HubConnection:
             self.pulls.remove(subscribed)
             subscribed.close()
 
-    def delivered(self, bytes id, bint well):
+    def delivered(self, bytes id, bint well, int64_t delay_ms):
         """The peer has returned from what a subscription with results called; late answers come to nothing."""
         if id.startswith(b"d") and id[1:].isdigit() and len(id) < 18:
-            self.settle([int(id[1:])], False, not well, True, 0)
+            self.settle([int(id[1:])], False, not well, True, delay_ms)
 
     def publish_call(self, call, HubPublisher publisher, bytes body, options):
         """A Publish that came through Python: from here on the publisher answers it."""

@@ -109,6 +109,11 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
                 raise HubError(ErrorCode.INVALID_ARGUMENT, "deadLetter: needed the name of another queue.")
             # Or its dead letters would go where its maker may not publish.
             require(hub, Operation.PUBLISH, letters)
+        record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+        if record is not None and record.queue is None:  # it would become one
+            raise HubError(
+                ErrorCode.PRECONDITION_FAILED, f"'{name}' exists as a stream; choose another name, or delete it first."
+            )
         work = partial(catalog.create_queue, VIRTUAL_HOST, name, stored)
 
     def done(made: Any) -> dict[str, Any]:
