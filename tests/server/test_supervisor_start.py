@@ -74,8 +74,9 @@ def test_process_titles_say_who_is_who(start):
 def test_worker_holds_its_own_listener_the_lock_and_the_board_but_nothing_of_others(start):
     broker = start(server__workers=3).wait_ready()
     files = broker.ask("files")[2]
-    # Its listener and the connection that asks; of the supervisor's own sockets none.
-    assert files.count("socket:") == 2
+    # Its listener, the connection that asks, and for connections that are handed over what it reads itself and what
+    # each of the three reads; of the supervisor's own sockets none.
+    assert files.count("socket:") == 2 + 1 + 3
     assert files.count("/data/lock") == 1
     assert files.count("memfd:vibemq-board") == 1
     assert files.count("[eventfd]") == 3

@@ -402,9 +402,10 @@ def test_only_so_much_is_answered_before_a_transport_is_there(peer, token):
 def test_an_answer_that_a_socket_has_not_taken_comes_by_the_next_poll(served, peer, polls, token, is_closed):
     """More than fits into the kernel's buffers, which are small where segments are; its peer reads none of it."""
     assert polls.poll().body == b""
-    body = call("1", "m" * 900) * 60
+    ids = [str(number) for number in range(12 * 60)]
     assert peer.ask("POST", f"/hub?id={token}", JSON_HANDSHAKE).status == 200
-    for _ in range(12):
+    for at in range(0, len(ids), 60):
+        body = b"".join(call(id, "m" * 900) for id in ids[at : at + 60])
         assert peer.ask("POST", f"/hub?id={token}", body).status == 200
     with HttpPeer(served, segment_bytes=536) as slow:
         Polls(slow, token).send()
@@ -412,7 +413,7 @@ def test_an_answer_that_a_socket_has_not_taken_comes_by_the_next_poll(served, pe
         if is_closed:
             slow.socket.close()
         records = polls.poll().body.split(RS)
-        assert [json.loads(record) for record in records[:-1]] == [{}, *[answer("1", "m" * 900)] * (12 * 60)]
+        assert [json.loads(record) for record in records[:-1]] == [{}, *(answer(id, "m" * 900) for id in ids)]
         peer.ask("POST", f"/hub?id={token}", call("2"))
         assert json.loads(polls.poll().body.rstrip(RS)) == answer("2")
 
@@ -420,10 +421,10 @@ def test_an_answer_that_a_socket_has_not_taken_comes_by_the_next_poll(served, pe
 def test_only_so_many_posts_wait_for_a_peer_that_does_not_fetch_the_answers(peer, connect, polls, token):
     assert polls.poll().body == b""
     assert peer.ask("POST", f"/hub?id={token}", JSON_HANDSHAKE).status == 200
-    body = call("1", "m" * 900) * 60
-    for _ in range(60):
+    for post in range(60):
+        body = b"".join(call(f"{post}-{number}", "m" * 900) for number in range(60))
         connect().send("POST", f"/hub?id={token}", body)  # some twenty are answered, then they wait
-    assert connect().ask("POST", f"/hub?id={token}", body).status == 503
+    assert connect().ask("POST", f"/hub?id={token}", b"").status == 503
 
 
 def test_posts_wait_while_a_peer_does_not_fetch_the_answers(peer, connect, polls, token):

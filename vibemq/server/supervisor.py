@@ -252,6 +252,9 @@ class Supervisor:
 
     def _in_worker(self, worker: Worker) -> None:
         self._in_child(f"vibemq: worker {worker.index}")
+        for index, (theirs, _) in enumerate(self.handovers):
+            if index != worker.index:
+                theirs.close()
         if self.admin is not None:
             self.admin.close_for_worker(worker.index)
 
