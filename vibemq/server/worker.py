@@ -47,6 +47,7 @@ from vibemq.storage.groups import GroupTable
 from vibemq.storage.log import Board
 from vibemq.storage.mail import Mail
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,11 @@ class Worker:
         """Queues whose messages expire have a home as long as the broker runs, used or not."""
 
         def look() -> list[tuple[str, str]]:
-            return [(record.vhost, record.name) for record in self.queues.metadata.queues("/") if has_ttl(record.queue)]
+            return [
+                (record.vhost, record.name)
+                for record in self.queues.metadata.queues(DEFAULT_VHOST)
+                if has_ttl(record.queue)
+            ]
 
         def found(names: list[tuple[str, str]] | None, error: BaseException | None) -> None:
             if error is not None:

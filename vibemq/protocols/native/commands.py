@@ -33,6 +33,7 @@ from vibemq.protocols.native.spec import (
     QueueOperation,
     wire_name,
 )
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.broker.policy import QueuePolicy
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VIRTUAL_HOST = "/"
 #: The id of a frame that answers none.
 FRESH_ID = b"server"
 PREFETCH_HEADER = "prefetch"
@@ -395,7 +395,7 @@ def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], 
 
     with_queue(
         door.broker,
-        VIRTUAL_HOST,
+        DEFAULT_VHOST,
         name,
         may_create=door.auto_create
         and (not door.auto_create_needs_permission or session.access.may(QueueOperation.CREATE_QUEUE, name)),
@@ -454,7 +454,7 @@ def wake_dormant(session: NativeSession) -> None:
         looks -= 1
         session.subscriptions[name] = session.subscriptions.pop(name)
         try:
-            queue = session.door.queues.find(VIRTUAL_HOST, name.decode())
+            queue = session.door.queues.find(DEFAULT_VHOST, name.decode())
         except (StreamNotFound, StorageError):
             session.dormant = True
             continue
@@ -496,7 +496,7 @@ def create_queue(session: NativeSession, request: Message) -> None:
             return
         reply(session, request, Command.CREATE_QUEUE, queue=name)
 
-    in_helper(session, partial(session.door.catalog.create_queue, VIRTUAL_HOST, name, stored), done)
+    in_helper(session, partial(session.door.catalog.create_queue, DEFAULT_VHOST, name, stored), done)
 
 
 def _is_said(field: str, headers: dict[str, str]) -> bool:
@@ -520,10 +520,10 @@ def delete_queue(session: NativeSession, request: Message) -> None:
         reply(session, request, Command.DELETE_QUEUE, queue=name)
 
     def work() -> Any:
-        record = catalog.metadata.find_stream(VIRTUAL_HOST, name)
+        record = catalog.metadata.find_stream(DEFAULT_VHOST, name)
         if record is None or record.queue is None:  # a stream that is no queue is none of this door's
             raise StreamNotFound(name)
-        return catalog.delete(VIRTUAL_HOST, name)
+        return catalog.delete(DEFAULT_VHOST, name)
 
     in_helper(session, work, done)
 
@@ -531,10 +531,10 @@ def delete_queue(session: NativeSession, request: Message) -> None:
 def info(session: NativeSession, request: Message) -> None:
     door, name = session.door, request.queue or ""
     try:
-        record = door.queues.metadata.find_stream(VIRTUAL_HOST, name)
+        record = door.queues.metadata.find_stream(DEFAULT_VHOST, name)
         if record is None or record.queue is None:
             raise StreamNotFound(name)
-        queue = door.queues.find(VIRTUAL_HOST, name)
+        queue = door.queues.find(DEFAULT_VHOST, name)
     except StreamNotFound:
         if session.text_layout:
             error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
@@ -566,13 +566,13 @@ def list_queues(session: NativeSession, request: Message) -> None:
         reply(session, request, Command.LIST_QUEUES, payload=msgspec.json.encode(seen))
 
     # Thousands of rows: not in the loop.
-    in_helper(session, lambda: [record.name for record in metadata.queues(VIRTUAL_HOST)], done)
+    in_helper(session, lambda: [record.name for record in metadata.queues(DEFAULT_VHOST)], done)
 
 
 def purge_queue(session: NativeSession, request: Message) -> None:
     name = request.queue or ""
     try:
-        queue = session.door.queues.find(VIRTUAL_HOST, name)
+        queue = session.door.queues.find(DEFAULT_VHOST, name)
     except StreamNotFound:
         error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
         return
@@ -591,7 +591,7 @@ def make_dead_letter_queue(session: NativeSession, name: str, source: QueuePolic
         else:
             session.publish_body(publish)
 
-    in_helper(session, partial(catalog.create_dead_letter_queue, VIRTUAL_HOST, name, source), done)
+    in_helper(session, partial(catalog.create_dead_letter_queue, DEFAULT_VHOST, name, source), done)
 
 
 # ---- users ----

@@ -13,8 +13,6 @@ from vibemq.config import Config
 from vibemq.protocols.native.options import QueueOptions
 from vibemq.protocols.native.session import NativeSession
 
-VIRTUAL_HOST = "/"
-
 
 class NativeDoor:
     name = "native"

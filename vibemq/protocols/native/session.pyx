@@ -34,6 +34,7 @@ from vibemq.protocols.native import commands
 from vibemq.protocols.native.compression import decompress
 from vibemq.protocols.native.codec import MalformedFrame
 from vibemq.protocols.native.spec import ErrorCode
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 cdef enum:
     CONTROLS_PER_TURN = 32    # control commands cost tens of microseconds: the loop's millisecond
@@ -375,7 +376,7 @@ cdef class NativeSession(Session):
         """This connection as the admin side shows it; of very many queues only the first."""
         return {
             "user": self.user,
-            "vhost": commands.VIRTUAL_HOST,
+            "vhost": DEFAULT_VHOST,
             "peer_host": self.peer_address,
             "peer_port": self.connection.peer_port,
             "is_tls": self.connection.is_tls,

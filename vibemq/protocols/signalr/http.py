@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VIRTUAL_HOST = "/"
 #: Clients put all that they had to send meanwhile into one POST.
 MESSAGES_PER_BODY = 4
 #: Of a request that nobody reads: it is taken in, so that the connection may go on.

@@ -15,7 +15,6 @@ from vibemq.protocols.signalr.deliveries import HubSubscription, Outlet
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.methods import (
     METHODS,
-    VIRTUAL_HOST,
     Operation,
     needed,
     not_authorized,
@@ -29,6 +28,7 @@ from vibemq.protocols.signalr.queue_methods import not_found
 from vibemq.protocols.signalr.queue_options import NAME_BYTES_MAX, flag, invalid, one_of, read_options, whole_from
 from vibemq.protocols.signalr.reader import HubReader, offset_from
 from vibemq.protocols.signalr.spec import Dialect, ErrorCode
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
@@ -122,7 +122,7 @@ def read(
 ) -> Subscribed:
     """Begin to read a log; ``start(subscribed)`` comes when the call has been answered."""
     hub = call.hub
-    stream = hub.door.broker.streams.find(VIRTUAL_HOST, record.name)
+    stream = hub.door.broker.streams.find(DEFAULT_VHOST, record.name)
     subscribed = Subscribed(hub, record.name, streams_to)
     subscribed.is_stream = record.queue is None
     reader = HubReader(hub, stream, outlet, offset_from(stream, place), when_over=subscribed.end, **more)
@@ -146,7 +146,7 @@ def start(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, streams
     check_count(hub)
     if call.id is None and streams_to is not None:
         return None  # a stream that nobody can receive
-    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is None or record.queue is not None:
         consume(call, name, wanted, outlet, streams_to, answer)
         return LATER
@@ -200,7 +200,7 @@ def read_stream(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     readers = {"from": lambda _, value: value, "max": whole_from(1, COUNT_MAX), "follow": flag}
     wanted = read_options(options or {}, readers)
     check_count(hub)
-    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is not None and record.queue is None:
         require_right(hub, "read", name)
     else:

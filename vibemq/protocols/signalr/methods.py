@@ -21,6 +21,7 @@ from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.envelope import value_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
 from vibemq.protocols.signalr.spec import Dialect, Encoding, ErrorCode
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
-VIRTUAL_HOST = "/"
 
 # ---- parameters ----
 
@@ -226,7 +226,7 @@ def stream_right(hub: HubConnection, right: str, stream: str) -> bool:
     """May the user configure, write or read this stream, which is no queue?"""
     if not hub.user or hub.access.is_superuser:
         return True
-    rights = hub.door.broker.rights.of(hub.user, VIRTUAL_HOST)
+    rights = hub.door.broker.rights.of(hub.user, DEFAULT_VHOST)
     return rights is not None and bool(getattr(rights, right)(stream))
 
 

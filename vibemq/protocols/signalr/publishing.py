@@ -18,7 +18,6 @@ from vibemq.protocols.signalr.envelope import value_of
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError, Upload
 from vibemq.protocols.signalr.methods import (
     METHODS,
-    VIRTUAL_HOST,
     BadCall,
     Operation,
     needed,
@@ -33,6 +32,7 @@ from vibemq.protocols.signalr.publisher import Uploaded
 from vibemq.protocols.signalr.queue_methods import not_found
 from vibemq.protocols.signalr.queue_options import queue_name
 from vibemq.protocols.signalr.spec import Encoding, ErrorCode
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.publisher import HubPublisher
@@ -67,7 +67,7 @@ def open_queue(call: Call, name: str, then: Callable[[Any], None]) -> Any:
         else:
             then(queue)
 
-    with_queue(door.broker, VIRTUAL_HOST, name, may_create=may_create, then=opened, failed=failed, in_helper=in_helper)
+    with_queue(door.broker, DEFAULT_VHOST, name, may_create=may_create, then=opened, failed=failed, in_helper=in_helper)
     return LATER
 
 
@@ -78,10 +78,10 @@ def with_publisher(call: Call, name: str, then: Callable[[HubPublisher], None]) 
     if publisher is not None:
         then(publisher)
         return LATER
-    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is not None and record.queue is None:
         require_right(hub, "write", name)
-        then(hub.open_publisher(key, hub.door.broker.streams.find(VIRTUAL_HOST, name), None))
+        then(hub.open_publisher(key, hub.door.broker.streams.find(DEFAULT_VHOST, name), None))
         return LATER
     require(hub, Operation.PUBLISH, name)
     return open_queue(call, name, lambda queue: then(hub.open_publisher(key, queue.stream_of(), queue)))

@@ -16,10 +16,11 @@ from vibemq.protocols.signalr.items cimport delivery_size, delivery_write, item,
 
 from vibemq.protocols.signalr.invocations import HubError
 from vibemq.protocols.signalr.message_methods import Subscribed, check_count
-from vibemq.protocols.signalr.methods import METHODS, VIRTUAL_HOST, Operation, needed, optional, require
+from vibemq.protocols.signalr.methods import METHODS, Operation, needed, optional, require
 from vibemq.protocols.signalr.publishing import open_queue
 from vibemq.protocols.signalr.queue_options import one_of, read_options, type_of, whole_from
 from vibemq.protocols.signalr.spec import Encoding, ErrorCode
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 MESSAGES_MAX = 256  # of one call: each has a consumer, of some microseconds
 WAIT_MS_MAX = 600_000
@@ -145,7 +146,7 @@ def receive(call, queue, options):
         return None  # messages would go to nobody, and count as settled
     check_count(call.hub)
     require(call.hub, Operation.SUBSCRIBE, queue)
-    record = call.hub.queues.metadata.find_stream(VIRTUAL_HOST, queue)
+    record = call.hub.queues.metadata.find_stream(DEFAULT_VHOST, queue)
     if record is not None and record.queue is None:  # it would become a queue
         raise HubError(ErrorCode.NOT_SUPPORTED, f"'{queue}' is a stream, which nobody takes from; use ReadStream.")
 

@@ -14,7 +14,6 @@ from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFo
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.methods import (
     METHODS,
-    VIRTUAL_HOST,
     Operation,
     needed,
     not_authorized,
@@ -37,6 +36,7 @@ from vibemq.protocols.signalr.queue_options import (
     whole_from,
 )
 from vibemq.protocols.signalr.spec import ErrorCode
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,7 +56,7 @@ def not_found(name: str) -> HubError:
 
 
 def record_of(hub: HubConnection, name: str) -> StreamRecord:
-    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is None:
         raise not_found(name)
     return record  # type: ignore[no-any-return]
@@ -73,13 +73,13 @@ def described(hub: HubConnection, record: StreamRecord) -> dict[str, Any]:
     broker = hub.door.broker
     info: dict[str, Any] = {"name": record.name, "createdAt": record.created_ms}
     if record.queue is None:
-        stream = broker.streams.find(VIRTUAL_HOST, record.name)
+        stream = broker.streams.find(DEFAULT_VHOST, record.name)
         stats = stream.log.stats()
         broker.streams.release_if_unused(stream)
         info |= {"type": "stream", "messages": stats.next_offset - stats.first_offset, "consumers": 0, "unacked": 0}
         info |= {"durable": True, "durability": record.durability}
     else:
-        queue = broker.queues.find(VIRTUAL_HOST, record.name)
+        queue = broker.queues.find(DEFAULT_VHOST, record.name)
         waiting, in_flight, consumers = queue.counts()
         stats = queue.stream_of().log.stats()
         info |= {"type": type_of(queue.policy), "messages": waiting, "consumers": consumers, "unacked": in_flight}
@@ -100,7 +100,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
             wanted = stream_arguments(arguments, catalog.config.store)
         except BadArgument as problem:
             raise HubError(ErrorCode.INVALID_ARGUMENT, f"{problem}.") from None
-        work = partial(catalog.create_stream, VIRTUAL_HOST, name, wanted)
+        work = partial(catalog.create_stream, DEFAULT_VHOST, name, wanted)
     else:
         require(hub, Operation.CREATE_QUEUE, name)
         if stored.get("dead_letter"):
@@ -109,12 +109,12 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
                 raise HubError(ErrorCode.INVALID_ARGUMENT, "deadLetter: needed the name of another queue.")
             # Or its dead letters would go where its maker may not publish.
             require(hub, Operation.PUBLISH, letters)
-        record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+        record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
         if record is not None and record.queue is None:  # it would become one
             raise HubError(
                 ErrorCode.PRECONDITION_FAILED, f"'{name}' exists as a stream; choose another name, or delete it first."
             )
-        work = partial(catalog.create_queue, VIRTUAL_HOST, name, stored)
+        work = partial(catalog.create_queue, DEFAULT_VHOST, name, stored)
 
     def done(made: Any) -> dict[str, Any]:
         if isinstance(made, StreamExists):
@@ -146,7 +146,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
 def delete_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     hub, catalog = call.hub, call.hub.door.catalog
     wanted = read_options(options or {}, {"ifEmpty": flag, "ifUnused": flag})
-    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is not None and record.queue is None:
         require_right(hub, "configure", name)
     else:
@@ -167,7 +167,7 @@ def delete_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
         catalog.deleted(gone)
         return True
 
-    return call.in_helper(partial(catalog.delete, VIRTUAL_HOST, name), done)
+    return call.in_helper(partial(catalog.delete, DEFAULT_VHOST, name), done)
 
 
 @METHODS.add("PurgeQueue", needed("name"))
@@ -176,7 +176,7 @@ def purge_queue(call: Call, name: str) -> int:
     require(hub, Operation.PURGE_QUEUE, name)
     if record_of(hub, name).queue is None:
         raise HubError(ErrorCode.NOT_SUPPORTED, f"'{name}' is a stream, which keeps what it has; delete it instead.")
-    queue = hub.queues.find(VIRTUAL_HOST, name)
+    queue = hub.queues.find(DEFAULT_VHOST, name)
     count: int = queue.purge()
     queue.release(None)
     return count
@@ -185,7 +185,7 @@ def purge_queue(call: Call, name: str) -> int:
 @METHODS.add("QueueInfo", needed("name"))
 def queue_info(call: Call, name: str) -> dict[str, Any]:
     hub = call.hub
-    record = hub.queues.metadata.find_stream(VIRTUAL_HOST, name)
+    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is not None and record.queue is None:
         if not may_see(hub, record):
             raise not_authorized(hub, "read", name)
@@ -222,7 +222,7 @@ def list_queues(call: Call, pattern: str | None, options: dict[str, Any] | None)
 
 
 def is_shown(record: StreamRecord) -> bool:
-    return record.vhost == VIRTUAL_HOST
+    return record.vhost == DEFAULT_VHOST
 
 
 def by_name(record: StreamRecord) -> str:

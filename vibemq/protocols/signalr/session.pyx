@@ -29,6 +29,7 @@ from vibemq.errors import ConnectionClosed
 from vibemq.protocols.signalr import http
 from vibemq.protocols.signalr.request import CONTINUE, HEAD_BYTES_MAX, Refusal
 from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 cdef extern from "string.h" nogil:
     void *memmem(const void *haystack, size_t haystack_size, const void *needle, size_t needle_size)
@@ -422,7 +423,7 @@ cdef class HttpSession(Session):
         """This connection as the admin side shows it: the socket, and what its hub connection does, or the first of it."""
         shown = {
             "user": "",
-            "vhost": http.VIRTUAL_HOST,
+            "vhost": DEFAULT_VHOST,
             "peer_host": self.peer_address,
             "peer_port": self.connection.peer_port,
             "is_tls": self.connection.is_tls,
