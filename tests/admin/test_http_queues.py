@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from http_caller import wait_until
 
-from vibemq.admin.permissions import Operation
+from vibemq.broker.operations import Operation
 from vibemq.client import connect
 from vibemq.storage.metadata import Metadata
 

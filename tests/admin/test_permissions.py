@@ -7,7 +7,9 @@ import re
 import pytest
 
 from vibemq.admin import permissions
-from vibemq.admin.permissions import Access, Accesses, Glob, Operation, check_pattern, fold, operation_named
+from vibemq.admin.permissions import Access, Accesses, check_pattern, operation_named
+from vibemq.broker.glob import Glob, fold
+from vibemq.broker.operations import Operation
 from vibemq.errors import UserError
 from vibemq.storage.metadata import Metadata, Permission
 

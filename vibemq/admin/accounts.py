@@ -11,7 +11,8 @@ Names are compared with regard to case everywhere, or Admin could change the pas
 from collections.abc import Mapping
 
 from vibemq.admin import passwords, users
-from vibemq.admin.permissions import Access, Operation, check_pattern, operation_named
+from vibemq.admin.permissions import Access, check_pattern, operation_named
+from vibemq.broker.operations import Operation
 from vibemq.errors import AccountError, UserError, UserExists, UserNotFound
 from vibemq.storage.metadata import Metadata
 

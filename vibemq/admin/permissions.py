@@ -2,19 +2,17 @@
 """Who may do what with which queue, quick enough to be asked for each frame.
 
 A permission is a pattern and a set of operations; an operation is allowed if any permission whose
-pattern matches the queue has it.  In a pattern ``*`` stands for any run of characters, dots and the
-empty run included; everything else stands for itself, without regard to case; the whole name
-must match.  Patterns are matched by searching their literal parts one after another, never
-by a regular expression: no pattern makes that slow.
+pattern (broker.glob) matches the queue has it.
 
 An ``Access`` is a snapshot of one user's rights.  ``Accesses`` holds those of one process and notices
 changes by the counter that every change of users raises in its transaction.
 """
 
-import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from vibemq.broker.glob import Glob, fold
+from vibemq.broker.operations import Operation as Operation  # the command line sees the admin side only
 from vibemq.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,19 +20,6 @@ if TYPE_CHECKING:
 
 PATTERN_CHARACTERS_MAX = 256  # as long as the longest name of a queue
 _QUEUES_REMEMBERED_MAX = 4096  # answers kept for each user; some hundred KiB
-
-
-class Operation(enum.IntEnum):
-    """What one may do with a queue.  The numbers are stored, the names are on the wire."""
-
-    Publish = 0
-    Subscribe = 1
-    CreateQueue = 2
-    DeleteQueue = 3
-    PurgeQueue = 4
-    GetQueueInfo = 5
-    ListQueues = 6
-
 
 _BY_NAME = {operation.name.lower(): operation for operation in Operation}
 
@@ -50,41 +35,6 @@ def check_pattern(pattern: str) -> None:
         raise UserError(f"the pattern has {_characters(pattern)}; 1 to {PATTERN_CHARACTERS_MAX} are needed")
     if not pattern.isprintable():
         raise UserError(f"the pattern {pattern!r} has characters that no queue's name can have")
-
-
-class Glob:
-    """One pattern, ready to be compared with names that went through ``fold``."""
-
-    __slots__ = ("_first", "_last", "_least", "_middle", "_only")
-
-    def __init__(self, pattern: str) -> None:
-        self._first, *rest = fold(pattern).split("*")
-        self._only = not rest  # no star: the name must be equal
-        self._last = rest.pop() if rest else ""
-        self._middle = [part for part in rest if part]
-        # A shorter name would let the parts overlap: "a*a" is not "a".
-        self._least = len(self._first) + len(self._last) + sum(map(len, self._middle))
-
-    def matches(self, folded: str) -> bool:
-        if self._only:
-            return folded == self._first
-        if len(folded) < self._least or not folded.startswith(self._first) or not folded.endswith(self._last):
-            return False
-        # The earliest place for each part leaves the most room for the next ones, so none is tried twice.
-        at, end = len(self._first), len(folded) - len(self._last)
-        for part in self._middle:
-            at = folded.find(part, at, end)
-            if at < 0:
-                return False
-            at += len(part)
-        return True
-
-
-def fold(text: str) -> str:
-    """Without case, character by character: what surrounds a letter must not matter, nor its length change."""
-    if text.isascii():
-        return text.lower()
-    return "".join(low if len(low := character.lower()) == 1 else character for character in text)
 
 
 class Access:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vibemq.broker.operations import Operation
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.deliveries import HubSubscription, Outlet
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.methods import (
     METHODS,
-    Operation,
     needed,
     not_authorized,
     optional,
@@ -80,7 +80,7 @@ class Subscribed:
 
     def revoke(self) -> None:
         """The right to it is gone."""
-        problem = not_authorized(self.hub, Operation.NAMES[Operation.SUBSCRIBE], self.name)
+        problem = not_authorized(self.hub, Operation.Subscribe.name, self.name)
         self.end(problem.code, problem.text)
 
 
@@ -113,7 +113,7 @@ def consume(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, strea
         answer(subscribed)  # before the first delivery
         queue.add_consumer(consumer, min(prefetch, hub.queues.defaults.prefetch_max))
 
-    require(hub, Operation.SUBSCRIBE, name)
+    require(hub, Operation.Subscribe, name)
     return open_queue(call, name, opened)
 
 
@@ -204,7 +204,7 @@ def read_stream(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     if record is not None and record.queue is None:
         require_right(hub, "read", name)
     else:
-        require(hub, Operation.SUBSCRIBE, name)
+        require(hub, Operation.Subscribe, name)
     if record is None:
         raise not_found(name)
     if call.id is None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vibemq.broker.admission import Ended, access_now
+from vibemq.broker.operations import Operation
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.envelope import value_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
@@ -175,13 +176,6 @@ METHODS = MethodTable()
 # ---- who may ----
 
 
-class Operation:
-    """What one may do with a queue, as admin.permissions numbers it."""
-
-    PUBLISH, SUBSCRIBE, CREATE_QUEUE, DELETE_QUEUE, PURGE_QUEUE, GET_QUEUE_INFO, LIST_QUEUES = range(7)
-    NAMES = ("Publish", "Subscribe", "CreateQueue", "DeleteQueue", "PurgeQueue", "GetQueueInfo", "ListQueues")
-
-
 def check_access(hub: HubConnection) -> bool:
     """Before each method and twice a second: is this user still allowed to be here, and to do what it does?
 
@@ -209,17 +203,17 @@ def check_access(hub: HubConnection) -> bool:
 
 
 def may_subscribe(hub: HubConnection, queue: str) -> bool:
-    return bool(hub.access.may(Operation.SUBSCRIBE, queue))
+    return bool(hub.access.may(Operation.Subscribe, queue))
 
 
 def may_read(hub: HubConnection, stream: str) -> bool:
     return stream_right(hub, "read", stream)
 
 
-def require(hub: HubConnection, operation: int, queue: str) -> None:
+def require(hub: HubConnection, operation: Operation, queue: str) -> None:
     """Raises HubError unless the user may do this with the queue.  Nobody has looked whether there is such a queue."""
     if not hub.access.may(operation, queue):
-        raise not_authorized(hub, Operation.NAMES[operation], queue)
+        raise not_authorized(hub, operation.name, queue)
 
 
 def stream_right(hub: HubConnection, right: str, stream: str) -> bool:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vibemq.broker.admission import with_queue
+from vibemq.broker.operations import Operation
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr.envelope import value_of
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError, Upload
 from vibemq.protocols.signalr.methods import (
     METHODS,
     BadCall,
-    Operation,
     needed,
     optional,
     raw,
@@ -46,7 +46,7 @@ def open_queue(call: Call, name: str, then: Callable[[Any], None]) -> Any:
     """Call ``then(queue)``, now or after a helper thread has made the queue."""
     hub, door = call.hub, call.hub.door
     may_create = door.auto_create and (
-        not door.auto_create_needs_permission or hub.access.may(Operation.CREATE_QUEUE, name)
+        not door.auto_create_needs_permission or hub.access.may(Operation.CreateQueue, name)
     )
 
     def failed(problem: Exception) -> None:
@@ -83,7 +83,7 @@ def with_publisher(call: Call, name: str, then: Callable[[HubPublisher], None]) 
         require_right(hub, "write", name)
         then(hub.open_publisher(key, hub.door.broker.streams.find(DEFAULT_VHOST, name), None))
         return LATER
-    require(hub, Operation.PUBLISH, name)
+    require(hub, Operation.Publish, name)
     return open_queue(call, name, lambda queue: then(hub.open_publisher(key, queue.stream_of(), queue)))
 
 

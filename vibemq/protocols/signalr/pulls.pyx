@@ -14,9 +14,10 @@ from vibemq.protocols.signalr.deliveries cimport HubSubscription, Outlet
 from vibemq.protocols.signalr.hub cimport HubConnection
 from vibemq.protocols.signalr.items cimport delivery_size, delivery_write, item, item_of
 
+from vibemq.broker.operations import Operation
 from vibemq.protocols.signalr.invocations import HubError
 from vibemq.protocols.signalr.message_methods import Subscribed, check_count
-from vibemq.protocols.signalr.methods import METHODS, Operation, needed, optional, require
+from vibemq.protocols.signalr.methods import METHODS, needed, optional, require
 from vibemq.protocols.signalr.publishing import open_queue
 from vibemq.protocols.signalr.queue_options import one_of, read_options, type_of, whole_from
 from vibemq.protocols.signalr.spec import Encoding, ErrorCode
@@ -145,7 +146,7 @@ def receive(call, queue, options):
     if call.id is None:
         return None  # messages would go to nobody, and count as settled
     check_count(call.hub)
-    require(call.hub, Operation.SUBSCRIBE, queue)
+    require(call.hub, Operation.Subscribe, queue)
     record = call.hub.queues.metadata.find_stream(DEFAULT_VHOST, queue)
     if record is not None and record.queue is None:  # it would become a queue
         raise HubError(ErrorCode.NOT_SUPPORTED, f"'{queue}' is a stream, which nobody takes from; use ReadStream.")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import vibemq
 from vibemq.broker.arguments import BadArgument, stream_arguments
+from vibemq.broker.glob import Glob, fold
+from vibemq.broker.operations import Operation
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.methods import (
     METHODS,
-    Operation,
     needed,
     not_authorized,
     optional,
@@ -102,13 +103,13 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
             raise HubError(ErrorCode.INVALID_ARGUMENT, f"{problem}.") from None
         work = partial(catalog.create_stream, DEFAULT_VHOST, name, wanted)
     else:
-        require(hub, Operation.CREATE_QUEUE, name)
+        require(hub, Operation.CreateQueue, name)
         if stored.get("dead_letter"):
             letters = stored.get("dead_letter_queue") or f"{name}.dlq"
             if letters == name:
                 raise HubError(ErrorCode.INVALID_ARGUMENT, "deadLetter: needed the name of another queue.")
             # Or its dead letters would go where its maker may not publish.
-            require(hub, Operation.PUBLISH, letters)
+            require(hub, Operation.Publish, letters)
         record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
         if record is not None and record.queue is None:  # it would become one
             raise HubError(
@@ -150,7 +151,7 @@ def delete_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     if record is not None and record.queue is None:
         require_right(hub, "configure", name)
     else:
-        require(hub, Operation.DELETE_QUEUE, name)
+        require(hub, Operation.DeleteQueue, name)
     if record is None:
         return False
     info = described(hub, record)
@@ -173,7 +174,7 @@ def delete_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
 @METHODS.add("PurgeQueue", needed("name"))
 def purge_queue(call: Call, name: str) -> int:
     hub = call.hub
-    require(hub, Operation.PURGE_QUEUE, name)
+    require(hub, Operation.PurgeQueue, name)
     if record_of(hub, name).queue is None:
         raise HubError(ErrorCode.NOT_SUPPORTED, f"'{name}' is a stream, which keeps what it has; delete it instead.")
     queue = hub.queues.find(DEFAULT_VHOST, name)
@@ -190,7 +191,7 @@ def queue_info(call: Call, name: str) -> dict[str, Any]:
         if not may_see(hub, record):
             raise not_authorized(hub, "read", name)
     else:
-        require(hub, Operation.GET_QUEUE_INFO, name)
+        require(hub, Operation.GetQueueInfo, name)
     if record is None:
         raise not_found(name)
     return described(hub, record)
@@ -201,13 +202,13 @@ def list_queues(call: Call, pattern: str | None, options: dict[str, Any] | None)
     """By name, those that the user may see; ``after`` is the last name of the page before."""
     hub = call.hub
     wanted = read_options(options or {}, {"limit": whole_from(1, LIST_MAX), "after": any_text})
-    matches = matcher(pattern)
+    glob = Glob(pattern or "*")
     limit, after = wanted.get("limit", LIST_DEFAULT), wanted.get("after", "")
 
     def work() -> list[StreamRecord]:
         # Thousands of rows: not in the loop.
         found = (one for one in hub.queues.metadata.streams() if is_shown(one))
-        return sorted((one for one in found if one.name > after and matches(one.name)), key=by_name)
+        return sorted((one for one in found if one.name > after and glob.matches(fold(one.name))), key=by_name)
 
     def submit(work: Callable[[], Any], finish: Callable[[Any, Any], None]) -> None:
         def listed(records: Any, problem: BaseException | None) -> None:
@@ -259,31 +260,6 @@ def describe(hub: HubConnection, records: Iterable[StreamRecord], most: int, don
 
     timer = hub.queues.timers.timer(some)
     some(0)
-
-
-def matcher(pattern: str | None) -> Any:
-    """Does a name match?  A star stands for any run of characters; everything else for itself, without regard to case.
-
-    The earliest place for each part leaves the most room for the next ones, so no pattern is slow.
-    """
-    first, *rest = (pattern or "*").lower().split("*")
-    if not rest:
-        return lambda name: name.lower() == first
-    *middle, last = rest
-
-    def matches(name: str) -> bool:
-        name = name.lower()
-        if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
-            return False
-        at, end = len(first), len(name) - len(last)
-        for part in middle:
-            at = name.find(part, at, end)
-            if at < 0:
-                return False
-            at += len(part)
-        return True
-
-    return matches
 
 
 class Watch:
