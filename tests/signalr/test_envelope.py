@@ -361,7 +361,6 @@ def test_values_that_are_none_raise():
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 IDS = TEXTS.filter(bool)
-FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
     st.none()
     | st.booleans()

@@ -13,7 +13,6 @@ from vibemq.protocols.signalr.messages import Message
 from vibemq.protocols.signalr.spec import Dialect, Encoding
 
 JSON, MESSAGEPACK = Encoding
-MANY = Message(1, "1", "T", [1, [2, {}], {"a": [3]}, "x", 1.5, None])  # more arguments than are found at once
 
 
 def packed(value) -> bytes:

@@ -123,17 +123,6 @@ cdef class HubSubscription(Consumer):
         self.hub.fail(problem)
         return 0
 
-    def describe(self) -> dict:
-        """This subscription as the admin side shows it."""
-        return {
-            "subscription_id": self.number,
-            "stream": self.outlet.queue.decode(),
-            "active": self.queue is not None,
-            "prefetch": self.prefetch,
-            "in_flight": self.own.count,
-            "properties": {"ack": "auto" if self.is_auto else "manual"},
-        }
-
 
 cdef int settle_one(Consumer consumer, int32_t slot, bint nack, bint requeue, int64_t delay_ms) except -1:
     cdef Queue queue = <Queue> consumer.queue

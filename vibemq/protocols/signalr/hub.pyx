@@ -519,16 +519,6 @@ cdef class HubConnection:
         elif subscribed.reader is not None:
             subscribed.reader.close()
 
-    def end_stream(self, bytes id, code=None, text=None):
-        """Nothing more comes for this stream."""
-        call = self.calls.open.get(id)
-        if call is None:
-            return
-        if code is None:
-            call.end()
-        else:
-            call.fail(spec.stream_failed(code, text, self.dialect))
-
     # ---- what is written ----
 
     cdef uint8_t *room_for(self, size_t size, bint is_text, bint is_numbered) except NULL:

@@ -69,13 +69,17 @@ class Subscribed:
     def describe(self) -> dict[str, Any]:
         """As the admin side shows it."""
         consumer = self.consumer
+        if consumer is None:
+            properties = {} if self.reader is None else {"offset": str(self.reader.next_offset)}
+        else:
+            properties = {"ack": "auto" if consumer.is_auto else "manual"}
         return {
             "subscription_id": self.id,
             "stream": self.name,
             "active": True,
             "prefetch": 0 if consumer is None else consumer.prefetch,
             "in_flight": 0 if consumer is None else consumer.in_flight,
-            "properties": {},
+            "properties": properties,
         }
 
     def revoke(self) -> None:

@@ -150,14 +150,3 @@ cdef class HubReader(StreamUser):
     cdef int failed(self, object problem) except -1:
         self.hub.fail(problem)
         return 0
-
-    def describe(self) -> dict:
-        """This reader as the admin side shows it."""
-        return {
-            "subscription_id": 0,
-            "stream": self.stream.name,
-            "active": True,
-            "prefetch": 0,
-            "in_flight": 0,
-            "properties": {"offset": str(self.cursor.offset)},
-        }

@@ -29,11 +29,6 @@ ID_BYTES_MAX = 256  # of an invocation or an upload: kept until it ends
 TARGET_BYTES_MAX = 1_024  # of a method's name: an error repeats it
 GROUP_DIGITS_MAX = 10  # of a length in the early text framing
 STREAM_IDS_MAX = 64  # uploads that one invocation may open: each is kept until it ends
-HANDSHAKE_TIMEOUT_S = 15
-KEEP_ALIVE_S = 10  # without sending; one client's stop() waits for our next record, so not 15
-CLIENT_TIMEOUT_S = 30  # without receiving, once the client has pinged
-POLL_TIMEOUT_S = 90  # below the 100 s after which clients give a poll up
-DISCONNECT_TIMEOUT_S = 15  # negotiated and not connected, between polls, or awaiting a stateful reconnect
 CLOSE_TIMEOUT_S = 5  # for the peer's half of a WebSocket close
 STATEFUL_BUFFER_BYTES_MAX = 100_000  # not acknowledged, kept for a stateful reconnect; what clients keep too
 
@@ -122,13 +117,10 @@ class ErrorCode(StrEnum):
     INVALID_NAME = "INVALID_NAME"
     QUEUE_NOT_FOUND = "QUEUE_NOT_FOUND"
     QUEUE_FULL = "QUEUE_FULL"
-    SUBSCRIPTION_NOT_FOUND = "SUBSCRIPTION_NOT_FOUND"
     PRECONDITION_FAILED = "PRECONDITION_FAILED"
     NOT_AUTHORIZED = "NOT_AUTHORIZED"
     LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
-    RATE_LIMITED = "RATE_LIMITED"
     NOT_SUPPORTED = "NOT_SUPPORTED"
-    UPLOAD_FAILED = "UPLOAD_FAILED"
     SERVER_ERROR = "SERVER_ERROR"
 
 
@@ -146,14 +138,6 @@ def unknown_method(method: str) -> str:
 def binding_failed(method: str, detail: str) -> str:
     """The arguments do not fit the method; `detail` is a sentence about them."""
     return f"Failed to invoke '{method}' due to an error on the server. InvalidDataException: {detail}"
-
-
-def wrong_argument_count(method: str, given: int, wanted: int) -> str:
-    return binding_failed(method, f"Invocation provides {given} argument(s) but target expects {wanted}.")
-
-
-def unauthorized(method: str) -> str:
-    return f"Failed to invoke '{method}' because user is unauthorized"
 
 
 def streaming_method_invoked(method: str) -> str:
@@ -185,7 +169,6 @@ def closed_with_error(detail: str = "") -> str:
 SERVER_SHUTTING_DOWN = "Server shutting down"
 HANDSHAKE_CANCELED = "Handshake was canceled."
 UNSPECIFIED_ERROR = "Unspecified error"  # in the place of an empty one, which clients read as success
-CLIENT_RESULT_MISSING = "Client didn't provide a result."
 
 # ---- answers to a handshake ----
 
