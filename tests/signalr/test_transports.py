@@ -22,6 +22,7 @@ from http_peer import (
     answer,
     call,
     frame,
+    wait_until,
 )
 from running import broker
 
@@ -424,7 +425,7 @@ def test_only_so_many_posts_wait_for_a_peer_that_does_not_fetch_the_answers(peer
     for post in range(60):
         body = b"".join(call(f"{post}-{number}", "m" * 900) for number in range(60))
         connect().send("POST", f"/hub?id={token}", body)  # some twenty are answered, then they wait
-    assert connect().ask("POST", f"/hub?id={token}", b"").status == 503
+    wait_until(lambda: connect().ask("POST", f"/hub?id={token}", b"").status == 503, "a post is refused")
 
 
 def test_posts_wait_while_a_peer_does_not_fetch_the_answers(peer, connect, polls, token):
