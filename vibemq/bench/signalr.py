@@ -19,6 +19,7 @@ from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, Tally, body
 from vibemq.bench._signalr_load import Audience, SignalRConsumer, SignalRPublisher
 from vibemq.bench.peer import Peer, Wire
 from vibemq.errors import VibeMQError
+from vibemq.protocols.signalr.spec import PORT_DEFAULT
 
 if TYPE_CHECKING:
     from vibemq.bench.queues import QueueLoad
@@ -121,7 +122,7 @@ def masked(payload: bytes, key: bytes) -> bytes:
 class SignalR(Peer):
     """Invocations of Publish with completion; a stream of Subscribe whose deliveries are acknowledged with Ack."""
 
-    port_default = 2927
+    port_default = PORT_DEFAULT
     protocol = "json"
     is_messagepack = False
 

@@ -372,8 +372,14 @@ cdef extern from "message/amqp_write.h" nogil:
 cdef extern from "message/json.h" nogil:
     uint64_t JSON_STRING_SIZE_MAX(uint64_t size)
     uint64_t JSON_BASE64_SIZE(uint64_t size)
+    err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
     err json_string_write(writer_bytes *w, const uint8_t *text, uint64_t size)
     err json_base64_write(writer_bytes *w, const uint8_t *data, uint64_t size)
+
+
+cdef extern from "message/utf8.h" nogil:
+    bint utf8_is_valid(const uint8_t *p, size_t n)
+    bint utf8_step(const uint8_t **at, const uint8_t *end)
 
 
 cdef extern from "log/batch.h" nogil:

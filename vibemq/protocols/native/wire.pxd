@@ -14,10 +14,9 @@ Writers trust their caller: sizes come from the *_size function beside them, and
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from vibemq.storage.core cimport OK, bytes_load16, bytes_load32, bytes_store16, bytes_store32, err
-
-cdef extern from "message/json.h" nogil:
-    err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
+from vibemq.storage.core cimport (
+    OK, bytes_load16, bytes_load32, bytes_store16, bytes_store32, err, json_check,
+)
 
 cdef enum:
     TYPE_CONNECT = 0

@@ -12,31 +12,27 @@ import math
 import msgspec
 
 from libc.stdint cimport uint64_t
-from libc.string cimport memset
+from libc.string cimport memcmp, memset
 from vibemq.broker.payload cimport scratch_room
-from vibemq.protocols.signalr.envelope cimport ENCODING_JSON, text_of
+from vibemq.protocols.signalr.envelope cimport ENCODING_JSON, RECORD_DEPTH_MAX, text_of
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     AMQP_BOOL, AMQP_DOUBLE, AMQP_INT, AMQP_STRING, AMQP_UINT, amqp_map, amqp_properties, amqp_value, bytes_store32,
-    writer_bytes,
+    json_check, writer_bytes,
 )
 
 from vibemq.protocols.signalr.envelope import value_of
 from vibemq.protocols.signalr.errors import HubError
-from vibemq.protocols.signalr.spec import ErrorCode
-
-cdef extern from "message/json.h" nogil:
-    core.err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
+from vibemq.protocols.signalr.spec import MESSAGE_OPTIONS, NUMBER_MAX, ErrorCode
 
 cdef enum:
-    CONTENT_TYPE_BYTES_MAX = 255
-    HEADERS_MAX = 1000
-    PRIORITY_MAX = 255
+    CONTENT_TYPE_BYTES_MAX = 255   # it is in each delivery
+    HEADERS_MAX = 1000             # each is some microseconds of the loop, and is in each delivery
+    PRIORITY_MAX = 255             # an AMQP 1.0 ubyte
 
 cdef bytes JSON_TYPE = b"application/json"
 cdef bytes BINARY_TYPE = b"application/octet-stream"
 cdef bytes TEXT_TYPE = b"text/plain; charset=utf-8"
-cdef set NAMES = {"headers", "key", "priority", "ttlMs", "messageId", "contentType", "encoding"}
 
 
 cdef class Wanted:
@@ -63,13 +59,13 @@ cdef bytes text_option(dict options, str name, size_t bytes_max):
     return text
 
 
-cdef object number_option(dict options, str name, int64_max):
+cdef object number_option(dict options, str name, number_max):
     value = options.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or not 0 <= value <= int64_max \
-            or value != int(value):
-        raise refusal(name, f"a whole number from 0 to {int64_max}", value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value \
+            or not 0 <= value <= number_max or value != int(value):
+        raise refusal(name, f"a whole number from 0 to {number_max}", value)
     return int(value)
 
 
@@ -82,10 +78,11 @@ cdef Wanted wanted_of(object options):
         raise HubError(ErrorCode.INVALID_ARGUMENT, f"Options must be an object, had {options!r:.60}.")
     if not options:
         return NOTHING_WANTED
-    unknown = set(options) - NAMES
+    unknown = set(options) - MESSAGE_OPTIONS
     if unknown:
         raise HubError(ErrorCode.INVALID_ARGUMENT,
-                       f"Option '{min(map(str, unknown)):.60}' is not known; there are {', '.join(sorted(NAMES))}.")
+                       f"Option '{min(map(str, unknown)):.60}' is not known; there are "
+                       f"{', '.join(sorted(MESSAGE_OPTIONS))}.")
     w = Wanted()
     w.id = text_option(options, "messageId", GIVEN_ID_BYTES_MAX)
     w.key = text_option(options, "key", GIVEN_ID_BYTES_MAX)
@@ -94,7 +91,7 @@ cdef Wanted wanted_of(object options):
         raise refusal("contentType", "ASCII", options["contentType"])
     priority = number_option(options, "priority", PRIORITY_MAX)
     w.priority = -1 if priority is None else priority
-    w.ttl_ms = number_option(options, "ttlMs", 2**53)
+    w.ttl_ms = number_option(options, "ttlMs", NUMBER_MAX)
     encoding = options.get("encoding")
     if encoding is not None and encoding != "base64":
         raise refusal("encoding", "'base64' or missing", encoding)
@@ -129,20 +126,20 @@ cdef int take_headers(Wanted w, headers) except -1:
     return 0
 
 
+cdef bint is_plain_json_type(const uint8_t *text, uint32_t size) noexcept:
+    return size == 16 and memcmp(text, b"application/json", 16) == 0
+
+
 cdef bint is_json_type(const uint8_t *text, uint32_t size) noexcept:
     """application/json, or anything+json; parameters do not count."""
     cdef uint32_t i
-    if size == 16:
-        return (<const char *> text)[:16] == b"application/json"
     for i in range(size):
         if text[i] == c";":
             size = i
             break
     while size and text[size - 1] == c" ":
         size -= 1
-    if size == 16:
-        return (<const char *> text)[:16] == b"application/json"
-    return size > 5 and (<const char *> text)[size - 5:size] == b"+json"
+    return is_plain_json_type(text, size) or size > 5 and (<const char *> text)[size - 5:size] == b"+json"
 
 
 cdef tuple body_of(span body, int encoding, Wanted wanted, span *payload):
@@ -165,7 +162,8 @@ cdef tuple body_of(span body, int encoding, Wanted wanted, span *payload):
         payload[0] = body
         return given or JSON_TYPE, None
     elif is_text:
-        if given is not None and is_json and json_check(payload.data, payload.size, 64, &position) != core.OK:
+        if given is not None and is_json and json_check(payload.data, payload.size, RECORD_DEPTH_MAX,
+                                                          &position) != core.OK:
             raise HubError(ErrorCode.INVALID_BODY, "The body is a text, but no JSON as its contentType says.")
         return given or TEXT_TYPE, None
     elif encoding != ENCODING_JSON and 0xC4 <= first <= 0xC6:

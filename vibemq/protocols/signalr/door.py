@@ -23,7 +23,7 @@ from vibemq.broker.parts import Broker
 from vibemq.config import Config
 from vibemq.protocols.signalr.hub import HubConnection
 from vibemq.protocols.signalr.session import HttpSession, seat_epoch, tick
-from vibemq.protocols.signalr.spec import LONG_POLLING
+from vibemq.protocols.signalr.spec import CLOSE_NORMAL, LONG_POLLING, Encoding
 from vibemq.protocols.signalr.transports import LongPollingTransport
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ TOKEN_HEAD = struct.Struct("<BI")
 TOKEN_RANDOM_BYTES = 16
 CONNECTION_ID_BYTES = 16
 LOOK_MS = 500
-CLOSED_NORMALLY = 1000  # of a WebSocket
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +183,7 @@ class Place:
     @property
     def joins_records(self) -> bool:
         """May an event carry several records?  Of MessagePack, early clients take one."""
-        return self.hub.encoding == 0  # type: ignore[no-any-return]
+        return self.hub.encoding == Encoding.JSON  # type: ignore[no-any-return]
 
     def is_used_otherwise(self, kind: str) -> bool:
         return self.kind not in ("", kind)
@@ -217,7 +216,7 @@ class Place:
         """The hub connection ends without its peer."""
         transport = self.transport
         if transport is not None:
-            transport.end(CLOSED_NORMALLY, why)
+            transport.end(CLOSE_NORMAL, why)
         if not self.hub.closed:
             self.hub.detached(transport, why)
         if not self.hub.closed:

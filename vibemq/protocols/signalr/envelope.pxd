@@ -41,6 +41,7 @@ cdef enum:
     STREAM_IDS_MAX = 64
     VARINT_MAX = 0x7FFFFFFF
     VARINT_BYTES_MAX = 5
+    RECORD_SEPARATOR = 0x1E   # ends a JSON record
     BOUNDS = 5                # of arguments that are found without a search, and one
 
 # What the parse functions find. spec.FAULTS has the words.

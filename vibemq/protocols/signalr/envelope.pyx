@@ -26,14 +26,11 @@ from vibemq.protocols.signalr.json_reader cimport (
 )
 from vibemq.protocols.signalr.messagepack_reader cimport (
     MP_ARRAY, MP_INTEGER, MP_STR, body_skip, head_read, head_take, mp_control, mp_cursor, mp_early, mp_head, mp_v1,
-    utf8_is_valid, value_skip,
+    value_skip,
 )
-from vibemq.storage.core cimport ERR_LIMIT, OK, err
+from vibemq.storage.core cimport ERR_LIMIT, OK, err, json_check, utf8_is_valid
 
 from vibemq.protocols.signalr import spec
-
-cdef extern from "message/json.h" nogil:
-    err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
 
 # ---- scratch: decoded texts, until the next parse ----
 
@@ -345,7 +342,7 @@ cdef Py_ssize_t next_record(const uint8_t *data, size_t size, int encoding, size
     cdef size_t length = 0
     cdef size_t at = 0
     if encoding == ENCODING_JSON:
-        end = <const uint8_t *> memchr(data, 0x1E, min(size, record_max + 1)) if size else NULL
+        end = <const uint8_t *> memchr(data, RECORD_SEPARATOR, min(size, record_max + 1)) if size else NULL
         if end != NULL:
             body.data, body.size = data, <uint32_t> (end - data)
             return end - data + 1

@@ -22,7 +22,7 @@ from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr cimport answers
 from vibemq.protocols.signalr.deliveries cimport HubSubscription, settle
 from vibemq.protocols.signalr.envelope cimport (
-    DIALECT_V1, ENCODING_JSON, ENCODING_MESSAGEPACK, RESULT_ERROR, RESULT_VALUE,
+    DIALECT_V1, ENCODING_JSON, ENCODING_MESSAGEPACK, RECORD_SEPARATOR, RESULT_ERROR, RESULT_VALUE,
     RESULT_VOID, TYPE_ACK, TYPE_CANCEL_INVOCATION, TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING,
     TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, argument, fault_text, framed_size, next_record,
     parse_json, parse_messagepack, text_of,
@@ -30,7 +30,8 @@ from vibemq.protocols.signalr.envelope cimport (
 from vibemq.protocols.signalr.json_reader cimport integer_of
 from vibemq.protocols.signalr.messagepack_reader cimport MP_INTEGER, head_read, mp_head
 from vibemq.protocols.signalr.publisher cimport HubPublisher
-from vibemq.protocols.signalr.writers cimport completion_size, completion_write, span_of
+from vibemq.protocols.signalr.websocket cimport CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
+from vibemq.protocols.signalr.writers cimport completion_size, completion_write, span_of, span_of_bytes
 from vibemq.storage cimport core
 
 from vibemq.errors import LimitExceeded, ProtocolError
@@ -41,11 +42,9 @@ from vibemq.protocols.signalr.spec import LONG_POLLING, NOTHING
 
 logger = logging.getLogger(__name__)
 
+cdef size_t HANDSHAKE_BYTES_MAX = spec.HANDSHAKE_BYTES_MAX
+
 cdef enum:
-    RECORD_SEPARATOR = 0x1E
-    HANDSHAKE_BYTES = 4096
-    CODE_NORMAL = 1000
-    CODE_FAILED = 1011
     FAILED_CALL_DELAY_MS = 1000  # a peer without a handler would have a message's attempts used up at once
 
 cdef object _table = None
@@ -58,10 +57,6 @@ cdef object table():
         from vibemq.protocols.signalr.surface import METHODS
         _table = METHODS
     return _table
-
-
-cdef span of_bytes(bytes data) noexcept:
-    return span_of(<const char *> data, len(data))
 
 
 cdef class HubConnection:
@@ -114,7 +109,7 @@ cdef class HubConnection:
         else:
             if previous is not None and previous is not transport:
                 self._socket_lost()
-                previous.end(CODE_NORMAL, "")
+                previous.end(CLOSE_NORMAL, "")
             answers.sequence(self, TYPE_SEQUENCE, self.replay.first)
             for record in self.replay.records():
                 self._write(record, self.encoding == ENCODING_JSON, False)
@@ -138,7 +133,7 @@ cdef class HubConnection:
         self.lost_ms = self.queues.now_ms
         return 0
 
-    def close(self, str error=None, bint allow_reconnect=False, int code=CODE_NORMAL):
+    def close(self, str error=None, bint allow_reconnect=False, int code=CLOSE_NORMAL):
         """Tell the peer, if its dialect has words for it, and end."""
         cdef Transport transport = self.transport
         if self.closed:
@@ -152,7 +147,7 @@ cdef class HubConnection:
     def protocol_error(self, str text):
         """The peer does what the protocol does not allow, and nobody knows what it would mean next."""
         logger.info("%s: closed: %s", self.peer, text)
-        self.close(spec.closed_with_error(f"InvalidDataException: {text}"), code=CODE_FAILED)
+        self.close(spec.closed_with_error(f"InvalidDataException: {text}"), code=CLOSE_INTERNAL_ERROR)
 
     def fail(self, problem):
         """End the connection at its next turn: for those who are in the middle of telling many."""
@@ -160,7 +155,7 @@ cdef class HubConnection:
         self.queues.timers.timer(self._fail).set(0)
 
     def _fail(self, now_ms):
-        self.close(spec.closed_with_error(), True, CODE_FAILED)
+        self.close(spec.closed_with_error(), True, CLOSE_INTERNAL_ERROR)
 
     cdef int _over(self, str why, bint was_lost) except -1:
         """Give everything back.  `was_lost`: without a goodbye, so what was in flight may have been what went wrong."""
@@ -248,10 +243,10 @@ cdef class HubConnection:
         return at
 
     cdef Py_ssize_t _handshake(self, const uint8_t *data, size_t size) except -1:
-        cdef const uint8_t *end = <const uint8_t *> memchr(data, RECORD_SEPARATOR, min(size, <size_t> HANDSHAKE_BYTES))
+        cdef const uint8_t *end = <const uint8_t *> memchr(data, RECORD_SEPARATOR, min(size, HANDSHAKE_BYTES_MAX))
         if end == NULL:
-            if size >= HANDSHAKE_BYTES:
-                raise LimitExceeded("handshake: bytes", size, HANDSHAKE_BYTES)
+            if size >= HANDSHAKE_BYTES_MAX:
+                raise LimitExceeded("handshake: bytes", size, HANDSHAKE_BYTES_MAX)
             return 0
         handshake.take(self, (<const char *> data)[:end - data])
         return end - data + 1
@@ -270,7 +265,7 @@ cdef class HubConnection:
         cdef Transport transport = self.transport
         self._over("handshake", False)
         if transport is not None:
-            transport.end(CODE_FAILED if error is None else CODE_NORMAL, error or "")
+            transport.end(CLOSE_INTERNAL_ERROR if error is None else CLOSE_NORMAL, error or "")
 
     cdef int _one(self, const uint8_t *body, size_t size) except -1:
         """One whole record."""
@@ -563,16 +558,16 @@ cdef class HubConnection:
     def complete(self, bytes id, value=NOTHING):
         """The answer to an invocation; NOTHING: it has no result."""
         if value is NOTHING:
-            self._complete(of_bytes(id), RESULT_VOID, of_bytes(b""))
+            self._complete(span_of_bytes(id), RESULT_VOID, span_of_bytes(b""))
         else:
             self.complete_bytes(id, raw_of(value, self.encoding))
 
     def complete_bytes(self, bytes id, bytes raw):
-        self._complete(of_bytes(id), RESULT_VALUE, of_bytes(raw))
+        self._complete(span_of_bytes(id), RESULT_VALUE, span_of_bytes(raw))
 
     def fail_call(self, bytes id, text):
         cdef bytes error = text.encode(errors="replace")
-        self._complete(of_bytes(id), RESULT_ERROR, of_bytes(error))
+        self._complete(span_of_bytes(id), RESULT_ERROR, span_of_bytes(error))
 
     def refuse(self, id, str method, code, text):
         """`id`: None when nobody waits for an answer."""
@@ -672,7 +667,7 @@ cdef class HubConnection:
             if self.has_pinged and now_ms - self.heard_ms > config.client_timeout_s * 1000:
                 logger.info("%s: silent for %d s, closed", self.peer, config.client_timeout_s)
                 self.close(spec.closed_with_error("TimeoutException: The client has not sent anything for "
-                                                  f"{config.client_timeout_s} s."), True, CODE_FAILED)
+                                                  f"{config.client_timeout_s} s."), True, CLOSE_INTERNAL_ERROR)
                 return 0
             if self.replay is not None:
                 told = self.replay.to_tell()

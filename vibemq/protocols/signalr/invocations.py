@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 LATER = object()
 
 UPLOADS_MAX = 1024  # of one connection at once
+WAITING_CALL_BYTES = 64  # a call that waits is counted as its arguments and so much
 TURN_NS = 500_000  # of the loop's time for the calls of one connection in a turn: half of what nothing may exceed
 
 
@@ -271,7 +272,7 @@ class Invocations:
         if self.must_wait or self.hub.holds_back() or self._has_had_its_turn():
             self.waiting.append(call)
             self.hub.working = True
-            self.hub.count_waiting(len(call.arguments) + 64)
+            self.hub.count_waiting(len(call.arguments) + WAITING_CALL_BYTES)
         else:
             self._run(call)
 
@@ -319,7 +320,7 @@ class Invocations:
                 if self._has_had_its_turn():
                     break
                 call = self.waiting.popleft()
-                self.hub.count_waiting(-len(call.arguments) - 64)
+                self.hub.count_waiting(-len(call.arguments) - WAITING_CALL_BYTES)
                 if call.state == "waiting":
                     self._run(call)
         finally:

@@ -15,8 +15,8 @@ import msgspec
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp
 from vibemq.broker.payload cimport MESSAGE_ID_BYTES_MAX, VALUE_TEXT_BYTES, id_of, payload_of
-from vibemq.protocols.signalr.bodies cimport is_json_type
-from vibemq.protocols.signalr.envelope cimport ENCODING_JSON
+from vibemq.protocols.signalr.bodies cimport is_json_type, is_plain_json_type
+from vibemq.protocols.signalr.envelope cimport ENCODING_JSON, ENCODING_MESSAGEPACK
 from vibemq.protocols.signalr.writers cimport (
     decimal_put, decimal_size, mp_text_put, mp_unsigned_put, mp_unsigned_size, put, span_of,
 )
@@ -24,14 +24,8 @@ from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     AMQP_BINARY, AMQP_BOOL, AMQP_CONTENT_TYPE, AMQP_DOUBLE, AMQP_FLOAT, AMQP_GROUP_ID, AMQP_INT, AMQP_STRING,
     AMQP_SYMBOL, AMQP_TIMESTAMP, AMQP_UINT, OK, amqp_pair, amqp_pairs, amqp_value, bytes_store16, bytes_store32,
-    bytes_store64, writer_bytes,
+    bytes_store64, json_check, utf8_is_valid, writer_bytes,
 )
-
-cdef extern from "message/json.h" nogil:
-    core.err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
-
-cdef extern from "message/utf8.h" nogil:
-    bint utf8_is_valid(const uint8_t *p, size_t n)
 
 cdef enum:
     FIXED_BYTES = 256             # names and numbers around what is the message's own
@@ -254,7 +248,7 @@ cdef int make_json(item *of, const message_view *m, bytes queue, const uint8_t *
     of.size = p - of.data
     if has_key:
         add_property(of, b',"key":', 7, &key, ENCODING_JSON)
-    if type.bytes and not (type.bytes == 16 and is_json_type(type.data, 16)):
+    if type.bytes and not is_plain_json_type(type.data, type.bytes):
         add_property(of, b',"contentType":', 15, &type, ENCODING_JSON)
     if kind == BODY_BINARY:
         add(of, b',"encoding":"base64"', 20)
@@ -276,18 +270,18 @@ cdef int make_messagepack(item *of, const message_view *m, bytes queue, const ui
     add(of, b"\xa5queue", 6)
     add_mp_text(of, <const uint8_t *> <char *> queue, <uint32_t> len(queue))
     add(of, b"\xa4body", 5)
-    add_body(of, body, size, body_kind(body, size, &type), 1)
+    add_body(of, body, size, body_kind(body, size, &type), ENCODING_MESSAGEPACK)
     if m.is_amqp and m.amqp.application_properties_size:
-        add_headers(of, m, 1)
+        add_headers(of, m, ENCODING_MESSAGEPACK)
     p = mp_unsigned_put(put(room(of, FIXED_BYTES), b"\xa6offset", 7), m.offset)
     p = mp_unsigned_put(put(p, b"\xa9timestamp", 10), <uint64_t> max(m.timestamp_ms, <int64_t> 0))
     p = put(p, b"\xabredelivered", 12)
     p[0] = 0xC3 if of.redelivered else 0xC2
     of.size = p + 1 - of.data
     if has_key:
-        add_property(of, b"\xa3key", 4, &key, 1)
-    if type.bytes and not (type.bytes == 16 and is_json_type(type.data, 16)):
-        add_property(of, b"\xabcontentType", 12, &type, 1)
+        add_property(of, b"\xa3key", 4, &key, ENCODING_MESSAGEPACK)
+    if type.bytes and not is_plain_json_type(type.data, type.bytes):
+        add_property(of, b"\xabcontentType", 12, &type, ENCODING_MESSAGEPACK)
     return 0
 
 

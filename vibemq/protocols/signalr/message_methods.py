@@ -27,7 +27,7 @@ from vibemq.protocols.signalr.publishing import open_queue
 from vibemq.protocols.signalr.queue_methods import not_found
 from vibemq.protocols.signalr.queue_options import NAME_BYTES_MAX, flag, invalid, one_of, read_options, whole_from
 from vibemq.protocols.signalr.reader import HubReader, offset_from
-from vibemq.protocols.signalr.spec import Dialect, ErrorCode
+from vibemq.protocols.signalr.spec import NUMBER_MAX, Dialect, ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ SUBSCRIPTIONS_MAX = 16_384  # of one connection: each is a record and a place in
 PREFETCH_MANUAL = 100
 PREFETCH_AUTO = 1000  # settled as soon as they are sent, so this is only what one turn may write
 DELAY_MS_MAX = 86_400_000
-COUNT_MAX = 2**53 - 1
 
 
 class Subscribed:
@@ -135,7 +134,7 @@ def read(
     return subscribed
 
 
-SUBSCRIBE_OPTIONS = {"prefetch": whole_from(1, COUNT_MAX), "from": lambda _, value: value}
+SUBSCRIBE_OPTIONS = {"prefetch": whole_from(1, NUMBER_MAX), "from": lambda _, value: value}
 
 
 @METHODS.add("Subscribe", needed("queue"), optional("options"), is_stream=True)
@@ -201,7 +200,7 @@ def unsubscribe(call: Call, which: Any) -> bool:
 def read_stream(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     """Over the log of a stream or queue, taking nothing away from anybody."""
     hub = call.hub
-    readers = {"from": lambda _, value: value, "max": whole_from(1, COUNT_MAX), "follow": flag}
+    readers = {"from": lambda _, value: value, "max": whole_from(1, NUMBER_MAX), "follow": flag}
     wanted = read_options(options or {}, readers)
     check_count(hub)
     record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)

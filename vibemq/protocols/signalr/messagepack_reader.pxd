@@ -14,10 +14,7 @@ from vibemq.protocols.signalr.envelope cimport (
     TARGET_BYTES_MAX, TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_STREAM_COMPLETION,
     TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, hub_message, id_check, span,
 )
-from vibemq.storage.core cimport bytes_load16, bytes_load32, bytes_load64
-
-cdef extern from "message/utf8.h" nogil:
-    bint utf8_is_valid(const uint8_t *p, size_t n)
+from vibemq.storage.core cimport bytes_load16, bytes_load32, bytes_load64, utf8_is_valid
 
 cdef enum:
     MP_NIL

@@ -16,6 +16,7 @@ from vibemq.protocols.signalr.envelope cimport (
     TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_STREAM_COMPLETION, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM,
     VARINT_MAX, argument, hub_message, next_record, parse_json, parse_messagepack, span, stream_id,
 )
+from vibemq.protocols.signalr.writers cimport span_of_bytes
 
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.envelope import MalformedFrame, raw_of, value_of
@@ -114,10 +115,6 @@ def decode(bytes record not None, int encoding, int dialect=DIALECT_V1):
     )
 
 
-cdef span span_of(bytes data):
-    return writers.span_of(PyBytes_AS_STRING(data), len(data))
-
-
 cdef bytes text_bytes(value, str where, int size_max):
     """A text that has to be there."""
     if not isinstance(value, str):
@@ -160,17 +157,19 @@ cdef bytes encode_call(message, int encoding, int dialect):
     cdef bytes ids = raw_of(message.stream_ids, encoding) if message.stream_ids else b""
     cdef bint nonblocking = message.nonblocking
     cdef int type = message.type
-    cdef size_t head = writers.invocation_head_size(dialect, encoding, has_id, span_of(id), nonblocking, span_of(target))
+    cdef size_t head = writers.invocation_head_size(
+        dialect, encoding, has_id, span_of_bytes(id), nonblocking, span_of_bytes(target)
+    )
     cdef bytes out = PyBytes_FromStringAndSize(
-        NULL, writers.invocation_size(dialect, encoding, head, len(arguments), span_of(ids))
+        NULL, writers.invocation_size(dialect, encoding, head, len(arguments), span_of_bytes(ids))
     )
     cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(out)
-    p = writers.invocation_begin(p, dialect, encoding, head, len(arguments), span_of(ids))
+    p = writers.invocation_begin(p, dialect, encoding, head, len(arguments), span_of_bytes(ids))
     p = writers.invocation_head_write(
-        p, dialect, encoding, type, has_id, span_of(id), nonblocking, span_of(target)
+        p, dialect, encoding, type, has_id, span_of_bytes(id), nonblocking, span_of_bytes(target)
     )
     p = writers.put(p, PyBytes_AS_STRING(arguments), len(arguments))
-    return whole(out, writers.invocation_end(p, dialect, encoding, span_of(ids)))
+    return whole(out, writers.invocation_end(p, dialect, encoding, span_of_bytes(ids)))
 
 
 cdef bytes encode_answer(message, int encoding, int dialect):
@@ -191,24 +190,26 @@ cdef bytes encode_answer(message, int encoding, int dialect):
     if type == TYPE_STREAM_ITEM:
         if kind != RESULT_VALUE:
             raise UnencodableValue("item", "a value", "none")
-        head = writers.stream_item_head_size(dialect, encoding, span_of(id))
+        head = writers.stream_item_head_size(dialect, encoding, span_of_bytes(id))
         out = PyBytes_FromStringAndSize(NULL, writers.item_size(encoding, head, len(content)))
         p = writers.item_begin(<uint8_t *> PyBytes_AS_STRING(out), encoding, head, len(content))
-        p = writers.stream_item_head_write(p, dialect, encoding, span_of(id))
+        p = writers.stream_item_head_write(p, dialect, encoding, span_of_bytes(id))
         p = writers.item_end(writers.put(p, PyBytes_AS_STRING(content), len(content)), encoding)
     elif type == TYPE_COMPLETION:
         out = PyBytes_FromStringAndSize(
-            NULL, writers.completion_size(dialect, encoding, span_of(id), kind, span_of(content))
+            NULL, writers.completion_size(dialect, encoding, span_of_bytes(id), kind, span_of_bytes(content))
         )
         p = <uint8_t *> PyBytes_AS_STRING(out)
-        p = writers.completion_write(p, dialect, encoding, span_of(id), kind, span_of(content))
+        p = writers.completion_write(p, dialect, encoding, span_of_bytes(id), kind, span_of_bytes(content))
     elif type == TYPE_STREAM_COMPLETION:
-        out = PyBytes_FromStringAndSize(NULL, writers.stream_end_size(dialect, encoding, span_of(id), span_of(content)))
+        out = PyBytes_FromStringAndSize(
+            NULL, writers.stream_end_size(dialect, encoding, span_of_bytes(id), span_of_bytes(content))
+        )
         p = <uint8_t *> PyBytes_AS_STRING(out)
-        p = writers.stream_end_write(p, dialect, encoding, span_of(id), span_of(content))
+        p = writers.stream_end_write(p, dialect, encoding, span_of_bytes(id), span_of_bytes(content))
     else:
-        out = PyBytes_FromStringAndSize(NULL, writers.cancel_size(dialect, encoding, span_of(id)))
-        p = writers.cancel_write(<uint8_t *> PyBytes_AS_STRING(out), dialect, encoding, span_of(id))
+        out = PyBytes_FromStringAndSize(NULL, writers.cancel_size(dialect, encoding, span_of_bytes(id)))
+        p = writers.cancel_write(<uint8_t *> PyBytes_AS_STRING(out), dialect, encoding, span_of_bytes(id))
     return whole(out, p)
 
 
@@ -223,8 +224,8 @@ cdef bytes encode_control(message, int encoding):
         out = PyBytes_FromStringAndSize(NULL, writers.ping_size(encoding))
         p = writers.ping_write(<uint8_t *> PyBytes_AS_STRING(out), encoding)
     elif type == TYPE_CLOSE:
-        out = PyBytes_FromStringAndSize(NULL, writers.close_size(encoding, span_of(error), again))
-        p = writers.close_write(<uint8_t *> PyBytes_AS_STRING(out), encoding, span_of(error), again)
+        out = PyBytes_FromStringAndSize(NULL, writers.close_size(encoding, span_of_bytes(error), again))
+        p = writers.close_write(<uint8_t *> PyBytes_AS_STRING(out), encoding, span_of_bytes(error), again)
     else:
         if sequence < 0:
             raise UnencodableValue("sequenceId", "a number that is not negative", f"{sequence}")

@@ -192,7 +192,8 @@ def check_access(hub: HubConnection) -> bool:
         else:
             logger.warning("%s: came when nobody had to log in, closed", hub.peer)
             why = "Username and password are required."
-        hub.close(spec.closed_with_error(f"HubException: {ErrorCode.NOT_AUTHORIZED}: {why}"), code=1008)
+        text = spec.closed_with_error(f"HubException: {ErrorCode.NOT_AUTHORIZED}: {why}")
+        hub.close(text, code=spec.CLOSE_POLICY_VIOLATION)
         return False
     hub.access = hub.access_used = now
     hub.forget_rights()

@@ -31,14 +31,12 @@ from vibemq.protocols.signalr.methods import (
 from vibemq.protocols.signalr.publisher import Uploaded
 from vibemq.protocols.signalr.queue_methods import not_found
 from vibemq.protocols.signalr.queue_options import queue_name
-from vibemq.protocols.signalr.spec import Encoding, ErrorCode
+from vibemq.protocols.signalr.spec import MESSAGE_OPTIONS, Encoding, ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.publisher import HubPublisher
 
-#: What may stand beside the body of a message.
-OPTIONS = frozenset(("headers", "key", "priority", "ttlMs", "messageId", "contentType", "encoding"))
 Message = tuple[bytes, dict[str, Any] | None]
 
 
@@ -133,7 +131,7 @@ def message_of(element: bytes, encoding: int, options: dict[str, Any] | None) ->
     """A body, or an object of a body and options, which win over those of the batch."""
     if is_object(element, encoding):
         found = members(element, encoding)
-        if found is not None and "body" in found and found.keys() <= OPTIONS | {"body"}:
+        if found is not None and "body" in found and found.keys() <= MESSAGE_OPTIONS | {"body"}:
             return envelope(found, encoding, options)
     return element, options
 

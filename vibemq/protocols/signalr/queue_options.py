@@ -13,13 +13,12 @@ from typing import Any
 from vibemq.broker.policy import ATTEMPTS_MAX, DeliveryMode, Overflow, QueuePolicy, policy
 from vibemq.config import Queues
 from vibemq.protocols.signalr.invocations import HubError
-from vibemq.protocols.signalr.spec import ErrorCode
+from vibemq.protocols.signalr.spec import NUMBER_MAX, ErrorCode
 from vibemq.storage.arguments import MAX_AGE, MAX_LENGTH_BYTES
 
 TYPES = ("queue", "topic", "stream")
 TOPIC_MODES = (DeliveryMode.FAN_OUT_WITH_ACK, DeliveryMode.FAN_OUT_WITHOUT_ACK)
 MS_MAX = 86_400_000 * 365 * 100
-COUNT_MAX = 2**53 - 1  # what every client's numbers reach
 NAME_BYTES_MAX = 255
 #: Every send would be overdue at once, and the queue turn in circles.
 ACK_TIMEOUT_MS_MIN = 10
@@ -97,7 +96,7 @@ COMMON: dict[str, Reader] = {
 }
 #: Option of a queue or topic -> the field of its policy, and how it is read.
 QUEUE_OPTIONS: dict[str, tuple[str, Reader]] = {
-    "maxLength": ("max_messages", whole_from(0, COUNT_MAX)),
+    "maxLength": ("max_messages", whole_from(0, NUMBER_MAX)),
     "messageTtlMs": ("message_ttl_ms", whole_from(0, MS_MAX)),
     "deadLetter": ("dead_letter", dead_letter),
     "overflow": ("overflow", one_of(*OVERFLOWS)),
@@ -109,7 +108,7 @@ QUEUE_OPTIONS: dict[str, tuple[str, Reader]] = {
     "mode": ("mode", one_of(*MODES)),
 }
 STREAM_OPTIONS: dict[str, Reader] = {
-    "maxBytes": whole_from(0, COUNT_MAX),
+    "maxBytes": whole_from(0, NUMBER_MAX),
     "maxAgeMs": whole_from(1000, MS_MAX),
 }
 

@@ -8,6 +8,8 @@ what it has seen.  Invariant: ``first + len(unacked) == total + 1``.
 
 from collections import deque
 
+from vibemq.protocols.signalr.envelope cimport TYPE_CANCEL_INVOCATION, TYPE_INVOCATION, TYPE_SEQUENCE
+
 from vibemq.errors import ProtocolError
 
 
@@ -57,8 +59,8 @@ cdef class Replay:
     cdef bint takes(self, int type) noexcept:
         """Is this record to be acted upon, or has it been?"""
         if self.awaits_sequence:
-            return type == 9
-        if type < 1 or type > 5:
+            return type == TYPE_SEQUENCE
+        if type < TYPE_INVOCATION or type > TYPE_CANCEL_INVOCATION:
             return True
         self.coming += 1
         if self.coming <= self.received:

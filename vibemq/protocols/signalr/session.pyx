@@ -19,8 +19,8 @@ from vibemq.net.connection cimport Connection
 from vibemq.protocols.signalr.hub cimport HubConnection
 from vibemq.protocols.signalr.transports cimport EventsTransport, LongPollingTransport, WebSocketTransport
 from vibemq.protocols.signalr.websocket cimport (
-    EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_CLOSE, WS_PONG, header_size,
-    header_write, ws_event,
+    CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_PONG,
+    close_frame, header_size, header_write, ws_event,
 )
 from vibemq.storage cimport core
 from vibemq.storage.log cimport Board
@@ -39,10 +39,7 @@ cdef size_t HEAD_MAX = HEAD_BYTES_MAX
 cdef enum:
     REQUESTS_PER_TURN = 32           # each costs some tens of microseconds: the loop's millisecond
     BODY_BYTES_PER_S_MIN = 16 * 1024 # of a peer that is not slow on purpose
-    NO_STATUS = 1005                 # of a WebSocket: a Close without a code
     DESCRIBED_MAX = 128              # publishers, and subscriptions, of one connection: about a microsecond each
-    REASON_BYTES_MAX = 123           # of a control frame, without the code
-    NORMAL = 1000
 
 DOOR = "signalr"  # as workers know it
 
@@ -317,16 +314,15 @@ cdef class HttpSession(Session):
         return 0
 
     def _say_close(self, int code, str reason):
-        cdef bytes payload = b""
-        if code != NO_STATUS:
-            payload = code.to_bytes(2, "big") + _shortened(reason)
-        self._control(WS_CLOSE, <const uint8_t *> payload, len(payload))
-        self.saw_close = True
+        if not self.saw_close:
+            self.transport.seal()
+            self.connection.write_bytes(close_frame(code, reason))
+            self.saw_close = True
 
     def _closed_by_peer(self, int code):
         self._say_close(code, "")
         self.connection.close_after_flush()
-        self.transport.lost("closed by the peer" if code == NORMAL or code == NO_STATUS else
+        self.transport.lost("closed by the peer" if code == CLOSE_NORMAL or code == CLOSE_NONE else
                             f"closed by the peer with code {code}")
 
     def _fault(self, int code, str reason):
@@ -443,8 +439,3 @@ cdef class HttpSession(Session):
                 "subscriptions": [one.describe() for one in islice(hub.subscriptions.values(), DESCRIBED_MAX)],
             }
         return shown
-
-
-cdef bytes _shortened(str reason):
-    """As much of a close reason as fits, in whole characters."""
-    return reason.encode(errors="replace")[:REASON_BYTES_MAX].decode(errors="ignore").encode()

@@ -32,6 +32,13 @@ STREAM_IDS_MAX = 64  # uploads that one invocation may open: each is kept until 
 CLOSE_TIMEOUT_S = 5  # for the peer's half of a WebSocket close
 STATEFUL_BUFFER_BYTES_MAX = 100_000  # not acknowledged, kept for a stateful reconnect; what clients keep too
 
+NUMBER_MAX = 2**53 - 1  # what every client's numbers reach
+MESSAGE_OPTIONS = frozenset(("headers", "key", "priority", "ttlMs", "messageId", "contentType", "encoding"))
+
+# What a WebSocket is closed with; websocket.pxd has what its reader needs.
+CLOSE_NORMAL = 1000
+CLOSE_POLICY_VIOLATION = 1008
+
 # Transports, as negotiating lists them.
 WEB_SOCKETS, SERVER_SENT_EVENTS, LONG_POLLING = "WebSockets", "ServerSentEvents", "LongPolling"
 

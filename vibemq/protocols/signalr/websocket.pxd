@@ -7,10 +7,7 @@ websocket.pyx says how; what other modules need is here.  Writers trust their ca
 cimport cython
 from libc.stdint cimport uint8_t
 
-from vibemq.storage.core cimport bytes_store16, bytes_store64
-
-cdef extern from "message/utf8.h" nogil:
-    bint utf8_is_valid(const uint8_t *p, size_t n)
+from vibemq.storage.core cimport bytes_store16, bytes_store64, utf8_is_valid
 
 cdef enum:
     WS_CONTINUATION = 0
@@ -24,12 +21,10 @@ cdef enum:
     WS_HEADER_BYTES_MAX = 10        # of a frame that we write: without a mask
     WS_CONTROL_BYTES_MAX = 125      # payload of a control frame: its length has one byte
 
-# What to close with. The RFC names more; these are what a reader or a door without errors of its own needs.
+# What to close with. The RFC names more; these are what the door needs.
 cdef enum:
     CLOSE_NORMAL = 1000
-    CLOSE_GOING_AWAY = 1001
     CLOSE_PROTOCOL_ERROR = 1002
-    CLOSE_UNSUPPORTED = 1003
     CLOSE_NONE = 1005               # stands for a close frame without a code; never on the wire
     CLOSE_NOT_UTF8 = 1007
     CLOSE_TOO_BIG = 1009

@@ -20,10 +20,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-from vibemq.storage.core cimport bytes_load16, bytes_load64
-
-cdef extern from "message/utf8.h" nogil:
-    bint utf8_step(const uint8_t **at, const uint8_t *end)
+from vibemq.storage.core cimport bytes_load16, bytes_load64, utf8_step
 
 cdef enum:
     FIN = 0x80

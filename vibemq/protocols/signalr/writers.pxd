@@ -19,8 +19,9 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from vibemq.protocols.signalr.envelope cimport (
-    DIALECT_EARLY, DIALECT_V1, ENCODING_JSON, RESULT_ERROR, RESULT_VALUE, RESULT_VOID, TYPE_CANCEL_INVOCATION,
-    TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, span,
+    DIALECT_EARLY, DIALECT_V1, ENCODING_JSON, RECORD_SEPARATOR, RESULT_ERROR, RESULT_VALUE, RESULT_VOID,
+    TYPE_CANCEL_INVOCATION, TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_STREAM_INVOCATION,
+    TYPE_STREAM_ITEM, span,
 )
 from vibemq.storage.core cimport bytes_store16, bytes_store32, bytes_store64
 
@@ -38,14 +39,15 @@ cdef extern from *:
     """
     const uint8_t *json_escapes
 
-cdef enum:
-    SEPARATOR = 0x1E
-
 
 cdef inline span span_of(const void *data, size_t size) noexcept nogil:
     cdef span out
     out.data, out.size = <const uint8_t *> data, <uint32_t> size
     return out
+
+
+cdef inline span span_of_bytes(bytes data) noexcept:
+    return span_of(<const char *> data, len(data))
 
 
 cdef inline uint8_t *put(uint8_t *p, const void *data, size_t size) noexcept nogil:
@@ -195,7 +197,7 @@ cdef inline uint8_t *record_end(uint8_t *p, int encoding) noexcept nogil:
     if encoding != ENCODING_JSON:
         return p
     p[0] = c'}'
-    p[1] = SEPARATOR
+    p[1] = RECORD_SEPARATOR
     return p + 2
 
 
