@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 LATER = object()
 
 UPLOADS_MAX = 1024  # of one connection at once
-WAITING_CALL_BYTES = 64  # a call that waits is counted as its arguments and so much
+WAITING_CALL_BYTES = 512  # what a call that waits takes beside its texts
+WAITING_ITEM_BYTES = 48  # and an item of an upload beside its own
 TURN_NS = 500_000  # of the loop's time for the calls of one connection in a turn: half of what nothing may exceed
 
 
@@ -81,6 +82,11 @@ class Call:
         self.state = "waiting"  # then "running", "over"
         self.on_cancel: Callable[[], None] | None = None
         self.on_over: Callable[[], None] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, roughly, while it waits."""
+        return WAITING_CALL_BYTES + len(self.id or b"") + len(self.name) + len(self.arguments)
 
     # ---- answers; what comes after the first one is dropped ----
 
@@ -201,7 +207,7 @@ class Upload:
         if not self.items and self.on_item is not None and self.on_item(raw):
             return
         self.items.append(raw)
-        self._count(len(raw))
+        self._count(WAITING_ITEM_BYTES + len(raw))
 
     def _count(self, more: int) -> None:
         self.bytes += more
@@ -217,10 +223,10 @@ class Upload:
         """The method is ready for items, perhaps again."""
         while self.items and self.on_item is not None:
             raw = self.items.popleft()
-            self._count(-len(raw))  # before it is taken: a refusal drops what is counted
+            self._count(-WAITING_ITEM_BYTES - len(raw))  # before it is taken: a refusal drops what is counted
             if not self.on_item(raw):
                 self.items.appendleft(raw)
-                self._count(len(raw))
+                self._count(WAITING_ITEM_BYTES + len(raw))
                 return
         if self.is_over and not self.items and self.on_end is not None:
             on_end, self.on_end = self.on_end, None
@@ -272,7 +278,7 @@ class Invocations:
         if self.must_wait or self.hub.holds_back() or self._has_had_its_turn():
             self.waiting.append(call)
             self.hub.working = True
-            self.hub.count_waiting(len(call.arguments) + WAITING_CALL_BYTES)
+            self.hub.count_waiting(call.size)
         else:
             self._run(call)
 
@@ -320,7 +326,7 @@ class Invocations:
                 if self._has_had_its_turn():
                     break
                 call = self.waiting.popleft()
-                self.hub.count_waiting(-len(call.arguments) - WAITING_CALL_BYTES)
+                self.hub.count_waiting(-call.size)
                 if call.state == "waiting":
                     self._run(call)
         finally:
