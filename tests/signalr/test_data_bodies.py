@@ -55,7 +55,7 @@ def test_with_another_content_type_a_string_is_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "type", ["application/json", "application/json; charset=utf-8", "application/cloudevents+json"]
+    "type", ["application/json", "application/json; charset=utf-8", "application/cloudevents+json", "model/gltf2+json"]
 )
 def test_with_a_content_type_of_json_any_value_is_json(type: str) -> None:
     message = stored({"a": 1}, Encoding.JSON, {"contentType": type})

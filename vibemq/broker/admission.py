@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from vibemq.broker.parts import Broker
 
 GUEST = "guest"
+SUBSCRIPTIONS_MAX = 16_384  # of one connection: each is a record and a place in a queue's rotation
+REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
 
 
 class Ended(enum.Enum):

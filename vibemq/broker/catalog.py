@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vibemq.storage.metadata import StreamRecord
 
 NAME_SIZE_MAX_BYTES = 255
-_RESERVED_PREFIX = "amq."
+RESERVED_PREFIX = "amq."
 _DELETE_VHOST_TRIES = 3  # somebody who makes streams all the time keeps the vhost
 
 
@@ -50,9 +50,9 @@ def checked_name(given: str) -> str:
     """The name under which a stream or super stream is made.  Raises BadArgument."""
     name = given.replace("\r", "").replace("\n", "")
     size = len(name.encode(errors="surrogatepass"))
-    if not 1 <= size <= NAME_SIZE_MAX_BYTES or name.startswith(_RESERVED_PREFIX):
+    if not 1 <= size <= NAME_SIZE_MAX_BYTES or name.startswith(RESERVED_PREFIX):
         raise BadArgument(
-            f"name {name!r} is empty, begins with {_RESERVED_PREFIX} or is over {NAME_SIZE_MAX_BYTES} bytes"
+            f"name {name!r} is empty, begins with {RESERVED_PREFIX} or is over {NAME_SIZE_MAX_BYTES} bytes"
         )
     return name
 

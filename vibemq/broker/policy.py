@@ -41,6 +41,8 @@ class FailureReason(enum.StrEnum):
 DEAD_LETTER_SUFFIX = ".dlq"
 #: A ledger entry counts to here (csrc/ledger/ledger.h); more attempts than this are no limit at all.
 ATTEMPTS_MAX = 1000
+#: Below it every send would be overdue at once, and the queue turn in circles.
+ACK_TIMEOUT_MS_MIN = 10
 
 
 @dataclass(frozen=True, slots=True)

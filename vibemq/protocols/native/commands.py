@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vibemq.broker.admission import GUEST, Ended, access_now, needs_login, with_queue
+from vibemq.broker.admission import (
+    GUEST,
+    REFUSALS_LOGGED_MAX,
+    SUBSCRIPTIONS_MAX,
+    Ended,
+    access_now,
+    needs_login,
+    with_queue,
+)
+from vibemq.broker.policy import ACK_TIMEOUT_MS_MIN
 from vibemq.errors import AccountError, LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.native import compression
 from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, frame_of, is_json
@@ -44,11 +53,7 @@ logger = logging.getLogger(__name__)
 #: The id of a frame that answers none.
 FRESH_ID = b"server"
 PREFETCH_HEADER = "prefetch"
-SUBSCRIPTIONS_MAX = 16_384  # of one connection: each is a record and a place in a queue's rotation
 DORMANT_LOOKS_PER_TICK = 64  # lookups of some microseconds each, twice a second
-REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
-#: Every send would be overdue at once, and the queue turn in circles.
-ACK_TIMEOUT_MS_MIN = 10
 
 
 def handle(session: NativeSession, body: bytes) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vibemq.broker.admission import SUBSCRIPTIONS_MAX
+from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES
 from vibemq.broker.operations import Operation
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr import spec
@@ -25,7 +27,7 @@ from vibemq.protocols.signalr.methods import (
 )
 from vibemq.protocols.signalr.publishing import open_queue
 from vibemq.protocols.signalr.queue_methods import not_found
-from vibemq.protocols.signalr.queue_options import NAME_BYTES_MAX, flag, invalid, one_of, read_options, whole_from
+from vibemq.protocols.signalr.queue_options import flag, invalid, one_of, read_options, whole_from
 from vibemq.protocols.signalr.reader import HubReader, offset_from
 from vibemq.protocols.signalr.spec import NUMBER_MAX, Dialect, ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
     from vibemq.storage.metadata import StreamRecord
 
-SUBSCRIPTIONS_MAX = 16_384  # of one connection: each is a record and a place in a queue's rotation
 PREFETCH_MANUAL = 100
 PREFETCH_AUTO = 1000  # settled as soon as they are sent, so this is only what one turn may write
 DELAY_MS_MAX = 86_400_000
@@ -163,8 +164,8 @@ def start(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, streams
 
 def method_name(name: str, value: Any) -> str:
     """It is in each delivery, which would be too large for the peer with a long one."""
-    if not isinstance(value, str) or not 1 <= len(value.encode(errors="replace")) <= NAME_BYTES_MAX:
-        raise invalid(name, f"a text of 1 to {NAME_BYTES_MAX} bytes", value)
+    if not isinstance(value, str) or not 1 <= len(value.encode(errors="replace")) <= NAME_SIZE_MAX_BYTES:
+        raise invalid(name, f"a text of 1 to {NAME_SIZE_MAX_BYTES} bytes", value)
     return value
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vibemq.broker.admission import Ended, access_now
+from vibemq.broker.admission import REFUSALS_LOGGED_MAX, Ended, access_now
 from vibemq.broker.operations import Operation
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.envelope import value_of
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
 
 # ---- parameters ----
 

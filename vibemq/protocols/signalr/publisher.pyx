@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count as numbers
 
 from libc.string cimport memcpy
-from vibemq.broker.publisher cimport ROOM, ROOM_ELSEWHERE, ROOM_LATER
+from vibemq.broker.publisher cimport QUEUE_NOT_FOUND, ROOM, ROOM_ELSEWHERE, ROOM_LATER
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr.bodies cimport GIVEN_ID_BYTES_MAX, entry_write, wanted_of
@@ -181,14 +181,14 @@ cdef class HubPublisher(QueuePublisher):
                              <uint32_t> len(id) if id is not None else 0, id is not None, upload, entry, size, records,
                              message_id)
         if records > self.queue.max_messages:
-            return self._refuse(id, upload, records, "QUEUE_FULL",
+            return self._refuse(id, upload, records, ErrorCode.QUEUE_FULL,
                                 f"The queue holds {self.queue.max_messages} messages, so the batch never fits.")
         what = (id, upload, (<const char *> entry)[:size], records, message_id)
         if room == ROOM_LATER:
             return self.park(what, size)
         if room == ROOM_ELSEWHERE:
             return self._redirect(what)
-        return self._refuse(id, upload, records, "QUEUE_FULL",
+        return self._refuse(id, upload, records, ErrorCode.QUEUE_FULL,
                             f"The queue holds its maximum of {self.queue.max_messages} messages; try again when "
                             "consumers have caught up.")
 
@@ -197,7 +197,7 @@ cdef class HubPublisher(QueuePublisher):
         cdef note_head head
         cdef uint8_t *p
         if self.add(entry, <uint32_t> size, records, None, 0) != OK:
-            return self._refuse((<char *> id)[:id_size] if has_id else None, upload, records, "SERVER_ERROR",
+            return self._refuse((<char *> id)[:id_size] if has_id else None, upload, records, ErrorCode.SERVER_ERROR,
                                 "Out of memory.")
         if not has_id and not upload:
             return 0
@@ -312,7 +312,7 @@ cdef class HubPublisher(QueuePublisher):
         QueuePublisher.on_deleted(self)
         letterless, self.letterless = self.letterless, []
         for what in letterless:
-            self.refuse_parked(what, b"QUEUE_NOT_FOUND", b"The queue was deleted.")
+            self.refuse_parked(what, QUEUE_NOT_FOUND, b"The queue was deleted.")
         self.hub.forget_publisher(self.name, self)
         return 0
 
@@ -370,7 +370,7 @@ cdef class HubPublisher(QueuePublisher):
                 problem = f"the dead-letter queue '{name}' was deleted"
             for what in waiting:
                 if problem is not None:
-                    self._refuse(what[0], what[1], what[3], "SERVER_ERROR",
+                    self._refuse(what[0], what[1], what[3], ErrorCode.SERVER_ERROR,
                                  f"The message could not be redirected: {problem}.")
                 else:
                     self._redirect(what)
@@ -384,7 +384,7 @@ cdef class HubPublisher(QueuePublisher):
             token[0] -= 1
             id, upload, _, records, message_id = token[1]
             if not ok:
-                self._refuse(id, upload, records, "SERVER_ERROR", "The message could not be stored.")
+                self._refuse(id, upload, records, ErrorCode.SERVER_ERROR, "The message could not be stored.")
                 token[1] = (None, 0, None, 0, None)
             elif token[0] == 0 and upload:
                 self._keep_upload(upload, records, None)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vibemq.broker.policy import ATTEMPTS_MAX, DeliveryMode, Overflow, QueuePolicy, policy
+from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES, RESERVED_PREFIX
+from vibemq.broker.policy import ACK_TIMEOUT_MS_MIN, ATTEMPTS_MAX, DeliveryMode, Overflow, QueuePolicy, policy
 from vibemq.config import Queues
 from vibemq.protocols.signalr.invocations import HubError
 from vibemq.protocols.signalr.spec import NUMBER_MAX, ErrorCode
@@ -19,9 +20,6 @@ from vibemq.storage.arguments import MAX_AGE, MAX_LENGTH_BYTES
 TYPES = ("queue", "topic", "stream")
 TOPIC_MODES = (DeliveryMode.FAN_OUT_WITH_ACK, DeliveryMode.FAN_OUT_WITHOUT_ACK)
 MS_MAX = 86_400_000 * 365 * 100
-NAME_BYTES_MAX = 255
-#: Every send would be overdue at once, and the queue turn in circles.
-ACK_TIMEOUT_MS_MIN = 10
 
 
 def invalid(name: str, needed: str, had: object) -> HubError:
@@ -66,13 +64,16 @@ def any_text(name: str, value: Any) -> str:
 
 def queue_name(name: str, value: Any) -> str:
     """As the other doors need it: 1 to 255 bytes that people can read."""
-    if not isinstance(value, str) or not value.isprintable() or not 1 <= len(value.encode()) <= NAME_BYTES_MAX:
+    if not isinstance(value, str) or not value.isprintable() or not 1 <= len(value.encode()) <= NAME_SIZE_MAX_BYTES:
         raise HubError(
             ErrorCode.INVALID_NAME,
-            f"{name}: needed 1 to {NAME_BYTES_MAX} bytes of printable text; choose another name.",
+            f"{name}: needed 1 to {NAME_SIZE_MAX_BYTES} bytes of printable text; choose another name.",
         )
-    if value.startswith("amq."):
-        raise HubError(ErrorCode.INVALID_NAME, f"{name}: names that begin with amq. are reserved; choose another name.")
+    if value.startswith(RESERVED_PREFIX):
+        raise HubError(
+            ErrorCode.INVALID_NAME,
+            f"{name}: names that begin with {RESERVED_PREFIX} are reserved; choose another name.",
+        )
     return value
 
 

@@ -132,7 +132,7 @@ cdef class HubReader(StreamUser):
                 self.cursor.close()
             else:
                 logger.error("stream %s: cannot be read: %s", self.stream.name, storage_error(e, &f))
-                self._end("SERVER_ERROR", "The stream cannot be read here; the broker's log says why.")
+                self._end(ErrorCode.SERVER_ERROR, "The stream cannot be read here; the broker's log says why.")
         return 0
 
     def _fetched(self):
@@ -144,7 +144,7 @@ cdef class HubReader(StreamUser):
         return 0
 
     cdef int on_deleted(self) except -1:
-        self._end("QUEUE_NOT_FOUND", f"'{self.stream.name}' was deleted.")
+        self._end(ErrorCode.QUEUE_NOT_FOUND, f"'{self.stream.name}' was deleted.")
         return 0
 
     cdef int failed(self, object problem) except -1:
