@@ -128,9 +128,9 @@ def test_what_a_user_may_not_do_is_in_the_log_once_for_each_queue(tmp_path, capf
             assert shop.refused(Command.SUBSCRIBE, queue="bills") == "NOT_AUTHORIZED"
             assert shop.refused(Command.DELETE_QUEUE, queue="orders") == "NOT_AUTHORIZED"
     assert refusals(capfd.readouterr().err) == [
-        "user 'shop' lacks the permission Publish for queue 'bills'",
-        "user 'shop' lacks the permission Subscribe for queue 'bills'",
-        "user 'shop' lacks the permission DeleteQueue for queue 'orders'",
+        "user 'shop' lacks the permission Publish for 'bills'",
+        "user 'shop' lacks the permission Subscribe for 'bills'",
+        "user 'shop' lacks the permission DeleteQueue for 'orders'",
     ]
 
 

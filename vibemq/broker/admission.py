@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import StorageError, StreamExists, StreamNotFound
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.broker.parts import Broker
 
+logger = logging.getLogger(__name__)
+
 GUEST = "guest"
 SUBSCRIPTIONS_MAX = 16_384  # of one connection: each is a record and a place in a queue's rotation
 REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Ended(enum.Enum):
@@ -40,17 +45,36 @@ def access_now(broker: Broker, user: str, access: Any) -> Any:
     return Ended.DELETED if now is None or now.created_ms != access.created_ms else now
 
 
+def stream_right(broker: Broker, user: str, access: Any, right: str, stream: str) -> bool:
+    """May the user `configure`, `write` or `read` this stream, which is no queue?"""
+    if not user or access.is_superuser:
+        return True
+    rights = broker.rights.of(user, DEFAULT_VHOST)
+    return rights is not None and bool(getattr(rights, right)(stream))
+
+
+def log_refusal(peer: str, user: str, right: str, queue: str, refusals: set[tuple[str, str, str]]) -> None:
+    """Once for each thing that a connection may not do; `refusals` are those of the connection so far."""
+    refusal = (user, right, queue)
+    if len(refusals) >= REFUSALS_LOGGED_MAX or refusal in refusals:
+        return
+    refusals.add(refusal)
+    last = "; what else is refused to this connection is not logged" if len(refusals) == REFUSALS_LOGGED_MAX else ""
+    logger.info("%s: user %r lacks the permission %s for %r%s", peer, user, right, queue, last)
+
+
 def with_queue(
     broker: Broker,
     virtual_host: str,
     name: str,
     *,
     may_create: bool,
+    options: Mapping[str, Any] = NO_OPTIONS,
     then: Callable[[Any], None],
     failed: Callable[[Exception], None],
     in_helper: Callable[[Callable[[], Any], Callable[[Any, Any], None]], None],
 ) -> None:
-    """Call ``then(queue)``, after making the queue if it does not exist and that is allowed.
+    """Call ``then(queue)``, after making the queue with `options` if it does not exist and that is allowed.
 
     ``failed`` is told StreamNotFound when it was not, or has gone again, StorageError or OSError.
     """
@@ -73,7 +97,7 @@ def with_queue(
         queue = broker.queues.find(virtual_host, name)
     except StreamNotFound as problem:
         if may_create:
-            in_helper(partial(broker.catalog.create_queue, virtual_host, name, {}), made)
+            in_helper(partial(broker.catalog.create_queue, virtual_host, name, dict(options)), made)
         else:
             failed(problem)
     except (StorageError, OSError) as problem:

@@ -18,10 +18,10 @@ import msgspec
 
 from vibemq.broker.admission import (
     GUEST,
-    REFUSALS_LOGGED_MAX,
     SUBSCRIPTIONS_MAX,
     Ended,
     access_now,
+    log_refusal,
     needs_login,
     with_queue,
 )
@@ -138,20 +138,7 @@ def not_authorized(session: NativeSession, request_id: bytes, operation: QueueOp
 
 
 def _log_refusal(session: NativeSession, operation: QueueOperation, queue: str) -> None:
-    """Once for each thing that a connection may not do."""
-    refusal = (session.user, operation, queue)
-    if len(session.refusals) >= REFUSALS_LOGGED_MAX or refusal in session.refusals:
-        return
-    session.refusals.add(refusal)
-    last = "; what else is refused to this connection is not logged"
-    logger.info(
-        "%s: user %r lacks the permission %s for queue %r%s",
-        session.peer,
-        session.user,
-        wire_name(operation),
-        queue,
-        last if len(session.refusals) == REFUSALS_LOGGED_MAX else "",
-    )
+    log_refusal(session.peer, session.user, wire_name(operation), queue, session.refusals)
 
 
 def refuse_framing(session: NativeSession, problem: Exception, request_id: bytes = b"") -> None:

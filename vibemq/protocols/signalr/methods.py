@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vibemq.broker.admission import REFUSALS_LOGGED_MAX, Ended, access_now
+from vibemq.broker import admission
+from vibemq.broker.admission import Ended, access_now
 from vibemq.broker.operations import Operation
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.envelope import value_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
 from vibemq.protocols.signalr.spec import Dialect, Encoding, ErrorCode
-from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
@@ -218,10 +218,7 @@ def require(hub: HubConnection, operation: Operation, queue: str) -> None:
 
 def stream_right(hub: HubConnection, right: str, stream: str) -> bool:
     """May the user configure, write or read this stream, which is no queue?"""
-    if not hub.user or hub.access.is_superuser:
-        return True
-    rights = hub.door.broker.rights.of(hub.user, DEFAULT_VHOST)
-    return rights is not None and bool(getattr(rights, right)(stream))
+    return admission.stream_right(hub.door.broker, hub.user, hub.access, right, stream)
 
 
 def require_right(hub: HubConnection, right: str, stream: str) -> None:
@@ -230,19 +227,7 @@ def require_right(hub: HubConnection, right: str, stream: str) -> None:
 
 
 def not_authorized(hub: HubConnection, right: str, queue: str) -> HubError:
-    """Logged once for each thing that a connection may not do."""
-    refusal = (right, queue)
-    if len(hub.refusals) < REFUSALS_LOGGED_MAX and refusal not in hub.refusals:
-        hub.refusals.add(refusal)
-        last = "; what else is refused to this connection is not logged"
-        logger.info(
-            "%s: user %r lacks the permission %s for %r%s",
-            hub.peer,
-            hub.user,
-            right,
-            queue,
-            last if len(hub.refusals) == REFUSALS_LOGGED_MAX else "",
-        )
+    admission.log_refusal(hub.peer, hub.user, right, queue, hub.refusals)
     return HubError(
         ErrorCode.NOT_AUTHORIZED, f"User '{hub.user}' lacks the permission {right} for '{queue}'; ask an administrator."
     )
