@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The windows of one connection: what was sent and is not acknowledged, in either direction.
+
+Each direction numbers its messages 1 to 65535 and then begins at 1 again; an acknowledgement settles everything up to its
+number.  Our own numbers have no gaps, so where one stands follows from the number sent last.  A peer's numbers are only
+tags: some go from 65535 to 0, so theirs are kept, and what counts here is the order of arrival.
+
+Rings grow by doubling as far as the window is used, so an idle connection has none, whatever window it agreed.
+"""
+
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
+
+from vibemq.protocols.micromsg2.spec import WINDOW_MAX
+
+cdef enum:
+    NUMBER_LAST = 65535
+    NUMBERS = 65536
+    CAPACITY_FIRST = 16
+
+cdef enum:  # states of a received message
+    WAITING
+    ACCEPTED
+    REFUSED
+
+cdef uint32_t window_max = WINDOW_MAX
+
+
+cdef int check_size(uint32_t size) except -1:
+    if size > window_max:
+        raise ValueError(f"A window of {size} messages is above {window_max}, beyond which numbers would be ambiguous.")
+    return 0
+
+
+cdef void *doubled(void *ring, uint32_t *capacity, size_t item_bytes, uint64_t first) except NULL:
+    """A ring of twice the capacity instead of a full one, whose oldest item is `first`; each keeps its count."""
+    cdef uint32_t larger = capacity[0] * 2 if capacity[0] else CAPACITY_FIRST
+    cdef char *items = <char *> malloc(larger * item_bytes)
+    cdef uint64_t at
+    if items == NULL:
+        raise MemoryError
+    for at in range(first, first + capacity[0]):
+        memcpy(items + (at & (larger - 1)) * item_bytes,
+               <char *> ring + (at & (capacity[0] - 1)) * item_bytes, item_bytes)
+    free(ring)
+    capacity[0] = larger
+    return items
+
+
+cdef class SendWindow:
+    def __cinit__(self, uint32_t size):
+        check_size(size)
+        self.size = size
+
+    def __dealloc__(self):
+        free(self.ring)
+
+    cpdef bint has_room(self) noexcept:
+        return self.count < self.size or self.size == 0
+
+    cpdef uint16_t next(self) noexcept:
+        self.last = 1 if self.last == NUMBER_LAST else self.last + 1
+        return self.last
+
+    cpdef int push(self, int32_t consumer, int32_t slot, uint32_t slot_sequence) except -1:
+        cdef sent_message *message
+        if self.size == 0:
+            return 0
+        if self.count == self.capacity:
+            self.ring = <sent_message *> doubled(self.ring, &self.capacity, sizeof(sent_message), self.first)
+        message = &self.ring[(self.first + self.count) & (self.capacity - 1)]
+        message.consumer, message.slot, message.slot_sequence = consumer, slot, slot_sequence
+        self.count += 1
+        return 0
+
+    cpdef uint32_t covered(self, int64_t number) noexcept:
+        cdef int64_t younger = self.last - number
+        if number < 1 or number > NUMBER_LAST:
+            return 0
+        if younger < 0:
+            younger += NUMBER_LAST
+        return self.count - <uint32_t> younger if younger < self.count else 0
+
+    cdef sent_message *oldest(self) noexcept:
+        return &self.ring[self.first & (self.capacity - 1)]
+
+    cpdef void pop(self) noexcept:
+        self.first += 1
+        self.count -= 1
+
+    def peek(self):
+        """The oldest message as (consumer, slot, slot_sequence); None: there is none."""
+        cdef sent_message *message
+        if self.count == 0:
+            return None
+        message = self.oldest()
+        return message.consumer, message.slot, message.slot_sequence
+
+
+cdef class ReceiveWindow:
+    def __cinit__(self, uint32_t size, bint lenient=False):
+        check_size(size)
+        self.size, self.lenient = size, lenient
+        self.due = self.acknowledged = -1
+
+    def __dealloc__(self):
+        free(self.ring)
+        free(self.seen)
+
+    cpdef int take(self, uint16_t number) except -1:
+        if self.size:
+            if self.seen != NULL and self.seen[number >> 6] >> (number & 63) & 1:
+                return DUPLICATE
+            if self.unacknowledged >= (window_max if self.lenient else self.size):
+                return OVERRUN
+            self._remember(number)
+            self.unacknowledged += 1
+        self.index += 1
+        self.last = number
+        return TAKEN
+
+    cdef int _remember(self, uint16_t number) except -1:
+        """As many numbers as the window has, and all that are not answered."""
+        cdef received_message *message
+        cdef uint16_t old
+        while self.index - self.forgotten >= self.size and self.forgotten < self.answered:
+            self.forgotten += 1
+            old = self.ring[self.forgotten & (self.capacity - 1)].number
+            self.seen[old >> 6] &= ~(<uint64_t> 1 << (old & 63))
+        if self.seen == NULL:
+            self.seen = <uint64_t *> calloc(NUMBERS // 64, sizeof(uint64_t))
+            if self.seen == NULL:
+                raise MemoryError
+        if self.index - self.forgotten == self.capacity:
+            self.ring = <received_message *> doubled(self.ring, &self.capacity, sizeof(received_message),
+                                                     self.forgotten + 1)
+        message = &self.ring[(self.index + 1) & (self.capacity - 1)]
+        message.number, message.state = number, WAITING
+        self.seen[number >> 6] |= <uint64_t> 1 << (number & 63)
+        return 0
+
+    cpdef void settled(self, uint64_t index) noexcept:
+        self._settle(index, ACCEPTED)
+
+    cpdef void refused(self, uint64_t index) noexcept:
+        self._settle(index, REFUSED)
+
+    cdef void _settle(self, uint64_t index, uint8_t state) noexcept:
+        cdef received_message *message
+        if self.size == 0 or index <= self.settled_index or index > self.index:
+            return
+        self.ring[index & (self.capacity - 1)].state = state
+        while self.settled_index < self.index:
+            message = &self.ring[(self.settled_index + 1) & (self.capacity - 1)]
+            if message.state == WAITING:
+                break
+            self.settled_index += 1
+            if message.state == ACCEPTED:
+                self.due = message.number
+        if self.due < 0:
+            self._answer()
+
+    cdef void _answer(self) noexcept:
+        self.answered = self.settled_index
+        self.unacknowledged = <uint32_t> (self.index - self.answered)
+
+    cpdef int64_t acknowledge(self) noexcept:
+        if self.due < 0:
+            return -1
+        self.acknowledged, self.due = self.due, -1
+        self._answer()
+        return self.acknowledged
+
+    cpdef int64_t again(self) noexcept:
+        return self.acknowledged
+
+    cpdef bint is_full(self) noexcept:
+        return self.size != 0 and self.unacknowledged >= self.size
+
+    cpdef bint is_settled(self) noexcept:
+        return self.size == 0 or self.settled_index == self.index
