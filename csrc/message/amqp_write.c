@@ -41,6 +41,21 @@ static uint8_t *variable_put(uint8_t *p, uint8_t code_short, const uint8_t *data
     return p + bytes;
 }
 
+/* The beginning of a list or map of the code `small`, or where it is `wide` of the one for greater sizes. */
+static uint8_t *container_put(uint8_t *p, uint8_t small, bool wide, uint64_t content_bytes, uint32_t count)
+{
+    if (!wide) {
+        p[0] = small;
+        p[1] = (uint8_t)(content_bytes + 1); /* the count, too */
+        p[2] = (uint8_t)count;
+        return p + 3;
+    }
+    p[0] = (uint8_t)(small + (CODE_LIST_32 - CODE_LIST_8));
+    bytes_store32(p + 1, (uint32_t)content_bytes + 4);
+    bytes_store32(p + 5, count);
+    return p + 9;
+}
+
 #define WORD_HIGH_BITS UINT64_C(0x8080808080808080)
 
 /* At most 16 bytes copied, two words that may overlap at a time; the bits of all bytes together. */
@@ -84,6 +99,19 @@ void amqp_write_header(struct writer_bytes *w, uint8_t priority)
     memcpy(p, list, sizeof list);
 }
 
+void amqp_write_annotation(struct writer_bytes *w, const char *key, uint32_t key_bytes, const uint8_t *value,
+                           uint32_t value_bytes)
+{
+    uint64_t pair = variable_size(key_bytes) + variable_size(value_bytes);
+    bool wide = pair + 1 > SHORT_MAX_BYTES; /* a map's size counts the count */
+    if (pair + 4 > UINT32_MAX) w->failed = true;
+    uint8_t *p = bytes_room(w, 3 + (wide ? 9 : 3) + pair);
+    if (!p) return;
+    p = container_put(descriptor_put(p, SECTION_MESSAGE_ANNOTATIONS), CODE_MAP_8, wide, pair, 2);
+    p = variable_put(p, CODE_SYMBOL_8, (const uint8_t *)key, key_bytes);
+    variable_put(p, CODE_BINARY_8, value, value_bytes);
+}
+
 void amqp_write_properties(struct writer_bytes *w, const struct amqp_properties *of)
 {
     uint32_t count = 1;
@@ -101,18 +129,7 @@ void amqp_write_properties(struct writer_bytes *w, const struct amqp_properties 
     uint8_t *p = bytes_room(w, 3 + (wide ? 9 : 3) + fields);
     if (!p) return;
 
-    p = descriptor_put(p, SECTION_PROPERTIES);
-    if (wide) {
-        p[0] = CODE_LIST_32;
-        bytes_store32(p + 1, (uint32_t)fields + 4);
-        bytes_store32(p + 5, count);
-        p += 9;
-    } else {
-        p[0] = CODE_LIST_8;
-        p[1] = (uint8_t)(fields + 1);
-        p[2] = (uint8_t)count;
-        p += 3;
-    }
+    p = container_put(descriptor_put(p, SECTION_PROPERTIES), CODE_LIST_8, wide, fields, count);
     if (of->id) p = text_put(p, of->id, of->id_bytes);
     else *p++ = CODE_NULL;
     if (count == 1) return;
@@ -159,6 +176,7 @@ void amqp_map_add_value(struct writer_bytes *w, struct amqp_map *m, const uint8_
     case AMQP_BOOL: code = value->truth ? CODE_TRUE : CODE_FALSE; break;
     case AMQP_UINT: code = CODE_ULONG, number = value->natural; break;
     case AMQP_INT: code = CODE_LONG, number = (uint64_t)value->integer; break;
+    case AMQP_TIMESTAMP: code = CODE_TIMESTAMP, number = (uint64_t)value->integer; break;
     case AMQP_DOUBLE: code = CODE_DOUBLE, memcpy(&number, &value->real, sizeof number); break;
     default: break;
     }

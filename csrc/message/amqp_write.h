@@ -4,7 +4,7 @@
  *
  * Each function writes one whole part or none of it: where the room does not suffice the writer
  * has `failed` and the buffer ends with the part before.  Sections are to be written in the order
- * of the standard: header, properties, application properties, body.  What is valid UTF-8 is
+ * of the standard: header, message annotations, properties, application properties, body.  What is valid UTF-8 is
  * written as a string, anything else as binary, so what a peer sends can always be stored.
  *
  * The OVERHEAD constants are the most that a part takes beside the caller's own bytes; what
@@ -20,6 +20,7 @@
 #include "amqp_read.h"
 
 #define AMQP_HEADER_BYTES 9               /* descriptor 3, list 3, durable 1, priority 2 */
+#define AMQP_ANNOTATION_OVERHEAD_BYTES 22 /* descriptor 3, map 9, key 5, value 5 */
 #define AMQP_PROPERTIES_OVERHEAD_BYTES 48 /* descriptor 3, list 9, id 5, nulls 8, AMQP_JSON 18 (others: 5), key 5 */
 #define AMQP_MAP_OVERHEAD_BYTES 12        /* descriptor 3, map 9 */
 #define AMQP_PAIR_OVERHEAD_BYTES 14       /* key 5, value 9 */
@@ -39,6 +40,10 @@ static inline uint64_t amqp_size_max(uint32_t pairs, uint64_t payload_bytes)
 
 /* durable = true and the priority. */
 void amqp_write_header(struct writer_bytes *w, uint8_t priority);
+
+/* Message annotations with this one: bytes that are for whoever knows the key, which is ASCII, and for nobody else. */
+void amqp_write_annotation(struct writer_bytes *w, const char *key, uint32_t key_bytes, const uint8_t *value,
+                           uint32_t value_bytes);
 
 /* What is NULL is not in the message.  The content type is ASCII; the key is the group-id, by which messages
  * belong together. */
@@ -61,7 +66,7 @@ struct amqp_map {
 void amqp_map_begin(struct writer_bytes *w, struct amqp_map *m);
 void amqp_map_add(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key, uint32_t key_bytes,
                   const uint8_t *value, uint32_t value_bytes);
-/* A value with its type: NULL, BOOL, UINT, INT, DOUBLE or text; any other kind is written as null. */
+/* A value with its type: NULL, BOOL, UINT, INT, DOUBLE, TIMESTAMP or text; any other kind is written as null. */
 void amqp_map_add_value(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key, uint32_t key_bytes,
                         const struct amqp_value *value);
 void amqp_map_end(struct writer_bytes *w, struct amqp_map *m);

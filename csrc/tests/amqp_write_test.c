@@ -172,6 +172,7 @@ TEST(values_keep_their_types)
     static const struct amqp_value rows[] = {
         {.kind = AMQP_NULL}, {.kind = AMQP_BOOL, .truth = true}, {.kind = AMQP_BOOL, .truth = false},
         {.kind = AMQP_UINT, .natural = UINT64_MAX}, {.kind = AMQP_UINT, .natural = 0},
+        {.kind = AMQP_TIMESTAMP, .integer = 1413198000500}, {.kind = AMQP_TIMESTAMP, .integer = -1},
         {.kind = AMQP_INT, .integer = INT64_MIN}, {.kind = AMQP_INT, .integer = 7}, {.kind = AMQP_DOUBLE, .real = -0.1},
         {.kind = AMQP_STRING, .data = (const uint8_t *)"text", .bytes = 4}, {.kind = AMQP_OTHER},
     };
@@ -196,6 +197,48 @@ TEST(values_keep_their_types)
         else EXPECT_EQ(rows[i].natural, pair.value.natural);
     }
     EXPECT(!amqp_pairs_next(&it, &pair));
+}
+
+TEST(an_annotation_is_read_again_and_is_nothing_else_of_the_message)
+{
+    static uint8_t out[2 * LARGEST_BYTES + 100];
+    for (size_t e = 0; e < EDGES; e++)
+        for (size_t k = 0; k < EDGES; k++) {
+            uint32_t bytes = edges[e], key_bytes = edges[k];
+            uint8_t *value = made(bytes, true), *key = made(key_bytes, false);
+            struct amqp_message m;
+            struct amqp_pairs it;
+            struct amqp_pair pair;
+            struct writer_bytes w = bytes_writer(out, AMQP_ANNOTATION_OVERHEAD_BYTES + bytes + key_bytes + AMQP_NULL_BYTES);
+            amqp_write_annotation(&w, (const char *)key, key_bytes, value, bytes);
+            amqp_write_null(&w);
+            REQUIRE(!w.failed);
+            REQUIRE_OK(amqp_parse(out, (uint32_t)(w.at - out), &m));
+            EXPECT(!m.header && !m.properties && !m.application_properties);
+            amqp_pairs_begin(&it, m.message_annotations, m.message_annotations_size);
+            REQUIRE(amqp_pairs_next(&it, &pair));
+            REQUIRE_EQ(key_bytes, pair.key_bytes);
+            EXPECT_MEM_EQ(key, pair.key, key_bytes);
+            EXPECT_EQ(AMQP_BINARY, pair.value.kind);
+            REQUIRE_EQ(bytes, pair.value.bytes);
+            EXPECT_MEM_EQ(value, pair.value.data, bytes);
+            EXPECT(!amqp_pairs_next(&it, &pair));
+            free(value);
+            free(key);
+        }
+}
+
+TEST(an_annotation_is_spelled_as_the_standard_says)
+{
+    uint8_t out[64];
+    static const uint8_t small[] = {0x00, 0x53, 0x72, 0xC1, 7, 2, 0xA3, 1, 'k', 0xA0, 1, 'v'};
+    struct writer_bytes w = bytes_writer(out, sizeof out);
+    amqp_write_annotation(&w, "k", 1, (const uint8_t *)"v", 1);
+    REQUIRE_EQ(sizeof small, (size_t)(w.at - out));
+    EXPECT_MEM_EQ(small, out, sizeof small);
+    w = bytes_writer(out, sizeof small - 1);
+    amqp_write_annotation(&w, "k", 1, (const uint8_t *)"v", 1);
+    EXPECT(w.failed && w.at == out);
 }
 
 TEST(a_section_takes_at_most_its_overhead)

@@ -284,7 +284,8 @@ cdef extern from "message/amqp.h" nogil:
         amqp_body body_kind
         const uint8_t *body
         const uint8_t *application_properties
-        uint32_t body_size, application_properties_size
+        const uint8_t *message_annotations
+        uint32_t body_size, application_properties_size, message_annotations_size
 
     err amqp_parse(const uint8_t *data, uint32_t size, amqp_message *out)
 
@@ -355,7 +356,13 @@ cdef extern from "message/amqp_write.h" nogil:
     struct amqp_map:
         uint32_t count
 
+    enum:
+        AMQP_ANNOTATION_OVERHEAD_BYTES
+        AMQP_TEXT_MAX_BYTES
+
     uint64_t amqp_size_max(uint32_t pairs, uint64_t payload_bytes)
+    void amqp_write_annotation(writer_bytes *w, const char *key, uint32_t key_bytes, const uint8_t *value,
+                               uint32_t value_bytes)
     void amqp_write_header(writer_bytes *w, uint8_t priority)
     void amqp_write_properties(writer_bytes *w, const amqp_properties *p)
     void amqp_map_begin(writer_bytes *w, amqp_map *m)
