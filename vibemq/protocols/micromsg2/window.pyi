@@ -8,10 +8,6 @@ class Arrival(IntEnum):
     DUPLICATE = 1
     OVERRUN = 2
 
-TAKEN: Arrival
-DUPLICATE: Arrival
-OVERRUN: Arrival
-
 class SendWindow:
     size: int
     count: int

@@ -11,11 +11,12 @@ Rings grow by doubling as far as the window is used, so an idle connection has n
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
+from vibemq.protocols.micromsg2.wire cimport SEQUENCE_MAX
+
 from vibemq.protocols.micromsg2.spec import WINDOW_MAX
 
 cdef enum:
-    NUMBER_LAST = 65535
-    NUMBERS = 65536
+    SEEN_WORDS = (SEQUENCE_MAX + 1) // 64
     CAPACITY_FIRST = 16
 
 cdef enum:  # states of a received message
@@ -55,11 +56,14 @@ cdef class SendWindow:
     def __dealloc__(self):
         free(self.ring)
 
+    def __sizeof__(self):
+        return sizeof(SendWindow) + self.capacity * sizeof(sent_message)
+
     cpdef bint has_room(self) noexcept:
         return self.count < self.size or self.size == 0
 
     cpdef uint16_t next(self) noexcept:
-        self.last = 1 if self.last == NUMBER_LAST else self.last + 1
+        self.last = 1 if self.last == SEQUENCE_MAX else self.last + 1
         return self.last
 
     cpdef int push(self, int32_t consumer, int32_t slot, uint32_t slot_sequence) except -1:
@@ -75,10 +79,10 @@ cdef class SendWindow:
 
     cpdef uint32_t covered(self, int64_t number) noexcept:
         cdef int64_t younger = self.last - number
-        if number < 1 or number > NUMBER_LAST:
+        if number < 1 or number > SEQUENCE_MAX:
             return 0
         if younger < 0:
-            younger += NUMBER_LAST
+            younger += SEQUENCE_MAX
         return self.count - <uint32_t> younger if younger < self.count else 0
 
     cdef sent_message *oldest(self) noexcept:
@@ -107,6 +111,10 @@ cdef class ReceiveWindow:
         free(self.ring)
         free(self.seen)
 
+    def __sizeof__(self):
+        return (sizeof(ReceiveWindow) + self.capacity * sizeof(received_message)
+                + (SEEN_WORDS * sizeof(uint64_t) if self.seen != NULL else 0))
+
     cpdef int take(self, uint16_t number) except -1:
         if self.size:
             if self.seen != NULL and self.seen[number >> 6] >> (number & 63) & 1:
@@ -128,7 +136,7 @@ cdef class ReceiveWindow:
             old = self.ring[self.forgotten & (self.capacity - 1)].number
             self.seen[old >> 6] &= ~(<uint64_t> 1 << (old & 63))
         if self.seen == NULL:
-            self.seen = <uint64_t *> calloc(NUMBERS // 64, sizeof(uint64_t))
+            self.seen = <uint64_t *> calloc(SEEN_WORDS, sizeof(uint64_t))
             if self.seen == NULL:
                 raise MemoryError
         if self.index - self.forgotten == self.capacity:
