@@ -25,6 +25,7 @@ from vibemq.broker.admission import (
     needs_login,
     with_queue,
 )
+from vibemq.broker.helping import in_helper
 from vibemq.broker.policy import ACK_TIMEOUT_MS_MIN
 from vibemq.errors import AccountError, LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.native import compression
@@ -146,28 +147,6 @@ def refuse_framing(session: NativeSession, problem: Exception, request_id: bytes
     logger.info("%s: refused: %s", session.peer, problem)
     session.refuse_frame(request_id or FRESH_ID, ErrorCode.INVALID_MESSAGE.encode(), str(problem).encode()[:65_535])
     session.finish()
-
-
-def in_helper(
-    session: NativeSession,
-    work: Callable[[], Any],
-    done: Callable[[Any, BaseException | None], None],
-    submit: Callable[..., None] | None = None,
-) -> None:
-    """Run ``work`` in a helper thread and ``done(result, error)`` in the loop, unless the peer has left."""
-
-    def finish(result: Any, problem: BaseException | None) -> None:
-        if session.state == "closed":
-            return
-        session.set_idle()  # before `done`, which may be busy again
-        try:
-            done(result, problem)
-        except Exception as later:
-            session.fail(later)
-        session.resume()
-
-    session.set_busy()
-    (submit or session.door.helpers.submit)(work, finish)
 
 
 def failed(session: NativeSession, request: Message, problem: BaseException) -> None:

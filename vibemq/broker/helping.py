@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that would keep the loop, done by a helper thread while the session that wants it takes no more frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def in_helper(
+    session: Any,
+    work: Callable[[], Any],
+    done: Callable[[Any, BaseException | None], None],
+    submit: Callable[..., None] | None = None,
+) -> None:
+    """Run ``work`` in a helper thread and ``done(result, error)`` in the loop, unless the peer has left.
+
+    `session`: a door's, with `state`, `door.helpers`, and ``set_busy``, ``set_idle``, ``resume`` and ``fail``.
+    """
+
+    def finish(result: Any, problem: BaseException | None) -> None:
+        if session.state == "closed":
+            return
+        session.set_idle()  # before `done`, which may be busy again
+        try:
+            done(result, problem)
+        except Exception as later:
+            session.fail(later)
+        session.resume()
+
+    session.set_busy()
+    (submit or session.door.helpers.submit)(work, finish)
