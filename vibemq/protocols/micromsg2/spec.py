@@ -155,3 +155,6 @@ class PropertyType(StrEnum):
     NUMBER = "N"
     DATE = "D"
     TEXT = "T"
+
+
+TYPE_LETTERS = frozenset(PropertyType)
