@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each door's way in and way out, by a client that people use, and Spark's way out.
+
+A message is named in the terms of its door: what a client is told to publish, and what it then says it got.  Nothing is
+translated here but how a client spells things (rstream has texts as bytes; a hub's base64 is bytes), so that the tables
+in door_values.py say what the broker does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from running import Running
+
+import vibemq.client
+
+DEADLINE_S = 60
+RECORD_BYTES_MAX = 1 << 20  # of a hub: twice what the largest body here becomes
+LOGIN: dict[str, Any] = {"username": "guest", "password": "guest"}
+BASE64 = "base64"
+SECTION = b"\0\x53"  # how each section of an AMQP 1.0 message begins
+
+
+class Nothing:
+    """A body that is not there; None is a null in JSON."""
+
+    def __repr__(self) -> str:
+        return "NOTHING"
+
+
+NOTHING = Nothing()
+
+
+class Message(NamedTuple):
+    """What a door has no word for stays as it is here."""
+
+    body: Any
+    id: Any = "m-1"
+    headers: Mapping[str, Any] = {}
+    content_type: str | None = None
+    key: str | None = None
+
+
+def run(work: Awaitable[Any]) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(DEADLINE_S):
+            return await work
+
+    return asyncio.run(limited())
+
+
+# ---- native: vibemq.client ----
+
+
+def native_client(served: Running) -> vibemq.client.Client:
+    return vibemq.client.connect(f"vibemq://{served.host}:{served.native_port}")
+
+
+def native_publish(served: Running, queue: str, messages: Sequence[Message]) -> None:
+    with native_client(served) as client:
+        for message in messages:
+            # The client has no word for no payload but JSON text of no length.
+            is_empty = message.body is NOTHING
+            client.publish(
+                queue, "" if is_empty else message.body, raw=is_empty, headers=message.headers, id=message.id
+            )
+
+
+def native_consume(served: Running, queue: str, count: int) -> list[Message]:
+    with native_client(served) as client, client.consume(queue, timeout_s=DEADLINE_S) as consumer:
+        found = []
+        for _ in range(count):
+            message = next(consumer)
+            found.append(Message(message.payload, message.id, message.headers))
+            message.ack()
+        return found
+
+
+# ---- streams: rstream, whose offsets take nothing from a queue ----
+
+
+def streams_publish(served: Running, queue: str, messages: Sequence[Message]) -> None:
+    from rstream import AMQPMessage, Producer, Properties
+
+    def written(message: Message) -> Any:
+        if isinstance(message, bytes):
+            return message
+        properties = Properties(message_id=message.id, content_type=message.content_type, group_id=message.key)
+        part = {"value" if isinstance(message.body, str) else "body": message.body}
+        return AMQPMessage(
+            **({} if message.body is NOTHING else part),
+            properties=properties,
+            application_properties=dict(message.headers) or None,
+        )
+
+    async def work() -> None:
+        async with Producer(served.host, served.port, **LOGIN) as producer:
+            for message in messages:
+                await producer.send_wait(queue, written(message))
+
+    run(work())
+
+
+def streams_consume(served: Running, queue: str, count: int) -> list[Message]:
+    return [streams_message(data) for data in streams_stored(served, queue, count)]
+
+
+def streams_stored(served: Running, queue: str, count: int) -> list[bytes]:
+    """The first messages as they are stored."""
+    from rstream import Consumer, ConsumerOffsetSpecification, OffsetType
+
+    async def work() -> list[bytes]:
+        found: list[bytes] = []
+        complete = asyncio.Event()
+
+        def collect(data: bytes, _: Any) -> None:
+            found.append(data)
+            if len(found) == count:
+                complete.set()
+
+        consumer = Consumer(served.host, served.port, **LOGIN)
+        await consumer.start()
+        try:
+            place = ConsumerOffsetSpecification(OffsetType.FIRST, None)
+            await consumer.subscribe(queue, collect, offset_specification=place)
+            await complete.wait()
+        finally:
+            await consumer.close()
+        return found
+
+    return run(work())
+
+
+def streams_message(data: bytes) -> Message:
+    from rstream import Properties, amqp_decoder
+
+    if not data.startswith(SECTION):
+        return Message(data, None)
+    message = amqp_decoder(data)
+    properties = message.properties or Properties()
+    headers = {text(key): text(value) for key, value in (message.application_properties or {}).items()}
+    body = message.body if message.body is not None else text(message.value)
+    body = NOTHING if body is None else body
+    return Message(body, text(properties.message_id), headers, text(properties.content_type), text(properties.group_id))
+
+
+def text(value: Any) -> Any:
+    """rstream gives strings, symbols and binary as bytes."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    return value
+
+
+# ---- signalr: aiosignalr, JSON over WebSockets ----
+
+
+def with_hub(served: Running, work: Callable[[Any], Awaitable[Any]]) -> Any:
+    from aiosignalr.client import HubConnection
+    from aiosignalr.protocol import JSONProtocol
+
+    class Json(JSONProtocol):
+        def __init__(self) -> None:
+            super().__init__(RECORD_BYTES_MAX)  # instead of 32 KiB
+
+    async def talk() -> Any:
+        hub = HubConnection(protocol=Json())
+        await hub.start(f"http://{served.host}:{served.ports['signalr']}/hub", transports={"WebSockets"})
+        try:
+            return await work(hub)
+        finally:
+            await hub.stop()
+
+    return run(talk())
+
+
+def signalr_publish(served: Running, queue: str, messages: Sequence[Message]) -> None:
+    async def work(hub: Any) -> None:
+        for message in messages:
+            body = message.body
+            options = {
+                "messageId": message.id,
+                "headers": message.headers,
+                "contentType": message.content_type,
+                "key": message.key,
+            }
+            if isinstance(body, bytes):
+                body, options["encoding"] = binascii.b2a_base64(body, newline=False).decode(), BASE64
+            await hub.invoke("Publish", queue, body, {name: value for name, value in options.items() if value})
+
+    with_hub(served, work)
+
+
+def signalr_consume(served: Running, queue: str, count: int) -> list[Message]:
+    async def work(hub: Any) -> list[Message]:
+        deliveries = await hub.stream("Subscribe", queue)
+        try:
+            return [signalr_message(await anext(deliveries)) for _ in range(count)]
+        finally:
+            await deliveries.aclose()
+
+    return with_hub(served, work)
+
+
+def signalr_message(delivery: dict[str, Any]) -> Message:
+    body = delivery["body"]
+    if delivery.get("encoding") == BASE64:
+        body = binascii.a2b_base64(body, strict_mode=True)
+    return Message(body, delivery["id"], delivery.get("headers", {}), delivery.get("contentType"), delivery.get("key"))
+
+
+# ---- Spark ----
+
+
+def spark_read(spark: Any, served: Running, queue: str, count: int) -> list[Message]:
+    reader = spark.read.format("vibemq").option("endpoints", f"{served.host}:{served.port}").option("stream", queue)
+    rows = reader.option("includeHeaders", "true").load().orderBy("offset").collect()
+    assert len(rows) == count, rows
+    return [Message(bytes(row.value), row.message_id, row.headers) for row in rows]
+
+
+# ---- the table ----
+
+
+class Door(NamedTuple):
+    publish: Callable[[Running, str, Sequence[Message]], None]
+    consume: Callable[[Running, str, int], list[Message]]
+
+
+#: A further door is one more entry here, and one more column in door_values.py.
+DOORS = {
+    "native": Door(native_publish, native_consume),
+    "streams": Door(streams_publish, streams_consume),
+    "signalr": Door(signalr_publish, signalr_consume),
+}
+SPARK = "spark"
+PAIRS = [(publisher, consumer) for publisher in DOORS for consumer in (*DOORS, SPARK)]

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes in by any door comes out of every door, and of Spark: the same body, id and headers.
+
+Each pair of doors exchanges every row of the tables that the publisher can say, by clients that people use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Exchange
+from door_clients import PAIRS, Message
+from door_headers import HEADERS
+from door_values import BODIES, EMPTY, IDS, OFFSET, Row
+
+pytestmark = pytest.mark.timeout(180)  # the first pair with Spark starts a Java runtime
+
+
+def typed(value: Any) -> Any:
+    """So that 1, 1.0 and True are three values."""
+    if isinstance(value, dict):
+        return {name: typed(each) for name, each in value.items()}
+    return type(value).__name__, value
+
+
+def comparable(message: Message, offset: int) -> Message:
+    id = str(offset) if message.id is OFFSET else message.id
+    return message._replace(headers=typed(dict(message.headers)), id=typed(id), body=typed(message.body))
+
+
+def check(exchange: Exchange, publisher: str, consumer: str, rows: dict[str, Row]) -> None:
+    said = {name: row for name, row in rows.items() if publisher in row.sent}
+    found = exchange(publisher, consumer, [row.sent[publisher] for row in said.values()])
+    wrong = []
+    for offset, (name, row) in enumerate(said.items()):
+        got, expected = comparable(found[offset], offset), comparable(row.got[consumer], offset)
+        if got != expected:
+            wrong.append(f"{name}:\n  got    {got!r:.1000}\n  needed {expected!r:.1000}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("publisher", "consumer"), PAIRS)
+def test_a_body_is_what_it_was(exchange: Exchange, publisher: str, consumer: str) -> None:
+    check(exchange, publisher, consumer, BODIES | EMPTY)
+
+
+@pytest.mark.parametrize(("publisher", "consumer"), PAIRS)
+def test_ids_and_keys_are_what_they_were(exchange: Exchange, publisher: str, consumer: str) -> None:
+    check(exchange, publisher, consumer, IDS)
+
+
+@pytest.mark.parametrize(("publisher", "consumer"), PAIRS)
+def test_headers_are_what_they_were(exchange: Exchange, publisher: str, consumer: str) -> None:
+    check(exchange, publisher, consumer, HEADERS)
