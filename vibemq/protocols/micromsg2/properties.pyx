@@ -1,0 +1,644 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A MicroMsg2 message as the AMQP 1.0 message that is stored, and any stored message's properties as they go out.
+
+    name:Tanna;age:N42;at:D1413198000.5;      string, long (ulong, double), timestamp; without a letter: string
+
+`message-id` is the message's id and `content-type` its content type, not application properties; they go out behind
+the rest. The type that the dotnet extension gives is the application property `dotnet-type`.
+
+Peers get the bytes that the sender wrote.  Mostly they are what the stored properties are written as again; where
+they are not, they are kept beside them in a message annotation, which no other door looks at, and go out as they are
+with what they do not say (the content type of another serializer, the dotnet-type) behind them.
+
+A property twice counts with its last value: a map with a key twice is no AMQP.  One without a key does not count.
+"""
+
+from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint64_t
+from libc.stdlib cimport realloc, strtod
+from libc.string cimport memcmp, memcpy, memset
+from vibemq.broker.payload cimport scratch_room
+from vibemq.protocols.micromsg2.wire cimport is_escape, is_unreserved, percent_decode, percent_encode, property_next
+from vibemq.storage cimport core
+from vibemq.storage.core cimport (
+    AMQP_BINARY, AMQP_BOOL, AMQP_CONTENT_TYPE, AMQP_DOUBLE, AMQP_FLOAT, AMQP_INT, AMQP_NULL, AMQP_OTHER, AMQP_STRING,
+    AMQP_SYMBOL, AMQP_TEXT_MAX_BYTES, AMQP_TIMESTAMP, AMQP_UINT, AMQP_UUID, OK, amqp_map, amqp_pair, amqp_pairs,
+    amqp_properties, bytes_store32, writer_bytes,
+)
+
+from vibemq.protocols.micromsg2 import spec
+
+cdef enum:
+    PROPERTIES_BYTES_MAX = 65535       # as spec has it
+    CONTENT_TYPE_BYTES_MAX = 255       # it is in each delivery
+    NUMBER_BYTES_MAX = 64              # of one that is no whole number; a double needs 24
+    SECONDS_MAX = 9223372036854774     # so that milliseconds fit
+    FEW = 32                           # properties that are compared each with each
+    TYPED_BYTES_MAX = 64               # of a value that is no text, with its letter
+    TYPE_NUMBER = 0x4E
+    TYPE_DATE = 0x44
+    TYPE_TEXT = 0x54
+    EQUALS = 0x3D
+    COLON = 0x3A
+    SEMICOLON = 0x3B
+
+cdef uint32_t SINGLE_BYTES_MAX = spec.SHARP_PROPERTIES_BYTES_MAX
+cdef bytes ANNOTATION = b"x-micromsg2-properties"
+cdef bytes DOTNET_TYPE = b"dotnet-type"
+cdef bytes MESSAGE_ID = b"message-id"
+cdef bytes CONTENT_TYPE = b"content-type"
+
+cdef struct property:
+    const uint8_t *key
+    uint32_t key_size
+    bint dropped
+    amqp_value value
+
+# What a sender's properties say beside those in `parsed`.
+cdef struct parsed_properties:
+    uint32_t count
+    bint strict                        # they would be written like this again
+    const uint8_t *id
+    const uint8_t *content_type
+    uint32_t id_size, content_type_size
+
+# The properties that message_write is about, and how many there is memory for.
+cdef property *parsed = NULL
+cdef uint32_t parsed_capacity = 0
+
+# A key and a value of fewer than 64 KiB, each byte encoded, behind others of as many.
+cdef uint8_t written[4 * 65536 + TYPED_BYTES_MAX]
+
+# Properties on their way out.
+cdef struct writing:
+    uint8_t *at
+    uint32_t bytes_max
+    bint single
+    bint full                          # something did not fit, or it is single and written
+
+
+cdef bint is_key(const uint8_t *key, uint32_t size, bytes name) noexcept:
+    return size == <uint32_t> len(name) and memcmp(key, <char *> name, size) == 0
+
+
+cdef bint is_message_id(const uint8_t *key, uint32_t size) noexcept:
+    return is_key(key, size, MESSAGE_ID)
+
+
+cdef bint is_content_type(const uint8_t *key, uint32_t size) noexcept:
+    return is_key(key, size, CONTENT_TYPE)
+
+
+# ---- values as text ----
+
+
+cdef bint is_digit(uint8_t c) noexcept:
+    return <uint8_t> (c - 0x30) < 10
+
+
+cdef const uint8_t *digits_end(const uint8_t *p, const uint8_t *end) noexcept:
+    while p < end and is_digit(p[0]):
+        p += 1
+    return p
+
+
+cdef bint natural_parse(const uint8_t *p, const uint8_t *end, uint64_t *out) noexcept:
+    """At least one digit and nothing else, and a number that fits."""
+    cdef uint64_t digit
+    out[0] = 0
+    if p == end:
+        return False
+    while p < end:
+        digit = <uint8_t> (p[0] - 0x30)
+        if digit > 9 or out[0] > (UINT64_MAX - digit) // 10:
+            return False
+        out[0] = out[0] * 10 + digit
+        p += 1
+    return True
+
+
+cdef bint real_parse(const uint8_t *p, uint32_t size, double *out) noexcept:
+    """A finite number of the form -1.5e-3, in which one of the two sides of the point may be empty."""
+    cdef const uint8_t *end = p + size
+    cdef const uint8_t *at = p
+    cdef const uint8_t *digits
+    cdef size_t count
+    cdef char text[NUMBER_BYTES_MAX + 1]
+    if size > NUMBER_BYTES_MAX:
+        return False
+    if at < end and at[0] == c"-":
+        at += 1
+    digits, at = at, digits_end(at, end)
+    count = at - digits
+    if at < end and at[0] == c".":
+        digits = at + 1
+        at = digits_end(digits, end)
+        count += at - digits
+    if count == 0:
+        return False
+    if at < end and at[0] | 0x20 == c"e":
+        at += 1
+        if at < end and (at[0] == c"-" or at[0] == c"+"):
+            at += 1
+        digits = at
+        at = digits_end(digits, end)
+        if at == digits:
+            return False
+    if at != end:
+        return False
+    memcpy(text, p, size)
+    text[size] = 0
+    out[0] = strtod(text, NULL)
+    return out[0] - out[0] == 0
+
+
+cdef bint number_parse(const uint8_t *p, uint32_t size, amqp_value *out) noexcept:
+    cdef bint negative = size > 0 and p[0] == c"-"
+    cdef uint64_t natural
+    cdef double real
+    if natural_parse(p + negative, p + size, &natural):
+        if not negative and natural > <uint64_t> INT64_MAX:
+            out.kind, out.natural = AMQP_UINT, natural
+            return True
+        if natural <= <uint64_t> INT64_MAX + negative:
+            out.kind, out.natural = AMQP_INT, 0 - natural if negative else natural
+            return True
+    if not real_parse(p, size, &real):
+        return False
+    out.kind, out.real = AMQP_DOUBLE, real
+    return True
+
+
+cdef bint date_parse(const uint8_t *p, uint32_t size, amqp_value *out) noexcept:
+    """Seconds since 1970; what is beyond milliseconds is cut."""
+    cdef const uint8_t *end = p + size
+    cdef const uint8_t *point
+    cdef bint negative = size > 0 and p[0] == c"-"
+    cdef uint64_t seconds
+    cdef int64_t ms = 0
+    cdef int i
+    p += negative
+    point = digits_end(p, end)
+    if not natural_parse(p, point, &seconds) or seconds > SECONDS_MAX:
+        return False
+    if point < end and (point[0] != c"." or digits_end(point + 1, end) != end):
+        return False
+    for i in range(1, 4):
+        ms = ms * 10 + (point[i] - 0x30 if point + i < end else 0)
+    ms += <int64_t> seconds * 1000
+    out.kind, out.integer = AMQP_TIMESTAMP, -ms if negative else ms
+    return True
+
+
+cdef bint is_strict(const uint8_t *p, uint32_t size, bint *escaped) noexcept:
+    """Is the text encoded as percent_encode does?  `escaped`: it is not its own decoded form."""
+    cdef const uint8_t *end = p + size
+    cdef uint8_t c
+    cdef uint8_t again[3]
+    cdef bint strict = True
+    escaped[0] = False
+    while p < end:
+        c = p[0]
+        if is_unreserved(c):
+            p += 1
+        elif is_escape(p, end):
+            escaped[0] = True
+            percent_decode(&c, p, 3)
+            strict = strict and percent_encode(again, &c, 1) == again + 3 and memcmp(again, p, 3) == 0
+            p += 3
+        else:
+            strict = False
+            p += 1
+    return strict
+
+
+cdef bint value_parse(const uint8_t *text, uint32_t size, uint8_t *room, amqp_value *out) noexcept:
+    cdef bint escaped
+    cdef bint strict = is_strict(text, size, &escaped)
+    cdef const uint8_t *decoded = text
+    cdef uint8_t again[TYPED_BYTES_MAX]
+    memset(out, 0, sizeof(amqp_value))
+    out.kind, out.data, out.bytes = AMQP_STRING, text, size
+    if escaped:
+        out.data, out.bytes = room, <uint32_t> (percent_decode(room, text, size) - room)
+        decoded = room
+    if out.bytes == 0:
+        return False
+    out.data += 1
+    out.bytes -= 1
+    if decoded[0] == TYPE_TEXT:
+        return strict and text[0] == TYPE_TEXT
+    if decoded[0] == TYPE_NUMBER and number_parse(out.data, out.bytes, out) \
+            or decoded[0] == TYPE_DATE and date_parse(out.data, out.bytes, out):
+        return not escaped and value_put(again, out) == again + size and memcmp(again, text, size) == 0
+    out.data -= 1
+    out.bytes += 1
+    return False
+
+
+cdef bint is_untyped(const amqp_value *v) noexcept:
+    return v.kind == AMQP_BOOL or (v.kind == AMQP_DOUBLE or v.kind == AMQP_FLOAT) and v.real - v.real != 0
+
+
+cdef uint8_t *date_put(uint8_t *out, int64_t ms) noexcept:
+    cdef uint64_t size = 0 - <uint64_t> ms if ms < 0 else <uint64_t> ms
+    cdef uint64_t fraction = size % 1000
+    cdef amqp_value seconds
+    out[0] = TYPE_DATE
+    out += 1
+    if ms < 0:
+        out[0] = c"-"
+        out += 1
+    seconds.kind, seconds.natural = AMQP_UINT, size // 1000
+    out += core.amqp_value_text(&seconds, <char *> out, AMQP_TEXT_MAX_BYTES)
+    out[0] = c"."
+    out += 1
+    while True:
+        out[0] = <uint8_t> (0x30 + fraction // 100)
+        out += 1
+        fraction = fraction % 100 * 10
+        if fraction == 0:
+            return out
+
+
+cdef uint8_t *number_put(uint8_t *out, const char *text, size_t size, bint is_real) noexcept:
+    """A number that is no whole one keeps a point or an exponent; its + would have to be encoded."""
+    cdef size_t i
+    out[0] = TYPE_NUMBER
+    out += 1
+    for i in range(size):
+        if text[i] == c"." or text[i] == c"e":
+            is_real = False
+        if text[i] != c"+":
+            out[0] = <uint8_t> text[i]
+            out += 1
+    if is_real:
+        out[0], out[1] = c".", c"0"
+        out += 2
+    return out
+
+
+cdef uint8_t *value_put(uint8_t *out, const amqp_value *v) noexcept:
+    """The end of the value, with its letter and encoded; NULL: MicroMsg2 has no word for it."""
+    cdef char text[AMQP_TEXT_MAX_BYTES]
+    cdef size_t size
+    if v.kind == AMQP_STRING or v.kind == AMQP_SYMBOL or v.kind == AMQP_BINARY:
+        out[0] = TYPE_TEXT
+        return percent_encode(out + 1, v.data, v.bytes)
+    if v.kind == AMQP_NULL or v.kind == AMQP_OTHER:
+        return NULL
+    if v.kind == AMQP_TIMESTAMP:
+        return date_put(out, v.integer)
+    size = core.amqp_value_text(v, text, AMQP_TEXT_MAX_BYTES)
+    if v.kind == AMQP_INT or v.kind == AMQP_UINT or not is_untyped(v) and v.kind != AMQP_UUID:
+        return number_put(out, text, size, v.kind == AMQP_DOUBLE or v.kind == AMQP_FLOAT)
+    if v.kind == AMQP_UUID:
+        out[0] = TYPE_TEXT
+        out += 1
+    memcpy(out, text, size)
+    return out + size
+
+
+# ---- in ----
+
+
+cdef property *next_parsed(uint32_t count) except NULL:
+    global parsed, parsed_capacity
+    cdef property *grown
+    if count == parsed_capacity:
+        grown = <property *> realloc(parsed, (2 * <size_t> count + FEW) * sizeof(property))
+        if grown == NULL:
+            raise MemoryError
+        parsed, parsed_capacity = grown, 2 * count + FEW
+    return parsed + count
+
+
+cdef bint is_content_type_text(const amqp_value *v) noexcept:
+    cdef uint32_t i
+    if v.kind != AMQP_STRING or not 0 < v.bytes <= CONTENT_TYPE_BYTES_MAX:
+        return False
+    for i in range(v.bytes):
+        if not 0x20 <= v.data[i] < 0x7F:
+            return False
+    return True
+
+
+cdef int parse(const uint8_t *properties, uint32_t size, uint8_t *room, bint has_dotnet_type,
+               parsed_properties *out) except -1:
+    """At least one byte.  `room` is for decoded texts, of `size` bytes."""
+    cdef const uint8_t *at = properties
+    cdef const uint8_t *end = properties + size
+    cdef const uint8_t *start
+    cdef const uint8_t *key
+    cdef const uint8_t *value
+    cdef uint32_t key_size = 0, value_size = 0
+    cdef property *p
+    cdef bint escaped
+    memset(out, 0, sizeof(parsed_properties))
+    out.strict = (end - 1)[0] == SEMICOLON
+    while True:
+        start = at
+        if not property_next(&at, end, &key, &key_size, &value, &value_size):
+            break
+        p = next_parsed(out.count)
+        p.dropped = False
+        p.key, p.key_size = key, key_size
+        if not is_strict(key, key_size, &escaped) or key != start or key_size == 0 or (value - 1)[0] != COLON:
+            out.strict = False
+        if escaped:
+            p.key = room
+            room = percent_decode(room, key, key_size)
+            p.key_size = <uint32_t> (room - p.key)
+        if not value_parse(value, value_size, room, &p.value):
+            out.strict = False
+        room += value_size
+        if is_message_id(p.key, p.key_size):
+            out.strict = out.strict and out.id == NULL and p.value.kind == AMQP_STRING and p.value.bytes > 0
+            out.id, out.id_size = p.value.data, p.value.bytes
+        elif is_content_type(p.key, p.key_size):
+            out.strict = False  # whether it goes out depends on the receiver
+            if is_content_type_text(&p.value):
+                out.content_type, out.content_type_size = p.value.data, p.value.bytes
+        elif p.key_size == 0 or has_dotnet_type and is_key(p.key, p.key_size, DOTNET_TYPE):
+            out.strict = False
+        else:
+            out.strict = out.strict and out.id == NULL
+            out.count += 1
+    out.strict = out.strict and start == end
+    return drop_repeated(out)
+
+
+cdef int drop_repeated(parsed_properties *of) except -1:
+    cdef uint32_t i, j
+    cdef bytes name
+    cdef dict last
+    if of.count <= FEW:
+        for i in range(of.count):
+            for j in range(i + 1, of.count):
+                if parsed[i].key_size == parsed[j].key_size \
+                        and memcmp(parsed[i].key, parsed[j].key, parsed[i].key_size) == 0:
+                    parsed[i].dropped = True
+                    of.strict = False
+                    break
+        return 0
+    last = {}  # of thousands, comparing each with each would take seconds
+    for i in range(of.count):
+        name = (<const char *> parsed[i].key)[:parsed[i].key_size]
+        if name in last:
+            parsed[<uint32_t> last[name]].dropped = True
+            of.strict = False
+        last[name] = i
+    return 0
+
+
+cdef int write_map(writer_bytes *w, uint32_t count, bytes dotnet_type) except -1:
+    cdef amqp_map map
+    cdef uint32_t i
+    core.amqp_map_begin(w, &map)
+    for i in range(count):
+        if not parsed[i].dropped:
+            core.amqp_map_add_value(w, &map, parsed[i].key, parsed[i].key_size, &parsed[i].value)
+    if dotnet_type is not None:
+        core.amqp_map_add(w, &map, <const uint8_t *> <char *> DOTNET_TYPE, <uint32_t> len(DOTNET_TYPE),
+                          <const uint8_t *> <char *> dotnet_type, <uint32_t> len(dotnet_type))
+    core.amqp_map_end(w, &map)
+    return 0
+
+
+cdef size_t message_write(const uint8_t *properties, uint32_t properties_size, const uint8_t *payload,
+                          uint32_t payload_size, const char *content_type, uint32_t content_type_size,
+                          bytes dotnet_type, uint8_t **out) except 0:
+    cdef writer_bytes w
+    cdef amqp_properties fields
+    cdef parsed_properties found
+    # At least two bytes for each property, and each of their bytes once as it is and once in its place.
+    cdef size_t room = 4 + core.amqp_size_max(
+        properties_size // 2 + 2, <uint64_t> payload_size + 2 * <uint64_t> properties_size + content_type_size
+        + (0 if dotnet_type is None else len(DOTNET_TYPE) + len(dotnet_type))
+        + core.AMQP_ANNOTATION_OVERHEAD_BYTES + len(ANNOTATION))
+    cdef uint8_t *data = scratch_room(room + properties_size)
+    found.count = found.id_size = found.content_type_size = 0
+    found.strict = True
+    if properties_size:
+        parse(properties, properties_size, data + room, dotnet_type is not None, &found)
+    w = core.bytes_writer(data + 4, room - 4)
+    if not found.strict:
+        core.amqp_write_annotation(&w, <char *> ANNOTATION, <uint32_t> len(ANNOTATION), properties, properties_size)
+    if found.content_type_size:
+        content_type, content_type_size = <const char *> found.content_type, found.content_type_size
+    if found.id_size or content_type_size:
+        memset(&fields, 0, sizeof(fields))
+        if found.id_size:
+            fields.id, fields.id_bytes = found.id, found.id_size
+        if content_type_size:
+            fields.content_type, fields.content_type_bytes = content_type, content_type_size
+        core.amqp_write_properties(&w, &fields)
+    if found.count or dotnet_type is not None:
+        write_map(&w, found.count, dotnet_type)
+    core.amqp_write_data(&w, payload, payload_size)
+    if w.failed:
+        raise AssertionError("amqp_size_max was too small")
+    bytes_store32(data, <uint32_t> (w.at - data - 4))
+    out[0] = data
+    return w.at - data
+
+
+# ---- out ----
+
+
+cdef bint kept_of(const message_view *m, amqp_pair *out) noexcept:
+    """The sender's own bytes, where they had to be kept."""
+    cdef amqp_pairs it
+    core.amqp_pairs_begin(&it, m.amqp.message_annotations, m.amqp.message_annotations_size)
+    while core.amqp_pairs_next(&it, out):
+        if is_key(out.key, out.key_bytes, ANNOTATION) and out.value.kind == AMQP_BINARY:
+            return 0 < out.value.bytes <= PROPERTIES_BYTES_MAX
+    return False
+
+
+cdef bint has_key(const amqp_value *kept, bytes name) noexcept:
+    cdef const uint8_t *at = kept.data
+    cdef const uint8_t *key
+    cdef const uint8_t *value
+    cdef uint32_t key_size = 0, value_size = 0
+    while property_next(&at, kept.data + kept.bytes, &key, &key_size, &value, &value_size):
+        if is_key(key, key_size, name):
+            return True
+    return False
+
+
+cdef bint dotnet_type_value(const message_view *m, amqp_pair *out) noexcept:
+    cdef amqp_pairs it
+    if not m.is_amqp:
+        return False
+    core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
+    while core.amqp_pairs_next(&it, out):
+        if is_key(out.key, out.key_bytes, DOTNET_TYPE) and out.value.kind == AMQP_STRING:
+            return 0 < out.value.bytes <= PROPERTIES_BYTES_MAX
+    return False
+
+
+cdef const uint8_t *dotnet_type_of(const message_view *m, uint32_t *size) noexcept:
+    cdef amqp_pair pair
+    size[0] = 0
+    if not dotnet_type_value(m, &pair):
+        return NULL
+    size[0] = pair.value.bytes
+    return pair.value.data
+
+
+cdef bint id_of(const message_view *m, char *text, amqp_value *out) noexcept:
+    if not m.is_amqp or not core.amqp_message_id(&m.amqp, out):
+        return False
+    if out.kind != AMQP_STRING and out.kind != AMQP_BINARY:
+        out.bytes = <uint32_t> core.amqp_value_text(out, text, AMQP_TEXT_MAX_BYTES)
+        out.kind, out.data = AMQP_STRING, <const uint8_t *> text
+    return 0 < out.bytes <= PROPERTIES_BYTES_MAX
+
+
+cdef bint content_type_of(const message_view *m, amqp_value *out) noexcept:
+    return m.is_amqp and core.amqp_property(&m.amqp, AMQP_CONTENT_TYPE, out) \
+        and (out.kind == AMQP_SYMBOL or out.kind == AMQP_STRING) and 0 < out.bytes <= PROPERTIES_BYTES_MAX
+
+
+cdef int put(writing *w, const uint8_t *key, uint32_t key_size, const amqp_value *v) noexcept:
+    """One property more, where there is room for it."""
+    cdef uint8_t *p
+    cdef uint32_t bytes = v.bytes if v.kind == AMQP_STRING or v.kind == AMQP_SYMBOL or v.kind == AMQP_BINARY else 0
+    if key_size == 0 or w.full and w.single:
+        return 0
+    if <uint64_t> key_size + bytes > PROPERTIES_BYTES_MAX:  # encoded they are larger still, and `written` has no room
+        w.full = not w.single
+        return 0
+    p = percent_encode(w.at, key, key_size)
+    p[0] = COLON
+    p = value_put(p + 1, v)
+    if p == NULL:
+        return 0
+    p[0] = SEMICOLON
+    if p + 1 - written > w.bytes_max:
+        w.full = not w.single
+        return 0
+    w.at, w.full = p + 1, w.full or w.single
+    return 0
+
+
+cdef int put_named(writing *w, bytes name, const amqp_value *v) noexcept:
+    return put(w, <const uint8_t *> <char *> name, <uint32_t> len(name), v)
+
+
+cdef bint is_last(const uint8_t *key, uint32_t size) noexcept:
+    return is_message_id(key, size) or is_content_type(key, size)
+
+
+cdef int put_one_kept(writing *w, const amqp_value *kept) noexcept:
+    """The first that fits, as it is."""
+    cdef const uint8_t *at
+    cdef const uint8_t *key
+    cdef const uint8_t *value
+    cdef uint32_t key_size = 0, value_size = 0
+    cdef uint32_t size
+    cdef bint last
+    for last in range(2):
+        at = kept.data
+        while property_next(&at, kept.data + kept.bytes, &key, &key_size, &value, &value_size):
+            size = <uint32_t> (value + value_size - key)
+            if key_size and size < w.bytes_max and is_last(key, key_size) == last:
+                memcpy(written, key, size)
+                written[size] = SEMICOLON
+                w.at, w.full = written + size + 1, True
+                return 0
+    return 0
+
+
+cdef int put_kept(writing *w, const amqp_value *kept) noexcept:
+    memcpy(written, kept.data, kept.bytes)
+    w.at = written + kept.bytes
+    if (w.at - 1)[0] != SEMICOLON:
+        w.at[0] = SEMICOLON
+        w.at += 1
+    return 0
+
+
+cdef const uint8_t *properties_of(const message_view *m, const char *content_type, uint32_t content_type_size,
+                                  bint without_dotnet_type, bint single, uint32_t *size) noexcept:
+    cdef amqp_pairs it
+    cdef amqp_pair pair
+    cdef amqp_value v
+    cdef amqp_pair kept
+    cdef writing w
+    cdef char text[AMQP_TEXT_MAX_BYTES]
+    cdef bint is_kept
+    cdef uint8_t *without
+    size[0] = 0
+    if not m.is_amqp:
+        return NULL
+    w.at, w.single, w.full = written, single, False
+    w.bytes_max = SINGLE_BYTES_MAX if single else PROPERTIES_BYTES_MAX
+    is_kept = m.amqp.message_annotations_size and kept_of(m, &kept)
+    if is_kept:
+        if single:
+            put_one_kept(&w, &kept.value)
+        else:
+            put_kept(&w, &kept.value)
+        without = w.at
+        if not without_dotnet_type and not has_key(&kept.value, DOTNET_TYPE) and dotnet_type_value(m, &pair):
+            put_named(&w, DOTNET_TYPE, &pair.value)
+    else:
+        without = NULL
+        core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
+        while core.amqp_pairs_next(&it, &pair):
+            if not without_dotnet_type or not is_key(pair.key, pair.key_bytes, DOTNET_TYPE):
+                put(&w, pair.key, pair.key_bytes, &pair.value)
+        if w.full and not single:
+            size[0] = TOO_LARGE
+            return NULL
+        if id_of(m, text, &v):
+            put_named(&w, MESSAGE_ID, &v)
+    if content_type_of(m, &v) and not (v.bytes == content_type_size and memcmp(v.data, content_type, v.bytes) == 0) \
+            and not (is_kept and has_key(&kept.value, CONTENT_TYPE)):
+        put_named(&w, CONTENT_TYPE, &v)
+    if is_kept and not single and w.at == without:
+        size[0] = kept.value.bytes
+        return kept.value.data
+    size[0] = <uint32_t> (w.at - written)
+    return written
+
+
+# ---- for tests ----
+
+
+cdef void view_of(bytes data, message_view *out) noexcept:
+    memset(out, 0, sizeof(message_view))
+    out.data, out.size = <const uint8_t *> <char *> data, <uint32_t> len(data)
+    out.is_amqp = core.amqp_parse(out.data, out.size, &out.amqp) == OK
+
+
+def write(bytes properties not None, bytes payload not None, bytes content_type=None, bytes dotnet_type=None) -> bytes:
+    """The message that is stored."""
+    cdef uint8_t *entry = NULL
+    cdef size_t size = message_write(
+        <const uint8_t *> <char *> properties, <uint32_t> len(properties), <const uint8_t *> <char *> payload,
+        <uint32_t> len(payload), NULL if content_type is None else <char *> content_type,
+        0 if content_type is None else <uint32_t> len(content_type), dotnet_type, &entry)
+    return (<char *> entry)[4:size]
+
+
+def read(bytes message not None, bytes content_type=None, *, bint without_dotnet_type=False, bint single=False):
+    """The properties of a stored message; None: they are too large."""
+    cdef message_view m
+    cdef uint32_t size = 0
+    cdef const uint8_t *properties
+    view_of(message, &m)
+    properties = properties_of(&m, NULL if content_type is None else <char *> content_type,
+                               0 if content_type is None else <uint32_t> len(content_type), without_dotnet_type,
+                               single, &size)
+    return None if size == <uint32_t> TOO_LARGE else (<const char *> properties)[:size] if size else b""
+
+
+def dotnet_type(bytes message not None):
+    cdef message_view m
+    cdef uint32_t size = 0
+    cdef const uint8_t *text
+    view_of(message, &m)
+    text = dotnet_type_of(&m, &size)
+    return (<const char *> text)[:size] if size else None
