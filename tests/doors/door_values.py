@@ -42,12 +42,14 @@ BODIES = {
         sent={
             "native": Message(VALUE),
             "streams": Message(VALUE_JSON, content_type=JSON),
+            "micromsg2": Message(VALUE_JSON, content_type=JSON),
             "signalr": Message(VALUE),
         },
         got={
             "native": Message(VALUE),
             "streams": Message(VALUE_JSON, content_type=JSON),
             "signalr": Message(VALUE),
+            "micromsg2": Message(VALUE_JSON, content_type=JSON),
             "spark": Message(VALUE_JSON),
         },
     ),
@@ -55,12 +57,14 @@ BODIES = {
         sent={
             "native": Message(WORDS),
             "streams": Message(WORDS_JSON, content_type=JSON),
+            "micromsg2": Message(WORDS_JSON, content_type=JSON),
             "signalr": Message(WORDS),
         },
         got={
             "native": Message(WORDS),
             "streams": Message(WORDS_JSON, content_type=JSON),
             "signalr": Message(WORDS),
+            "micromsg2": Message(WORDS_JSON, content_type=JSON),
             "spark": Message(WORDS_JSON),
         },
     ),
@@ -68,12 +72,14 @@ BODIES = {
         sent={
             "native": Message([LARGE_TEXT]),
             "streams": Message(b'["%s"]' % LARGE_TEXT.encode(), content_type=JSON),
+            "micromsg2": Message(b'["%s"]' % LARGE_TEXT.encode(), content_type=JSON),
             "signalr": Message([LARGE_TEXT]),
         },
         got={
             "native": Message([LARGE_TEXT]),
             "streams": Message(b'["%s"]' % LARGE_TEXT.encode(), content_type=JSON),
             "signalr": Message([LARGE_TEXT]),
+            "micromsg2": Message(b'["%s"]' % LARGE_TEXT.encode(), content_type=JSON),
             "spark": Message(b'["%s"]' % LARGE_TEXT.encode()),
         },
     ),
@@ -81,72 +87,84 @@ BODIES = {
         sent={
             "native": Message(None),
             "streams": Message(b"null", content_type=JSON),
+            "micromsg2": Message(b"null", content_type=JSON),
             "signalr": Message(None),
         },
         got={
             "native": Message(None),
             "streams": Message(b"null", content_type=JSON),
             "signalr": Message(None),
+            "micromsg2": Message(b"null", content_type=JSON),
             "spark": Message(b"null"),
         },
     ),
     "text": Row(
         sent={
             "streams": Message(WORDS_UTF8, content_type=TEXT),
+            "micromsg2": Message(WORDS_UTF8, content_type=TEXT),
             "signalr": Message(WORDS, content_type=TEXT),
         },
         got={
             "native": Message(WORDS),
             "streams": Message(WORDS_UTF8, content_type=TEXT),
             "signalr": Message(WORDS, content_type=TEXT),
+            "micromsg2": Message(WORDS_UTF8, content_type=TEXT),
             "spark": Message(WORDS_UTF8),
         },
     ),
     "text that reads as json": Row(
         sent={
             "streams": Message(b"42", content_type=TEXT),
+            "micromsg2": Message(b"42", content_type=TEXT),
             "signalr": Message("42", content_type=TEXT),
         },
         got={
             "native": Message(42),
             "streams": Message(b"42", content_type=TEXT),
             "signalr": Message("42", content_type=TEXT),
+            "micromsg2": Message(b"42", content_type=TEXT),
             "spark": Message(b"42"),
         },
     ),
     "100 kB of text": Row(
         sent={
             "streams": Message(LARGE_TEXT.encode(), content_type=TEXT),
+            "micromsg2": Message(LARGE_TEXT.encode(), content_type=TEXT),
             "signalr": Message(LARGE_TEXT, content_type=TEXT),
         },
         got={
             "native": Message(LARGE_TEXT),
             "streams": Message(LARGE_TEXT.encode(), content_type=TEXT),
             "signalr": Message(LARGE_TEXT, content_type=TEXT),
+            "micromsg2": Message(LARGE_TEXT.encode(), content_type=TEXT),
             "spark": Message(LARGE_TEXT.encode()),
         },
     ),
     "bytes": Row(
         sent={
             "streams": Message(OCTETS, content_type=BYTES),
+            "micromsg2": Message(OCTETS, content_type=BYTES),
             "signalr": Message(OCTETS, content_type=BYTES),
         },
         got={
             "native": Message(OCTETS, headers=BASE64),
             "streams": Message(OCTETS, content_type=BYTES),
             "signalr": Message(OCTETS, content_type=BYTES),
+            "micromsg2": Message(OCTETS, content_type=BYTES),
             "spark": Message(OCTETS),
         },
     ),
     "100 kB of bytes": Row(
         sent={
             "streams": Message(LARGE_OCTETS, content_type=BYTES),
+            "micromsg2": Message(LARGE_OCTETS, content_type=BYTES),
             "signalr": Message(LARGE_OCTETS, content_type=BYTES),
         },
         got={
             "native": Message(LARGE_OCTETS, headers=BASE64),
             "streams": Message(LARGE_OCTETS, content_type=BYTES),
             "signalr": Message(LARGE_OCTETS, content_type=BYTES),
+            "micromsg2": Message(LARGE_OCTETS, content_type=BYTES),
             "spark": Message(LARGE_OCTETS),
         },
     ),
@@ -156,33 +174,37 @@ BODIES = {
             "native": Message(OCTETS, headers=BASE64),
             "streams": Message(b'"AP+AOzoK"', headers=BASE64, content_type=JSON),
             "signalr": Message("AP+AOzoK", headers=BASE64),
+            "micromsg2": Message(b'"AP+AOzoK"', headers=BASE64, content_type=JSON),
             "spark": Message(b'"AP+AOzoK"', headers=BASE64),
         },
     ),
     "json of which nothing is said": Row(
-        sent={"streams": Message(VALUE_JSON)},
+        sent={"streams": Message(VALUE_JSON), "micromsg2": Message(VALUE_JSON)},
         got={
             "native": Message(VALUE),
             "streams": Message(VALUE_JSON),
             "signalr": Message(VALUE),
+            "micromsg2": Message(VALUE_JSON),
             "spark": Message(VALUE_JSON),
         },
     ),
     "text of which nothing is said": Row(
-        sent={"streams": Message(WORDS_UTF8)},
+        sent={"streams": Message(WORDS_UTF8), "micromsg2": Message(WORDS_UTF8)},
         got={
             "native": Message(WORDS),
             "streams": Message(WORDS_UTF8),
             "signalr": Message(WORDS),
+            "micromsg2": Message(WORDS_UTF8),
             "spark": Message(WORDS_UTF8),
         },
     ),
     "bytes of which nothing is said": Row(
-        sent={"streams": Message(OCTETS)},
+        sent={"streams": Message(OCTETS), "micromsg2": Message(OCTETS)},
         got={
             "native": Message(OCTETS, headers=BASE64),
             "streams": Message(OCTETS),
             "signalr": Message(OCTETS),
+            "micromsg2": Message(OCTETS),
             "spark": Message(OCTETS),
         },
     ),
@@ -192,6 +214,7 @@ BODIES = {
             "native": Message(WORDS),
             "streams": Message(WORDS),
             "signalr": Message(WORDS),
+            "micromsg2": Message(WORDS_UTF8),
             "spark": Message(WORDS_UTF8),
         },
     ),
@@ -201,6 +224,7 @@ BODIES = {
             "native": Message(OCTETS, OFFSET, headers=BASE64),
             "streams": Message(OCTETS, None),
             "signalr": Message(OCTETS, OFFSET),
+            "micromsg2": Message(OCTETS, None),
             "spark": Message(OCTETS, None),
         },
     ),
@@ -210,6 +234,7 @@ BODIES = {
             "native": Message(OCTETS, OFFSET, headers=BASE64),
             "streams": Message(OCTETS, None),
             "signalr": Message(OCTETS, OFFSET),
+            "micromsg2": Message(OCTETS, None),
             "spark": Message(OCTETS, None),
         },
     ),
@@ -224,24 +249,37 @@ EMPTY = {
             "native": Message(None),
             "streams": Message(NOTHING),
             "signalr": Message(None),
+            "micromsg2": Message(b""),
             "spark": Message(b""),
         },
     ),
     "no bytes": Row(
-        sent={"signalr": Message(b"", content_type=BYTES)},
+        sent={"signalr": Message(b"", content_type=BYTES), "micromsg2": Message(b"", content_type=BYTES)},
         got={
             "native": Message(None),
             "streams": Message(b"", content_type=BYTES),
             "signalr": Message(b"", content_type=BYTES),
+            "micromsg2": Message(b"", content_type=BYTES),
+            "spark": Message(b""),
+        },
+    ),
+    "no bytes of which nothing is said": Row(
+        sent={"micromsg2": Message(b"")},
+        got={
+            "native": Message(None),
+            "streams": Message(b""),
+            "signalr": Message(None),
+            "micromsg2": Message(b""),
             "spark": Message(b""),
         },
     ),
     "an empty text": Row(
-        sent={"signalr": Message("", content_type=TEXT)},
+        sent={"signalr": Message("", content_type=TEXT), "micromsg2": Message(b"", content_type=TEXT)},
         got={
             "native": Message(None),
             "streams": Message(b"", content_type=TEXT),
             "signalr": Message("", content_type=TEXT),
+            "micromsg2": Message(b"", content_type=TEXT),
             "spark": Message(b""),
         },
     ),
@@ -249,12 +287,14 @@ EMPTY = {
         sent={
             "native": Message(""),
             "streams": Message(b'""', content_type=JSON),
+            "micromsg2": Message(b'""', content_type=JSON),
             "signalr": Message(""),
         },
         got={
             "native": Message(""),
             "streams": Message(b'""', content_type=JSON),
             "signalr": Message(""),
+            "micromsg2": Message(b'""', content_type=JSON),
             "spark": Message(b'""'),
         },
     ),
@@ -267,6 +307,7 @@ PLAIN = {
     "native": Message(1),
     "streams": Message(b"1", content_type=JSON),
     "signalr": Message(1),
+    "micromsg2": Message(b"1", content_type=JSON),
     "spark": Message(b"1"),
 }
 UUID = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -287,33 +328,39 @@ def same(*doors: str, value: Any) -> dict[str, Any]:
 IDS = {
     "text": row(
         "id",
-        sent=same("native", "streams", "signalr", value="order 7: é;%"),
-        got=same("native", "streams", "signalr", "spark", value="order 7: é;%"),
+        sent=same("native", "streams", "signalr", "micromsg2", value="order 7: é;%"),
+        got=same("native", "streams", "signalr", "micromsg2", "spark", value="order 7: é;%"),
     ),
     "none": row(
         "id",
-        sent=same("streams", "signalr", value=None),
-        got={"native": OFFSET, "streams": None, "signalr": OFFSET, "spark": None},
+        sent=same("streams", "signalr", "micromsg2", value=None),
+        got={"native": OFFSET, "streams": None, "signalr": OFFSET, "micromsg2": None, "spark": None},
     ),
-    "a number": row("id", sent={"streams": 7}, got={"native": "7", "streams": 7, "signalr": "7", "spark": "7"}),
+    "a number": row(
+        "id", sent={"streams": 7}, got={"native": "7", "streams": 7, "signalr": "7", "micromsg2": "7", "spark": "7"}
+    ),
+    "a number of a door that has texts": row(
+        "id", sent={"micromsg2": 7}, got=same("native", "streams", "signalr", "micromsg2", "spark", value="7")
+    ),
     "a uuid": row(
         "id",
         sent={"streams": UUID},
-        got={"native": str(UUID), "streams": UUID, "signalr": str(UUID), "spark": str(UUID)},
+        got={"native": str(UUID), "streams": UUID, "signalr": str(UUID), "micromsg2": str(UUID), "spark": str(UUID)},
     ),
     "bytes": row(
         "id",
-        sent={"streams": b"\xff\x01"},
+        sent=same("streams", "micromsg2", value=b"\xff\x01"),
         got={
             "native": "\udcff\x01",
             "streams": b"\xff\x01",
             "signalr": "/wE=",
+            "micromsg2": b"\xff\x01",
             "spark": "\N{REPLACEMENT CHARACTER}\x01",
         },
     ),
     "a key": row(
         "key",
         sent=same("streams", "signalr", value="customer-1"),
-        got={"native": None, "streams": "customer-1", "signalr": "customer-1", "spark": None},
+        got={"native": None, "streams": "customer-1", "signalr": "customer-1", "micromsg2": None, "spark": None},
     ),
 }
