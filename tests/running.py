@@ -70,6 +70,8 @@ def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
         "0",
         "--signalr-port",
         "0",
+        "--micromsg2-port",
+        "0",
         "--admin-port",
         "0",
         "--workers",

@@ -127,6 +127,7 @@ for command in (publish, consume, queues):
 @click.option("--streams-port", type=int, metavar="PORT", help="Port of the streams door; 0 picks a free one.")
 @click.option("--native-port", type=int, metavar="PORT", help="Port of the native door; 0 picks a free one.")
 @click.option("--signalr-port", type=int, metavar="PORT", help="Port of the SignalR door; 0 picks a free one.")
+@click.option("--micromsg2-port", type=int, metavar="PORT", help="Port of the MicroMsg2 door; 0 picks a free one.")
 @click.option("--admin-port", type=int, metavar="PORT", help="Port of the management API; 0 picks a free one.")
 @click.option("--advertised-host", metavar="HOST", help="Address that stream clients are told, behind NAT or a proxy.")
 @click.option("--advertised-port", type=int, metavar="PORT", help="Port that stream clients are told.")
@@ -164,6 +165,7 @@ _FLAGS = {
     "streams_port": ("streams", "port"),
     "native_port": ("native", "port"),
     "signalr_port": ("signalr", "port"),
+    "micromsg2_port": ("micromsg2", "port"),
     "admin_port": ("admin", "port"),
     "advertised_host": ("streams", "advertised_host"),
     "advertised_port": ("streams", "advertised_port"),

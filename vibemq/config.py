@@ -133,6 +133,21 @@ class Signalr(Struct, frozen=True, kw_only=True):
     demo: bool = False
 
 
+class Micromsg2(Struct, frozen=True, kw_only=True):
+    """The MicroMsg2 door."""
+
+    enabled: bool = True
+    port: Port = 2928
+    tls_port: Port = 2938  # listened on where [tls] names a certificate
+    message_max_bytes: Annotated[int, Meta(ge=1024, le=67_108_864)] = 67_108_864
+    window_max: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
+    default_queue: Annotated[str, Meta(max_length=255)] = ""
+    handshake_timeout_s: Annotated[int, Meta(ge=1, le=300)] = 10
+    # Under 2 s, guessing passwords over the network becomes worth while.
+    login_failure_delay_s: Annotated[int, Meta(ge=2, le=60)] = 2
+    unconfirmed_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
+
+
 class Queues(Struct, frozen=True, kw_only=True):
     """What a queue does where its own options say nothing."""
 
@@ -194,6 +209,7 @@ class Config(Struct, frozen=True, kw_only=True):
     streams: Streams = Streams()
     native: Native = Native()
     signalr: Signalr = Signalr()
+    micromsg2: Micromsg2 = Micromsg2()
     queues: Queues = Queues()
     store: Store = Store()
     tls: Tls = Tls()
@@ -216,6 +232,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "streams": Streams,
     "native": Native,
     "signalr": Signalr,
+    "micromsg2": Micromsg2,
     "queues": Queues,
     "store": Store,
     "tls": Tls,

@@ -5,7 +5,9 @@ from vibemq.broker.messages cimport message_view
 from vibemq.storage.mail cimport letter
 
 cdef enum:
-    UNDELIVERABLE = 1              # what a consumer's write() returns
+    WRITTEN = 0                    # what a consumer's write() returns
+    UNDELIVERABLE = 1
+    UNWANTED = 2
 
 
 # Somebody on this worker who gets a queue's messages.  The last four methods are the door's; none may block.
@@ -34,7 +36,8 @@ cdef class Consumer:
     # May another message be written now?  When not: call queue.room_again(self) once there is.
     cdef bint room(self) noexcept
     # Write a Deliver for message `m`, whose id is `id`.  The bytes are only valid during the call.
-    # UNDELIVERABLE: the door's clients can never be given it.
+    # UNDELIVERABLE: the door's clients can never be given it.  UNWANTED: this consumer does not want it, and its copy is
+    # settled; only consumers of a fan-out may say so.
     cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1
     # The queue was deleted; this consumer is already detached from it.
     cdef int on_deleted(self) except -1

@@ -42,6 +42,7 @@ cdef class Consumer:
         cdef uint32_t id_size = 0
         cdef const uint8_t *id = id_of(m, made, &id_size)
         cdef int32_t slot
+        cdef int what
         cdef Queue queue = <Queue> self.queue
         if m.offset >= self.seen:
             self.seen, self.fresh = m.offset + 1, False
@@ -55,8 +56,11 @@ cdef class Consumer:
                                    queue.table.now_ms)
         if slot == self.own.first:
             queue.ack_timer.at_most(queue.table.now_ms + queue.policy.ack_timeout_ms)
-        if self.write(m, id, id_size, attempts) == UNDELIVERABLE:
+        what = self.write(m, id, id_size, attempts)
+        if what == UNDELIVERABLE:
             queue.refuse(self, slot)
+        elif what == UNWANTED:
+            queue.settle(self, slot)
         return 0
 
     cdef uint64_t lowest(self) noexcept:

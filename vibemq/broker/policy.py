@@ -22,6 +22,9 @@ class DeliveryMode(enum.IntEnum):
     PRIORITY_BASED = 3
 
 
+FAN_OUTS = (DeliveryMode.FAN_OUT_WITH_ACK, DeliveryMode.FAN_OUT_WITHOUT_ACK)
+
+
 class Overflow(enum.IntEnum):
     DROP_OLDEST = 0
     DROP_NEWEST = 1
@@ -61,6 +64,11 @@ class QueuePolicy:
     backoff_max_ms: int
     prefetch: int
     keep: bool  # its stream was there before the queue: settled messages are not dropped for the queue's sake
+
+    @property
+    def is_fan_out(self) -> bool:
+        """Does each message go to all consumers?"""
+        return self.mode in FAN_OUTS
 
     def dead_letter_name(self, queue: str) -> str:
         return self.dead_letter_queue or queue + DEAD_LETTER_SUFFIX

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vibemq.config import Config, Native, Signalr, Streams, Tls
+from vibemq.config import Config, Micromsg2, Native, Signalr, Streams, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.net.certificates import Certificates
 from vibemq.server import admin_process, datadir, handover, listeners, logs
@@ -102,7 +102,7 @@ class Supervisor:
         _set_title("vibemq: supervisor")
         if not self._doors():
             raise ConfigError(
-                "no door is open: streams.enabled, native.enabled and signalr.enabled are false",
+                "no door is open: streams.enabled, native.enabled, signalr.enabled and micromsg2.enabled are false",
                 hint="set one of them to true",
             )
         datadir.prepare(self.data_dir)
@@ -132,15 +132,19 @@ class Supervisor:
     def _doors(self) -> dict[str, int]:
         """Name and port of each door that is open."""
         config = self.config
-        doors: dict[str, Streams | Native | Signalr] = {
+        doors: dict[str, Streams | Native | Signalr | Micromsg2] = {
             "streams": config.streams,
             "native": config.native,
             "signalr": config.signalr,
+            "micromsg2": config.micromsg2,
         }
         ports = {name: door.port for name, door in doors.items() if door.enabled}
         if config.tls.certificate:
-            secured: dict[str, Streams | Signalr] = {"streams": config.streams, "signalr": config.signalr}
-            ports |= {name + listeners.TLS: door.tls_port for name, door in secured.items() if door.enabled}
+            ports |= {
+                name + listeners.TLS: door.tls_port
+                for name, door in doors.items()
+                if door.enabled and not isinstance(door, Native)
+            }
         return ports
 
     def _ensure_superuser(self, metadata: Metadata) -> None:

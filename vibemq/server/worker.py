@@ -34,6 +34,7 @@ from vibemq.broker.stream import StreamTable
 from vibemq.broker.timers import Timers
 from vibemq.errors import StorageError, VibeMQError
 from vibemq.net.poller import Poller
+from vibemq.protocols.micromsg2.door import Micromsg2Door
 from vibemq.protocols.native.door import NativeDoor
 from vibemq.protocols.signalr.door import SignalRDoor
 from vibemq.protocols.streams.door import StreamsDoor
@@ -55,7 +56,7 @@ ORPHAN_TIMEOUT_S = 2  # the supervisor is dead: its successor waits for us
 END_EARLY_S = 0.5  # before the supervisor's own deadline, at which it would have to kill us
 END_MARGIN_S = 1.0  # the supervisor kills who is still there at the timeout: end on our own before it
 ADOPTED_PER_TURN = 20  # some tens of microseconds each
-DOORS = {"streams": StreamsDoor, "native": NativeDoor, "signalr": SignalRDoor}
+DOORS = {"streams": StreamsDoor, "native": NativeDoor, "signalr": SignalRDoor, "micromsg2": Micromsg2Door}
 HOMES = {
     DeliveryMode.ROUND_ROBIN: Rotation,
     DeliveryMode.PRIORITY_BASED: Rotation,

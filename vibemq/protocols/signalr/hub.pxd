@@ -32,7 +32,7 @@ cdef class HubConnection:
     cdef readonly object methods       # methods.MethodTable
     cdef readonly dict subscriptions   # id -> message_methods.Subscribed
     cdef public object access_used     # the access that all of this was last checked with
-    cdef readonly set refusals         # (operation, queue) of those in the log
+    cdef readonly set refusals         # (user, right, queue) of those in the log
     cdef bytearray partial             # a record whose end has not come
     cdef list held                     # [(record, is text)] that wait for the first transport
     cdef size_t held_size

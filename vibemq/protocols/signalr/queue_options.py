@@ -11,14 +11,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES, RESERVED_PREFIX
-from vibemq.broker.policy import ACK_TIMEOUT_MS_MIN, ATTEMPTS_MAX, DeliveryMode, Overflow, QueuePolicy, policy
+from vibemq.broker.policy import (
+    ACK_TIMEOUT_MS_MIN,
+    ATTEMPTS_MAX,
+    FAN_OUTS,
+    DeliveryMode,
+    Overflow,
+    QueuePolicy,
+    policy,
+)
 from vibemq.config import Queues
 from vibemq.protocols.signalr.invocations import HubError
 from vibemq.protocols.signalr.spec import NUMBER_MAX, ErrorCode
 from vibemq.storage.arguments import MAX_AGE, MAX_LENGTH_BYTES
 
 TYPES = ("queue", "topic", "stream")
-TOPIC_MODES = (DeliveryMode.FAN_OUT_WITH_ACK, DeliveryMode.FAN_OUT_WITHOUT_ACK)
 MS_MAX = 86_400_000 * 365 * 100
 
 
@@ -151,8 +158,8 @@ def created_options(given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict
         stored["overflow"] = int(OVERFLOWS[stored["overflow"]])
     default = DeliveryMode.FAN_OUT_WITH_ACK if kind == "topic" else DeliveryMode.ROUND_ROBIN
     mode = MODES[stored["mode"]] if "mode" in stored else default
-    if (mode in TOPIC_MODES) != (kind == "topic") and kind != "stream":
-        fitting = [name for name, member in MODES.items() if (member in TOPIC_MODES) == (kind == "topic")]
+    if (mode in FAN_OUTS) != (kind == "topic") and kind != "stream":
+        fitting = [name for name, member in MODES.items() if (member in FAN_OUTS) == (kind == "topic")]
         raise invalid("mode", f"one of {', '.join(fitting)} for a {kind}", camel(mode))
     stored["mode"] = int(mode)
     return kind, stored, arguments
@@ -171,7 +178,7 @@ def differing(stored: Mapping[str, Any], wanted: Mapping[str, Any], durability: 
 
 
 def type_of(have: QueuePolicy) -> str:
-    return "topic" if have.mode in TOPIC_MODES else "queue"
+    return "topic" if have.is_fan_out else "queue"
 
 
 def shown_options(name: str, stored: Mapping[str, Any], durability: str, defaults: Queues) -> dict[str, Any]:

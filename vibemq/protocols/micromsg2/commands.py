@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Python decides of an open MicroMsg2 connection: commands, the first message to a destination, rights and ends.
+
+COMMANDS is the table of commands; what is not in it is refused.  A command is answered by ``ok`` or ``error`` where
+`x-reply` is agreed and it bears an id; else an error is an ERROR frame and success is silent.  What must touch the disk
+runs in a helper thread, and the session takes no frame until then, so answers leave in the order of commands.  Texts
+and codes: README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from vibemq.broker import admission
+from vibemq.broker.admission import SUBSCRIPTIONS_MAX, Ended, access_now, with_queue
+from vibemq.broker.glob import Glob, fold
+from vibemq.broker.helping import in_helper
+from vibemq.broker.operations import Operation
+from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
+from vibemq.protocols.micromsg2.codec import BadCommand, parse_command
+from vibemq.protocols.micromsg2.destinations import Refused, Target, target_of
+from vibemq.protocols.micromsg2.filters import BadFilter, compile_filter
+from vibemq.protocols.micromsg2.options import queue_options
+from vibemq.protocols.micromsg2.spec import CONTROL_BYTES_MAX, FRAME_FAULTS, ErrorCode, ExtensionName
+from vibemq.storage.vhosts import DEFAULT_VHOST
+
+if TYPE_CHECKING:
+    from vibemq.protocols.micromsg2.session import Micromsg2Session
+
+logger = logging.getLogger(__name__)
+
+PREFETCH_AUTO = 4096  # settled as soon as they are sent, so this is only what one turn may write
+LIST_BYTES_MAX = 60_000  # of the destinations in an answer, which has to fit in a COMMAND
+PEER_TEXT_MAX = 200  # of what a peer says of itself, in the log
+
+# ---- ends ----
+
+
+def protocol_error(session: Micromsg2Session, code: ErrorCode, text: str) -> None:
+    """Nobody knows what the next bytes would mean: say so, and close."""
+    logger.info("%s: closed: %s: %s", session.peer, code, text)
+    session.write_error(code, text)
+    session.finish()
+
+
+def refuse_frame(session: Micromsg2Session, fault: int, flags: int, size: int) -> None:
+    if fault == -2:
+        limit = session.message_max if not flags & 7 else CONTROL_BYTES_MAX
+        protocol_error(session, ErrorCode.MESSAGE_TOO_LARGE, f"payload: needed at most {limit} bytes, had {size}")
+        return
+    where, needed = FRAME_FAULTS[fault]
+    protocol_error(session, ErrorCode.PROTOCOL_ERROR, f"{where}: needed {needed}, had 0x{flags:02x}")
+
+
+def too_large(session: Micromsg2Session, size: int) -> None:
+    text = f"needed at most {session.message_max} bytes in all frames of a message, had {size}"
+    protocol_error(session, ErrorCode.MESSAGE_TOO_LARGE, text)
+
+
+def overrun(session: Micromsg2Session, window: int, number: int) -> None:
+    text = (
+        f"message {number} came while {window} are unacknowledged, as many as were agreed; wait for the acknowledgement"
+    )
+    protocol_error(session, ErrorCode.WINDOW_OVERRUN, text)
+
+
+def told_error(session: Micromsg2Session, payload: bytes) -> None:
+    """The peer has something against us.  If that is the end, it closes."""
+    logger.info("%s: the peer says: %.*s", session.peer, PEER_TEXT_MAX, payload.decode(errors="replace"))
+
+
+def silent(session: Micromsg2Session) -> None:
+    logger.info("%s: no heartbeat, closed", session.peer)
+    protocol_error(session, ErrorCode.TOO_SLOW, "no heartbeat came")
+
+
+def say_goodbye(session: Micromsg2Session) -> None:
+    if not session.ending:
+        session.write_error(ErrorCode.SHUTTING_DOWN, "the broker stops; connect again later")
+        session.finish()
+
+
+# ---- who may ----
+
+
+def check_access(session: Micromsg2Session) -> bool:
+    """With each command and twice a second: is this user still allowed to be here, and to do what it does?
+
+    False: no, and the connection is about to end."""
+    if session.ending:
+        return False
+    now = access_now(session.door.broker, session.user, session.access)
+    if isinstance(now, Ended):
+        deleted = now is Ended.DELETED
+        why = "this user was deleted" if deleted else "a user and a password are required now"
+        logger.warning("%s: user %r: %s, closed", session.peer, session.user, why)
+        session.write_error(ErrorCode.AUTH_FAILED if deleted else ErrorCode.AUTH_REQUIRED, why)
+        session.finish()
+        return False
+    if now is not session.access:
+        use_access(session, now)
+    return True
+
+
+def use_access(session: Micromsg2Session, access: Any) -> None:
+    """These are the rights now; subscriptions that they do not cover end."""
+    session.access = access
+    session.forget_rights()
+    for name in list(session.subscriptions):
+        if not access.may(Operation.Subscribe, name):
+            session.remove_subscription(name)
+            session.write_error(ErrorCode.NOT_AUTHORIZED, not_authorized(session, Operation.Subscribe.name, name).text)
+
+
+def not_authorized(session: Micromsg2Session, right: str, name: str) -> Refused:
+    admission.log_refusal(session.peer, session.user, right, name, session.refusals)
+    who = f"user '{session.user}'" if session.user else "you"
+    return Refused(ErrorCode.NOT_AUTHORIZED, f"{who} lack the permission {right} for '{name}'; ask an administrator")
+
+
+def require(session: Micromsg2Session, operation: Operation, name: str) -> None:
+    """Raises Refused.  Nobody has looked whether there is such a queue."""
+    if not session.access.may(operation, name):
+        raise not_authorized(session, operation.name, name)
+
+
+def require_write(session: Micromsg2Session, name: str) -> None:
+    """For a stream that is no queue.  Raises Refused."""
+    if not admission.stream_right(session.door.broker, session.user, session.access, "write", name):
+        raise not_authorized(session, "write", name)
+
+
+def may_publish(session: Micromsg2Session, publisher: Any, index: int) -> bool:
+    """Ask again, because rights have changed since the last time; a refusal is answered here."""
+    if not check_access(session):
+        return False
+    try:
+        if publisher.queue is None:
+            require_write(session, publisher.stream.name)
+        else:
+            require(session, Operation.Publish, publisher.queue.name)
+    except Refused as problem:
+        session.refuse_message(index, problem.code.encode(), problem.text.encode(), publisher.destination)
+        return False
+    return True
+
+
+# ---- queues ----
+
+
+def refused_by(session: Micromsg2Session, problem: BaseException, name: str) -> Refused:
+    """What a peer is told of what went wrong."""
+    if isinstance(problem, Refused):
+        return problem
+    if isinstance(problem, StreamNotFound):
+        return Refused(ErrorCode.QUEUE_NOT_FOUND, f"there is no '{name}', and it is not made by using it")
+    if isinstance(problem, BadFilter):
+        return Refused(ErrorCode.BAD_FILTER, str(problem))
+    if isinstance(problem, LimitExceeded | StorageError):
+        logger.error("%s: %s", session.peer, problem)
+        return Refused(ErrorCode.SERVER_ERROR, str(problem))
+    logger.error("%s: a command failed by an error of ours", session.peer, exc_info=problem)
+    return Refused(ErrorCode.SERVER_ERROR, "the broker could not do this; its log says why")
+
+
+def open_queue(
+    session: Micromsg2Session, target: Target, then: Callable[[Any], None], failed: Callable[[BaseException], None]
+) -> None:
+    """Call ``then(queue)``, now or after it was made, or ``failed(problem)``."""
+    door, name = session.door, target.name
+
+    def opened(queue: Any) -> None:
+        if not target.fits(queue.policy.is_fan_out):
+            queue.close_if_unused()
+            failed(target.wrong_kind())
+        else:
+            then(queue)
+
+    with_queue(
+        door.broker,
+        DEFAULT_VHOST,
+        name,
+        may_create=door.auto_create
+        and (not door.auto_create_needs_permission or session.access.may(Operation.CreateQueue, name)),
+        options=target.options,
+        then=opened,
+        failed=failed,
+        in_helper=partial(in_helper, session),
+    )
+
+
+def first_send(
+    session: Micromsg2Session,
+    destination: bytes,
+    properties: bytes,
+    payload: bytes,
+    dotnet_type: bytes | None,
+    index: int,
+) -> None:
+    """A message to a destination that this connection has not used yet."""
+
+    def refuse(problem: BaseException) -> None:
+        why = refused_by(session, problem, destination.decode(errors="replace"))
+        session.refuse_message(index, why.code.encode(), why.text.encode(), destination)
+
+    def ready(stream: Any, queue: Any, name: str) -> None:
+        session.add_publisher(stream, queue, name.encode(), destination)
+        session.publish_again(destination, properties, payload, dotnet_type, index)
+
+    if not check_access(session):
+        return
+    try:
+        target = target_of(destination, session.door.config.default_queue)
+        record = session.door.queues.metadata.find_stream(DEFAULT_VHOST, target.name)
+        if record is not None and record.queue is None:
+            require_write(session, target.name)
+            ready(session.door.broker.streams.find(DEFAULT_VHOST, target.name), None, target.name)
+            return
+        require(session, Operation.Publish, target.name)
+    except (Refused, StreamNotFound, StorageError) as problem:
+        refuse(problem)
+        return
+    open_queue(session, target, lambda queue: ready(queue.stream_of(), queue, target.name), refuse)
+
+
+def make_dead_letter_queue(session: Micromsg2Session, publisher: Any, what: Any) -> None:
+    """A message is to be redirected to a queue that does not exist yet."""
+    queue = publisher.queue
+    name = queue.policy.dead_letter_name(queue.name)
+
+    def done(_: Any, problem: BaseException | None) -> None:
+        if problem is not None:
+            refused_by(session, problem, name)  # for the log
+        publisher.redirect_again(what, problem)
+
+    catalog = session.door.catalog
+    in_helper(session, partial(catalog.create_dead_letter_queue, DEFAULT_VHOST, name, queue.policy), done)
+
+
+def lost_queue(session: Micromsg2Session, subscription: Any) -> None:
+    text = f"'{subscription.name}' was deleted, and with it the subscription"
+    session.write_error(ErrorCode.QUEUE_NOT_FOUND, text)
+
+
+# ---- commands ----
+
+Pairs = dict[str, list[str]]
+NAMES = ("destination", "queue", "to", "name")  # a topic's own alias adds the prefix
+
+
+class Command:
+    """One that has come, and the way to answer it."""
+
+    def __init__(self, session: Micromsg2Session, name: str, pairs: Pairs) -> None:
+        self.session = session
+        self.name = name
+        self.pairs = pairs
+        self.id = pairs.get("id", [""])[-1]
+
+    def value(self, key: str) -> str | None:
+        return self.pairs[key][-1] if key in self.pairs else None
+
+    @property
+    def destination(self) -> str:
+        """Raises Refused."""
+        topic = self.value("topic")
+        if topic is not None:
+            return topic if topic.startswith("topic/") else f"topic/{topic}"
+        for name in NAMES:
+            value = self.value(name)
+            if value is not None:
+                return value
+        raise Refused(ErrorCode.BAD_COMMAND, f"{self.name} needs destination=NAME")
+
+    @property
+    def target(self) -> Target:
+        """Raises Refused."""
+        return target_of(self.destination.encode(errors="replace"), self.session.door.config.default_queue)
+
+    def done(self, **pairs: str) -> None:
+        if self.session.agreed.reply and self.id:
+            self.session.write_command("ok", [("id", self.id), *pairs.items()])
+
+    def refuse(self, problem: BaseException) -> None:
+        why = refused_by(self.session, problem, self.value("destination") or "")
+        if self.session.agreed.reply and self.id:
+            self.session.write_command("error", [("id", self.id), ("code", why.code), ("text", why.text)])
+        else:
+            self.session.write_error(why.code, why.text)
+
+
+def handle(session: Micromsg2Session, payload: bytes) -> None:
+    """One COMMAND frame."""
+    if not check_access(session):
+        return
+    try:
+        parsed = parse_command(payload)
+    except BadCommand as problem:
+        protocol_error(session, ErrorCode.BAD_COMMAND, str(problem))
+        return
+    pairs: Pairs = {}
+    for key, value in parsed.pairs:
+        pairs.setdefault(key, []).append(value)
+    if parsed.name in ("ok", "error"):
+        return  # we call no commands that could be answered
+    command = Command(session, parsed.name, pairs)
+    do = COMMANDS.get(parsed.name)
+    try:
+        if do is None:
+            raise Refused(ErrorCode.BAD_COMMAND, f"'{parsed.name:.40}' is none of {', '.join(COMMANDS)}")
+        do(command)
+    except Exception as problem:  # one bad command is answered; it does not cost the connection
+        command.refuse(problem)
+
+
+def subscribe(command: Command) -> None:
+    session = command.session
+    if not session.agreed.pub_sub:
+        raise Refused(ErrorCode.NOT_SUPPORTED, "subscribe needs the extension pub-sub, which was not agreed")
+    start(command)
+
+
+def subscribe_agreed(session: Micromsg2Session) -> None:
+    """A subscription by handshake, for peers without commands."""
+    extension = session.agreed.properties.get(ExtensionName.SUBSCRIBE)
+    if extension is None:
+        return
+    command = Command(session, "x-subscribe", {key.lower(): [value] for key, value in extension.properties.items()})
+    try:
+        start(command)
+    except Exception as problem:
+        command.refuse(problem)
+
+
+def start(command: Command) -> None:
+    """Begin to consume.  Raises Refused."""
+    session = command.session
+    for key in ("group", "from"):
+        if key in command.pairs:
+            raise Refused(ErrorCode.NOT_SUPPORTED, f"subscribe knows no {key}")
+    destination, target = command.destination, command.target
+    require(session, Operation.Subscribe, target.name)
+    known = session.subscriptions.get(target.name)
+    if known is None and len(session.subscriptions) >= SUBSCRIPTIONS_MAX:
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"at most {SUBSCRIPTIONS_MAX} subscriptions on one connection")
+    text = ";".join(command.pairs.get("filter", []))
+    filter = compile_filter(text) if text else None
+    prefetch = _prefetch(command)
+
+    def opened(queue: Any) -> None:
+        if filter is not None and not queue.policy.is_fan_out:
+            queue.close_if_unused()
+            text = f"'{target.name}' is a queue: its messages go to one consumer each, and filters are for topics"
+            command.refuse(Refused(ErrorCode.NOT_SUPPORTED, text))
+            return
+        subscribed = session.subscriptions.get(target.name)
+        command.done(destination=destination)  # before the first message
+        if subscribed is not None:
+            subscribed.select(filter)
+        else:
+            session.add_subscription(target.name, destination.encode(errors="replace"), filter, queue, prefetch)
+
+    open_queue(session, target, opened, command.refuse)
+
+
+def _prefetch(command: Command) -> int:
+    """How many messages may be in flight: as many as the window holds, or fewer where somebody says so."""
+    session = command.session
+    most = session.agreed.window or PREFETCH_AUTO
+    text = command.value("prefetch")
+    if text is None:
+        return most
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise Refused(ErrorCode.BAD_COMMAND, f"prefetch needs a number from 1 on, had '{text:.20}'")
+    return min(int(text), most)
+
+
+def unsubscribe(command: Command) -> None:
+    if not command.session.remove_subscription(command.target.name):
+        raise Refused(ErrorCode.QUEUE_NOT_FOUND, f"there is no subscription to '{command.destination}'")
+    command.done()
+
+
+def create(command: Command) -> None:
+    session, target = command.session, command.target
+    require(session, Operation.CreateQueue, target.name)
+    options = {**target.options, **queue_options(command.pairs)}
+    letters = options.get("dead_letter_queue") or (f"{target.name}.dlq" if options.get("dead_letter") else None)
+    if letters is not None:
+        require(session, Operation.Publish, letters)  # or its dead letters would go where its maker may not publish
+
+    def done(_: Any, problem: BaseException | None) -> None:
+        if isinstance(problem, StreamExists):
+            command.done(created="false")
+        elif problem is not None:
+            command.refuse(problem)
+        else:
+            command.done(created="true")
+
+    in_helper(session, partial(session.door.catalog.create_queue, DEFAULT_VHOST, target.name, options), done)
+
+
+def delete(command: Command) -> None:
+    session, name, catalog = command.session, command.target.name, command.session.door.catalog
+    require(session, Operation.DeleteQueue, name)
+
+    def done(gone: Any, problem: BaseException | None) -> None:
+        if problem is not None:
+            command.refuse(problem)
+        else:
+            catalog.deleted(gone)
+            command.done()
+
+    def work() -> Any:
+        record = catalog.metadata.find_stream(DEFAULT_VHOST, name)
+        if record is None or record.queue is None:  # a stream that is no queue is none of this door's
+            raise StreamNotFound(name)
+        return catalog.delete(DEFAULT_VHOST, name)
+
+    in_helper(session, work, done)
+
+
+def needs_reply(command: Command) -> None:
+    """Raises Refused."""
+    if not (command.session.agreed.reply and command.id):
+        raise Refused(ErrorCode.NOT_SUPPORTED, f"{command.name} needs the extension x-reply, and an id")
+
+
+def info(command: Command) -> None:
+    needs_reply(command)
+    session, name = command.session, command.target.name
+    require(session, Operation.GetQueueInfo, name)
+    queue = session.door.queues.find(DEFAULT_VHOST, name)
+    waiting, in_flight, consumers = queue.counts()
+    prefix = "topic/" if queue.policy.is_fan_out else "queue/"
+    queue.release(None)
+    counts = {"messages": str(waiting), "in-flight": str(in_flight), "consumers": str(consumers)}
+    command.done(destination=prefix + name, **counts)
+
+
+def list_queues(command: Command) -> None:
+    needs_reply(command)
+    session = command.session
+    pattern = Glob(command.value("pattern") or "*")
+
+    def done(records: Any, problem: BaseException | None) -> None:
+        if problem is not None:
+            command.refuse(problem)
+            return
+        seen = sorted(record.name for record in records if session.access.sees(record.name))
+        names = [name for name in seen if pattern.matches(fold(name))]
+        text = "\n".join(names)
+        if len(text.encode()) * 3 > LIST_BYTES_MAX:  # percent-encoded
+            why = f"{len(names)} names do not fit in an answer; ask for fewer with pattern="
+            command.refuse(Refused(ErrorCode.LIMIT_EXCEEDED, why))
+        else:
+            command.done(count=str(len(names)), names=text)
+
+    metadata = session.door.queues.metadata
+    in_helper(session, lambda: list(metadata.queues(DEFAULT_VHOST)), done)  # thousands of rows: not in the loop
+
+
+COMMANDS: dict[str, Callable[[Command], None]] = {
+    "subscribe": subscribe,
+    "unsubscribe": unsubscribe,
+    "create": create,
+    "delete": delete,
+    "info": info,
+    "list": list_queues,
+}

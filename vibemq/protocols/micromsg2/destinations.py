@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Destinations and the queues behind them: ``topic/NAME`` is a fan-out, ``queue/NAME`` and any other text a queue.
+
+Both have one space of names, that of the broker's queues.  A prefix that contradicts the queue that is there is
+refused, because messages would go to one of the consumers instead of all, or the other way round; a bare name takes
+what is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES, RESERVED_PREFIX
+from vibemq.broker.policy import DeliveryMode
+from vibemq.protocols.micromsg2.spec import QUEUE_PREFIX, TOPIC_PREFIX, ErrorCode
+
+
+class Refused(Exception):
+    """What a peer asked for cannot be; its connection goes on."""
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a destination means."""
+
+    name: str  # of the queue
+    prefix: str  # "": it was not said what it is
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """With which the queue is made where it does not exist."""
+        return {"mode": int(DeliveryMode.FAN_OUT_WITH_ACK)} if self.prefix == TOPIC_PREFIX else {}
+
+    def fits(self, is_fan_out: bool) -> bool:
+        return not self.prefix or is_fan_out == (self.prefix == TOPIC_PREFIX)
+
+    def wrong_kind(self) -> Refused:
+        right, is_there = (QUEUE_PREFIX, "queue") if self.prefix == TOPIC_PREFIX else (TOPIC_PREFIX, "topic")
+        text = f"'{self.name}' is a {is_there}; its destination is {right}{self.name}"
+        return Refused(ErrorCode.WRONG_KIND, text)
+
+
+def target_of(destination: bytes, default: str = "") -> Target:
+    """What a frame's destination means; `default` stands for the empty one.  Raises Refused."""
+    try:
+        text = destination.decode() or default
+    except UnicodeDecodeError:
+        raise Refused(ErrorCode.INVALID_NAME, "a destination is ASCII or UTF-8") from None
+    if not text:
+        raise Refused(ErrorCode.NO_DESTINATION, "name a destination; micromsg2.default_queue is not set here")
+    prefix = next((prefix for prefix in (TOPIC_PREFIX, QUEUE_PREFIX) if text.startswith(prefix)), "")
+    name = text.removeprefix(prefix)
+    if not name.isprintable() or not 1 <= len(name.encode()) <= NAME_SIZE_MAX_BYTES:
+        raise Refused(ErrorCode.INVALID_NAME, f"a name has 1 to {NAME_SIZE_MAX_BYTES} bytes of printable text")
+    if name.startswith(RESERVED_PREFIX):
+        raise Refused(ErrorCode.INVALID_NAME, f"names that begin with {RESERVED_PREFIX} are reserved")
+    return Target(name, prefix)

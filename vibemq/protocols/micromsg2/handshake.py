@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three steps before the first frame: C1 from the peer, S1 from us, C2 from the peer; and who the peer is.
+
+STEPS is the whole state machine: what a handshake message means in each state.  An ERROR ends it in either direction.
+A password is checked by a helper thread and a wrong one answered late, so that guessing gets slow; nothing is read
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from vibemq.broker.admission import GUEST, needs_login
+from vibemq.broker.helping import in_helper
+from vibemq.protocols.micromsg2 import commands, extensions
+from vibemq.protocols.micromsg2.codec import (
+    ErrorFrame,
+    Handshake,
+    MalformedHandshake,
+    decode_handshake,
+    encode_error,
+    encode_handshake,
+)
+from vibemq.protocols.micromsg2.extensions import Agreed, Extension, Lists, Refusal
+from vibemq.protocols.micromsg2.spec import MINOR_SHARP_MESSAGING, ErrorCode, ExtensionName
+
+if TYPE_CHECKING:
+    from vibemq.protocols.micromsg2.session import Micromsg2Session
+
+logger = logging.getLogger(__name__)
+
+SUPPORTED = frozenset(ExtensionName)
+MECHANISM = "hmac-sha256"
+USER_CHARACTERS_MAX = 255
+
+
+class Shake:
+    """What a handshake has come to so far."""
+
+    __slots__ = ("agreed", "c1", "challenge", "minor", "s1")
+
+    def __init__(self) -> None:
+        self.c1 = Handshake()
+        self.s1 = Lists()
+        self.challenge: Any = None  # that of a user who shall prove a password
+        self.agreed = Agreed()
+
+
+def opened(session: Micromsg2Session) -> None:
+    """The connection is there: the peer has a while to finish its handshake."""
+    session.deadline_ms = session.door.queues.now_ms + session.door.config.handshake_timeout_s * 1000
+    session.at_deadline = _too_slow
+
+
+def _too_slow(session: Micromsg2Session) -> None:
+    seconds = session.door.config.handshake_timeout_s
+    commands.protocol_error(session, ErrorCode.HANDSHAKE_TIMEOUT, f"needed a whole handshake within {seconds} s")
+
+
+def take(session: Micromsg2Session, data: bytes) -> int:
+    """Act upon the handshake message at the front; its bytes, or 0 while it is not whole."""
+    try:
+        found = decode_handshake(data)
+    except MalformedHandshake as problem:
+        commands.protocol_error(session, problem.error_code, str(problem))
+        return len(data)
+    if found is None:
+        return 0
+    message, used = found
+    if isinstance(message, ErrorFrame):
+        commands.told_error(session, message.text.encode(errors="replace"))
+        session.finish()
+        return used
+    try:
+        STEPS[session.state](session, message)
+    except Refusal as problem:
+        refuse(session, problem.text)
+    return used
+
+
+def refuse(session: Micromsg2Session, text: str) -> None:
+    logger.info("%s: refused in the handshake: %s", session.peer, text)
+    session.write(encode_error(text))
+    session.finish()
+
+
+def hello(session: Micromsg2Session, c1: Handshake) -> None:
+    """C1: what the peer requires and would like.  Raises Refusal."""
+    door, shake = session.door, session.shake
+    broker, shake.c1 = door.broker, c1
+    listed = extensions.lists_of(c1)
+    login = needs_login(broker)
+    answers: dict[str, dict[str, str]] = {}
+    wanted = next((item for item in listed if item.name == ExtensionName.MICROAUTH), None)
+    user = wanted.property("user") if wanted is not None else None
+    if login and user is not None:
+        shake.challenge = door.authenticator.challenge(user[:USER_CHARACTERS_MAX])
+        answers[ExtensionName.MICROAUTH] = {
+            "mechanism": MECHANISM,
+            "salt": shake.challenge.salt.hex(),
+            "rounds": str(shake.challenge.rounds),
+            "nonce": shake.challenge.nonce.hex(),
+        }
+    shake.s1 = extensions.negotiate_server(
+        c1,
+        supported=SUPPORTED,
+        required=[ExtensionName.MICROAUTH] if login else [],
+        offers=[Extension(ExtensionName.BATCH_ACK, {"max-count": str(door.config.window_max)})]
+        if not any(item.name in (ExtensionName.ACK, ExtensionName.BATCH_ACK) for item in listed)
+        else [],
+        window_max=door.config.window_max,
+        answers=answers,
+    )
+    session.state = "agreement"
+    session.write(encode_handshake(extensions.handshake_of(shake.s1, identity=door.identity)))
+
+
+def agreement(session: Micromsg2Session, c2: Handshake) -> None:
+    """C2: exactly what will be used.  Raises Refusal."""
+    door, shake = session.door, session.shake
+    shake.agreed = extensions.check_c2(shake.c1, shake.s1, c2, supported=SUPPORTED, window_max=door.config.window_max)
+    authenticator = door.authenticator
+    item = shake.agreed.properties.get(ExtensionName.MICROAUTH, Extension(ExtensionName.MICROAUTH))
+    user, password, proof = (item.property(key) for key in ("user", "password", "proof"))
+    if not needs_login(door.broker):
+        # Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret.
+        guest = user == GUEST and authenticator.check_cached(GUEST, password or "", session.is_loopback)
+        let_in(session, GUEST if guest and guest.name == "OK" else "", door.broker.everything)
+        return
+    if user is None or (password is None and proof is None):
+        text = "microauth needs a user, and the proof for our challenge or, over TLS or on this machine, a password"
+        refuse(session, f"{ErrorCode.AUTH_REQUIRED}: {text}")
+        return
+    session.state = "judgement"
+    if password is None:
+        judge(session, user, partial(check_proof, session, user, proof or ""))
+    elif session.is_tls or session.is_loopback:
+        verdict = authenticator.check_cached(user, password, session.is_loopback)
+        if verdict is not None:
+            judged(session, user, verdict)
+        else:
+            judge(session, user, partial(authenticator.check, user, password, session.is_loopback))
+    else:
+        text = "a password in the clear is taken over TLS or from this machine only; answer the challenge"
+        refuse(session, f"{ErrorCode.AUTH_FAILED}: {text}")
+
+
+def check_proof(session: Micromsg2Session, user: str, proof: str) -> Any:
+    try:
+        sent = bytes.fromhex(proof)
+    except ValueError:
+        sent = b""
+    return session.door.authenticator.check_proof(user, session.shake.challenge, sent, session.is_loopback)
+
+
+def judge(session: Micromsg2Session, user: str, work: Callable[[], Any]) -> None:
+    def done(verdict: Any, problem: BaseException | None) -> None:
+        if problem is not None:
+            raise problem
+        judged(session, user, verdict)
+
+    in_helper(session, work, done, submit=session.door.helpers.submit_hash)
+
+
+def judged(session: Micromsg2Session, user: str, verdict: Any) -> None:
+    if verdict.name == "OK":
+        broker = session.door.broker
+        access = broker.everything if user == GUEST else broker.accesses.of(user)
+        if access is not None:
+            let_in(session, user, access)
+            return
+    if verdict.name == "LOOPBACK_ONLY":
+        logger.warning("%s: user %r may only come from this machine", session.peer, user)
+    else:
+        logger.warning("%s: login refused for user %r", session.peer, user)
+    session.deadline_ms = session.door.queues.now_ms + session.door.config.login_failure_delay_s * 1000
+    session.at_deadline = _answer_refused
+    session.set_busy()
+
+
+def _answer_refused(session: Micromsg2Session) -> None:
+    refuse(session, f"{ErrorCode.AUTH_FAILED}: wrong user or password")
+
+
+def let_in(session: Micromsg2Session, user: str, access: Any) -> None:
+    """The connection is open."""
+    shake = session.shake
+    session.user, session.access = user, access
+    session.agree(shake.agreed, shake.c1.minor == MINOR_SHARP_MESSAGING)
+    commands.subscribe_agreed(session)
+
+
+#: What a handshake message means, by the state of the session; in "judgement" nothing is read, then it is "open".
+STEPS: dict[str, Callable[[Any, Handshake], None]] = {"hello": hello, "agreement": agreement}
+FIRST_STEP = "hello"

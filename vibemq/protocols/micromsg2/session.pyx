@@ -1,0 +1,551 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One MicroMsg2 connection: messages in and acknowledged, messages out and settled.
+
+MESSAGE frames and acknowledgements are acted upon in place and make no Python object (of a destination that is known; the
+first message opens it).  The handshake goes to ``handshake.take``, commands to ``commands.handle``: plain Python.  The life
+of a message through here: ``ReceiveWindow.take`` counts it; ``Publisher.publish`` lays it into its queue's batch; when
+that is kept the window learns it, and ``deliver`` acknowledges, once a turn, all that lies before the first open one.  The
+queue's home picks a ``Subscription``, whose ``write`` puts the MESSAGE into the outbox and the delivery into the
+``SendWindow``; the peer's acknowledgement settles it with all before it.
+Protocol: README.md beside this file.
+"""
+
+import time
+from itertools import islice
+
+from libc.stdint cimport uint16_t
+from libc.string cimport memcmp
+from vibemq.broker.consumer cimport Consumer
+from vibemq.broker.inflight cimport NO_SLOT, delivery
+from vibemq.broker.queue cimport Queue
+from vibemq.broker.stream cimport Stream
+from vibemq.net.connection cimport Connection
+from vibemq.protocols.micromsg2.deliveries cimport Subscription
+from vibemq.protocols.micromsg2.publisher cimport Publisher
+from vibemq.protocols.micromsg2.window cimport DUPLICATE, OVERRUN, sent_message
+from vibemq.protocols.micromsg2.wire cimport (
+    ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_EXTENSION, FRAME_MESSAGE, PARSE_NEEDS_MORE, PARSE_OK, ack_frame_write,
+    ack_number, extension_frame_size, extension_frame_write, frame_parse,
+)
+from vibemq.storage cimport core
+
+from vibemq.protocols.micromsg2 import commands, handshake
+from vibemq.protocols.micromsg2.codec import encode_command, encode_error
+from vibemq.protocols.micromsg2.spec import (
+    HANDSHAKE_HEAD_BYTES, HANDSHAKE_LIST_BYTES_MAX, IDENTITY_BYTES_MAX, SHARP_PAYLOAD_BYTES_MAX,
+    SHARP_PAYLOAD_BYTES_MAX_SERIALIZED, ErrorCode,
+)
+from vibemq.storage.vhosts import DEFAULT_VHOST
+
+cdef enum:
+    CONTROLS_PER_TURN = 32        # what Python decides costs tens of microseconds: the loop's millisecond
+    OUTBOX_BYTES_MAX = 512 * 1024 # of messages that wait for a peer to read; more only waits longer
+    PARKED_BYTES_MAX = 16 << 20   # of messages that wait for room in full queues
+    DOTNET_TYPE_BYTES_MAX = 4096  # it is stored with each message
+    DESCRIBED_MAX = 128           # publishers, and subscriptions, of one connection: about a microsecond each
+    HEARTBEATS_MISSED_MAX = 3     # of a peer that has promised them
+
+cdef size_t HANDSHAKE_BYTES_MAX = HANDSHAKE_HEAD_BYTES + IDENTITY_BYTES_MAX + 2 * (2 + HANDSHAKE_LIST_BYTES_MAX)
+
+
+cdef class Micromsg2Session(Session):
+    def __init__(self, Connection connection, door):
+        super().__init__(connection)
+        self.door = door
+        self.queues = door.queues
+        self.user = ""
+        self.refusals = set()
+        self.connected_ms = time.time_ns() // 1_000_000
+        self.message_max = door.config.message_max_bytes
+        self.payload_max = <uint32_t> -1
+        self.publishers, self.subscriptions, self.by_number = {}, {}, []
+        self.in_flight = InFlight()
+        self.sent, self.received = SendWindow(0), ReceiveWindow(0, False)
+        self.state, self.shake = handshake.FIRST_STEP, handshake.Shake()
+
+    cdef int open(self) except -1:
+        self.heard_ms = self.told_ms = self.queues.now_ms
+        handshake.opened(self)
+        return 0
+
+    def agree(self, agreed, bint is_sharp):
+        """The handshake is done: these extensions are active."""
+        self.agreed, self.shake, self.is_sharp = agreed, None, is_sharp
+        self.state, self.deadline_ms = "open", 0
+        if agreed.content_type:
+            self.content_type = agreed.content_type.encode()
+            self.type_data, self.type_size = self.content_type, <uint32_t> len(self.content_type)
+        self.ack_id, self.dotnet_id, self.heartbeat_id = agreed.ack_id, agreed.dotnet_id, agreed.heartbeat_id
+        self.heartbeat_ms = agreed.heartbeat_ms or 0
+        if self.ack_id:
+            self.sent, self.received = SendWindow(agreed.window), ReceiveWindow(agreed.window, is_sharp)
+        if is_sharp:
+            self.payload_max = SHARP_PAYLOAD_BYTES_MAX_SERIALIZED if self.content_type else SHARP_PAYLOAD_BYTES_MAX
+            if self.ack_id:
+                self.ack_delay_ms = agreed.ack_delay_ms
+                self.ack_timer = self.queues.timers.timer(self._ack_delayed)
+
+    # ---- receive ----
+
+    cdef Py_ssize_t receive(self, const uint8_t *data, size_t size) except -1:
+        cdef size_t at = 0
+        cdef size_t used
+        cdef mm_frame frame
+        cdef int fault
+        cdef int controls = 0
+        while at < size and not self.busy:
+            if self.shake is not None:
+                used = handshake.take(self, (<const char *> data)[at:at + min(size - at, HANDSHAKE_BYTES_MAX)])
+                if used == 0:
+                    break
+                at += used
+            else:
+                fault = frame_parse(data + at, size - at, self.message_max, &frame)
+                if fault == PARSE_NEEDS_MORE:
+                    self.wanted = frame.size
+                    break
+                if fault != PARSE_OK:
+                    commands.refuse_frame(self, fault, data[at], frame.payload_size)
+                    return size
+                controls += self._frame(&frame)
+                at += frame.size
+                if controls >= CONTROLS_PER_TURN and not self.yielded:
+                    self.yielded = self.busy = True
+                    self.connection.want_turn()
+            if self.connection.closing or self.connection.closed:
+                return size
+        return at
+
+    cdef int _frame(self, const mm_frame *frame) except -1:
+        """One whole frame; 1 when Python had to decide."""
+        if frame.kind == FRAME_MESSAGE:
+            return self._message(frame)
+        if frame.continued:
+            commands.protocol_error(self, ErrorCode.PROTOCOL_ERROR, "only messages may be continued")
+            return 1
+        if frame.kind == FRAME_EXTENSION:
+            return self._extension(frame)
+        payload = (<const char *> frame.payload)[:frame.payload_size]
+        if frame.kind == FRAME_COMMAND:
+            commands.handle(self, payload)
+        else:
+            commands.told_error(self, payload)
+        return 1
+
+    cdef int _message(self, const mm_frame *frame) except -1:
+        cdef uint64_t index = 0
+        cdef int arrival
+        if self.ack_id:
+            arrival = self.received.take(frame.sequence)
+            if arrival == DUPLICATE:
+                return self._ack_write(self.received.again())
+            if arrival == OVERRUN:
+                commands.overrun(self, self.received.size, frame.sequence)
+                return 1
+            index = self.received.index
+            if self.ack_timer is not None:
+                self.connection.want_turn()
+        if self.part is not None or frame.continued:
+            return self._fragment(frame, index)
+        return self._publish(frame.destination, frame.destination_size, frame.properties, frame.properties_size,
+                             frame.payload, frame.payload_size, index)
+
+    cdef int _fragment(self, const mm_frame *frame, uint64_t index) except -1:
+        """One of the frames of a large message; it is published with the last."""
+        cdef bytes destination, properties
+        cdef bytearray part
+        if self.part is None:
+            self.part = bytearray()
+            self.part_destination = (<const char *> frame.destination)[:frame.destination_size]
+            self.part_properties = (<const char *> frame.properties)[:frame.properties_size]
+        elif frame.destination_size and (<const char *> frame.destination)[:frame.destination_size] != self.part_destination:
+            commands.protocol_error(self, ErrorCode.PROTOCOL_ERROR,
+                                    "a message to another destination in the middle of a continued one")
+            return 1
+        if len(self.part) + <size_t> frame.payload_size > self.message_max:
+            commands.too_large(self, len(self.part) + frame.payload_size)
+            return 1
+        self.part += (<const char *> frame.payload)[:frame.payload_size]
+        if frame.continued:
+            if index:
+                self.settled(index)  # it is acknowledged like any frame, or a small window would never go on
+            return 0
+        part, self.part = self.part, None
+        destination, properties, self.part_destination, self.part_properties = \
+            self.part_destination, self.part_properties, None, None
+        self._publish(<const uint8_t *> <const char *> destination, len(destination),
+                      <const uint8_t *> <const char *> properties, len(properties),
+                      <const uint8_t *> <const char *> part, len(part), index)
+        return 1
+
+    cdef int _publish(self, const uint8_t *destination, uint32_t destination_size, const uint8_t *properties,
+                      uint32_t properties_size, const uint8_t *payload, uint32_t payload_size, uint64_t index) except -1:
+        """A whole message, into its queue if this user may; 1 when that took Python."""
+        cdef Publisher publisher = self.publisher_cached
+        if publisher is None or <uint32_t> len(publisher.destination) != destination_size \
+                or memcmp(<const char *> publisher.destination, destination, destination_size) != 0:
+            publisher = self.publishers.get((<const char *> destination)[:destination_size])
+            self.publisher_cached = publisher
+        # One that is deleted: its doorbell may not have been heard yet, but whoever deleted it has had the answer.
+        if publisher is None or core.control_is_deleted(publisher.stream.log.control):
+            commands.first_send(self, (<const char *> destination)[:destination_size],
+                                (<const char *> properties)[:properties_size], (<const char *> payload)[:payload_size],
+                                self.dotnet_type, index)
+            return 1
+        if publisher.generation != self.queues.access_generation:
+            if not commands.may_publish(self, publisher, index):
+                return 1
+            publisher.generation = self.queues.access_generation
+        publisher.publish(properties, properties_size, payload, payload_size, self.dotnet_type, index)
+        return 0
+
+    cdef int _extension(self, const mm_frame *frame) except -1:
+        cdef int64_t number
+        if self.ack_id and frame.extension == self.ack_id:
+            number = ack_number(frame)
+            if number < 0:
+                commands.protocol_error(self, ErrorCode.PROTOCOL_ERROR,
+                                        f"an acknowledgement has 2 octets, had {frame.payload_size}")
+                return 1
+            return self._acknowledged(number)
+        if self.dotnet_id and frame.extension == self.dotnet_id:
+            if frame.payload_size > DOTNET_TYPE_BYTES_MAX:
+                commands.protocol_error(self, ErrorCode.LIMIT_EXCEEDED, "the name of a .NET type has at most "
+                                        f"{DOTNET_TYPE_BYTES_MAX} bytes, had {frame.payload_size}")
+                return 1
+            self.dotnet_type = (<const char *> frame.payload)[:frame.payload_size] or None
+        elif frame.extension == 0 or frame.extension > self.agreed.count:
+            commands.protocol_error(self, ErrorCode.PROTOCOL_ERROR, f"extension id {frame.extension} is not one of the "
+                                    f"{self.agreed.count} that were agreed")
+            return 1
+        return 0
+
+    cdef int _acknowledged(self, int64_t number) except -1:
+        """All messages up to this number are settled; a number that nobody waits for is late, and means nothing."""
+        cdef uint32_t count = self.sent.covered(number)
+        cdef sent_message s
+        cdef delivery *d
+        cdef Consumer consumer
+        if count == 0:
+            return 0
+        while count:
+            s = self.sent.oldest()[0]
+            self.sent.pop()
+            count -= 1
+            if s.slot == NO_SLOT:
+                continue
+            d = &self.in_flight.slots[s.slot]
+            if d.consumer != NO_SLOT and d.sequence == s.slot_sequence:  # else it has gone back to the queue
+                consumer = <Consumer> self.by_number[d.consumer]
+                (<Queue> consumer.queue).settle(consumer, s.slot)
+        self.connection.want_turn()  # whoever had no room has some now
+        return 0
+
+    # ---- acknowledge ----
+
+    cdef int settled(self, uint64_t index) except -1:
+        """The message with this place in the receive window is kept."""
+        if index:
+            self.received.settled(index)
+            if not self.connection.closed:
+                self.connection.want_turn()
+        return 0
+
+    cdef int _acknowledge(self) except -1:
+        """At the end of a turn: one word for all that has been kept.
+
+        SharpMessaging takes an incomplete window for a loss and sends the rest again, so it gets word when the window
+        is full, or when nothing more has come for a while."""
+        if self.ack_timer is not None and not (self.received.is_full() and self.received.is_settled()):
+            if self.received.unacknowledged:
+                self.ack_timer.set(self.queues.now_ms + self.ack_delay_ms)
+            return 0
+        return self._ack_write(self.received.acknowledge())
+
+    cdef int _ack_write(self, int64_t number) except -1:
+        if number >= 0 and not self.connection.closed:
+            ack_frame_write(self.connection.outbox_reserve(ACK_FRAME_BYTES), self.ack_id, <uint16_t> number)
+        return 0
+
+    def _ack_delayed(self, now_ms):
+        if self.state == "open":
+            if self.received.is_settled():
+                self._ack_write(self.received.acknowledge())
+            else:
+                self.ack_timer.set(now_ms + self.ack_delay_ms)
+
+    def refuse_message(self, uint64_t index, bytes code, bytes text, bytes destination):
+        """An ERROR for a message, which is then never acknowledged by its own number."""
+        if self.state != "open":
+            return
+        self.write_error(code.decode(), f"{destination.decode(errors='replace')}: {text.decode(errors='replace')}")
+        if index:
+            self.received.refused(index)
+            self.connection.want_turn()
+
+    # ---- what commands do to this session ----
+
+    def write_error(self, code, text):
+        """An ERROR frame, cut to what peers read; SharpMessaging would take it for a message."""
+        if not self.is_sharp and not self.connection.closed:
+            self.connection.write_bytes(encode_error(f"{code}: {text}"))
+
+    def write_command(self, name, pairs):
+        self.connection.write_bytes(encode_command(name, pairs))
+
+    def write(self, bytes data):
+        self.connection.write_bytes(data)
+
+    def publish_again(self, bytes destination, bytes properties, bytes payload, bytes dotnet_type, uint64_t index):
+        """A message whose queue had to be opened first."""
+        cdef Publisher publisher = self.publishers.get(destination)
+        if publisher is None:
+            return
+        if publisher.generation != self.queues.access_generation:
+            if not commands.may_publish(self, publisher, index):
+                return
+            publisher.generation = self.queues.access_generation
+        publisher.publish(<const uint8_t *> <const char *> properties, len(properties),
+                          <const uint8_t *> <const char *> payload, len(payload), dotnet_type, index)
+
+    def add_publisher(self, Stream stream, Queue queue, bytes name, bytes destination):
+        self.publishers[destination] = Publisher(self, stream, queue, name, destination)
+
+    def forget_publisher(self, bytes destination, publisher):
+        if self.publishers.get(destination) is publisher:
+            del self.publishers[destination]
+        if self.publisher_cached is publisher:
+            self.publisher_cached = None
+
+    def forget_rights(self):
+        """They have changed: every queue is asked for again."""
+        cdef Publisher publisher
+        for publisher in self.publishers.values():
+            publisher.generation = -1
+
+    def add_subscription(self, str name, bytes destination, filter, Queue queue, uint32_t prefetch):
+        for number, taken in enumerate(self.by_number):
+            if taken is None:
+                break
+        else:
+            number = len(self.by_number)
+            self.by_number.append(None)
+        subscription = Subscription(self, name, destination, number, filter, not self.ack_id)
+        self.by_number[number] = self.subscriptions[name] = subscription
+        try:
+            queue.add_consumer(subscription, prefetch)
+        except BaseException:
+            self._forget_subscription(subscription)
+            raise
+
+    def remove_subscription(self, str name, bint lost=False) -> bool:
+        cdef Subscription subscription = self.subscriptions.get(name)
+        if subscription is None:
+            return False
+        if subscription.queue is not None:
+            subscription.queue.remove_consumer(subscription, lost)
+        self._forget_subscription(subscription)
+        return True
+
+    def _forget_subscription(self, subscription):
+        del self.subscriptions[subscription.name]
+        self.by_number[subscription.number] = None
+
+    def lost_queue(self, subscription):
+        """Its queue was deleted."""
+        self._forget_subscription(subscription)
+        commands.lost_queue(self, subscription)
+
+    def make_dead_letter_queue(self, publisher, what):
+        commands.make_dead_letter_queue(self, publisher, what)
+
+    # ---- how much may wait ----
+
+    def count_unconfirmed(self, Py_ssize_t more):
+        """Stop reading while too much waits for a sync; go on at three quarters of the limit."""
+        self.unconfirmed += more
+        if not self.throttled and self.unconfirmed >= <Py_ssize_t> self.door.config.unconfirmed_max:
+            self.throttled = self.busy = True
+            self.connection.pause()
+        elif self.throttled and self.unconfirmed * 4 <= <Py_ssize_t> self.door.config.unconfirmed_max * 3:
+            self.throttled = False
+            self._go_on()
+
+    def count_parked(self, Py_ssize_t more):
+        """Nothing more is read while too much is parked before full queues; on with half of that."""
+        self.parked_bytes += more
+        if not self.blocked and self.parked_bytes > PARKED_BYTES_MAX:
+            self.blocked = self.busy = True
+            self.connection.pause()
+        elif self.blocked and self.parked_bytes * 2 < PARKED_BYTES_MAX:
+            self.blocked = False
+            self._go_on()
+
+    def set_busy(self):
+        """A helper thread works on a command; the next frame waits for its end."""
+        self.working = self.busy = True
+
+    def set_idle(self):
+        """The helper thread has finished; what it was for comes now, then ``resume``."""
+        self.working = False
+
+    def resume(self):
+        """Read on, unless something still forbids it."""
+        self._go_on()
+
+    def _go_on(self):
+        self.busy = self.working or self.throttled or self.yielded or self.blocked
+        if not self.busy:
+            self.connection.want_turn()  # the loop resumes it, when nobody is in the middle of anything
+
+    # ---- deliver ----
+
+    cdef bint may_write(self) noexcept:
+        """Is there room for another frame with a message?"""
+        return self.sent.has_room() and not self.connection.closing \
+            and self.connection.outbox_size - self.connection.outbox_head < OUTBOX_BYTES_MAX
+
+    cdef bint room(self) noexcept:
+        return self.sending is None and self.may_write() and not self.shutting_down
+
+    cdef bint deliver(self) except -1:
+        cdef bint more = False
+        if self.yielded:
+            self.yielded = False
+            self._go_on()
+        if self.ack_id and self.state == "open":
+            self._acknowledge()
+        if self.sending is not None:
+            (<Subscription> self.sending).go_on()
+        if self.connection.flush():
+            if self.has_autos and self.sending is None:
+                self._settle_autos()
+            more = self.sending is not None and self.may_write()
+        if self.room():
+            self._wake_stalled()
+        return more
+
+    cdef int _settle_autos(self) except -1:
+        """Without acknowledgements a message counts as delivered once the socket has taken it."""
+        cdef Subscription subscription
+        self.has_autos = False
+        for subscription in list(self.subscriptions.values()):
+            subscription.settle_all()
+        return 0
+
+    cdef int _wake_stalled(self) except -1:
+        cdef Subscription subscription
+        for subscription in self.subscriptions.values():
+            if subscription.stalled:
+                break
+        else:
+            return 0
+        for subscription in list(self.subscriptions.values()):
+            if subscription.stalled and subscription.queue is not None:
+                (<Queue> subscription.queue).room_again(subscription)
+        return 0
+
+    # ---- time ----
+
+    cdef int tick(self, int64_t now_ms) except -1:
+        if self.deadline_ms and now_ms >= self.deadline_ms:
+            self.deadline_ms = 0
+            self.at_deadline(self)
+        if self.state == "open":
+            if self.heartbeat_ms:
+                self._keep_alive(now_ms)
+            commands.check_access(self)
+        if self.shutting_down and self._has_done_its_work():
+            commands.say_goodbye(self)
+        return 0
+
+    cdef int _keep_alive(self, int64_t now_ms) except -1:
+        if self.connection.bytes_in != self.heard_bytes:
+            self.heard_bytes, self.heard_ms = self.connection.bytes_in, now_ms
+        elif now_ms - self.heard_ms > self.heartbeat_ms * HEARTBEATS_MISSED_MAX and not self.busy:
+            commands.silent(self)
+            return 0
+        if self.connection.bytes_out != self.told_bytes:
+            self.told_bytes, self.told_ms = self.connection.bytes_out, now_ms
+        elif now_ms - self.told_ms >= self.heartbeat_ms:
+            self.told_ms = now_ms
+            extension_frame_write(self.connection.outbox_reserve(extension_frame_size(0)), self.heartbeat_id, NULL, 0)
+        return 0
+
+    cdef bint _has_done_its_work(self) except -1:
+        """Nothing in flight, no message that waits for a sync, no command in a helper."""
+        return self.in_flight.count == 0 and self.sending is None and not self.working and self._has_confirmed_all()
+
+    cdef bint _has_confirmed_all(self) except -1:
+        cdef Publisher publisher
+        for publisher in self.publishers.values():
+            if not publisher.is_idle:
+                return False
+        return True
+
+    cdef int shutdown(self) except -1:
+        """Called at every tick while the broker shuts down: nothing new is delivered; wait for what is in flight."""
+        self.shutting_down = True
+        if self.state != "open" or self._has_done_its_work():
+            commands.say_goodbye(self)
+        return 0
+
+    cdef int close(self) except -1:
+        self.state = "closed"
+        if self.ack_timer is not None:
+            self.ack_timer.cancel()
+        for publisher in list(self.publishers.values()):
+            publisher.close()
+        self.publishers.clear()
+        self.publisher_cached = self.sending = self.part = None
+        for name in list(self.subscriptions):
+            self.remove_subscription(name, lost=True)
+        return 0
+
+    # ---- for people ----
+
+    def finish(self):
+        """Send what is queued, then close the connection."""
+        self.connection.close_after_flush()
+
+    def fail(self, problem):
+        """End the connection at its next turn; the log says why."""
+        self.connection.fail(problem)
+
+    @property
+    def ending(self) -> bool:
+        return self.connection.closing or self.connection.closed
+
+    @property
+    def peer(self) -> str:
+        return self.connection.peer
+
+    @property
+    def peer_address(self) -> str:
+        return self.connection.peer_host
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.connection.is_loopback
+
+    def describe(self) -> dict:
+        """This connection as the admin side shows it; of very many queues only the first."""
+        agreed = self.agreed
+        return {
+            "user": self.user,
+            "vhost": DEFAULT_VHOST,
+            "peer_host": self.peer_address,
+            "peer_port": self.connection.peer_port,
+            "is_tls": self.connection.is_tls,
+            "frame_max": self.message_max,
+            "connected_at": self.connected_ms,
+            "client_properties": {} if agreed is None else {"extensions": ";".join(agreed.ids)},
+            "state": "blocked" if self.throttled or self.blocked else "running",
+            "publishers": [
+                {"stream": (<Publisher> publisher).stream.name}
+                for publisher in islice(self.publishers.values(), DESCRIBED_MAX)
+            ],
+            "subscriptions": [
+                (<Subscription> found).describe() for found in islice(self.subscriptions.values(), DESCRIBED_MAX)
+            ],
+        }
