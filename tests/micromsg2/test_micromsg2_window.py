@@ -5,9 +5,11 @@ Two models of a few lines hold everything in lists and search them, as the proto
 give the same answers on the windows. They begin anywhere near the wrap of the numbers.
 """
 
+import json
 import random
 import sys
 from collections import deque
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -20,14 +22,9 @@ from vibemq.protocols.micromsg2.window import Arrival, ReceiveWindow, SendWindow
 TAKEN, DUPLICATE, OVERRUN = Arrival
 WAITING, ACCEPTED, REFUSED = "waiting", "accepted", "refused"
 MESSAGES = 1_000_000
+VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
 # What is unacknowledged, the acknowledgement, and what remains.
-ACK_CASES = [
-    ([65534, 65535, 1, 2, 3], 3, []),
-    ([65534, 65535, 1, 2, 3], 65535, [1, 2, 3]),
-    ([65534, 65535, 0, 1], 0, [1]),
-    ([4, 5, 6], 3, [4, 5, 6]),
-    ([1], 1, []),
-]
+ACK_CASES = [(case["unacked"], case["ack"], case["remaining"]) for case in VECTORS["ack_cases"]]
 
 
 def sending(size: int, after: int = 0) -> SendWindow:
