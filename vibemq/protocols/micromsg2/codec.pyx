@@ -115,7 +115,10 @@ class Untyped(str):
 
 
 def decode_handshake(const uint8_t[::1] data not None):
-    """(Handshake or ErrorFrame, bytes used), or None while it is not whole. A wrong major is told by the first byte."""
+    """(Handshake or ErrorFrame, bytes used), or None while it is not whole; a wrong major is told by the first byte.
+
+    Raises MalformedFrame, since that first byte may also be the flags of an ERROR.
+    """
     cdef Py_ssize_t size = data.shape[0]
     cdef Py_ssize_t at = spec.HANDSHAKE_HEAD_BYTES
     cdef Py_ssize_t length

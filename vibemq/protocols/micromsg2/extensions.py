@@ -146,7 +146,9 @@ def clamped(extension: Extension, window_max: int) -> Extension:
     """With a count of `window_max` at most, under the key that is there."""
     if extension.name not in spec.ACK_WINDOWS or count_of(extension) <= window_max:
         return extension
-    properties = {k: f"{window_max}" if k.lower() in spec.COUNT_KEYS else v for k, v in extension.properties.items()}
+    properties = dict(extension.properties)
+    for key in [key for key in properties if key.lower() in spec.COUNT_KEYS] or [spec.COUNT_KEY]:
+        properties[key] = f"{window_max}"
     return Extension(extension.name, properties, extension.spelling)
 
 
@@ -295,7 +297,7 @@ def check_c2(c1: Handshake, s1: Lists, c2: Handshake, *, supported: Iterable[str
 def agree(c2: Handshake, window_max: int = spec.WINDOW_MAX) -> Agreed:
     """What a C2 means, to both sides; raises Refusal when it is no list or too long."""
     lists = lists_of(c2)
-    items = {item.name: item for item in reversed(list(lists))}
+    items = {item.name: item for item in (*lists.optional, *lists.required)}
     ids = tuple(dict.fromkeys(names(lists)))
     if len(ids) > spec.EXTENSIONS_MAX:
         raise broken("C2", f"at most {spec.EXTENSIONS_MAX} extensions", f"{len(ids)}")
@@ -348,7 +350,7 @@ def answer(
     missing = [name for name in names(lists.required) if name not in {*names(c1), *also}]
     if missing:
         raise unsupported("Client", "does not support", missing)
-    offered = {item.name: item for item in reversed(list(lists))}
+    offered = {item.name: item for item in (*lists.optional, *lists.required)}
     serializer = first_of(lists.required, spec.SERIALIZERS) or first_of(c1.required, spec.SERIALIZERS)
     required: dict[str, Extension] = {}
     for item in c1.required:
