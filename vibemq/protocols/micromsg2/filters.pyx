@@ -21,13 +21,12 @@ import re
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
-from vibemq.protocols.micromsg2.properties cimport (
-    content_type_of, id_of, is_content_type, is_message_id, is_untyped, value_parse, view_of,
-)
+from vibemq.protocols.micromsg2.properties cimport content_type_of, id_of, is_content_type, is_message_id, view_of
+from vibemq.protocols.micromsg2.values cimport is_text, is_untyped, value_parse
 from vibemq.protocols.micromsg2.wire cimport percent_decode
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    AMQP_BINARY, AMQP_DOUBLE, AMQP_FLOAT, AMQP_INT, AMQP_STRING, AMQP_SYMBOL, AMQP_TEXT_MAX_BYTES, AMQP_TIMESTAMP,
+    AMQP_DOUBLE, AMQP_FLOAT, AMQP_INT, AMQP_STRING, AMQP_TEXT_MAX_BYTES, AMQP_TIMESTAMP,
     AMQP_UINT, AMQP_UUID, amqp_pair, amqp_pairs, amqp_value,
 )
 
@@ -156,7 +155,7 @@ cdef bint is_negative(operator op) noexcept:
 cdef bint holds(const condition *c, const amqp_value *v) noexcept:
     cdef char text[AMQP_TEXT_MAX_BYTES]
     if c.value.kind == AMQP_STRING:
-        if v.kind == AMQP_STRING or v.kind == AMQP_SYMBOL or v.kind == AMQP_BINARY:
+        if is_text(v):
             return text_holds(c, v.data, v.bytes)
         if v.kind == AMQP_UUID or is_untyped(v):
             return text_holds(c, <const uint8_t *> text,

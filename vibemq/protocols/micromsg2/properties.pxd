@@ -4,7 +4,8 @@ from vibemq.broker.messages cimport message_view
 from vibemq.storage.core cimport amqp_value
 
 cdef enum:
-    TOO_LARGE = 0xFFFFFFFF     # of a message's properties: no frame can hold them
+    PROPERTIES_BYTES_MAX = 65535   # spec has the reason
+    TOO_LARGE = 0xFFFFFFFF         # size of a message's properties that no frame can hold
 
 
 # The entry of one message (four bytes of length, then AMQP), in the worker's scratch memory; its size.  `content_type`
@@ -23,17 +24,12 @@ cdef const uint8_t *properties_of(const message_view *m, const char *content_typ
 # The dotnet-type of a message in place; size 0: it has none.
 cdef const uint8_t *dotnet_type_of(const message_view *m, uint32_t *size) noexcept
 
-# ---- for filters, which compare what properties_of would write ----
+# ---- for filters ----
 
-# A value as it stands in a property: INT, UINT, DOUBLE, TIMESTAMP or STRING.  `room` is for its text decoded, as many
-# bytes, and may be `text`; out.data is that text behind the type's letter.  True: properties_of writes it like this.
-cdef bint value_parse(const uint8_t *text, uint32_t size, uint8_t *room, amqp_value *out) noexcept
 # A message's id as a text, which may stand in `text` (AMQP_TEXT_MAX_BYTES); False: it has none.
 cdef bint id_of(const message_view *m, char *text, amqp_value *out) noexcept
 # False: it has none.
 cdef bint content_type_of(const message_view *m, amqp_value *out) noexcept
-# Has it a text, but no type in MicroMsg2: true, false, nan, inf?
-cdef bint is_untyped(const amqp_value *v) noexcept
 cdef bint is_message_id(const uint8_t *key, uint32_t size) noexcept
 cdef bint is_content_type(const uint8_t *key, uint32_t size) noexcept
 # Bytes as if they were a stored message.

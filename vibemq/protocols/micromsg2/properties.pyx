@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A MicroMsg2 message as the AMQP 1.0 message that is stored, and any stored message's properties as they go out.
 
-    name:Tanna;age:N42;at:D1413198000.5;      string, long (ulong, double), timestamp; without a letter: string
+    name:Tanna;age:N42;at:D1413198000.5;      application properties, each with its type (values.pyx)
 
 `message-id` is the message's id and `content-type` its content type, not application properties; they go out behind
 the rest. The type that the dotnet extension gives is the application property `dotnet-type`.
@@ -13,31 +13,23 @@ with what they do not say (the content type of another serializer, the dotnet-ty
 A property twice counts with its last value: a map with a key twice is no AMQP.  One without a key does not count.
 """
 
-from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint64_t
-from libc.stdlib cimport realloc, strtod
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport realloc
 from libc.string cimport memcmp, memcpy, memset
 from vibemq.broker.payload cimport scratch_room
-from vibemq.protocols.micromsg2.wire cimport is_escape, is_unreserved, percent_decode, percent_encode, property_next
+from vibemq.protocols.micromsg2.values cimport TYPED_BYTES_MAX, is_strict, is_text, value_parse, value_put
+from vibemq.protocols.micromsg2.wire cimport percent_decode, percent_encode, property_next
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    AMQP_BINARY, AMQP_BOOL, AMQP_CONTENT_TYPE, AMQP_DOUBLE, AMQP_FLOAT, AMQP_INT, AMQP_NULL, AMQP_OTHER, AMQP_STRING,
-    AMQP_SYMBOL, AMQP_TEXT_MAX_BYTES, AMQP_TIMESTAMP, AMQP_UINT, AMQP_UUID, OK, amqp_map, amqp_pair, amqp_pairs,
+    AMQP_BINARY, AMQP_CONTENT_TYPE, AMQP_STRING, AMQP_TEXT_MAX_BYTES, OK, amqp_map, amqp_pair, amqp_pairs,
     amqp_properties, bytes_store32, writer_bytes,
 )
 
 from vibemq.protocols.micromsg2 import spec
 
 cdef enum:
-    PROPERTIES_BYTES_MAX = 65535       # as spec has it
     CONTENT_TYPE_BYTES_MAX = 255       # it is in each delivery
-    NUMBER_BYTES_MAX = 64              # of one that is no whole number; a double needs 24
-    SECONDS_MAX = 9223372036854774     # so that milliseconds fit
     FEW = 32                           # properties that are compared each with each
-    TYPED_BYTES_MAX = 64               # of a value that is no text, with its letter
-    TYPE_NUMBER = 0x4E
-    TYPE_DATE = 0x44
-    TYPE_TEXT = 0x54
-    EQUALS = 0x3D
     COLON = 0x3A
     SEMICOLON = 0x3B
 
@@ -86,216 +78,6 @@ cdef bint is_message_id(const uint8_t *key, uint32_t size) noexcept:
 
 cdef bint is_content_type(const uint8_t *key, uint32_t size) noexcept:
     return is_key(key, size, CONTENT_TYPE)
-
-
-# ---- values as text ----
-
-
-cdef bint is_digit(uint8_t c) noexcept:
-    return <uint8_t> (c - 0x30) < 10
-
-
-cdef const uint8_t *digits_end(const uint8_t *p, const uint8_t *end) noexcept:
-    while p < end and is_digit(p[0]):
-        p += 1
-    return p
-
-
-cdef bint natural_parse(const uint8_t *p, const uint8_t *end, uint64_t *out) noexcept:
-    """At least one digit and nothing else, and a number that fits."""
-    cdef uint64_t digit
-    out[0] = 0
-    if p == end:
-        return False
-    while p < end:
-        digit = <uint8_t> (p[0] - 0x30)
-        if digit > 9 or out[0] > (UINT64_MAX - digit) // 10:
-            return False
-        out[0] = out[0] * 10 + digit
-        p += 1
-    return True
-
-
-cdef bint real_parse(const uint8_t *p, uint32_t size, double *out) noexcept:
-    """A finite number of the form -1.5e-3, in which one of the two sides of the point may be empty."""
-    cdef const uint8_t *end = p + size
-    cdef const uint8_t *at = p
-    cdef const uint8_t *digits
-    cdef size_t count
-    cdef char text[NUMBER_BYTES_MAX + 1]
-    if size > NUMBER_BYTES_MAX:
-        return False
-    if at < end and at[0] == c"-":
-        at += 1
-    digits, at = at, digits_end(at, end)
-    count = at - digits
-    if at < end and at[0] == c".":
-        digits = at + 1
-        at = digits_end(digits, end)
-        count += at - digits
-    if count == 0:
-        return False
-    if at < end and at[0] | 0x20 == c"e":
-        at += 1
-        if at < end and (at[0] == c"-" or at[0] == c"+"):
-            at += 1
-        digits = at
-        at = digits_end(digits, end)
-        if at == digits:
-            return False
-    if at != end:
-        return False
-    memcpy(text, p, size)
-    text[size] = 0
-    out[0] = strtod(text, NULL)
-    return out[0] - out[0] == 0
-
-
-cdef bint number_parse(const uint8_t *p, uint32_t size, amqp_value *out) noexcept:
-    cdef bint negative = size > 0 and p[0] == c"-"
-    cdef uint64_t natural
-    cdef double real
-    if natural_parse(p + negative, p + size, &natural):
-        if not negative and natural > <uint64_t> INT64_MAX:
-            out.kind, out.natural = AMQP_UINT, natural
-            return True
-        if natural <= <uint64_t> INT64_MAX + negative:
-            out.kind, out.natural = AMQP_INT, 0 - natural if negative else natural
-            return True
-    if not real_parse(p, size, &real):
-        return False
-    out.kind, out.real = AMQP_DOUBLE, real
-    return True
-
-
-cdef bint date_parse(const uint8_t *p, uint32_t size, amqp_value *out) noexcept:
-    """Seconds since 1970; what is beyond milliseconds is cut."""
-    cdef const uint8_t *end = p + size
-    cdef const uint8_t *point
-    cdef bint negative = size > 0 and p[0] == c"-"
-    cdef uint64_t seconds
-    cdef int64_t ms = 0
-    cdef int i
-    p += negative
-    point = digits_end(p, end)
-    if not natural_parse(p, point, &seconds) or seconds > SECONDS_MAX:
-        return False
-    if point < end and (point[0] != c"." or digits_end(point + 1, end) != end):
-        return False
-    for i in range(1, 4):
-        ms = ms * 10 + (point[i] - 0x30 if point + i < end else 0)
-    ms += <int64_t> seconds * 1000
-    out.kind, out.integer = AMQP_TIMESTAMP, -ms if negative else ms
-    return True
-
-
-cdef bint is_strict(const uint8_t *p, uint32_t size, bint *escaped) noexcept:
-    """Is the text encoded as percent_encode does?  `escaped`: it is not its own decoded form."""
-    cdef const uint8_t *end = p + size
-    cdef uint8_t c
-    cdef uint8_t again[3]
-    cdef bint strict = True
-    escaped[0] = False
-    while p < end:
-        c = p[0]
-        if is_unreserved(c):
-            p += 1
-        elif is_escape(p, end):
-            escaped[0] = True
-            percent_decode(&c, p, 3)
-            strict = strict and percent_encode(again, &c, 1) == again + 3 and memcmp(again, p, 3) == 0
-            p += 3
-        else:
-            strict = False
-            p += 1
-    return strict
-
-
-cdef bint value_parse(const uint8_t *text, uint32_t size, uint8_t *room, amqp_value *out) noexcept:
-    cdef bint escaped
-    cdef bint strict = is_strict(text, size, &escaped)
-    cdef const uint8_t *decoded = text
-    cdef uint8_t again[TYPED_BYTES_MAX]
-    memset(out, 0, sizeof(amqp_value))
-    out.kind, out.data, out.bytes = AMQP_STRING, text, size
-    if escaped:
-        out.data, out.bytes = room, <uint32_t> (percent_decode(room, text, size) - room)
-        decoded = room
-    if out.bytes == 0:
-        return False
-    out.data += 1
-    out.bytes -= 1
-    if decoded[0] == TYPE_TEXT:
-        return strict and text[0] == TYPE_TEXT
-    if decoded[0] == TYPE_NUMBER and number_parse(out.data, out.bytes, out) \
-            or decoded[0] == TYPE_DATE and date_parse(out.data, out.bytes, out):
-        return not escaped and value_put(again, out) == again + size and memcmp(again, text, size) == 0
-    out.data -= 1
-    out.bytes += 1
-    return False
-
-
-cdef bint is_untyped(const amqp_value *v) noexcept:
-    return v.kind == AMQP_BOOL or (v.kind == AMQP_DOUBLE or v.kind == AMQP_FLOAT) and v.real - v.real != 0
-
-
-cdef uint8_t *date_put(uint8_t *out, int64_t ms) noexcept:
-    cdef uint64_t size = 0 - <uint64_t> ms if ms < 0 else <uint64_t> ms
-    cdef uint64_t fraction = size % 1000
-    cdef amqp_value seconds
-    out[0] = TYPE_DATE
-    out += 1
-    if ms < 0:
-        out[0] = c"-"
-        out += 1
-    seconds.kind, seconds.natural = AMQP_UINT, size // 1000
-    out += core.amqp_value_text(&seconds, <char *> out, AMQP_TEXT_MAX_BYTES)
-    out[0] = c"."
-    out += 1
-    while True:
-        out[0] = <uint8_t> (0x30 + fraction // 100)
-        out += 1
-        fraction = fraction % 100 * 10
-        if fraction == 0:
-            return out
-
-
-cdef uint8_t *number_put(uint8_t *out, const char *text, size_t size, bint is_real) noexcept:
-    """A number that is no whole one keeps a point or an exponent; its + would have to be encoded."""
-    cdef size_t i
-    out[0] = TYPE_NUMBER
-    out += 1
-    for i in range(size):
-        if text[i] == c"." or text[i] == c"e":
-            is_real = False
-        if text[i] != c"+":
-            out[0] = <uint8_t> text[i]
-            out += 1
-    if is_real:
-        out[0], out[1] = c".", c"0"
-        out += 2
-    return out
-
-
-cdef uint8_t *value_put(uint8_t *out, const amqp_value *v) noexcept:
-    """The end of the value, with its letter and encoded; NULL: MicroMsg2 has no word for it."""
-    cdef char text[AMQP_TEXT_MAX_BYTES]
-    cdef size_t size
-    if v.kind == AMQP_STRING or v.kind == AMQP_SYMBOL or v.kind == AMQP_BINARY:
-        out[0] = TYPE_TEXT
-        return percent_encode(out + 1, v.data, v.bytes)
-    if v.kind == AMQP_NULL or v.kind == AMQP_OTHER:
-        return NULL
-    if v.kind == AMQP_TIMESTAMP:
-        return date_put(out, v.integer)
-    size = core.amqp_value_text(v, text, AMQP_TEXT_MAX_BYTES)
-    if v.kind == AMQP_INT or v.kind == AMQP_UINT or not is_untyped(v) and v.kind != AMQP_UUID:
-        return number_put(out, text, size, v.kind == AMQP_DOUBLE or v.kind == AMQP_FLOAT)
-    if v.kind == AMQP_UUID:
-        out[0] = TYPE_TEXT
-        out += 1
-    memcpy(out, text, size)
-    return out + size
 
 
 # ---- in ----
@@ -472,7 +254,7 @@ cdef bint dotnet_type_value(const message_view *m, amqp_pair *out) noexcept:
         return False
     core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
     while core.amqp_pairs_next(&it, out):
-        if is_key(out.key, out.key_bytes, DOTNET_TYPE) and out.value.kind == AMQP_STRING:
+        if is_key(out.key, out.key_bytes, DOTNET_TYPE) and is_text(&out.value):
             return 0 < out.value.bytes <= PROPERTIES_BYTES_MAX
     return False
 
@@ -489,21 +271,21 @@ cdef const uint8_t *dotnet_type_of(const message_view *m, uint32_t *size) noexce
 cdef bint id_of(const message_view *m, char *text, amqp_value *out) noexcept:
     if not m.is_amqp or not core.amqp_message_id(&m.amqp, out):
         return False
-    if out.kind != AMQP_STRING and out.kind != AMQP_BINARY:
+    if not is_text(out):
         out.bytes = <uint32_t> core.amqp_value_text(out, text, AMQP_TEXT_MAX_BYTES)
         out.kind, out.data = AMQP_STRING, <const uint8_t *> text
     return 0 < out.bytes <= PROPERTIES_BYTES_MAX
 
 
 cdef bint content_type_of(const message_view *m, amqp_value *out) noexcept:
-    return m.is_amqp and core.amqp_property(&m.amqp, AMQP_CONTENT_TYPE, out) \
-        and (out.kind == AMQP_SYMBOL or out.kind == AMQP_STRING) and 0 < out.bytes <= PROPERTIES_BYTES_MAX
+    return m.is_amqp and core.amqp_property(&m.amqp, AMQP_CONTENT_TYPE, out) and is_text(out) \
+        and 0 < out.bytes <= PROPERTIES_BYTES_MAX
 
 
 cdef int put(writing *w, const uint8_t *key, uint32_t key_size, const amqp_value *v) noexcept:
     """One property more, where there is room for it."""
     cdef uint8_t *p
-    cdef uint32_t bytes = v.bytes if v.kind == AMQP_STRING or v.kind == AMQP_SYMBOL or v.kind == AMQP_BINARY else 0
+    cdef uint32_t bytes = v.bytes if is_text(v) else 0
     if key_size == 0 or w.full and w.single:
         return 0
     if <uint64_t> key_size + bytes > PROPERTIES_BYTES_MAX:  # encoded they are larger still, and `written` has no room
