@@ -47,8 +47,36 @@ def test_a_user_that_is_not_there_is_an_error_and_changes_nothing(metadata, call
 
 
 def test_no_hash_is_shown(metadata):
-    metadata.add_user("bob", "secret-hash")
+    metadata.add_user("bob", "secret-hash", verifier="secret-verifier")
     assert "secret" not in repr(metadata.users())
+
+
+# ---- hash and verifier ----
+
+
+@pytest.mark.parametrize(
+    "set_hash",
+    [
+        lambda m, *hashes: m.change_password("bob", *hashes),
+        lambda m, *hashes: m.put_user("bob", (), *hashes),
+        lambda m, *hashes: m.add_first_superuser("bob", *hashes),
+    ],
+)
+def test_a_hash_takes_its_own_verifier_along_and_never_leaves_an_older_one(metadata, set_hash):
+    for hashes, kept in ((("new", "v-new"), ("new", "v-new")), (("imported",), ("imported", ""))):
+        metadata.add_user("bob", "old", is_superuser=False, verifier="v-old")
+        assert metadata.find_user("bob").verifier == "v-old"
+        set_hash(metadata, *hashes)
+        bob = metadata.find_user("bob")
+        assert (bob.password_hash, bob.verifier) == kept
+        metadata.delete_user("bob")
+
+
+def test_who_is_put_without_a_hash_keeps_hash_and_verifier(metadata):
+    assert metadata.put_user("bob", (), "hash", "verifier")
+    assert not metadata.put_user("bob", ("monitoring",), None)
+    bob = metadata.find_user("bob")
+    assert (bob.password_hash, bob.verifier, bob.tags) == ("hash", "verifier", ("monitoring",))
 
 
 # ---- superusers ----

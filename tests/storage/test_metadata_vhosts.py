@@ -122,7 +122,7 @@ def test_every_change_counts_once(metadata):
         lambda: metadata.set_permissions("shop", "bob", "", "", ""),
         lambda: metadata.clear_permissions("shop", "bob"),
         lambda: metadata.delete_vhost("shop"),
-        lambda: metadata.put_user("bob", None, ("monitoring",)),
+        lambda: metadata.put_user("bob", ("monitoring",), None),
         lambda: metadata.set_guest_removed(True),
     ]
     for change in changes:
@@ -136,10 +136,10 @@ def test_a_database_from_before_vhosts_keeps_what_its_users_could_do(tmp_path, m
     with monkeypatch.context() as older:
         older.setattr(module, "MIGRATIONS", module.MIGRATIONS[:2])
         old = Metadata(path)
-        old.add_user("root", "hash")
-        old.add_user("bob", "hash")
+        old.has_superuser()
         old.close()
     db = sqlite3.connect(path)
+    db.executemany("INSERT INTO users VALUES (?, 'hash', '[]', 1, 0, 1)", [("root",), ("bob",)])
     db.execute("INSERT INTO streams VALUES (0, '/', 'orders', 'ab', 'os', '{}', 1, NULL)")
     sizes = ["16", "255", "", "8", "256", "20x", "-20", "99999999999999999999"]
     for slot, size in enumerate(sizes, 1):

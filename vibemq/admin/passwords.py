@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passwords as they are kept: argon2id hashes, and those of RabbitMQ's that an import brings.
+"""Passwords as they are kept: argon2id hashes and verifiers, and RabbitMQ's hashes that an import brings.
 
 Checking argon2 takes tens of milliseconds on purpose.  RabbitMQ keeps a salted SHA-2 hash, which whoever
 steals it can guess at far more quickly; it is accepted so that a definitions file can be imported without
-everybody's password being set anew, and goes when the password is changed.
+everybody's password being set anew, and goes when the password is changed.  There is no verifier to it: making one
+(admin.scram) takes the password itself.
 """
 
 import base64
@@ -11,8 +12,9 @@ import binascii
 import hashlib
 import hmac
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from vibemq.admin.scram import make_verifier
 from vibemq.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,12 +36,19 @@ _IMPORTED = {"rabbit_password_hashing_sha256": "sha256", "rabbit_password_hashin
 _SALT_SIZE_BYTES = 4
 
 
-def hash_password(password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> str:
-    """The argon2id hash to store.  Raises UserError when the password is too short or too long."""
+class Hashes(NamedTuple):
+    """What is stored of a password, always both at once."""
+
+    password_hash: str  # by argon2id, for who sends the password
+    verifier: str  # of admin.scram, for who proves to know it
+
+
+def hash_password(password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> Hashes:
+    """Blocks for some 150 ms.  Raises UserError when the password is too short or too long."""
     if not password_min <= len(password) <= PASSWORD_CHARACTERS_MAX:
         characters = "1 character" if len(password) == 1 else f"{len(password)} characters"
         raise UserError(f"the password has {characters}; {password_min} to {PASSWORD_CHARACTERS_MAX} are needed")
-    return _hasher().hash(password.encode(errors="surrogatepass"))
+    return Hashes(_hasher().hash(password.encode(errors="surrogatepass")), make_verifier(password).encode())
 
 
 def imported_hash(password_hash: str, hashing: str) -> str:

@@ -41,17 +41,15 @@ def put_user(
     if not 1 <= len(name.encode(errors="surrogatepass")) <= NAME_SIZE_MAX_BYTES or not name.isprintable():
         raise UserError(f"user name {name!r}: 1 to {NAME_SIZE_MAX_BYTES} bytes of printable characters are needed")
     if password is not None:
-        kept: str | None = hash_password(password, _PASSWORD_CHARACTERS_MIN)
-    else:
-        kept = None if password_hash is None else imported_hash(password_hash, hashing)
-    return metadata.put_user(name, kept, tags)
+        return metadata.put_user(name, tags, *hash_password(password, _PASSWORD_CHARACTERS_MIN))
+    return metadata.put_user(name, tags, None if password_hash is None else imported_hash(password_hash, hashing))
 
 
 def change_password(metadata: Metadata, name: str, password: str) -> None:
     """Raises UserError, UserNotFound."""
     if name == GUEST:
         raise _built_in("keeps its password")
-    metadata.change_password(name, hash_password(password, _PASSWORD_CHARACTERS_MIN))
+    metadata.change_password(name, *hash_password(password, _PASSWORD_CHARACTERS_MIN))
 
 
 def set_tags(metadata: Metadata, name: str, tags: tuple[str, ...]) -> None:

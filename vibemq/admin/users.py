@@ -7,6 +7,10 @@ first, which knows the passwords that were right before (as a keyed hash whose k
 leaves the process) and so lets a client reconnect without that price.  A user's row is read
 again each time, so a changed or deleted password counts at once.
 
+Who would rather not send the password asks for a challenge and proves to know it (admin.scram), at no price here.
+That takes a verifier, which is made when a password is set; imported users, and those whose password is older
+than verifiers, have none, and get challenges like users whom nobody knows.
+
 guest/guest is accepted from loopback only, and only while the configuration allows it and nobody has
 removed guest.  No user named guest can be made, so there is no second meaning of that name.
 
@@ -16,16 +20,23 @@ somebody must be able to let the others do something.
 
 import enum
 import hmac
+import logging
 import re
 import secrets
 import threading
+from functools import cache
 from hashlib import blake2b
 
-from vibemq.admin.passwords import NOBODY, PASSWORD_CHARACTERS_MIN, hash_password, verified
+from vibemq.admin import scram
+from vibemq.admin.passwords import NO_PASSWORD, NOBODY, PASSWORD_CHARACTERS_MIN, hash_password, verified
 from vibemq.errors import ConfigError, UserError
 from vibemq.storage.metadata import Metadata, UserRecord
 
+log = logging.getLogger("vibemq.admin")
+
 GUEST = "guest"
+# As few as clients accept (RFC 7677): there is nothing to protect in a password that everybody knows.
+_GUEST_ROUNDS = 4096
 _REMEMBERED_MAX = 4096  # users; the oldest success is forgotten first
 _NAME = re.compile(r"[A-Za-z0-9_.@+-]{1,255}")
 # What the native protocol allows for the users that are made through it.
@@ -50,13 +61,14 @@ class Authenticator:
         self._lock = threading.Lock()
         # user -> (hash in the user's row when the password was right, keyed hash of that password)
         self._remembered: dict[str, tuple[str, bytes]] = {}
+        self._told_of: set[str] = set()  # users without a verifier whom the log has named
 
     def __repr__(self) -> str:
         return f"Authenticator(guest_allowed={self._guest_allowed})"
 
     def check_cached(self, user: str, password: str, loopback: bool) -> Verdict | None:
         """The verdict if it can be given within a millisecond; None: ask ``check`` on a helper thread."""
-        if user == GUEST and self._guest_allowed and not self._metadata.guest_removed():
+        if self._is_guest(user):
             if not hmac.compare_digest(password.encode(errors="surrogatepass"), GUEST.encode()):
                 return Verdict.REFUSED
             return Verdict.OK if loopback else Verdict.LOOPBACK_ONLY
@@ -88,6 +100,37 @@ class Authenticator:
             self._remembered[user] = (row.password_hash, self._digest(user, password))
         return Verdict.OK
 
+    def challenge(self, user: str) -> scram.Challenge:
+        """What ``user`` needs for a proof, whoever that is; about a millisecond for the first guest, or much less."""
+        return self._verifier(user).challenge()
+
+    def check_proof(self, user: str, challenge: scram.Challenge, proof: bytes, loopback: bool) -> Verdict:
+        """The verdict on a proof for a challenge that ``challenge(user)`` gave; as quick, and for one proof only."""
+        if not self._verifier(user).accepts(user, challenge, proof):
+            return Verdict.REFUSED
+        return Verdict.OK if loopback or user != GUEST else Verdict.LOOPBACK_ONLY
+
+    def _verifier(self, user: str) -> scram.Verifier:
+        # Made in any case, or it would show in the time which users there are.
+        decoy = scram.decoy(self._metadata.token_key(), user)
+        if self._is_guest(user):
+            return _guest_verifier(decoy.salt)
+        row = self._find(user)
+        if row is None:
+            return decoy
+        verifier = scram.Verifier.decode(row.verifier)
+        if verifier is None and row.password_hash != NO_PASSWORD and user not in self._told_of:
+            self._told_of.add(user)
+            log.warning(
+                "user %r cannot log in by challenge, only with the password, over TLS or from this machine, "
+                "until the password is set anew: it was imported, or set by an older version",
+                user,
+            )
+        return verifier or decoy
+
+    def _is_guest(self, user: str) -> bool:
+        return user == GUEST and self._guest_allowed and not self._metadata.guest_removed()
+
     def _find(self, user: str) -> UserRecord | None:
         # A peer's name comes as bytes; what was no UTF-8 carries surrogates and names nobody.
         return self._metadata.find_user(user) if user.isprintable() else None
@@ -111,12 +154,13 @@ def add_user(
     Raises UserError (also UserExists) with what is wrong.
     """
     _check_name(name)
-    return metadata.add_user(name, hash_password(password, password_min), tags, is_superuser)
+    password_hash, verifier = hash_password(password, password_min)
+    return metadata.add_user(name, password_hash, tags, is_superuser, verifier)
 
 
 def change_password(metadata: Metadata, name: str, password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> None:
     """Raises UserError (also UserNotFound)."""
-    metadata.change_password(name, hash_password(password, password_min))
+    metadata.change_password(name, *hash_password(password, password_min))
 
 
 def ensure_superuser(metadata: Metadata, name: str, password: str) -> bool:
@@ -134,16 +178,21 @@ def ensure_superuser(metadata: Metadata, name: str, password: str) -> bool:
         )
     try:
         _check_name(name)
-        password_hash = hash_password(password)
+        hashes = hash_password(password)
     except UserError as problem:
         raise ConfigError(f"the superuser of the configuration: {problem}", hint=problem.hint) from None
-    return metadata.add_first_superuser(name, password_hash)
+    return metadata.add_first_superuser(name, *hashes)
 
 
 def check_native_name(name: str) -> None:
     """Raises UserError when the native protocol cannot make a user of this name."""
     if _NATIVE_NAME.fullmatch(name) is None:
         raise UserError("a user name needs 1 to 64 of the characters A-Z a-z 0-9 . - _")
+
+
+@cache
+def _guest_verifier(salt: bytes) -> scram.Verifier:
+    return scram.make_verifier(GUEST, salt, _GUEST_ROUNDS)
 
 
 def _check_name(name: str) -> None:

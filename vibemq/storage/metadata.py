@@ -152,6 +152,10 @@ MIGRATIONS = (
     ALTER TABLE accounts ADD COLUMN token_key BLOB;
     UPDATE accounts SET token_key = randomblob(32);
     """,
+    # users.verifier: what a login by challenge is checked with; empty where only the password's hash is known.
+    """
+    ALTER TABLE users ADD COLUMN verifier TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 _STREAM_COLUMNS = "vhost, name, incarnation, slot, durability, arguments, created_ms, queue"

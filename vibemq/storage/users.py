@@ -4,6 +4,9 @@
 Every change is synced before it returns and raises ``accounts.changes`` in the same transaction,
 so that a process finds out with one small read that rights may be others than before.
 What an operation number means is vibemq.admin's; here it is only kept.
+
+A password is kept as a hash and as a verifier (vibemq.admin.scram), which are set together or not at all: who sets
+a hash and names no verifier takes the old one away, for it would let the old password in.
 """
 
 import json
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 from vibemq.errors import UserExists, UserNotFound
 from vibemq.storage.database import Database
 
-_COLUMNS = "name, tags, created_ms, password_hash, is_superuser, updated_ms"
+_COLUMNS = "name, tags, created_ms, password_hash, is_superuser, updated_ms, verifier"
 _RIGHTS = """
     SELECT u.created_ms, u.is_superuser, p.queue_pattern, p.operations
     FROM users u LEFT JOIN permissions p ON p.username = u.name
@@ -26,7 +29,7 @@ _RIGHTS = """
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    """One user; the hash is kept out of ``repr`` so that no log shows it."""
+    """One user; hash and verifier are kept out of ``repr`` so that no log shows them."""
 
     name: str
     tags: tuple[str, ...]
@@ -34,6 +37,7 @@ class UserRecord:
     password_hash: str
     is_superuser: bool
     updated_ms: int
+    verifier: str  # empty: none
 
     def __repr__(self) -> str:
         return f"UserRecord(name={self.name!r}, tags={self.tags!r}, is_superuser={self.is_superuser})"
@@ -60,7 +64,12 @@ class Users(Database):
     """Users and permissions; the tables are storage.metadata's."""
 
     def add_user(
-        self, name: str, password_hash: str, tags: tuple[str, ...] = (), is_superuser: bool | None = None
+        self,
+        name: str,
+        password_hash: str,
+        tags: tuple[str, ...] = (),
+        is_superuser: bool | None = None,
+        verifier: str = "",
     ) -> bool:
         """Record a user; whether it is a superuser is the result.  None: only if it is the first user of all.
 
@@ -73,20 +82,16 @@ class Users(Database):
                 )
             if is_superuser is None:
                 is_superuser = db.execute("SELECT 1 FROM users LIMIT 1").fetchone() is None
-            _insert(db, name, password_hash, tags, is_superuser)
+            _insert(db, name, password_hash, verifier, tags, is_superuser)
         return is_superuser
 
-    def add_first_superuser(self, name: str, password_hash: str) -> bool:
+    def add_first_superuser(self, name: str, password_hash: str, verifier: str = "") -> bool:
         """If there is no superuser, make this one, or make it of the user of that name; was it done?"""
         with self._changing_accounts() as db:
             if _has_superuser(db):
                 return False
-            changed = db.execute(
-                "UPDATE users SET is_superuser = 1, password_hash = ?, updated_ms = ? WHERE name = ?",
-                (password_hash, _now_ms(), name),
-            )
-            if changed.rowcount == 0:
-                _insert(db, name, password_hash, (), True)
+            if not _update(db, name, is_superuser=1, password_hash=password_hash, verifier=verifier):
+                _insert(db, name, password_hash, verifier, (), True)
         return True
 
     def has_superuser(self) -> bool:
@@ -104,34 +109,32 @@ class Users(Database):
             db.execute("DELETE FROM users WHERE name = ?", (name,))
         return True
 
-    def change_password(self, name: str, password_hash: str) -> None:
+    def change_password(self, name: str, password_hash: str, verifier: str = "") -> None:
         """Raises UserNotFound."""
-        self._update_user(name, "password_hash", password_hash)
+        self._update_user(name, password_hash=password_hash, verifier=verifier)
 
     def set_superuser(self, name: str, is_superuser: bool) -> None:
         """Raises UserNotFound."""
-        self._update_user(name, "is_superuser", int(is_superuser))
+        self._update_user(name, is_superuser=int(is_superuser))
 
-    def put_user(self, name: str, password_hash: str | None, tags: tuple[str, ...]) -> bool:
+    def put_user(self, name: str, tags: tuple[str, ...], password_hash: str | None, verifier: str = "") -> bool:
         """Make a user, or change the tags and, if there is a hash, the password of one; was one made?
 
         Nobody becomes a superuser this way.  Raises UserNotFound: a new user needs a hash.
         """
         with self._changing_accounts() as db:
-            if db.execute("SELECT 1 FROM users WHERE name = ?", (name,)).fetchone() is None:
+            if not _update(db, name, tags=json.dumps(tags)):
                 if password_hash is None:
                     raise no_user(name)
-                _insert(db, name, password_hash, tags, False)
+                _insert(db, name, password_hash, verifier, tags, False)
                 return True
-            db.execute(
-                "UPDATE users SET tags = ?, password_hash = ifnull(?, password_hash), updated_ms = ? WHERE name = ?",
-                (json.dumps(tags), password_hash, _now_ms(), name),
-            )
+            if password_hash is not None:
+                _update(db, name, password_hash=password_hash, verifier=verifier)
         return False
 
     def set_tags(self, name: str, tags: tuple[str, ...]) -> None:
         """Raises UserNotFound."""
-        self._update_user(name, "tags", json.dumps(tags))
+        self._update_user(name, tags=json.dumps(tags))
 
     def find_user(self, name: str) -> UserRecord | None:
         with self._reading() as db:
@@ -195,10 +198,10 @@ class Users(Database):
         with self._changing_accounts() as db:
             db.execute("UPDATE accounts SET guest_removed = ?", (int(removed),))
 
-    # ---- access tokens ----
+    # ---- the key of this database ----
 
     def token_key(self) -> bytes:
-        """What access tokens are signed with (vibemq.admin.tokens)."""
+        """What access tokens are signed with (vibemq.admin.tokens), and unknown users' salts are made of (scram)."""
         with self._reading() as db:
             key: bytes = db.execute("SELECT token_key FROM accounts").fetchone()[0]
         return key
@@ -216,12 +219,9 @@ class Users(Database):
         with self._reading() as db:
             return dict(db.execute("SELECT name, created_ms FROM users"))
 
-    def _update_user(self, name: str, column: str, value: object) -> None:
+    def _update_user(self, name: str, **columns: object) -> None:
         with self._changing_accounts() as db:
-            changed = db.execute(
-                f"UPDATE users SET {column} = ?, updated_ms = ? WHERE name = ?", (value, _now_ms(), name)
-            )
-            if changed.rowcount == 0:
+            if not _update(db, name, **columns):
                 raise no_user(name)
 
     @contextmanager
@@ -231,12 +231,23 @@ class Users(Database):
             yield db
 
 
-def _insert(db: sqlite3.Connection, name: str, password_hash: str, tags: tuple[str, ...], is_superuser: bool) -> None:
+def _insert(
+    db: sqlite3.Connection, name: str, password_hash: str, verifier: str, tags: tuple[str, ...], is_superuser: bool
+) -> None:
     now_ms = _now_ms()
     db.execute(
-        "INSERT INTO users (name, password_hash, tags, created_ms, is_superuser, updated_ms) VALUES (?, ?, ?, ?, ?, ?)",
-        (name, password_hash, json.dumps(tags), now_ms, int(is_superuser), now_ms),
+        f"INSERT INTO users ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (name, json.dumps(tags), now_ms, password_hash, int(is_superuser), now_ms, verifier),
     )
+
+
+def _update(db: sqlite3.Connection, name: str, **columns: object) -> bool:
+    """Is there such a user?"""
+    assignments = ", ".join(f"{column} = ?" for column in columns)
+    changed = db.execute(
+        f"UPDATE users SET {assignments}, updated_ms = ? WHERE name = ?", (*columns.values(), _now_ms(), name)
+    )
+    return changed.rowcount > 0
 
 
 def require_user(db: sqlite3.Connection, name: str) -> None:
@@ -250,8 +261,10 @@ def _has_superuser(db: sqlite3.Connection) -> bool:
 
 
 def _user(row: tuple) -> UserRecord:
-    name, tags, created_ms, password_hash, is_superuser, updated_ms = row
-    return UserRecord(name, tuple(json.loads(tags)), created_ms, password_hash, bool(is_superuser), updated_ms)
+    name, tags, created_ms, password_hash, is_superuser, updated_ms, verifier = row
+    return UserRecord(
+        name, tuple(json.loads(tags)), created_ms, password_hash, bool(is_superuser), updated_ms, verifier
+    )
 
 
 def no_user(name: str) -> UserNotFound:
