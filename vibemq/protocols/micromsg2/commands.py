@@ -19,6 +19,7 @@ from vibemq.broker.admission import SUBSCRIPTIONS_MAX, Ended, access_now, with_q
 from vibemq.broker.glob import Glob, fold
 from vibemq.broker.helping import in_helper
 from vibemq.broker.operations import Operation
+from vibemq.broker.reader import offset_of_word
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.micromsg2.codec import BadCommand, parse_command
 from vibemq.protocols.micromsg2.destinations import Refused, Target, target_of
@@ -109,10 +110,15 @@ def use_access(session: Micromsg2Session, access: Any) -> None:
     """These are the rights now; subscriptions that they do not cover end."""
     session.access = access
     session.forget_rights()
-    for name in list(session.subscriptions):
-        if not access.may(Operation.Subscribe, name):
+    for name, subscription in list(session.subscriptions.items()):
+        try:
+            if getattr(subscription, "is_plain", False):
+                require_read(session, name)
+            else:
+                require(session, Operation.Subscribe, name)
+        except Refused as problem:
             session.remove_subscription(name)
-            session.write_error(ErrorCode.NOT_AUTHORIZED, not_authorized(session, Operation.Subscribe.name, name).text)
+            session.write_error(problem.code, problem.text)
 
 
 def not_authorized(session: Micromsg2Session, right: str, name: str) -> Refused:
@@ -131,6 +137,12 @@ def require_write(session: Micromsg2Session, name: str) -> None:
     """For a stream that is no queue.  Raises Refused."""
     if not admission.stream_right(session.door.broker, session.user, session.access, "write", name):
         raise not_authorized(session, "write", name)
+
+
+def require_read(session: Micromsg2Session, name: str) -> None:
+    """For a stream that is no queue.  Raises Refused."""
+    if not admission.stream_right(session.door.broker, session.user, session.access, "read", name):
+        raise not_authorized(session, "read", name)
 
 
 def may_publish(session: Micromsg2Session, publisher: Any, index: int) -> bool:
@@ -240,9 +252,12 @@ def make_dead_letter_queue(session: Micromsg2Session, publisher: Any, what: Any)
     in_helper(session, partial(catalog.create_dead_letter_queue, DEFAULT_VHOST, name, queue.policy), done)
 
 
-def lost_queue(session: Micromsg2Session, subscription: Any) -> None:
-    text = f"'{subscription.name}' was deleted, and with it the subscription"
-    session.write_error(ErrorCode.QUEUE_NOT_FOUND, text)
+def subscription_ended(session: Micromsg2Session, name: str, problem: BaseException | None) -> None:
+    """By itself: what it was to is gone, or cannot be read."""
+    if problem is None or isinstance(problem, StreamNotFound):
+        session.write_error(ErrorCode.QUEUE_NOT_FOUND, f"'{name}' was deleted, and with it the subscription")
+    else:
+        session.write_error(ErrorCode.SERVER_ERROR, f"'{name}' cannot be read here; the broker's log says why")
 
 
 # ---- commands ----
@@ -336,34 +351,61 @@ def subscribe_agreed(session: Micromsg2Session) -> None:
 
 
 def start(command: Command) -> None:
-    """Begin to consume.  Raises Refused."""
+    """Begin to consume.  Raises Refused, BadFilter, StreamNotFound, StorageError."""
     session = command.session
-    for key in ("group", "from"):
-        if key in command.pairs:
-            raise Refused(ErrorCode.NOT_SUPPORTED, f"subscribe knows no {key}")
-    destination, target = command.destination, command.target
-    require(session, Operation.Subscribe, target.name)
+    if "group" in command.pairs:
+        raise Refused(ErrorCode.NOT_SUPPORTED, "groups are not supported; consumers of a queue share its messages")
+    destination, target = command.destination.encode(errors="replace"), command.target
     known = session.subscriptions.get(target.name)
     if known is None and len(session.subscriptions) >= SUBSCRIPTIONS_MAX:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"at most {SUBSCRIPTIONS_MAX} subscriptions on one connection")
     text = ";".join(command.pairs.get("filter", []))
-    filter = compile_filter(text) if text else None
+    chosen = compile_filter(text) if text else None
     prefetch = _prefetch(command)
+    record = session.door.queues.metadata.find_stream(DEFAULT_VHOST, target.name)
+    is_plain = record is not None and record.queue is None
+    place = command.value("from")
+    if is_plain or place is not None:
+        read(command, target, destination, chosen, place or "next", is_plain=is_plain)
+        return
+    require(session, Operation.Subscribe, target.name)
 
     def opened(queue: Any) -> None:
-        if filter is not None and not queue.policy.is_fan_out:
+        if chosen is not None and not queue.policy.is_fan_out:
             queue.close_if_unused()
-            text = f"'{target.name}' is a queue: its messages go to one consumer each, and filters are for topics"
-            command.refuse(Refused(ErrorCode.NOT_SUPPORTED, text))
+            why = f"'{target.name}' is a queue, whose messages go to one consumer each; filters are for topics"
+            command.refuse(Refused(ErrorCode.NOT_SUPPORTED, why))
             return
         subscribed = session.subscriptions.get(target.name)
-        command.done(destination=destination)  # before the first message
+        command.done(destination=destination.decode(errors="replace"))  # before the first message
         if subscribed is not None:
-            subscribed.select(filter)
+            subscribed.outlet.filter = chosen
         else:
-            session.add_subscription(target.name, destination.encode(errors="replace"), filter, queue, prefetch)
+            session.add_subscription(target.name, destination, chosen, queue, prefetch)
 
     open_queue(session, target, opened, command.refuse)
+
+
+def read(command: Command, target: Target, destination: bytes, chosen: Any, place: str, *, is_plain: bool) -> None:
+    """A log from a place on.  Raises Refused, StreamNotFound, StorageError."""
+    session, name = command.session, target.name
+    if is_plain:
+        require_read(session, name)
+    else:
+        require(session, Operation.Subscribe, name)
+    stream = session.door.broker.streams.find(DEFAULT_VHOST, name)
+    try:
+        offset = offset_of_word(stream, place)
+        if offset is None:
+            if not (place.isascii() and place.isdigit() and len(place) < 20 and int(place) < 2**63):
+                raise Refused(ErrorCode.BAD_COMMAND, f"from needs first, last, next or an offset, had '{place:.20}'")
+            offset = int(place)
+        session.remove_subscription(name)
+    except BaseException:
+        session.door.broker.streams.release_if_unused(stream)
+        raise
+    command.done(destination=destination.decode(errors="replace"))
+    session.add_reader(name, destination, chosen, stream, offset, is_plain)
 
 
 def _prefetch(command: Command) -> int:

@@ -5,12 +5,14 @@ A payload of more than FRAGMENT_BYTES goes out in several frames, each with its 
 window or the socket has no room for all of them the rest is kept, and nothing else is written until it has gone.
 """
 
+from libc.stdint cimport uint64_t
 from libc.string cimport memcmp
 
 from vibemq.broker.consumer cimport UNDELIVERABLE, UNWANTED, WRITTEN
 from vibemq.broker.inflight cimport NO_SLOT
 from vibemq.broker.payload cimport payload_of
 from vibemq.broker.queue cimport Queue
+from vibemq.broker.stream cimport Stream
 from vibemq.net.connection cimport Connection
 from vibemq.protocols.micromsg2.properties cimport dotnet_type_of, properties_of
 from vibemq.protocols.micromsg2.wire cimport (
@@ -25,49 +27,36 @@ cdef enum:
 cdef bytes NO_TYPE = DOTNET_TYPE_NONE.encode()
 
 
-cdef class Subscription(Consumer):
-    def __init__(self, Micromsg2Session session, str name, bytes destination, int number, filter, bint is_auto):
-        self.session, self.name, self.destination, self.number = session, name, destination, number
-        self.filter, self.is_auto = filter, is_auto
-        self.deliveries = session.in_flight
+cdef class Outlet:
+    def __init__(self, Micromsg2Session session not None, bytes destination not None, filter):
+        self.session, self.destination, self.filter = session, destination, filter
 
-    def select(self, filter):
-        """From now on by this filter."""
-        self.filter = filter
-
-    cdef bint room(self) noexcept:
-        return self.session.room()
-
-    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
+    cdef int write(self, const message_view *m, int32_t consumer, int32_t slot) except -1:
         cdef Micromsg2Session session = self.session
         cdef uint32_t properties_size = 0, payload_size = 0, sequence = 0
-        cdef int32_t slot = self.own.last
         cdef const uint8_t *properties
         cdef const uint8_t *payload
         cdef uint8_t *out
         if self.filter is not None and not self.filter.matches(m):
             return UNWANTED
         payload = payload_of(m, &payload_size)
-        if payload_size > session.payload_max:
+        properties = properties_of(m, session.type_data, session.type_size, session.dotnet_id != 0, session.is_sharp,
+                                   &properties_size)
+        if payload_size > session.payload_max or properties_size > PROPERTIES_BYTES_MAX:
             return UNDELIVERABLE
         if session.dotnet_id:
             self._tell_type(m)
-        properties = properties_of(m, session.type_data, session.type_size, session.dotnet_id != 0, session.is_sharp,
-                                   &properties_size)
-        if properties_size > PROPERTIES_BYTES_MAX:
-            return UNDELIVERABLE
         if slot != NO_SLOT:
-            sequence = self.deliveries.slots[slot].sequence
-        session.has_autos |= self.is_auto
+            sequence = session.in_flight.slots[slot].sequence
         if payload_size > FRAGMENT_BYTES:
             self.rest, self.rest_at = (<const char *> payload)[:payload_size], FRAGMENT_BYTES
-            self.rest_slot, self.rest_sequence = slot, sequence
+            self.rest_consumer, self.rest_slot, self.rest_sequence = consumer, slot, sequence
             session.sending = self
             payload_size, slot = FRAGMENT_BYTES, NO_SLOT
         out = session.connection.outbox_reserve(message_frame_size(len(self.destination), properties_size, payload_size))
         message_frame_write(out, session.sent.next(), <const char *> self.destination, len(self.destination), properties,
                             properties_size, payload, payload_size, self.rest is not None)
-        session.sent.push(self.number, slot, sequence)
+        session.sent.push(consumer, slot, sequence)
         return WRITTEN
 
     cdef int _tell_type(self, const message_view *m) except -1:
@@ -97,11 +86,31 @@ cdef class Subscription(Consumer):
             out = session.connection.outbox_reserve(message_frame_size(0, 0, size))
             message_frame_write(out, session.sent.next(), NULL, 0, NULL, 0, <const char *> self.rest + self.rest_at, size,
                                 not is_last)
-            session.sent.push(self.number, self.rest_slot if is_last else NO_SLOT, self.rest_sequence)
+            session.sent.push(self.rest_consumer, self.rest_slot if is_last else NO_SLOT, self.rest_sequence)
             self.rest_at += size
             if is_last:
                 self.rest = session.sending = None
         return 0
+
+
+cdef class Subscription(Consumer):
+    def __init__(self, Micromsg2Session session, str name, Outlet outlet not None, int number, bint is_auto):
+        self.session, self.name, self.outlet, self.number, self.is_auto = session, name, outlet, number, is_auto
+        self.deliveries = session.in_flight
+
+    def __str__(self):
+        return self.session.peer
+
+    def close(self, bint lost=False):
+        if self.queue is not None:
+            self.queue.remove_consumer(self, lost)
+
+    cdef bint room(self) noexcept:
+        return self.session.room()
+
+    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
+        self.session.has_autos |= self.is_auto
+        return self.outlet.write(m, self.number, self.own.last)
 
     cdef int settle_all(self) except -1:
         """The socket has taken all that was written."""
@@ -117,12 +126,45 @@ cdef class Subscription(Consumer):
             "active": self.queue is not None,
             "prefetch": self.prefetch,
             "in_flight": self.own.count,
-            "properties": {},
+            "properties": {"filter": self.outlet.filter.text} if self.outlet.filter is not None else {},
         }
 
     cdef int on_deleted(self) except -1:
-        self.session.lost_queue(self)
+        self.session.subscription_ended(self, None)
         return 0
+
+    cdef int failed(self, object problem) except -1:
+        self.session.fail(problem)
+        return 0
+
+
+cdef class TopicReader(LogReader):
+    def __init__(self, Micromsg2Session session, str name, Outlet outlet not None, int number, Stream stream,
+                 uint64_t offset, bint is_plain):
+        self.session, self.name, self.outlet, self.number, self.is_plain = session, name, outlet, number, is_plain
+        super().__init__(session.queues.messages, stream, offset)
+
+    def __str__(self):
+        return self.session.peer
+
+    cdef bint room(self) noexcept:
+        return self.session.room()
+
+    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size) except -1:
+        return self.outlet.write(m, self.number, NO_SLOT)
+
+    def describe(self) -> dict:
+        return {
+            "subscription_id": self.number,
+            "stream": self.name,
+            "active": True,
+            "prefetch": 0,
+            "in_flight": 0,
+            "properties": {"offset": str(self.next_offset)},
+        }
+
+    def ended(self, problem):
+        self.session.subscription_ended(self, problem)
 
     cdef int failed(self, object problem) except -1:
         self.session.fail(problem)

@@ -40,9 +40,9 @@ cdef class Micromsg2Session(Session):
     # What goes out.
     cdef SendWindow sent
     cdef InFlight in_flight
-    cdef readonly dict subscriptions   # queue name -> Subscription
-    cdef list by_number                # Subscription or None
-    cdef object sending                # the Subscription whose message has frames to come; None: there is none
+    cdef readonly dict subscriptions   # name of a queue or stream -> Subscription or TopicReader
+    cdef list by_number                # the same, or None
+    cdef object sending                # the Outlet whose message has frames to come; None: there is none
     cdef bytes dotnet_type_sent
     cdef uint32_t payload_max          # SharpMessaging: of what it can read
     cdef bint has_autos                # something is settled as soon as the socket has taken it

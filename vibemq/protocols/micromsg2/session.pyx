@@ -20,7 +20,8 @@ from vibemq.broker.inflight cimport NO_SLOT, delivery
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.net.connection cimport Connection
-from vibemq.protocols.micromsg2.deliveries cimport Subscription
+from vibemq.broker.reader cimport LogReader
+from vibemq.protocols.micromsg2.deliveries cimport Outlet, Subscription, TopicReader
 from vibemq.protocols.micromsg2.publisher cimport Publisher
 from vibemq.protocols.micromsg2.window cimport DUPLICATE, OVERRUN, sent_message
 from vibemq.protocols.micromsg2.wire cimport (
@@ -324,37 +325,51 @@ cdef class Micromsg2Session(Session):
             publisher.generation = -1
 
     def add_subscription(self, str name, bytes destination, filter, Queue queue, uint32_t prefetch):
-        for number, taken in enumerate(self.by_number):
-            if taken is None:
-                break
-        else:
-            number = len(self.by_number)
-            self.by_number.append(None)
-        subscription = Subscription(self, name, destination, number, filter, not self.ack_id)
-        self.by_number[number] = self.subscriptions[name] = subscription
+        """To a queue or topic."""
+        subscription = Subscription(self, name, Outlet(self, destination, filter), self._number(), not self.ack_id)
+        self._remember(subscription)
         try:
             queue.add_consumer(subscription, prefetch)
         except BaseException:
-            self._forget_subscription(subscription)
+            self._forget(subscription)
             raise
 
-    def remove_subscription(self, str name, bint lost=False) -> bool:
-        cdef Subscription subscription = self.subscriptions.get(name)
-        if subscription is None:
-            return False
-        if subscription.queue is not None:
-            subscription.queue.remove_consumer(subscription, lost)
-        self._forget_subscription(subscription)
-        return True
+    def add_reader(self, str name, bytes destination, filter, Stream stream, uint64_t offset, bint is_plain):
+        """Of a log from this offset on; it takes nothing away from anybody."""
+        reader = TopicReader(self, name, Outlet(self, destination, filter), self._number(), stream, offset, is_plain)
+        self._remember(reader)
+        reader.pump()
 
-    def _forget_subscription(self, subscription):
+    def _number(self) -> int:
+        for number, taken in enumerate(self.by_number):
+            if taken is None:
+                return number
+        self.by_number.append(None)
+        return len(self.by_number) - 1
+
+    def _remember(self, subscription):
+        self.by_number[subscription.number] = self.subscriptions[subscription.name] = subscription
+
+    def _forget(self, subscription):
         del self.subscriptions[subscription.name]
         self.by_number[subscription.number] = None
 
-    def lost_queue(self, subscription):
-        """Its queue was deleted."""
-        self._forget_subscription(subscription)
-        commands.lost_queue(self, subscription)
+    def remove_subscription(self, str name, bint lost=False) -> bool:
+        subscription = self.subscriptions.get(name)
+        if subscription is None:
+            return False
+        if isinstance(subscription, Subscription):
+            subscription.close(lost)
+        else:
+            subscription.close()
+        self._forget(subscription)
+        return True
+
+    def subscription_ended(self, subscription, problem):
+        """By itself.  `problem` is None where its queue was deleted."""
+        if self.subscriptions.get(subscription.name) is subscription:
+            self._forget(subscription)
+            commands.subscription_ended(self, subscription.name, problem)
 
     def make_dead_letter_queue(self, publisher, what):
         commands.make_dead_letter_queue(self, publisher, what)
@@ -416,7 +431,7 @@ cdef class Micromsg2Session(Session):
         if self.ack_id and self.state == "open":
             self._acknowledge()
         if self.sending is not None:
-            (<Subscription> self.sending).go_on()
+            (<Outlet> self.sending).go_on()
         if self.connection.flush():
             if self.has_autos and self.sending is None:
                 self._settle_autos()
@@ -427,22 +442,22 @@ cdef class Micromsg2Session(Session):
 
     cdef int _settle_autos(self) except -1:
         """Without acknowledgements a message counts as delivered once the socket has taken it."""
-        cdef Subscription subscription
         self.has_autos = False
         for subscription in list(self.subscriptions.values()):
-            subscription.settle_all()
+            if isinstance(subscription, Subscription):
+                (<Subscription> subscription).settle_all()
         return 0
 
     cdef int _wake_stalled(self) except -1:
-        cdef Subscription subscription
-        for subscription in self.subscriptions.values():
-            if subscription.stalled:
-                break
-        else:
-            return 0
+        cdef Consumer consumer
         for subscription in list(self.subscriptions.values()):
-            if subscription.stalled and subscription.queue is not None:
-                (<Queue> subscription.queue).room_again(subscription)
+            if isinstance(subscription, LogReader):
+                if (<LogReader> subscription).stalled:
+                    (<LogReader> subscription).pump()
+                continue
+            consumer = <Consumer> subscription
+            if consumer.stalled and consumer.queue is not None:
+                (<Queue> consumer.queue).room_again(consumer)
         return 0
 
     # ---- time ----
@@ -546,6 +561,6 @@ cdef class Micromsg2Session(Session):
                 for publisher in islice(self.publishers.values(), DESCRIBED_MAX)
             ],
             "subscriptions": [
-                (<Subscription> found).describe() for found in islice(self.subscriptions.values(), DESCRIBED_MAX)
+                found.describe() for found in islice(self.subscriptions.values(), DESCRIBED_MAX)
             ],
         }
