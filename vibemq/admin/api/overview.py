@@ -26,6 +26,8 @@ PROTOCOLS = {
     "streams-tls": "stream/ssl",
     "signalr": "SignalR",
     "signalr-tls": "SignalR/ssl",
+    "micromsg2": "MicroMsg2",
+    "micromsg2-tls": "MicroMsg2/ssl",
     "admin": "http",
 }
 
