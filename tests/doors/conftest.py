@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from door_clients import DOORS, SPARK, Message, native_client, spark_read
+from door_exchange import Exchange
 from running import Running, broker
-
-numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -38,27 +35,6 @@ def doors_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip(str(missing))
     yield session
     session.stop()
-
-
-class Exchange:
-    """Publishes by one door and consumes by another, or by Spark, through a queue that nobody else uses."""
-
-    def __init__(self, served: Running, request: pytest.FixtureRequest) -> None:
-        self.served, self.request = served, request
-        self.queue = f"doors-{next(numbers)}"
-        with native_client(served) as client:
-            client.create_queue(self.queue)
-
-    def __call__(self, publisher: str, consumer: str, messages: list[Message]) -> list[Message]:
-        if publisher in ("streams", SPARK) or consumer == "streams":
-            pytest.importorskip("rstream", reason="the client rstream is not installed")
-        if "signalr" in (publisher, consumer):
-            pytest.importorskip("aiosignalr", reason="the client aiosignalr is not installed")
-        spark = self.request.getfixturevalue("doors_spark") if consumer == SPARK else None
-        DOORS[publisher].publish(self.served, self.queue, messages)
-        if spark is not None:
-            return spark_read(spark, self.served, self.queue, len(messages))
-        return DOORS[consumer].consume(self.served, self.queue, len(messages))
 
 
 @pytest.fixture

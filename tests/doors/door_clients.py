@@ -34,6 +34,10 @@ class Nothing:
 NOTHING = Nothing()
 
 
+class Stored(bytes):
+    """A whole message as a streams client stores it, which need not be AMQP 1.0."""
+
+
 class Message(NamedTuple):
     """What a door has no word for stays as it is here."""
 
@@ -42,6 +46,10 @@ class Message(NamedTuple):
     headers: Mapping[str, Any] = {}
     content_type: str | None = None
     key: str | None = None
+    # What only consumers are told:
+    offset: int | None = None
+    timestamp_ms: int | None = None
+    again: Any = None  # is this not the first delivery? The native door counts them
 
 
 def run(work: Awaitable[Any]) -> Any:
@@ -74,9 +82,15 @@ def native_consume(served: Running, queue: str, count: int) -> list[Message]:
         found = []
         for _ in range(count):
             message = next(consumer)
-            found.append(Message(message.payload, message.id, message.headers))
+            found.append(Message(message.payload, message.id, message.headers, again=message.attempts))
             message.ack()
         return found
+
+
+def native_leave(served: Running, queue: str) -> None:
+    """Takes a message and goes without having settled it."""
+    with native_client(served) as client, client.consume(queue, timeout_s=DEADLINE_S) as consumer:
+        next(consumer)
 
 
 # ---- streams: rstream, whose offsets take nothing from a queue ----
@@ -86,8 +100,8 @@ def streams_publish(served: Running, queue: str, messages: Sequence[Message]) ->
     from rstream import AMQPMessage, Producer, Properties
 
     def written(message: Message) -> Any:
-        if isinstance(message, bytes):
-            return message
+        if isinstance(message.body, Stored):
+            return bytes(message.body)
         properties = Properties(message_id=message.id, content_type=message.content_type, group_id=message.key)
         part = {"value" if isinstance(message.body, str) else "body": message.body}
         return AMQPMessage(
@@ -105,19 +119,22 @@ def streams_publish(served: Running, queue: str, messages: Sequence[Message]) ->
 
 
 def streams_consume(served: Running, queue: str, count: int) -> list[Message]:
-    return [streams_message(data) for data in streams_stored(served, queue, count)]
+    return [
+        streams_message(data)._replace(offset=context.offset, timestamp_ms=context.timestamp)
+        for data, context in streams_read(served, queue, count)
+    ]
 
 
-def streams_stored(served: Running, queue: str, count: int) -> list[bytes]:
-    """The first messages as they are stored."""
+def streams_read(served: Running, queue: str, count: int) -> list[tuple[bytes, Any]]:
+    """The first messages as they are stored, with what is told of each."""
     from rstream import Consumer, ConsumerOffsetSpecification, OffsetType
 
-    async def work() -> list[bytes]:
-        found: list[bytes] = []
+    async def work() -> list[tuple[bytes, Any]]:
+        found: list[tuple[bytes, Any]] = []
         complete = asyncio.Event()
 
-        def collect(data: bytes, _: Any) -> None:
-            found.append(data)
+        def collect(data: bytes, context: Any) -> None:
+            found.append((data, context))
             if len(found) == count:
                 complete.set()
 
@@ -207,11 +224,27 @@ def signalr_consume(served: Running, queue: str, count: int) -> list[Message]:
     return with_hub(served, work)
 
 
+def signalr_leave(served: Running, queue: str) -> None:
+    async def work(hub: Any) -> None:
+        await anext(await hub.stream("Subscribe", queue, {"ack": "manual"}))
+
+    with_hub(served, work)
+
+
 def signalr_message(delivery: dict[str, Any]) -> Message:
     body = delivery["body"]
     if delivery.get("encoding") == BASE64:
         body = binascii.a2b_base64(body, strict_mode=True)
-    return Message(body, delivery["id"], delivery.get("headers", {}), delivery.get("contentType"), delivery.get("key"))
+    return Message(
+        body,
+        delivery["id"],
+        delivery.get("headers", {}),
+        delivery.get("contentType"),
+        delivery.get("key"),
+        delivery["offset"],
+        delivery["timestamp"],
+        delivery["redelivered"],
+    )
 
 
 # ---- Spark ----
@@ -221,7 +254,16 @@ def spark_read(spark: Any, served: Running, queue: str, count: int) -> list[Mess
     reader = spark.read.format("vibemq").option("endpoints", f"{served.host}:{served.port}").option("stream", queue)
     rows = reader.option("includeHeaders", "true").load().orderBy("offset").collect()
     assert len(rows) == count, rows
-    return [Message(bytes(row.value), row.message_id, row.headers) for row in rows]
+    return [
+        Message(
+            bytes(row.value),
+            row.message_id,
+            row.headers,
+            offset=row.offset,
+            timestamp_ms=round(row.timestamp.timestamp() * 1000),
+        )
+        for row in rows
+    ]
 
 
 # ---- the table ----
@@ -230,13 +272,15 @@ def spark_read(spark: Any, served: Running, queue: str, count: int) -> list[Mess
 class Door(NamedTuple):
     publish: Callable[[Running, str, Sequence[Message]], None]
     consume: Callable[[Running, str, int], list[Message]]
+    #: Takes a message and goes without having settled it; None where a queue is read and nothing taken.
+    leave: Callable[[Running, str], None] | None = None
 
 
-#: A further door is one more entry here, and one more column in door_values.py.
+#: A further door is one more entry here, and one more column in the tables.
 DOORS = {
-    "native": Door(native_publish, native_consume),
+    "native": Door(native_publish, native_consume, native_leave),
     "streams": Door(streams_publish, streams_consume),
-    "signalr": Door(signalr_publish, signalr_consume),
+    "signalr": Door(signalr_publish, signalr_consume, signalr_leave),
 }
 SPARK = "spark"
-PAIRS = [(publisher, consumer) for publisher in DOORS for consumer in (*DOORS, SPARK)]
+TAKERS = [name for name, door in DOORS.items() if door.leave is not None]

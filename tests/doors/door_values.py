@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from door_clients import NOTHING, Message
+from door_clients import NOTHING, Message, Stored
 
 JSON = "application/json"
 TEXT = "text/plain"
@@ -21,7 +21,7 @@ OFFSET = object()
 
 
 class Row(NamedTuple):
-    sent: Mapping[str, Any]  # Message; bytes: what a streams client stores that is none
+    sent: Mapping[str, Message]
     got: Mapping[str, Message]
 
 
@@ -219,7 +219,7 @@ BODIES = {
         },
     ),
     "bytes that are no data": Row(
-        sent={"streams": b"\0\x53\x77\xa0\x06" + OCTETS},
+        sent={"streams": Message(Stored(b"\0\x53\x77\xa0\x06" + OCTETS))},
         got={
             "native": Message(OCTETS, OFFSET, headers=BASE64),
             "streams": Message(OCTETS, None),
@@ -229,7 +229,7 @@ BODIES = {
         },
     ),
     "no AMQP at all": Row(
-        sent={"streams": OCTETS},
+        sent={"streams": Message(Stored(OCTETS))},
         got={
             "native": Message(OCTETS, OFFSET, headers=BASE64),
             "streams": Message(OCTETS, None),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Exchange
-from door_clients import PAIRS, Message
+from door_clients import Message
+from door_exchange import PAIRS, Exchange
 from door_headers import HEADERS
 from door_values import BODIES, EMPTY, IDS, OFFSET, Row
 
@@ -26,7 +26,8 @@ def typed(value: Any) -> Any:
 
 def comparable(message: Message, offset: int) -> Message:
     id = str(offset) if message.id is OFFSET else message.id
-    return message._replace(headers=typed(dict(message.headers)), id=typed(id), body=typed(message.body))
+    headers = typed(dict(message.headers))
+    return Message(typed(message.body), typed(id), headers, message.content_type, message.key)
 
 
 def check(exchange: Exchange, publisher: str, consumer: str, rows: dict[str, Row]) -> None:

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One queue between two doors, as a test has it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from door_clients import DOORS, SPARK, Message, native_client, spark_read
+from running import Running
+
+CONSUMERS = [*(pytest.param(door, id=door) for door in DOORS), pytest.param(SPARK, id=SPARK, marks=pytest.mark.spark)]
+PAIRS = [
+    pytest.param(publisher, *consumer.values, id=f"{publisher}-{consumer.id}", marks=consumer.marks)
+    for publisher in DOORS
+    for consumer in CONSUMERS
+]
+numbers = itertools.count()
+CLIENTS = {"streams": "rstream", "signalr": "aiosignalr"}  # those of others
+
+
+class Exchange:
+    """Publishes by one door and consumes by another, or by Spark, through a queue that nobody else uses."""
+
+    def __init__(self, served: Running, request: pytest.FixtureRequest) -> None:
+        self.served, self.request = served, request
+        self.queue = f"doors-{next(numbers)}"
+        with native_client(served) as client:
+            client.create_queue(self.queue)
+
+    def __call__(self, publisher: str, consumer: str, messages: Sequence[Message]) -> list[Message]:
+        self.publish(publisher, messages)
+        return self.consume(consumer, len(messages))
+
+    def publish(self, publisher: str, messages: Sequence[Message]) -> None:
+        need(publisher)
+        DOORS[publisher].publish(self.served, self.queue, messages)
+
+    def consume(self, consumer: str, count: int, queue: str | None = None) -> list[Message]:
+        if consumer == SPARK:
+            spark = self.request.getfixturevalue("doors_spark")
+            return spark_read(spark, self.served, queue or self.queue, count)
+        need(consumer)
+        return DOORS[consumer].consume(self.served, queue or self.queue, count)
+
+    def leave(self, taker: str) -> None:
+        need(taker)
+        leave = DOORS[taker].leave
+        assert leave is not None
+        leave(self.served, self.queue)
+
+
+def need(door: str) -> None:
+    if (client := CLIENTS.get(door)) is not None:
+        pytest.importorskip(client, reason=f"the client {client} is not installed")

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a message that are not its publisher's: how it is stored, where it lies, how often it went out, and what
+its dead letter says; through every door."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from door_clients import DEADLINE_S, DOORS, TAKERS, Message, Stored, native_client, streams_read
+from door_exchange import CONSUMERS, Exchange
+from door_headers import DAY
+from door_values import JSON, UUID
+from test_doors import comparable, typed
+
+pytestmark = pytest.mark.timeout(180)
+
+# ---- how it is stored ----
+
+ID = b"\xa1\x03m-1"
+JSON_SYMBOL = b"\xa3\x10application/json"
+PROPERTIES, HEADERS, DATA = b"\0\x53\x73", b"\0\x53\x74", b"\0\x53\x75"
+ANNOTATIONS = b"\0\x53\x72"
+NULL = b"\x40"
+BODY = DATA + b'\xa0\x07{"n":1}'
+SEVEN = b"\0\0\0\0\0\0\0\x07"
+HALF = b"\x3f\xe0\0\0\0\0\0\0"
+
+STORED = {
+    "native": (
+        Message({"n": 1}, headers={"a": "7"}),
+        PROPERTIES + b"\xc0\x1d\x07" + ID + 5 * NULL + JSON_SYMBOL
+        + HEADERS + b"\xd1\0\0\0\x0a\0\0\0\x02" + b"\xa1\x01a\xa1\x017" + BODY,
+    ),
+    "signalr": (
+        Message({"n": 1}, headers={"a": 7, "b": True, "c": 0.5}, key="k"),
+        PROPERTIES + b"\xc0\x23\x0b" + ID + 5 * NULL + JSON_SYMBOL + 3 * NULL + b"\xa1\x01k"
+        + HEADERS + b"\xd1\0\0\0\x20\0\0\0\x06" + b"\xa1\x01a\x81" + SEVEN + b"\xa1\x01b\x41" + b"\xa1\x01c\x82" + HALF
+        + BODY,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("publisher", [door for door in DOORS if door in STORED])
+def test_a_message_is_stored_as_amqp(exchange: Exchange, publisher: str) -> None:
+    message, stored = STORED[publisher]
+    exchange.publish(publisher, [message])
+    [(found, _)] = streams_read(exchange.served, exchange.queue, 1)
+    assert found == stored
+
+
+def test_what_a_streams_client_wrote_is_stored_as_it_is(exchange: Exchange) -> None:
+    messages = [b"", b"\0", b"no AMQP", BODY, PROPERTIES + b"\x45" + BODY + BODY]
+    exchange.publish("streams", [Message(Stored(data)) for data in messages])
+    assert [found for found, _ in streams_read(exchange.served, exchange.queue, len(messages))] == messages
+
+
+# ---- where it lies ----
+
+OFFSETS: dict[str, list[int | None]] = {
+    "native": [None, None],
+    "streams": [0, 1],
+    "signalr": [0, 1],
+    "micromsg2": [None, None],
+    "spark": [0, 1],
+}
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_its_offset_and_time_are_those_of_its_stream(exchange: Exchange, consumer: str) -> None:
+    for number in range(2):
+        exchange.publish("native", [Message(number)])
+    contexts = [context for _, context in streams_read(exchange.served, exchange.queue, 2)]
+    found = exchange.consume(consumer, 2)
+    assert [message.offset for message in found] == OFFSETS[consumer]
+    told = OFFSETS[consumer][0] is not None
+    assert [message.timestamp_ms for message in found] == [context.timestamp if told else None for context in contexts]
+
+
+# ---- how often it went out ----
+
+AGAIN = {  # the first time, and when it comes again
+    "native": (1, 2),
+    "streams": (None, None),
+    "signalr": (False, True),
+    "micromsg2": (None, None),
+    "spark": (None, None),
+}
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_the_first_delivery_says_so(exchange: Exchange, consumer: str) -> None:
+    [message] = exchange("native", consumer, [Message(1)])
+    assert message.again == AGAIN[consumer][0]
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+@pytest.mark.parametrize("taker", TAKERS)
+def test_what_one_door_has_not_settled_comes_again_by_another(exchange: Exchange, taker: str, consumer: str) -> None:
+    exchange.publish("native", [Message(1)])
+    exchange.leave(taker)
+    [message] = exchange.consume(consumer, 1)
+    assert message.again == AGAIN[consumer][1]
+
+
+# ---- when it died ----
+
+WHEN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+DEAD = Message(
+    b'{"n":1}',
+    UUID,
+    {"text": "shop", "count": 7, "half": 0.5, "good": True, "at": DAY, "of": UUID, "raw": b"\xff"},
+    JSON,
+    "customer-1",
+)
+LETTER = {"x-failure-reason": "MaxRetriesExceeded", "x-attempts": "1"}
+TEXTS = {"text": "shop", "count": "7", "half": "0.5", "good": "true", "at": "1413201600250", "of": str(UUID)}
+LETTERS = {
+    "native": Message({"n": 1}, str(UUID), LETTER | TEXTS | {"raw": "\udcff"}),
+    "streams": DEAD._replace(headers=LETTER | dict(DEAD.headers) | {"at": 1413201600250}),
+    "signalr": Message(
+        {"n": 1},
+        str(UUID),
+        LETTER | dict(DEAD.headers) | {"at": 1413201600250, "of": str(UUID), "raw": "/w=="},
+        None,
+        "customer-1",
+    ),
+    "spark": Message(b'{"n":1}', str(UUID), LETTER | TEXTS | {"raw": "\N{REPLACEMENT CHARACTER}"}),
+}
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_a_dead_letter_is_the_message_that_it_was_and_says_why(exchange: Exchange, consumer: str) -> None:
+    queue = exchange.queue + "-dying"
+    letters = queue + ".dlq"
+    with native_client(exchange.served) as client:
+        client.create_queue(letters)
+        client.create_queue(queue, dead_letter=True, attempts_max=1)
+        exchange.queue = queue
+        exchange.publish("streams", [DEAD])
+        with client.consume(queue, timeout_s=DEADLINE_S) as consumer_of_queue:
+            next(consumer_of_queue).nack()
+        deadline = time.monotonic() + DEADLINE_S
+        while client.queue_info(letters).messages == 0:
+            assert time.monotonic() < deadline
+    [letter] = exchange.consume(consumer, 1, letters)
+    headers = dict(letter.headers)
+    assert WHEN.fullmatch(headers.pop("x-failed-at")) and headers.pop("x-original-queue") == queue
+    assert typed(headers) == typed(dict(LETTERS[consumer].headers))
+    assert comparable(letter._replace(headers={}), 0) == comparable(LETTERS[consumer]._replace(headers={}), 0)
