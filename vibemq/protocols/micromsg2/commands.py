@@ -293,7 +293,7 @@ class Command:
     @property
     def target(self) -> Target:
         """Raises Refused."""
-        return target_of(self.destination.encode(errors="replace"), self.session.door.config.default_queue)
+        return target_of(self.destination.encode(errors="surrogateescape"), self.session.door.config.default_queue)
 
     def done(self, **pairs: str) -> None:
         if self.session.agreed.reply and self.id:

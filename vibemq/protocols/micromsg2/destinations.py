@@ -13,7 +13,7 @@ from typing import Any
 
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES, RESERVED_PREFIX
 from vibemq.broker.policy import DeliveryMode
-from vibemq.protocols.micromsg2.spec import QUEUE_PREFIX, TOPIC_PREFIX, ErrorCode
+from vibemq.protocols.micromsg2.spec import DESTINATION_BYTES_MAX, QUEUE_PREFIX, TOPIC_PREFIX, ErrorCode
 
 
 class Refused(Exception):
@@ -54,6 +54,8 @@ def target_of(destination: bytes, default: str = "") -> Target:
         raise Refused(ErrorCode.INVALID_NAME, "a destination is ASCII or UTF-8") from None
     if not text:
         raise Refused(ErrorCode.NO_DESTINATION, "name a destination; micromsg2.default_queue is not set here")
+    if len(destination) > DESTINATION_BYTES_MAX:
+        raise Refused(ErrorCode.INVALID_NAME, f"a destination has at most {DESTINATION_BYTES_MAX} bytes")
     prefix = next((prefix for prefix in (TOPIC_PREFIX, QUEUE_PREFIX) if text.startswith(prefix)), "")
     name = text.removeprefix(prefix)
     if not name.isprintable() or not 1 <= len(name.encode()) <= NAME_SIZE_MAX_BYTES:

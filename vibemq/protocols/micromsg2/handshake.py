@@ -19,7 +19,7 @@ from vibemq.protocols.micromsg2 import commands, extensions
 from vibemq.protocols.micromsg2.codec import (
     ErrorFrame,
     Handshake,
-    MalformedHandshake,
+    MalformedFrame,
     decode_handshake,
     encode_error,
     encode_handshake,
@@ -64,7 +64,7 @@ def take(session: Micromsg2Session, data: bytes) -> int:
     """Act upon the handshake message at the front; its bytes, or 0 while it is not whole."""
     try:
         found = decode_handshake(data)
-    except MalformedHandshake as problem:
+    except MalformedFrame as problem:  # of a handshake, or of an ERROR instead of one
         commands.protocol_error(session, problem.error_code, str(problem))
         return len(data)
     if found is None:
