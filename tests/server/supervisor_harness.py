@@ -54,6 +54,7 @@ class Broker:
             "streams__port": 0,
             "native__enabled": False,
             "signalr__enabled": False,
+            "micromsg2__enabled": False,
             "server__data_dir": str(self.data_dir),
             **options,
         }
