@@ -57,7 +57,7 @@ MAY = {
 }
 EVERYBODY_MAY = {"errors", "config"}
 # Bytes to commands and back, without I/O: what is left of a door when the broker is taken away.
-CODECS = {"spec", "codec", "wire", "layout", "compression", "options"}
+CODECS = {"spec", "codec", "wire", "layout", "compression", "options", "extensions"}
 MAY_SEE_CODECS = {"client", "bench", "cli_queues"}
 # C headers that any Cython module may use: pure functions on bytes in memory.  What is shared
 # between processes or lies on disk goes through vibemq.storage.

@@ -254,7 +254,7 @@ def test_another_major_is_told_by_its_first_octet(major):
     with pytest.raises(UnsupportedVersion, match=f"^major version: needed 1, had {major}$"):
         codec.decode_handshake(bytes([major]))
     assert issubclass(UnsupportedVersion, MalformedHandshake)
-    with pytest.raises(MalformedFrame):  # the bit of an ERROR, and others
+    with pytest.raises(MalformedHandshake, match="had 0x47"):  # the bit of an ERROR, and others
         codec.decode_handshake(b"GET / HTTP/1.1")
 
 

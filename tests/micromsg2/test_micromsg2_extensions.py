@@ -296,7 +296,9 @@ def test_of_several_serializers_the_one_that_was_listed_is_taken_and_else_the_fi
 def test_a_client_refuses_what_it_lacks_and_takes_what_it_did_not_list_but_has():
     with pytest.raises(Refusal, match=r"^Client does not support the following extensions: x-foo$"):
         answer(first(parse_list("json")), handshake("json;x-foo"))
-    assert c2_of(first(parse_list("json")), handshake("json;pub-sub"), also=["pub-sub"]) == ("json;pub-sub", "")
+    for name in ("supported", "also"):
+        assert c2_of(first(parse_list("json")), handshake("json;dotnet"), **{name: ["dotnet"]}) == ("json;dotnet", "")
+    assert c2_of(first(parse_list("json")), handshake("", "dotnet"), supported=["dotnet"]) == ("json", "")
 
 
 def test_a_client_takes_the_smaller_window_and_one_ack_kind():

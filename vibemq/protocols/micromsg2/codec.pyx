@@ -115,15 +115,15 @@ class Untyped(str):
 
 
 def decode_handshake(const uint8_t[::1] data not None):
-    """(Handshake or ErrorFrame, bytes used), or None while it is not whole; a wrong major is told by the first byte.
-
-    Raises MalformedFrame, since that first byte may also be the flags of an ERROR.
-    """
+    """(Handshake or ErrorFrame, bytes used), or None while it is not whole; a wrong major is told by the first byte."""
     cdef Py_ssize_t size = data.shape[0]
     cdef Py_ssize_t at = spec.HANDSHAKE_HEAD_BYTES
     cdef Py_ssize_t length
     if size and data[0] & FRAME_ERROR:
-        return decode_frame(data)
+        try:
+            return decode_frame(data)
+        except MalformedFrame as error:
+            raise MalformedHandshake(error.where, error.needed, error.had) from None
     if size and data[0] != spec.MAJOR:
         raise UnsupportedVersion("major version", f"{spec.MAJOR}", f"{data[0]}")
     if size < at:

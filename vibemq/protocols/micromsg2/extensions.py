@@ -335,19 +335,21 @@ def answer(
     c1: Lists,
     s1: Handshake,
     *,
+    supported: Iterable[str] = (),
     also: Iterable[str] = (),
     answers: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Lists:
     """The lists of C2; raises Refusal when the server requires what we have not.
 
-    also: what we support and want, though C1 did not say so.
+    supported: what the server may require, though C1 did not say so.
+    also: what we take up when the server offers it, though C1 did not say so.
     answers: properties of ours for extensions that the server requires (the proof for its challenge).
     """
     lists, answers = lists_of(s1), answers or {}
     wanted = {*names(c1), *also}
     if s1.minor == spec.MINOR_SHARP_MESSAGING:  # its server repeats what it does not know, and breaks on it
         wanted &= spec.SHARP_EXTENSIONS
-    missing = [name for name in names(lists.required) if name not in {*names(c1), *also}]
+    missing = [name for name in names(lists.required) if name not in {*names(c1), *supported, *also}]
     if missing:
         raise unsupported("Client", "does not support", missing)
     offered = {item.name: item for item in (*lists.optional, *lists.required)}

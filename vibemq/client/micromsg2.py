@@ -1,0 +1,502 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small blocking client of MicroMsg2: one socket, no threads, and nothing on the wire but the strict form.
+
+>>> from vibemq.client.micromsg2 import Micromsg2Client
+>>> with Micromsg2Client(port=2928) as client:
+...     client.subscribe("queue/docs")
+...     client.send("queue/docs", b'{"number":1}', {"kind": "first"})
+...     client.flush()
+...     client.receive(5).properties["kind"]
+1
+'first'
+
+Whatever waits reads: frames that come meanwhile are sorted into messages, acknowledgements, answers and refusals, and
+reading never writes. An ERROR in the middle of the conversation says what was refused but not which message, and a
+refused message is never acknowledged by its own number; flush() tells of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import re
+import ssl
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from vibemq.client._micromsg2_link import Link
+from vibemq.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    ConnectionClosed,
+    LimitExceeded,
+    ProtocolError,
+    RequestFailed,
+    TimeoutExceeded,
+    VibeMQError,
+)
+from vibemq.protocols.micromsg2 import codec, extensions, spec
+from vibemq.protocols.micromsg2.codec import Command, ErrorFrame, ExtensionFrame, Handshake, MalformedFrame
+from vibemq.protocols.micromsg2.spec import ErrorCode, ExtensionName
+
+__all__ = ["Message", "Micromsg2Client", "Refused"]
+
+OFFERS = ("json", "batch-ack:max-count=1000", "dotnet", "pub-sub", "x-reply")
+# What this client knows how to keep. A heartbeat would need a thread.
+SUPPORTED = frozenset(ExtensionName) - {ExtensionName.HEARTBEAT}
+REFUSED_PAUSE_S = 0.2  # after a refusal: what is not acknowledged when this long nothing came is taken for refused
+GOODBYE_S = 2.0  # for the broker to close its half
+PASSWORD_ROUNDS_MAX = 10_000_000  # of a challenge: a broker that asks for more wants our processor
+ERROR_TEXT = re.compile(r"([A-Z_]+): (.*)", re.S)
+
+
+class Refused(RequestFailed):
+    """An ERROR of the peer, or its answer to a command: `code` (empty where the text has none) and `text`.
+
+    `others` are refusals that came together with this one.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code}: {text}" if code else text, code=code)
+        self.text = text
+        self.others: tuple[Refused, ...] = ()
+
+
+class Message(NamedTuple):
+    """What was delivered; of a property that is there twice the last."""
+
+    destination: str
+    payload: bytes
+    properties: dict[str, codec.PropertyValue]
+    dotnet_type: str | None
+    sequence: int
+
+
+class Micromsg2Client:
+    """A connection whose handshake is done; see the module for an example.
+
+    require, offer: items of extension lists. `agreed` says what came out of them.
+    user, password: for microauth. The password itself goes over TLS or to this machine only, else a proof of it.
+    auto_ack: acknowledge a message when the next one is asked for; else ack() does.
+    timeout_s: of everything that waits for the broker; receive has its own.
+    refused: what the peer has refused so far; flush() raises it.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = spec.PORT_DEFAULT,
+        *,
+        identity: str = "vibemq-client",
+        require: Iterable[str] = (),
+        offer: Iterable[str] = OFFERS,
+        user: str | None = None,
+        password: str | None = None,
+        auto_ack: bool = True,
+        timeout_s: float = 10.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.peer = f"{host}:{port}"
+        self.timeout_s, self.auto_ack = timeout_s, auto_ack
+        self.refused: list[Refused] = []
+        self._unacknowledged: deque[int] = deque()  # sent; consecutive numbers
+        self._sequence = 0
+        self._refusals = 0  # since the last time that everything was acknowledged
+        self._sent_type: str | None = None
+        self._messages: deque[Message] = deque()  # received, not yet handed out
+        self._received: deque[tuple[int, bool]] = deque()  # unacknowledged: number, and whether it ends a message
+        self._handed = 0  # how many of these go with messages that were handed out
+        self._part: codec.Message | None = None  # the first fragment of a message that goes on
+        self._part_payload = bytearray()
+        self._received_type: str | None = None
+        self._answers: dict[str, Command] = {}
+        self._ids = itertools.count(1)
+        c1 = extensions.first(_list_of(require), _list_of(offer))
+        self._link = Link(host, port, tls, timeout_s)
+        try:
+            self._handshake(identity.encode(), c1, user, password or "")
+        except BaseException:
+            self._link.close()
+            raise
+
+    # ---- the handshake ----
+
+    def _handshake(self, identity: bytes, c1: extensions.Lists, user: str | None, password: str) -> None:
+        if user is not None:
+            login = extensions.Extension(ExtensionName.MICROAUTH, {"user": user})
+            c1 = extensions.Lists((*c1.required, login), c1.optional)
+        deadline = self._deadline()
+        self._write(codec.encode_handshake(extensions.handshake_of(c1, identity=identity)), deadline)
+        self._s1 = self._read_handshake(deadline)
+        try:
+            answers = {} if user is None else {str(ExtensionName.MICROAUTH): self._login(user, password)}
+            lists = extensions.answer(c1, self._s1, supported=SUPPORTED, answers=answers)
+            c2 = extensions.handshake_of(lists, identity=identity)
+            self.agreed = extensions.agree(c2)
+        except extensions.Refusal as problem:
+            self._link.write_last(codec.encode_error(problem.text))
+            raise
+        self._window = self.agreed.window
+        is_sharp = self._s1.minor == spec.MINOR_SHARP_MESSAGING
+        self._ack_count = self._window if is_sharp else max(1, self._window // 2)
+        self._write(codec.encode_handshake(c2), deadline)
+
+    @property
+    def server(self) -> str:
+        """What the server calls itself."""
+        return self._s1.identity.decode("ascii", "replace")
+
+    def _read_handshake(self, deadline: float) -> Handshake:
+        while True:
+            try:
+                found = codec.decode_handshake(self._link.input)
+            except MalformedFrame as problem:
+                self._check_last_error()
+                self._link.write_last(codec.encode_error(f"{problem.error_code}: {problem}"))
+                raise
+            if found is not None:
+                message, used = found
+                del self._link.input[:used]
+                if isinstance(message, ErrorFrame):
+                    raise refusal_of(message.text)
+                return message
+            self._wait_input(deadline, "the handshake")
+
+    def _login(self, user: str, password: str) -> dict[str, str]:
+        """The properties of microauth in C2."""
+        if self._link.is_private:
+            return {"user": user, "password": password}
+        item = next((item for item in extensions.lists_of(self._s1) if item.name == ExtensionName.MICROAUTH), None)
+        asked = [item and item.property(key) for key in ("mechanism", "salt", "rounds", "nonce")]
+        mechanism, salt, rounds, nonce = (value or "" for value in asked)
+        try:
+            if mechanism != "hmac-sha256" or not 0 < int(rounds) <= PASSWORD_ROUNDS_MAX:
+                raise ValueError
+            proof = client_proof(user, password, bytes.fromhex(salt), int(rounds), bytes.fromhex(nonce))
+        except ValueError:
+            raise AuthenticationFailed(
+                f"{self.peer}: microauth: needed a challenge of hmac-sha256, had {item or 'none'}",
+                hint="Without one the password would go over the network for all to read; connect with TLS.",
+            ) from None
+        return {"user": user, "proof": proof.hex()}
+
+    # ---- sending ----
+
+    def send(
+        self,
+        destination: str,
+        payload: bytes | bytearray | memoryview | str,
+        properties: Mapping[str, codec.PropertyValue] | None = None,
+        dotnet_type: str | None = None,
+    ) -> int:
+        """Its (last) sequence number. It is on its way, not yet accepted; flush() waits for that.
+
+        Properties: str and bytes are text, int and float numbers, datetime (with a time zone) dates; None is left out.
+        A payload above 1 MiB goes in fragments. With a full window this waits for an acknowledgement.
+        """
+        where, data = (
+            destination.encode(),
+            memoryview(payload.encode() if isinstance(payload, str) else payload).cast("B"),
+        )
+        encoded = codec.encode_properties(properties or {})
+        if len(where) > spec.DESTINATION_BYTES_MAX:
+            raise LimitExceeded("bytes of a destination", len(where), spec.DESTINATION_BYTES_MAX)
+        deadline = self._deadline()
+        self._announce_type(dotnet_type, deadline)
+        cuts = [*range(0, data.nbytes, spec.FRAGMENT_BYTES)] or [0]
+        for at in cuts:
+            if self._window:
+                self._settle(self._window - 1, deadline)
+            self._sequence = self._sequence % spec.SEQUENCE_MAX + 1
+            if self._window:
+                self._unacknowledged.append(self._sequence)
+            fragment = data[at : at + spec.FRAGMENT_BYTES]
+            self._write(codec.encode_message(self._sequence, where, fragment, encoded, at != cuts[-1]), deadline)
+            where = encoded = b""  # the first fragment has said them
+        return self._sequence
+
+    def _announce_type(self, dotnet_type: str | None, deadline: float) -> None:
+        if dotnet_type is not None and not self.agreed.dotnet_id:
+            raise ConfigError(f"{self.peer}: a .NET type needs the extension dotnet, which was not agreed")
+        if dotnet_type != self._sent_type:
+            text = spec.DOTNET_TYPE_NONE if dotnet_type is None else dotnet_type
+            self._write(codec.encode_extension(self.agreed.dotnet_id, text.encode()), deadline)
+            self._sent_type = dotnet_type
+
+    def flush(self) -> None:
+        """Wait until the peer has accepted everything; raises Refused when it has refused something.
+
+        Without an ack extension there is nothing to wait for: it only tells of what has been refused.
+        """
+        self._settle(0, self._deadline())
+        self._take_input()
+        if self.refused:
+            first, *others = self.refused
+            self.refused.clear()
+            first.others = tuple(others)
+            raise first
+
+    def _settle(self, most: int, deadline: float) -> None:
+        """Read until at most this many messages are unacknowledged.
+
+        A peer acknowledges what it refused only along with what came later. So when there were as many refusals as
+        messages are left, and nothing comes any more, these are settled too.
+        """
+        while len(self._unacknowledged) > most:
+            doubtful = len(self._unacknowledged) <= self._refusals
+            pause = min(deadline, time.monotonic() + REFUSED_PAUSE_S) if doubtful else deadline
+            try:
+                self._read_more(pause, f"acknowledgement of {len(self._unacknowledged)} messages")
+            except TimeoutExceeded:
+                if not doubtful:
+                    raise
+                self._unacknowledged.clear()
+        if not self._unacknowledged:
+            self._refusals = 0
+
+    # ---- commands ----
+
+    def command(self, name: str, **pairs: Any) -> dict[str, str]:
+        """The pairs of the answer; raises Refused. `_` in a key is `-`, and a list is a repeated key."""
+        if not self.agreed.reply:
+            raise ConfigError(f"{self.peer}: {name} needs the extension x-reply, which was not agreed")
+        number = str(next(self._ids))
+        deadline = self._deadline()
+        self._write(codec.encode_command(name, [*_pairs_of(pairs), ("id", number)]), deadline)
+        while number not in self._answers:
+            self._read_more(deadline, f"answer to {name}")
+        answer = dict(self._answers[number].pairs)
+        if self._answers.pop(number).name == "error":
+            raise Refused(answer.get("code", ""), answer.get("text", ""))
+        del answer["id"]
+        return answer
+
+    def subscribe(self, destination: str, filter: str | None = None, **more: Any) -> None:
+        """Messages to `destination` come, with a filter (`age>=N18;name<Tto`) only those of which all of it is true."""
+        self._pub_sub("subscribe", destination=destination, **({} if filter is None else {"filter": filter}), **more)
+
+    def unsubscribe(self, destination: str) -> None:
+        self._pub_sub("unsubscribe", destination=destination)
+
+    def _pub_sub(self, name: str, **pairs: Any) -> None:
+        if not self.agreed.pub_sub:
+            raise ConfigError(f"{self.peer}: {name} needs the extension pub-sub, which was not agreed")
+        if self.agreed.reply:
+            self.command(name, **pairs)
+        else:
+            self._write(codec.encode_command(name, _pairs_of(pairs)), self._deadline())
+
+    # ---- receiving ----
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """The next message, or None when none came in time; without a timeout this waits for as long as it takes."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._take_input()
+        if self.auto_ack and (not self._messages or self._handed >= self._ack_count):
+            self.ack()
+        while not self._messages:
+            self._acknowledge_fragments()
+            try:
+                self._read_more(deadline, "a message")
+            except TimeoutExceeded:
+                return None
+        message = self._messages.popleft()
+        self._handed += (
+            1 + next(at for at, (_, is_last) in enumerate(self._unhanded()) if is_last) if self._window else 0
+        )
+        return message
+
+    def _unhanded(self) -> Iterator[tuple[int, bool]]:
+        return itertools.islice(self._received, self._handed, None)
+
+    def __iter__(self) -> Iterator[Message]:
+        while (message := self.receive()) is not None:
+            yield message
+
+    def ack(self, message: Message | None = None) -> None:
+        """Acknowledge this message and all before it; without one, all that receive() has given."""
+        handed = [number for number, _ in itertools.islice(self._received, self._handed)]
+        if message is not None:
+            handed = handed[: handed.index(message.sequence) + 1] if message.sequence in handed else []
+        self._acknowledge(len(handed))
+        self._handed -= len(handed)
+
+    def _acknowledge(self, count: int) -> None:
+        """The oldest `count` frames that are unacknowledged."""
+        if count:
+            number = [self._received.popleft()[0] for _ in range(count)][-1]
+            self._write(codec.encode_ack(self.agreed.ack_id, number), self._deadline())
+
+    def _acknowledge_fragments(self) -> None:
+        """The beginning of a large message, before it is whole: else a small window would never let its end come."""
+        if not self._handed and self._part is not None and len(self._received) >= self._ack_count:
+            self._acknowledge(len(self._received))
+
+    # ---- bytes ----
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.timeout_s
+
+    def _write(self, data: bytes, deadline: float) -> None:
+        try:
+            self._link.write(data, deadline)
+        except OSError as error:
+            self._take_input()  # it may have said why
+            self._lost(f"sending failed: {error}")
+
+    def _wait_input(self, deadline: float | None, what: str) -> None:
+        if not self._link.wait_input(deadline, what):
+            self._check_last_error()
+            self._lost("the broker closed the connection")
+
+    def _check_last_error(self) -> None:
+        """What an early release of the .NET implementation says last has a form of its own."""
+        if (error := codec.last_error(self._link.input)) is not None:
+            raise refusal_of(error.text)
+
+    def _read_more(self, deadline: float | None, what: str) -> None:
+        """At least some of what the peer says next."""
+        self._wait_input(deadline, what)
+        self._take_frames()
+
+    def _take_input(self) -> None:
+        """What is there already, without waiting."""
+        self._link.fill()
+        self._take_frames()
+
+    def _lost(self, why: str) -> None:
+        self._link.close()
+        if self.refused:  # its last words
+            raise self.refused.pop()
+        raise ConnectionClosed(f"{self.peer}: {why}", hint="What is unacknowledged may or may not be accepted.")
+
+    def _take_frames(self) -> None:
+        at = 0
+        try:
+            with memoryview(self._link.input) as data:
+                while (found := codec.decode_frame(data[at:])) is not None:
+                    frame, used = found
+                    at += used
+                    self._take(frame)
+        except ProtocolError as problem:
+            code = getattr(problem, "error_code", ErrorCode.PROTOCOL_ERROR)
+            self._link.input.clear()
+            self._link.write_last(codec.encode_error(f"{code}: {problem}"))
+            raise
+        del self._link.input[:at]
+
+    def _take(self, frame: codec.Frame) -> None:
+        match frame:
+            case codec.Message():
+                self._take_message(frame)
+            case ExtensionFrame(number, payload):
+                self._take_extension(number, payload)
+            case ErrorFrame(text):
+                self.refused.append(refusal_of(text))
+                self._refusals += 1
+            case Command(name, pairs) if name in ("ok", "error"):
+                self._answers[dict(pairs).get("id", "")] = frame
+
+    def _take_message(self, frame: codec.Message) -> None:
+        if self._window:
+            self._received.append((frame.sequence, not frame.continued))
+        first = self._part or frame
+        if self._part is not None and frame.destination not in (b"", first.destination):
+            raise ProtocolError("a message to another destination in the middle of a continued one")
+        if len(self._part_payload) + len(frame.payload) > spec.PAYLOAD_BYTES_MAX_DEFAULT:
+            raise ProtocolError(f"a continued message of more than {spec.PAYLOAD_BYTES_MAX_DEFAULT} bytes")
+        if frame.continued:
+            self._part = first
+            self._part_payload += frame.payload
+            return
+        payload = bytes(self._part_payload) + frame.payload if self._part else frame.payload
+        self._part = None
+        self._part_payload.clear()
+        self._messages.append(
+            Message(
+                first.destination.decode("utf-8", "replace"),
+                payload,
+                dict(codec.parse_properties(first.properties)),
+                self._received_type,
+                frame.sequence,
+            )
+        )
+
+    def _take_extension(self, number: int, payload: bytes) -> None:
+        if not 1 <= number <= self.agreed.count:
+            raise ProtocolError(f"extension id: needed 1 to {self.agreed.count}, had {number}")
+        if number == self.agreed.dotnet_id:
+            text = payload.decode("utf-8", "replace")
+            self._received_type = None if text == spec.DOTNET_TYPE_NONE else text
+        elif number == self.agreed.ack_id:
+            self._acknowledged(codec.ack_sequence(payload))
+
+    def _acknowledged(self, number: int) -> None:
+        """All up to this number; one that nobody waits for is late, and means nothing."""
+        if self._unacknowledged and 1 <= number <= spec.SEQUENCE_MAX:
+            position = (number - self._unacknowledged[0]) % spec.SEQUENCE_MAX
+            if position < len(self._unacknowledged):
+                for _ in range(position + 1):
+                    self._unacknowledged.popleft()
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Acknowledges what was handed out, and goes when the broker has read everything."""
+        try:
+            if self.auto_ack and not self._link.closed:
+                self.ack()
+        except VibeMQError:
+            pass  # it is gone already
+        finally:
+            self._link.close(min(self.timeout_s, GOODBYE_S))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        """Without an error it waits until everything is accepted; with one the last message comes again."""
+        if kind is not None:
+            self._link.close(min(self.timeout_s, GOODBYE_S))
+            return
+        try:
+            if not self._link.closed:
+                self.flush()
+        finally:
+            self.close()
+
+
+# ---- helpers ----
+
+
+def refusal_of(text: str) -> Refused:
+    found = ERROR_TEXT.fullmatch(text)
+    return Refused(found[1], found[2]) if found else Refused("", text)
+
+
+def client_proof(user: str, password: str, salt: bytes, rounds: int, nonce: bytes) -> bytes:
+    """That we know the password: nobody who hears it can say it again, since the nonce is another one each time."""
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, rounds)
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    stored_key = hashlib.sha256(client_key).digest()
+    mask = hmac.digest(stored_key, user.encode() + b"," + nonce, "sha256")
+    return bytes(a ^ b for a, b in zip(client_key, mask, strict=True))
+
+
+def _list_of(items: Iterable[str]) -> tuple[extensions.Extension, ...]:
+    found = extensions.parse_list(";".join(items))
+    if unknown := [item.name for item in found if item.name not in SUPPORTED]:
+        raise ConfigError(f"extensions: needed {', '.join(sorted(SUPPORTED))}, had {', '.join(unknown)}")
+    return found
+
+
+def _pairs_of(pairs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (key.rstrip("_").replace("_", "-"), str(value).lower() if isinstance(value, bool) else str(value))
+        for key, values in pairs.items()
+        for value in (values if isinstance(values, (list, tuple)) else [values])
+    ]
