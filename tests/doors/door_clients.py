@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from running import Running
 
 import vibemq.client
+from vibemq.client.micromsg2 import Micromsg2Client
 
 DEADLINE_S = 60
 RECORD_BYTES_MAX = 1 << 20  # of a hub: twice what the largest body here becomes
@@ -247,6 +248,47 @@ def signalr_message(delivery: dict[str, Any]) -> Message:
     )
 
 
+# ---- micromsg2: vibemq.client.micromsg2 ----
+
+MESSAGE_ID, CONTENT_TYPE = "message-id", "content-type"
+
+
+def micromsg2_client(served: Running, *offer: str, auto_ack: bool = True) -> Micromsg2Client:
+    """Without `json` among what is offered nothing is said about content types but by properties."""
+    offers = (*offer, "batch-ack:max-count=100", "pub-sub", "x-reply")
+    port = served.ports["micromsg2"]
+    return Micromsg2Client(served.host, port, offer=offers, auto_ack=auto_ack, timeout_s=DEADLINE_S)
+
+
+def micromsg2_publish(served: Running, queue: str, messages: Sequence[Message]) -> None:
+    """Where a message is JSON, the connection says so; any other content type is a property."""
+    with micromsg2_client(served) as plain, micromsg2_client(served, "json") as json:
+        for message in messages:
+            is_json = message.content_type == "application/json"
+            client = json if is_json else plain
+            last = {MESSAGE_ID: message.id, CONTENT_TYPE: None if is_json else message.content_type}
+            client.send(queue, message.body, {**message.headers, **last})
+            client.flush()
+
+
+def micromsg2_consume(served: Running, queue: str, count: int) -> list[Message]:
+    with micromsg2_client(served) as client:
+        client.subscribe(queue)
+        return [micromsg2_message(client.receive(DEADLINE_S)) for _ in range(count)]
+
+
+def micromsg2_leave(served: Running, queue: str) -> None:
+    with micromsg2_client(served, auto_ack=False) as client:
+        client.subscribe(queue)
+        assert client.receive(DEADLINE_S) is not None
+
+
+def micromsg2_message(message: Any) -> Message:
+    assert message is not None, "nothing came"
+    headers = dict(message.properties)
+    return Message(message.payload, headers.pop(MESSAGE_ID, None), headers, headers.pop(CONTENT_TYPE, None))
+
+
 # ---- Spark ----
 
 
@@ -281,6 +323,7 @@ DOORS = {
     "native": Door(native_publish, native_consume, native_leave),
     "streams": Door(streams_publish, streams_consume),
     "signalr": Door(signalr_publish, signalr_consume, signalr_leave),
+    "micromsg2": Door(micromsg2_publish, micromsg2_consume, micromsg2_leave),
 }
 SPARK = "spark"
 TAKERS = [name for name, door in DOORS.items() if door.leave is not None]

@@ -6,13 +6,26 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import UTC, datetime
 
 import pytest
-from door_clients import DEADLINE_S, DOORS, TAKERS, Message, Stored, native_client, streams_read
+from door_clients import (
+    DEADLINE_S,
+    DOORS,
+    TAKERS,
+    Message,
+    Stored,
+    micromsg2_client,
+    micromsg2_message,
+    native_client,
+    streams_read,
+)
 from door_exchange import CONSUMERS, Exchange
 from door_headers import DAY
-from door_values import JSON, UUID
+from door_values import JSON, PLAIN, TEXT, UUID
 from test_doors import comparable, typed
+
+from vibemq.protocols.micromsg2.codec import Untyped
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -25,26 +38,41 @@ ANNOTATIONS = b"\0\x53\x72"
 NULL = b"\x40"
 BODY = DATA + b'\xa0\x07{"n":1}'
 SEVEN = b"\0\0\0\0\0\0\0\x07"
+SECOND_AND_A_HALF = datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)
 HALF = b"\x3f\xe0\0\0\0\0\0\0"
 
 STORED = {
     "native": (
+        "native",
         Message({"n": 1}, headers={"a": "7"}),
         PROPERTIES + b"\xc0\x1d\x07" + ID + 5 * NULL + JSON_SYMBOL
         + HEADERS + b"\xd1\0\0\0\x0a\0\0\0\x02" + b"\xa1\x01a\xa1\x017" + BODY,
     ),
     "signalr": (
+        "signalr",
         Message({"n": 1}, headers={"a": 7, "b": True, "c": 0.5}, key="k"),
         PROPERTIES + b"\xc0\x23\x0b" + ID + 5 * NULL + JSON_SYMBOL + 3 * NULL + b"\xa1\x01k"
         + HEADERS + b"\xd1\0\0\0\x20\0\0\0\x06" + b"\xa1\x01a\x81" + SEVEN + b"\xa1\x01b\x41" + b"\xa1\x01c\x82" + HALF
         + BODY,
     ),
+    "micromsg2": (
+        "micromsg2",
+        Message(b'{"n":1}', headers={"a": 7, "b": 0.5, "c": "x", "d": SECOND_AND_A_HALF}, content_type=JSON),
+        PROPERTIES + b"\xc0\x1d\x07" + ID + 5 * NULL + JSON_SYMBOL
+        + HEADERS + b"\xd1\0\0\0\x2e\0\0\0\x08" + b"\xa1\x01a\x81" + SEVEN + b"\xa1\x01b\x82" + HALF
+        + b"\xa1\x01c\xa1\x01x" + b"\xa1\x01d\x83" + b"\0\0\0\0\0\0\x05\xdc" + BODY,
+    ),
+    "properties that are not written as the broker does": (
+        "micromsg2",
+        Message(b'{"n":1}', headers={"a": Untyped("x")}),
+        ANNOTATIONS + b"\xc1\x2f\x02" + b"\xa3\x16x-micromsg2-properties" + b"\xa0\x14a:x;message-id:Tm-1;"
+        + PROPERTIES + b"\xc0\x06\x01" + ID + HEADERS + b"\xd1\0\0\0\x0a\0\0\0\x02" + b"\xa1\x01a\xa1\x01x" + BODY,
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("publisher", [door for door in DOORS if door in STORED])
-def test_a_message_is_stored_as_amqp(exchange: Exchange, publisher: str) -> None:
-    message, stored = STORED[publisher]
+@pytest.mark.parametrize(("publisher", "message", "stored"), STORED.values(), ids=STORED)
+def test_a_message_is_stored_as_amqp(exchange: Exchange, publisher: str, message: Message, stored: bytes) -> None:
     exchange.publish(publisher, [message])
     [(found, _)] = streams_read(exchange.served, exchange.queue, 1)
     assert found == stored
@@ -126,6 +154,9 @@ LETTERS = {
         None,
         "customer-1",
     ),
+    "micromsg2": Message(
+        b'{"n":1}', str(UUID), LETTER | dict(DEAD.headers) | {"good": Untyped("true"), "of": str(UUID)}, JSON
+    ),
     "spark": Message(b'{"n":1}', str(UUID), LETTER | TEXTS | {"raw": "\N{REPLACEMENT CHARACTER}"}),
 }
 
@@ -149,3 +180,39 @@ def test_a_dead_letter_is_the_message_that_it_was_and_says_why(exchange: Exchang
     assert WHEN.fullmatch(headers.pop("x-failed-at")) and headers.pop("x-original-queue") == queue
     assert typed(headers) == typed(dict(LETTERS[consumer].headers))
     assert comparable(letter._replace(headers={}), 0) == comparable(LETTERS[consumer]._replace(headers={}), 0)
+
+
+# ---- what only one door has ----
+
+TYPE = "Shop.Order, Shop"
+TYPE_HEADER = {"dotnet-type": TYPE}
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_a_dotnet_type_is_a_header_where_nobody_asked_for_it(exchange: Exchange, consumer: str) -> None:
+    with micromsg2_client(exchange.served, "dotnet") as client:
+        client.send(exchange.queue, b"1", {"a": "x"}, TYPE)
+    [message] = exchange.consume(consumer, 1)
+    assert message.headers == {"a": "x"} | TYPE_HEADER
+
+
+@pytest.mark.parametrize("publisher", DOORS)
+def test_a_header_of_that_name_is_the_type_where_it_was_agreed_on(exchange: Exchange, publisher: str) -> None:
+    body = PLAIN[publisher].body
+    exchange.publish(publisher, [Message(body, headers={"a": "x"} | TYPE_HEADER), Message(body, headers={"a": "y"})])
+    with micromsg2_client(exchange.served, "dotnet") as client:
+        client.subscribe(exchange.queue)
+        found = [client.receive(DEADLINE_S) for _ in range(2)]
+    assert [(message.properties["a"], message.dotnet_type) for message in found if message] == [
+        ("x", TYPE),
+        ("y", None),
+    ]
+    assert not any("dotnet-type" in message.properties for message in found if message)
+
+
+def test_a_receiver_is_told_of_content_types_that_are_not_its_serializers(exchange: Exchange) -> None:
+    exchange.publish("streams", [Message(b"1", content_type=JSON), Message(b"1", content_type=TEXT), Message(b"1")])
+    with micromsg2_client(exchange.served, "json") as client:
+        client.subscribe(exchange.queue)
+        found = [micromsg2_message(client.receive(DEADLINE_S)) for _ in range(3)]
+    assert [message.content_type for message in found] == [None, TEXT, None]
