@@ -88,13 +88,18 @@ def parse_list(text: bytes | str) -> tuple[Extension, ...]:
             text = text.decode("utf-8")
         except UnicodeDecodeError as error:
             raise broken("extension list", "UTF-8", f"{error.reason} at byte {error.start}") from None
+    text = text.rstrip(";")
+    for what, most, had in (
+        ("extensions", spec.EXTENSIONS_MAX, text.count(";") + 1),
+        ("commas", spec.EXTENSION_COMMAS_MAX, text.count(",")),
+    ):
+        if had > most:
+            raise broken("extension list", f"at most {most} {what}", f"{had}")
     items: dict[str, Extension] = {}
     for item in text.split(";"):
         if item.strip():
             extension = parse_item(item.strip())
             items.setdefault(extension.name, extension)
-    if len(items) > spec.EXTENSIONS_MAX:
-        raise broken("extension list", f"at most {spec.EXTENSIONS_MAX} extensions", f"{len(items)}")
     return tuple(items.values())
 
 

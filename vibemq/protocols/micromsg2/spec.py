@@ -24,6 +24,7 @@ HANDSHAKE_HEAD_BYTES = 4  # major, minor, flags, length of the identity
 IDENTITY_BYTES_MAX = 255  # the length is a u8
 HANDSHAKE_LIST_BYTES_MAX = 65_535  # the length is a u16
 EXTENSIONS_MAX = 255  # an id is a u8, and 0 is none
+EXTENSION_COMMAS_MAX = 255  # of a list, between properties: who has not logged in yet must not keep the loop busy
 HANDSHAKE_TIMEOUT_S = 10
 DESTINATION_BYTES_MAX = 255  # the length is a u8
 PROPERTIES_BYTES_MAX = 65_535  # the length is a u16
