@@ -209,7 +209,8 @@ TEST(an_annotation_is_read_again_and_is_nothing_else_of_the_message)
             struct amqp_message m;
             struct amqp_pairs it;
             struct amqp_pair pair;
-            struct writer_bytes w = bytes_writer(out, AMQP_ANNOTATION_OVERHEAD_BYTES + bytes + key_bytes + AMQP_NULL_BYTES);
+            size_t room = AMQP_ANNOTATION_OVERHEAD_BYTES + bytes + key_bytes + AMQP_NULL_BYTES;
+            struct writer_bytes w = bytes_writer(out, room);
             amqp_write_annotation(&w, (const char *)key, key_bytes, value, bytes);
             amqp_write_null(&w);
             REQUIRE(!w.failed);

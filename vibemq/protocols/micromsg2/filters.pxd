@@ -11,8 +11,8 @@ cdef class Filter:
     cdef condition *conditions     # with the texts that they point to, one block of memory
     cdef readonly uint32_t count
     cdef readonly str text
-    # Which conditions there are, which a message without their property meets, which are on its id and its content type:
-    # a bit for each.
+    # Which conditions there are, which a message without their property meets, which are on its id and which on its
+    # content type: a bit for each.
     cdef uint64_t all, true_without, on_id, on_content_type
 
     cdef bint matches(self, const message_view *m) noexcept

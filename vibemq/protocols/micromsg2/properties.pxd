@@ -15,9 +15,9 @@ cdef size_t message_write(const uint8_t *properties, uint32_t properties_size, c
                           uint32_t payload_size, const char *content_type, uint32_t content_type_size,
                           bytes dotnet_type, uint8_t **out) except 0
 
-# A message's properties as they go out, in the message itself or in memory that lives until the next call.  *size is 0
-# where there are none and TOO_LARGE where they need more than a frame can hold.  `content_type` is that of the receiver's
-# serializer (NULL: none).  `single`: one property at most, in few bytes, for peers that read no more.
+# A message's properties as they go out, in the message itself or in memory that lives until the next call.  *size is
+# 0 where there are none and TOO_LARGE where they need more than a frame can hold.  `content_type` is that of the
+# receiver's serializer (NULL: none).  `single`: one property at most, in few bytes, for peers that read no more.
 cdef const uint8_t *properties_of(const message_view *m, const char *content_type, uint32_t content_type_size,
                                   bint without_dotnet_type, bint single, uint32_t *size) noexcept
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The value of a MicroMsg2 property, which is text, as the AMQP 1.0 value that is stored, and any such value as text.
 
-    Tanna%20b   string        N42  long, or ulong        N1.5  double        D1413198000.5  timestamp        anna  string
+    Tanna%20b  string      anna  string      N42  long, or ulong      N1.5  double      D1413198000.5  timestamp
 
 A number has at most 64 bits; with a point or an exponent, or if it is greater, it is a double, and finite. A date is
 in seconds since 1970, and has milliseconds; what is beyond is cut. What claims to be a number or date and is none is
