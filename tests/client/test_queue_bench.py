@@ -17,7 +17,7 @@ from vibemq.bench._queue_load import EchoPublisher, NativeConsumer, NativePublis
 from vibemq.bench.cli import bench
 from vibemq.bench.peers import PEERS, amqp_frame, amqp_method, resp_word, short
 from vibemq.bench.queues import QueueLoad, run
-from vibemq.bench.servers import HUBS, SERVERS
+from vibemq.bench.servers import NAMED, SERVERS
 from vibemq.errors import TimeoutExceeded, UserError, VibeMQError
 from vibemq.protocols.native import codec
 from vibemq.protocols.native.spec import Command
@@ -452,4 +452,4 @@ def test_the_command_prints_json(tmp_path):
 
 
 def test_every_server_speaks_a_protocol_that_is_there():
-    assert {server.protocol for server in (SERVERS | HUBS).values()} == set(PEERS)
+    assert {server.protocol for server in (SERVERS | NAMED).values()} == set(PEERS)

@@ -10,7 +10,7 @@ import pytest
 
 from vibemq.bench import fanout, queues
 from vibemq.bench._flow import NUMBER_MARK, STAMP_MARK, Tally, body
-from vibemq.bench._signalr_load import Audience, SignalRConsumer, SignalRPublisher
+from vibemq.bench._signalr_load import SignalRAudience, SignalRConsumer, SignalRPublisher
 from vibemq.bench.fanout import FanOut
 from vibemq.bench.queues import QueueLoad
 from vibemq.bench.servers import HUBS
@@ -290,7 +290,8 @@ def listen(frames, messages, ends=False):
     """An audience of one for each list of pieces; what it found."""
     pairs = [socket.socketpair() for _ in frames]
     try:
-        audience = Audience(connections=[(ours.fileno(), b"") for ours, _ in pairs], messages=messages, timed=True)
+        connections = [(ours.fileno(), b"", 0) for ours, _ in pairs]
+        audience = SignalRAudience(connections=connections, messages=messages, timed=True)
         thread = run_thread(audience)
         for (_, theirs), pieces in zip(pairs, frames, strict=True):
             for piece in pieces:
@@ -322,7 +323,7 @@ def test_an_audience_notices_the_wrong_order(numbers, disordered):
 
 
 WRONG = {
-    "an end": (b"", "the hub ended a subscriber's connection"),
+    "an end": (b"", "the server ended a subscriber's connection"),
     "a completion": (server_frame([json_record({"type": 3, "invocationId": "s"})]), "the hub ended a subscription"),
     "an error": (
         server_frame([json_record({"type": 3, "invocationId": "s", "error": "no such queue"})]),

@@ -2,6 +2,7 @@
 """What the protocols' load threads share: buffers, the patches of a frame, counting and checking. See _flow.pyx."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport strlen
 
 from vibemq.bench._histogram cimport Histogram
 
@@ -42,6 +43,15 @@ cdef extern from *:
         ssize_t got = recv(fd, p, size, block ? 0 : MSG_DONTWAIT);
         return got > 0 ? got : got == 0 || errno == ECONNRESET ? -1 : errno == EAGAIN || errno == EINTR ? 0 : -2;
     }
+    /* Waits for who takes it; nothing where the other end is gone, which the next read from it shows. */
+    static void flow_send_all(int fd, const uint8_t *p, size_t size) {
+        while (size) {
+            ssize_t sent = send(fd, p, size, MSG_NOSIGNAL);
+            if (sent < 0 && errno == EINTR) continue;
+            if (sent <= 0) return;
+            p += sent, size -= (size_t)sent;
+        }
+    }
     static inline uint32_t flow_u16(const uint8_t *p) { return (uint32_t)p[0] << 8 | p[1]; }
     static inline uint32_t flow_u32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
     static inline uint64_t flow_u64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
@@ -73,6 +83,7 @@ cdef extern from *:
     void wait_for "flow_wait"(int fd, bint writable, int64_t ns) noexcept nogil
     Py_ssize_t send_some "flow_send"(int fd, const uint8_t *p, size_t size) noexcept nogil
     Py_ssize_t receive_some "flow_receive"(int fd, uint8_t *p, size_t size, bint block) noexcept nogil
+    void send_all "flow_send_all"(int fd, const uint8_t *p, size_t size) noexcept nogil
     uint32_t get_u16 "flow_u16"(const uint8_t *p) noexcept nogil
     uint32_t get_u32 "flow_u32"(const uint8_t *p) noexcept nogil
     uint64_t get_u64 "flow_u64"(const uint8_t *p) noexcept nogil
@@ -123,6 +134,10 @@ cdef class Flow:
             self.fail(NULL, b"no memory for the outbox", 24)
             return NULL
         return self.outbox.data + self.outbox.end
+
+
+cdef inline const uint8_t *fail_with(Flow flow, const uint8_t *p, const char *words) noexcept nogil:
+    return flow.fail(p, words, strlen(words))
 
 
 cdef class Publisher(Flow):

@@ -7,37 +7,14 @@ costs an exclusive-or for each patch, and none for a body.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memmove
 
-from vibemq.bench._flow cimport (
-    BODY_NUMBER_AT, BODY_SIZE_MIN, BODY_STAMP_AT, PATCHES_MAX, Buffer, Consumer, Flow, Publisher, buffer_reserve,
-    get_hex8, load, now_ns, precise_sleep, receive_some, store,
-)
-from vibemq.bench._histogram cimport Histogram
+from vibemq.bench._audience cimport Audience, listener
+from vibemq.bench._flow cimport PATCHES_MAX, Consumer, Publisher, fail_with, get_hex8
 from vibemq.bench._signalr cimport (
     COMPLETION, FOUND, STREAM_ITEM, WRONG, WS_BINARY, WS_TEXT, cursor, cursor_set, delivery, delivery_of, header_put,
     hub_mask, hub_xor8, mask_of, next_record, record,
 )
-
-cdef extern from *:
-    """
-    #include <sys/epoll.h>
-    #include <unistd.h>
-    static int hub_watch(int poll, int fd, uint64_t number) {
-        struct epoll_event event = {.events = EPOLLIN, .data = {.u64 = number}};
-        return epoll_ctl(poll, EPOLL_CTL_ADD, fd, &event);
-    }
-    static inline uint64_t hub_which(const struct epoll_event *event) { return event->data.u64; }
-    """
-    struct epoll_event:
-        pass
-    int EPOLL_CLOEXEC
-    int epoll_create1(int flags) nogil
-    int epoll_wait(int fd, epoll_event *events, int most, int timeout_ms) nogil
-    int close(int fd) nogil
-    int hub_watch(int poll, int fd, uint64_t number) noexcept nogil
-    uint64_t hub_which(const epoll_event *event) noexcept nogil
 
 cdef enum:
     NUMBER_SIZE = 8
@@ -45,16 +22,6 @@ cdef enum:
     TAGS_MAX = 2048             # in one Ack
     TAG_SIZE_MAX = 21           # with its comma
     ACK_SIZE_MAX = HEADER_SIZE_MAX + 64 + TAGS_MAX * TAG_SIZE_MAX
-    EVENTS_MAX = 256
-    INBOX_SIZE = 1 << 18
-    IDLE_MS = 100               # how soon stop() is noticed
-
-
-cdef const uint8_t *fail_with(Flow flow, const uint8_t *p, const char *words) noexcept nogil:
-    cdef size_t size = 0
-    while words[size]:
-        size += 1
-    return flow.fail(p, words, size)
 
 
 # ---- one connection ----
@@ -227,133 +194,17 @@ cdef class SignalRConsumer(Consumer):
 # ---- many connections ----
 
 
-cdef struct listener:
-    int fd
-    int64_t newest              # the last number that came
-    int64_t received
-    Buffer rest                 # of a frame that was not whole
+cdef class SignalRAudience(Audience):
+    cdef bint is_messagepack
 
-
-cdef class Audience:
-    """Subscribers to one topic, in one thread: each must get every number from 0 to `messages` - 1, in order.
-
-    They share an inbox; only what is left of a frame that was cut is kept for a connection.
-    """
-
-    cdef listener *listeners
-    cdef int64_t count, messages, received_, stopped
-    cdef bint is_messagepack, timed
-    cdef int poll
-    cdef Buffer inbox
-    cdef Flow failure           # holds the words of the first failure
-    cdef readonly int64_t last_ns, disordered
-    cdef readonly Histogram latencies
-
-    def __cinit__(self, *, connections, int64_t messages, bint is_messagepack=False, bint timed=False):
-        """connections: (descriptor, what came behind the handshake) of each."""
-        cdef int64_t number = 0
-        self.count, self.messages, self.is_messagepack, self.timed = len(connections), messages, is_messagepack, timed
-        self.listeners = <listener *>calloc(self.count, sizeof(listener))
-        self.inbox = Buffer(<uint8_t *>malloc(INBOX_SIZE), 0, 0, INBOX_SIZE)
-        self.poll = epoll_create1(EPOLL_CLOEXEC)
-        self.latencies = Histogram()
-        if self.listeners is NULL or self.inbox.data is NULL or self.poll < 0:
-            raise MemoryError
-        for fd, early in connections:
-            self.listeners[number].fd, self.listeners[number].newest = fd, -1
-            if not self.keep(&self.listeners[number], <const uint8_t *><bytes>early, len(early)):
-                raise MemoryError
-            if hub_watch(self.poll, fd, number) < 0:
-                raise OSError(f"connection {number} cannot be watched")
-            number += 1
-
-    def __init__(self, *, connections, **_):
-        self.failure = Flow(fd=connections[0][0])
-
-    def __dealloc__(self):
-        cdef int64_t i
-        if self.listeners is not NULL:
-            for i in range(self.count):
-                free(self.listeners[i].rest.data)
-        free(self.listeners)
-        free(self.inbox.data)
-        if self.poll > 0:
-            close(self.poll)
-
-    @property
-    def received(self):
-        return load(&self.received_)
-
-    @property
-    def fault(self):
-        return self.failure.fault
-
-    @property
-    def least(self):
-        """Of the deliveries that each has had, the fewest."""
-        return min([self.listeners[i].received for i in range(self.count)])
-
-    def stop(self):
-        store(&self.stopped, 1)
-
-    def run(self):
-        with nogil:
-            precise_sleep()
-            self.loop()
-
-    cdef bint keep(self, listener *each, const uint8_t *p, size_t size) noexcept nogil:
-        each.rest.begin = each.rest.end = 0
-        if size == 0:
-            return True
-        if each.rest.size < size and not buffer_reserve(&each.rest, size):
-            return False
-        memcpy(each.rest.data, p, size)
-        each.rest.end = size
-        return True
-
-    cdef void loop(self) noexcept nogil:
-        cdef epoll_event events[EVENTS_MAX]
-        cdef int i, ready
-        for i in range(self.count):
-            if self.listeners[i].rest.end and not self.read(&self.listeners[i], False):
-                return
-        while self.received_ < self.count * self.messages and not load(&self.stopped):
-            ready = epoll_wait(self.poll, events, EVENTS_MAX, IDLE_MS)
-            for i in range(ready):
-                if not self.read(&self.listeners[hub_which(&events[i])], True):
-                    return
-
-    cdef bint read(self, listener *each, bint receives) noexcept nogil:
-        """Takes what has come on one connection; False when all is over."""
-        cdef Buffer *inbox = &self.inbox
-        cdef size_t held = each.rest.end
-        cdef Py_ssize_t got = 0
-        cdef const uint8_t *done
-        inbox.begin = inbox.end = 0
-        if inbox.size < held + INBOX_SIZE // 2 and not buffer_reserve(inbox, held + INBOX_SIZE):
-            return fail_with(self.failure, NULL, b"no memory for the inbox") is not NULL
-        if held:
-            memcpy(inbox.data, each.rest.data, held)
-        if receives:
-            got = receive_some(each.fd, inbox.data + held, inbox.size - held, False)
-            if got == 0:
-                return True
-            if got < 0:
-                return fail_with(self.failure, NULL, b"the hub ended a subscriber's connection") is not NULL
-        done = self.take(each, inbox.data, inbox.data + held + got)
-        if done is NULL:
-            return False
-        if not self.keep(each, done, inbox.data + held + got - done):
-            return fail_with(self.failure, NULL, b"no memory for a frame") is not NULL
-        return True
+    def __cinit__(self, *, bint is_messagepack=False, **_):
+        self.is_messagepack = is_messagepack
 
     cdef const uint8_t *take(self, listener *each, const uint8_t *p, const uint8_t *end) noexcept nogil:
-        """Reads whole frames and says how far it came; NULL when all is over."""
         cdef cursor c
         cdef record r
         cdef delivery d
         cdef int found
-        cdef int64_t number, stamp, count = 0, now = now_ns()
         cursor_set(&c, p, end, self.is_messagepack)
         while True:
             found = next_record(&c, &r)
@@ -365,19 +216,6 @@ cdef class Audience:
                 return fail_with(self.failure, NULL, b"the hub ended a subscription")
             if r.type != STREAM_ITEM:
                 continue
-            if not delivery_of(&r, self.is_messagepack, &d) or d.size < BODY_SIZE_MIN:
+            if not delivery_of(&r, self.is_messagepack, &d) or not self.note(each, d.body, d.size):
                 return fail_with(self.failure, NULL, b"needed a delivery with a body, had another item")
-            number = get_hex8(d.body + BODY_NUMBER_AT)
-            self.disordered += number != each.newest + 1
-            each.newest = number
-            if self.timed:
-                stamp = <int64_t>get_hex8(d.body + BODY_STAMP_AT) << 32 | get_hex8(d.body + BODY_STAMP_AT + 8)
-                self.latencies.record_ns(now - stamp, 1)
-            count += 1
-        if found == WRONG:
-            return fail_with(self.failure, NULL, c.fault)
-        if count:
-            each.received += count
-            store(&self.received_, self.received_ + count)
-            self.last_ns = now
-        return c.p
+        return fail_with(self.failure, NULL, c.fault) if found == WRONG else c.p

@@ -11,7 +11,7 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport free
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
-from vibemq.bench._flow cimport Buffer, buffer_reserve, receive_some
+from vibemq.bench._flow cimport Buffer, buffer_reserve, receive_some, send_all
 from vibemq.bench._signalr cimport (
     FOUND, NEEDS_MORE, SEPARATOR, WS_BINARY, WS_CLOSE, WS_TEXT, frame, frame_at, header_put, hub_mask, mask_of, skip,
 )
@@ -23,10 +23,6 @@ import select
 import socket
 
 import msgspec
-
-cdef extern from "<sys/socket.h>" nogil:
-    Py_ssize_t send(int fd, const void *data, size_t size, int flags)
-    int MSG_NOSIGNAL
 
 cdef enum:
     RECEIVE_SIZE = 1 << 18
@@ -90,16 +86,6 @@ cdef class Messages:
             memmove(begin + head, begin + HEADER_SIZE, size)
             self.data.end -= HEADER_SIZE - head
             self.size = 0
-
-    cdef void send_to(self, int fd) noexcept nogil:
-        """All of it; nothing where the other end is gone, which the next read from it shows."""
-        cdef size_t at = 0
-        cdef Py_ssize_t sent
-        while at < self.data.end:
-            sent = send(fd, self.data.data + at, self.data.end - at, MSG_NOSIGNAL)
-            if sent <= 0:
-                return
-            at += sent
 
 
 cdef class Connection:
@@ -179,12 +165,12 @@ cdef class Hub:
         if c.inbox.begin == c.inbox.end:
             c.inbox.begin = c.inbox.end = 0
         c.answers.seal()
-        c.answers.send_to(c.fd)
+        send_all(c.fd, c.answers.data.data, c.answers.data.end)
         c.answers.data.end = 0
         if self.deliveries.data.end:
             self.deliveries.seal()
             for subscriber in self.subscribers.values():
-                self.deliveries.send_to((<Connection>subscriber).fd)
+                send_all((<Connection>subscriber).fd, self.deliveries.data.data, self.deliveries.data.end)
             self.deliveries.data.end = 0
         return found == NEEDS_MORE
 

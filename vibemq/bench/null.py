@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The null servers as processes: `python -m vibemq.bench.null queue`, `signalr`, or `echo REQUEST_BYTES REPLY_BYTES`.
+"""The null servers as processes: `python -m vibemq.bench.null KIND`.
+
+KIND is `queue`, `signalr`, `micromsg2`, or `echo REQUEST_BYTES REPLY_BYTES`.
 
 They say their port on the first line and run until they are ended.
 """
@@ -7,7 +9,7 @@ They say their port on the first line and run until they are ended.
 import socket
 import sys
 
-from vibemq.bench import _signalr_null
+from vibemq.bench import _micromsg2_null, _signalr_null
 from vibemq.bench._null import echo, serve
 
 
@@ -18,6 +20,8 @@ def main(arguments: list[str]) -> None:
             echo(listener.fileno(), int(arguments[1]), int(arguments[2]))
         elif arguments[0] == "signalr":
             _signalr_null.serve(listener.fileno())
+        elif arguments[0] == "micromsg2":
+            _micromsg2_null.serve(listener.fileno())
         else:
             serve(listener.fileno())
 

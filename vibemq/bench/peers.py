@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vibemq.bench._flow import NUMBER_MARK, QUEUE_MARK, Consumer, Publisher, Tally, body
 from vibemq.bench._peers import AmqpConsumer, AmqpPublisher, NatsConsumer, NatsPublisher, RedisConsumer, RedisPublisher
 from vibemq.bench._queue_load import EchoPublisher, NativeConsumer, NativePublisher
+from vibemq.bench.micromsg2 import Micromsg2
 from vibemq.bench.peer import Peer, Wire
 from vibemq.bench.signalr import SignalR, SignalRMessagePack
 from vibemq.errors import VibeMQError
@@ -427,4 +428,5 @@ PEERS: dict[str, type[Peer]] = {
     "amqp": Amqp,
     "signalr": SignalR,
     "signalr-messagepack": SignalRMessagePack,
+    "micromsg2": Micromsg2,
 }

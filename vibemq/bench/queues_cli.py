@@ -25,7 +25,7 @@ from vibemq.bench.peers import PEERS
 from vibemq.bench.queues import MODES, QueueLoad, run
 from vibemq.bench.queues_compare import QUEUE_SCENARIOS, QueueComparison, QueueScenario, installed, markdown
 from vibemq.bench.report import warm_memory
-from vibemq.bench.servers import HUBS, SERVERS
+from vibemq.bench.servers import NAMED, SERVERS
 
 DEFAULTS = QueueLoad()
 
@@ -76,7 +76,7 @@ def run_command(**options: Any) -> None:
     "--server",
     "names",
     multiple=True,
-    type=click.Choice([*SERVERS, *HUBS]),
+    type=click.Choice([*SERVERS, *NAMED]),
     help=f"Started for this; repeatable. Default: of {', '.join(SERVERS)} all that are installed.",
 )
 @scenario_option(QUEUE_SCENARIOS)

@@ -16,7 +16,7 @@ from typing import Any
 from vibemq.bench import report
 from vibemq.bench.queues import QueueLoad, run
 from vibemq.bench.report import ROUNDS_DEFAULT_COUNT
-from vibemq.bench.servers import HUBS, SERVERS, Server
+from vibemq.bench.servers import NAMED, SERVERS, Server
 from vibemq.errors import UserError
 
 RATE_20K = 20_000.0
@@ -132,7 +132,7 @@ def installed(names: Sequence[str], folder: Path, tell: Callable[[str], None]) -
     """Those of the named servers that can be started here; of the others the reason is told."""
     found = []
     for name in names:
-        kind = (SERVERS | HUBS)[name]
+        kind = (SERVERS | NAMED)[name]
         if why := kind.missing():
             tell(f"{name} is not measured: {why}")
         else:

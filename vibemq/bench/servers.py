@@ -151,7 +151,7 @@ class VibeMQ(Server):
 
     def launch(self) -> None:
         command = [sys.executable, "-m", "vibemq.cli", "serve", "--native-port", "0", "--streams-port", "0"]
-        command += ["--signalr-port", "0", "--admin-port", "0"]
+        command += ["--signalr-port", "0", "--micromsg2-port", "0", "--admin-port", "0"]
         if self.workers:
             command += ["--workers", str(self.workers)]
         process = self.spawn([*command, "--data-dir", str(self.folder / "data"), *self.extra], PYTHONPATH=PYTHON_PATH)
@@ -168,17 +168,30 @@ class VibeMQ(Server):
         return __version__
 
 
-class VibeMQSignalR(VibeMQ):
-    """Its SignalR door."""
+class OtherDoor(VibeMQ):
+    """One whose clients come by another door than the native one."""
 
-    name = "vibemq-signalr"
-    protocol = "signalr"
+    door = ""
 
     def launch(self) -> None:
         super().launch()
-        if "signalr" not in self.ports:
-            raise VibeMQError(f"{self.name}: needed a signalr port, had {self.ports}")
-        self.port = self.ports["signalr"]
+        if self.door not in self.ports:
+            raise VibeMQError(f"{self.name}: needed a {self.door} port, had {self.ports}")
+        self.port = self.ports[self.door]
+
+
+class VibeMQMicromsg2(OtherDoor):
+    """Its MicroMsg2 door."""
+
+    name = "vibemq-micromsg2"
+    protocol = door = "micromsg2"
+
+
+class VibeMQSignalR(OtherDoor):
+    """Its SignalR door."""
+
+    name = "vibemq-signalr"
+    protocol = door = "signalr"
 
 
 class VibeMQSignalRMessagePack(VibeMQSignalR):
@@ -200,6 +213,16 @@ class Null(Server):
     def launch(self) -> None:
         process = self.spawn([sys.executable, "-m", "vibemq.bench.null", *self.arguments()], PYTHONPATH=PYTHON_PATH)
         self.port = int(self.ready_line(process)["port"])
+
+
+class NullMicromsg2(Null):
+    """The same in MicroMsg2."""
+
+    name = "null-micromsg2"
+    protocol = "micromsg2"
+
+    def arguments(self) -> list[str]:
+        return ["micromsg2"]
 
 
 class NullSignalR(Null):
@@ -343,7 +366,8 @@ class RabbitMQStreams(RabbitMQ):
 
 
 SERVERS: dict[str, type[Server]] = {server.name: server for server in (VibeMQ, Nats, Redis, RabbitMQ, Null, EchoServer)}
-# Under the load of hub clients, and so only measured when they are named.
 HUBS: dict[str, type[Server]] = {
     hub.name: hub for hub in (VibeMQSignalR, VibeMQSignalRMessagePack, NullSignalR, NullSignalRMessagePack)
 }
+# Only measured when they are named.
+NAMED: dict[str, type[Server]] = HUBS | {server.name: server for server in (VibeMQMicromsg2, NullMicromsg2)}

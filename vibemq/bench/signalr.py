@@ -10,14 +10,13 @@ import base64
 import json
 import os
 import socket
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, Tally, body
-from vibemq.bench._signalr_load import Audience, SignalRConsumer, SignalRPublisher
-from vibemq.bench.peer import Peer, Wire
+from vibemq.bench._signalr_load import SignalRAudience, SignalRConsumer, SignalRPublisher
+from vibemq.bench.peer import TopicPeer, Wire
 from vibemq.errors import VibeMQError
 from vibemq.protocols.signalr.spec import PORT_DEFAULT
 
@@ -119,7 +118,7 @@ def masked(payload: bytes, key: bytes) -> bytes:
     return (int.from_bytes(payload, "big") ^ int.from_bytes(whole, "big")).to_bytes(len(payload), "big")
 
 
-class SignalR(Peer):
+class SignalR(TopicPeer):
     """Invocations of Publish with completion; a stream of Subscribe whose deliveries are acknowledged with Ack."""
 
     port_default = PORT_DEFAULT
@@ -138,7 +137,6 @@ class SignalR(Peer):
         self.make("queue")
 
     def create_topic(self) -> None:
-        """Each message goes to all that are subscribed."""
         self.make("topic")
 
     def make(self, kind: str) -> None:
@@ -186,13 +184,21 @@ class SignalR(Peer):
             **self.publishing(number),
         )
 
-    def subscriber(self, ack: str) -> HubWire:
+    def subscriber(self, filter: str = "") -> HubWire:
+        if filter:
+            raise VibeMQError("a hub has no filters")
+        return self.subscribed("auto")
+
+    def subscribed(self, ack: str) -> HubWire:
         wire = self.connect(self.protocol)
         wire.send_record(self.subscribe_record(ack), self.opcode)
         return wire
 
+    def subscribers(self) -> int:
+        return int(self.info()["consumers"])
+
     def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
-        wire = self.subscriber("manual")
+        wire = self.subscribed("manual")
         return wire.socket, SignalRConsumer(
             fd=wire.socket.fileno(),
             early=wire.rest(),
@@ -201,14 +207,8 @@ class SignalR(Peer):
             **self.consuming(tally),
         )
 
-    def audience(self, wires: Sequence[HubWire], timed: bool) -> Audience:
-        """One thread's subscribers."""
-        return Audience(
-            connections=[(wire.socket.fileno(), wire.rest()) for wire in wires],
-            messages=self.load.messages,
-            is_messagepack=self.is_messagepack,
-            timed=timed,
-        )
+    def audience(self, **options: Any) -> SignalRAudience:
+        return SignalRAudience(is_messagepack=self.is_messagepack, **options)
 
     def close(self) -> None:
         self.control.close()
