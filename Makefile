@@ -52,6 +52,7 @@ bench: $(VENV)/.test $(VENV)/.built
 	$(MAKE) -C csrc bench CC=$(CC)
 	$(BIN)/python -m pytest -q benchmarks
 	$(BIN)/python benchmarks/signalr.py --rounds 3
+	$(BIN)/python benchmarks/micromsg2.py --rounds 3
 	$(BIN)/python benchmarks/side_by_side.py $(BENCH_ARGS)
 
 clean:

@@ -14,16 +14,15 @@ import selectors
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 from figures import as_many_files_as_allowed, memory_mb
+from loads import WORKERS, DoorLoad, measured, one_queue, table
 
-from vibemq.bench import fanout, queues, report
+from vibemq.bench import fanout, report
 from vibemq.bench.commands import extent_options, output_option, show, tell
 from vibemq.bench.cpu import tree_cpu_s
 from vibemq.bench.fanout import FanOut
@@ -39,8 +38,6 @@ from vibemq.bench.servers import (
 from vibemq.bench.signalr import HubWire, json_record
 from vibemq.errors import VibeMQError
 
-WORKERS = 2
-MESSAGES_MIN = 10
 CLIENT_PING_S = 10.0  # more often than clients do
 IDLE_S = 25.0  # two keep-alive pings to each connection, and two back
 PING = {"type": 6}
@@ -74,21 +71,6 @@ class AioSignalRMessagePack(AioSignalR):
 # ---- loads with a rate ----
 
 
-@dataclass(frozen=True, slots=True)
-class HubLoad:
-    """One line of the report: what `run` does to a server, and which of them it is for."""
-
-    name: str
-    title: str
-    load: QueueLoad
-    run: Callable[[QueueLoad], dict[str, Any]]
-    is_for: Callable[[Server], bool] = lambda server: True
-
-
-def one_queue(load: QueueLoad) -> dict[str, Any]:
-    return queues.run(load).figures()
-
-
 def to_many(load: QueueLoad) -> dict[str, Any]:
     return fanout.run(FanOut(load)).figures()
 
@@ -102,27 +84,27 @@ def hands_on_quickly(server: Server) -> bool:
 
 
 LOADS = (
-    HubLoad(
+    DoorLoad(
         "publish",
         "Publish 100 B with completion, 10,000 open invocations, one WebSocket",
         QueueLoad(mode="pub", messages=1_000_000),
         one_queue,
     ),
-    HubLoad(
+    DoorLoad(
         "both",
         "Publish, Subscribe and Ack of 100 B, one queue",
         QueueLoad(mode="both", messages=500_000),
         one_queue,
         hands_on,
     ),
-    HubLoad(
+    DoorLoad(
         "fan-out",
         "one publisher to 1,000 WebSockets, deliveries in all",
         QueueLoad(mode="pub", messages=2_000),
         to_many,
         hands_on,
     ),
-    HubLoad(
+    DoorLoad(
         "fan-out-paced",
         "the same at 100 messages/s, open loop: 100,000 deliveries/s",
         QueueLoad(mode="lat", messages=500, rate=100.0),
@@ -130,19 +112,6 @@ LOADS = (
         hands_on_quickly,
     ),
 )
-
-
-def measured(load: HubLoad, servers: Sequence[Server], rounds: int, scale: float, baseline: str) -> dict[str, Any]:
-    def figures(server: Server) -> dict[str, Any]:
-        count = load.load.messages * scale * (1.0 if load.load.rate else server.scale)
-        here = {"protocol": server.protocol, "port": server.port, "broker_pid": server.pid}
-        return load.run(replace(load.load, messages=max(MESSAGES_MIN, round(count)), **here))
-
-    chosen = [server for server in servers if load.is_for(server)]
-    results = report.alternate(load.name, rounds, chosen, figures, tell)
-    # With a rate the figure is a time.
-    figure = "latency_us.p99" if load.load.rate else "consume_msg_s" if load.name != "publish" else "publish_msg_s"
-    return {"title": load.title, "results": results, "ratio": report.ratios(results, figure, baseline)}
 
 
 # ---- connections that do nothing ----
@@ -202,17 +171,6 @@ def servers_in(folder: Path, peer_python: str) -> list[Server]:
     return servers
 
 
-def table(found: dict[str, Any], servers: Sequence[Server]) -> str:
-    """The loads with a rate, for people."""
-    about = [(each.name, each.version(), each.durability) for each in servers]
-    return report.markdown(
-        found,
-        [("server", "version", "durability of a completion"), *about],
-        ("msg/s", "broker CPU us/msg", "p50 us", "p99 us", "p99.9 us"),
-        lambda _, rate: (rate, "broker_cpu_us_per_msg", *(f"latency_us.{p}" for p in ("p50", "p99", "p999"))),
-    )
-
-
 @click.command(help=__doc__.splitlines()[0])
 @click.option("--load", "names", multiple=True, type=click.Choice([*(load.name for load in LOADS), "idle"]))
 @click.option("--server", "wanted", multiple=True, help="Repeatable; default: all.")
@@ -243,7 +201,7 @@ def main(
         found = report.head(rounds, baseline) | {
             "scenarios": [measured(load, servers, rounds, scale, baseline) for load in loads]
         }
-        text = table(found, servers) if loads else ""
+        text = table(found, servers, "a completion") if loads else ""
         if not names or "idle" in names:
             tell(f"idle: {connections} connections")
             server = VibeMQSignalR(Path(folder) / "idle", workers=WORKERS)
