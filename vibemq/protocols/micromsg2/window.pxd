@@ -55,7 +55,10 @@ cdef class ReceiveWindow:
     cdef uint64_t forgotten                # up to this index numbers are no longer remembered
     cdef uint64_t answered                 # up to this index the peer waits for nothing
     cdef uint64_t settled_index            # up to this index everything is accepted or refused
-    cdef int64_t due, acknowledged         # numbers: the next acknowledgement, and the last one; -1: none
+    cdef uint64_t due                      # the message whose number the next acknowledgement bears; 0: none
+    cdef uint64_t acknowledged             # that of the last one; 0: none yet
+    cdef int64_t acknowledged_number
+    cdef bint waits                        # the last duplicate does, for an acknowledgement that is not due yet
 
     cpdef int take(self, uint16_t number) except -1
     # It is accepted and durable.
@@ -64,11 +67,12 @@ cdef class ReceiveWindow:
     cpdef void refused(self, uint64_t index) noexcept
     # The number up to which everything is settled, which from now on is acknowledged; -1: nothing new.
     cpdef int64_t acknowledge(self) noexcept
-    # The number that was acknowledged last, as the answer to a duplicate; -1: none was yet.
+    # The answer to the duplicate that came last: the number that was acknowledged last; -1: it lies behind that one.
     cpdef int64_t again(self) noexcept
     cpdef bint is_full(self) noexcept
     cpdef bint is_settled(self) noexcept
 
+    cdef bint _is_behind(self, uint16_t number) noexcept
     cdef int _remember(self, uint16_t number) except -1
     cdef void _settle(self, uint64_t index, uint8_t state) noexcept
     cdef void _answer(self) noexcept

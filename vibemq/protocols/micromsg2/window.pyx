@@ -105,7 +105,7 @@ cdef class ReceiveWindow:
     def __cinit__(self, uint32_t size, bint lenient=False):
         check_size(size)
         self.size, self.lenient = size, lenient
-        self.due = self.acknowledged = -1
+        self.acknowledged_number = -1
 
     def __dealloc__(self):
         free(self.ring)
@@ -118,6 +118,7 @@ cdef class ReceiveWindow:
     cpdef int take(self, uint16_t number) except -1:
         if self.size:
             if self.seen != NULL and self.seen[number >> 6] >> (number & 63) & 1:
+                self.waits = self._is_behind(number)
                 return DUPLICATE
             if self.unacknowledged >= (window_max if self.lenient else self.size):
                 return OVERRUN
@@ -126,6 +127,17 @@ cdef class ReceiveWindow:
         self.index += 1
         self.last = number
         return TAKEN
+
+    cdef bint _is_behind(self, uint16_t number) noexcept:
+        """Is this duplicate one of those behind the last acknowledgement?
+
+        Then that one is no answer to it: SharpMessaging takes a number that it does not wait for as settling everything."""
+        cdef uint64_t at = self.index
+        while at > self.acknowledged and at > self.forgotten:
+            if self.ring[at & (self.capacity - 1)].number == number:
+                return True
+            at -= 1
+        return False
 
     cdef int _remember(self, uint16_t number) except -1:
         """As many numbers as the window has, and all that are not answered."""
@@ -164,8 +176,8 @@ cdef class ReceiveWindow:
                 break
             self.settled_index += 1
             if message.state == ACCEPTED:
-                self.due = message.number
-        if self.due < 0:
+                self.due = self.settled_index
+        if self.due == 0:
             self._answer()
 
     cdef void _answer(self) noexcept:
@@ -173,14 +185,15 @@ cdef class ReceiveWindow:
         self.unacknowledged = <uint32_t> (self.index - self.answered)
 
     cpdef int64_t acknowledge(self) noexcept:
-        if self.due < 0:
+        if self.due == 0:
             return -1
-        self.acknowledged, self.due = self.due, -1
+        self.acknowledged_number = self.ring[self.due & (self.capacity - 1)].number
+        self.acknowledged, self.due = self.due, 0
         self._answer()
-        return self.acknowledged
+        return self.acknowledged_number
 
     cpdef int64_t again(self) noexcept:
-        return self.acknowledged
+        return -1 if self.waits else self.acknowledged_number
 
     cpdef bint is_full(self) noexcept:
         return self.size != 0 and self.unacknowledged >= self.size
