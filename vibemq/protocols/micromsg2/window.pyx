@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The windows of one connection: what was sent and is not acknowledged, in either direction.
 
-Each direction numbers its messages 1 to 65535 and then begins at 1 again; an acknowledgement settles everything up to its
-number.  Our own numbers have no gaps, so where one stands follows from the number sent last.  A peer's numbers are only
+Each direction numbers its messages 1 to 65535 and then begins at 1 again; an acknowledgement settles everything up to
+its number.  Our own numbers have no gaps, so where one stands follows from the number sent last.  A peer's numbers are only
 tags: some go from 65535 to 0, so theirs are kept, and what counts here is the order of arrival.
 
 Rings grow by doubling as far as the window is used, so an idle connection has none, whatever window it agreed.
@@ -131,7 +131,7 @@ cdef class ReceiveWindow:
     cdef bint _is_behind(self, uint16_t number) noexcept:
         """Is this duplicate one of those behind the last acknowledgement?
 
-        Then that one is no answer to it: SharpMessaging takes a number that it does not wait for as settling everything."""
+        Then that one is no answer: SharpMessaging takes a number that it does not wait for as settling everything."""
         cdef uint64_t at = self.index
         while at > self.acknowledged and at > self.forgotten:
             if self.ring[at & (self.capacity - 1)].number == number:
