@@ -2,8 +2,8 @@
 """The windows of one connection: what was sent and is not acknowledged, in either direction.
 
 Each direction numbers its messages 1 to 65535 and then begins at 1 again; an acknowledgement settles everything up to
-its number.  Our own numbers have no gaps, so where one stands follows from the number sent last.  A peer's numbers are only
-tags: some go from 65535 to 0, so theirs are kept, and what counts here is the order of arrival.
+its number.  Our own numbers have no gaps, so where one stands follows from the number sent last.  A peer's numbers are
+only tags: some go from 65535 to 0, so theirs are kept, and what counts here is the order of arrival.
 
 Rings grow by doubling as far as the window is used, so an idle connection has none, whatever window it agreed.
 """
