@@ -18,6 +18,30 @@ cdef class Session:
     def peer_certificate(self):
         return self.connection.peer_certificate
 
+    @property
+    def peer(self) -> str:
+        return self.connection.peer
+
+    @property
+    def peer_address(self) -> str:
+        return self.connection.peer_host
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.connection.is_loopback
+
+    @property
+    def ending(self) -> bool:
+        return self.connection.closing or self.connection.closed
+
+    def finish(self):
+        """Send what is queued, then close the connection."""
+        self.connection.close_after_flush()
+
+    def fail(self, problem):
+        """End the connection at its next turn; the log says why."""
+        self.connection.fail(problem)
+
     cdef int open(self) except -1:
         return 0
 

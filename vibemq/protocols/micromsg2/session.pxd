@@ -2,12 +2,12 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.inflight cimport InFlight
 from vibemq.broker.queue_table cimport QueueTable
-from vibemq.net.door cimport Session
+from vibemq.broker.session cimport QueueSession
 from vibemq.protocols.micromsg2.window cimport ReceiveWindow, SendWindow
 from vibemq.protocols.micromsg2.wire cimport mm_frame
 
 
-cdef class Micromsg2Session(Session):
+cdef class Micromsg2Session(QueueSession):
     cdef readonly object door          # protocols.micromsg2.door.Micromsg2Door: what all its sessions share
     cdef public str state              # a key of handshake.STEPS, then "open", then "closed"
     cdef public object shake           # handshake.Shake, until the connection is open
@@ -34,8 +34,6 @@ cdef class Micromsg2Session(Session):
     cdef bytes part_destination, part_properties
     cdef readonly dict publishers      # destination (bytes) -> Publisher
     cdef object publisher_cached
-    cdef readonly Py_ssize_t unconfirmed, parked_bytes
-    cdef bint working, throttled, blocked, yielded
     cdef bint shutting_down
     # What goes out.
     cdef SendWindow sent

@@ -41,7 +41,6 @@ from vibemq.storage.vhosts import DEFAULT_VHOST
 cdef enum:
     CONTROLS_PER_TURN = 32        # what Python decides costs tens of microseconds: the loop's millisecond
     OUTBOX_BYTES_MAX = 512 * 1024 # of messages that wait for a peer to read; more only waits longer
-    PARKED_BYTES_MAX = 16 << 20   # of messages that wait for room in full queues
     DOTNET_TYPE_BYTES_MAX = 4096  # it is stored with each message
     DESCRIBED_MAX = 128           # publishers, and subscriptions, of one connection: about a microsecond each
     HEARTBEATS_MISSED_MAX = 3     # of a peer that has promised them
@@ -49,9 +48,9 @@ cdef enum:
 cdef size_t HANDSHAKE_BYTES_MAX = HANDSHAKE_HEAD_BYTES + IDENTITY_BYTES_MAX + 2 * (2 + HANDSHAKE_LIST_BYTES_MAX)
 
 
-cdef class Micromsg2Session(Session):
+cdef class Micromsg2Session(QueueSession):
     def __init__(self, Connection connection, door):
-        super().__init__(connection)
+        super().__init__(connection, door.config.unconfirmed_max)
         self.door = door
         self.queues = door.queues
         self.user = ""
@@ -110,9 +109,8 @@ cdef class Micromsg2Session(Session):
                     return size
                 controls += self._frame(&frame)
                 at += frame.size
-                if controls >= CONTROLS_PER_TURN and not self.yielded:
-                    self.yielded = self.busy = True
-                    self.connection.want_turn()
+                if controls >= CONTROLS_PER_TURN:
+                    self.yield_turn()
             if self.connection.closing or self.connection.closed:
                 return size
         return at
@@ -374,45 +372,6 @@ cdef class Micromsg2Session(Session):
     def make_dead_letter_queue(self, publisher, what):
         commands.make_dead_letter_queue(self, publisher, what)
 
-    # ---- how much may wait ----
-
-    def count_unconfirmed(self, Py_ssize_t more):
-        """Stop reading while too much waits for a sync; go on at three quarters of the limit."""
-        self.unconfirmed += more
-        if not self.throttled and self.unconfirmed >= <Py_ssize_t> self.door.config.unconfirmed_max:
-            self.throttled = self.busy = True
-            self.connection.pause()
-        elif self.throttled and self.unconfirmed * 4 <= <Py_ssize_t> self.door.config.unconfirmed_max * 3:
-            self.throttled = False
-            self._go_on()
-
-    def count_parked(self, Py_ssize_t more):
-        """Nothing more is read while too much is parked before full queues; on with half of that."""
-        self.parked_bytes += more
-        if not self.blocked and self.parked_bytes > PARKED_BYTES_MAX:
-            self.blocked = self.busy = True
-            self.connection.pause()
-        elif self.blocked and self.parked_bytes * 2 < PARKED_BYTES_MAX:
-            self.blocked = False
-            self._go_on()
-
-    def set_busy(self):
-        """A helper thread works on a command; the next frame waits for its end."""
-        self.working = self.busy = True
-
-    def set_idle(self):
-        """The helper thread has finished; what it was for comes now, then ``resume``."""
-        self.working = False
-
-    def resume(self):
-        """Read on, unless something still forbids it."""
-        self._go_on()
-
-    def _go_on(self):
-        self.busy = self.working or self.throttled or self.yielded or self.blocked
-        if not self.busy:
-            self.connection.want_turn()  # the loop resumes it, when nobody is in the middle of anything
-
     # ---- deliver ----
 
     cdef bint may_write(self) noexcept:
@@ -425,9 +384,7 @@ cdef class Micromsg2Session(Session):
 
     cdef bint deliver(self) except -1:
         cdef bint more = False
-        if self.yielded:
-            self.yielded = False
-            self._go_on()
+        self.go_on_after_turn()
         if self.ack_id and self.state == "open":
             self._acknowledge()
         if self.sending is not None:
@@ -518,30 +475,6 @@ cdef class Micromsg2Session(Session):
         return 0
 
     # ---- for people ----
-
-    def finish(self):
-        """Send what is queued, then close the connection."""
-        self.connection.close_after_flush()
-
-    def fail(self, problem):
-        """End the connection at its next turn; the log says why."""
-        self.connection.fail(problem)
-
-    @property
-    def ending(self) -> bool:
-        return self.connection.closing or self.connection.closed
-
-    @property
-    def peer(self) -> str:
-        return self.connection.peer
-
-    @property
-    def peer_address(self) -> str:
-        return self.connection.peer_host
-
-    @property
-    def is_loopback(self) -> bool:
-        return self.connection.is_loopback
 
     def describe(self) -> dict:
         """This connection as the admin side shows it; of very many queues only the first."""

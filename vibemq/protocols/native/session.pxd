@@ -2,11 +2,11 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.inflight cimport InFlight
 from vibemq.broker.queue_table cimport QueueTable
-from vibemq.net.door cimport Session
+from vibemq.broker.session cimport QueueSession
 from vibemq.protocols.native.wire cimport native_frame
 
 
-cdef class NativeSession(Session):
+cdef class NativeSession(QueueSession):
     cdef readonly object door          # protocols.native.door.NativeDoor: what all its sessions share
     cdef public str state              # a key of commands.STATES
     cdef public str user               # "" when nobody had to log in
@@ -31,9 +31,7 @@ cdef class NativeSession(Session):
     cdef public bint dormant           # some subscription waits for its queue to be made
     cdef public int64_t deadline_ms    # of the handshake, of a held back answer; 0: none
     cdef public object at_deadline     # what happens then
-    cdef bint working, throttled, blocked, yielded
     cdef bint shutting_down
-    cdef readonly Py_ssize_t unconfirmed, parked_bytes
     cdef uint64_t heard_bytes
     cdef int64_t heard_ms
     cdef QueueTable queues

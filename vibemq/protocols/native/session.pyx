@@ -39,16 +39,15 @@ from vibemq.storage.vhosts import DEFAULT_VHOST
 cdef enum:
     CONTROLS_PER_TURN = 32    # control commands cost tens of microseconds: the loop's millisecond
     BYTES_PER_CONTROL = 32768 # of a decompressed body: about as much work
-    PARKED_BYTES_MAX = 16 << 20   # of Publishes that wait for room in full queues
     DESCRIBED_MAX = 128           # publishers, and subscriptions, of one connection: about a microsecond each
 
 cdef bytes INVALID_MESSAGE = ErrorCode.INVALID_MESSAGE.value.encode()
 cdef bytes RATE_LIMITED = ErrorCode.RATE_LIMITED.value.encode()
 
 
-cdef class NativeSession(Session):
+cdef class NativeSession(QueueSession):
     def __init__(self, Connection connection, door):
-        super().__init__(connection)
+        super().__init__(connection, door.config.unconfirmed_max)
         self.door = door
         self.state = commands.FIRST_STATE
         self.user = self.client_version = ""
@@ -104,9 +103,8 @@ cdef class NativeSession(Session):
             at += FRAME_HEADER_BYTES + body_size
             if self.connection.closing or self.connection.closed:
                 return size
-            if controls >= CONTROLS_PER_TURN and not self.yielded:
-                self.yielded = self.busy = True
-                self.connection.want_turn()
+            if controls >= CONTROLS_PER_TURN:
+                self.yield_turn()
             if self.busy:
                 break
         return at
@@ -295,50 +293,9 @@ cdef class NativeSession(Session):
     def make_dead_letter_queue(self, str name, policy, bytes body):
         commands.make_dead_letter_queue(self, name, policy, body)
 
-    def count_unconfirmed(self, Py_ssize_t more):
-        """Stop reading while too much waits for a sync; go on at three quarters of the limit."""
-        self.unconfirmed += more
-        if not self.throttled and self.unconfirmed >= <Py_ssize_t> self.door.config.unconfirmed_max:
-            self.throttled = self.busy = True
-            self.connection.pause()
-        elif self.throttled and self.unconfirmed * 4 <= <Py_ssize_t> self.door.config.unconfirmed_max * 3:
-            self.throttled = False
-            self._go_on()
-
-    def count_parked(self, Py_ssize_t more):
-        """Nothing more is read while too much is parked before full queues; on with half of that."""
-        self.parked_bytes += more
-        if not self.blocked and self.parked_bytes > PARKED_BYTES_MAX:
-            self.blocked = self.busy = True
-            self.connection.pause()
-        elif self.blocked and self.parked_bytes * 2 < PARKED_BYTES_MAX:
-            self.blocked = False
-            self._go_on()
-
-    def set_busy(self):
-        """A helper thread works on a command; the next one waits for its reply."""
-        self.working = self.busy = True
-
-    def set_idle(self):
-        """The helper thread has finished; what it was for comes now, then ``resume``."""
-        self.working = False
-
-    def resume(self):
-        """Read on, unless something still forbids it."""
-        self._go_on()
-
-    def _go_on(self):
-        self.busy = self.working or self.throttled or self.yielded or self.blocked
-        if not self.busy:
-            self.connection.want_turn()  # the loop resumes it, when nobody is in the middle of anything
-
     def write(self, bytes frame):
         """Queue a whole frame."""
         self.connection.write_bytes(frame)
-
-    def finish(self):
-        """Send what is queued, then close the connection."""
-        self.connection.close_after_flush()
 
     def leave(self):
         """The peer has said goodbye: read no more, confirm what it has published, then close."""
@@ -355,22 +312,6 @@ cdef class NativeSession(Session):
             if publisher.count or publisher.unsynced or publisher.redirected:
                 return False
         return True
-
-    def fail(self, problem):
-        """End the connection at its next turn; the log says why."""
-        self.connection.fail(problem)
-
-    @property
-    def ending(self) -> bool:
-        return self.connection.closing or self.connection.closed
-
-    @property
-    def peer(self) -> str:
-        return self.connection.peer
-
-    @property
-    def peer_address(self) -> str:
-        return self.connection.peer_host
 
     def describe(self) -> dict:
         """This connection as the admin side shows it; of very many queues only the first."""
@@ -393,10 +334,6 @@ cdef class NativeSession(Session):
         }
 
     @property
-    def is_loopback(self) -> bool:
-        return self.connection.is_loopback
-
-    @property
     def in_flight_count(self) -> int:
         return self.in_flight.count
 
@@ -404,9 +341,7 @@ cdef class NativeSession(Session):
 
     cdef bint deliver(self) except -1:
         cdef Subscription subscription
-        if self.yielded:
-            self.yielded = False
-            self._go_on()
+        self.go_on_after_turn()
         if self.state == "leaving" and self._has_confirmed_all():
             self.finish()
         if self.connection.flush() and self.in_flight_stalled():

@@ -399,22 +399,6 @@ cdef class HttpSession(Session):
 
     # ---- what others ask ----
 
-    @property
-    def ending(self) -> bool:
-        return self.connection.closing or self.connection.closed
-
-    @property
-    def peer(self) -> str:
-        return self.connection.peer
-
-    @property
-    def peer_address(self) -> str:
-        return self.connection.peer_host
-
-    @property
-    def is_loopback(self) -> bool:
-        return self.connection.is_loopback
-
     def describe(self) -> dict:
         """This connection as the admin side shows it: the socket, and what its hub connection does, or the first of it."""
         shown = {

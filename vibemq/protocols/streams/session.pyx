@@ -342,22 +342,6 @@ cdef class StreamsSession(Session):
         """Queue a whole frame."""
         self.connection.write_bytes(frame)
 
-    def finish(self):
-        """Send what is queued, then close the connection."""
-        self.connection.close_after_flush()
-
-    def fail(self, problem):
-        """End the connection because of this, at its next turn."""
-        self.connection.fail(problem)
-
-    @property
-    def peer(self) -> str:
-        return self.connection.peer
-
-    @property
-    def is_loopback(self) -> bool:
-        return self.connection.is_loopback
-
     @property
     def local_host(self) -> str:
         return self.connection.local_host
