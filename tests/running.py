@@ -72,6 +72,8 @@ def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
         "0",
         "--micromsg2-port",
         "0",
+        "--set",
+        "micromsg2.tls_port=0",
         "--admin-port",
         "0",
         "--workers",

@@ -72,7 +72,16 @@ class VibeMQ(Broker):
     def start(self) -> VibeMQ:
         command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", str(self.workers)]
         command += ["--streams-port", str(self.port), "--native-port", str(self.native_port)]
-        command += ["--signalr-port", "0", "--admin-port", "0", "--data-dir", str(self.folder / "data")]
+        command += [
+            "--signalr-port",
+            "0",
+            "--micromsg2-port",
+            "0",
+            "--admin-port",
+            "0",
+            "--data-dir",
+            str(self.folder / "data"),
+        ]
         with open(self.folder / "broker.log", "ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True

@@ -33,7 +33,9 @@ def broker(folder: Path, workers: int) -> Iterator[Doors]:
     """Run a broker on free ports; gives its doors. It is ended by its own process id, however the job ends."""
     log_file = folder / "broker.log"
     command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", str(workers)]
-    command += [word for door in ("streams", "native", "signalr", "admin") for word in (f"--{door}-port", "0")]
+    command += [
+        word for door in ("streams", "native", "signalr", "micromsg2", "admin") for word in (f"--{door}-port", "0")
+    ]
     command += ["--data-dir", str(folder / "broker")]
     with open(log_file, "wb") as log:
         # A session of its own: Ctrl-C at the terminal is for the job, which then stops the broker last.
