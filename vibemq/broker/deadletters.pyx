@@ -15,7 +15,7 @@ from libc.string cimport memcmp, memset
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_BOOL, AMQP_CONTENT_TYPE, AMQP_DOUBLE, AMQP_GROUP_ID, AMQP_INT,
-    AMQP_STRING, AMQP_SYMBOL, AMQP_UINT, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs, amqp_properties, amqp_value,
+    AMQP_STRING, AMQP_SYMBOL, AMQP_TIMESTAMP, AMQP_UINT, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs, amqp_properties, amqp_value,
     bytes_store32, err, writer_bytes,
 )
 
@@ -97,7 +97,7 @@ cdef class DeadLetters(StreamUser):
                         continue
                     if pair.value.kind == AMQP_STRING or pair.value.kind == AMQP_SYMBOL or pair.value.kind == AMQP_BINARY:
                         core.amqp_map_add(&w, &map, pair.key, pair.key_bytes, pair.value.data, pair.value.bytes)
-                    elif pair.value.kind in (AMQP_BOOL, AMQP_UINT, AMQP_INT, AMQP_DOUBLE):
+                    elif pair.value.kind in (AMQP_BOOL, AMQP_UINT, AMQP_INT, AMQP_DOUBLE, AMQP_TIMESTAMP):
                         core.amqp_map_add_value(&w, &map, pair.key, pair.key_bytes, &pair.value)
                     else:
                         text_size = core.amqp_value_text(&pair.value, text, TEXT_BYTES)
