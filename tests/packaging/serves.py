@@ -28,7 +28,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         broker = subprocess.Popen(
             [*command, "serve", "--workers", "2", "--data-dir", folder]
-            + [word for door in ("streams", "native", "signalr", "micromsg2", "admin") for word in (f"--{door}-port", "0")],
+            + [
+                word
+                for door in ("streams", "native", "signalr", "micromsg2", "admin")
+                for word in (f"--{door}-port", "0")
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )
