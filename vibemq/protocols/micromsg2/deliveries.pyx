@@ -14,15 +14,12 @@ from vibemq.broker.payload cimport payload_of
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.net.connection cimport Connection
-from vibemq.protocols.micromsg2.properties cimport dotnet_type_of, properties_of
+from vibemq.protocols.micromsg2.properties cimport TOO_LARGE, dotnet_type_of, properties_of
 from vibemq.protocols.micromsg2.wire cimport (
     FRAGMENT_BYTES, extension_frame_size, extension_frame_write, message_frame_size, message_frame_write,
 )
 
 from vibemq.protocols.micromsg2.spec import DOTNET_TYPE_NONE
-
-cdef enum:
-    PROPERTIES_BYTES_MAX = 65535
 
 cdef bytes NO_TYPE = DOTNET_TYPE_NONE.encode()
 
@@ -42,7 +39,7 @@ cdef class Outlet:
         payload = payload_of(m, &payload_size)
         properties = properties_of(m, session.type_data, session.type_size, session.dotnet_id != 0, session.is_sharp,
                                    &properties_size)
-        if payload_size > session.payload_max or properties_size > PROPERTIES_BYTES_MAX:
+        if payload_size > session.payload_max or properties_size == TOO_LARGE:
             return UNDELIVERABLE
         if session.dotnet_id:
             self._tell_type(m)
