@@ -14,9 +14,9 @@ from libc.string cimport memcmp, memset
 
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_BOOL, AMQP_CONTENT_TYPE, AMQP_DOUBLE, AMQP_GROUP_ID, AMQP_INT,
-    AMQP_STRING, AMQP_SYMBOL, AMQP_TIMESTAMP, AMQP_UINT, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs, amqp_properties, amqp_value,
-    bytes_store32, err, writer_bytes,
+    AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_BOOL, AMQP_CONTENT_TYPE, AMQP_DOUBLE, AMQP_GROUP_ID,
+    AMQP_INT, AMQP_STRING, AMQP_SYMBOL, AMQP_TIMESTAMP, AMQP_UINT, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs,
+    amqp_properties, amqp_value, bytes_store32, err, writer_bytes,
 )
 
 from vibemq.errors import LimitExceeded
