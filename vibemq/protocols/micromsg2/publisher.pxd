@@ -13,3 +13,5 @@ cdef class Publisher(QueuePublisher):
     cdef int publish(self, const uint8_t *properties, uint32_t properties_size, const uint8_t *payload,
                      uint32_t payload_size, bytes dotnet_type, uint64_t index) except -1
     cdef int _append(self, const uint8_t *entry, size_t size, uint64_t index) except -1
+    cdef int _refuse(self, uint64_t index, bytes code, bytes text) except -1
+    cdef int _redirect(self, object what) except -1

@@ -73,8 +73,9 @@ cdef class Publisher(QueuePublisher):
             at += NOTE_BYTES
         return 0
 
-    def _refuse(self, uint64_t index, bytes code, bytes text):
+    cdef int _refuse(self, uint64_t index, bytes code, bytes text) except -1:
         self.session.refuse_message(index, code, text, self.destination)
+        return 0
 
     cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1:
         if unconfirmed:
@@ -102,7 +103,7 @@ cdef class Publisher(QueuePublisher):
         self._refuse(what[0], code, text)
         return 0
 
-    def _redirect(self, what):
+    cdef int _redirect(self, object what) except -1:
         """The message goes to the dead-letter queue instead."""
         cdef bytes entry = what[1]
         if self.closed:
@@ -111,6 +112,7 @@ cdef class Publisher(QueuePublisher):
             self.session.make_dead_letter_queue(self, what)
         else:
             self.redirect(<const uint8_t *> <char *> entry, len(entry), what[0])
+        return 0
 
     def redirect_again(self, what, problem):
         """The dead-letter queue has been made, or could not be."""
