@@ -324,6 +324,12 @@ def test_what_is_no_command_is_told(text):
         codec.decode_frame(frame)
 
 
+def test_a_command_has_255_pairs_at_most():
+    assert len(codec.parse_command(b"c;" + b",".join([b"k=v"] * 255)).pairs) == 255
+    with pytest.raises(BadCommand, match=r"^command: needed at most 255 pairs, had 256$"):
+        codec.parse_command(b"c;" + b",".join([b"k=v"] * 256))
+
+
 def test_a_command_is_written_with_everything_encoded_that_may_be():
     frame = codec.encode_command("Subscribe", {"destination": "topic/domain-events", "filter": "age>=N18;a,b~T~"})
     assert frame[2:] == b"subscribe;destination=topic%2Fdomain-events,filter=age%3E%3DN18%3Ba%2Cb~T~"

@@ -279,6 +279,8 @@ def parse_command(bytes payload not None):
     except UnicodeDecodeError as error:
         raise BadCommand("command", "UTF-8", f"{error.reason} at byte {error.start}") from None
     rest = rest.removesuffix(";")
+    if rest.count(",") >= spec.COMMAND_PAIRS_MAX:
+        raise BadCommand("command", f"at most {spec.COMMAND_PAIRS_MAX} pairs", f"{rest.count(',') + 1}")
     pairs = []
     for item in rest.split(",") if rest else ():
         key, equals, value = item.partition("=")

@@ -32,6 +32,7 @@ PAYLOAD_BYTES_MAX_DEFAULT = 67_108_864  # of one message, in one frame or in fra
 FRAGMENT_BYTES = 1_048_576  # what is longer is written as several frames
 SHORT_LENGTH_MAX = 255  # a longer payload needs LARGE_PAYLOAD
 CONTROL_BYTES_MAX = 65_536  # of a COMMAND, an EXTENSION or an ERROR: none of them carries data
+COMMAND_PAIRS_MAX = 255  # more would keep the loop busy, and no command needs so many
 ERROR_BYTES_MAX = 255  # of a text that we write: the .NET implementation cuts longer ones
 SEQUENCE_MAX = 65_535  # a u16; 1 follows
 WINDOW_MAX = 10_000  # below half of the sequence numbers, or a number would be ambiguous
