@@ -22,6 +22,7 @@ DEADLINE_S = 60
 RECORD_BYTES_MAX = 1 << 20  # of a hub: twice what the largest body here becomes
 LOGIN: dict[str, Any] = {"username": "guest", "password": "guest"}
 BASE64 = "base64"
+JSON = "application/json"
 SECTION = b"\0\x53"  # how each section of an AMQP 1.0 message begins
 
 
@@ -264,7 +265,7 @@ def micromsg2_publish(served: Running, queue: str, messages: Sequence[Message]) 
     """Where a message is JSON, the connection says so; any other content type is a property."""
     with micromsg2_client(served) as plain, micromsg2_client(served, "json") as json:
         for message in messages:
-            is_json = message.content_type == "application/json"
+            is_json = message.content_type == JSON
             client = json if is_json else plain
             last = {MESSAGE_ID: message.id, CONTENT_TYPE: None if is_json else message.content_type}
             client.send(queue, message.body, {**message.headers, **last})

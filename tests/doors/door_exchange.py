@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One queue between two doors, as a test has it."""
+"""One queue between two doors, as a test has it, and how what came out of it is compared."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from door_clients import DOORS, SPARK, Message, native_client, spark_read
+from door_clients import DOORS, SPARK, Message, native_client, spark_read, streams_read
+from door_values import OFFSET
 from running import Running
 
 CONSUMERS = [*(pytest.param(door, id=door) for door in DOORS), pytest.param(SPARK, id=SPARK, marks=pytest.mark.spark)]
@@ -44,6 +46,11 @@ class Exchange:
         need(consumer)
         return DOORS[consumer].consume(self.served, queue or self.queue, count)
 
+    def stored(self, count: int) -> list[tuple[bytes, Any]]:
+        """The first messages as they lie in the log, with what a streams client is told of each."""
+        need("streams")
+        return streams_read(self.served, self.queue, count)
+
     def leave(self, taker: str) -> None:
         need(taker)
         leave = DOORS[taker].leave
@@ -54,3 +61,16 @@ class Exchange:
 def need(door: str) -> None:
     if (client := CLIENTS.get(door)) is not None:
         pytest.importorskip(client, reason=f"the client {client} is not installed")
+
+
+def typed(value: Any) -> Any:
+    """So that 1, 1.0 and True are three values."""
+    if isinstance(value, dict):
+        return {name: typed(each) for name, each in value.items()}
+    return type(value).__name__, value
+
+
+def comparable(message: Message, offset: int) -> Message:
+    id = str(offset) if message.id is OFFSET else message.id
+    headers = typed(dict(message.headers))
+    return Message(typed(message.body), typed(id), headers, message.content_type, message.key)

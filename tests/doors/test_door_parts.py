@@ -18,12 +18,10 @@ from door_clients import (
     micromsg2_client,
     micromsg2_message,
     native_client,
-    streams_read,
 )
-from door_exchange import CONSUMERS, Exchange
+from door_exchange import CONSUMERS, Exchange, comparable, typed
 from door_headers import DAY
 from door_values import JSON, PLAIN, TEXT, UUID
-from test_doors import comparable, typed
 
 from vibemq.protocols.micromsg2.codec import Untyped
 
@@ -74,14 +72,14 @@ STORED = {
 @pytest.mark.parametrize(("publisher", "message", "stored"), STORED.values(), ids=STORED)
 def test_a_message_is_stored_as_amqp(exchange: Exchange, publisher: str, message: Message, stored: bytes) -> None:
     exchange.publish(publisher, [message])
-    [(found, _)] = streams_read(exchange.served, exchange.queue, 1)
+    [(found, _)] = exchange.stored(1)
     assert found == stored
 
 
 def test_what_a_streams_client_wrote_is_stored_as_it_is(exchange: Exchange) -> None:
     messages = [b"", b"\0", b"no AMQP", BODY, PROPERTIES + b"\x45" + BODY + BODY]
     exchange.publish("streams", [Message(Stored(data)) for data in messages])
-    assert [found for found, _ in streams_read(exchange.served, exchange.queue, len(messages))] == messages
+    assert [found for found, _ in exchange.stored(len(messages))] == messages
 
 
 # ---- where it lies ----
@@ -99,7 +97,7 @@ OFFSETS: dict[str, list[int | None]] = {
 def test_its_offset_and_time_are_those_of_its_stream(exchange: Exchange, consumer: str) -> None:
     for number in range(2):
         exchange.publish("native", [Message(number)])
-    contexts = [context for _, context in streams_read(exchange.served, exchange.queue, 2)]
+    contexts = [context for _, context in exchange.stored(2)]
     found = exchange.consume(consumer, 2)
     assert [message.offset for message in found] == OFFSETS[consumer]
     told = OFFSETS[consumer][0] is not None

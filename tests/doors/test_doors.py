@@ -6,28 +6,12 @@ Each pair of doors exchanges every row of the tables that the publisher can say,
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from door_clients import Message
-from door_exchange import PAIRS, Exchange
+from door_exchange import CONSUMERS, PAIRS, Exchange, comparable
 from door_headers import HEADERS
-from door_values import BODIES, EMPTY, IDS, OFFSET, Row
+from door_values import BODIES, EMPTY, IDS, VALUES, Row
 
 pytestmark = pytest.mark.timeout(180)  # the first pair with Spark starts a Java runtime
-
-
-def typed(value: Any) -> Any:
-    """So that 1, 1.0 and True are three values."""
-    if isinstance(value, dict):
-        return {name: typed(each) for name, each in value.items()}
-    return type(value).__name__, value
-
-
-def comparable(message: Message, offset: int) -> Message:
-    id = str(offset) if message.id is OFFSET else message.id
-    headers = typed(dict(message.headers))
-    return Message(typed(message.body), typed(id), headers, message.content_type, message.key)
 
 
 def check(exchange: Exchange, publisher: str, consumer: str, rows: dict[str, Row]) -> None:
@@ -44,6 +28,11 @@ def check(exchange: Exchange, publisher: str, consumer: str, rows: dict[str, Row
 @pytest.mark.parametrize(("publisher", "consumer"), PAIRS)
 def test_a_body_is_what_it_was(exchange: Exchange, publisher: str, consumer: str) -> None:
     check(exchange, publisher, consumer, BODIES | EMPTY)
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_a_body_that_is_a_value_is_what_is_in_it(exchange: Exchange, consumer: str) -> None:
+    check(exchange, "streams", consumer, VALUES)
 
 
 @pytest.mark.parametrize(("publisher", "consumer"), PAIRS)
