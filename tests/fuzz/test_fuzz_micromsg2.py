@@ -2,8 +2,9 @@
 """Random bytes against the MicroMsg2 codec, for VIBEMQ_FUZZ_SECONDS (two seconds unless told).
 
 The invariant in one sentence: whatever a peer sends, each layer (frames, handshakes, extension lists, negotiation,
-commands, properties) gives a value or one of the errors that it names, the value says the same when it is written and
-read again, and nothing is taken for whole before its last byte is there.
+commands, properties, filters) gives a value or one of the errors that it names, the value says the same when it is
+written and read again, and nothing is taken for whole before its last byte is there. Properties come out of a stored
+message as they went in, and a filter selects what its negation does not.
 """
 
 import json
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from vibemq.protocols.micromsg2 import codec, extensions, spec
+from vibemq.protocols.micromsg2 import codec, extensions, properties, spec
 from vibemq.protocols.micromsg2.codec import Command, ErrorFrame, ExtensionFrame, Handshake, MalformedFrame, Message
 from vibemq.protocols.micromsg2.extensions import Refusal
+from vibemq.protocols.micromsg2.filters import BadFilter, compile_filter
 
 pytestmark = [pytest.mark.fuzz]
 
@@ -33,6 +35,9 @@ SEEDS = [
     for vector in vectors
     if "hex" in vector
 ]
+PROPERTIES = VECTORS["filter_cases"]["properties"].encode()
+FILTERS = [case["filter"].encode() for case in VECTORS["filter_cases"]["cases"]]
+NEGATIONS = ((b"!=", b"="), (b"~", b"&"))
 PIECES = (
     b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0" * 4, b"\xff\xff", b"\0\1", b"\0\0", b"%", b"%2", b"%zz", b"%ff", b"%3B",
     b";", b",", b":", b"=", b"json;", b"ack:count=", b"batch-ack:max-count:0;", b"pub/sub;", b"x-foo", b"T", b"N1e999",
@@ -111,6 +116,25 @@ def read_properties(data: bytes) -> None:
     assert codec.parse_properties(codec.encode_properties(kept)) == kept
 
 
+def store(data: bytes) -> bytes:
+    """The message with these properties, as it is stored."""
+    stored = properties.write(data, b"x")
+    # The one of the message's own fields that is written behind what came is the id, where it did not come so.
+    assert (properties.read(stored) or b"").startswith(data)
+    return stored
+
+
+def select(condition: bytes, stored: bytes) -> None:
+    """One condition or several, and where it is one that can be negated, the contrary."""
+    selected = compile_filter(condition.decode("utf-8", "surrogateescape")).matches_bytes(stored)
+    if b";" in condition:
+        return
+    for no, yes in NEGATIONS:
+        if condition.count(no) == 1 and not set(b"<>=~&") & set(condition.replace(no, b"", 1)):
+            contrary = condition.replace(no, yes).decode("utf-8", "surrogateescape")
+            assert compile_filter(contrary).matches_bytes(stored) is not selected
+
+
 def read_handshake(data: bytes, random_: random.Random) -> None:
     found = codec.decode_handshake(data)
     if found is None:
@@ -157,6 +181,11 @@ def test_whatever_a_peer_sends_is_a_value_or_a_named_error():
         except MalformedFrame:
             refused += 1
         codec.last_error(data or b"")
-        properties = mutated(VECTORS["filter_cases"]["properties"].encode(), random_)
-        read_properties(properties)
+        sent = mutated(PROPERTIES, random_)
+        read_properties(sent)
+        stored = store(sent)
+        try:
+            select(mutated(random_.choice(FILTERS), random_), stored)
+        except BadFilter:
+            refused += 1
     assert read > 10 and refused > 10
