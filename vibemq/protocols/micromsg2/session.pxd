@@ -29,9 +29,10 @@ cdef class Micromsg2Session(QueueSession):
     cdef ReceiveWindow received
     cdef int64_t ack_delay_ms          # SharpMessaging: how long an incomplete window waits for its acknowledgement
     cdef object ack_timer
+    cdef uint64_t ack_timer_index      # of the newest message when it was set
     cdef bytes dotnet_type             # of the messages that come; None: none was told
     cdef bytearray part                # of a message whose last frame has not come; None: there is none
-    cdef bytes part_destination, part_properties
+    cdef bytes part_destination, part_properties, part_dotnet_type
     cdef readonly dict publishers      # destination (bytes) -> Publisher
     cdef object publisher_cached
     cdef bint shutting_down

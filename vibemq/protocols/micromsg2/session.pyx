@@ -157,6 +157,7 @@ cdef class Micromsg2Session(QueueSession):
             self.part = bytearray()
             self.part_destination = (<const char *> frame.destination)[:frame.destination_size]
             self.part_properties = (<const char *> frame.properties)[:frame.properties_size]
+            self.part_dotnet_type = self.dotnet_type
         elif frame.destination_size and (<const char *> frame.destination)[:frame.destination_size] != self.part_destination:
             commands.protocol_error(self, ErrorCode.PROTOCOL_ERROR,
                                     "a message to another destination in the middle of a continued one")
@@ -172,9 +173,11 @@ cdef class Micromsg2Session(QueueSession):
         part, self.part = self.part, None
         destination, properties, self.part_destination, self.part_properties = \
             self.part_destination, self.part_properties, None, None
+        dotnet_type, self.dotnet_type = self.dotnet_type, self.part_dotnet_type
         self._publish(<const uint8_t *> <const char *> destination, len(destination),
                       <const uint8_t *> <const char *> properties, len(properties),
                       <const uint8_t *> <const char *> part, len(part), index)
+        self.dotnet_type = dotnet_type  # one that came between the frames is that of the next message
         return 1
 
     cdef int _publish(self, const uint8_t *destination, uint32_t destination_size, const uint8_t *properties,
@@ -254,9 +257,11 @@ cdef class Micromsg2Session(QueueSession):
         """At the end of a turn: one word for all that has been kept.
 
         SharpMessaging takes an incomplete window for a loss and sends the rest again, so it gets word when the window
-        is full, or when nothing more has come for a while."""
-        if self.ack_timer is not None and not (self.received.is_full() and self.received.is_settled()):
-            if self.received.unacknowledged:
+        is full, or when nothing more has come for a while, or when there will be no later time for it."""
+        if self.ack_timer is not None and not (self.received.is_settled()
+                                               and (self.received.is_full() or self.shutting_down)):
+            if self.received.unacknowledged and self.ack_timer_index != self.received.index:
+                self.ack_timer_index = self.received.index
                 self.ack_timer.set(self.queues.now_ms + self.ack_delay_ms)
             return 0
         return self._ack_write(self.received.acknowledge())
