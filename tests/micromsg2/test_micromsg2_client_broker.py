@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The MicroMsg2 client and the broker that it is for."""
 
+import doctest
 from datetime import UTC, datetime
 
 import pytest
@@ -76,6 +77,13 @@ def test_what_is_sent_is_received(connect, name):
     del properties["none"]
     assert first == (name, b'{"a":1}', properties, "Order, shop", first.sequence)
     assert second == (name, b"", {}, None, second.sequence)
+
+
+def test_the_example_does_what_it_says(connect, monkeypatch):
+    (example,) = (test for test in doctest.DocTestFinder().find(micromsg2, "micromsg2") if test.examples)
+    monkeypatch.setattr(micromsg2, "Micromsg2Client", lambda port: connect())
+    output = []
+    assert doctest.DocTestRunner(verbose=False).run(example, out=output.append).failed == 0, "".join(output)
 
 
 def test_thousands_of_messages_pass_the_window_in_order(connect, name):
