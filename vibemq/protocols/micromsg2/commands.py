@@ -19,6 +19,7 @@ from vibemq.broker.admission import SUBSCRIPTIONS_MAX, Ended, access_now, with_q
 from vibemq.broker.glob import Glob, fold
 from vibemq.broker.helping import in_helper
 from vibemq.broker.operations import Operation
+from vibemq.broker.policy import FAN_OUTS, DeliveryMode, policy
 from vibemq.broker.reader import offset_of_word
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.micromsg2.codec import BadCommand, parse_command
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 PREFETCH_AUTO = 4096  # settled as soon as they are sent, so this is only what one turn may write
 LIST_BYTES_MAX = 60_000  # of the destinations in an answer, which has to fit in a COMMAND
 PEER_TEXT_MAX = 200  # of what a peer says of itself, in the log
+PEER_ERRORS_LOGGED_MAX = 16  # of one connection: a flood must not fill the disk
 
 # ---- ends ----
 
@@ -70,7 +72,9 @@ def overrun(session: Micromsg2Session, window: int, number: int) -> None:
 
 def told_error(session: Micromsg2Session, payload: bytes) -> None:
     """The peer has something against us.  If that is the end, it closes."""
-    logger.info("%s: the peer says: %.*s", session.peer, PEER_TEXT_MAX, payload.decode(errors="replace"))
+    session.errors_told += 1
+    if session.errors_told <= PEER_ERRORS_LOGGED_MAX:
+        logger.info("%s: the peer says: %.*s", session.peer, PEER_TEXT_MAX, payload.decode(errors="replace"))
 
 
 def silent(session: Micromsg2Session) -> None:
@@ -176,6 +180,16 @@ def refused_by(session: Micromsg2Session, problem: BaseException, name: str) -> 
         return Refused(ErrorCode.SERVER_ERROR, str(problem))
     logger.error("%s: a command failed by an error of ours", session.peer, exc_info=problem)
     return Refused(ErrorCode.SERVER_ERROR, "the broker could not do this; its log says why")
+
+
+def check_kind(session: Micromsg2Session, target: Target) -> None:
+    """A prefix must not contradict the queue that is there, if there is one.  Raises Refused."""
+    queues = session.door.queues
+    record = queues.metadata.find_stream(DEFAULT_VHOST, target.name)
+    if record is None or record.queue is None:
+        return
+    if not target.fits(policy(record.queue, queues.defaults).is_fan_out):
+        raise target.wrong_kind()
 
 
 def open_queue(
@@ -291,6 +305,14 @@ class Command:
         raise Refused(ErrorCode.BAD_COMMAND, f"{self.name} needs destination=NAME")
 
     @property
+    def subject(self) -> str:
+        """The destination as far as there is one, for a text."""
+        try:
+            return self.destination
+        except Refused:
+            return ""
+
+    @property
     def target(self) -> Target:
         """Raises Refused."""
         return target_of(self.destination.encode(errors="surrogateescape"), self.session.door.config.default_queue)
@@ -300,7 +322,7 @@ class Command:
             self.session.write_command("ok", [("id", self.id), *pairs.items()])
 
     def refuse(self, problem: BaseException) -> None:
-        why = refused_by(self.session, problem, self.value("destination") or "")
+        why = refused_by(self.session, problem, self.subject)
         if self.session.agreed.reply and self.id:
             self.session.write_command("error", [("id", self.id), ("code", why.code), ("text", why.text)])
         else:
@@ -430,6 +452,9 @@ def create(command: Command) -> None:
     session, target = command.session, command.target
     require(session, Operation.CreateQueue, target.name)
     options = {**target.options, **queue_options(command.pairs)}
+    if not target.fits(options.get("mode", DeliveryMode.ROUND_ROBIN) in FAN_OUTS):
+        raise Refused(ErrorCode.BAD_COMMAND, f"mode contradicts the prefix {target.prefix}")
+    check_kind(session, target)
     letters = options.get("dead_letter_queue") or (f"{target.name}.dlq" if options.get("dead_letter") else None)
     if letters is not None:
         require(session, Operation.Publish, letters)  # or its dead letters would go where its maker may not publish
@@ -446,8 +471,10 @@ def create(command: Command) -> None:
 
 
 def delete(command: Command) -> None:
-    session, name, catalog = command.session, command.target.name, command.session.door.catalog
+    session, target, catalog = command.session, command.target, command.session.door.catalog
+    name = target.name
     require(session, Operation.DeleteQueue, name)
+    check_kind(session, target)
 
     def done(gone: Any, problem: BaseException | None) -> None:
         if problem is not None:
@@ -473,8 +500,10 @@ def needs_reply(command: Command) -> None:
 
 def info(command: Command) -> None:
     needs_reply(command)
-    session, name = command.session, command.target.name
+    session, target = command.session, command.target
+    name = target.name
     require(session, Operation.GetQueueInfo, name)
+    check_kind(session, target)
     queue = session.door.queues.find(DEFAULT_VHOST, name)
     waiting, in_flight, consumers = queue.counts()
     prefix = "topic/" if queue.policy.is_fan_out else "queue/"
@@ -488,12 +517,16 @@ def list_queues(command: Command) -> None:
     session = command.session
     pattern = Glob(command.value("pattern") or "*")
 
-    def done(records: Any, problem: BaseException | None) -> None:
+    access, metadata = session.access, session.door.queues.metadata
+
+    def work() -> list[str]:
+        names = (record.name for record in metadata.queues(DEFAULT_VHOST))
+        return sorted(name for name in names if access.sees(name) and pattern.matches(fold(name)))
+
+    def done(names: Any, problem: BaseException | None) -> None:
         if problem is not None:
             command.refuse(problem)
             return
-        seen = sorted(record.name for record in records if session.access.sees(record.name))
-        names = [name for name in seen if pattern.matches(fold(name))]
         text = "\n".join(names)
         if len(text.encode()) * 3 > LIST_BYTES_MAX:  # percent-encoded
             why = f"{len(names)} names do not fit in an answer; ask for fewer with pattern="
@@ -501,8 +534,7 @@ def list_queues(command: Command) -> None:
         else:
             command.done(count=str(len(names)), names=text)
 
-    metadata = session.door.queues.metadata
-    in_helper(session, lambda: list(metadata.queues(DEFAULT_VHOST)), done)  # thousands of rows: not in the loop
+    in_helper(session, work, done)  # thousands of rows: not in the loop
 
 
 COMMANDS: dict[str, Callable[[Command], None]] = {

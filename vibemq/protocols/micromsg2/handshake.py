@@ -130,7 +130,7 @@ def agreement(session: Micromsg2Session, c2: Handshake) -> None:
         guest = user == GUEST and authenticator.check_cached(GUEST, password or "", session.is_loopback)
         let_in(session, GUEST if guest and guest.name == "OK" else "", door.broker.everything)
         return
-    if user is None or (password is None and proof is None):
+    if user is None or (password is None and (proof is None or shake.challenge is None)):
         text = "microauth needs a user, and the proof for our challenge or, over TLS or on this machine, a password"
         refuse(session, f"{ErrorCode.AUTH_REQUIRED}: {text}")
         return

@@ -15,6 +15,7 @@ cdef class Micromsg2Session(QueueSession):
     cdef public str user               # "" when nobody had to log in
     cdef public object access          # admin.permissions.Access
     cdef readonly set refusals         # (user, right, queue) of those in the log
+    cdef public int errors_told        # by the peer
     cdef readonly int64_t connected_ms # since 1970
     cdef public int64_t deadline_ms    # of the handshake, of a held back answer; 0: none
     cdef public object at_deadline     # what happens then
