@@ -178,7 +178,7 @@ class Micromsg2Peer:
         """Everything up to this message of the broker's; the last one unless told."""
         self.write(encode_ack(self.agreed.ack_id, self.got if number is None else number))
 
-    def command(self, name: str, **pairs: object) -> None:
+    def command(self, name: str, /, **pairs: object) -> None:
         """`_` in a key stands for `-`."""
         self.write(encode_command(name, [(key.rstrip("_").replace("_", "-"), value) for key, value in pairs.items()]))
 
@@ -225,7 +225,7 @@ class Micromsg2Peer:
 
     # ---- commands, where x-reply is agreed ----
 
-    def ask(self, name: str, **pairs: object) -> dict[str, str]:
+    def ask(self, name: str, /, **pairs: object) -> dict[str, str]:
         """The answer to a command, which is the next COMMAND; its name is under "reply"."""
         id = f"c{next(numbers)}"
         self.command(name, id=id, **pairs)
@@ -235,13 +235,13 @@ class Micromsg2Peer:
         assert answer.pop("id") == id
         return {"reply": frame.name, **answer}
 
-    def tell(self, name: str, **pairs: object) -> dict[str, str]:
+    def tell(self, name: str, /, **pairs: object) -> dict[str, str]:
         """A command that succeeds."""
         answer = self.ask(name, **pairs)
         assert answer.pop("reply") == "ok", answer
         return answer
 
-    def denied(self, name: str, **pairs: object) -> str:
+    def denied(self, name: str, /, **pairs: object) -> str:
         """The code of a command that fails."""
         answer = self.ask(name, **pairs)
         assert answer["reply"] == "error" and answer["text"], answer
