@@ -13,7 +13,6 @@ from vibemq.protocols.micromsg2.wire cimport (
     ACK_FRAME_BYTES, FRAGMENT_BYTES, FRAME_ERROR, FRAME_EXTENSION, FRAME_MESSAGE, PARSE_NEEDS_MORE, PARSE_OK,
     SEQUENCE_MAX, ack_frame_write, ack_number, frame_parse, mm_frame,
 )
-from vibemq.storage.core cimport bytes_store16
 
 cdef enum:
     SEQUENCE_AT = 1             # in a MESSAGE frame
@@ -36,7 +35,7 @@ cdef class Micromsg2Publisher(Publisher):
         Publisher.fill(self, count)
         for i in range(count):
             sequence = 1 if sequence == SEQUENCE_MAX else sequence + 1
-            bytes_store16(frame, sequence)
+            frame[0], frame[1] = <uint8_t>(sequence >> 8), <uint8_t>sequence
             frame += self.frame_size
         self.numbered += count
 
