@@ -12,7 +12,9 @@
 
 #define CONTENT_TYPE_NULLS (AMQP_CONTENT_TYPE - AMQP_MESSAGE_ID - 1) /* fields between the two */
 #define KEY_NULLS (AMQP_GROUP_ID - AMQP_CONTENT_TYPE - 1)
-#define WIDE_BYTES 9 /* the code of a number, and the number */
+#define WIDE_BYTES 9    /* the code of a number, and the number */
+#define NARROW_BYTES 5
+#define UUID_BYTES 17
 #define SHORT_MAX_BYTES 255  /* sizes of one byte */
 
 static uint8_t *descriptor_put(uint8_t *p, enum amqp_section section)
@@ -90,6 +92,64 @@ static uint8_t *text_put(uint8_t *p, const uint8_t *data, uint32_t bytes)
     return p + 2 + bytes;
 }
 
+/* The number of a value that is one, in the bytes that follow its code; the code, or that of null. */
+static uint8_t number_of(const struct amqp_value *v, uint64_t *number)
+{
+    float narrow;
+    uint32_t bits;
+    *number = 0;
+    switch (v->kind) {
+    case AMQP_BOOL: return v->truth ? CODE_TRUE : CODE_FALSE;
+    case AMQP_UINT: *number = v->natural; return CODE_ULONG;
+    case AMQP_INT: *number = (uint64_t)v->integer; return CODE_LONG;
+    case AMQP_TIMESTAMP: *number = (uint64_t)v->integer; return CODE_TIMESTAMP;
+    case AMQP_DOUBLE: memcpy(number, &v->real, sizeof *number); return CODE_DOUBLE;
+    case AMQP_FLOAT:
+        narrow = (float)v->real;
+        memcpy(&bits, &narrow, sizeof bits);
+        *number = bits;
+        return CODE_FLOAT;
+    default: return CODE_NULL;
+    }
+}
+
+static bool is_text(const struct amqp_value *v)
+{
+    return v->kind == AMQP_STRING || v->kind == AMQP_SYMBOL || v->kind == AMQP_BINARY;
+}
+
+/* What a value takes, its code included. */
+static uint64_t value_size(const struct amqp_value *v)
+{
+    if (is_text(v)) return variable_size(v->bytes);
+    switch (v->kind) {
+    case AMQP_UINT: case AMQP_INT: case AMQP_TIMESTAMP: case AMQP_DOUBLE: return WIDE_BYTES;
+    case AMQP_FLOAT: return NARROW_BYTES;
+    case AMQP_UUID: return UUID_BYTES;
+    case AMQP_OTHER: return v->bytes;
+    default: return 1;
+    }
+}
+
+static uint8_t *value_put(uint8_t *p, const struct amqp_value *v)
+{
+    uint64_t number;
+    if (is_text(v)) return text_put(p, v->data, v->bytes);
+    if (v->kind == AMQP_UUID) {
+        *p = CODE_UUID;
+        memcpy(p + 1, v->data, UUID_BYTES - 1);
+        return p + UUID_BYTES;
+    }
+    if (v->kind == AMQP_OTHER) {
+        memcpy(p, v->data, v->bytes);
+        return p + v->bytes;
+    }
+    *p = number_of(v, &number);
+    if (*p == CODE_FLOAT) bytes_store32(p + 1, (uint32_t)number);
+    else if (*p >= CODE_ULONG) bytes_store64(p + 1, number);
+    return p + value_size(v);
+}
+
 void amqp_write_header(struct writer_bytes *w, uint8_t priority)
 {
     uint8_t *p = bytes_room(w, AMQP_HEADER_BYTES);
@@ -115,7 +175,7 @@ void amqp_write_annotation(struct writer_bytes *w, const char *key, uint32_t key
 void amqp_write_properties(struct writer_bytes *w, const struct amqp_properties *of)
 {
     uint32_t count = 1;
-    uint64_t fields = of->id ? variable_size(of->id_bytes) : 1;
+    uint64_t fields = of->id ? variable_size(of->id_bytes) : of->id_value ? value_size(of->id_value) : 1;
     if (of->content_type || of->key) {
         fields += CONTENT_TYPE_NULLS + (of->content_type ? variable_size(of->content_type_bytes) : 1);
         count = AMQP_CONTENT_TYPE + 1;
@@ -131,6 +191,7 @@ void amqp_write_properties(struct writer_bytes *w, const struct amqp_properties 
 
     p = container_put(descriptor_put(p, SECTION_PROPERTIES), CODE_LIST_8, wide, fields, count);
     if (of->id) p = text_put(p, of->id, of->id_bytes);
+    else if (of->id_value) p = value_put(p, of->id_value);
     else *p++ = CODE_NULL;
     if (count == 1) return;
     memset(p, CODE_NULL, CONTENT_TYPE_NULLS);
@@ -167,25 +228,9 @@ void amqp_map_add(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key
 void amqp_map_add_value(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key, uint32_t key_bytes,
                         const struct amqp_value *value)
 {
-    uint8_t code = CODE_NULL;
-    uint64_t number = 0;
-    switch (value->kind) {
-    case AMQP_STRING: case AMQP_SYMBOL: case AMQP_BINARY:
-        amqp_map_add(w, m, key, key_bytes, value->data, value->bytes);
-        return;
-    case AMQP_BOOL: code = value->truth ? CODE_TRUE : CODE_FALSE; break;
-    case AMQP_UINT: code = CODE_ULONG, number = value->natural; break;
-    case AMQP_INT: code = CODE_LONG, number = (uint64_t)value->integer; break;
-    case AMQP_TIMESTAMP: code = CODE_TIMESTAMP, number = (uint64_t)value->integer; break;
-    case AMQP_DOUBLE: code = CODE_DOUBLE, memcpy(&number, &value->real, sizeof number); break;
-    default: break;
-    }
-    bool is_wide = code >= CODE_ULONG;
-    uint8_t *p = bytes_room(w, variable_size(key_bytes) + (is_wide ? WIDE_BYTES : 1));
+    uint8_t *p = bytes_room(w, variable_size(key_bytes) + value_size(value));
     if (!p) return;
-    p = text_put(p, key, key_bytes);
-    *p = code;
-    if (is_wide) bytes_store64(p + 1, number);
+    value_put(text_put(p, key, key_bytes), value);
     m->count += 2;
 }
 

@@ -21,9 +21,9 @@
 
 #define AMQP_HEADER_BYTES 9               /* descriptor 3, list 3, durable 1, priority 2 */
 #define AMQP_ANNOTATION_OVERHEAD_BYTES 22 /* descriptor 3, map 9, key 5, value 5 */
-#define AMQP_PROPERTIES_OVERHEAD_BYTES 48 /* descriptor 3, list 9, id 5, nulls 8, AMQP_JSON 18 (others: 5), key 5 */
+#define AMQP_PROPERTIES_OVERHEAD_BYTES 60 /* descriptor 3, list 9, id 17, nulls 8, AMQP_JSON 18 (others: 5), key 5 */
 #define AMQP_MAP_OVERHEAD_BYTES 12        /* descriptor 3, map 9 */
-#define AMQP_PAIR_OVERHEAD_BYTES 14       /* key 5, value 9 */
+#define AMQP_PAIR_OVERHEAD_BYTES 22       /* key 5, value 17 */
 #define AMQP_DATA_OVERHEAD_BYTES 8        /* descriptor 3, binary 5 */
 #define AMQP_NULL_BYTES 4                 /* descriptor 3, null 1 */
 
@@ -49,6 +49,7 @@ void amqp_write_annotation(struct writer_bytes *w, const char *key, uint32_t key
  * belong together. */
 struct amqp_properties {
     const uint8_t *id, *key;
+    const struct amqp_value *id_value; /* an id that is a number or a UUID; `id` is NULL then */
     const char *content_type;
     uint32_t id_bytes, key_bytes, content_type_bytes;
 };
@@ -66,7 +67,7 @@ struct amqp_map {
 void amqp_map_begin(struct writer_bytes *w, struct amqp_map *m);
 void amqp_map_add(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key, uint32_t key_bytes,
                   const uint8_t *value, uint32_t value_bytes);
-/* A value with its type: NULL, BOOL, UINT, INT, DOUBLE, TIMESTAMP or text; any other kind is written as null. */
+/* A value with its type; text as everywhere here, OTHER as it is encoded. */
 void amqp_map_add_value(struct writer_bytes *w, struct amqp_map *m, const uint8_t *key, uint32_t key_bytes,
                         const struct amqp_value *value);
 void amqp_map_end(struct writer_bytes *w, struct amqp_map *m);

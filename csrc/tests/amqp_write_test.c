@@ -174,7 +174,9 @@ TEST(values_keep_their_types)
         {.kind = AMQP_UINT, .natural = UINT64_MAX}, {.kind = AMQP_UINT, .natural = 0},
         {.kind = AMQP_TIMESTAMP, .integer = 1413198000500}, {.kind = AMQP_TIMESTAMP, .integer = -1},
         {.kind = AMQP_INT, .integer = INT64_MIN}, {.kind = AMQP_INT, .integer = 7}, {.kind = AMQP_DOUBLE, .real = -0.1},
-        {.kind = AMQP_STRING, .data = (const uint8_t *)"text", .bytes = 4}, {.kind = AMQP_OTHER},
+        {.kind = AMQP_FLOAT, .real = -0.5}, {.kind = AMQP_STRING, .data = (const uint8_t *)"text", .bytes = 4},
+        {.kind = AMQP_UUID, .data = (const uint8_t *)"sixteen bytes of", .bytes = 16},
+        {.kind = AMQP_OTHER, .data = (const uint8_t *)"\x73\0\0\0A", .bytes = 5}, /* a character */
     };
     const uint32_t count = sizeof rows / sizeof rows[0];
     uint8_t out[512];
@@ -191,12 +193,36 @@ TEST(values_keep_their_types)
     amqp_pairs_begin(&it, m.application_properties, m.application_properties_size);
     for (uint32_t i = 0; i < count; i++) {
         REQUIRE(amqp_pairs_next(&it, &pair));
-        EXPECT_EQ(rows[i].kind == AMQP_OTHER ? AMQP_NULL : rows[i].kind, pair.value.kind);
-        if (rows[i].kind == AMQP_STRING) EXPECT_MEM_EQ("text", pair.value.data, 4);
+        EXPECT_EQ(rows[i].kind, pair.value.kind);
+        EXPECT_EQ(rows[i].bytes, pair.value.bytes);
+        if (rows[i].data) EXPECT_MEM_EQ(rows[i].data, pair.value.data, rows[i].bytes);
         else if (rows[i].kind == AMQP_BOOL) EXPECT_EQ(rows[i].truth, pair.value.truth);
         else EXPECT_EQ(rows[i].natural, pair.value.natural);
     }
     EXPECT(!amqp_pairs_next(&it, &pair));
+}
+
+TEST(an_id_keeps_its_type)
+{
+    static const struct amqp_value rows[] = {
+        {.kind = AMQP_UINT, .natural = 41},
+        {.kind = AMQP_UUID, .data = (const uint8_t *)"sixteen bytes of", .bytes = 16},
+        {.kind = AMQP_BINARY, .data = (const uint8_t *)"\xff\0", .bytes = 2},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint8_t out[AMQP_PROPERTIES_OVERHEAD_BYTES + 2 + AMQP_NULL_BYTES];
+        struct amqp_message m;
+        struct amqp_value id;
+        struct writer_bytes w = bytes_writer(out, sizeof out);
+        amqp_write_properties(&w, &(struct amqp_properties){.id_value = &rows[i], .content_type = AMQP_JSON,
+                                                            .content_type_bytes = AMQP_JSON_BYTES});
+        amqp_write_null(&w);
+        REQUIRE_OK(amqp_parse(out, (uint32_t)(w.at - out), &m));
+        REQUIRE(amqp_message_id(&m, &id));
+        EXPECT_EQ(rows[i].kind, id.kind);
+        if (rows[i].data) EXPECT_MEM_EQ(rows[i].data, id.data, rows[i].bytes);
+        else EXPECT_EQ(rows[i].natural, id.natural);
+    }
 }
 
 TEST(an_annotation_is_read_again_and_is_nothing_else_of_the_message)

@@ -14,9 +14,8 @@ from libc.string cimport memcmp, memset
 
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_BOOL, AMQP_CONTENT_TYPE, AMQP_DOUBLE, AMQP_GROUP_ID,
-    AMQP_INT, AMQP_STRING, AMQP_SYMBOL, AMQP_TIMESTAMP, AMQP_UINT, ERR_FULL, OK, amqp_map, amqp_pair, amqp_pairs,
-    amqp_properties, amqp_value, bytes_store32, err, writer_bytes,
+    AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_CONTENT_TYPE, AMQP_GROUP_ID, AMQP_STRING, AMQP_SYMBOL, ERR_FULL, OK,
+    amqp_map, amqp_pair, amqp_pairs, amqp_properties, amqp_value, bytes_store32, err, writer_bytes,
 )
 
 from vibemq.errors import LimitExceeded
@@ -24,7 +23,6 @@ from vibemq.errors import LimitExceeded
 cdef enum:
     ADDED_BYTES_MAX = 1024      # of our headers; the queue's name is at most 1 KiB of UTF-8 and counted apart
     ADDED_PAIRS = 4
-    TEXT_BYTES = 64
 
 cdef list ADDED = [b"x-original-queue", b"x-failure-reason", b"x-failed-at", b"x-attempts"]
 
@@ -64,16 +62,13 @@ cdef class DeadLetters(StreamUser):
         cdef uint32_t count = ADDED_PAIRS
         cdef uint64_t room
         cdef uint8_t *out
-        cdef char text[TEXT_BYTES]
-        cdef size_t text_size
         cdef err e
         cdef bint has_id = False
         if m != NULL and m.is_amqp:
             core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
             count += it.left
-            has_id = core.amqp_message_id(&m.amqp, &id) and (id.kind == AMQP_STRING or id.kind == AMQP_BINARY)
-        room = 4 + core.amqp_size_max(count, <uint64_t> (m.size if m != NULL else 0) + <uint64_t> count * TEXT_BYTES
-                                      + <uint64_t> len(queue) + ADDED_BYTES_MAX)
+            has_id = core.amqp_message_id(&m.amqp, &id)
+        room = 4 + core.amqp_size_max(count, <uint64_t> (m.size if m != NULL else 0) + <uint64_t> len(queue) + ADDED_BYTES_MAX)
         if room > core.CHUNK_DATA_MAX_BYTES:
             raise LimitExceeded("message for a dead-letter queue", room, core.CHUNK_DATA_MAX_BYTES)
         out = <uint8_t *> malloc(room)
@@ -83,7 +78,7 @@ cdef class DeadLetters(StreamUser):
             w = core.bytes_writer(out + 4, room - 4)
             memset(&properties, 0, sizeof(properties))
             if has_id:
-                properties.id, properties.id_bytes = id.data, id.bytes
+                properties.id_value = &id
             if m != NULL and m.is_amqp and core.amqp_property(&m.amqp, AMQP_CONTENT_TYPE, &field) \
                     and (field.kind == AMQP_SYMBOL or field.kind == AMQP_STRING):
                 properties.content_type, properties.content_type_bytes = <const char *> field.data, field.bytes
@@ -95,14 +90,7 @@ cdef class DeadLetters(StreamUser):
                 while core.amqp_pairs_next(&it, &pair):
                     if is_added(pair.key, pair.key_bytes):
                         continue
-                    if pair.value.kind == AMQP_STRING or pair.value.kind == AMQP_SYMBOL or pair.value.kind == AMQP_BINARY:
-                        core.amqp_map_add(&w, &map, pair.key, pair.key_bytes, pair.value.data, pair.value.bytes)
-                    elif pair.value.kind in (AMQP_BOOL, AMQP_UINT, AMQP_INT, AMQP_DOUBLE, AMQP_TIMESTAMP):
-                        core.amqp_map_add_value(&w, &map, pair.key, pair.key_bytes, &pair.value)
-                    else:
-                        text_size = core.amqp_value_text(&pair.value, text, TEXT_BYTES)
-                        if text_size <= TEXT_BYTES:
-                            core.amqp_map_add(&w, &map, pair.key, pair.key_bytes, <uint8_t *> text, <uint32_t> text_size)
+                    core.amqp_map_add_value(&w, &map, pair.key, pair.key_bytes, &pair.value)
             failed_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
             for name, value in zip(ADDED, (queue, reason, failed_at, b"%d" % attempts), strict=True):
                 core.amqp_map_add(&w, &map, <const uint8_t *> <char *> name, <uint32_t> len(name),

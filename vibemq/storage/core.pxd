@@ -350,6 +350,7 @@ cdef extern from "message/amqp_write.h" nogil:
     struct amqp_properties:
         const uint8_t *id
         const uint8_t *key
+        const amqp_value *id_value
         const char *content_type
         uint32_t id_bytes, key_bytes, content_type_bytes
 
