@@ -16,6 +16,8 @@ cdef enum:
     MESSAGE_ID_BYTES_MAX = 64         # of an id that the broker makes up or turns into text
     VALUE_TEXT_BYTES = 64             # of a header that is no text; enough for all of them
     HEADER_TEXT_BYTES_MAX = 65535
+    AMQP_BINARY_8 = 0xA0
+    AMQP_BINARY_32 = 0xB0
     AMQP_STRING_8 = 0xA1
     AMQP_STRING_32 = 0xB1
     AMQP_NULL_CODE = 0x40
@@ -33,10 +35,10 @@ cdef inline const uint8_t *payload_of(const message_view *m, uint32_t *size) noe
         return m.amqp.body
     if m.amqp.body_kind == AMQP_BODY_VALUE and m.amqp.body_size:
         p = m.amqp.body
-        if p[0] == AMQP_STRING_8 and m.amqp.body_size >= 2:
+        if (p[0] == AMQP_STRING_8 or p[0] == AMQP_BINARY_8) and m.amqp.body_size >= 2:
             size[0] = m.amqp.body_size - 2
             return p + 2
-        if p[0] == AMQP_STRING_32 and m.amqp.body_size >= 5:
+        if (p[0] == AMQP_STRING_32 or p[0] == AMQP_BINARY_32) and m.amqp.body_size >= 5:
             size[0] = m.amqp.body_size - 5
             return p + 5
         if p[0] != AMQP_NULL_CODE:
