@@ -313,7 +313,7 @@ def test_a_refused_message_is_told_by_flush_though_its_number_is_never_acknowled
     def script(server):
         server.handshake("", ACKED)
         server.messages(3)
-        server.write(codec.encode_error("QUEUE_FULL: q: no room"))
+        server.write(codec.encode_error("QUEUE_FULL: message 3: q: no room"))
         server.ack(2)
         server.messages(4)
         server.ack(7)
@@ -323,7 +323,11 @@ def test_a_refused_message_is_told_by_flush_though_its_number_is_never_acknowled
             peer.send("q", b"x")
         with pytest.raises(Refused) as caught:
             peer.flush()
-        assert (caught.value.code, caught.value.text, caught.value.others) == ("QUEUE_FULL", "q: no room", ())
+        assert (caught.value.code, caught.value.text, caught.value.others) == (
+            "QUEUE_FULL",
+            "message 3: q: no room",
+            (),
+        )
         for _ in range(4):
             peer.send("q", b"x")
         peer.flush()
@@ -335,7 +339,7 @@ def test_a_window_of_refused_messages_does_not_stop_the_next_one():
         server.handshake("", "ack")
         for number in (1, 2):
             assert server.messages(1) == [number]
-            server.write(codec.encode_error(f"NOT_AUTHORIZED: message {number}"))
+            server.write(codec.encode_error(f"NOT_AUTHORIZED: message {number}: q"))
         assert server.messages(1) == [3]
         server.ack(3)
 
@@ -344,7 +348,22 @@ def test_a_window_of_refused_messages_does_not_stop_the_next_one():
             peer.send("q", b"x")
         with pytest.raises(Refused) as caught:
             peer.flush()
-        assert [caught.value.text, *(other.text for other in caught.value.others)] == ["message 1", "message 2"]
+        assert [caught.value.text, *(other.text for other in caught.value.others)] == ["message 1: q", "message 2: q"]
+
+
+def test_a_refusal_without_a_number_is_raised_when_no_acknowledgement_comes():
+    def script(server):
+        server.handshake("", ACKED)
+        server.messages(1)
+        server.write(codec.encode_error("QUEUE_FULL: no room"))
+        server.ended()
+
+    with playing(script) as port:
+        peer = client(port, ACKED, timeout_s=0.1)
+        peer.send("q", b"x")
+        with pytest.raises(Refused, match="QUEUE_FULL: no room"):
+            peer.flush()
+        peer.close()
 
 
 def test_what_is_not_acknowledged_and_not_refused_is_an_error_too():

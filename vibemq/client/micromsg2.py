@@ -11,8 +11,8 @@
 'first'
 
 Whatever waits reads: frames that come meanwhile are sorted into messages, acknowledgements, answers and refusals, and
-reading never writes. An ERROR in the middle of the conversation says what was refused but not which message, and a
-refused message is never acknowledged by its own number; flush() tells of it.
+reading never writes. A refused message is never acknowledged by its own number; the broker's ERROR names it, and
+flush() tells of it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ __all__ = ["Message", "Micromsg2Client", "Refused"]
 OFFERS = ("json", "batch-ack:max-count=1000", "dotnet", "pub-sub", "x-reply")
 # What this client knows how to keep. A heartbeat would need a thread.
 SUPPORTED = frozenset(ExtensionName) - {ExtensionName.HEARTBEAT}
-REFUSED_PAUSE_S = 0.2  # after a refusal: what is not acknowledged when this long nothing came is taken for refused
 GOODBYE_S = 2.0  # for the broker to close its half
 PASSWORD_ROUNDS_MAX = 10_000_000  # of a challenge: a broker that asks for more wants our processor
 ERROR_TEXT = re.compile(r"([A-Z_]+): (.*)", re.S)
+REFUSED_NUMBER = re.compile(r"message ([0-9]{1,5}): ")
 
 
 class Refused(RequestFailed):
@@ -105,7 +105,7 @@ class Micromsg2Client:
         self.refused: list[Refused] = []
         self._unacknowledged: deque[int] = deque()  # sent; consecutive numbers
         self._sequence = 0
-        self._refusals = 0  # since the last time that everything was acknowledged
+        self._refused_numbers: set[int] = set()  # of those
         self._sent_type: str | None = None
         self._messages: deque[Message] = deque()  # received, not yet handed out
         self._received: deque[tuple[int, bool]] = deque()  # unacknowledged: number, and whether it ends a message
@@ -241,22 +241,19 @@ class Micromsg2Client:
             raise first
 
     def _settle(self, most: int, deadline: float) -> None:
-        """Read until at most this many messages are unacknowledged.
-
-        A peer acknowledges what it refused only along with what came later. So when there were as many refusals as
-        messages are left, and nothing comes any more, these are settled too.
-        """
+        """Read until at most this many messages are neither acknowledged nor refused."""
         while len(self._unacknowledged) > most:
-            doubtful = len(self._unacknowledged) <= self._refusals
-            pause = min(deadline, time.monotonic() + REFUSED_PAUSE_S) if doubtful else deadline
             try:
-                self._read_more(pause, f"acknowledgement of {len(self._unacknowledged)} messages")
+                self._read_more(deadline, f"acknowledgement of {len(self._unacknowledged)} messages")
             except TimeoutExceeded:
-                if not doubtful:
-                    raise
-                self._unacknowledged.clear()
-        if not self._unacknowledged:
-            self._refusals = 0
+                if self.refused:  # by a peer that does not say which
+                    raise self.refused.pop(0) from None
+                raise
+
+    def _drop_refused(self) -> None:
+        """No acknowledgement comes for what was refused and everything before it has one."""
+        while self._unacknowledged and self._unacknowledged[0] in self._refused_numbers:
+            self._refused_numbers.discard(self._unacknowledged.popleft())
 
     # ---- commands ----
 
@@ -396,10 +393,16 @@ class Micromsg2Client:
             case ExtensionFrame(number, payload):
                 self._take_extension(number, payload)
             case ErrorFrame(text):
-                self.refused.append(refusal_of(text))
-                self._refusals += 1
+                self._take_refusal(refusal_of(text))
             case Command(name, pairs) if name in ("ok", "error"):
                 self._answers[dict(pairs).get("id", "")] = frame
+
+    def _take_refusal(self, refusal: Refused) -> None:
+        self.refused.append(refusal)
+        found = REFUSED_NUMBER.match(refusal.text)
+        if found is not None and int(found[1]) in self._unacknowledged:
+            self._refused_numbers.add(int(found[1]))
+            self._drop_refused()
 
     def _take_message(self, frame: codec.Message) -> None:
         if self._window:
@@ -441,7 +444,8 @@ class Micromsg2Client:
             position = (number - self._unacknowledged[0]) % spec.SEQUENCE_MAX
             if position < len(self._unacknowledged):
                 for _ in range(position + 1):
-                    self._unacknowledged.popleft()
+                    self._refused_numbers.discard(self._unacknowledged.popleft())
+                self._drop_refused()
 
     # ---- the end ----
 

@@ -70,6 +70,15 @@ def overrun(session: Micromsg2Session, window: int, number: int) -> None:
     protocol_error(session, ErrorCode.WINDOW_OVERRUN, text)
 
 
+def refuse_message(session: Micromsg2Session, code: str, text: str) -> None:
+    """SharpMessaging reads no ERROR and would send the message for ever, so its connection ends."""
+    if session.is_sharp:
+        logger.info("%s: closed: %s: %s", session.peer, code, text)
+        session.finish()
+    else:
+        session.write_error(code, text)
+
+
 def told_error(session: Micromsg2Session, payload: bytes) -> None:
     """The peer has something against us.  If that is the end, it closes."""
     session.errors_told += 1

@@ -137,7 +137,8 @@ cdef class Micromsg2Session(QueueSession):
         if self.ack_id:
             arrival = self.received.take(frame.sequence)
             if arrival == DUPLICATE:
-                return self._ack_write(self.received.again())
+                self._ack_write(self.received.again())
+                return 1  # a look at a whole window, at worst
             if arrival == OVERRUN:
                 commands.overrun(self, self.received.size, frame.sequence)
                 return 1
@@ -282,10 +283,12 @@ cdef class Micromsg2Session(QueueSession):
         """An ERROR for a message, which is then never acknowledged by its own number."""
         if self.state != "open":
             return
-        self.write_error(code.decode(), f"{destination.decode(errors='replace')}: {text.decode(errors='replace')}")
+        where = destination.decode(errors="replace")
         if index:
+            where = f"message {self.received.number_of(index)}: {where}"
             self.received.refused(index)
             self.connection.want_turn()
+        commands.refuse_message(self, code.decode(), f"{where}: {text.decode(errors='replace')}")
 
     # ---- what commands do to this session ----
 

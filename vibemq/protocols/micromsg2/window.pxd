@@ -69,6 +69,8 @@ cdef class ReceiveWindow:
     cpdef int64_t acknowledge(self) noexcept
     # The answer to the duplicate that came last: the number that was acknowledged last; -1: it lies behind that one.
     cpdef int64_t again(self) noexcept
+    # The number of a message that is not answered.
+    cpdef uint16_t number_of(self, uint64_t index) noexcept
     cpdef bint is_full(self) noexcept
     cpdef bint is_settled(self) noexcept
 

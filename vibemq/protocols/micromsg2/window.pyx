@@ -195,6 +195,9 @@ cdef class ReceiveWindow:
     cpdef int64_t again(self) noexcept:
         return -1 if self.waits else self.acknowledged_number
 
+    cpdef uint16_t number_of(self, uint64_t index) noexcept:
+        return self.ring[index & (self.capacity - 1)].number if self.forgotten < index <= self.index else 0
+
     cpdef bint is_full(self) noexcept:
         return self.size != 0 and self.unacknowledged >= self.size
 
