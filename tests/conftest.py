@@ -17,6 +17,7 @@ TOGETHER = (
     "tests/spark/",  # one Java runtime
     "tests/interop/",  # one matrix, of what all of them showed
     "tests/signalr_clients/",  # another one
+    "tests/doors/",  # one broker, and another Java runtime
 )
 FIRST = ("tests/packaging/", *TOGETHER, "tests/cli/", "tests/broker/", "tests/queues/")
 PROCESSES_MAX = 8  # each collects every test before it begins
