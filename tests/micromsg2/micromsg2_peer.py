@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import select
 import socket
 import ssl
 import time
@@ -115,6 +116,10 @@ class Micromsg2Peer:
                 frames.append(self.next())
         assert not self.inbox, f"the last frame is not whole: {self.inbox[:100]!r}"
         return frames
+
+    def has_frame(self) -> bool:
+        """Is something there to read, or at least the beginning of it?"""
+        return bool(self.inbox) or bool(select.select([self.socket], [], [], 0)[0])
 
     def ended(self) -> str:
         """The text of the one ERROR that comes until the broker closes the connection."""
