@@ -269,6 +269,14 @@ def test_refused_messages_alone_are_never_acknowledged_and_fill_no_window():
     assert window.again() == -1
 
 
+def test_a_message_has_its_number_for_as_long_as_it_is_not_answered():
+    window = received(2, [65535, 0])
+    assert [window.number_of(index) for index in (0, 1, 2, 3)] == [0, 65535, 0, 0]
+    window.refused(1)
+    window.take(9)
+    assert [window.number_of(index) for index in (2, 3)] == [0, 9]
+
+
 def test_without_acknowledgements_every_message_is_taken_and_counted():
     window = received(0, [1, 1, 7, 7])
     assert window.index == 4
