@@ -58,7 +58,7 @@ def _count(flags: str, name: str, default: int, help: str) -> Any:
 @_count("--consumers", "consumers", DEFAULTS.consumers, "Connections that consume.")
 @_count("--queues", "queues", DEFAULTS.queues, "Messages go to each in turn (native).")
 @click.option("--rate", type=float, default=DEFAULTS.rate, help="Messages/s of all publishers, scheduled: open loop.")
-@click.option("--durability", default=DEFAULTS.durability, help="For CreateQueue (native, SignalR).")
+@click.option("--durability", default=DEFAULTS.durability, help="Of the queue (native, SignalR, MicroMsg2).")
 @click.option("--verify", is_flag=True, help="Check that each message comes once and in order, and each ack's id.")
 @click.option("--keep", is_flag=True, help="Leave the queues, for a later --mode con.")
 @timeout_option(DEFAULTS)
