@@ -117,7 +117,7 @@ cdef class Rotation(Home):
     # ---- one turn ----
 
     cdef bint hand_out(self) except -1:
-        cdef Member m
+        cdef Member m = None
         cdef message_view v
         cdef err e
         cdef int budget = BUDGET
@@ -125,17 +125,22 @@ cdef class Rotation(Home):
         if self.by_priority:
             more = self._take_in()
         while budget > 0:
-            m = self._turn_of()
-            if m is None:
-                return more
+            # A member that is alone in the rotation keeps its turn as long as it has room.
+            if m is None or len(<object> self.able) or not self._can(m):
+                if m is not None:
+                    self.has_room(m)
+                m = self._turn_of()
+                if m is None:
+                    return more
             e = self._pick(&v)
             if e != OK:
                 m.able = True
                 self.able.appendleft(m)
                 return more
             self._give(m, &v, self.word.attempts + 1, self.word.strikes)
-            self.has_room(m)
             budget -= 1
+        if m is not None:
+            self.has_room(m)
         return True
 
     cdef Member _turn_of(self):
