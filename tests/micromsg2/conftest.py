@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from authority import Authority
-from micromsg2_peer import Micromsg2Peer, connected
+from micromsg2_peer import PASSWORD, ROOT, Micromsg2Peer, connected
 from running import Running, broker
 
 from vibemq.server.context import metadata_path
@@ -18,7 +18,6 @@ SHORT = (
     *("--set", "queues.ack_timeout_ms=60000"),
     *("--set", "queues.block_timeout_ms=3000"),
 )
-ROOT, PASSWORD = "boss", "the superuser's password"
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,7 @@ USUAL = "batch-ack:max-count=100;pub-sub;x-reply"
 TYPE_A = b"Order, shop, Version=1.0.0.0"
 TYPE_B = b"Invoice, shop, Version=1.0.0.0"
 NO_TYPE = b"System.Object, mscorlib"
+ROOT, PASSWORD = "boss", "the superuser's password"  # of the broker with users
 numbers = itertools.count(1)
 
 
