@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a log from a place on, for doors whose peers get messages and no chunks.
 
-It is paced by the door's room alone, and writes when there is some, when the log has grown, and when a helper thread has
-brought what was only on disk.  Nothing is settled.
+It is paced by the door's room, and writes when there is some, when the log has grown, and when a helper thread has
+brought what was only on disk.  What is passed over needs no room, and is bounded by turns.  Nothing is settled.
 """
 
 import logging
 
 from libc.stdint cimport int64_t
-from vibemq.broker.consumer cimport UNDELIVERABLE
-from vibemq.broker.messages cimport Messages
+from vibemq.broker.consumer cimport UNDELIVERABLE, WRITTEN
 from vibemq.broker.payload cimport MESSAGE_ID_BYTES_MAX, id_of
+from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport Stream
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_CORRUPT, ERR_END, ERR_NOT_CACHED, ERR_NOT_FOUND, OK, commit, err, fault
@@ -19,6 +19,10 @@ from vibemq.storage.log cimport storage_error
 from vibemq.errors import StreamNotFound
 
 logger = logging.getLogger(__name__)
+
+cdef enum:
+    PASSED_OVER_BYTES_PER_TURN = 256 * 1024   # of messages that are not written: half a millisecond
+    PASSED_OVER_BYTES_MIN = 256               # what a small one costs
 
 NO_MAX = 0
 
@@ -42,7 +46,7 @@ def offset_of_time(Stream stream, int64_t ms) -> int:
 
 
 cdef class LogReader(StreamUser):
-    def __init__(self, Messages messages, Stream stream not None, uint64_t offset, uint64_t most=NO_MAX,
+    def __init__(self, QueueTable queues, Stream stream not None, uint64_t offset, uint64_t most=NO_MAX,
                  bint follows=True):
         """``ended(problem)`` is called once when it ends by itself, with None after the last of `most` messages.
 
@@ -50,7 +54,8 @@ cdef class LogReader(StreamUser):
         self.follows = follows
         self.left = most if most else <uint64_t> -1
         self.key = <uint64_t> stream.slot << 32 | <uint64_t> int(stream.incarnation[:8], 16)
-        self.cursor = Cursor(messages, stream.log, self.key)
+        self.queues = queues
+        self.cursor = Cursor(queues.messages, stream.log, self.key)
         self.cursor.seek(offset)
         stream.attach(self)
         stream.attach_reader(self)
@@ -60,6 +65,8 @@ cdef class LogReader(StreamUser):
         if not self.closed:
             self.closed = True
             self.cursor.close()
+            if self.next_turn is not None:
+                self.next_turn.cancel()
             if self.stream.log.raw != NULL:
                 self.stream.detach(self)
 
@@ -73,7 +80,7 @@ cdef class LogReader(StreamUser):
         return self.cursor.offset
 
     cpdef pump(self):
-        if self.closed or self.fetching or self.writing:
+        if self.closed or self.waiting or self.writing:
             return
         self.writing = True
         try:
@@ -89,6 +96,8 @@ cdef class LogReader(StreamUser):
         cdef uint32_t id_size = 0
         cdef const uint8_t *id
         cdef bint looked_again = False
+        cdef size_t passed_over = 0
+        cdef int what
         self.stalled = False
         while not self.closed:
             if not self.room():
@@ -98,19 +107,24 @@ cdef class LogReader(StreamUser):
             if e == OK:
                 looked_again = False
                 id = id_of(&m, made, &id_size)
-                if self.write(&m, id, id_size) == UNDELIVERABLE:
+                what = self.write(&m, id, id_size)
+                if what != WRITTEN:
+                    passed_over += max(m.size, <uint32_t> PASSED_OVER_BYTES_MIN)
+                if what == UNDELIVERABLE:
                     logger.warning("message %d of %s is larger than what %s is sent, and passed over", m.offset,
                                    self.stream.name, self)
                 self.left -= 1
                 if self.left == 0:
                     self._end()
+                elif passed_over >= PASSED_OVER_BYTES_PER_TURN:
+                    return self._wait_a_turn()
             elif e == ERR_END:
                 if not self.follows:
                     self._end()
                 return 0
             elif e == ERR_NOT_CACHED:
-                self.fetching = True
-                self.cursor.messages.read_ahead(self.cursor.raw.fd, self.cursor.raw.position, self._fetched)
+                self.waiting = True
+                self.cursor.messages.read_ahead(self.cursor.raw.fd, self.cursor.raw.position, self._go_on)
                 return 0
             elif e == ERR_CORRUPT:
                 logger.error("stream %s: passed over: %s", self.stream.name, storage_error(e, &f))
@@ -125,9 +139,19 @@ cdef class LogReader(StreamUser):
                 self._end(problem)
         return 0
 
-    def _fetched(self):
-        self.fetching = False
-        self.pump()
+    cdef int _wait_a_turn(self) except -1:
+        self.waiting = True
+        if self.next_turn is None:
+            self.next_turn = self.queues.timers.timer(self._go_on)
+        self.next_turn.set(self.queues.now_ms)
+        return 0
+
+    def _go_on(self, now_ms=None):
+        self.waiting = False
+        try:
+            self.pump()
+        except Exception as problem:
+            self.failed(problem)
 
     cdef int on_news(self) except -1:
         self.pump()

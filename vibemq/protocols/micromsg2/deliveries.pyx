@@ -139,7 +139,7 @@ cdef class TopicReader(LogReader):
     def __init__(self, Micromsg2Session session, str name, Outlet outlet not None, int number, Stream stream,
                  uint64_t offset, bint is_plain):
         self.session, self.name, self.outlet, self.number, self.is_plain = session, name, outlet, number, is_plain
-        super().__init__(session.queues.messages, stream, offset)
+        super().__init__(session.queues, stream, offset)
 
     def __str__(self):
         return self.session.peer

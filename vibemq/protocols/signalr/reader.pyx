@@ -41,7 +41,7 @@ cdef class HubReader(LogReader):
                  uint64_t most=NO_MAX, bint follows=True, when_over=None):
         """``when_over(code, text)`` is called once when it ends by itself: None, None after the last message."""
         self.hub, self.outlet, self.when_over = hub, outlet, when_over
-        super().__init__(hub.queues.messages, stream, offset, most, follows)
+        super().__init__(hub.queues, stream, offset, most, follows)
 
     def __str__(self):
         return self.hub.peer
