@@ -395,9 +395,8 @@ def start(command: Command) -> None:
     prefetch = _prefetch(command)
     record = session.door.queues.metadata.find_stream(DEFAULT_VHOST, target.name)
     is_plain = record is not None and record.queue is None
-    place = command.value("from")
-    if is_plain or place is not None:
-        read(command, target, destination, chosen, place or "next", is_plain=is_plain)
+    if is_plain or command.value("from") is not None:
+        read(command, target, destination, chosen, is_plain=is_plain)
         return
     require(session, Operation.Subscribe, target.name)
 
@@ -417,13 +416,20 @@ def start(command: Command) -> None:
     open_queue(session, target, opened, command.refuse)
 
 
-def read(command: Command, target: Target, destination: bytes, chosen: Any, place: str, *, is_plain: bool) -> None:
+def read(command: Command, target: Target, destination: bytes, chosen: Any, *, is_plain: bool) -> None:
     """A log from a place on.  Raises Refused, StreamNotFound, StorageError."""
     session, name = command.session, target.name
     if is_plain:
         require_read(session, name)
     else:
         require(session, Operation.Subscribe, name)
+    place = command.value("from")
+    known = session.subscriptions.get(name)
+    if place is None and known is not None:  # only the filter is another
+        known.outlet.filter = chosen
+        command.done(destination=destination.decode(errors="replace"))
+        return
+    place = place or "next"
     stream = session.door.broker.streams.find(DEFAULT_VHOST, name)
     try:
         offset = offset_of_word(stream, place)
@@ -431,12 +437,11 @@ def read(command: Command, target: Target, destination: bytes, chosen: Any, plac
             if not (place.isascii() and place.isdigit() and len(place) < 20 and int(place) < 2**63):
                 raise Refused(ErrorCode.BAD_COMMAND, f"from needs first, last, next or an offset, had '{place:.20}'")
             offset = int(place)
-        session.remove_subscription(name)
+        command.done(destination=destination.decode(errors="replace"))  # before the first message
+        session.add_reader(name, destination, chosen, stream, offset, is_plain)
     except BaseException:
         session.door.broker.streams.release_if_unused(stream)
         raise
-    command.done(destination=destination.decode(errors="replace"))
-    session.add_reader(name, destination, chosen, stream, offset, is_plain)
 
 
 def _prefetch(command: Command) -> int:

@@ -341,8 +341,9 @@ cdef class Micromsg2Session(QueueSession):
             raise
 
     def add_reader(self, str name, bytes destination, filter, Stream stream, uint64_t offset, bint is_plain):
-        """Of a log from this offset on; it takes nothing away from anybody."""
+        """Of a log from this offset on, instead of any other; it takes nothing away from anybody."""
         reader = TopicReader(self, name, Outlet(self, destination, filter), self._number(), stream, offset, is_plain)
+        self.remove_subscription(name)  # not before: a stream that nobody reads any more is closed
         self._remember(reader)
         reader.pump()
 
