@@ -9,7 +9,7 @@ cdef class Publisher(QueuePublisher):
     cdef Micromsg2Session session
     cdef readonly bytes destination
 
-    # `index` is the message's place in the receive window; 0 without acknowledgements.
+    # 1 when that took Python.  `index` is the message's place in the receive window; 0 without acknowledgements.
     cdef int publish(self, const uint8_t *properties, uint32_t properties_size, const uint8_t *payload,
                      uint32_t payload_size, bytes dotnet_type, uint64_t index) except -1
     cdef int _append(self, const uint8_t *entry, size_t size, uint64_t index) except -1

@@ -38,11 +38,13 @@ cdef class Publisher(QueuePublisher):
             return self._append(entry, size, index)
         what = (index, (<const char *> entry)[:size])
         if room == ROOM_LATER:
-            return self.park(what, size)
-        if room == ROOM_ELSEWHERE:
-            return self._redirect(what)
-        return self._refuse(index, QUEUE_FULL, b"%s holds its maximum of %d messages" % (self.name,
-                                                                                       self.queue.max_messages))
+            self.park(what, size)
+        elif room == ROOM_ELSEWHERE:
+            self._redirect(what)
+        else:
+            self._refuse(index, QUEUE_FULL, b"%s holds its maximum of %d messages" % (self.name,
+                                                                                    self.queue.max_messages))
+        return 1
 
     cdef int _append(self, const uint8_t *entry, size_t size, uint64_t index) except -1:
         if self.add(entry, <uint32_t> size, 1, None, 0) != OK:

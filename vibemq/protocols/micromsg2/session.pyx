@@ -199,8 +199,7 @@ cdef class Micromsg2Session(QueueSession):
             if not commands.may_publish(self, publisher, index):
                 return 1
             publisher.generation = self.queues.access_generation
-        publisher.publish(properties, properties_size, payload, payload_size, self.dotnet_type, index)
-        return 0
+        return publisher.publish(properties, properties_size, payload, payload_size, self.dotnet_type, index)
 
     cdef int _extension(self, const mm_frame *frame) except -1:
         cdef int64_t number
