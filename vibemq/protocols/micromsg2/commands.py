@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 PREFETCH_AUTO = 4096  # settled as soon as they are sent, so this is only what one turn may write
 LIST_BYTES_MAX = 60_000  # of the destinations in an answer, which has to fit in a COMMAND
+ID_CHARACTERS_MAX = 255  # of a command: they come back, percent-encoded, with the answer
 PEER_TEXT_MAX = 200  # of what a peer says of itself, in the log
 PEER_ERRORS_LOGGED_MAX = 16  # of one connection: a flood must not fill the disk
 
@@ -355,6 +356,9 @@ def handle(session: Micromsg2Session, payload: bytes) -> None:
     command = Command(session, parsed.name, pairs)
     do = COMMANDS.get(parsed.name)
     try:
+        if len(command.id) > ID_CHARACTERS_MAX:
+            command.id = ""
+            raise Refused(ErrorCode.BAD_COMMAND, f"an id has at most {ID_CHARACTERS_MAX} characters")
         if do is None:
             raise Refused(ErrorCode.BAD_COMMAND, f"'{parsed.name:.40}' is none of {', '.join(COMMANDS)}")
         do(command)
