@@ -142,9 +142,10 @@ def count_of(extension: Extension) -> int:
     text = extension.property(*spec.COUNT_KEYS)
     if text is None:
         return spec.ACK_WINDOWS[extension.name]
-    if not (text.isascii() and text.isdigit()) or not text.strip("0"):
+    digits = text.lstrip("0")
+    if not (digits.isascii() and digits.isdigit()):
         raise broken(f"count of {extension.name}", "a whole number from 1 up", repr(text[:80]))
-    return min(int(text[:20]), spec.SEQUENCE_MAX)
+    return min(int(digits[:20]), spec.SEQUENCE_MAX)
 
 
 def clamped(extension: Extension, window_max: int) -> Extension:
