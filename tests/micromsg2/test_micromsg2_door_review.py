@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers may do at no cost to others: subscribe again, give long ids, read past much, be refused often."""
+
+import pytest
+from micromsg2_peer import code, connected
+
+from vibemq.client.streams import StreamsConnection
+from vibemq.protocols.micromsg2.codec import Command, ExtensionFrame, ack_sequence, encode_command
+
+
+@pytest.fixture
+def stream(served, name):
+    with StreamsConnection.connect(served.host, served.port) as streams:
+        streams.create(name)
+    return name
+
+
+# ---- subscribing again ----
+
+
+def test_its_only_reader_may_subscribe_again_from_another_place(served, peer, stream):
+    for at in range(3):
+        peer.publish(stream, b"%d" % at)
+    peer.socket.close()
+    with connected(served) as reader:
+        for place in (0, 2, 1):
+            reader.subscribe(stream, from_=place)
+            assert reader.delivers(3 - place) == [b"%d" % at for at in range(place, 3)]
+
+
+def test_the_only_consumer_of_a_queue_may_read_it_instead(served, peer, name):
+    peer.create(name)
+    peer.publish(name, b"1")
+    peer.socket.close()
+    with connected(served) as consumer:
+        consumer.subscribe(name)
+        assert consumer.deliver(ack=False).payload == b"1"
+        consumer.subscribe(name, from_="first")
+        assert consumer.deliver().payload == b"1"
+        assert consumer.info(name) == {"messages": 1, "in-flight": 0, "consumers": 0}
+
+
+def test_another_filter_of_a_stream_leaves_the_place(served, peer, stream):
+    for at in range(6):
+        peer.publish(stream, b"%d" % at, b"k:N%d;" % at)
+    with connected(served, "batch-ack:max-count=2;pub-sub;x-reply") as reader:
+        reader.subscribe(stream, from_="first")
+        assert reader.delivers(2, ack=False) == [b"0", b"1"]
+        reader.subscribe(stream, filter="k>N3")
+        reader.ack()
+        assert reader.delivers(2) == [b"4", b"5"]
+
+
+# ---- what would be too large for an answer ----
+
+
+@pytest.mark.parametrize("command", ["list", "subscribe", "info", "nothing-known"])
+def test_a_command_with_an_endless_id_is_refused(peer, name, command):
+    peer.create(name)
+    peer.command(command, destination=name, id="!" * 20_000)
+    assert code(peer.error()) == "BAD_COMMAND"
+    peer.ping()
+    assert peer.info(name)["consumers"] == 0
+
+
+# ---- a peer's share of a turn ----
+
+
+def test_passing_over_a_long_log_takes_more_than_one_turn(peer, name):
+    """Or nobody else at this worker would be served meanwhile: commands behind the subscription are answered first."""
+    peer.create(f"topic/{name}")
+    for _ in range(40):
+        peer.write(*[peer.message(name, b"", b"k:N1;") for _ in range(100)])
+        peer.acked()
+    peer.publish(name, b"the end", b"k:N2;")
+    behind = encode_command("unknown", [("id", "1")])
+    peer.write(encode_command("subscribe", [("destination", name), ("from", "first"), ("filter", "k=N2")]), behind)
+    assert isinstance(peer.next(), Command)
+    assert peer.deliver().payload == b"the end"
+    peer.ping()
+
+
+@pytest.mark.parametrize("overflow", ["drop-newest", "redirect-to-dlq"])
+def test_refusing_many_messages_takes_more_than_one_turn(peer, name, overflow):
+    """Or nobody else would be served meanwhile: what lies between them is acknowledged before the end."""
+    full, spacious = peer.create(f"{name}-full", max_messages=1, overflow=overflow, dead_letter=1), peer.create(name)
+    peer.publish(full)
+    batch = [peer.message(full) for _ in range(40)], peer.message(spacious), [peer.message(full) for _ in range(40)]
+    peer.write(*batch[0], batch[1], *batch[2])
+    acknowledged = 0
+    while acknowledged < peer.sent - 40:
+        frame = peer.next()
+        if isinstance(frame, ExtensionFrame):
+            acknowledged = ack_sequence(frame.payload)
+    assert acknowledged < peer.sent
