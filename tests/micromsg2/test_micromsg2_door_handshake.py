@@ -273,6 +273,12 @@ def test_more_than_255_extensions_are_refused(served, count, accepted):
         assert accepted or "at most 255 extensions, had 256" in answer.text
 
 
+def test_a_list_that_would_be_too_long_when_it_is_repeated_is_refused(raw):
+    answer = raw.hello("x-reply:a=" + "é" * 30_000)
+    assert answer.text.startswith("PROTOCOL_ERROR: repeated to you, required extensions: needed at most 65535 bytes")
+    assert raw.rest() == []
+
+
 @pytest.mark.parametrize("text", ["x-reply:a=%ff", "microauth:user=%ff,password=%ff", "x-subscribe:destination=%ff"])
 def test_values_that_are_no_utf8_do_no_harm(served, peer, text):
     with Micromsg2Peer(served) as raw:

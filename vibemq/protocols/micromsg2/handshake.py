@@ -20,12 +20,13 @@ from vibemq.protocols.micromsg2.codec import (
     ErrorFrame,
     Handshake,
     MalformedFrame,
+    UnencodableValue,
     decode_handshake,
     encode_error,
     encode_handshake,
 )
 from vibemq.protocols.micromsg2.extensions import Agreed, Extension, Lists, Refusal
-from vibemq.protocols.micromsg2.spec import MINOR_SHARP_MESSAGING, ErrorCode, ExtensionName
+from vibemq.protocols.micromsg2.spec import ERROR_BYTES_MAX, MINOR_SHARP_MESSAGING, ErrorCode, ExtensionName
 
 if TYPE_CHECKING:
     from vibemq.protocols.micromsg2.session import Micromsg2Session
@@ -82,7 +83,7 @@ def take(session: Micromsg2Session, data: bytes) -> int:
 
 
 def refuse(session: Micromsg2Session, text: str) -> None:
-    logger.info("%s: refused in the handshake: %s", session.peer, text)
+    logger.info("%s: refused in the handshake: %.*s", session.peer, ERROR_BYTES_MAX, text)
     session.write(encode_error(text))
     session.finish()
 
@@ -114,8 +115,12 @@ def hello(session: Micromsg2Session, c1: Handshake) -> None:
         window_max=door.config.window_max,
         answers=answers,
     )
+    try:
+        s1 = encode_handshake(extensions.handshake_of(shake.s1, identity=door.identity))
+    except UnencodableValue as problem:  # what is repeated is percent-encoded, which may make it longer
+        raise Refusal(ErrorCode.PROTOCOL_ERROR, f"{ErrorCode.PROTOCOL_ERROR}: repeated to you, {problem}") from None
     session.state = "agreement"
-    session.write(encode_handshake(extensions.handshake_of(shake.s1, identity=door.identity)))
+    session.write(s1)
 
 
 def agreement(session: Micromsg2Session, c2: Handshake) -> None:
