@@ -182,7 +182,7 @@ def refused_by(session: Micromsg2Session, problem: BaseException, name: str) -> 
     if isinstance(problem, Refused):
         return problem
     if isinstance(problem, StreamNotFound):
-        return Refused(ErrorCode.QUEUE_NOT_FOUND, f"there is no '{name}', and it is not made by using it")
+        return Refused(ErrorCode.QUEUE_NOT_FOUND, f"there is no queue or topic '{name}'")
     if isinstance(problem, BadFilter):
         return Refused(ErrorCode.BAD_FILTER, str(problem))
     if isinstance(problem, LimitExceeded | StorageError):

@@ -282,12 +282,12 @@ cdef class Micromsg2Session(QueueSession):
         """An ERROR for a message, which is then never acknowledged by its own number."""
         if self.state != "open":
             return
-        where = destination.decode(errors="replace")
+        where = f"{destination.decode(errors='replace')}: " if destination else ""
         if index:
             where = f"message {self.received.number_of(index)}: {where}"
             self.received.refused(index)
             self.connection.want_turn()
-        commands.refuse_message(self, code.decode(), f"{where}: {text.decode(errors='replace')}")
+        commands.refuse_message(self, code.decode(), where + text.decode(errors="replace"))
 
     # ---- what commands do to this session ----
 
@@ -392,11 +392,13 @@ cdef class Micromsg2Session(QueueSession):
 
     cdef bint deliver(self) except -1:
         cdef bint more = False
+        cdef Outlet outlet
         self.go_on_after_turn()
         if self.ack_id and self.state == "open":
             self._acknowledge()
         if self.sending is not None:
-            (<Outlet> self.sending).go_on()
+            outlet = <Outlet> self.sending  # its subscription may be gone, and then nobody else holds it
+            outlet.go_on()
         if self.connection.flush():
             if self.has_autos and self.sending is None:
                 self._settle_autos()
