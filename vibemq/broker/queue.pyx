@@ -35,6 +35,7 @@ from vibemq.storage.mail cimport (
 )
 
 from vibemq.broker.policy import policy
+from vibemq.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -396,7 +397,7 @@ cdef class Queue(StreamUser):
         cdef uint64_t home = core.ledger_home(self.control)
         cdef uint64_t mine
         cdef uint32_t w
-        if self.closed:
+        if self.closed or core.control_is_deleted(self.stream.log.control):
             return 0
         while not self._is_alive(home):
             w = core.doorbell_epoch(self.table.board.raw, self.worker)
@@ -427,6 +428,10 @@ cdef class Queue(StreamUser):
         self.becoming = True
         try:
             self.home = self.table.make_home(self, home & GENERATION_MASK)
+        except (OSError, StorageError):
+            if not core.control_is_deleted(self.stream.log.control):
+                raise
+            return  # while this was under way: on_deleted comes next
         finally:
             self.becoming = False
         self.mark()
