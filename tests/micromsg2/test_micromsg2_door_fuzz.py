@@ -138,12 +138,15 @@ class Attack:
             if not data:
                 assert not self.inbox, "the last frame is not whole"
                 return False
-            self.inbox += data
-            while (found := decode_frame(self.inbox)) is not None:
-                frame, used = found
-                self.inbox = self.inbox[used:]
-                self.got = frame.sequence if isinstance(frame, Message) else self.got
+            self.take(data)
         return True
+
+    def take(self, data):
+        self.inbox += data
+        while (found := decode_frame(self.inbox)) is not None:
+            frame, used = found
+            self.inbox = self.inbox[used:]
+            self.got = frame.sequence if isinstance(frame, Message) else self.got
 
     def run(self):
         with self.peer as peer:
@@ -152,7 +155,7 @@ class Attack:
                 peer.write(self.mutated(self.handshake()))
                 if isinstance(peer.answered(), ErrorFrame):
                     return
-                self.inbox, peer.inbox = peer.inbox, b""
+                self.take(peer.inbox)
                 for _ in range(self.random.randint(1, 40)):
                     peer.write(*(self.mutated(self.frame()) for _ in range(self.random.randint(1, 10))))
                     if not self.read_what_came():
