@@ -2,11 +2,16 @@
 """What survives: workers that are killed, brokers that are killed, and messages that pass between workers."""
 
 import contextlib
+import re
+import shutil
+import subprocess
 
 import pytest
 from micromsg2_peer import Micromsg2Peer, connected, on_worker, wait_until
 from peer import kill
 from running import broker
+
+from vibemq.protocols.micromsg2.codec import encode_ack
 
 SMALL = "batch-ack:max-count=50;pub-sub;x-reply"
 LARGE = "batch-ack:max-count=10000;pub-sub;x-reply"
@@ -141,3 +146,31 @@ def reconnected(running):
 
     wait_until(answers, "somebody answers")
     return found[0]
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="the strace command is not installed")
+def test_with_durability_disk_the_acknowledgement_comes_behind_the_sync(tmp_path):
+    trace = tmp_path / "trace"
+    with broker(tmp_path / "data", workers=1) as running, connected(running) as peer:
+        peer.create("q", durability="disk")
+        peer.publish("q")  # the log is open and its files are there
+        (pid,) = running.worker_pids()
+        calls = "trace=fsync,fdatasync,sync_file_range,sendmsg,sendto,write,writev"
+        tracing = subprocess.Popen(
+            ["strace", "-f", "-xx", "-s", "64", "-e", calls, "-o", str(trace), "-p", str(pid)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            line = tracing.stderr.readline()
+            if "attached" not in line:
+                pytest.skip(f"strace may not attach here: {line}")
+            peer.publish("q")
+        finally:
+            tracing.terminate()
+            tracing.wait()
+            tracing.stderr.close()
+    ack = "".join(f"\\x{byte:02x}" for byte in encode_ack(peer.agreed.ack_id, 2))
+    before, found, _ = trace.read_text().partition(ack)
+    assert found, "the acknowledgement was not seen"
+    assert re.search(r"f(data)?sync(\(| resumed>).*= 0", before), "no sync came before it"
