@@ -46,6 +46,7 @@ cdef class Micromsg2Session(QueueSession):
     cdef bytes dotnet_type_sent
     cdef uint32_t payload_max          # SharpMessaging: of what it can read
     cdef bint has_autos                # something is settled as soon as the socket has taken it
+    cdef bint has_stalled              # some subscription was told that there is no room
     # Signs of life.
     cdef readonly int64_t heartbeat_ms # 0: none agreed
     cdef uint64_t heard_bytes, told_bytes

@@ -388,7 +388,10 @@ cdef class Micromsg2Session(QueueSession):
             and self.connection.outbox_size - self.connection.outbox_head < OUTBOX_BYTES_MAX
 
     cdef bint room(self) noexcept:
-        return self.sending is None and self.may_write() and not self.shutting_down
+        """For another message.  Whoever is told that there is none is woken when there is."""
+        cdef bint room = self.sending is None and self.may_write() and not self.shutting_down
+        self.has_stalled |= not room
+        return room
 
     cdef bint deliver(self) except -1:
         cdef bint more = False
@@ -403,7 +406,7 @@ cdef class Micromsg2Session(QueueSession):
             if self.has_autos and self.sending is None:
                 self._settle_autos()
             more = self.sending is not None and self.may_write()
-        if self.room():
+        if self.has_stalled and self.room():
             self._wake_stalled()
         return more
 
@@ -417,6 +420,7 @@ cdef class Micromsg2Session(QueueSession):
 
     cdef int _wake_stalled(self) except -1:
         cdef Consumer consumer
+        self.has_stalled = False
         for subscription in list(self.subscriptions.values()):
             if isinstance(subscription, LogReader):
                 if (<LogReader> subscription).stalled:
