@@ -411,7 +411,7 @@ def start(command: Command) -> None:
             command.refuse(Refused(ErrorCode.NOT_SUPPORTED, why))
             return
         subscribed = session.subscriptions.get(target.name)
-        command.done(destination=destination.decode(errors="replace"))  # before the first message
+        command.done(destination=command.destination)  # before the first message
         if subscribed is not None:
             subscribed.outlet.filter = chosen
         else:
@@ -431,7 +431,7 @@ def read(command: Command, target: Target, destination: bytes, chosen: Any, *, i
     known = session.subscriptions.get(name)
     if place is None and known is not None:  # only the filter is another
         known.outlet.filter = chosen
-        command.done(destination=destination.decode(errors="replace"))
+        command.done(destination=command.destination)
         return
     place = place or "next"
     stream = session.door.broker.streams.find(DEFAULT_VHOST, name)
@@ -441,7 +441,7 @@ def read(command: Command, target: Target, destination: bytes, chosen: Any, *, i
             if not (place.isascii() and place.isdigit() and len(place) < 20 and int(place) < 2**63):
                 raise Refused(ErrorCode.BAD_COMMAND, f"from needs first, last, next or an offset, had '{place:.20}'")
             offset = int(place)
-        command.done(destination=destination.decode(errors="replace"))  # before the first message
+        command.done(destination=command.destination)  # before the first message
         session.add_reader(name, destination, chosen, stream, offset, is_plain)
     except BaseException:
         session.door.broker.streams.release_if_unused(stream)
