@@ -12,14 +12,18 @@ def in_helper(
     work: Callable[[], Any],
     done: Callable[[Any, BaseException | None], None],
     submit: Callable[..., None] | None = None,
+    left: Callable[[Any], None] | None = None,
 ) -> None:
     """Run ``work`` in a helper thread and ``done(result, error)`` in the loop, unless the peer has left.
 
+    Then ``left(result)`` is called instead, for what has to follow even so, if there was no error.
     `session`: a door's, with `state`, `door.helpers`, and ``set_busy``, ``set_idle``, ``resume`` and ``fail``.
     """
 
     def finish(result: Any, problem: BaseException | None) -> None:
         if session.state == "closed":
+            if left is not None and problem is None:
+                left(result)
             return
         session.set_idle()  # before `done`, which may be busy again
         try:

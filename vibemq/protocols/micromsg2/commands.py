@@ -507,7 +507,7 @@ def delete(command: Command) -> None:
             raise StreamNotFound(name)
         return catalog.delete(DEFAULT_VHOST, name)
 
-    in_helper(session, work, done)
+    in_helper(session, work, done, left=catalog.deleted)
 
 
 def needs_reply(command: Command) -> None:

@@ -496,7 +496,7 @@ def delete_queue(session: NativeSession, request: Message) -> None:
             raise StreamNotFound(name)
         return catalog.delete(DEFAULT_VHOST, name)
 
-    in_helper(session, work, done)
+    in_helper(session, work, done, left=catalog.deleted)
 
 
 def info(session: NativeSession, request: Message) -> None:
