@@ -39,6 +39,7 @@ cdef class Backlog(Decider):
     cdef DeadLetters letters
     cdef bint making                  # its queue is being made
     cdef list graves                  # heap of (due ms, offset, reason, attempts): dead, and not on their way yet
+    cdef int64_t dropped_told_ms      # when the log was last told of a message that nothing keeps
     cdef dict burying                 # offset -> (reason, attempts) of those whose copy is not kept yet
     cdef set dead                     # offsets of both
     cdef ledger_entry *entry          # of the message in hand

@@ -33,6 +33,7 @@ cdef enum:
     CLEAR_BUDGET = 4096      # messages taken out in one turn
     BLOCKS_PER_TURN = 4
     SYNC_EVERY_MS = 10_000   # of a queue with durability `disk`: what was settled since then comes again after a power cut
+    DROPPED_LOG_MS = 60_000  # between two words on messages that nothing keeps: a flood must not fill the disk
     MAKING_MS = 50           # until a dead-letter queue that is being made is asked for again
 
 cdef uint64_t NOWHERE = <uint64_t> -1
@@ -398,7 +399,8 @@ cdef class Backlog(Decider):
         if reason is FailureReason.MESSAGE_EXPIRED:
             core.ledger_expired_add(self.control, 1)
         if not self.queue.policy.dead_letter:
-            core.ledger_dropped_add(self.control, 0 if reason is FailureReason.MESSAGE_EXPIRED else 1)
+            if reason is not FailureReason.MESSAGE_EXPIRED:
+                self._drop(offset, attempts)
             return self._settle_one(offset)
         if offset in self.dead:
             return 0  # another copy of it is on its way already
@@ -407,6 +409,15 @@ cdef class Backlog(Decider):
         self.dead.add(offset)
         heapq.heappush(self.graves, (0, offset, reason, attempts))
         return self.queue.mark()
+
+    def _drop(self, offset, attempts):
+        core.ledger_dropped_add(self.control, 1)
+        now_ms = self.queue.table.now_ms
+        if now_ms - self.dropped_told_ms >= DROPPED_LOG_MS or not self.dropped_told_ms:
+            self.dropped_told_ms = now_ms
+            logger.warning("queue %s: message %d is dropped after %d deliveries; with a dead-letter queue it would be kept. "
+                           "Others are counted (dropped_total), and the log is told once a minute",
+                           self.queue.name, offset, attempts)
 
     cdef bint _bury_due(self, int64_t now_ms) except -1:
         """Send copies of the dead on their way; each is settled when its copy is kept.  True: more at once."""

@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import time
+from itertools import islice
 from typing import Any
 
 from vibemq.admin import accounts
@@ -53,6 +54,7 @@ from vibemq.storage.vhosts import DEFAULT_VHOST
 logger = logging.getLogger(__name__)
 
 ORPHAN_TIMEOUT_S = 2  # the supervisor is dead: its successor waits for us
+PEERS_NAMED_MAX = 8  # of those that keep a worker from ending, in the log
 END_EARLY_S = 0.5  # before the supervisor's own deadline, at which it would have to kill us
 END_MARGIN_S = 1.0  # the supervisor kills who is still there at the timeout: end on our own before it
 ADOPTED_PER_TURN = 20  # some tens of microseconds each
@@ -212,7 +214,10 @@ class Worker:
         while (self.loop.connections or self.helpers.running) and time.monotonic() < deadline:
             self.loop.turn()
         if self.loop.connections:
-            logger.warning("%d connections did not end within %.1f s", len(self.loop.connections), timeout_s)
+            peers = ", ".join(connection.peer for connection in islice(self.loop.connections.values(), PEERS_NAMED_MAX))
+            count = len(self.loop.connections)
+            more = f" and {count - PEERS_NAMED_MAX} more" if count > PEERS_NAMED_MAX else ""
+            logger.warning("%d connections did not end within %.1f s: %s%s", count, timeout_s, peers, more)
         for connection in list(self.loop.connections.values()):
             self.loop.close(connection)
         return 0
