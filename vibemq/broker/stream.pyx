@@ -150,7 +150,11 @@ cdef class Stream:
         self.batch = NULL
         waiting, self.waiting = self.waiting, []
         if e != OK:
-            logger.error("stream %s: not persisted: %s", self.name, storage_error(e, &f))
+            problem = storage_error(e, &f)
+            if problem.code in GONE:
+                logger.info("stream %s: not persisted, because it was deleted meanwhile", self.name)
+            else:
+                logger.error("stream %s: not persisted: %s", self.name, problem)
             self._tell(waiting, False, 0, 0)
             return 0
         self.has_appended = True
