@@ -40,7 +40,6 @@ def overview(api: Api, call: Call) -> Any:
     for record in records:
         counts = counts_of(record)
         ready, unacknowledged = ready + counts.ready, unacknowledged + counts.unacknowledged
-        consumers += 0 if counts.queue is None else counts.queue.consumers
     version = api.config.streams.product_version
     return {
         "product_name": "VibeMQ",
