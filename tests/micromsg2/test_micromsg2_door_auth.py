@@ -219,7 +219,7 @@ def test_each_command_needs_its_operation_and_no_other(guarded, root, peer, user
     for missing in (name, f"x{name}.q"):
         answer = peer.ask(command, destination=missing)
         assert answer["code"] == "NOT_AUTHORIZED"
-        assert f"user '{user}' lack the permission {wanted.name} for '{missing}'" in answer["text"]
+        assert f"user '{user}' lacks the permission {wanted.name} for '{missing}'" in answer["text"]
     guarded.metadata.revoke(user, f"{name}.*")
 
 

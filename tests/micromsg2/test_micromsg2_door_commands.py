@@ -226,7 +226,7 @@ def test_delete_takes_messages_and_subscriptions_along(peer, other, name):
     peer.publish(name)
     other.deliver(ack=False)
     peer.tell("delete", destination=name)
-    assert other.error().startswith(f"QUEUE_NOT_FOUND: '{name}' was deleted")
+    assert other.error().startswith(f"QUEUE_NOT_FOUND: the subscription to '{name}' has ended")
     other.ack()  # late, and of nothing
     other.ping()
     other.subscribe(name)

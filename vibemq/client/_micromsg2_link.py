@@ -32,9 +32,10 @@ class Link:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = tls.wrap_socket(plain, server_hostname=host) if tls else plain
         except OSError as error:
-            raise ConnectionClosed(
-                f"{self.peer}: could not connect: {error}", hint="Does the broker run, and is this its MicroMsg2 port?"
-            ) from error
+            hint = "Does the broker run, and is this its MicroMsg2 port?"
+            if isinstance(error, ssl.SSLCertVerificationError):
+                hint = "Does the context trust the authority of the broker's certificate, and is that for this host?"
+            raise ConnectionClosed(f"{self.peer}: could not connect: {error}", hint=hint) from error
         address = ipaddress.ip_address(plain.getpeername()[0].partition("%")[0]) if tls is None else None
         #: Nobody else hears what is said.
         self.is_private = address is None or address.is_loopback

@@ -45,13 +45,14 @@ from vibemq.protocols.micromsg2.spec import ErrorCode, ExtensionName
 
 __all__ = ["Message", "Micromsg2Client", "Refused"]
 
-OFFERS = ("json", "batch-ack:max-count=1000", "dotnet", "pub-sub", "x-reply")
+OFFERS = ("batch-ack:max-count=1000", "dotnet", "pub-sub", "x-reply")
 # What this client knows how to keep. A heartbeat would need a thread.
 SUPPORTED = frozenset(ExtensionName) - {ExtensionName.HEARTBEAT}
 GOODBYE_S = 2.0  # for the broker to close its half
 PASSWORD_ROUNDS_MAX = 10_000_000  # of a challenge: a broker that asks for more wants our processor
 ERROR_TEXT = re.compile(r"([A-Z_]+): (.*)", re.S)
 REFUSED_NUMBER = re.compile(r"message ([0-9]{1,5}): ")
+SUBSCRIPTION_OVER = "the subscription to "
 
 
 class Refused(RequestFailed):
@@ -83,7 +84,7 @@ class Micromsg2Client:
     user, password: for microauth. The password itself goes over TLS or to this machine only, else a proof of it.
     auto_ack: acknowledge a message when the next one is asked for; else ack() does.
     timeout_s: of everything that waits for the broker; receive has its own.
-    refused: what the peer has refused so far; flush() raises it.
+    refused: what the peer has refused so far; flush() raises it, and receive() that a subscription has ended.
     """
 
     def __init__(
@@ -119,6 +120,8 @@ class Micromsg2Client:
         self._link = Link(host, port, tls, timeout_s)
         try:
             self._handshake(identity.encode(), c1, user, password or "")
+            if user is not None and self.agreed.reply:
+                self.command("list", pattern=user)  # whatever it says: a login that failed is told now
         except BaseException:
             self._link.close()
             raise
@@ -234,11 +237,11 @@ class Micromsg2Client:
         """
         self._settle(0, self._deadline())
         self._take_input()
-        if self.refused:
-            first, *others = self.refused
-            self.refused.clear()
-            first.others = tuple(others)
-            raise first
+        refused = [one for one in self.refused if not one.text.startswith(SUBSCRIPTION_OVER)]
+        if refused:
+            self.refused = [one for one in self.refused if one not in refused]
+            refused[0].others = tuple(refused[1:])
+            raise refused[0]
 
     def _settle(self, most: int, deadline: float) -> None:
         """Read until at most this many messages are neither acknowledged nor refused."""
@@ -290,12 +293,16 @@ class Micromsg2Client:
     # ---- receiving ----
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message, or None when none came in time; without a timeout this waits for as long as it takes."""
+        """The next message, or None when none came in time; without a timeout this waits for as long as it takes.
+
+        Raises Refused when a subscription has ended: its queue was deleted, or the right to it withdrawn.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._take_input()
         if self.auto_ack and (not self._messages or self._handed >= self._ack_count):
             self.ack()
         while not self._messages:
+            self._raise_ended()
             self._acknowledge_fragments()
             try:
                 self._read_more(deadline, "a message")
@@ -306,6 +313,12 @@ class Micromsg2Client:
             1 + next(at for at, (_, is_last) in enumerate(self._unhanded()) if is_last) if self._window else 0
         )
         return message
+
+    def _raise_ended(self) -> None:
+        for one in self.refused:
+            if one.text.startswith(SUBSCRIPTION_OVER):
+                self.refused.remove(one)
+                raise one
 
     def _unhanded(self) -> Iterator[tuple[int, bool]]:
         return itertools.islice(self._received, self._handed, None)

@@ -132,13 +132,13 @@ def use_access(session: Micromsg2Session, access: Any) -> None:
                 require(session, Operation.Subscribe, name)
         except Refused as problem:
             session.remove_subscription(name)
-            session.write_error(problem.code, problem.text)
+            session.write_error(problem.code, subscription_over(name, problem.text))
 
 
 def not_authorized(session: Micromsg2Session, right: str, name: str) -> Refused:
     admission.log_refusal(session.peer, session.user, right, name, session.refusals)
-    who = f"user '{session.user}'" if session.user else "you"
-    return Refused(ErrorCode.NOT_AUTHORIZED, f"{who} lack the permission {right} for '{name}'; ask an administrator")
+    text = f"user '{session.user}' lacks the permission {right} for '{name}'; ask an administrator"
+    return Refused(ErrorCode.NOT_AUTHORIZED, text)
 
 
 def require(session: Micromsg2Session, operation: Operation, name: str) -> None:
@@ -279,9 +279,15 @@ def make_dead_letter_queue(session: Micromsg2Session, publisher: Any, what: Any)
 def subscription_ended(session: Micromsg2Session, name: str, problem: BaseException | None) -> None:
     """By itself: what it was to is gone, or cannot be read."""
     if problem is None or isinstance(problem, StreamNotFound):
-        session.write_error(ErrorCode.QUEUE_NOT_FOUND, f"'{name}' was deleted, and with it the subscription")
+        session.write_error(ErrorCode.QUEUE_NOT_FOUND, subscription_over(name, "it was deleted"))
     else:
-        session.write_error(ErrorCode.SERVER_ERROR, f"'{name}' cannot be read here; the broker's log says why")
+        why = "it cannot be read; the broker's log says why"
+        session.write_error(ErrorCode.SERVER_ERROR, subscription_over(name, why))
+
+
+def subscription_over(name: str, why: str) -> str:
+    """Clients tell by the first words that no more messages will come."""
+    return f"the subscription to '{name}' has ended: {why}"
 
 
 # ---- commands ----

@@ -56,8 +56,8 @@ def target_of(destination: bytes, default: str = "") -> Target:
         raise Refused(ErrorCode.NO_DESTINATION, "name a destination; micromsg2.default_queue is not set here")
     if len(destination) > DESTINATION_BYTES_MAX:
         raise Refused(ErrorCode.INVALID_NAME, f"a destination has at most {DESTINATION_BYTES_MAX} bytes")
-    prefix = next((prefix for prefix in (TOPIC_PREFIX, QUEUE_PREFIX) if text.startswith(prefix)), "")
-    name = text.removeprefix(prefix)
+    prefix = next((prefix for prefix in (TOPIC_PREFIX, QUEUE_PREFIX) if text.lower().startswith(prefix)), "")
+    name = text[len(prefix) :]
     if not name.isprintable() or not 1 <= len(name.encode()) <= NAME_SIZE_MAX_BYTES:
         raise Refused(ErrorCode.INVALID_NAME, f"a name has 1 to {NAME_SIZE_MAX_BYTES} bytes of printable text")
     if name.startswith(RESERVED_PREFIX):

@@ -239,7 +239,7 @@ class Agreed:
     window: int = 0
     expire_ms: int | None = None
     heartbeat_ms: int | None = None
-    properties: Mapping[str, Extension] = field(default_factory=dict)
+    properties: Mapping[str, Extension] = field(default_factory=dict, repr=False)  # with a password, perhaps
 
     def id_of(self, name: str | None) -> int:
         return self.ids.index(name) + 1 if name in self.ids else 0

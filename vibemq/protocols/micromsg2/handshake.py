@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 SUPPORTED = frozenset(ExtensionName)
 MECHANISM = "hmac-sha256"
 USER_CHARACTERS_MAX = 255
+#: What the first byte of other protocols says, for whoever has mistaken the port.
+OTHERS = {b"\x16": "; this looks like TLS, which has a port of its own", b"G": "; this looks like HTTP"}
+OTHERS |= dict.fromkeys((b"P", b"H", b"O", b"D"), OTHERS[b"G"])
 
 
 class Shake:
@@ -66,7 +69,7 @@ def take(session: Micromsg2Session, data: bytes) -> int:
     try:
         found = decode_handshake(data)
     except MalformedFrame as problem:  # of a handshake, or of an ERROR instead of one
-        commands.protocol_error(session, problem.error_code, str(problem))
+        commands.protocol_error(session, problem.error_code, f"{problem}{OTHERS.get(data[:1], '')}")
         return len(data)
     if found is None:
         return 0
@@ -92,6 +95,7 @@ def hello(session: Micromsg2Session, c1: Handshake) -> None:
     """C1: what the peer requires and would like.  Raises Refusal."""
     door, shake = session.door, session.shake
     broker, shake.c1 = door.broker, c1
+    session.identity = "".join(c if c.isprintable() else "?" for c in c1.identity.decode(errors="replace"))
     listed = extensions.lists_of(c1)
     login = needs_login(broker)
     answers: dict[str, dict[str, str]] = {}

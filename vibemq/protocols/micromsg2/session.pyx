@@ -53,7 +53,7 @@ cdef class Micromsg2Session(QueueSession):
         super().__init__(connection, door.config.unconfirmed_max)
         self.door = door
         self.queues = door.queues
-        self.user = ""
+        self.user = self.identity = ""
         self.refusals = set()
         self.connected_ms = time.time_ns() // 1_000_000
         self.message_max = door.config.message_max_bytes
@@ -501,7 +501,9 @@ cdef class Micromsg2Session(QueueSession):
             "is_tls": self.connection.is_tls,
             "frame_max": self.message_max,
             "connected_at": self.connected_ms,
-            "client_properties": {} if agreed is None else {"extensions": ";".join(agreed.ids)},
+            "client_properties": {} if agreed is None else {
+                "connection_name": self.identity, "extensions": ";".join(agreed.ids),
+            },
             "state": "blocked" if self.throttled or self.blocked else "running",
             "publishers": [
                 {"stream": (<Publisher> publisher).stream.name}
