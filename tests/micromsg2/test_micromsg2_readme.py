@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from running import Running
 
+from vibemq.client.micromsg2 import client_proof
 from vibemq.config import Micromsg2
 from vibemq.protocols import micromsg2
 from vibemq.protocols.micromsg2 import commands, handshake, options, spec
 
 README = (Path(micromsg2.__file__).parent / "README.md").read_text()
-NEVER_SENT = {spec.ErrorCode.UNSUPPORTED_EXTENSIONS, spec.ErrorCode.INVALID_PROPERTIES}
+NEVER_SENT = {spec.ErrorCode.UNSUPPORTED_EXTENSIONS}
 
 
 def example(language: str) -> str:
@@ -45,6 +46,10 @@ def test_the_example_by_hand_gets_its_message(served: Running):
             data = connection.recv(4096)
             assert data, got
             got += data
+
+
+def test_the_example_of_a_proof_is_one():
+    assert f"`{client_proof('bob', 'pencil', bytes(range(16)), 4096, bytes([1]) * 24).hex()}`" in README
 
 
 @pytest.mark.parametrize("command", commands.COMMANDS)
