@@ -55,7 +55,7 @@ MAY = {
     },
     "pyspark_vibemq": {"spark"},
 }
-EVERYBODY_MAY = {"errors", "config"}
+EVERYBODY_MAY = {"errors", "config", "openssl"}
 # Bytes to commands and back, without I/O: what is left of a door when the broker is taken away.
 CODECS = {"spec", "codec", "wire", "layout", "compression", "options", "extensions"}
 MAY_SEE_CODECS = {"client", "bench", "cli_queues"}

@@ -167,8 +167,12 @@ def test_a_consumer_that_reads_late_gets_every_byte_in_order(secured: Running, a
     assert received == b"".join(len(message).to_bytes(4, "big") + message for message in messages)
 
 
-def test_the_name_that_a_client_asks_for_is_the_host_it_is_told(secured: Running, authority: Authority) -> None:
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_the_name_that_a_client_asks_for_is_the_host_it_is_told(
+    secured: Running, authority: Authority, version: ssl.TLSVersion
+) -> None:
     context = authority.client_context()
+    context.minimum_version = context.maximum_version = version
     context.check_hostname = False
     with secure(secured, context, "vibemq.test") as peer:
         peer.log_in()
@@ -270,6 +274,19 @@ def test_old_versions_of_tls_are_refused(secured: Running, authority: Authority)
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises((ssl.SSLError, ConnectionError)):
         secure(secured, context)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_no_session_is_resumed(secured: Running, authority: Authority, version: ssl.TLSVersion) -> None:
+    context = authority.client_context()
+    context.minimum_version = context.maximum_version = version
+    with secure(secured, context) as first:
+        first.open()  # reads what came with the handshake
+        offered = first.socket.session
+    with Peer(secured._replace(port=secured.tls_port)) as second:
+        second.socket = context.wrap_socket(second.socket, server_hostname="localhost", session=offered)
+        assert not second.socket.session_reused
+        second.open()
 
 
 def test_nobody_can_renegotiate(secured: Running, authority: Authority) -> None:

@@ -1,57 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The load generator's TLS: what was sent arrives, however the socket cuts the records."""
+"""The load generator's TLS: what was sent arrives, however the socket cuts the records, from whom it is expected."""
 
 import random
 import socket
 import ssl
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from authority import Authority
 
 from vibemq.bench.tunnel import TunnelContext
+from vibemq.errors import UserError
 
 ROOM_BYTES = 10_000  # less than a record
+READ_BYTES = 1 << 18
+DEADLINE_S = 20
 CONTENT = random.Random(1).randbytes(200_000)
-
-
-class Cut:
-    """A socket that gives at most so many bytes at a time."""
-
-    def __init__(self, plain: socket.socket, most: int) -> None:
-        self.plain, self.most = plain, most
-        self.sendall = plain.sendall
-
-    def recv_into(self, room: memoryview, size: int = 0, flags: int = 0) -> int:
-        return self.plain.recv_into(room[: self.most], size, flags)
 
 
 def echo(context: ssl.SSLContext, plain: socket.socket) -> None:
     """Sends back what it was sent, once all of CONTENT has come."""
-    with context.wrap_socket(plain, server_side=True) as secure:
+    with suppress(OSError), context.wrap_socket(plain, server_side=True) as secure:
         got = b""
         while len(got) < len(CONTENT):
-            got += secure.recv(len(CONTENT))
+            more = secure.recv(len(CONTENT))
+            if not more:
+                return
+            got += more
         secure.sendall(got)
+        secure.unwrap()
 
 
-@pytest.mark.parametrize("most", [1, 4_099, 1 << 20])
-def test_records_arrive_whole_however_they_are_cut(tmp_path: Path, most: int) -> None:
-    authority = Authority(tmp_path)
+def carry(source: socket.socket, target: socket.socket, most: int) -> None:
+    """In packets of so many bytes: each is what one read of the other side gives."""
+    with suppress(OSError):
+        while data := source.recv(READ_BYTES):
+            for start in range(0, len(data), most):
+                target.send(data[start : start + most])
+        target.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def served(authority: Authority, most: int = READ_BYTES) -> Iterator[socket.socket]:
+    """A socket that an echoing server for localhost listens to; what comes from it is cut to `most` bytes."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.issue("server"))
-    ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=echo, args=(context, theirs))
-    with ours:
+    inner, theirs = socket.socketpair()
+    ours, outer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (inner, theirs, outer):
+        end.settimeout(DEADLINE_S)
+    threads = [
+        threading.Thread(target=echo, args=(context, theirs)),
+        threading.Thread(target=carry, args=(inner, outer, most)),
+        threading.Thread(target=carry, args=(outer, inner, READ_BYTES)),
+    ]
+    for thread in threads:
         thread.start()
-        trusting = TunnelContext.trusting(authority.certificate)
-        tunnel = trusting.wrap_socket(Cut(ours, most), server_hostname="localhost")  # type: ignore[arg-type]
-        tunnel.send(memoryview(CONTENT))
+    with inner, theirs, outer:
+        with ours:
+            yield ours
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.mark.parametrize("most", [1, 4_099, 1 << 17])
+def test_records_arrive_whole_however_they_are_cut(authority: Authority, most: int) -> None:
+    with served(authority, most) as ours:
+        tunnel = TunnelContext(authority.certificate).wrap_socket(ours, server_hostname="localhost")
+        assert tunnel.send(CONTENT) == len(CONTENT)
         got, room = b"", memoryview(bytearray(ROOM_BYTES))
         while len(got) < len(CONTENT):
             count = tunnel.recv_into(room)
             assert count
             got += room[:count]
-    thread.join()
+        assert tunnel.recv_into(room) == 0
     assert got == CONTENT
+
+
+def test_who_does_not_wait_is_told_that_nothing_has_come(authority: Authority) -> None:
+    with served(authority) as ours:
+        tunnel = TunnelContext(authority.certificate).wrap_socket(ours, server_hostname="localhost")
+        tunnel.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            tunnel.recv_into(memoryview(bytearray(1)))
+
+
+def test_an_address_is_looked_for_among_addresses(authority: Authority) -> None:
+    with served(authority) as ours:
+        TunnelContext(authority.certificate).wrap_socket(ours, server_hostname="127.0.0.1")
+
+
+@pytest.mark.parametrize("name", ["elsewhere.test", "127.0.0.2"])
+def test_a_server_with_another_name_is_refused(authority: Authority, name: str) -> None:
+    with served(authority) as ours, pytest.raises(ConnectionError, match=r"certificate verify failed: .*mismatch"):
+        TunnelContext(authority.certificate).wrap_socket(ours, server_hostname=name)
+
+
+def test_a_server_that_nobody_vouches_for_is_refused(authority: Authority, tmp_path: Path) -> None:
+    stranger = TunnelContext(Authority(tmp_path, "stranger").certificate)
+    with served(authority) as ours, pytest.raises(ConnectionError, match="certificate verify failed: unable to get"):
+        stranger.wrap_socket(ours, server_hostname="localhost")
+
+
+def test_a_file_without_authorities_is_named(tmp_path: Path) -> None:
+    (tmp_path / "none").write_text("nothing")
+    with pytest.raises(UserError, match="none: needed a PEM file"):
+        TunnelContext(str(tmp_path / "none"))

@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files for TLS that cannot be used are refused with the option's name, before the broker listens."""
 
+import datetime
+import ipaddress
 import logging
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from authority import Authority
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
+from vibemq import openssl
 from vibemq.config import Config, Streams, Tls
-from vibemq.errors import ConfigError
+from vibemq.errors import ConfigError, SetupError
 from vibemq.net.certificates import Certificates
 from vibemq.net.connection import Connection
+from vibemq.protocols.streams.sasl import certificate_user
 from vibemq.server import listeners
 
 
@@ -31,6 +41,7 @@ def test_the_key_may_lie_in_the_certificates_file(authority: Authority, tmp_path
 
 def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path) -> None:
     first, second = authority.issue("first"), authority.issue("second")
+    weak = authority.issue("weak", key=("rsa:1024",))
     locked = str(tmp_path / "locked.key")
     subprocess.run(
         ["openssl", "pkey", "-in", first.key, "-aes256", "-passout", "pass:secret", "-out", locked], check=True
@@ -48,6 +59,7 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
         "tls.key: cannot read '/none': No such file": Tls(certificate=first.certificate, key="/none"),
         "tls.client_ca: cannot read '/none'": Tls(**good, verify="optional", client_ca="/none"),
         "tls.client_ca .*nonsense": Tls(**good, verify="required", client_ca=nonsense),
+        "tls.certificate .*weak.* cannot be used: .*key too small": Tls(certificate=weak.certificate, key=weak.key),
         "tls.verify is 'required', but tls.client_ca names no file": Tls(**good, verify="required"),
     }
     for words, options in refused.items():
@@ -75,6 +87,44 @@ def test_what_worked_is_kept_when_the_new_files_do_not(
         check=True, capture_output=True, text=True,
     ).stdout.removeprefix("notAfter=").split()[0]  # fmt: skip
     assert f"was read again from {certificate}; it is valid until {ends}" in caplog.text
+
+
+def test_a_library_that_does_not_fit_is_refused_with_what_helps(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issued = authority.issue("unfit")
+    for name, signature in (("SSL_read", "int(*)(SSL *, int)"), ("SSL_nothing", "int(*)(SSL *)")):
+        with monkeypatch.context() as patch, pytest.raises(SetupError, match=name) as refused:
+            patch.setattr(openssl, "library", None)
+            patch.setitem(openssl.SIGNATURES, name, signature)
+            Certificates(Tls(certificate=issued.certificate, key=issued.key))
+        assert "pip install" in refused.value.hint
+    with pytest.raises(SetupError, match="_ssl"):
+        openssl.check(object())
+
+
+def test_who_has_no_tls_loads_no_openssl() -> None:
+    code = "import vibemq.server.supervisor, vibemq.server.worker, vibemq.bench.load, sys; print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert "'vibemq.net.tls'" in loaded
+    assert "'OpenSSL'" not in loaded and "'cryptography'" not in loaded
+
+
+def test_a_clients_certificate_names_it_as_rfc_4514_does() -> None:
+    attributes = {NameOID.COUNTRY_NAME: "PL", NameOID.EMAIL_ADDRESS: "a@b", NameOID.SURNAME: "Nowak"}
+    groups = [[x509.NameAttribute(oid, value)] for oid, value in attributes.items()]
+    groups.append([x509.NameAttribute(NameOID.COMMON_NAME, "x,y"), x509.NameAttribute(NameOID.USER_ID, "7")])
+    alternatives = [x509.IPAddress(ipaddress.ip_address("10.0.0.1")), x509.RFC822Name("a@b"), x509.DNSName("d")]
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.RelativeDistinguishedName(group) for group in groups])
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+    made = made.not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+    made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    shown = SimpleNamespace(get_peer_certificate=lambda as_cryptography: made.sign(key, hashes.SHA256()))
+    said = Certificates.peer(shown)  # type: ignore[arg-type]
+    assert said is not None
+    assert certificate_user(said, "distinguished_name") == "CN=x\\,y+UID=7,SN=Nowak,EMAILADDRESS=a@b,C=PL"
+    assert said["subjectAltName"] == (("email", "a@b"), ("DNS", "d"))
 
 
 def test_a_taken_tls_port_is_named_by_its_option() -> None:

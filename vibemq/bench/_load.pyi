@@ -2,7 +2,7 @@
 """Types of the load threads."""
 
 from vibemq.bench._histogram import Histogram
-from vibemq.bench.tunnel import Tunnel
+from vibemq.bench._tunnel import Tunnel
 
 STAMP_SIZE_BYTES: int
 

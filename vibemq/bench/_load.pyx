@@ -15,21 +15,19 @@ The other thread of a connection only reads a few fields of this one, so the fie
 written with relaxed atomics; everything else belongs to one thread until it has ended.
 """
 
-from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
-from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.errno cimport EPIPE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memmove, memset
 
 from vibemq.bench._histogram cimport Histogram
+from vibemq.bench._sockets cimport receive, send_all
+from vibemq.bench._tunnel cimport Tunnel, TunnelEnds, tunnel_receive, tunnel_send
 
 from vibemq.protocols.streams import spec
 
 cdef extern from *:
     """
     #include <errno.h>
-    #include <sys/socket.h>
     #include <time.h>
     #define vibemq_load(p) __atomic_load_n((p), __ATOMIC_RELAXED)
     #define vibemq_store(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
@@ -43,22 +41,6 @@ cdef extern from *:
         struct timespec t = {until_ns / 1000000000, until_ns % 1000000000};
         while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, 0) == EINTR) {}
     }
-    /* 0, or the error number; every byte is sent unless there is an error. */
-    static int vibemq_send_all(int fd, const uint8_t *p, size_t size) {
-        while (size) {
-            ssize_t sent = send(fd, p, size, MSG_NOSIGNAL);
-            if (sent < 0 && errno == EINTR) continue;
-            if (sent <= 0) return sent < 0 ? errno : EPIPE;
-            p += sent;
-            size -= (size_t)sent;
-        }
-        return 0;
-    }
-    static ssize_t vibemq_receive(int fd, uint8_t *p, size_t size) {
-        ssize_t got;
-        do got = recv(fd, p, size, 0); while (got < 0 && errno == EINTR);
-        return got;
-    }
     static uint32_t vibemq_get_u16(const uint8_t *p) { return (uint32_t)p[0] << 8 | p[1]; }
     static uint32_t vibemq_get_u32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
     static uint64_t vibemq_get_u64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
@@ -69,8 +51,6 @@ cdef extern from *:
     void store "vibemq_store"(int64_t *p, int64_t value) noexcept nogil
     int64_t now_ns "vibemq_now_ns"() noexcept nogil
     void sleep_until_ns "vibemq_sleep_until_ns"(int64_t until_ns) noexcept nogil
-    int send_all "vibemq_send_all"(int fd, const uint8_t *p, size_t size) noexcept nogil
-    Py_ssize_t receive "vibemq_receive"(int fd, uint8_t *p, size_t size) noexcept nogil
     uint32_t get_u16 "vibemq_get_u16"(const uint8_t *p) noexcept nogil
     uint32_t get_u32 "vibemq_get_u32"(const uint8_t *p) noexcept nogil
     uint64_t get_u64 "vibemq_get_u64"(const uint8_t *p) noexcept nogil
@@ -111,30 +91,17 @@ cdef struct Inbox:
     size_t begin
     size_t end
     size_t size
-    void *tunnel  # the owner's reference; NULL: bytes go straight to the socket
+    TunnelEnds *tunnel  # of the owner's Tunnel; NULL: bytes go straight to the socket
 
 
 cdef int send_out(Inbox *inbox, const uint8_t *p, size_t size) noexcept nogil:
     """As send_all, through the tunnel if there is one."""
-    if inbox.tunnel is NULL:
-        return send_all(inbox.fd, p, size)
-    with gil:
-        try:
-            (<object>inbox.tunnel).send(PyMemoryView_FromMemory(<char *>p, size, PyBUF_READ))
-        except OSError as error:
-            return error.errno or EPIPE
-    return 0
+    return send_all(inbox.fd, p, size) if inbox.tunnel is NULL else tunnel_send(inbox.tunnel, p, size)
 
 
 cdef Py_ssize_t receive_in(Inbox *inbox, uint8_t *p, size_t size) noexcept nogil:
     """As receive, through the tunnel if there is one."""
-    if inbox.tunnel is NULL:
-        return receive(inbox.fd, p, size)
-    with gil:
-        try:
-            return (<object>inbox.tunnel).recv_into(PyMemoryView_FromMemory(<char *>p, size, PyBUF_WRITE))
-        except OSError:
-            return -1
+    return receive(inbox.fd, p, size, True) if inbox.tunnel is NULL else tunnel_receive(inbox.tunnel, p, size)
 
 
 cdef const uint8_t *next_frame(Inbox *inbox, uint32_t *size) noexcept nogil:
@@ -178,7 +145,7 @@ cdef class Producer:
     """One publishing connection; `send` and `read_confirms` are the bodies of its two threads."""
 
     cdef Inbox inbox
-    cdef object tunnel
+    cdef Tunnel tunnel
     cdef int64_t total, batch, size, group, window, interval_ns, number
     cdef int64_t entry  # messages under one publishing id
     cdef bint sub_batches
@@ -192,7 +159,7 @@ cdef class Producer:
                   int64_t window, double rate, bint timed, int64_t sub_batch=0, bytes filter_value=b"", tunnel=None):
         """rate: messages/s of this producer, 0 for a closed loop. timed: confirms are recorded into `confirms`.
         sub_batch: so many messages in each sub-entry batch; `total` and `batch` are multiples of it.
-        filter_value: of each message. tunnel: a bench.tunnel.Tunnel, for TLS."""
+        filter_value: of each message. tunnel: for TLS."""
         self.number, self.total, self.batch, self.size = number, total, batch, size
         self.sub_batches, self.entry, self.filter_value = sub_batch > 0, max(1, sub_batch), filter_value
         self.window, self.group = window, 1 if rate else group
@@ -202,7 +169,7 @@ cdef class Producer:
                            tunnel=NULL)
         self.tunnel = tunnel
         if tunnel is not None:
-            self.inbox.tunnel = <void *>tunnel
+            self.inbox.tunnel = &self.tunnel.ends
         if timed:
             self.stamps = <int64_t *>calloc(STAMPS_COUNT, sizeof(int64_t))
         if self.inbox.buffer is NULL or (timed and self.stamps is NULL):
@@ -355,7 +322,7 @@ cdef class Consumer:
     """One subscribed connection; `read` is the body of its thread."""
 
     cdef Inbox inbox
-    cdef object tunnel
+    cdef Tunnel tunnel
     cdef bytes subscribe, credit
     cdef int64_t wanted, received_, chunks_, disordered_
     cdef bint verify, timed
@@ -367,7 +334,7 @@ cdef class Consumer:
     def __cinit__(self, *, int fd, bytes subscribe, bytes credit, int64_t wanted, int64_t producers, bint verify,
                   bint timed, tunnel=None):
         """subscribe, credit: whole frames. verify: each producer's numbers must be unbroken. timed: record latencies.
-        tunnel: a bench.tunnel.Tunnel, for TLS."""
+        tunnel: for TLS."""
         self.subscribe, self.credit, self.wanted = subscribe, credit, wanted
         self.verify, self.timed, self.producers = verify, timed, producers
         self.latencies = Histogram()
@@ -376,7 +343,7 @@ cdef class Consumer:
                            tunnel=NULL)
         self.tunnel = tunnel
         if tunnel is not None:
-            self.inbox.tunnel = <void *>tunnel
+            self.inbox.tunnel = &self.tunnel.ends
         if self.inbox.buffer is NULL or self.expected is NULL:
             raise MemoryError
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vibemq.bench._load import STAMP_SIZE_BYTES, Consumer, Producer
+from vibemq.bench._tunnel import Tunnel
 from vibemq.bench.running import Outcome, Run, check_load
-from vibemq.bench.tunnel import Tunnel, TunnelContext
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import RequestFailed, UserError, VibeMQError
 from vibemq.protocols.streams import codec
@@ -143,13 +143,18 @@ class Result(Outcome):
 
 
 def connect(load: Load) -> StreamsConnection:
+    context = None
+    if load.tls_ca:
+        from vibemq.bench.tunnel import TunnelContext  # loads OpenSSL, which few loads need
+
+        context = TunnelContext(load.tls_ca)
     return StreamsConnection.connect(
         load.host,
         load.port,
         user=load.user,
         password=load.password,
         virtual_host=load.virtual_host,
-        tls=TunnelContext.trusting(load.tls_ca) if load.tls_ca else None,
+        tls=context,
         heartbeat_s=0,  # the load threads send none
         client_properties={"connection_name": "vibemq bench"},
     )

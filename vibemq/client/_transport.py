@@ -20,6 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from vibemq.client._streams import Inbox
 from vibemq.errors import ConnectionClosed, TimeoutExceeded
@@ -44,10 +45,16 @@ class Deadline:
         return left
 
 
+class TlsContext(Protocol):
+    """What is needed of an ssl.SSLContext."""
+
+    def wrap_socket(self, sock: socket.socket, *, server_hostname: str) -> Any: ...
+
+
 class Transport:
     """Bytes in and out of one connection. `inbox` finds the frames; `on_input` is called after more came in."""
 
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float) -> None:
+    def __init__(self, host: str, port: int, tls: TlsContext | None, timeout_s: float) -> None:
         self.peer = f"{host}:{port}"
         self.inbox = Inbox()
         self.on_input: Callable[[], None] = lambda: None

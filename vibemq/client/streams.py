@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from vibemq.client._failures import failure
 from vibemq.client._flows import CREDIT_FIRST_COUNT, Publisher, Subscription
 from vibemq.client._streams import Chunk, confirm_count, open_chunk
-from vibemq.client._transport import Deadline, Transport
+from vibemq.client._transport import Deadline, TlsContext, Transport
 from vibemq.errors import (
     ConnectionClosed,
     LimitExceeded,
@@ -97,7 +97,7 @@ class StreamsConnection:
         user: str = "guest",
         password: str = "guest",
         virtual_host: str = "/",
-        tls: ssl.SSLContext | bool | None = None,
+        tls: TlsContext | bool | None = None,
         timeout_s: float = 10.0,
         heartbeat_s: int = spec.HEARTBEAT_DEFAULT_S,
         client_properties: Mapping[str, str] | None = None,

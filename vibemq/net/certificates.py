@@ -5,30 +5,44 @@ The supervisor loads the files before it gives up root and forks; each worker re
 set of files that does not fit together never takes the place of one that does.
 
 Sessions are not resumed: connections live long, and a ticket would outlive the certificate that it stands for.
+(A client of TLS 1.3 still gets two tickets, which stand for nothing: the binding cannot say that there be none.)
+
+Importing this loads OpenSSL, 14 MB, so only a broker with [tls] does.
 """
 
-import base64
 import logging
-import ssl
+from typing import Any
 
+from cryptography import x509
+from OpenSSL import SSL
+
+from vibemq import openssl
 from vibemq.config import Tls
 from vibemq.errors import ConfigError
 
 #: What OpenSSL says of a key that is another certificate's, of the same kind and of another.
-_OTHERS_KEY = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
-_BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
-_KEY_BEGINS = b"PRIVATE KEY-----"
+_OTHERS_KEY = ("key values mismatch", "key type mismatch", "no certificate assigned")
+#: What says that it is OpenSSL's TLS that does not want a certificate which could be read.
+_BY_TLS = "SSL routines"
+_KEY_BEGINS, _HAS_PASSPHRASE = b"PRIVATE KEY-----", b"ENCRYPTED"
 _FILE_BYTES_MAX = 1 << 20  # what is looked at for messages: a chain of certificates has some KiB
-_VERSION_TAG, _SHORT_TIME_TAG = 0xA0, 0x17  # of ASN.1
-VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+#: Up to TLS 1.2: keys that are made for one connection, encryption that no weak hash guards.
+_CIPHERS = b"@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES:!aNULL:!SHA1:!AESCCM"
+_OPTIONS = SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_TICKET | SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE
+_SESSIONS_OF = b"vibemq"  # where clients show certificates, OpenSSL wants a name for sessions, resumed or not
+VERIFY = {
+    "none": SSL.VERIFY_NONE,
+    "optional": SSL.VERIFY_PEER,
+    "required": SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT,
+}
+#: Alternative names that can be a user, as they are called in configurations of OpenSSL.
+_ALTERNATIVES: dict[type[Any], str] = {
+    x509.DNSName: "DNS",
+    x509.RFC822Name: "email",
+    x509.UniformResourceIdentifier: "URI",
+}
 
 logger = logging.getLogger(__name__)
-
-
-class NamedObject(ssl.SSLObject):
-    """Keeps the name that the client asked for."""
-
-    server_name = ""
 
 
 class Certificates:
@@ -37,6 +51,7 @@ class Certificates:
     def __init__(self, options: Tls) -> None:
         self.options = options
         self.context = _load(options)
+        openssl.check(self.accept())  # now, and not when the first client comes
         self.stale = False  # set by a signal's handler, which may do no more
 
     def refresh(self) -> None:
@@ -48,16 +63,45 @@ class Certificates:
             hint = f" ({problem.hint})" if isinstance(problem, ConfigError) and problem.hint else ""
             logger.error("the TLS certificates are kept as they were: %s%s", problem, hint)
         else:
-            path = self.options.certificate
-            logger.info("the TLS certificate was read again from %s; it is valid until %s", path, _expiry(path))
+            path, ends = self.options.certificate, _last_day(self.accept())
+            logger.info("the TLS certificate was read again from %s; it is valid until %s", path, ends)
 
-    def wrap(self) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
-        """The server's side of a new connection, with what comes in and what goes out."""
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        return self.context.wrap_bio(incoming, outgoing, server_side=True), incoming, outgoing
+    def accept(self) -> SSL.Connection:
+        """The server's end of a new connection, between memory buffers."""
+        connection = SSL.Connection(self.context, None)
+        connection.set_accept_state()
+        return connection
+
+    @staticmethod
+    def peer(connection: SSL.Connection) -> dict[str, Any] | None:
+        """What the certificate that the client showed says of it; None without one.
+
+        ``subject``: in their order, groups of pairs of a name (RFC 4514; else a dotted number) and its value.
+        ``subjectAltName``: pairs of a kind and a name.  What cannot be read is empty.
+        """
+        certificate = connection.get_peer_certificate(as_cryptography=True)
+        if certificate is None:
+            return None
+        return {"subject": _subject(certificate), "subjectAltName": _alternatives(certificate)}
 
 
-def _load(options: Tls) -> ssl.SSLContext:
+def _subject(certificate: x509.Certificate) -> tuple[tuple[tuple[str, str], ...], ...]:
+    try:
+        groups = certificate.subject.rdns
+    except ValueError:
+        return ()
+    return tuple(tuple((name.rfc4514_attribute_name, str(name.value)) for name in group) for group in groups)
+
+
+def _alternatives(certificate: x509.Certificate) -> tuple[tuple[str, str], ...]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
+        return ()
+    return tuple((_ALTERNATIVES[type(name)], name.value) for name in names if type(name) in _ALTERNATIVES)
+
+
+def _load(options: Tls) -> SSL.Context:
     if not options.certificate:
         raise ConfigError(
             "[tls] has options, but tls.certificate names no file: no port would speak TLS",
@@ -65,17 +109,16 @@ def _load(options: Tls) -> ssl.SSLContext:
         )
     for option in ("certificate", "key", "client_ca"):
         _check_readable(option, getattr(options, option))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
-    context.num_tickets = 0
-    context.sslobject_class = NamedObject
-    context.sni_callback = _remember_name
-    try:
-        context.load_cert_chain(options.certificate, options.key or None, _no_passphrase)
-    except ssl.SSLError as problem:
-        raise _unusable(options, problem) from None
-    context.verify_mode = VERIFY[options.verify]
+    context = SSL.Context(SSL.TLS_SERVER_METHOD)
+    context.set_min_proto_version(SSL.TLS1_2_VERSION)
+    context.set_options(_OPTIONS)
+    context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # 34 KiB of a connection that is idle
+    context.set_cipher_list(_CIPHERS)
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+    context.set_session_id(_SESSIONS_OF)
+    _use_certificate(context, options)
+    _use_key(context, options)
+    context.set_verify(VERIFY[options.verify])
     if options.verify == "none":
         return context
     if not options.client_ca:
@@ -85,80 +128,64 @@ def _load(options: Tls) -> ssl.SSLContext:
         )
     try:
         context.load_verify_locations(options.client_ca)
-    except ssl.SSLError as problem:
+    except SSL.Error as problem:
         raise ConfigError(
-            f"tls.client_ca {options.client_ca!r} holds no certificates that can be read: {problem.reason or problem}",
+            f"tls.client_ca {options.client_ca!r} holds no certificates that can be read: {_first(problem)[1]}",
             hint="name the PEM file with the authorities whose client certificates are accepted",
         ) from None
     return context
 
 
-def _unusable(options: Tls, problem: ssl.SSLError) -> ConfigError:
-    """Which of the two files is wrong and what helps; OpenSSL's own words seldom say."""
-    certificate, key_path = options.certificate, options.key or options.certificate
-    named = f"tls.key {options.key!r}" if options.key else f"tls.certificate {certificate!r}, as tls.key is not set,"
-    key = _read(key_path)
-    if problem.reason in _OTHERS_KEY:
-        return ConfigError(
-            f"tls.key {key_path!r} is not the key of tls.certificate {certificate!r}",
-            hint="name the key that the certificate was issued for; where both were renewed, name both new files",
-        )
-    if not _holds_certificate(certificate):
-        return ConfigError(
-            f"tls.certificate {certificate!r} holds no certificate that can be read",
+def _use_certificate(context: SSL.Context, options: Tls) -> None:
+    try:
+        context.use_certificate_chain_file(options.certificate)
+    except SSL.Error as problem:
+        by, reason = _first(problem)
+        if by == _BY_TLS:  # too small a key, a hash that is not safe any more
+            raise ConfigError(
+                f"tls.certificate {options.certificate!r} cannot be used: {reason}",
+                hint="have it issued anew, for a larger key or with a newer hash",
+            ) from None
+        raise ConfigError(
+            f"tls.certificate {options.certificate!r} holds no certificate that can be read",
             hint="a PEM file is needed, with the server's certificate first and then those of authorities in between",
-        )
+        ) from None
+
+
+def _use_key(context: SSL.Context, options: Tls) -> None:
+    certificate, path = options.certificate, options.key or options.certificate
+    named = f"tls.key {path!r}" if options.key else f"tls.certificate {certificate!r}, as tls.key is not set,"
+    key = _read(path)
     if _KEY_BEGINS not in key:
-        return ConfigError(f"{named} holds no private key", hint="set tls.key to the PEM file of the certificate's key")
-    if b"ENCRYPTED" in key:
-        return ConfigError(
+        raise ConfigError(f"{named} holds no private key", hint="set tls.key to the PEM file of the certificate's key")
+    if _HAS_PASSPHRASE in key:  # OpenSSL would ask for it at the terminal
+        raise ConfigError(
             f"{named} has a private key with a passphrase, which nobody can type for a service",
-            hint=f"`openssl pkey -in {key_path} -out NEW` writes it without one",
+            hint=f"`openssl pkey -in {path} -out NEW` writes it without one",
         )
-    if problem.reason:  # too small a key, a hash that is not safe any more
-        return ConfigError(f"{named} and its certificate cannot be used: {problem.reason}", hint="issue them anew")
-    return ConfigError(f"{named} has a private key that cannot be read", hint="a whole PEM file is needed")
-
-
-def _holds_certificate(path: str) -> bool:
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
-    except ssl.SSLError:
-        return False
-    return True
+        context.use_privatekey_file(path)
+        context.check_privatekey()
+    except SSL.Error as problem:
+        if _first(problem)[1] in _OTHERS_KEY:
+            raise ConfigError(
+                f"tls.key {path!r} is not the key of tls.certificate {certificate!r}",
+                hint="name the key that the certificate was issued for; where both were renewed, name both new files",
+            ) from None
+        raise ConfigError(f"{named} has a private key that cannot be read", hint="a whole PEM file is needed") from None
 
 
-def _expiry(path: str) -> str:
-    """The day up to which the first certificate of a file is valid."""
-    try:
-        return _last_day(_read(path))
-    except (OSError, ValueError, IndexError):  # replaced meanwhile, or a kind of PEM that only OpenSSL knows
-        return "a day that the file does not show"
+def _first(problem: SSL.Error) -> tuple[str, str]:
+    """Of what went wrong, the part of OpenSSL that said it first, and its words."""
+    found = problem.args[0] if problem.args else []
+    return (found[0][0], found[0][2]) if found else ("", "OpenSSL gives no reason")
 
 
-def _last_day(pem: bytes) -> str:
-    begin, end = pem.index(_BEGIN) + len(_BEGIN), pem.index(_END)
-    der = base64.b64decode(pem[begin:end])
-
-    def inside(at: int) -> tuple[int, int]:
-        """Where the contents of the DER element at ``at`` begin and end."""
-        size, at = der[at + 1], at + 2
-        if size & 0x80:
-            more = size & 0x7F
-            size, at = int.from_bytes(der[at : at + more], "big"), at + more
-        return at, at + size
-
-    at, _ = inside(inside(0)[0])  # the part that is signed
-    if der[at] == _VERSION_TAG:
-        _, at = inside(at)
-    for _ in ("serial number", "signature", "issuer"):
-        _, at = inside(at)
-    _, after = inside(inside(at)[0])  # of the validity: behind the day from which on it holds
-    begin, end = inside(after)
-    text = der[begin:end].decode()
-    if der[after] == _SHORT_TIME_TAG:  # two digits of the year, 1950 to 2049
-        text = ("19" if text >= "50" else "20") + text
-    return f"{text[:4]}-{text[4:6]}-{text[6:8]}"
+def _last_day(connection: SSL.Connection) -> str:
+    """The day up to which the certificate that this end shows is valid."""
+    certificate = connection.get_certificate()
+    ends = (certificate.get_notAfter() if certificate else None) or b""
+    return f"{ends[:4].decode()}-{ends[4:6].decode()}-{ends[6:8].decode()}"
 
 
 def _check_readable(option: str, path: str) -> None:
@@ -176,12 +203,3 @@ def _check_readable(option: str, path: str) -> None:
 def _read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read(_FILE_BYTES_MAX)
-
-
-def _no_passphrase() -> str:
-    return ""  # instead of asking at a terminal that a service does not have
-
-
-def _remember_name(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-    if isinstance(connection, NamedObject):
-        connection.server_name = name or ""

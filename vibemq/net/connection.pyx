@@ -56,7 +56,7 @@ cdef class Connection:
         self.peer = f"{_show(self.peer_host, self.peer_port)} -> {_show(self.local_host, self.local_port)}"
         self.is_loopback = self.peer_host.startswith("127.") or self.peer_host == "::1"
         if certificates is not None:
-            self.tls = Tls(certificates.wrap(), self.peer)
+            self.tls = Tls(certificates, self.peer)
 
     def __dealloc__(self):
         free(self.inbox)
@@ -76,7 +76,7 @@ cdef class Connection:
 
     @property
     def peer_certificate(self):
-        """The checked certificate of a TLS client as ssl.SSLSocket.getpeercert() gives it; None without one."""
+        """What the checked certificate of a TLS client says of it (net.certificates); None without one."""
         return None if self.tls is None else self.tls.peer_certificate
 
     # ---- the TLS handshake ----

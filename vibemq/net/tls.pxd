@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint8_t
 from vibemq.net.sockets cimport iovec
+from vibemq.openssl cimport OpensslEnd
 
 
 cdef class Tls:
-    cdef object ssl                     # ssl.SSLObject between the two ssl.MemoryBIO
-    cdef object incoming, outgoing
+    cdef object certificates            # net.certificates.Certificates
+    cdef object connection              # OpenSSL.SSL.Connection: owns what `end` points to
+    cdef OpensslEnd end
     cdef str peer
-    cdef bytes partial                  # the beginning of a record
     cdef bytes unsent                   # ciphertext that the socket did not take, from unsent_head on; None
     cdef size_t unsent_head
     cdef readonly bint established      # the handshake is over
     cdef bint begun                     # the first byte was looked at
-    cdef bint working                   # a helper thread has the handshake: nobody else may touch `ssl`
-    cdef bint ended                     # the peer said that it sends no more
+    cdef bint working                   # a helper thread has the handshake: nobody else may touch `end`
     cdef bint unread                    # there may be more to receive that the poller does not report
 
     # Take what the socket has for the handshake; as socket_receive, of ciphertext.
@@ -28,5 +28,6 @@ cdef class Tls:
     cdef bint has_unsent(self)
     cdef int say_goodbye(self, int fd) except -1
     cdef ssize_t _read(self, int fd, size_t size) except -2
+    cdef int _feed(self, const uint8_t *data, size_t size) except -1
     cdef size_t _decrypt(self, uint8_t *data, size_t size) except? 0
-    cdef int _encrypt(self, const uint8_t *data, size_t size) except -1
+    cdef bint _send_sealed(self, int fd, size_t size) except -1

@@ -5,12 +5,17 @@ Descriptors are named, never numbers by convention, and a worker gets only its o
 listeners; what other workers and the supervisor hold was closed before ``run`` is called.
 """
 
+from __future__ import annotations
+
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from vibemq.config import Config
-from vibemq.net.certificates import Certificates
+
+if TYPE_CHECKING:
+    from vibemq.net.certificates import Certificates
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,18 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vibemq.config import Config, Micromsg2, Native, Signalr, Streams, Tls
 from vibemq.errors import ConfigError, VibeMQError
-from vibemq.net.certificates import Certificates
 from vibemq.server import admin_process, datadir, handover, listeners, logs
 from vibemq.server.admin_process import AdminProcess, AdminRun
 from vibemq.server.context import AdminContext, WorkerContext, WorkerRun, metadata_path
 from vibemq.server.processes import OUR_SIGNALS, Worker, Workers
 from vibemq.storage.metadata import Metadata
+
+if TYPE_CHECKING:
+    from vibemq.net.certificates import Certificates
 
 #: Descriptors that a worker needs besides its connections: logs, indexes, control blocks.
 FILES_RESERVED = 4096
@@ -108,6 +110,8 @@ class Supervisor:
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
         if self.config.tls != Tls():
+            from vibemq.net.certificates import Certificates  # loads OpenSSL, which few brokers need
+
             self.certificates = Certificates(self.config.tls)  # while root, if we are, may read the key
         metadata = Metadata(metadata_path(self.data_dir))
         self._ensure_superuser(metadata)

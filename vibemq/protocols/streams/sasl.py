@@ -15,25 +15,16 @@ if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
 
 GUEST = "guest"
-#: How the names in a certificate are written, by what the ssl module calls them.
+#: How names in a certificate for which RFC 4514 has no letters are written.
 ATTRIBUTES = {
-    "commonName": "CN",
-    "countryName": "C",
-    "domainComponent": "DC",
-    "emailAddress": "EMAILADDRESS",
-    "generationQualifier": "GENERATIONQUALIFIER",
-    "givenName": "GIVENNAME",
-    "initials": "INITIALS",
-    "localityName": "L",
-    "organizationName": "O",
-    "organizationalUnitName": "OU",
-    "pseudonym": "PSEUDONYM",
-    "serialNumber": "SERIALNUMBER",
-    "stateOrProvinceName": "ST",
-    "streetAddress": "STREET",
-    "surname": "SN",
-    "title": "TITLE",
-    "userId": "UID",
+    "1.2.840.113549.1.9.1": "EMAILADDRESS",
+    "2.5.4.4": "SN",
+    "2.5.4.5": "SERIALNUMBER",
+    "2.5.4.12": "TITLE",
+    "2.5.4.42": "GIVENNAME",
+    "2.5.4.43": "INITIALS",
+    "2.5.4.44": "GENERATIONQUALIFIER",
+    "2.5.4.65": "PSEUDONYM",
 }
 #: Kinds of alternative names that can be a user, the first that there is.
 ALTERNATIVES = ("DNS", "email", "URI")
@@ -118,12 +109,12 @@ def amqplain(data: bytes) -> Claim:
 
 
 def certificate_user(certificate: Mapping[str, Any], form: str) -> str:
-    """The user that a certificate names, as ssl.getpeercert gives it.  Raises Unusable."""
+    """The user that a certificate names, of what net.certificates says of it.  Raises Unusable."""
     if form == "subject_alternative_name":
         names = [name for kind in ALTERNATIVES for have, name in certificate.get("subjectAltName", ()) if have == kind]
         user = names[0] if names else ""
     elif form == "common_name":
-        user = ",".join(value for rdn in certificate.get("subject", ()) for name, value in rdn if name == "commonName")
+        user = ",".join(value for rdn in certificate.get("subject", ()) for name, value in rdn if name == "CN")
     else:
         user = distinguished_name(certificate.get("subject", ()))
     if not user:
