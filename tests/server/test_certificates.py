@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from authority import Authority
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
@@ -110,17 +110,40 @@ def test_who_has_no_tls_loads_no_openssl() -> None:
     assert "'OpenSSL'" not in loaded and "'cryptography'" not in loaded
 
 
+def made(
+    name: x509.Name, alternatives: list[x509.GeneralName], *, days: int
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Signed by itself, valid from two days ago for so many days."""
+    key, begins = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC) - datetime.timedelta(2)
+    certificate = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    certificate = (
+        certificate.serial_number(1).not_valid_before(begins).not_valid_after(begins + datetime.timedelta(days))
+    )
+    certificate = certificate.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    return certificate.sign(key, hashes.SHA256()), key
+
+
+def test_a_certificate_that_has_ended_is_used_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    certificate, key = made(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")]), [x509.DNSName("x")], days=1)
+    both = tmp_path / "ended.pem"
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    both.write_bytes(
+        certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(serialization.Encoding.PEM, *form)
+    )
+    Certificates(Tls(certificate=str(both)))
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"{both}; clients will refuse it, it ended on {certificate.not_valid_after_utc:%Y-%m-%d}" in said
+
+
 def test_a_clients_certificate_names_it_as_rfc_4514_does() -> None:
     attributes = {NameOID.COUNTRY_NAME: "PL", NameOID.EMAIL_ADDRESS: "a@b", NameOID.SURNAME: "Nowak"}
     groups = [[x509.NameAttribute(oid, value)] for oid, value in attributes.items()]
     groups.append([x509.NameAttribute(NameOID.COMMON_NAME, "x,y"), x509.NameAttribute(NameOID.USER_ID, "7")])
     alternatives = [x509.IPAddress(ipaddress.ip_address("10.0.0.1")), x509.RFC822Name("a@b"), x509.DNSName("d")]
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-    name = x509.Name([x509.RelativeDistinguishedName(group) for group in groups])
-    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
-    made = made.not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
-    made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-    shown = SimpleNamespace(get_peer_certificate=lambda as_cryptography: made.sign(key, hashes.SHA256()))
+    certificate, _key = made(
+        x509.Name([x509.RelativeDistinguishedName(group) for group in groups]), alternatives, days=9
+    )
+    shown = SimpleNamespace(get_peer_certificate=lambda as_cryptography: certificate)
     said = Certificates.peer(shown)  # type: ignore[arg-type]
     assert said is not None
     assert certificate_user(said, "distinguished_name") == "CN=x\\,y+UID=7,SN=Nowak,EMAILADDRESS=a@b,C=PL"

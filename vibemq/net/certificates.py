@@ -52,6 +52,8 @@ class Certificates:
         self.options = options
         self.context = _load(options)
         openssl.check(self.accept())  # now, and not when the first client comes
+        logger.info("TLS is done by %s", SSL.OpenSSL_version(SSL.OPENSSL_VERSION).decode())
+        self._announce("was read")
         self.stale = False  # set by a signal's handler, which may do no more
 
     def refresh(self) -> None:
@@ -63,8 +65,7 @@ class Certificates:
             hint = f" ({problem.hint})" if isinstance(problem, ConfigError) and problem.hint else ""
             logger.error("the TLS certificates are kept as they were: %s%s", problem, hint)
         else:
-            path, ends = self.options.certificate, _last_day(self.accept())
-            logger.info("the TLS certificate was read again from %s; it is valid until %s", path, ends)
+            self._announce("was read again")
 
     def accept(self) -> SSL.Connection:
         """The server's end of a new connection, between memory buffers."""
@@ -83,6 +84,17 @@ class Certificates:
         if certificate is None:
             return None
         return {"subject": _subject(certificate), "subjectAltName": _alternatives(certificate)}
+
+    def _announce(self, done: str) -> None:
+        """Log what was done, and what an operator who is asked why clients refuse to connect wants to know."""
+        path, certificate = self.options.certificate, self.accept().get_certificate()
+        assert certificate is not None  # or the files would have been refused
+        ends = (certificate.get_notAfter() or b"").decode()
+        day = f"{ends[:4]}-{ends[4:6]}-{ends[6:8]}"
+        if certificate.has_expired():
+            logger.warning("the TLS certificate %s from %s; clients will refuse it, it ended on %s", done, path, day)
+        else:
+            logger.info("the TLS certificate %s from %s; it is valid until %s", done, path, day)
 
 
 def _subject(certificate: x509.Certificate) -> tuple[tuple[tuple[str, str], ...], ...]:
@@ -179,13 +191,6 @@ def _first(problem: SSL.Error) -> tuple[str, str]:
     """Of what went wrong, the part of OpenSSL that said it first, and its words."""
     found = problem.args[0] if problem.args else []
     return (found[0][0], found[0][2]) if found else ("", "OpenSSL gives no reason")
-
-
-def _last_day(connection: SSL.Connection) -> str:
-    """The day up to which the certificate that this end shows is valid."""
-    certificate = connection.get_certificate()
-    ends = (certificate.get_notAfter() if certificate else None) or b""
-    return f"{ends[:4].decode()}-{ends[4:6].decode()}-{ends[6:8].decode()}"
 
 
 def _check_readable(option: str, path: str) -> None:
