@@ -7,7 +7,7 @@ import pytest
 from micromsg2_peer import Message, Micromsg2Peer, code, connected, wait_until
 from running import broker, resident_bytes
 
-from vibemq.protocols.micromsg2.codec import ExtensionFrame, encode_extension
+from vibemq.protocols.micromsg2.codec import ExtensionFrame, encode_extension, encode_message
 
 MIB = 1 << 20
 
@@ -119,3 +119,27 @@ def test_parked_messages_of_more_than_16_mib_stop_the_reading_until_there_is_roo
         peer.socket.setblocking(True)
         peer.socket.settimeout(30)
         peer.acked(count)
+
+
+def test_parked_messages_of_a_few_bytes_count_with_the_memory_that_keeping_them_takes(tmp_path):
+    """1.9 million of them fit in 16 MiB, were it not for the objects around them."""
+    data = encode_message(1, b"q", b"") * 10_000
+    with (
+        broker(tmp_path, "--set", "queues.block_timeout_ms=600000", workers=1) as running,
+        connected(running) as other,
+        connected(running, "x-reply") as peer,
+    ):
+        other.create("q", max_messages=1, overflow="block-publisher")
+        other.publish("q")
+        (pid,) = running.worker_pids()
+        before = resident_bytes(pid)
+        peer.socket.setblocking(False)
+        at = refusals = 0
+        while refusals < 100:  # in a row, with a turn of the worker between them
+            try:
+                at = (at + peer.socket.send(data[at:])) % len(data)
+                refusals = 0
+            except BlockingIOError:
+                other.ping()
+                refusals += 1
+        assert resident_bytes(pid) - before < 48 * MIB
