@@ -11,7 +11,7 @@ from running import broker
 from vibemq.admin.scram import Challenge, client_proof
 from vibemq.admin.users import add_user, change_password
 from vibemq.broker.operations import Operation
-from vibemq.protocols.micromsg2.codec import ErrorFrame, Handshake, percent_encode
+from vibemq.protocols.micromsg2.codec import ErrorFrame, Handshake, encode_handshake, percent_encode
 from vibemq.protocols.micromsg2.extensions import lists_of
 from vibemq.server.context import metadata_path
 from vibemq.storage.metadata import Metadata
@@ -321,3 +321,34 @@ def test_the_first_user_ends_connections_that_had_not_to_log_in(tmp_path):
                 guest.ping()
         with Micromsg2Peer(running) as raw:
             assert isinstance(raw.hello("json"), ErrorFrame)
+
+
+# ---- the log ----
+
+
+FIRST_USER = ("--set", f"native.superuser_name={ROOT}", "--set", f"native.superuser_password={PASSWORD}")
+
+
+@pytest.mark.parametrize("rest", [",rest of it", ";rest-of-it", ";rest of it"])
+def test_what_follows_a_comma_or_semicolon_in_a_password_is_not_logged(tmp_path, capfd, rest):
+    """Who forgets to encode a password has it read as more than one thing."""
+    spoilt = encode_handshake(Handshake(required=f"json;microauth:user={ROOT},password=begins{rest}".encode()))
+    with broker(tmp_path, *FIRST_USER, workers=1) as running:
+        for before in (b"", encode_handshake(Handshake(required=b"json;microauth"))):
+            with Micromsg2Peer(running) as raw:
+                raw.write(before + spoilt)
+                while raw.socket.recv(1 << 16):
+                    pass
+    log = capfd.readouterr().err
+    assert log.count("refused in the handshake") == 2
+    assert "rest" not in log.lower()
+
+
+def test_of_an_endless_user_name_the_log_has_the_beginning(tmp_path, capfd):
+    with broker(tmp_path, *FIRST_USER, workers=1) as running, Micromsg2Peer(running) as raw:
+        s1 = raw.hello("json;microauth")
+        raw.write(raw.c2(s1, {"microauth": {"user": "n" * 60_000, "password": WRONG}}))
+        assert code(raw.ended()) == "AUTH_FAILED"
+    log = capfd.readouterr().err
+    assert "login refused for user 'nnn" in log
+    assert max(map(len, log.splitlines())) < 1000

@@ -81,12 +81,15 @@ def take(session: Micromsg2Session, data: bytes) -> int:
     try:
         STEPS[session.state](session, message)
     except Refusal as problem:
-        refuse(session, problem.text)
+        # A password that was not encoded may be cut by its own `,` or `;`, and then its rest is what is wrong.
+        has_password = b"password" in (message.required + message.optional).lower()
+        refuse(session, problem.text, logged=problem.error_code if has_password else problem.text)
     return used
 
 
-def refuse(session: Micromsg2Session, text: str) -> None:
-    logger.info("%s: refused in the handshake: %.*s", session.peer, ERROR_BYTES_MAX, text)
+def refuse(session: Micromsg2Session, text: str, logged: str = "") -> None:
+    """Say `text` and close; the log says `logged` instead, if that is given."""
+    logger.info("%s: refused in the handshake: %.*s", session.peer, ERROR_BYTES_MAX, logged or text)
     session.write(encode_error(text))
     session.finish()
 
@@ -185,7 +188,7 @@ def judged(session: Micromsg2Session, user: str, verdict: Any) -> None:
     if verdict.name == "LOOPBACK_ONLY":
         logger.warning("%s: user %r may only come from this machine", session.peer, user)
     else:
-        logger.warning("%s: login refused for user %r", session.peer, user)
+        logger.warning("%s: login refused for user %.*r", session.peer, USER_CHARACTERS_MAX, user)
     session.deadline_ms = session.door.queues.now_ms + session.door.config.login_failure_delay_s * 1000
     session.at_deadline = _answer_refused
     session.set_busy()
