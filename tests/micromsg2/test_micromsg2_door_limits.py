@@ -40,6 +40,30 @@ def test_a_silent_peer_that_promised_heartbeats_is_closed_and_one_that_sends_the
     wait_until(lambda: peer.info(name)["consumers"] == 0, "what it had is given back")
 
 
+def test_who_reads_slowly_and_sends_heartbeats_is_kept_until_it_has_read_everything(served, peer, name):
+    """It is not read while so much waits for it, so what it sends is not heard."""
+    extensions, count = "batch-ack:max-count=100;pub-sub;x-heartbeat:interval=400", 8
+    for _ in range(count):
+        peer.publish(name, b"x" * MIB)
+    with connected(served, extensions, receive_buffer_bytes=4096) as slow:
+        slow.command("subscribe", destination=name)
+        wait_until(lambda: peer.info(name)["in-flight"] > 0, "it is delivered to")
+        with connected(served, "x-heartbeat:interval=400") as silent:
+            silent.socket.settimeout(0.1)
+            text = ""
+            while not text:
+                slow.write(encode_extension(slow.agreed.heartbeat_id))
+                with contextlib.suppress(TimeoutError):
+                    frame = silent.next()
+                    text = "" if isinstance(frame, ExtensionFrame) else frame.text
+            assert code(text) == "TOO_SLOW"
+        got = 0
+        while got < count:
+            frame = slow.next()
+            assert isinstance(frame, ExtensionFrame) or len(frame.payload) == MIB
+            got += isinstance(frame, Message)
+
+
 def test_the_broker_sends_heartbeats_when_it_has_nothing_else_to_say(served):
     with connected(served, "x-heartbeat:interval=300") as peer:
         for _ in range(3):

@@ -434,6 +434,8 @@ cdef class Micromsg2Session(QueueSession):
     # ---- time ----
 
     cdef int tick(self, int64_t now_ms) except -1:
+        if self.connection.closing:
+            return 0  # the last word has been said
         if self.deadline_ms and now_ms >= self.deadline_ms:
             self.deadline_ms = 0
             self.at_deadline(self)
@@ -441,14 +443,13 @@ cdef class Micromsg2Session(QueueSession):
             if self.heartbeat_ms:
                 self._keep_alive(now_ms)
             commands.check_access(self)
-        if self.shutting_down and self._has_done_its_work():
-            commands.say_goodbye(self)
         return 0
 
     cdef int _keep_alive(self, int64_t now_ms) except -1:
-        if self.connection.bytes_in != self.heard_bytes:
+        # Who is not read may have said much: too much of it waits here, or of our own for a slow reader.
+        if self.connection.bytes_in != self.heard_bytes or self.busy or self.connection.paused:
             self.heard_bytes, self.heard_ms = self.connection.bytes_in, now_ms
-        elif now_ms - self.heard_ms > self.heartbeat_ms * HEARTBEATS_MISSED_MAX and not self.busy:
+        elif now_ms - self.heard_ms > self.heartbeat_ms * HEARTBEATS_MISSED_MAX:
             commands.silent(self)
             return 0
         if self.connection.bytes_out != self.told_bytes:
