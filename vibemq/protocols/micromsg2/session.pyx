@@ -140,7 +140,7 @@ cdef class Micromsg2Session(QueueSession):
                 self._ack_write(self.received.again())
                 return 1  # a look at a whole window, at worst
             if arrival == OVERRUN:
-                commands.overrun(self, self.received.size, frame.sequence)
+                commands.overrun(self, self.received.unacknowledged, frame.sequence)
                 return 1
             index = self.received.index
             if self.ack_timer is not None:
@@ -347,9 +347,9 @@ cdef class Micromsg2Session(QueueSession):
         reader.pump()
 
     def _number(self) -> int:
-        for number, taken in enumerate(self.by_number):
-            if taken is None:
-                return number
+        """A place in `by_number` for one subscription more."""
+        if len(self.subscriptions) < len(self.by_number):
+            return self.by_number.index(None)
         self.by_number.append(None)
         return len(self.by_number) - 1
 
