@@ -44,7 +44,7 @@ OTHERS |= dict.fromkeys((b"P", b"H", b"O", b"D"), OTHERS[b"G"])
 class Shake:
     """What a handshake has come to so far."""
 
-    __slots__ = ("agreed", "c1", "challenge", "minor", "s1")
+    __slots__ = ("agreed", "c1", "challenge", "s1")
 
     def __init__(self) -> None:
         self.c1 = Handshake()

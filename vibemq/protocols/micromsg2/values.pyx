@@ -144,7 +144,6 @@ cdef bint date_parse(const uint8_t *p, uint32_t size, amqp_value *out) noexcept:
 
 
 cdef bint is_strict(const uint8_t *p, uint32_t size, bint *escaped) noexcept:
-    """Is the text encoded as percent_encode does?  `escaped`: it is not its own decoded form."""
     cdef const uint8_t *end = p + size
     cdef uint8_t c
     cdef uint8_t again[3]
@@ -231,7 +230,6 @@ cdef uint8_t *number_put(uint8_t *out, const char *text, size_t size, bint is_re
 
 
 cdef uint8_t *value_put(uint8_t *out, const amqp_value *v) noexcept:
-    """The end of the value, with its letter and encoded; NULL: MicroMsg2 has no word for it."""
     cdef char text[AMQP_TEXT_MAX_BYTES]
     cdef size_t size
     if is_text(v):
