@@ -276,6 +276,15 @@ def test_a_heartbeat_has_its_interval():
     assert agree(handshake("x-heartbeat")).heartbeat_ms is None
 
 
+@pytest.mark.parametrize("interval", ["", "0", "000", "soon", "-5", "1.5", "%D9%A3"])
+def test_an_interval_that_makes_no_sense_is_none(interval):
+    assert agree(handshake(f"x-heartbeat:interval={interval}")).heartbeat_ms is None
+
+
+def test_an_interval_beyond_all_measure_is_the_longest():
+    assert agree(handshake("x-heartbeat:interval=" + "9" * 40)).heartbeat_ms == 2**31 - 1
+
+
 # ---- the client ----
 
 
