@@ -28,7 +28,7 @@ cdef class QueuePublisher(StreamUser):
     cdef bint interned
     # (notes, count, first offset, next offset, are offsets known) of batches that wait for a sync
     cdef list unsynced
-    cdef list parked                  # (what, its bytes, when it came) of messages that a full queue holds back
+    cdef object parked                # deque of (what, its bytes, when it came): messages that a full queue holds back
     cdef object timer
     cdef object letters               # broker.deadletters.DeadLetters, once something was redirected
     cdef size_t redirected            # on their way into the dead-letter queue
@@ -47,6 +47,8 @@ cdef class QueuePublisher(StreamUser):
     # The messages of these notes are kept.  `offsets_known`: the first lies at first_offset, and so on.
     cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1
     cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1
+    # The queue was deleted: the connection has this publisher no more.
+    cdef int forget(self) except -1
     cdef int publish_parked(self, object what) except -1
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1
     cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1

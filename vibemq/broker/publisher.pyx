@@ -10,6 +10,8 @@ the home has made room or `queues.block_timeout_ms` is over; the rest of the con
 acknowledgements that make room may be among it.
 """
 
+from collections import deque
+
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
@@ -22,6 +24,7 @@ from vibemq.errors import LimitExceeded, StreamNotFound
 
 cdef enum:
     NOTES_BYTES_KEPT = 1 << 20  # a larger burst's buffer is given back after use
+    PARKED_OVERHEAD_BYTES = 256  # the objects that hold one parked message: many times what a small one has itself
 
 cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)
 cdef int OVERFLOW_BLOCK = int(Overflow.BLOCK_PUBLISHER)
@@ -35,7 +38,7 @@ cdef bytes NOT_STORED = b"The message could not be stored."
 
 cdef class QueuePublisher(StreamUser):
     def __cinit__(self):
-        self.unsynced, self.parked = [], []
+        self.unsynced, self.parked = [], deque()
 
     def __dealloc__(self):
         free(self.notes)
@@ -164,13 +167,14 @@ cdef class QueuePublisher(StreamUser):
 
     cdef int on_deleted(self) except -1:
         cdef bytes notes
-        for notes, _, _, _, _ in self.unsynced:
-            self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
-        parked = self.parked
-        self._stop_parking()
-        for what, _, _ in parked:
-            self.refuse_parked(what, QUEUE_NOT_FOUND, WAS_DELETED)
-        self.close()
+        try:
+            for notes, _, _, _, _ in self.unsynced:
+                self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
+            while self.parked:
+                self.refuse_parked(self._unpark(), QUEUE_NOT_FOUND, WAS_DELETED)
+        finally:  # though its peer does not read its errors: the log is closed next, and nobody may look at it again
+            self.close()
+            self.forget()
         return 0
 
     # ---- a full queue ----
@@ -182,51 +186,45 @@ cdef class QueuePublisher(StreamUser):
             if self.timer is None:
                 self.timer = self.queue.table.timers.timer(self._parked_too_long)
             self.timer.at_most(self.queue.table.now_ms + self.queue.table.defaults.block_timeout_ms)
+        size += PARKED_OVERHEAD_BYTES
         self.parked.append((what, size, self.queue.table.now_ms))
         self.count_waiting(0, size)
         return 0
 
     def retry(self) -> bool:
         """There may be room: publish what was parked.  False while some of it still waits."""
-        cdef size_t done = 0
         if self.queue.closed:  # deleted: on_deleted refuses them
             return True
-        for what, _, _ in self.parked:
-            if not self.fits(what):
-                break
-            done += 1
-            self.publish_parked(what)
-        self._unpark(done)
+        while self.parked and self.fits(self.parked[0][0]):
+            self.publish_parked(self._unpark())
         return not self.parked
 
     def fits(self, what) -> bool:
         """Has the queue room for this?"""
         return self.queue.waiting() < self.queue.max_messages
 
-    def _unpark(self, size_t count):
-        if count:
-            self.count_waiting(0, -sum([size for _, size, _ in self.parked[:count]]))
-            self.parked = self.parked[count:]
+    def _unpark(self):
+        what, size, _ = self.parked.popleft()
+        self.count_waiting(0, -<Py_ssize_t> size)
+        return what
 
     def _parked_too_long(self, now_ms):
         timeout_ms = self.queue.table.defaults.block_timeout_ms
-        count = 0
-        for what, _, came_ms in self.parked:
+        while self.parked:
+            came_ms = self.parked[0][2]
             if came_ms + timeout_ms > now_ms:
                 self.timer.set(came_ms + timeout_ms)
-                break
-            count += 1
+                return
             try:
-                self.refuse_parked(what, QUEUE_FULL, b"The queue stayed full for %d ms." % timeout_ms)
+                self.refuse_parked(self._unpark(), QUEUE_FULL, b"The queue stayed full for %d ms." % timeout_ms)
             except LimitExceeded as problem:  # a peer that does not read its errors
                 self.failed(problem)
-                break
-        self._unpark(count)
-        if not self.parked:
-            self.queue.stop_waiting(self)
+                return
+        self.queue.stop_waiting(self)
 
     def _stop_parking(self):
-        self._unpark(len(self.parked))
+        while self.parked:
+            self._unpark()
         if self.timer is not None:
             self.timer.cancel()
         if self.queue is not None:
@@ -268,6 +266,9 @@ cdef class QueuePublisher(StreamUser):
         return 0
 
     cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
+        return 0
+
+    cdef int forget(self) except -1:
         return 0
 
     cdef int publish_parked(self, object what) except -1:

@@ -17,7 +17,6 @@ from vibemq.storage.core cimport OK
 
 cdef enum:
     NOTE_BYTES = 8
-    PARKED_OVERHEAD_BYTES = 256  # the objects that hold one parked message: many times what a small one has itself
 
 
 cdef class Publisher(QueuePublisher):
@@ -39,7 +38,7 @@ cdef class Publisher(QueuePublisher):
             return self._append(entry, size, index)
         what = (index, (<const char *> entry)[:size])
         if room == ROOM_LATER:
-            self.park(what, size + PARKED_OVERHEAD_BYTES)
+            self.park(what, size)
         elif room == ROOM_ELSEWHERE:
             self._redirect(what)
         else:
@@ -87,12 +86,8 @@ cdef class Publisher(QueuePublisher):
             self.session.count_parked(parked_bytes)
         return 0
 
-    cdef int on_deleted(self) except -1:
-        try:
-            QueuePublisher.on_deleted(self)
-        finally:  # a peer that does not read its errors: the log is closed next, and _publish must not look at it
-            self.close()
-            self.session.forget_publisher(self.destination, self)
+    cdef int forget(self) except -1:
+        self.session.forget_publisher(self.destination, self)
         return 0
 
     cdef int failed(self, object problem) except -1:

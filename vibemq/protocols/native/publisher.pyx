@@ -185,8 +185,7 @@ cdef class Publisher(QueuePublisher):
             self.session.count_parked(parked_bytes)
         return 0
 
-    cdef int on_deleted(self) except -1:
-        QueuePublisher.on_deleted(self)
+    cdef int forget(self) except -1:
         self.session.forget_publisher(self.name, self)
         return 0
 

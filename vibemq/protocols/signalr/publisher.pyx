@@ -309,10 +309,15 @@ cdef class HubPublisher(QueuePublisher):
         return 0
 
     cdef int on_deleted(self) except -1:
-        QueuePublisher.on_deleted(self)
         letterless, self.letterless = self.letterless, []
-        for what in letterless:
-            self.refuse_parked(what, QUEUE_NOT_FOUND, b"The queue was deleted.")
+        try:
+            for what in letterless:
+                self.refuse_parked(what, QUEUE_NOT_FOUND, b"The queue was deleted.")
+        finally:
+            QueuePublisher.on_deleted(self)
+        return 0
+
+    cdef int forget(self) except -1:
         self.hub.forget_publisher(self.name, self)
         return 0
 
