@@ -80,6 +80,24 @@ def test_passing_over_a_long_log_takes_more_than_one_turn(peer, name):
     peer.ping()
 
 
+@pytest.mark.parametrize("place", [{}, {"from": "first"}], ids=["topic", "log"])
+def test_a_costly_filter_takes_more_than_one_turn(peer, name, place):
+    """Else one subscriber would hold up the worker for seconds: two hundred commands behind it are answered first."""
+    topic = peer.create(f"topic/{name}")
+    for _ in range(4):
+        peer.write(*[peer.message(topic, b"", b"k:T" + b"ab" * 25_000 + b";") for _ in range(10)])
+        peer.acked()
+    peer.publish(topic, b"the end", b"k:Tab;")
+    costly = ";".join(f"k~T{'ab' * 60}{at}" for at in range(60)) + ";k=Tab"
+    pairs = {"destination": topic, "filter": costly, **place}
+    behind = [encode_command("unknown", [("id", str(at))]) for at in range(200)]
+    peer.write(encode_command("subscribe", list(pairs.items())), *behind)
+    for _ in behind:
+        assert isinstance(peer.next(), Command)
+    assert peer.deliver().payload == b"the end"
+    peer.ping()
+
+
 @pytest.mark.parametrize("overflow", ["drop-newest", "redirect-to-dlq"])
 def test_refusing_many_messages_takes_more_than_one_turn(peer, name, overflow):
     """Or nobody else would be served meanwhile: what lies between them is acknowledged before the end."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from vibemq.broker.consumer cimport Consumer
 from vibemq.broker.messages cimport message_view
 from vibemq.broker.reader cimport LogReader
@@ -13,6 +13,7 @@ cdef class Outlet:
     cdef Micromsg2Session session
     cdef readonly bytes destination   # as messages bear it: the peer's own word for it
     cdef public Filter filter         # None: every message
+    cdef int64_t compared_ms          # when a message was compared with it last, by the loop's clock
     cdef bytes rest                   # the payload of a message that goes out in frames
     cdef size_t rest_at
     cdef int32_t rest_consumer, rest_slot   # what the last frame is remembered with
@@ -21,6 +22,8 @@ cdef class Outlet:
     # Write a message, or its first frame; WRITTEN, UNDELIVERABLE or UNWANTED.  What the send window remembers it by:
     # the consumer's number and its slot, which may be NO_SLOT.
     cdef int write(self, const message_view *m, int32_t consumer, int32_t slot) except -1
+    # May it look at another message in this turn?  When not, its session is woken in the next.
+    cdef bint has_turn(self) noexcept
     # More frames of the message that is going out, as far as there is room.
     cdef int go_on(self) except -1
     cdef int _tell_type(self, const message_view *m) except -1

@@ -3,9 +3,11 @@
 
 A payload of more than FRAGMENT_BYTES goes out in several frames, each with its own number in the send window.  Where the
 window or the socket has no room for all of them the rest is kept, and nothing else is written until it has gone.
+
+What filters leave out takes no room, so nothing but time bounds it: all filters of a worker share a part of each turn.
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp
 
 from vibemq.broker.consumer cimport UNDELIVERABLE, UNWANTED, WRITTEN
@@ -21,21 +23,48 @@ from vibemq.protocols.micromsg2.wire cimport (
 
 from vibemq.protocols.micromsg2.spec import DOTNET_TYPE_NONE
 
+cdef enum:
+    COMPARED_BYTES_PER_TURN = 512 * 1024   # of properties, by each condition of a filter: half a millisecond
+    COMPARED_BYTES_MIN = 64                # what a message without properties costs
+
 cdef bytes NO_TYPE = DOTNET_TYPE_NONE.encode()
+
+# Of all filters of this worker, in the turn that began then.
+cdef int64_t comparing_ms = 0
+cdef uint64_t compared_bytes = 0
 
 
 cdef class Outlet:
     def __init__(self, Micromsg2Session session not None, bytes destination not None, filter):
         self.session, self.destination, self.filter = session, destination, filter
+        self.compared_ms = session.queues.now_ms  # who subscribes again and again gets no more for it
+
+    cdef bint has_turn(self) noexcept:
+        """One message a turn is always looked at: who comes last among many gets on as well."""
+        global comparing_ms, compared_bytes
+        cdef int64_t now_ms = self.session.queues.now_ms
+        if comparing_ms != now_ms:
+            comparing_ms, compared_bytes = now_ms, 0
+        if self.filter is None or compared_bytes < COMPARED_BYTES_PER_TURN or self.compared_ms != now_ms:
+            return True
+        self.session.has_stalled = True
+        self.session.connection.want_turn()
+        return False
 
     cdef int write(self, const message_view *m, int32_t consumer, int32_t slot) except -1:
+        global compared_bytes
         cdef Micromsg2Session session = self.session
         cdef uint32_t properties_size = 0, payload_size = 0, sequence = 0
         cdef const uint8_t *properties
         cdef const uint8_t *payload
         cdef uint8_t *out
-        if self.filter is not None and not self.filter.matches(m):
-            return UNWANTED
+        if self.filter is not None:
+            self.compared_ms = session.queues.now_ms
+            compared_bytes += COMPARED_BYTES_MIN
+            if m.is_amqp:
+                compared_bytes += <uint64_t> self.filter.count * m.amqp.application_properties_size
+            if not self.filter.matches(m):
+                return UNWANTED
         payload = payload_of(m, &payload_size)
         properties = properties_of(m, session.type_data, session.type_size, session.dotnet_id != 0, session.is_sharp,
                                    &properties_size)
@@ -103,7 +132,7 @@ cdef class Subscription(Consumer):
             self.queue.remove_consumer(self, lost)
 
     cdef bint room(self) noexcept:
-        return self.session.room()
+        return self.outlet.has_turn() and self.session.room()
 
     cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
         self.session.has_autos |= self.is_auto
@@ -145,7 +174,7 @@ cdef class TopicReader(LogReader):
         return self.session.peer
 
     cdef bint room(self) noexcept:
-        return self.session.room()
+        return self.outlet.has_turn() and self.session.room()
 
     cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size) except -1:
         return self.outlet.write(m, self.number, NO_SLOT)
