@@ -140,10 +140,12 @@ def test_a_prefix_that_contradicts_what_is_there_is_refused_by_every_command(pee
     peer.create(f"topic/{name}")
     for command in ("create", "delete", "info", "subscribe"):
         assert peer.denied(command, destination=f"queue/{name}") == "WRONG_KIND"
+    assert peer.denied("subscribe", destination=f"queue/{name}", from_="first") == "WRONG_KIND"
     peer.tell("delete", destination=f"topic/{name}")
     peer.create(f"queue/{name}")
     for command in ("create", "delete", "info", "subscribe"):
         assert peer.denied(command, destination=f"topic/{name}") == "WRONG_KIND"
+    assert peer.denied("subscribe", destination=f"topic/{name}", from_="first") == "WRONG_KIND"
     peer.tell("delete", destination=name)
 
 

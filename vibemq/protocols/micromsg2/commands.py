@@ -433,6 +433,7 @@ def read(command: Command, target: Target, destination: bytes, chosen: Any, *, i
         require_read(session, name)
     else:
         require(session, Operation.Subscribe, name)
+        check_kind(session, target)
     place = command.value("from")
     known = session.subscriptions.get(name)
     if place is None and known is not None:  # only the filter is another
