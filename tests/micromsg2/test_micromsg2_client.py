@@ -3,12 +3,13 @@
 
 import inspect
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 from scripted_server import playing
 
 from vibemq.admin import scram
-from vibemq.client import micromsg2
+from vibemq.client import _micromsg2_link, micromsg2
 from vibemq.client.micromsg2 import Micromsg2Client, Refused, client_proof
 from vibemq.errors import (
     AuthenticationFailed,
@@ -304,6 +305,42 @@ def test_both_sides_may_write_more_than_sockets_hold_before_they_read():
         for _ in range(count):
             peer.send("q", payload)
         assert sum(len(peer.receive(20).payload) for _ in range(count)) == count * len(payload)
+
+
+class Endless:
+    """A socket that always has another message to read."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.frames = b"".join(delivery(1, bytes(1_000)) for _ in range(200))
+        self.read_bytes = 0
+
+    def recv(self, _):
+        self.read_bytes += len(self.frames)
+        assert self.read_bytes < 16 * MIB, "it takes whatever there is"
+        return self.frames
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def test_no_more_is_taken_than_the_program_keeps_up_with(monkeypatch):
+    with playing(lambda server: server.handshake().ended()) as port, client(port) as peer:
+        endless = Endless(peer._link._socket)
+        monkeypatch.setattr(peer._link, "_socket", endless)
+        for _ in range(1_000):
+            assert len(peer.receive(20).payload) == 1_000
+        assert endless.read_bytes <= 4 * MIB
+        peer._link.close()
+
+
+def test_closing_ends_though_the_broker_goes_on_sending(monkeypatch):
+    clock = iter(range(100))
+    with playing(lambda server: server.handshake().ended()) as port:
+        peer = client(port)
+        monkeypatch.setattr(peer._link, "_socket", Endless(peer._link._socket))
+        monkeypatch.setattr(_micromsg2_link, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        peer.close()
 
 
 # ---- refusals ----

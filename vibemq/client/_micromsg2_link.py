@@ -17,6 +17,7 @@ import time
 from vibemq.errors import ConnectionClosed, TimeoutExceeded
 
 RECEIVE_BYTES = 262_144
+FILL_BYTES_MAX = 1 << 20  # of one look: without acknowledgements a broker sends as fast as we read
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -70,9 +71,9 @@ class Link:
         self._socket.close()
 
     def fill(self) -> bool:
-        """Takes what the socket has, without waiting; True if there was anything, be it the end."""
-        some = False
-        while not self.ended:
+        """Takes some of what the socket has, without waiting; True if there was anything, be it the end."""
+        some, end = False, len(self.input) + FILL_BYTES_MAX
+        while not self.ended and len(self.input) < end:
             try:
                 data = self._socket.recv(RECEIVE_BYTES)
             except WOULD_BLOCK:
@@ -102,6 +103,6 @@ class Link:
             with contextlib.suppress(OSError, TimeoutExceeded):
                 self._socket.shutdown(socket.SHUT_WR)
                 deadline = time.monotonic() + patience_s
-                while self.wait_input(deadline, "the broker to close"):
+                while time.monotonic() < deadline and self.wait_input(deadline, "the broker to close"):
                     self.input.clear()
         self._socket.close()

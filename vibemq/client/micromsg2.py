@@ -298,7 +298,8 @@ class Micromsg2Client:
         Raises Refused when a subscription has ended: its queue was deleted, or the right to it withdrawn.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._take_input()
+        if not self._messages:  # else they would only become more, as many as the broker can send
+            self._take_input()
         if self.auto_ack and (not self._messages or self._handed >= self._ack_count):
             self.ack()
         while not self._messages:
@@ -355,7 +356,8 @@ class Micromsg2Client:
         try:
             self._link.write(data, deadline)
         except OSError as error:
-            self._take_input()  # it may have said why
+            while self._link.fill():  # it may have said why
+                self._take_frames()
             self._lost(f"sending failed: {error}")
 
     def _wait_input(self, deadline: float | None, what: str) -> None:
