@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What peers may do at no cost to others: subscribe again, give long ids, read past much, be refused often."""
 
+import peer as streams_peer
 import pytest
 from micromsg2_peer import code, connected
+from running import broker
 
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.micromsg2.codec import Command, ExtensionFrame, ack_sequence, encode_command
+from vibemq.protocols.streams.codec import SubBatch
 
 
 @pytest.fixture
@@ -78,6 +81,23 @@ def test_passing_over_a_long_log_takes_more_than_one_turn(peer, name):
     assert isinstance(peer.next(), Command)
     assert peer.deliver().payload == b"the end"
     peer.ping()
+
+
+def test_sub_batches_that_cannot_be_unpacked_take_many_turns_and_one_line_of_the_log(tmp_path, capfd):
+    """Twenty bytes may say that they are 65,535 messages: commands behind the subscription are answered first."""
+    bad = SubBatch(compression=2, records=65_535, uncompressed_size=4 * 65_535, body=b"not snappy")
+    with broker(tmp_path, workers=1) as running, streams_peer.connected(running) as streams:
+        streams.create("s")
+        streams.declare("s", 1)
+        streams.publish([(1, bad), (2, bad), (3, b"the end")], 1)
+        assert streams.confirmed(3, 1) == [1, 2, 3]
+        with connected(running) as peer:
+            behind = [encode_command("unknown", [("id", str(at))]) for at in range(200)]
+            peer.write(encode_command("subscribe", [("destination", "s"), ("from", "first")]), *behind)
+            for _ in behind:
+                assert isinstance(peer.next(), Command)
+            assert peer.deliver().payload == b"the end"
+    assert capfd.readouterr().err.count("stream s: passed over") == 1
 
 
 @pytest.mark.parametrize("place", [{}, {"from": "first"}], ids=["topic", "log"])

@@ -12,6 +12,7 @@ cdef class LogReader(StreamUser):
     cdef object next_turn             # the timer, once it was needed
     cdef uint64_t key
     cdef uint64_t left                # messages until it ends
+    cdef uint64_t unreadable_end      # of the last messages that cannot be read
     cdef bint follows                 # new messages, once it is at the end
     cdef bint waiting                 # for a helper thread, or for the next turn
     cdef bint writing

@@ -25,6 +25,7 @@ cdef enum:
     PASSED_OVER_BYTES_MIN = 256               # what a small one costs
 
 NO_MAX = 0
+cdef uint64_t NOWHERE = <uint64_t> -1         # offset of a message that is in a damaged chunk
 
 
 def offset_of_word(Stream stream, str word) -> int | None:
@@ -53,6 +54,7 @@ cdef class LogReader(StreamUser):
         Call ``pump`` when it is known to those who may end it."""
         self.follows = follows
         self.left = most if most else <uint64_t> -1
+        self.unreadable_end = <uint64_t> -1
         self.key = <uint64_t> stream.slot << 32 | <uint64_t> int(stream.incarnation[:8], 16)
         self.queues = queues
         self.cursor = Cursor(queues.messages, stream.log, self.key)
@@ -103,6 +105,8 @@ cdef class LogReader(StreamUser):
             if not self.room():
                 self.stalled = True
                 return 0
+            if passed_over >= PASSED_OVER_BYTES_PER_TURN:
+                return self._wait_a_turn()
             e = self.cursor.next(&m, &f)
             if e == OK:
                 looked_again = False
@@ -116,8 +120,6 @@ cdef class LogReader(StreamUser):
                 self.left -= 1
                 if self.left == 0:
                     self._end()
-                elif passed_over >= PASSED_OVER_BYTES_PER_TURN:
-                    return self._wait_a_turn()
             elif e == ERR_END:
                 if not self.follows:
                     self._end()
@@ -126,10 +128,17 @@ cdef class LogReader(StreamUser):
                 self.waiting = True
                 self.cursor.messages.read_ahead(self.cursor.raw.fd, self.cursor.raw.position, self._go_on)
                 return 0
+            elif e == ERR_CORRUPT and m.offset != NOWHERE:
+                # A sub-batch that cannot be unpacked may say that it has 65,535 of them.
+                if m.offset != self.unreadable_end:
+                    logger.error("stream %s: passed over: message %d and those behind it that cannot be read either",
+                                 self.stream.name, m.offset)
+                self.unreadable_end = m.offset + 1
+                passed_over += PASSED_OVER_BYTES_MIN
             elif e == ERR_CORRUPT:
                 logger.error("stream %s: passed over: %s", self.stream.name, storage_error(e, &f))
-                if m.offset == <uint64_t> -1:
-                    self.cursor.pass_damage()
+                self.cursor.pass_damage()
+                passed_over = PASSED_OVER_BYTES_PER_TURN
             elif e == ERR_NOT_FOUND and not looked_again:
                 looked_again = True  # retention took the segment: what is left begins behind it
                 self.cursor.close()
