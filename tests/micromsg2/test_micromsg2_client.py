@@ -416,6 +416,51 @@ def test_what_is_not_acknowledged_and_not_refused_is_an_error_too():
         peer.close()
 
 
+def test_a_large_message_that_was_not_finished_in_time_ends_the_connection():
+    """Else the broker would take the next one for the rest of it."""
+
+    def script(server):
+        server.handshake("", "batch-ack:max-count=1")
+        first = server.message()
+        assert first.continued and len(first.payload) == MIB
+        assert server.ended() == []
+
+    with playing(script) as port:
+        peer = client(port, "batch-ack:max-count=1")
+        peer.timeout_s = 0.1
+        with pytest.raises(TimeoutExceeded):
+            peer.send("q", bytes(MIB + 1))
+        with pytest.raises(ConnectionClosed, match="a message was not finished in time"):
+            peer.send("q", b"next")
+        peer.close()
+
+
+def test_after_its_end_every_call_says_why():
+    with playing(lambda server: server.handshake("", "batch-ack;pub-sub;x-reply").ended()) as port:
+        peer = client(port, "batch-ack", "pub-sub", "x-reply")
+        peer.close()
+    for call in (peer.receive, lambda: peer.send("q", b"x"), peer.flush, lambda: peer.subscribe("q")):
+        with pytest.raises(ConnectionClosed, match=f"127.0.0.1:{port}: this client was closed"):
+            call()
+
+
+def test_a_subscription_that_has_ended_is_not_taken_for_the_refusal_of_a_message():
+    def script(server):
+        server.handshake("", ACKED)
+        server.write(codec.encode_error("QUEUE_NOT_FOUND: the subscription to 'q' has ended: it was deleted"))
+        server.ended()
+
+    with playing(script) as port:
+        peer = client(port, ACKED)
+        peer.timeout_s = 0.1
+        peer.send("q", b"x")
+        with pytest.raises(TimeoutExceeded):
+            peer.flush()
+        with pytest.raises(Refused, match="the subscription to 'q' has ended"):
+            peer.receive(20)
+        peer.close()
+
+
 def test_the_last_error_before_the_end_is_what_is_raised():
     def script(server):
         server.handshake("", ACKED)

@@ -31,15 +31,15 @@ class Link:
         try:
             plain = socket.create_connection((host, port), timeout_s)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            address = ipaddress.ip_address(plain.getpeername()[0].partition("%")[0])
             self._socket = tls.wrap_socket(plain, server_hostname=host) if tls else plain
         except OSError as error:
             hint = "Does the broker run, and is this its MicroMsg2 port?"
             if isinstance(error, ssl.SSLCertVerificationError):
                 hint = "Does the context trust the authority of the broker's certificate, and is that for this host?"
             raise ConnectionClosed(f"{self.peer}: could not connect: {error}", hint=hint) from error
-        address = ipaddress.ip_address(plain.getpeername()[0].partition("%")[0]) if tls is None else None
         #: Nobody else hears what is said.
-        self.is_private = address is None or address.is_loopback
+        self.is_private = tls is not None or address.is_loopback
         self._socket.setblocking(False)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)

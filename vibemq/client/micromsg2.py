@@ -12,7 +12,8 @@
 
 Whatever waits reads: frames that come meanwhile are sorted into messages, acknowledgements, answers and refusals, and
 reading never writes. A refused message is never acknowledged by its own number; the broker's ERROR names it, and
-flush() tells of it.
+flush() tells of it. A client is for one thread at a time. It does not connect again: after ConnectionClosed make
+another and subscribe anew; what was delivered and not acknowledged comes again.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ class Micromsg2Client:
         self._received_type: str | None = None
         self._answers: dict[str, Command] = {}
         self._ids = itertools.count(1)
+        self._ended = ""  # why nothing goes any more
         c1 = extensions.first(_list_of(require), _list_of(offer))
         self._link = Link(host, port, tls, timeout_s)
         try:
@@ -199,7 +201,8 @@ class Micromsg2Client:
         """Its (last) sequence number. It is on its way, not yet accepted; flush() waits for that.
 
         Properties: str and bytes are text, int and float numbers, datetime (with a time zone) dates; None is left out.
-        A payload above 1 MiB goes in fragments. With a full window this waits for an acknowledgement.
+        A payload above 1 MiB goes in fragments. With a full window this waits for an acknowledgement; where none comes
+        between fragments, the connection ends.
         """
         where, data = (
             destination.encode(),
@@ -213,7 +216,12 @@ class Micromsg2Client:
         cuts = [*range(0, data.nbytes, spec.FRAGMENT_BYTES)] or [0]
         for at in cuts:
             if self._window:
-                self._settle(self._window - 1, deadline)
+                try:
+                    self._settle(self._window - 1, deadline)
+                except VibeMQError:
+                    if at:  # the next message would be taken for the rest of this one
+                        self._end("a message was not finished in time")
+                    raise
             self._sequence = self._sequence % spec.SEQUENCE_MAX + 1
             if self._window:
                 self._unacknowledged.append(self._sequence)
@@ -237,11 +245,15 @@ class Micromsg2Client:
         """
         self._settle(0, self._deadline())
         self._take_input()
-        refused = [one for one in self.refused if not one.text.startswith(SUBSCRIPTION_OVER)]
+        refused = self._refusals()
         if refused:
             self.refused = [one for one in self.refused if one not in refused]
             refused[0].others = tuple(refused[1:])
             raise refused[0]
+
+    def _refusals(self) -> list[Refused]:
+        """Those that are about what was sent."""
+        return [one for one in self.refused if not one.text.startswith(SUBSCRIPTION_OVER)]
 
     def _settle(self, most: int, deadline: float) -> None:
         """Read until at most this many messages are neither acknowledged nor refused."""
@@ -249,8 +261,9 @@ class Micromsg2Client:
             try:
                 self._read_more(deadline, f"acknowledgement of {len(self._unacknowledged)} messages")
             except TimeoutExceeded:
-                if self.refused:  # by a peer that does not say which
-                    raise self.refused.pop(0) from None
+                for one in self._refusals():  # by a peer that does not say which
+                    self.refused.remove(one)
+                    raise one from None
                 raise
 
     def _drop_refused(self) -> None:
@@ -355,6 +368,9 @@ class Micromsg2Client:
     def _write(self, data: bytes, deadline: float) -> None:
         try:
             self._link.write(data, deadline)
+        except TimeoutExceeded:
+            self._end("the broker did not read on in time")
+            raise
         except OSError as error:
             while self._link.fill():  # it may have said why
                 self._take_frames()
@@ -381,10 +397,16 @@ class Micromsg2Client:
         self._take_frames()
 
     def _lost(self, why: str) -> None:
-        self._link.close()
+        self._end(why)
         if self.refused:  # its last words
             raise self.refused.pop()
-        raise ConnectionClosed(f"{self.peer}: {why}", hint="What is unacknowledged may or may not be accepted.")
+        hint = "What is unacknowledged may or may not be accepted. Connect again with another client."
+        raise ConnectionClosed(f"{self.peer}: {self._ended}", hint=hint)
+
+    def _end(self, why: str) -> None:
+        """The first reason is the one to tell."""
+        self._ended = self._ended or why
+        self._link.close()
 
     def _take_frames(self) -> None:
         at = 0
@@ -472,6 +494,7 @@ class Micromsg2Client:
         except VibeMQError:
             pass  # it is gone already
         finally:
+            self._ended = self._ended or "this client was closed"
             self._link.close(min(self.timeout_s, GOODBYE_S))
 
     def __enter__(self) -> Self:
