@@ -100,6 +100,17 @@ def test_sub_batches_that_cannot_be_unpacked_take_many_turns_and_one_line_of_the
     assert capfd.readouterr().err.count("stream s: passed over") == 1
 
 
+def test_messages_that_a_reader_cannot_be_sent_take_one_line_of_the_log(tmp_path, capfd):
+    with broker(tmp_path, workers=1) as running, connected(running) as peer:
+        peer.create("q")
+        for _ in range(3):
+            peer.publish("q", bytes(16_385))
+        peer.publish("q", b"the end")
+        with connected(running, "ack;x-subscribe:destination=q,from=first", minor=1) as sharp:
+            assert sharp.deliver().payload == b"the end"
+    assert capfd.readouterr().err.count("and passed over") == 1
+
+
 @pytest.mark.parametrize("place", [{}, {"from": "first"}], ids=["topic", "log"])
 def test_a_costly_filter_takes_more_than_one_turn(peer, name, place):
     """Else one subscriber would hold up the worker for seconds: two hundred commands behind it are answered first."""

@@ -14,6 +14,7 @@ cdef class LogReader(StreamUser):
     cdef uint64_t left                # messages until it ends
     cdef uint64_t unreadable_end      # of the last messages that cannot be read
     cdef bint follows                 # new messages, once it is at the end
+    cdef bint told                    # that something is too large: only once, or the log would be as long as this one
     cdef bint waiting                 # for a helper thread, or for the next turn
     cdef bint writing
     cdef readonly bint stalled        # had no room when there may have been something for it: then pump() it again

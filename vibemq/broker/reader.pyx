@@ -114,9 +114,10 @@ cdef class LogReader(StreamUser):
                 what = self.write(&m, id, id_size)
                 if what != WRITTEN:
                     passed_over += max(m.size, <uint32_t> PASSED_OVER_BYTES_MIN)
-                if what == UNDELIVERABLE:
-                    logger.warning("message %d of %s is larger than what %s is sent, and passed over", m.offset,
-                                   self.stream.name, self)
+                if what == UNDELIVERABLE and not self.told:
+                    self.told = True
+                    logger.warning("message %d of %s is larger than what %s is sent, and passed over, as all such will be",
+                                   m.offset, self.stream.name, self)
                 self.left -= 1
                 if self.left == 0:
                     self._end()
