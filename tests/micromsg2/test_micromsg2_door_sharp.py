@@ -202,6 +202,13 @@ def test_other_refusals_are_silent(served, name):
         assert peer.rest() == []
 
 
+@pytest.mark.parametrize("wrong", ["filter=k", "from=%ff", "prefetch=0", "group=g"])
+def test_a_refused_subscription_of_the_handshake_ends_its_connection(served, name, wrong):
+    """It would wait for messages for ever, and nobody would know why none come."""
+    with sharp(served, f"{HASTY};x-subscribe:destination={name},{wrong}") as peer:
+        assert peer.rest() == []
+
+
 def test_before_that_it_gets_one_which_it_understands(served):
     with Micromsg2Peer(served) as peer:
         assert peer.hello("telepathy", minor=1).text == ("Server does not support the following extensions: telepathy")

@@ -72,7 +72,9 @@ def overrun(session: Micromsg2Session, window: int, number: int) -> None:
 
 
 def refuse_message(session: Micromsg2Session, code: str, text: str) -> None:
-    """SharpMessaging reads no ERROR and would send the message for ever, so its connection ends."""
+    """An ERROR for a message, or for a subscription of the handshake.
+
+    SharpMessaging reads none, and would send the message or wait for ever, so its connection ends."""
     if session.is_sharp:
         logger.info("%s: closed: %s: %s", session.peer, code, text)
         session.finish()
@@ -341,6 +343,8 @@ class Command:
         why = refused_by(self.session, problem, self.subject)
         if self.session.agreed.reply and self.id:
             self.session.write_command("error", [("id", self.id), ("code", why.code), ("text", why.text)])
+        elif self.name == ExtensionName.SUBSCRIBE:  # or a peer that reads no ERROR would wait for messages for ever
+            refuse_message(self.session, why.code, why.text)
         else:
             self.session.write_error(why.code, why.text)
 
@@ -384,7 +388,9 @@ def subscribe_agreed(session: Micromsg2Session) -> None:
     extension = session.agreed.properties.get(ExtensionName.SUBSCRIBE)
     if extension is None:
         return
-    command = Command(session, "x-subscribe", {key.lower(): [value] for key, value in extension.properties.items()})
+    command = Command(
+        session, ExtensionName.SUBSCRIBE, {key.lower(): [value] for key, value in extension.properties.items()}
+    )
     try:
         start(command)
     except Exception as problem:
