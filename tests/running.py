@@ -2,6 +2,7 @@
 """A broker as `vibemq serve` starts it, for tests that only need one to be there."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,17 @@ ENVIRONMENT = {
     ),
 }
 STOP_SECONDS_MAX = 60
+
+
+class Server(subprocess.Popen[str]):
+    """Is asked once to end, whether by a test or after it: a second SIGTERM would make the broker hurry."""
+
+    asked = False
+
+    def send_signal(self, sig: int) -> None:
+        if sig != signal.SIGTERM or not self.asked:
+            self.asked = self.asked or sig == signal.SIGTERM
+            super().send_signal(sig)
 
 
 class Running(NamedTuple):
@@ -79,9 +91,7 @@ def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
         "--workers",
         str(workers),
     ]
-    process = subprocess.Popen(
-        [*command, "--data-dir", str(folder), *flags], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-    )
+    process = Server([*command, "--data-dir", str(folder), *flags], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
     try:
         line = process.stdout.readline() if process.stdout else ""
         assert line.startswith(f"vibemq ready pid={process.pid} workers={workers} streams="), f"no ready line: {line!r}"

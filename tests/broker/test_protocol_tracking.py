@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stored offsets: the last store counts, on every worker and after every restart, and they end with their stream."""
 
-import os
-import signal
 
 import pytest
 from peer import connected, kill, on_every_worker, wait_until
@@ -114,7 +112,7 @@ def test_they_survive_killed_workers_and_restarts(tmp_path):
             assert stored(peer, "kept") == (Code.OK, 41)
             store(peer, "kept", 42)
             assert stored(peer, "kept") == (Code.OK, 42)
-        os.kill(running.process.pid, signal.SIGTERM)
+        running.process.terminate()
         running.process.wait()
     with broker(tmp_path / "data") as running, connected(running) as peer:
         assert stored(peer, "kept") == (Code.OK, 42)
