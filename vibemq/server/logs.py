@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logging to standard error: one line for each event, with time, level and which process.
 
-One line means one: line breaks inside a message or a traceback are written as ``\\n``, so that
-a peer cannot forge entries and a log collector never cuts an event in two.
+One line means one: line breaks and other control characters inside a message or a traceback are written as
+``\\n`` or ``\\x1b``, so that a peer cannot forge entries, a log collector never cuts an event in two, and what a
+terminal would obey stays text.  A longer line than LINE_CHARACTERS_MAX is cut: names that peers give may be as long
+as their frames.
 """
 
 import logging
 import sys
 import time
 
+LINE_CHARACTERS_MAX = 16 * 1024
+
 _process = "vibemq"
+#: C0, DEL and C1 of ISO 6429, and the line breaks of Unicode.
+_CONTROLS = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 
 
 class OneLine(logging.Formatter):
@@ -23,7 +29,11 @@ class OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         record.who = _process
-        return super().format(record).replace("\r", "\\r").replace("\n", "\\n")
+        line = super().format(record)
+        more = len(line) - LINE_CHARACTERS_MAX
+        if more > 0:
+            line = f"{line[:LINE_CHARACTERS_MAX]}... and {more} characters more"
+        return line.translate(_CONTROLS)
 
 
 def setup(level: str) -> None:
