@@ -209,6 +209,15 @@ def test_a_refused_subscription_of_the_handshake_ends_its_connection(served, nam
         assert peer.rest() == []
 
 
+@pytest.mark.parametrize("id", ["!" * 20_000, "%80"])
+def test_a_subscription_of_the_handshake_has_no_id(served, other, name, id):
+    """It is no command that is answered, so an id that no answer could hold is none of its concern."""
+    with connected(served, f"ack;x-reply;x-subscribe:destination={name},id={id}", minor=1) as peer:
+        wait_until(lambda: other.ask("info", destination=name).get("consumers") == "1", "it has subscribed")
+        other.publish(name, b"served")
+        assert peer.deliver().payload == b"served"
+
+
 def test_before_that_it_gets_one_which_it_understands(served):
     with Micromsg2Peer(served) as peer:
         assert peer.hello("telepathy", minor=1).text == ("Server does not support the following extensions: telepathy")

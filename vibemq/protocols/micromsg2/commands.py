@@ -388,9 +388,9 @@ def subscribe_agreed(session: Micromsg2Session) -> None:
     extension = session.agreed.properties.get(ExtensionName.SUBSCRIBE)
     if extension is None:
         return
-    command = Command(
-        session, ExtensionName.SUBSCRIBE, {key.lower(): [value] for key, value in extension.properties.items()}
-    )
+    pairs = {key.lower(): [value] for key, value in extension.properties.items()}
+    pairs.pop("id", None)  # of a command, which this is not: what it said need not be such as an answer can hold
+    command = Command(session, ExtensionName.SUBSCRIBE, pairs)
     try:
         start(command)
     except Exception as problem:
