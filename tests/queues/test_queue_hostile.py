@@ -5,12 +5,14 @@ import os
 import socket
 import struct
 
+import peer as streams_peer
 import pytest
 from queue_peer import Command, QueuePeer, Refused, attempts, payload, payloads, wait_until
 from running import broker, resident_bytes
 
 from vibemq.protocols.native.codec import encode_body, encode_frame
 from vibemq.protocols.native.spec import FRAME_BODY_BYTES_MAX_DEFAULT
+from vibemq.protocols.streams.codec import SubBatch
 
 UNACKED = int(os.environ.get("VIBEMQ_UNACKED", "1000000"))
 UNACKED_BYTES_EACH_MAX = 400  # of the worker's memory, for a message in flight with a short id
@@ -278,3 +280,28 @@ def test_a_million_unacknowledged_messages_take_little_memory_and_all_can_be_ack
         assert payload(publisher.ask(Command.LIST_QUEUES)) == ["q"]
         consumer.close()
         publisher.close()
+
+
+# ---- publishers of another door ----
+
+
+@pytest.mark.parametrize("dead_letter", [False, True], ids=["dropped", "dead-lettered"])
+def test_sub_batches_that_cannot_be_unpacked_leave_the_queue_with_one_line_of_the_log(tmp_path, capfd, dead_letter):
+    """Twenty bytes may say that they are 65,535 messages."""
+    bad = SubBatch(compression=2, records=65_535, uncompressed_size=4 * 65_535, body=b"not snappy")
+    with (
+        broker(tmp_path, workers=1) as running,
+        streams_peer.connected(running) as streams,
+        QueuePeer(running) as consumer,
+    ):
+        consumer.create("q", enableDeadLetterQueue=dead_letter)
+        streams.declare("q", 1)
+        streams.publish([(1, bad), (2, bad), (3, b"the end")], 1)
+        assert streams.confirmed(3, 1) == [1, 2, 3]
+        consumer.subscribe("q")
+        found = consumer.take(1)
+        assert payloads(found) == ["the end"]
+        consumer.ack(*found)
+        consumer.await_counts("q", 0)
+    said = capfd.readouterr().err
+    assert said.count("ERR_CORRUPT") == 1, said

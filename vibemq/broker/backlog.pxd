@@ -31,6 +31,7 @@ cdef class Backlog(Decider):
     cdef int64_t synced_ms
     cdef bint moved                   # something was handed out since the last tick
     cdef bint fetching                # a helper thread reads ahead
+    cdef uint64_t unreadable_end      # of the last new messages that cannot be read
     cdef object timer
     cdef object expiry
     cdef uint64_t heard               # the log's next offset when news came last

@@ -34,6 +34,7 @@ cdef enum:
     BLOCKS_PER_TURN = 4
     SYNC_EVERY_MS = 10_000   # of a queue with durability `disk`: what was settled since then comes again after a power cut
     DROPPED_LOG_MS = 60_000  # between two words on messages that nothing keeps: a flood must not fill the disk
+    UNREADABLE_AT_ONCE = 256  # messages of sub-batches that cannot be unpacked, of 65,535 each at worst
     MAKING_MS = 50           # until a dead-letter queue that is being made is asked for again
 
 cdef uint64_t NOWHERE = <uint64_t> -1
@@ -45,6 +46,7 @@ cdef class Backlog(Decider):
         self.queue, self.make_dead_letter_queue = queue, make_dead_letter_queue
         self.raw, self.control = queue.raw, queue.control
         self.delayed, self.graves, self.burying, self.dead = [], [], {}, set()
+        self.unreadable_end = NOWHERE
         self.timer = queue.table.timers.timer(self._on_time)
         self.cursor = Cursor(queue.table.messages, queue.stream.log, queue.key)
         self.probe = Probe(queue.table.messages, queue.stream.log, queue.key)
@@ -159,6 +161,7 @@ cdef class Backlog(Decider):
     cdef err _pick_new(self, message_view *m) except *:
         cdef err e
         cdef fault f
+        cdef int unreadable = 0
         while True:
             e = self.cursor.next(m, &f)
             if e == OK:
@@ -169,18 +172,26 @@ cdef class Backlog(Decider):
             if e == ERR_END:
                 return e
             if e == ERR_CORRUPT and m.offset != NOWHERE:
-                logger.error("queue %s: message %d cannot be read", self.queue.name, m.offset)
                 if self._make_entry(m) < 0:
                     self.cursor.seek(m.offset)
                     return ERR_END
+                if m.offset != self.unreadable_end:
+                    logger.error("queue %s: message %d, and those behind it that cannot be read either: %s",
+                                 self.queue.name, m.offset, storage_error(e, &f))
+                self.unreadable_end = m.offset + 1
                 self._bury(m.offset, FailureReason.DESERIALIZATION_ERROR, 0)
+                unreadable += 1
+                if unreadable == UNREADABLE_AT_ONCE:
+                    self.timer.at_most(self.queue.table.now_ms)
+                    return ERR_END
                 continue
             if e == ERR_NOT_CACHED:
                 return self._failed_read(e, m, self.cursor)
             if e == ERR_CORRUPT:
                 logger.error("queue %s: %s: its messages are passed over", self.queue.name, storage_error(e, &f))
-                self.cursor.pass_damage()
-                continue
+                e = self.cursor.pass_damage(&f)
+                if e == OK:
+                    continue
             if e == ERR_NOT_FOUND:
                 self._skip_dropped()
                 self.next = max(self.next, core.ledger_next(self.control))

@@ -29,6 +29,7 @@ cdef class Consumer:
     cdef dict returned                # of a fan-out with a home elsewhere: copies given back that come again
     cdef uint32_t settled_count
     cdef bint queued, fetching
+    cdef bint told                    # the log was told of a message that it cannot be given
 
     cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1
     cdef uint64_t lowest(self) noexcept

@@ -49,8 +49,10 @@ cdef class Consumer:
         else:
             self.unordered = True
         if queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
-            if self.write(m, id, id_size, attempts) == UNDELIVERABLE:
-                logger.warning("queue %s: message %d cannot be given to %s", queue.name, m.offset, self)
+            if self.write(m, id, id_size, attempts) == UNDELIVERABLE and not self.told:
+                self.told = True
+                logger.warning("queue %s: message %d cannot be given to %s, nor will others like it", queue.name,
+                               m.offset, self)
             return 0
         slot = self.deliveries.add(&self.own, self.number, m.offset, id, id_size, attempts, strikes,
                                    queue.table.now_ms)

@@ -64,6 +64,7 @@ cdef class Cursor(Place):
     cdef uint64_t entry_first      # offset of that entry's first message
 
     cdef err next(self, message_view *out, fault *f) noexcept
+    cdef err pass_damage(self, fault *f) noexcept
     cdef void seek(self, uint64_t offset) noexcept
 
 

@@ -140,20 +140,20 @@ cdef class Messages:
         cdef err e
         entry_bytes[0] = records[0] = 0
         if entry_position >= c.header.data_bytes or core.chunk_entry_next(&at, end, &entry) != OK:
-            return ERR_CORRUPT
+            return core.fault_set(f, ERR_CORRUPT, 0, "an entry of its chunk", entry_position, 0, 0)
         entry_bytes[0], records[0] = <uint32_t> (at - start) - entry_position, entry.records
         out.segment, out.index = segment, index
         out.place = (position << 32) | entry_position
         out.timestamp_ms = c.header.timestamp_ms
         if index >= entry.records:
-            return ERR_CORRUPT
+            return core.fault_set(f, ERR_CORRUPT, 0, "an entry of its chunk", entry_position, index + <uint64_t> 1, entry.records)
         if not entry.is_sub_batch:
             out.data, out.size = entry.body, entry.body_bytes
         else:
             e = self._sub_batch(c, out.place, entry.body, entry.body_bytes, entry.uncompressed_bytes, entry.compression,
                                 index, out)
             if e != OK:
-                return e
+                return core.fault_set(f, e, 0, "a sub-batch of its chunk", entry_position, 0, 0)
         out.is_amqp = core.amqp_parse(out.data, out.size, &out.amqp) == OK
         return OK
 
@@ -281,7 +281,7 @@ cdef class Cursor(Place):
         """The message at `offset` (or the next there is: then `offset` has moved), and move past it.
 
         ERR_END: none yet.  ERR_NOT_CACHED: read ahead from `raw`.  ERR_CORRUPT with `out.offset` set: this message
-        cannot be read and is passed over; with out.offset 2^64-1 the chunk cannot: call ``pass_damage``.
+        cannot be read and is passed over; with out.offset 2^64-1 the chunk cannot: ``pass_damage`` goes on.
         ERR_NOT_FOUND: retention took it.  ERR_IO, ERR_NO_MEMORY.
         """
         cdef cached_chunk *c
@@ -334,12 +334,13 @@ cdef class Cursor(Place):
                 self.entry_first += records
             return e
 
-    def pass_damage(self):
-        """Move past a chunk that is damaged on disk."""
-        cdef fault f
-        if self.open and core.reader_skip_damaged(&self.raw, &f) == OK:
+    cdef err pass_damage(self, fault *f) noexcept:
+        """Move past the chunk at which ``next`` found damage.  ERR_IO and the like: it stands where it stood."""
+        cdef err e = core.reader_skip_damaged(&self.raw, f) if self.open else ERR_CORRUPT  # of `next`, with its fault
+        if e == OK:
             self.entry_position = 0
             self.offset = max(self.offset, self.raw.next_offset)
+        return e
 
 
 cdef class Probe(Place):

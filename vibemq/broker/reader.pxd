@@ -3,6 +3,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from vibemq.broker.messages cimport Cursor, message_view
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport StreamUser
+from vibemq.storage.core cimport err, fault
 
 
 # Goes over a log, a queue's or a stream's, and takes nothing away from anybody.  The last four methods are the door's.
@@ -23,6 +24,7 @@ cdef class LogReader(StreamUser):
     # Write as much as there is room for: after the start, and whenever there is room again.
     cpdef pump(self)
     cdef int _write(self) except -1
+    cdef int _end_unread(self, err e, fault *f) except -1
     cdef int _wait_a_turn(self) except -1
     cdef bint room(self) noexcept
     # UNDELIVERABLE: it is passed over.  `id` is what the message is called; the bytes are only valid during the call.

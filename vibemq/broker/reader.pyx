@@ -138,15 +138,21 @@ cdef class LogReader(StreamUser):
                 passed_over += PASSED_OVER_BYTES_MIN
             elif e == ERR_CORRUPT:
                 logger.error("stream %s: passed over: %s", self.stream.name, storage_error(e, &f))
-                self.cursor.pass_damage()
                 passed_over = PASSED_OVER_BYTES_PER_TURN
+                e = self.cursor.pass_damage(&f)
+                if e != OK:
+                    self._end_unread(e, &f)
             elif e == ERR_NOT_FOUND and not looked_again:
                 looked_again = True  # retention took the segment: what is left begins behind it
                 self.cursor.close()
             else:
-                problem = storage_error(e, &f)
-                logger.error("stream %s: cannot be read: %s", self.stream.name, problem)
-                self._end(problem)
+                self._end_unread(e, &f)
+        return 0
+
+    cdef int _end_unread(self, err e, fault *f) except -1:
+        problem = storage_error(e, f)
+        logger.error("stream %s: cannot be read: %s", self.stream.name, problem)
+        self._end(problem)
         return 0
 
     cdef int _wait_a_turn(self) except -1:

@@ -25,6 +25,7 @@ cdef extern from "base/error.h" nogil:
 
     const char *error_name(err code)
     size_t fault_format(const fault *f, char *out, size_t size)
+    err fault_set(fault *f, err code, int sys_errno, const char *where, uint64_t position, uint64_t needed, uint64_t had)
 
 
 cdef extern from "base/bytes.h" nogil:
