@@ -6,6 +6,7 @@ import pytest
 from micromsg2_peer import code, connected
 from running import broker
 
+from vibemq.broker.admission import SUBSCRIPTIONS_MAX
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.micromsg2.codec import Command, ExtensionFrame, ack_sequence, encode_command
 from vibemq.protocols.streams.codec import SubBatch
@@ -64,6 +65,17 @@ def test_a_command_with_an_endless_id_is_refused(peer, name, command):
     assert code(peer.error()) == "BAD_COMMAND"
     peer.ping()
     assert peer.info(name)["consumers"] == 0
+
+
+def test_a_connection_has_a_limited_number_of_subscriptions(tmp_path):
+    with broker(tmp_path, workers=1) as running, connected(running) as peer:
+        for at in range(SUBSCRIPTIONS_MAX):
+            peer.subscribe(f"q{at}")
+        peer.command("subscribe", destination="one-more")
+        assert code(peer.error()) == "LIMIT_EXCEEDED"
+        peer.subscribe("q0")
+        peer.command("unsubscribe", destination="q1")
+        peer.subscribe("one-more")
 
 
 # ---- a peer's share of a turn ----
