@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stored offsets: the last store counts, on every worker and after every restart, and they end with their stream."""
 
-
 import pytest
 from peer import connected, kill, on_every_worker, wait_until
 from running import broker
