@@ -71,6 +71,7 @@ struct ledger_word {
     uint32_t priority, attempts, worker, life, index, strikes;
 };
 #define LEDGER_LIFE_MASK 0x7FFu
+#define LEDGER_GENERATION_MASK 0xFFFFFFu
 
 static inline uint64_t ledger_pack(struct ledger_word w)
 {
@@ -110,6 +111,20 @@ struct ledger_control {
     _Atomic uint64_t delivered, redelivered, acked, expired, dropped, dead_lettered;
 };
 _Static_assert(sizeof(struct ledger_control) <= LEDGER_CONTROL_BYTES, "the control page is one page");
+
+/* Before any worker lives: nobody is home and nobody consumes, so what was in flight waits again.  What a home works
+ * out for itself (which messages those are) stays as it is. */
+static inline void ledger_disown(struct ledger_control *c)
+{
+    uint64_t base = atomic_load(&c->base), departed = atomic_load(&c->departed), lost = atomic_load(&c->in_flight);
+    /* Copies of a fan-out are more than messages: at most all that is not settled waits. */
+    atomic_store(&c->departed, departed > base && departed - base > lost ? departed - lost : base);
+    atomic_store(&c->home, atomic_load(&c->home) & LEDGER_GENERATION_MASK);
+    atomic_store(&c->workers, 0);
+    atomic_store(&c->blocked, 0);
+    atomic_store(&c->consumers, 0);
+    atomic_store(&c->in_flight, 0);
+}
 
 /* What a handle knows of a block. */
 struct ledger_block {

@@ -397,6 +397,28 @@ static int keep_line(void *context, const char *text)
     return lines->count >= lines->most;
 }
 
+TEST(what_was_in_flight_waits_again_when_nobody_lives)
+{
+    struct ledger *l = help_ledger(help_directory(), 10);
+    struct ledger_control *c = ledger_control(l);
+    atomic_store(&c->home, UINT64_C(3) << 48 | UINT64_C(7) << 24 | 5);
+    atomic_store(&c->departed, 30);
+    atomic_store(&c->in_flight, 8);
+    atomic_store(&c->consumers, 2);
+    atomic_store(&c->workers, 6);
+    atomic_store(&c->blocked, 2);
+    ledger_disown(c);
+    EXPECT_EQ(22, atomic_load(&c->departed));
+    EXPECT_EQ(5, atomic_load(&c->home)); /* its generation, which no later home may have again */
+    EXPECT_EQ(0, atomic_load(&c->in_flight) + atomic_load(&c->consumers) + atomic_load(&c->workers) +
+                     atomic_load(&c->blocked));
+
+    atomic_store(&c->in_flight, 50); /* copies of a fan-out: not all of them a message of its own */
+    ledger_disown(c);
+    EXPECT_EQ(10, atomic_load(&c->departed));
+    ledger_close(l);
+}
+
 TEST(a_page_and_a_block_are_printed)
 {
     const char *d = help_directory();

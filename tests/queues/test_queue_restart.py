@@ -25,6 +25,7 @@ from queue_peer import (
 from running import broker
 
 from vibemq.protocols.native.codec import encode_frame
+from vibemq.storage.ledger import queue_stats
 
 SHORT = ("--set", "server.shutdown_timeout_s=2")
 ROUND_ROBIN, FAN_OUT_WITH_ACK, FAN_OUT_WITHOUT_ACK, PRIORITY_BASED = range(4)
@@ -44,6 +45,12 @@ def served_until(stop, folder, workers=2):
 def new_worker(running, worker, old_pid):
     """Until the supervisor has replaced it."""
     wait_until(lambda: worker_pid(running, worker) not in (0, old_pid), "a new worker")
+
+
+def directory_of(data):
+    """Of the only queue there is."""
+    (ledger,) = (data / "streams").glob("*/ledger")
+    return str(ledger.parent)
 
 
 # ---- all processes ----
@@ -77,9 +84,44 @@ def test_counts_are_right_after_a_restart_before_anybody_uses_the_queue(tmp_path
         peer.publish_all("q", range(6))
         peer.take(4)
         peer.await_counts("q", 2, 4)
-    with served_until("clean", tmp_path) as running, QueuePeer(running) as peer:
-        peer.await_counts("q", 6, 0)
-        peer.await_subscribers("q", 0)
+    with served_until("clean", tmp_path) as running:
+        shown = queue_stats(directory_of(tmp_path), 6)
+        assert (shown.waiting, shown.in_flight, shown.consumers) == (6, 0, 0), "nobody has asked a worker yet"
+        with QueuePeer(running) as peer:
+            assert peer.info("q")["subscriberCount"] == 0
+            assert peer.counts("q") == (6, 0)
+
+
+def test_what_a_killed_worker_had_is_shown_as_waiting_though_nobody_uses_the_queue(tmp_path):
+    with broker(tmp_path, workers=1) as running:
+        with QueuePeer(running) as peer:
+            peer.create("q")
+            peer.subscribe("q", prefetch=4)
+            peer.publish_all("q", range(6))
+            peer.take(4)
+            peer.await_counts("q", 2, 4)
+            directory = directory_of(tmp_path)
+            old = worker_pid(running, 0)
+            kill(old)
+        new_worker(running, 0, old)
+        wait_until(lambda: queue_stats(directory, 6)[:3] == (6, 0, 0), "the figures of its successor")
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_broker_that_ends_is_no_failed_attempt(tmp_path, stop):
+    """However often: the message has done nothing, and nor has its consumer."""
+    for number in range(4):
+        with contextlib.ExitStack() as stays:
+            with served_until(stop, tmp_path) as running:
+                peer = stays.enter_context(QueuePeer(running))
+                if number == 0:
+                    peer.create("q", maxRetryAttempts=2)
+                    peer.publish("q", "precious")
+                peer.subscribe("q")
+                assert attempts(peer.delivery()) == number + 1
+    with broker(tmp_path) as running, QueuePeer(running) as peer:
+        peer.subscribe("q")
+        assert payload(peer.delivery()) == "precious"
 
 
 @pytest.mark.parametrize("stop", STOPS)

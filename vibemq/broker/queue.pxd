@@ -26,6 +26,7 @@ cdef class QueueParts:
     cdef list reports                 # consumers with something to tell a home on another worker
     cdef uint32_t next_consumer
     cdef readonly int64_t now_ms      # the loop's clock, taken once a turn
+    cdef public bint ending           # this worker says goodbye to everybody
     cdef public int64_t access_generation  # of admin.permissions.Accesses, for sessions to compare
 
 

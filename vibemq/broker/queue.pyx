@@ -40,13 +40,12 @@ from vibemq.errors import StorageError
 logger = logging.getLogger(__name__)
 
 cdef enum:
-    GENERATION_MASK = 0xFFFFFF
     EPOCH_MASK = 0xFFFFFF
     OVERDUE_BUDGET = 4096    # messages given back in one turn because no acknowledgement came
 
 
 cdef inline uint64_t home_word(uint32_t worker, uint32_t epoch, uint64_t generation) noexcept:
-    return (<uint64_t> worker + 1) << 48 | <uint64_t> (epoch & EPOCH_MASK) << 24 | (generation & GENERATION_MASK)
+    return (<uint64_t> worker + 1) << 48 | <uint64_t> (epoch & EPOCH_MASK) << 24 | (generation & core.LEDGER_GENERATION_MASK)
 
 
 cdef class QueueParts:
@@ -222,9 +221,10 @@ cdef class Queue(StreamUser):
         """It is gone: what it had in flight is ready again, in its old order.
 
         `lost`: without a goodbye.  Clients work in order, so the oldest message may have been what went wrong, and
-        counts as a failed attempt; the others were never begun.
+        counts as a failed attempt; the others were never begun.  Where this worker ends, nothing of it is theirs.
         """
         cdef size_t i
+        lost = lost and not self.table.ending
         if consumer.queue is not self:
             return
         self.check_home()
@@ -412,7 +412,7 @@ cdef class Queue(StreamUser):
             return 0
         if self.home is not None:  # handed over
             self._leave_home()
-        if self.consumers and self.told != <uint32_t> (home & GENERATION_MASK):
+        if self.consumers and self.told != <uint32_t> (home & core.LEDGER_GENERATION_MASK):
             self._tell_home(home)
         return 0
 
@@ -427,7 +427,7 @@ cdef class Queue(StreamUser):
         core.ledger_trim(self.raw)  # another home may have dropped blocks that are mapped here
         self.becoming = True
         try:
-            self.home = self.table.make_home(self, home & GENERATION_MASK)
+            self.home = self.table.make_home(self, home & core.LEDGER_GENERATION_MASK)
         except (OSError, StorageError):
             if not core.control_is_deleted(self.stream.log.control):
                 raise
@@ -442,7 +442,7 @@ cdef class Queue(StreamUser):
         cdef uint64_t theirs = home_word(worker, core.doorbell_epoch(self.table.board.raw, worker), home + 1)
         self._leave_home()
         if core.ledger_home_swap(self.control, home, theirs):
-            self._send(worker, LETTER_YOURS, <uint32_t> (theirs & GENERATION_MASK), None, 0)
+            self._send(worker, LETTER_YOURS, <uint32_t> (theirs & core.LEDGER_GENERATION_MASK), None, 0)
         self.close_if_unused()
 
     def _leave_home(self):
@@ -456,7 +456,7 @@ cdef class Queue(StreamUser):
         cdef Consumer consumer
         cdef int32_t slot
         cdef size_t i
-        self.told = home & GENERATION_MASK
+        self.told = home & core.LEDGER_GENERATION_MASK
         for consumer in self.consumers.values():
             consumer.received = 0
             consumer.settled_count = 0
@@ -526,7 +526,7 @@ cdef class Queue(StreamUser):
         """A home elsewhere gives a message to one of our consumers."""
         cdef Consumer consumer
         cdef uint64_t home = core.ledger_home(self.control)
-        if what.generation != <uint32_t> (home & GENERATION_MASK):
+        if what.generation != <uint32_t> (home & core.LEDGER_GENERATION_MASK):
             return 0  # from a home that is gone; its successor makes the message ready again
         found = self.consumers.get(what.consumer)
         if found is None:
@@ -683,4 +683,4 @@ cdef class Queue(StreamUser):
     def _vacate(self):
         cdef uint64_t home = core.ledger_home(self.control)
         if <uint32_t> (home >> 48) - 1 == self.worker:
-            core.ledger_home_swap(self.control, home, home & GENERATION_MASK)
+            core.ledger_home_swap(self.control, home, home & core.LEDGER_GENERATION_MASK)

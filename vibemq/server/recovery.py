@@ -18,6 +18,7 @@ from collections.abc import Mapping
 import vibemq.storage.log as logs
 from vibemq.errors import StorageError, VibeMQError
 from vibemq.storage.arguments import log_options
+from vibemq.storage.ledger import disown
 from vibemq.storage.metadata import Metadata, StreamRecord
 from vibemq.storage.offsets import StoredOffsets
 
@@ -77,7 +78,11 @@ def _recover(
     if report.ran:
         _pull_back_offsets(record)
     has_ledger = os.path.exists(os.path.join(record.directory, "ledger"))
-    if record.queue is not None and (report.ran or not has_ledger) and logs.ledger_recover(record.directory):
+    if record.queue is None:
+        return report
+    if not report.ran and has_ledger:
+        disown(record.directory)
+    elif logs.ledger_recover(record.directory):
         log.warning("queue %r: what was settled is not known any more; what is kept is delivered again", record.name)
     return report
 

@@ -46,6 +46,7 @@ from vibemq.server.helpers import Helpers
 from vibemq.server.inquiry import Inquiries
 from vibemq.server.turn import Loop
 from vibemq.storage.groups import GroupTable
+from vibemq.storage.ledger import has_consumers_of
 from vibemq.storage.log import Board
 from vibemq.storage.mail import Mail
 from vibemq.storage.metadata import Metadata
@@ -137,29 +138,38 @@ class Worker:
             self.loop.attend(context.inquiry.fileno(), inquiries.answer_one)
 
     def _adopt(self) -> None:
-        """Queues whose messages expire have a home as long as the broker runs, used or not."""
+        """Queues whose messages expire have a home as long as the broker runs, used or not.
+
+        And if this worker's predecessor was home to a queue when it died, somebody says what is true of it now.
+        """
 
         def look() -> list[tuple[str, str]]:
             return [
                 (record.vhost, record.name)
                 for record in self.queues.metadata.queues(DEFAULT_VHOST)
-                if has_ttl(record.queue)
+                if has_ttl(record.queue) or self._was_home_to_consumers(record.directory)
             ]
 
         def found(names: list[tuple[str, str]] | None, error: BaseException | None) -> None:
             if error is not None:
-                logger.error("queues whose messages expire cannot be listed: %s", error)
+                logger.error("queues that need a home cannot be listed: %s", error)
             self.adopting = names or []
             self._adopt_some(0)
 
         self.helpers.submit(look, found)
+
+    def _was_home_to_consumers(self, directory: str) -> bool:
+        try:
+            return has_consumers_of(directory, self.context.index)
+        except StorageError:
+            return True  # opening it says what is wrong
 
     def _adopt_some(self, now_ms: int) -> None:
         for virtual_host, name in self.adopting[:ADOPTED_PER_TURN]:
             try:
                 self.queues.find(virtual_host, name).adopt()
             except VibeMQError as problem:
-                logger.error("queue %s: its messages do not expire now: %s", name, problem)
+                logger.error("queue %s: has no home now, so its messages do not expire: %s", name, problem)
         del self.adopting[:ADOPTED_PER_TURN]
         if self.adopting:
             self.adopt_timer.set(self.queues.now_ms + 1)
@@ -210,6 +220,7 @@ class Worker:
             logger.warning("the supervisor is gone: finishing and ending")
         timeout_s = ORPHAN_TIMEOUT_S if orphan else self.context.config.server.shutdown_timeout_s - END_EARLY_S
         deadline = time.monotonic() + timeout_s - min(END_MARGIN_S, timeout_s / 4)
+        self.queues.ending = True
         self.loop.drain()
         while (self.loop.connections or self.helpers.running) and time.monotonic() < deadline:
             self.loop.turn()

@@ -120,7 +120,7 @@ cdef extern from "ledger/ledger.h" nogil:
 
     enum:
         LEDGER_ATTEMPTS_MAX
-        LEDGER_LIFE_MASK
+        LEDGER_LIFE_MASK, LEDGER_GENERATION_MASK
 
     struct ledger:
         pass

@@ -3,7 +3,8 @@
 
 The page is read as a file and never mapped, so a reader cannot change it.  Each word is of some instant during the
 read, and words of different instants may stand side by side.  What is in flight, and how many consumers there are, is
-what the last home wrote: where it was killed, they are right again once another worker has come home.
+what the last home wrote: a worker that takes a dead one's seat comes home where that told of consumers, and nothing
+is left of either when the broker starts (`disown`).
 """
 
 import os
@@ -20,8 +21,9 @@ cdef extern from "ledger/ledger.h" nogil:
         _VERSION "LEDGER_VERSION"
     struct ledger_control:
         uint32_t magic, version
-        uint64_t departed, consumers, in_flight
+        uint64_t home, departed, consumers, in_flight
         uint64_t delivered, redelivered, acked, expired, dropped, dead_lettered
+    void ledger_disown(ledger_control *c)
 
 
 class QueueStats(NamedTuple):
@@ -41,9 +43,41 @@ class QueueStats(NamedTuple):
 def queue_stats(str directory, uint64_t next_offset) -> QueueStats:
     """``next_offset``: the log's.  Raises StorageError, with ERR_NOT_FOUND where there is no ledger (any more)."""
     cdef ledger_control page
-    cdef Py_ssize_t needed = sizeof(page)
+    _read(directory, &page)
+    waiting = next_offset - page.departed if next_offset > page.departed else 0
+    return QueueStats(waiting, page.in_flight, page.consumers, page.delivered, page.redelivered, page.acked,
+                      page.expired, page.dropped, page.dead_lettered)
+
+
+def has_consumers_of(str directory, uint32_t worker) -> bool:
+    """Does it tell of consumers, or of messages with them, by the word of a home on that worker?"""
+    cdef ledger_control page
+    _read(directory, &page)
+    return page.home >> 48 == worker + <uint64_t> 1 and (page.consumers or page.in_flight)
+
+
+def disown(str directory) -> None:
+    """Nobody lives who was home or had consumers; only before the first worker starts.  Raises StorageError."""
+    cdef ledger_control page
+    _read(directory, &page)
+    if page.home >> 48 or page.consumers or page.in_flight:
+        ledger_disown(&page)
+        path = _path(directory)
+        try:
+            with open(path, "r+b", buffering=0) as file:
+                file.write((<char *> &page)[:sizeof(page)])
+        except OSError as problem:
+            raise StorageError("ERR_IO", f"{path}: {problem.strerror}") from problem
+
+
+def _path(directory):
+    return os.path.join(directory, "ledger")
+
+
+cdef int _read(str directory, ledger_control *page) except -1:
+    cdef Py_ssize_t needed = sizeof(page[0])
     cdef bytes read
-    path = os.path.join(directory, "ledger")
+    path = _path(directory)
     try:
         with open(path, "rb", buffering=0) as file:
             read = file.read(needed)
@@ -51,9 +85,7 @@ def queue_stats(str directory, uint64_t next_offset) -> QueueStats:
         raise StorageError("ERR_NOT_FOUND" if isinstance(problem, FileNotFoundError) else "ERR_IO",
                            f"{path}: {problem.strerror}") from problem
     if len(read) == needed:
-        memcpy(&page, <const char *> read, sizeof(page))
+        memcpy(page, <const char *> read, needed)
     if len(read) < needed or page.magic != _MAGIC or page.version != _VERSION:
         raise StorageError("ERR_CORRUPT", f"{path} is no ledger's page of version {_VERSION}")
-    waiting = next_offset - page.departed if next_offset > page.departed else 0
-    return QueueStats(waiting, page.in_flight, page.consumers, page.delivered, page.redelivered, page.acked,
-                      page.expired, page.dropped, page.dead_lettered)
+    return 0
