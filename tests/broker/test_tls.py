@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 from authority import Authority, Identity
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from peer import DEADLINE_S, Peer, publish_frame, readable, wait_until
 from running import Running, broker
 
@@ -315,6 +318,13 @@ def test_a_client_with_a_certificate_of_the_authority_is_let_in_as_itself(
         assert "EXTERNAL" in peer.ask(Key.SASL_HANDSHAKE).mechanisms
 
 
+def test_a_client_whose_certificate_is_not_in_canonical_form_is_let_in_by_its_password(
+    checking: tuple[str, Running], authority: Authority
+) -> None:
+    with secure(checking[1], authority.client_context(loosely_encoded(authority, "loose"))) as peer:
+        peer.open()
+
+
 def test_a_client_with_a_certificate_of_a_stranger_is_not_let_in(
     checking: tuple[str, Running], authority: Authority, stranger: Authority
 ) -> None:
@@ -336,6 +346,25 @@ def refused(running: Running, context: ssl.SSLContext) -> None:
     """In TLS 1.3 a client hears it only when it reads."""
     with pytest.raises((ssl.SSLError, ConnectionError)), secure(running, context) as peer:
         peer.ask(Key.PEER_PROPERTIES, properties={})
+
+
+def loosely_encoded(authority: Authority, name: str) -> Identity:
+    """As some authorities write it: that an extension is not critical is said, where DER leaves it out."""
+    issued = authority.issue(name)
+    key = serialization.load_pem_private_key(Path(authority.own.key).read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    strict = x509.load_pem_x509_certificate(Path(issued.certificate).read_bytes())
+    critical, not_critical = b"\x01\x01\xff", b"\x01\x01\x00"
+    signed = strict.tbs_certificate_bytes
+    assert signed.count(critical) == 1
+    loose = signed.replace(critical, not_critical)
+    signature = key.sign(loose, ec.ECDSA(hashes.SHA256()))
+    _, _, behind = strict.public_bytes(serialization.Encoding.DER).partition(signed)
+    algorithm = behind[: 2 + behind[1]]
+    whole = loose + algorithm + bytes([3, len(signature) + 1, 0]) + signature
+    pem = ssl.DER_cert_to_PEM_cert(b"\x30\x82" + len(whole).to_bytes(2, "big") + whole)
+    Path(issued.certificate).write_text(pem)
+    return issued
 
 
 # ---- new certificates ----

@@ -80,7 +80,11 @@ class Certificates:
         ``subject``: in their order, groups of pairs of a name (RFC 4514; else a dotted number) and its value.
         ``subjectAltName``: pairs of a kind and a name.  What cannot be read is empty.
         """
-        certificate = connection.get_peer_certificate(as_cryptography=True)
+        try:
+            certificate = connection.get_peer_certificate(as_cryptography=True)
+        except ValueError as problem:  # cryptography is stricter than OpenSSL, which has checked it and let it in
+            logger.warning("a client's certificate cannot be read for the names in it: %s", problem)
+            return {"subject": (), "subjectAltName": ()}
         if certificate is None:
             return None
         return {"subject": _subject(certificate), "subjectAltName": _alternatives(certificate)}
