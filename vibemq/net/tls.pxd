@@ -9,6 +9,7 @@ cdef class Tls:
     cdef object connection              # OpenSSL.SSL.Connection: owns what `end` points to
     cdef OpensslEnd end
     cdef str peer
+    cdef bytes held                     # ciphertext that was read and OpenSSL was not given yet; None
     cdef bytes unsent                   # ciphertext that the socket did not take, from unsent_head on; None
     cdef size_t unsent_head
     cdef readonly bint established      # the handshake is over
