@@ -17,7 +17,7 @@ import ipaddress
 
 from libc.stdint cimport uintptr_t
 
-from vibemq.errors import SetupError
+from vibemq.errors import SetupError, UserError
 
 ctypedef int (*of_end)(void *) noexcept nogil
 ctypedef int (*of_result)(void *, int) noexcept nogil
@@ -145,18 +145,21 @@ def check(connection) -> None:
 
 
 def expect(connection, host: str) -> None:
-    """Of a client: ask for this host, a name or an address, and take nobody else."""
+    """Of a client: ask for this host, a name or an address, and take nobody else.  Raises UserError."""
     check(connection)
     wanted = library.SSL_get0_param(connection._ssl)
     try:
         address = ipaddress.ip_address(host).packed
-        taken = library.X509_VERIFY_PARAM_set1_ip(wanted, address, len(address))
     except ValueError:
-        name = host.encode()
+        name = _dns_name(host)
+        library.X509_VERIFY_PARAM_set_hostflags(wanted, library.X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS)
+        # OpenSSL takes any name where it is to look for none, and any below a name that begins with a dot.
+        if not name or name.startswith(b".") or not library.X509_VERIFY_PARAM_set1_host(wanted, name, len(name)):
+            raise UserError(f"{host!r} is no host name that a server's certificate could show") from None
         connection.set_tlsext_host_name(name)
-        taken = library.X509_VERIFY_PARAM_set1_host(wanted, name, len(name))
-    if not taken:
-        raise MemoryError
+    else:
+        if not library.X509_VERIFY_PARAM_set1_ip(wanted, address, len(address)):
+            raise MemoryError
 
 
 def reason(connection) -> str:
@@ -199,6 +202,14 @@ cdef int _load() except -1:
 
 cdef void *_pointer(owned) except NULL:
     return <void *> <uintptr_t> int(ffi.cast("uintptr_t", owned))
+
+
+def _dns_name(host: str) -> bytes:
+    """As DNS and certificates write it; b"" when it is no name."""
+    try:
+        return host.encode("idna")
+    except UnicodeError:
+        return b""
 
 
 def _text(words) -> str:

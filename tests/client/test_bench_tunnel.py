@@ -40,14 +40,15 @@ def carry(source: socket.socket, target: socket.socket, most: int) -> None:
         while data := source.recv(READ_BYTES):
             for start in range(0, len(data), most):
                 target.send(data[start : start + most])
+    with suppress(OSError):  # whoever waits at the other end hears of it, even where this end was reset
         target.shutdown(socket.SHUT_WR)
 
 
 @contextmanager
-def served(authority: Authority, most: int = READ_BYTES) -> Iterator[socket.socket]:
-    """A socket that an echoing server for localhost listens to; what comes from it is cut to `most` bytes."""
+def served(authority: Authority, most: int = READ_BYTES, names: str = "") -> Iterator[socket.socket]:
+    """A socket that an echoing server for localhost, or `names`, listens to; what comes is cut to `most` bytes."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*authority.issue("server"))
+    context.load_cert_chain(*authority.issue("server", **({"names": f"subjectAltName=DNS:{names}"} if names else {})))
     inner, theirs = socket.socketpair()
     ours, outer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (inner, theirs, outer):
@@ -101,6 +102,26 @@ def test_an_address_is_looked_for_among_addresses(authority: Authority) -> None:
 @pytest.mark.parametrize("name", ["elsewhere.test", "127.0.0.2"])
 def test_a_server_with_another_name_is_refused(authority: Authority, name: str) -> None:
     with served(authority) as ours, pytest.raises(ConnectionError, match=r"certificate verify failed: .*mismatch"):
+        TunnelContext(authority.certificate).wrap_socket(ours, server_hostname=name)
+
+
+@pytest.mark.parametrize("name", ["", ".", ".localhost", "localhost.", "no name", "a" * 64])
+def test_what_names_no_server_is_refused(authority: Authority, name: str) -> None:
+    with served(authority) as ours, pytest.raises(UserError, match="no host name"):
+        TunnelContext(authority.certificate).wrap_socket(ours, server_hostname=name)
+
+
+@pytest.mark.parametrize(("shown", "name"), [("*.vibemq.test", "a.vibemq.test"), ("xn--bcher-kva.test", "bücher.test")])
+def test_a_server_may_show_a_pattern_or_the_form_of_a_name_in_dns(authority: Authority, shown: str, name: str) -> None:
+    with served(authority, names=shown) as ours:
+        TunnelContext(authority.certificate).wrap_socket(ours, server_hostname=name)
+
+
+@pytest.mark.parametrize(
+    ("shown", "name"), [("l*.vibemq.test", "local.vibemq.test"), ("*.vibemq.test", "a.b.vibemq.test")]
+)
+def test_a_pattern_stands_for_one_whole_label(authority: Authority, shown: str, name: str) -> None:
+    with served(authority, names=shown) as ours, pytest.raises(ConnectionError, match="mismatch"):
         TunnelContext(authority.certificate).wrap_socket(ours, server_hostname=name)
 
 
