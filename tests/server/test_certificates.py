@@ -39,6 +39,13 @@ def test_the_key_may_lie_in_the_certificates_file(authority: Authority, tmp_path
     Certificates(Tls(certificate=str(both)))
 
 
+def test_text_around_a_key_says_nothing_of_a_passphrase(authority: Authority, tmp_path: Path) -> None:
+    issued = authority.issue("described")
+    described = tmp_path / "described.key"
+    described.write_text("This key is not ENCRYPTED.\n" + Path(issued.key).read_text())
+    Certificates(Tls(certificate=issued.certificate, key=str(described)))
+
+
 def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path) -> None:
     first, second = authority.issue("first"), authority.issue("second")
     weak = authority.issue("weak", key=("rsa:1024",))
@@ -46,12 +53,18 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
     subprocess.run(
         ["openssl", "pkey", "-in", first.key, "-aes256", "-passout", "pass:secret", "-out", locked], check=True
     )
+    locked_in_the_old_way = str(tmp_path / "locked_in_the_old_way.key")
+    subprocess.run(
+        ["openssl", "ec", "-in", first.key, "-aes256", "-passout", "pass:secret", "-out", locked_in_the_old_way],
+        check=True, capture_output=True,
+    )  # fmt: skip
     nonsense = str(tmp_path / "nonsense")
     Path(nonsense).write_text("nonsense")
     good = {"certificate": first.certificate, "key": first.key}
     refused = {
         "tls.key .*second.* is not the key of .*first": Tls(certificate=first.certificate, key=second.key),
         "tls.key .*locked.* passphrase": Tls(certificate=first.certificate, key=locked),
+        "tls.key .*old_way.* passphrase": Tls(certificate=first.certificate, key=locked_in_the_old_way),
         "tls.certificate .*nonsense.* no certificate": Tls(certificate=nonsense, key=first.key),
         "tls.key .*nonsense.* no private key": Tls(certificate=first.certificate, key=nonsense),
         "tls.key is not set, holds no private key": Tls(certificate=first.certificate),

@@ -11,6 +11,7 @@ Importing this loads OpenSSL, 14 MB, so only a broker with [tls] does.
 """
 
 import logging
+import re
 from typing import Any
 
 from cryptography import x509
@@ -24,7 +25,8 @@ from vibemq.errors import ConfigError
 _OTHERS_KEY = ("key values mismatch", "key type mismatch", "no certificate assigned")
 #: What says that it is OpenSSL's TLS that does not want a certificate which could be read.
 _BY_TLS = "SSL routines"
-_KEY_BEGINS, _HAS_PASSPHRASE = b"PRIVATE KEY-----", b"ENCRYPTED"
+_KEY_BEGINS = b"PRIVATE KEY-----"
+_HAS_PASSPHRASE = re.compile(rb"^(-----BEGIN |Proc-Type:.*)ENCRYPTED", re.MULTILINE)
 _FILE_BYTES_MAX = 1 << 20  # what is looked at for messages: a chain of certificates has some KiB
 #: Up to TLS 1.2: keys that are made for one connection, encryption that no weak hash guards.
 _CIPHERS = b"@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES:!aNULL:!SHA1:!AESCCM"
@@ -174,7 +176,7 @@ def _use_key(context: SSL.Context, options: Tls) -> None:
     key = _read(path)
     if _KEY_BEGINS not in key:
         raise ConfigError(f"{named} holds no private key", hint="set tls.key to the PEM file of the certificate's key")
-    if _HAS_PASSPHRASE in key:  # OpenSSL would ask for it at the terminal
+    if _HAS_PASSPHRASE.search(key):  # OpenSSL would ask for it at the terminal
         raise ConfigError(
             f"{named} has a private key with a passphrase, which nobody can type for a service",
             hint=f"`openssl pkey -in {path} -out NEW` writes it without one",
