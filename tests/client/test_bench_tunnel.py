@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The load generator's TLS: what was sent arrives, however the socket cuts the records, from whom it is expected."""
 
+import os
 import random
 import socket
 import ssl
@@ -92,6 +93,20 @@ def test_who_does_not_wait_is_told_that_nothing_has_come(authority: Authority) -
         tunnel.setblocking(False)
         with pytest.raises(BlockingIOError):
             tunnel.recv_into(memoryview(bytearray(1)))
+
+
+def test_a_closed_tunnel_uses_no_socket_that_is_opened_after_it(authority: Authority) -> None:
+    with served(authority) as ours:
+        tunnel = TunnelContext(authority.certificate).wrap_socket(ours, server_hostname="localhost")
+        number = tunnel.fileno()
+        one, two = socket.socketpair()
+        with one, two:
+            tunnel.close()
+            with socket.socket(fileno=os.dup2(one.fileno(), number)):
+                with pytest.raises(OSError, match="Bad file descriptor"):
+                    tunnel.send(b"for the server only")
+                with pytest.raises(OSError, match="Bad file descriptor"):
+                    tunnel.recv_into(memoryview(bytearray(1)))
 
 
 def test_an_address_is_looked_for_among_addresses(authority: Authority) -> None:

@@ -85,6 +85,7 @@ cdef class Tunnel:
         self.plain.shutdown(how)
 
     def close(self):
+        self.ends.fd = -1  # a socket that is opened next has this number
         self.plain.close()
 
     def send(self, const uint8_t[:] data):
