@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ from vibemq.net.certificates import Certificates
 from vibemq.net.connection import Connection
 from vibemq.protocols.streams.sasl import certificate_user
 from vibemq.server import listeners
+
+ECDSA_WITH_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")  # as an AlgorithmIdentifier
 
 
 @pytest.fixture(scope="module")
@@ -136,16 +139,37 @@ def made(
     return certificate.sign(key, hashes.SHA256()), key
 
 
+def together(path: Path, certificate: bytes, key: ec.EllipticCurvePrivateKey) -> str:
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path.write_bytes(
+        ssl.DER_cert_to_PEM_cert(certificate).encode() + key.private_bytes(serialization.Encoding.PEM, *form)
+    )
+    return str(path)
+
+
 def test_a_certificate_that_has_ended_is_used_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     certificate, key = made(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")]), [x509.DNSName("x")], days=1)
-    both = tmp_path / "ended.pem"
-    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    both.write_bytes(
-        certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(serialization.Encoding.PEM, *form)
-    )
-    Certificates(Tls(certificate=str(both)))
+    both = together(tmp_path / "ended.pem", certificate.public_bytes(serialization.Encoding.DER), key)
+    Certificates(Tls(certificate=both))
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert f"{both}; clients will refuse it, it ended on {certificate.not_valid_after_utc:%Y-%m-%d}" in said
+
+
+def test_a_certificate_whose_end_only_openssl_can_read_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = made(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")]), [x509.DNSName("x")], days=9)
+    signed, ends = certificate.tbs_certificate_bytes, certificate.not_valid_after_utc
+    leap = signed.replace(f"{ends:%y%m%d%H%M%SZ}".encode(), f"{ends:%y%m%d%H%M60Z}".encode())
+    assert leap != signed
+    content = leap + ECDSA_WITH_SHA256 + der(b"\x03", b"\0" + key.sign(leap, ec.ECDSA(hashes.SHA256())))
+    Certificates(Tls(certificate=together(tmp_path / "leap.pem", der(b"\x30", content), key)))
+    assert "until when it is valid cannot be read" in caplog.text
+
+
+def der(tag: bytes, content: bytes) -> bytes:
+    size = len(content)
+    return tag + (bytes([size]) if size < 0x80 else b"\x82" + size.to_bytes(2, "big")) + content
 
 
 def test_a_clients_certificate_names_it_as_rfc_4514_does() -> None:

@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from cryptography import x509
-from OpenSSL import SSL
+from OpenSSL import SSL, crypto
 
 from vibemq import openssl
 from vibemq.config import Tls
@@ -95,9 +95,13 @@ class Certificates:
         """Log what was done, and what an operator who is asked why clients refuse to connect wants to know."""
         path, certificate = self.options.certificate, self.accept().get_certificate()
         assert certificate is not None  # or the files would have been refused
-        ends = (certificate.get_notAfter() or b"").decode()
+        try:
+            ends, ended = (certificate.get_notAfter() or b"").decode(), certificate.has_expired()
+        except (ValueError, crypto.Error):  # OpenSSL shows it all the same
+            logger.warning("the TLS certificate %s from %s; until when it is valid cannot be read", done, path)
+            return
         day = f"{ends[:4]}-{ends[4:6]}-{ends[6:8]}"
-        if certificate.has_expired():
+        if ended:
             logger.warning("the TLS certificate %s from %s; clients will refuse it, it ended on %s", done, path, day)
         else:
             logger.info("the TLS certificate %s from %s; it is valid until %s", done, path, day)
