@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from msgspec import convert
 
 from vibemq import openssl
 from vibemq.config import Config, Streams, Tls
@@ -82,6 +83,24 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
         with pytest.raises(ConfigError, match=words) as problem:
             Certificates(options)
         assert problem.value.hint, words
+
+
+def test_it_is_said_that_revoked_certificates_are_accepted(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    issued, ca = authority.issue("revoking"), Path(authority.certificate)
+    key = serialization.load_pem_private_key(Path(authority.own.key).read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    now = datetime.datetime.now(datetime.UTC)
+    revoked = x509.CertificateRevocationListBuilder().last_update(now).next_update(now + datetime.timedelta(9))
+    revoked = revoked.issuer_name(x509.load_pem_x509_certificate(ca.read_bytes()).subject)
+    crl = revoked.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    options = {"certificate": issued.certificate, "key": issued.key, "verify": "required"}
+    Certificates(convert({**options, "client_ca": str(ca)}, Tls))
+    assert "revoked" not in caplog.text
+    (tmp_path / "with_crl.pem").write_bytes(ca.read_bytes() + crl)
+    Certificates(convert({**options, "client_ca": str(tmp_path / "with_crl.pem")}, Tls))
+    assert "with_crl.pem' has lists of revoked certificates, which are not looked at" in caplog.text
 
 
 def test_what_worked_is_kept_when_the_new_files_do_not(

@@ -27,6 +27,7 @@ _OTHERS_KEY = ("key values mismatch", "key type mismatch", "no certificate assig
 _BY_TLS = "SSL routines"
 _KEY_BEGINS = b"PRIVATE KEY-----"
 _HAS_PASSPHRASE = re.compile(rb"^(-----BEGIN |Proc-Type:.*)ENCRYPTED", re.MULTILINE)
+_REVOKED_BEGINS = b"-----BEGIN X509 CRL-----"
 _FILE_BYTES_MAX = 1 << 20  # what is looked at for messages: a chain of certificates has some KiB
 #: Up to TLS 1.2: keys that are made for one connection, encryption that no weak hash guards.
 _CIPHERS = b"@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES:!aNULL:!SHA1:!AESCCM"
@@ -155,6 +156,8 @@ def _load(options: Tls) -> SSL.Context:
             f"tls.client_ca {options.client_ca!r} holds no certificates that can be read: {_first(problem)[1]}",
             hint="name the PEM file with the authorities whose client certificates are accepted",
         ) from None
+    if _REVOKED_BEGINS in _read(options.client_ca):
+        logger.warning("tls.client_ca %r has lists of revoked certificates, which are not looked at", options.client_ca)
     return context
 
 
