@@ -6,9 +6,11 @@ import ipaddress
 import logging
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -204,6 +206,21 @@ def test_a_clients_certificate_names_it_as_rfc_4514_does() -> None:
     assert said is not None
     assert certificate_user(said, "distinguished_name") == "CN=x\\,y+UID=7,SN=Nowak,EMAILADDRESS=a@b,C=PL"
     assert said["subjectAltName"] == (("email", "a@b"), ("DNS", "d"))
+
+
+def test_a_closed_connection_keeps_nothing_of_openssl(authority: Authority) -> None:
+    issued = authority.issue("closed")
+    certificates = Certificates(Tls(certificate=issued.certificate, key=issued.key))
+    accepted = [certificates.accept()]
+    seen = weakref.ref(accepted[0])
+    ours, theirs = socket.socketpair()
+    local, peer = ("127.0.0.1", 5551), ("127.0.0.1", 40000)
+    with theirs:
+        connection = Connection(ours.detach(), None, peer, local, SimpleNamespace(accept=accepted.pop))
+        assert seen() is not None
+        connection.close()
+        assert seen() is None
+        assert (connection.server_name, connection.peer_certificate) == ("", None)
 
 
 def test_a_taken_tls_port_is_named_by_its_option() -> None:

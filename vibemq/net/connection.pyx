@@ -99,10 +99,8 @@ cdef class Connection:
         return n
 
     def _shook_hands(self, finished, error):
-        if self.closed:
-            return
         try:
-            self.tls.step_done(finished, error)
+            self.tls.step_done(finished, error, self.closed)
         except Exception as problem:
             self.fail(problem)
             return

@@ -27,7 +27,9 @@ cdef class Tls:
     # Send ciphertext; True when none is left.
     cdef bint flush(self, int fd) except -1
     cdef bint has_unsent(self)
+    # Before the socket is closed; nothing else may be asked of it then.
     cdef int say_goodbye(self, int fd) except -1
+    cdef int _let_go(self) except -1
     cdef ssize_t _read(self, int fd, size_t size) except -2
     cdef int _feed(self, const uint8_t *data, size_t size) except -1
     cdef size_t _decrypt(self, uint8_t *data, size_t size) except? 0

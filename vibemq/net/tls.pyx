@@ -24,7 +24,7 @@ of certificates).  There is no renegotiation.
 import logging
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 from vibemq.net.sockets cimport socket_receive, socket_send
 from vibemq.openssl cimport (
     openssl_attach, openssl_decrypt, openssl_encrypt, openssl_feed, openssl_finish, openssl_handshake, openssl_take,
@@ -77,9 +77,12 @@ cdef class Tls:
             raise ConnectionClosed(f"{self.peer}: no TLS handshake: {reason(self.connection)}")
         return result == 1
 
-    def step_done(self, finished, error):
-        """Back in the loop's thread.  Raises ConnectionClosed when there is no way on."""
+    def step_done(self, finished, error, bint closed):
+        """Back in the loop's thread; `closed`: too late.  Raises ConnectionClosed when there is no way on."""
         self.working = False
+        if closed:
+            self._let_go()
+            return
         if error is not None:
             raise error
         if finished:
@@ -219,16 +222,27 @@ cdef class Tls:
                 return False
 
     cdef bint has_unsent(self):
-        return self.unsent is not None or (not self.working and openssl_waiting(&self.end) > 0)
+        return self.unsent is not None or (self.connection is not None and not self.working
+                                           and openssl_waiting(&self.end) > 0)
+
+    # ---- the end ----
 
     cdef int say_goodbye(self, int fd) except -1:
         """Tell the peer that nothing was cut off, or what went wrong, if the socket takes it at once."""
         if self.working:
-            return 0
+            return 0  # step_done lets go
         if self.established and not self.has_unsent():
             openssl_finish(&self.end)
         try:
             self.flush(fd)
         except ConnectionClosed:
             pass
+        self._let_go()
+        return 0
+
+    cdef int _let_go(self) except -1:
+        """Free what OpenSSL has for it: some 50 KiB, too much to wait for the garbage collector."""
+        self.established = self.unread = False
+        self.held = self.unsent = self.connection = None
+        memset(&self.end, 0, sizeof(self.end))
         return 0
