@@ -10,7 +10,7 @@ from micromsg2_peer import wait_until
 from vibemq.admin.users import add_user
 from vibemq.client import micromsg2
 from vibemq.client.micromsg2 import Micromsg2Client, Refused
-from vibemq.errors import ConnectionClosed
+from vibemq.errors import ConnectionClosed, ProtocolError, TimeoutExceeded
 
 MIB = 1 << 20
 USER, PASSWORD = "zoe", "her pässword, which is long"
@@ -209,8 +209,17 @@ def test_leaving_waits_until_everything_is_accepted(connect, served, name):
 
 
 def test_who_does_not_say_who_he_is_is_told_what_is_missing(guarded_for_zoe):
-    with pytest.raises(Refused, match="Server requires the following extensions: microauth"):
+    with pytest.raises(Refused, match="Server requires the following extensions: microauth") as refused:
         Micromsg2Client(guarded_for_zoe.running.host, guarded_for_zoe.running.ports["micromsg2"])
+    assert refused.value.hint.endswith("lets nobody in without a login: give `user` and `password`.")
+
+
+@pytest.mark.parametrize("door", ["native", "signalr", "streams", "admin", "micromsg2-tls"])
+def test_whoever_takes_another_port_is_told_which_it_was_and_which_it_should_be(guarded_for_zoe, door):
+    port = guarded_for_zoe.running.ports[door]
+    with pytest.raises((ConnectionClosed, ProtocolError, TimeoutExceeded)) as refused:
+        Micromsg2Client("127.0.0.1", port, timeout_s=3.0)
+    assert refused.value.hint.startswith(f"Is 127.0.0.1:{port} a MicroMsg2 port (2928, with TLS 2938)")
 
 
 def test_a_password_opens_from_this_machine_and_over_tls(guarded_for_zoe, name):

@@ -111,14 +111,13 @@ def test_what_a_killed_worker_had_is_shown_as_waiting_though_nobody_uses_the_que
 def test_a_broker_that_ends_is_no_failed_attempt(tmp_path, stop):
     """However often: the message has done nothing, and nor has its consumer."""
     for number in range(4):
-        with contextlib.ExitStack() as stays:
-            with served_until(stop, tmp_path) as running:
-                peer = stays.enter_context(QueuePeer(running))
-                if number == 0:
-                    peer.create("q", maxRetryAttempts=2)
-                    peer.publish("q", "precious")
-                peer.subscribe("q")
-                assert attempts(peer.delivery()) == number + 1
+        with contextlib.ExitStack() as stays, served_until(stop, tmp_path) as running:
+            peer = stays.enter_context(QueuePeer(running))
+            if number == 0:
+                peer.create("q", maxRetryAttempts=2)
+                peer.publish("q", "precious")
+            peer.subscribe("q")
+            assert attempts(peer.delivery()) == number + 1
     with broker(tmp_path) as running, QueuePeer(running) as peer:
         peer.subscribe("q")
         assert payload(peer.delivery()) == "precious"

@@ -148,10 +148,11 @@ def test_who_has_no_tls_loads_no_openssl() -> None:
 
 
 def made(
-    name: x509.Name, alternatives: list[x509.GeneralName], *, days: int
+    name: x509.Name, alternatives: list[x509.GeneralName], *, first: int = -2, days: int
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Signed by itself, valid from two days ago for so many days."""
-    key, begins = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC) - datetime.timedelta(2)
+    """Signed by itself, valid for so many days from the one that is `first` days from now."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    begins = now + datetime.timedelta(first)
     certificate = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
     certificate = (
         certificate.serial_number(1).not_valid_before(begins).not_valid_after(begins + datetime.timedelta(days))
@@ -168,12 +169,19 @@ def together(path: Path, certificate: bytes, key: ec.EllipticCurvePrivateKey) ->
     return str(path)
 
 
-def test_a_certificate_that_has_ended_is_used_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    certificate, key = made(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")]), [x509.DNSName("x")], days=1)
+@pytest.mark.parametrize(
+    ("first", "days", "why"), [(-2, 1, "it ended on {:%Y-%m-%d}"), (2, 9, "it is not valid before {:%Y-%m-%d}")]
+)
+def test_a_certificate_that_clients_refuse_is_used_and_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: int, days: int, why: str
+) -> None:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
+    certificate, key = made(name, [x509.DNSName("x")], first=first, days=days)
     both = together(tmp_path / "ended.pem", certificate.public_bytes(serialization.Encoding.DER), key)
     Certificates(Tls(certificate=both))
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert f"{both}; clients will refuse it, it ended on {certificate.not_valid_after_utc:%Y-%m-%d}" in said
+    day = certificate.not_valid_after_utc if first < 0 else certificate.not_valid_before_utc
+    assert f"{both}; clients will refuse it, {why.format(day)}" in said
 
 
 def test_a_certificate_whose_end_only_openssl_can_read_is_used(

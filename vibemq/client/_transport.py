@@ -81,7 +81,8 @@ class Transport:
             plain.close()
             raise ConnectionClosed(
                 f"{self.peer}: the TLS handshake failed: {error}",
-                hint="Is this the broker's TLS port, and does the client trust its certificate authority?",
+                hint="Is this the broker's TLS port, is its certificate for this host name, and does the client trust "
+                "the authority?",
             ) from error
         self._socket.setblocking(False)
         self._read_guard = self._lock if tls else contextlib.nullcontext()

@@ -124,6 +124,17 @@ class Micromsg2Client:
             self._handshake(identity.encode(), c1, user, password or "")
             if user is not None and self.agreed.reply:
                 self.command("list", pattern=user)  # whatever it says: a login that failed is told now
+        except VibeMQError as problem:
+            self._link.close()
+            if isinstance(problem, Refused) and user is None and ExtensionName.MICROAUTH in problem.text:
+                problem.hint = f"{self.peer} lets nobody in without a login: give `user` and `password`."
+            elif isinstance(problem, Refused | AuthenticationFailed):
+                problem.hint = problem.hint or f"This is what {self.peer} said to the login or the extensions."
+            elif isinstance(problem, ConnectionClosed | TimeoutExceeded | MalformedFrame):
+                problem.hint = (
+                    f"Is {self.peer} a MicroMsg2 port (2928, with TLS 2938), and does `tls` say which of the two it is?"
+                )
+            raise
         except BaseException:
             self._link.close()
             raise

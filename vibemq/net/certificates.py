@@ -12,6 +12,7 @@ Importing this loads OpenSSL, 14 MB, so only a broker with [tls] does.
 
 import logging
 import re
+import time
 from typing import Any
 
 from cryptography import x509
@@ -97,15 +98,23 @@ class Certificates:
         path, certificate = self.options.certificate, self.accept().get_certificate()
         assert certificate is not None  # or the files would have been refused
         try:
-            ends, ended = (certificate.get_notAfter() or b"").decode(), certificate.has_expired()
+            begins, ends = (certificate.get_notBefore() or b"").decode(), (certificate.get_notAfter() or b"").decode()
+            ended = certificate.has_expired()
         except (ValueError, crypto.Error):  # OpenSSL shows it all the same
             logger.warning("the TLS certificate %s from %s; until when it is valid cannot be read", done, path)
             return
-        day = f"{ends[:4]}-{ends[4:6]}-{ends[6:8]}"
         if ended:
-            logger.warning("the TLS certificate %s from %s; clients will refuse it, it ended on %s", done, path, day)
+            why = f"it ended on {_day(ends)}"
+        elif begins > time.strftime("%Y%m%d%H%M%SZ", time.gmtime()):
+            why = f"it is not valid before {_day(begins)}"
         else:
-            logger.info("the TLS certificate %s from %s; it is valid until %s", done, path, day)
+            logger.info("the TLS certificate %s from %s; it is valid until %s", done, path, _day(ends))
+            return
+        logger.warning("the TLS certificate %s from %s; clients will refuse it, %s", done, path, why)
+
+
+def _day(time_text: str) -> str:
+    return f"{time_text[:4]}-{time_text[4:6]}-{time_text[6:8]}"
 
 
 def _subject(certificate: x509.Certificate) -> tuple[tuple[tuple[str, str], ...], ...]:

@@ -29,11 +29,9 @@ class OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         record.who = _process
-        line = super().format(record)
+        line = super().format(record).translate(_CONTROLS)
         more = len(line) - LINE_CHARACTERS_MAX
-        if more > 0:
-            line = f"{line[:LINE_CHARACTERS_MAX]}... and {more} characters more"
-        return line.translate(_CONTROLS)
+        return f"{line[:LINE_CHARACTERS_MAX]}... and {more} characters more" if more > 0 else line
 
 
 def setup(level: str) -> None:

@@ -40,6 +40,7 @@ cdef extern from "<sys/epoll.h>" nogil:
 cdef enum:
     TICK_MS = 500            # heartbeats and deadlines are in seconds
     ACCEPTS_PER_TURN = 64    # a storm of connections does not starve those that exist
+    FULL_LOG_MS = 60_000     # between two words on connections that must wait
     CLOSING_MS_MAX = 10_000  # for a peer to take the end of what it asked for
 
 cdef int READ = 1
@@ -66,6 +67,7 @@ cdef class Loop:
     cdef int64_t next_tick_ms
     cdef public bint draining
     cdef bint full
+    cdef int64_t full_told_ms         # when the log was last told so
 
     def __init__(self, poller, Board board, QueueTable queues, groups, helpers, timers, on_access, int connections_max):
         self.poller = poller
@@ -77,6 +79,7 @@ cdef class Loop:
         self.by_fd = [None] * 1024
         self.wanting = []
         self.connections_max = connections_max
+        self.full_told_ms = -FULL_LOG_MS
         poller.register(board.doorbell_fd, READ)
 
     # ---- what connections ask of the loop ----
@@ -278,7 +281,10 @@ cdef class Loop:
         """The kernel's backlog holds newcomers until there may be room again."""
         if not self.full:
             self.full = True
-            logger.warning("%d connections, no more are accepted for now: %s", len(self.connections), why)
+            if self.queues.now_ms >= self.full_told_ms + FULL_LOG_MS:  # each that ends lets one in, and it is full again
+                self.full_told_ms = self.queues.now_ms
+                logger.warning("%d connections, no more are accepted for now: %s; told once a minute",
+                               len(self.connections), why)
             for fd in self.listeners:
                 self.poller.unregister(fd)
 
@@ -340,7 +346,9 @@ cdef class Loop:
     def _failed(self, Connection connection, problem):
         """One bad peer never hurts another: its connection ends, and the log says why."""
         if isinstance(problem, (ConnectionClosed, ProtocolError, LimitExceeded)):
-            logger.info("%s: closed: %s", connection.peer, problem)
+            # Some begin with the peer's name, for clients have them too.
+            said = str(problem).removeprefix(connection.peer).removeprefix(": ")
+            logger.info("%s: closed: %s", connection.peer, said or "it went away")
         else:
             logger.error("%s: closed by an error of ours", connection.peer, exc_info=problem)
         self.close(connection)
