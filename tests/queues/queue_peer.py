@@ -26,7 +26,7 @@ from running import Running
 from vibemq.protocols.native.codec import Message, decode_body, encode_frame, split_frames
 from vibemq.protocols.native.spec import Command
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 PINGS_TO_SETTLE = 2  # the first may share a turn with what it should come after
 
 
@@ -224,14 +224,14 @@ class QueuePeer:
     def await_counts(self, queue: str, waiting: int, in_flight: int = 0) -> None:
         """Counts are the home's, and it may be on another worker: they come true soon."""
         try:
-            wait_until(lambda: self.counts(queue) == (waiting, in_flight), "counts", 10.0)
+            wait_until(lambda: self.counts(queue) == (waiting, in_flight), "counts")
         except AssertionError:
             had = self.counts(queue)
             raise AssertionError(f"(waiting, in flight): needed {waiting, in_flight}, had {had}") from None
 
     def await_subscribers(self, queue: str, count: int) -> None:
         """Until the home knows all of them."""
-        wait_until(lambda: (self.info(queue) or {}).get("subscriberCount") == count, f"{count} subscribers", 10.0)
+        wait_until(lambda: (self.info(queue) or {}).get("subscriberCount") == count, f"{count} subscribers")
 
     def purge(self, queue: str) -> int:
         found = self.ask(Command.PURGE_QUEUE, queue=queue).payload

@@ -17,7 +17,10 @@ STUB = Path(__file__).with_name("stub_broker.py")
 READY = re.compile(r"vibemq ready pid=(\d+) workers=(\d+) streams=(\S+):(\d+)\n")
 
 
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+DEADLINE_S = 60.0  # only a broker that is wrong needs it; a machine that compiles meanwhile may take many seconds
+
+
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
     """Poll until something another process does has happened; fail with ``what`` if it never does."""
     deadline = time.monotonic() + seconds
     while not holds():
@@ -79,7 +82,7 @@ class Broker:
     def log(self) -> str:
         return self.log_path.read_text()
 
-    def wait_log(self, text: str, count: int = 1, seconds: float = 10.0) -> None:
+    def wait_log(self, text: str, count: int = 1, seconds: float = DEADLINE_S) -> None:
         wait_until(lambda: self.log.count(text) >= count, f"{text!r} {count} times in the log:\n{self.log}", seconds)
 
     def workers(self) -> list[int]:

@@ -60,7 +60,7 @@ def test_a_worker_that_keeps_ending_is_started_ever_more_slowly_and_the_log_says
     broker.wait_log("worker 0 ended 4 times in a row right after its start; it is started again in 0.1 s")
     broker.wait_log("worker 0 ended 5 times in a row right after its start; it is started again in 0.2 s")
     flaky.unlink()
-    wait_until(lambda: len(broker.workers()) == 2, "both workers run")
+    wait_until(lambda: len(broker.workers()) == 2, f"both workers run, as shown by {broker.log_path}")
     wait_until(lambda: 0 in {broker.ask()[0] for _ in range(20)}, "worker 0 accepts")
 
 

@@ -16,7 +16,7 @@ from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.messages import Message, decode, encode, split_records
 from vibemq.protocols.signalr.spec import Dialect, Encoding, MessageType
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Refused(Exception):
