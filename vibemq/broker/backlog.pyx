@@ -14,6 +14,7 @@ from functools import partial
 
 from libc.string cimport memset
 
+from vibemq.broker.messages cimport NOWHERE
 from vibemq.broker.queue cimport MODE_PRIORITY_BASED
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
@@ -36,8 +37,6 @@ cdef enum:
     DROPPED_LOG_MS = 60_000  # between two words on messages that nothing keeps: a flood must not fill the disk
     UNREADABLE_AT_ONCE = 256  # messages of sub-batches that cannot be unpacked, of 65,535 each at worst
     MAKING_MS = 50           # until a dead-letter queue that is being made is asked for again
-
-cdef uint64_t NOWHERE = <uint64_t> -1
 
 
 cdef class Backlog(Decider):

@@ -3,6 +3,12 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from vibemq.storage.core cimport amqp_message, chunk, err, fault, reader
 from vibemq.storage.log cimport Log
 
+cdef extern from *:
+    """
+    #define VIBEMQ_NOWHERE UINT64_MAX
+    """
+    const uint64_t NOWHERE "VIBEMQ_NOWHERE"  # what Cursor.next gives as the offset where a whole chunk is damaged
+
 
 # One stored message in place.  The bytes are the cache's: they may change with the next look at another.
 cdef struct message_view:

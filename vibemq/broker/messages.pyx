@@ -281,14 +281,14 @@ cdef class Cursor(Place):
         """The message at `offset` (or the next there is: then `offset` has moved), and move past it.
 
         ERR_END: none yet.  ERR_NOT_CACHED: read ahead from `raw`.  ERR_CORRUPT with `out.offset` set: this message
-        cannot be read and is passed over; with out.offset 2^64-1 the chunk cannot: ``pass_damage`` goes on.
+        cannot be read and is passed over; with NOWHERE the chunk cannot: ``pass_damage`` goes on.
         ERR_NOT_FOUND: retention took it.  ERR_IO, ERR_NO_MEMORY.
         """
         cdef cached_chunk *c
         cdef err e
         cdef uint32_t entry_bytes, records
         cdef commit committed
-        out.offset = <uint64_t> -1
+        out.offset = NOWHERE
         if not self.open:
             core.control_committed(self.log.control, &committed)
             if self.offset >= committed.next_offset:

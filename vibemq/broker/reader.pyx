@@ -9,6 +9,7 @@ import logging
 
 from libc.stdint cimport int64_t
 from vibemq.broker.consumer cimport UNDELIVERABLE, WRITTEN
+from vibemq.broker.messages cimport NOWHERE
 from vibemq.broker.payload cimport MESSAGE_ID_BYTES_MAX, id_of
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport Stream
@@ -25,7 +26,6 @@ cdef enum:
     PASSED_OVER_BYTES_MIN = 256               # what a small one costs
 
 NO_MAX = 0
-cdef uint64_t NOWHERE = <uint64_t> -1         # offset of a message that is in a damaged chunk
 
 
 def offset_of_word(Stream stream, str word) -> int | None:
@@ -54,7 +54,7 @@ cdef class LogReader(StreamUser):
         Call ``pump`` when it is known to those who may end it."""
         self.follows = follows
         self.left = most if most else <uint64_t> -1
-        self.unreadable_end = <uint64_t> -1
+        self.unreadable_end = NOWHERE
         self.key = <uint64_t> stream.slot << 32 | <uint64_t> int(stream.incarnation[:8], 16)
         self.queues = queues
         self.cursor = Cursor(queues.messages, stream.log, self.key)
