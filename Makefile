@@ -19,6 +19,9 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 CC := $(shell command -v gcc || command -v cc || echo gcc)
 
+# What Cython has translated, for every build of the same sources: the tests make a wheel.
+export VIBEMQ_CYTHON_CACHE ?= $(CURDIR)/build/translated
+
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vibemq/*.c' -o -name '*.pyx' -o -name '*.pxd')
 
@@ -30,7 +33,7 @@ run: $(VENV)/.run $(VENV)/.built
 	$(BIN)/vibemq ingest --demo
 
 test: $(VENV)/.test $(VENV)/.built
-	$(MAKE) -C csrc test CC=$(CC)
+	$(MAKE) -C csrc -j $(shell nproc) test CC=$(CC)
 	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
 
 interop: $(VENV)/.test $(VENV)/.built

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How small and how steady: start, memory, idle connections, many streams, durability `disk`.
 
-    python benchmarks/scale.py [--connections 10000] [--streams 5000] [--output FILE.json]
+    python benchmarks/scale.py [--connections 10000] [--streams 5000] [--scale 1.0] [--output FILE.json]
 
 Starts its own broker with two workers. Every figure that depends on the machine is a ratio or a
 size; what it is compared with is measured in the same run.
@@ -87,11 +87,11 @@ def idle_connections(server: VibeMQ, count: int) -> dict[str, float]:
     return {"connections": count, "all_processes_mb": after, "for_connections_mb": round(after - before, 1)}
 
 
-def rate(server: VibeMQ, stream: str, offered: float = 0.0) -> float:
+def rate(server: VibeMQ, stream: str, messages: int, offered: float = 0.0) -> float:
     load = Load(
         port=server.streams_port,
         stream=stream,
-        messages=MESSAGES,
+        messages=messages,
         mode="pub",
         rate=offered,
         window=WINDOW,
@@ -101,12 +101,12 @@ def rate(server: VibeMQ, stream: str, offered: float = 0.0) -> float:
     return result.confirmed / result.publish_s
 
 
-def alternate(brokers: dict[str, VibeMQ], stream: str, offered: float = 0.0) -> dict[str, list[float]]:
+def alternate(brokers: dict[str, VibeMQ], stream: str, messages: int, offered: float = 0.0) -> dict[str, list[float]]:
     """Rates of each, in alternation, after one round that is not counted."""
     rates: dict[str, list[float]] = {name: [] for name in brokers}
     for turn in range(ROUNDS + 1):
         for name in sorted(brokers, reverse=turn % 2 == 1):
-            found = rate(brokers[name], stream, offered)
+            found = rate(brokers[name], stream, messages, offered)
             if turn:
                 rates[name].append(found)
     return rates
@@ -118,7 +118,7 @@ def summary(rates: dict[str, list[float]], over: str, under: str) -> dict[str, o
     return {"ratio": round(middle[over] / middle[under], 3), **spread}
 
 
-def many_streams(folder: Path, count: int) -> dict[str, object]:
+def many_streams(folder: Path, count: int, messages: int) -> dict[str, object]:
     """A busy stream in a broker that has `count` more open, beside one that has none."""
     with ExitStack() as stack:
         brokers = {}
@@ -133,16 +133,16 @@ def many_streams(folder: Path, count: int) -> dict[str, object]:
             created_s = time.monotonic() - began
         readers = [reader(many.streams_port, range(first, min(first + 250, count))) for first in range(0, count, 250)]
         os.sync()  # thousands of new files are written back before, not during, what is measured
-        report = summary(alternate(brokers, "busy"), "among_many", "alone")
+        report = summary(alternate(brokers, "busy", messages), "among_many", "alone")
         memory = memory_mb(many)["pss_mb"]
         for peer in readers:
             peer.close()
     return {"streams": count, **report, "all_processes_mb": memory, "created_s": round(created_s, 1)}
 
 
-def disk_durability(folder: Path) -> dict[str, object]:
+def disk_durability(folder: Path, scale: float) -> dict[str, object]:
     """Both durabilities as fast as they go, and at a rate that the disk itself can keep up with."""
-    own = device_bytes_per_s(folder)
+    own, messages = device_bytes_per_s(folder, scale), round(MESSAGES * scale)
     with ExitStack() as stack:
         brokers = {}
         for name in ("os", "disk"):
@@ -152,35 +152,37 @@ def disk_durability(folder: Path) -> dict[str, object]:
         return {
             "device_mb_s": round(own / 1e6),
             "offered_msg_s": round(offered),
-            "at_that_rate": summary(alternate(brokers, "paced", offered), "disk", "os"),
-            "at_full_rate": summary(alternate(brokers, "full"), "disk", "os"),
+            "at_that_rate": summary(alternate(brokers, "paced", messages, offered), "disk", "os"),
+            "at_full_rate": summary(alternate(brokers, "full", messages), "disk", "os"),
         }
 
 
-def device_bytes_per_s(folder: Path) -> float:
-    """Writing 1 GiB in pieces of 8 MiB with an fdatasync after each."""
-    piece = os.urandom(8 << 20)
+def device_bytes_per_s(folder: Path, scale: float) -> float:
+    """Writing 1 GiB (times `scale`) in pieces of 8 MiB with an fdatasync after each."""
+    piece, pieces = os.urandom(8 << 20), max(1, round(128 * scale))
     fd = os.open(folder / "device", os.O_CREAT | os.O_WRONLY, 0o600)
     began = time.monotonic()
-    for _ in range(128):
+    for _ in range(pieces):
         os.write(fd, piece)
         os.fdatasync(fd)
     took = time.monotonic() - began
     os.close(fd)
     os.unlink(folder / "device")
-    return (1 << 30) / took
+    return pieces * len(piece) / took
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--streams", type=int, default=5_000)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the messages of a run")
     parser.add_argument("--only-streams", action="store_true", help="the streams alone, for a second look")
     arguments = arguments_of(parser)
+    messages = round(MESSAGES * arguments.scale)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         if arguments.only_streams:
-            show(many_streams(folder, arguments.streams), arguments.output)
+            show(many_streams(folder, arguments.streams, messages), arguments.output)
             return
         server = broker(folder / "data")
         began = time.monotonic()
@@ -190,8 +192,8 @@ def main() -> None:
             "resident_mb": {str(pid): round(resident_mb(pid), 1) for pid in tree_pids(server.pid)},
         }
         report["idle"] = idle_connections(server, arguments.connections)
-        report["streams"] = many_streams(folder, arguments.streams)
-        report["durability"] = disk_durability(folder)
+        report["streams"] = many_streams(folder, arguments.streams, messages)
+        report["durability"] = disk_durability(folder, arguments.scale)
     show(report, arguments.output)
 
 

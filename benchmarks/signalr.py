@@ -10,6 +10,7 @@ and, where an interpreter with aiosignalr is named, that hub as a peer: all in t
 
 from __future__ import annotations
 
+import os
 import selectors
 import subprocess
 import tempfile
@@ -164,6 +165,7 @@ def servers_in(folder: Path, peer_python: str) -> list[Server]:
     ours = [kind(folder / kind.name, workers=WORKERS) for kind in (VibeMQSignalR, VibeMQSignalRMessagePack)]
     servers: list[Server] = [*ours, *(kind(folder / kind.name) for kind in (NullSignalR, NullSignalRMessagePack))]
     if peer_python:
+        peer_python = os.path.abspath(peer_python)  # it is started in a folder of its own
         found = subprocess.run([peer_python, "-c", "import aiosignalr"], capture_output=True, check=False)
         if found.returncode:
             raise click.BadParameter(f"{peer_python} has no aiosignalr")

@@ -29,6 +29,7 @@ PUBLISH = Load(mode="pub", messages=10_000_000, group=8)
 CONSUME = Load(mode="con", messages=20_000_000)
 BOTH = Load(mode="pubsub", messages=5_000_000)
 SMALL_CHUNKS = 1_000_000
+LAST = 100
 EC_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
 
 
@@ -44,14 +45,20 @@ def seconds(result: Result) -> float:
     return result.wall_s
 
 
+def scaled(load: Load, scale: float) -> Load:
+    """At least one frame for each connection, and never more than the few that a filter is to find."""
+    fewest = max(load.producers, load.consumers) * load.batch
+    return load if load.messages == LAST else replace(load, messages=max(fewest, round(load.messages * scale)))
+
+
 Rows = dict[str, tuple[Load, Callable[[Result], float]]]
 
 
 class Tables:
     """One broker, and the loads to put on it."""
 
-    def __init__(self, server: VibeMQ, authority: Path, rounds: int) -> None:
-        self.rounds = rounds
+    def __init__(self, server: VibeMQ, authority: Path, rounds: int, scale: float) -> None:
+        self.rounds, self.scale = rounds, scale
         self.here: dict[str, Any] = {"port": server.streams_port, "broker_pid": server.pid, "timeout_s": 300.0}
         self.secret = self.here | {"port": server.ports["streams-tls"], "tls_ca": str(authority)}
 
@@ -64,7 +71,7 @@ class Tables:
             for name in random.Random(turn).sample(list(rows), len(rows)):
                 load, figure = rows[name]
                 os.sync()  # what the run before has written is not written back during this one
-                result = run(load)
+                result = run(self.scaled(load))
                 figures[name].append(figure(result))
                 cpu[name].append(result.broker_cpu_s * 1e6 / result.handled)
         base = statistics.median(next(iter(figures.values())))
@@ -73,6 +80,9 @@ class Tables:
             middle = statistics.median(values)
             spread = f"{middle:,.4g} ({min(values):,.4g} to {max(values):,.4g})"
             print(f"| {name} | {spread} | {middle / base:.2f} | {statistics.median(cpu[name]):.3f} |", flush=True)
+
+    def scaled(self, load: Load) -> Load:
+        return scaled(load, self.scale)
 
     def publishing(self) -> None:
         plain = replace(PUBLISH, **self.here)
@@ -102,7 +112,7 @@ class Tables:
 
     def consuming(self) -> None:
         plain = replace(CONSUME, **self.here)
-        run(replace(plain, mode="pub", group=8, keep=True))
+        run(self.scaled(replace(plain, mode="pub", group=8, keep=True)))
         self.table(
             "consume a backlog, msg/s",
             {
@@ -114,19 +124,21 @@ class Tables:
 
     def filtering(self) -> None:
         red = replace(CONSUME, **self.here, stream="red")
-        run(replace(red, mode="pub", group=8, filter_value="red", keep=True))
-        run(replace(red, mode="pub", messages=100, filter_value="blue", append=True, keep=True))
+        run(self.scaled(replace(red, mode="pub", group=8, filter_value="red", keep=True)))
+        run(replace(red, mode="pub", messages=LAST, filter_value="blue", append=True, keep=True))
         self.table(
             "the last 100 of a backlog of 20 M, s",
             {
                 "without a filter: all of it": (red, seconds),
-                "with the filter": (replace(red, messages=100, filter_value="blue"), seconds),
+                "with the filter": (replace(red, messages=LAST, filter_value="blue"), seconds),
             },
         )
 
 
-def small_chunks(port: int, rounds: int) -> None:
-    load = Load(mode="con", messages=SMALL_CHUNKS, size_bytes=1024, credit=1000, port=port, timeout_s=300.0)
+def small_chunks(port: int, rounds: int, scale: float) -> None:
+    load = scaled(
+        Load(mode="con", messages=SMALL_CHUNKS, size_bytes=1024, credit=1000, port=port, timeout_s=300.0), scale
+    )
     run(replace(load, mode="pub", sub_batch=1, keep=True))
     rates = [consumed(run(load)) for _ in range(rounds)]
     print(
@@ -144,8 +156,9 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=ROUNDS_DEFAULT_COUNT, show_default=True)
+@click.option("--scale", default=1.0, show_default=True, help="Of messages.")
 @click.option("--warm-mb", default=0, show_default=True, help="Memory to touch first.")
-def main(rounds: int, warm_mb: int) -> None:
+def main(rounds: int, scale: float, warm_mb: int) -> None:
     warm_memory(warm_mb)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -154,7 +167,7 @@ def main(rounds: int, warm_mb: int) -> None:
         server = VibeMQ(folder / "plain", workers=2, extra=extra)
         server.start()
         try:
-            tables = Tables(server, made, rounds)
+            tables = Tables(server, made, rounds, scale)
             for table in (tables.publishing, tables.both_ways, tables.consuming, tables.filtering):
                 table()
         finally:
@@ -162,7 +175,7 @@ def main(rounds: int, warm_mb: int) -> None:
         server = VibeMQ(folder / "small", workers=2, extra=("--set", "streams.one_sub_batch_per_chunk=true"))
         server.start()
         try:
-            small_chunks(server.streams_port, rounds)
+            small_chunks(server.streams_port, rounds, scale)
         finally:
             server.stop()
 

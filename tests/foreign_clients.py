@@ -9,6 +9,7 @@ VIBEMQ_INTEROP=all asks for it (`make interop`); a program that lies built in th
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -18,7 +19,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +74,9 @@ def build_js(source: Path, target: Path, deadline: float) -> None:
 
 
 class Client(NamedTuple):
-    """`words`: how the built program is called, {} being the folder it was built in."""
+    """`words`: how the built program is called, {} being the folder it was built in.
+
+    `besides`: a folder outside this tree that it is built from, too."""
 
     source: Path
     package: str
@@ -82,6 +84,7 @@ class Client(NamedTuple):
     build: Callable[[Path, Path, float], None]
     words: tuple[str, ...]
     quick: bool = True  # had in seconds, or compiled for a minute
+    besides: Path | None = None
 
     @property
     def name(self) -> str:
@@ -90,9 +93,10 @@ class Client(NamedTuple):
     def folder(self) -> Path:
         """Of this state of the source."""
         state = hashlib.sha256()
-        for path in sorted(self.source.rglob("*")):
-            if path.is_file() and path.suffix != ".md" and "__pycache__" not in path.parts:
-                state.update(path.relative_to(self.source).as_posix().encode() + b"\0" + path.read_bytes())
+        for root in filter(None, (self.source, self.besides)):
+            for path in sorted(root.rglob("*")):
+                if path.is_file() and path.suffix != ".md" and not {"__pycache__", ".git"} & {*path.parts}:
+                    state.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
         return CACHE / f"{self.name}-{state.hexdigest()[:12]}"
 
     def command(self) -> list[str]:
@@ -154,17 +158,28 @@ class Program:
         with selectors.DefaultSelector() as selector:
             selector.register(self.pipe, selectors.EVENT_READ)
             while True:
-                while b"\n" in self.unread:
-                    line, _, self.unread = self.unread.partition(b"\n")
-                    if line.startswith(b"{"):
-                        self.said.append(json.loads(line))
-                        yield self.said[-1]
+                yield from self._whole_lines()
                 if not selector.select(deadline - time.monotonic()):
                     raise ProgramFailed(f"nothing more within {EVENT_TIMEOUT_S:.0f} s of {self.said[-5:]}{self.why()}")
                 data = os.read(self.pipe.fileno(), 1 << 16)
                 if not data:
                     return
                 self.unread += data
+
+    def _whole_lines(self) -> Iterator[dict[str, Any]]:
+        while b"\n" in self.unread:
+            line, _, self.unread = self.unread.partition(b"\n")
+            if line.startswith(b"{"):
+                self.said.append(json.loads(line))
+                yield self.said[-1]
+
+    def catch_up(self) -> None:
+        """All that it has said by now is in ``said``."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.pipe.fileno(), 1 << 16):
+                self.unread += data
+        for _ in self._whole_lines():
+            pass
 
     def why(self) -> str:
         return f"; it wrote: {self.errors.read_text(errors='replace')[-600:]}"
@@ -207,7 +222,7 @@ class Program:
             self.process.stdin.close()
 
 
-@contextmanager
+@contextlib.contextmanager
 def started(command: list[str], errors: Path) -> Iterator[Program]:
     program = Program(command, errors)
     try:

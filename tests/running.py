@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,9 +69,13 @@ def resident_bytes(pid: int) -> int:
 
 
 @contextmanager
-def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
-    """Serve on a free port with data in ``folder``; at the end it must stop cleanly."""
+def broker(folder: Path, *flags: str, workers: int = 2, through: Sequence[str] = ()) -> Iterator[Running]:
+    """Serve on a free port with data in ``folder``; at the end it must stop cleanly.
+
+    ``through``: a command that becomes the one behind it, as `env` does.
+    """
     command = [
+        *through,
         sys.executable,
         "-m",
         "vibemq.cli",
@@ -101,8 +105,45 @@ def broker(folder: Path, *flags: str, workers: int = 2) -> Iterator[Running]:
         yield Running(doors["streams"][0].strip("[]"), ports["streams"], process, native, admin, tls, ports)
         process.terminate()
         assert process.wait(STOP_SECONDS_MAX) == 0, "the broker did not stop cleanly"
+        (Path(folder) / "reserve").unlink(missing_ok=True)  # 16 MiB of each of hundreds of folders that pytest keeps
     finally:
         process.kill()  # no harm when it has ended; its workers follow it
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+class Restartable:
+    """A broker that can be ended in an orderly way and started again: the same folder, the same ports."""
+
+    def __init__(self, folder: Path, flags: tuple[str, ...], workers: int) -> None:
+        self._folder, self._flags, self._workers = folder, flags, workers
+        self._stack = ExitStack()
+        self.running = self._start()
+
+    def _start(self, *ports: str) -> Running:
+        return self._stack.enter_context(broker(self._folder, *self._flags, *ports, workers=self._workers))
+
+    def restart(self) -> None:
+        """As `systemctl restart` does it."""
+        ports = self.running.ports
+        self.stop()
+        self.running = self._start(*(word for door, port in ports.items() for word in _flag(door, port)))
+
+    def stop(self) -> None:
+        self._stack.close()
+
+
+def _flag(door: str, port: int) -> tuple[str, str]:
+    """What sets the port of a door, as the ready line names it."""
+    name, _, is_tls = door.partition("-")
+    return ("--set", f"{name}.tls_port={port}") if is_tls else (f"--{name}-port", str(port))
+
+
+@contextmanager
+def restartable(folder: Path, *flags: str, workers: int = 2) -> Iterator[Restartable]:
+    made = Restartable(folder, flags, workers)
+    try:
+        yield made
+    finally:
+        made.stop()

@@ -35,6 +35,7 @@ MAY = {
     "server": {"protocols", "broker", "admin", "storage", "net"},
     "client": set(),
     "cli_queues": {"client"},
+    "cli_streams": {"client"},
     "bench": {"client"},
     "spark": {"client"},
     "cli_users": {"server", "admin", "storage"},
@@ -43,6 +44,7 @@ MAY = {
         "ctl",
         "cli_users",
         "cli_queues",
+        "cli_streams",
         "server",
         "protocols",
         "broker",
@@ -55,10 +57,10 @@ MAY = {
     },
     "pyspark_vibemq": {"spark"},
 }
-EVERYBODY_MAY = {"errors", "config", "openssl"}
+EVERYBODY_MAY = {"errors", "config", "once_a_minute", "openssl", "terminal"}
 # Bytes to commands and back, without I/O: what is left of a door when the broker is taken away.
 CODECS = {"spec", "codec", "wire", "layout", "compression", "options", "extensions"}
-MAY_SEE_CODECS = {"client", "bench", "cli_queues"}
+MAY_SEE_CODECS = {"client", "bench", "cli_queues", "cli_streams"}
 # C headers that any Cython module may use: pure functions on bytes in memory.  What is shared
 # between processes or lies on disk goes through vibemq.storage.
 FORMAT_HEADERS = ("base/", "message/", "log/chunk.h")

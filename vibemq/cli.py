@@ -3,7 +3,7 @@
 
 Expected errors are one line on standard error, with a hint where there is one, and exit code
 1; wrong usage is 2.  A traceback therefore always means a mistake of ours.  What a
-subcommand needs is imported inside it: ``vibemq --help`` must not wait for Spark.
+subcommand needs is imported inside it: ``vibemq serve`` must not wait for the clients, nor ``--help`` for Spark.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from vibemq.cli_queues import consume, publish, queues
 from vibemq.cli_users import config_option, data_dir_option, open_metadata, users
 from vibemq.errors import UserError, VibeMQError
+from vibemq.terminal import json_option
 
 if TYPE_CHECKING:
     from vibemq.config import Config
@@ -41,6 +41,7 @@ class _Main(click.Group):
     # command -> where it is, what it needs installed, its line in --help
     elsewhere: ClassVar[dict[str, tuple[str, str, str, str]]] = {
         "bench": ("vibemq.bench.cli", "bench", "vibemq", "Measure a broker: rates, latencies, CPU."),
+        "consume": ("vibemq.cli_queues", "consume", "vibemq", "Print a queue's messages, and acknowledge them."),
         "ctl": (
             "vibemq.ctl.cli",
             "ctl",
@@ -53,6 +54,9 @@ class _Main(click.Group):
             "vibemq[spark-local]",
             "Stream data into Parquet with Spark; try --demo.",
         ),
+        "publish": ("vibemq.cli_queues", "publish", "vibemq", "Publish arguments, or lines, into a queue."),
+        "queues": ("vibemq.cli_queues", "queues", "vibemq", "The queues of a broker, wherever it is."),
+        "streams": ("vibemq.cli_streams", "streams", "vibemq", "The streams of a broker, wherever it is."),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -112,8 +116,6 @@ def main() -> None:
 
 
 main.add_command(users)
-for command in (publish, consume, queues):
-    main.add_command(command)
 
 
 # ---- serve ----
@@ -206,7 +208,7 @@ def log_group() -> None:
 
 
 @log_group.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@json_option
 @config_option
 @data_dir_option
 def log_list(as_json: bool, config_path: str | None, data_dir: str | None) -> None:

@@ -5,42 +5,44 @@ They are clients like any other and may run anywhere.  Data goes to standard out
 standard error, so they can be parts of a pipe: what `consume` prints, `publish` takes.
 """
 
+import base64
 import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from vibemq.errors import NotAuthorized, QueueConflict, QueueNotFound, RequestFailed, UserError
+from vibemq.terminal import (
+    EXIT_INTERRUPTED,
+    ask_login,
+    json_option,
+    messages_text,
+    nobody_reads,
+    password_option,
+    print_table,
+    user_option,
+    watch_reader,
+    yes_option,
+)
 
 if TYPE_CHECKING:
-    from vibemq.client import Client, Message, QueueInfo, Summary
+    from vibemq.client import Client, Consumer, Message, Publisher, QueueInfo, Summary
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 IDLE_S = 0.2  # a queue that sends nothing for so long is asked whether it is empty
 PREFETCH_MAX = 256  # as many as the broker gives without being told; with --count no more than wanted
-EXIT_INTERRUPTED = 130  # as a shell says it of a command that SIGINT ended
-
-
-def _sure(context: click.Context, _: click.Parameter, yes: bool) -> bool:
-    if not yes and not context.resilient_parsing and not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask whether you are sure: add --yes")
-    return yes
-
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-_yes_option = click.option("--yes", is_flag=True, callback=_sure, help="Do not ask; needed where there is no terminal.")
 
 
 def connection_options(command: F) -> F:
     """--url, --user and --password-stdin, which every command here has."""
     for option in (
-        click.option("--password-stdin", is_flag=True, help="Read the password from the first line of standard input."),
-        click.option("--user", metavar="NAME", help="Who we are, if not said in the URL."),
+        password_option,
+        user_option,
         click.option(
             "--url",
             default="vibemq://localhost:2925",
@@ -55,22 +57,12 @@ def connection_options(command: F) -> F:
 
 
 def _connect(url: str, user: str | None, password_stdin: bool, **settings: Any) -> "Client":
-    from vibemq.client import connect
+    from vibemq.client import address, connect
 
-    if password_stdin and user is None:
-        raise click.UsageError("--password-stdin needs --user")
-    if user is not None:
-        settings |= {"user": user, "password": _password(user, password_stdin)}
+    who, password = ask_login(*address.user_of(url), user, password_stdin)
+    if password is not None:
+        settings |= {"user": who, "password": password}
     return connect(url, **settings)
-
-
-def _password(user: str, from_stdin: bool) -> str:
-    if from_stdin:
-        return sys.stdin.readline().rstrip("\n")
-    if not sys.stdin.isatty():
-        raise UserError("there is no terminal to ask for the password", hint="pipe it in, with --password-stdin")
-    answer: str = click.prompt(f"Password of {user}", hide_input=True, err=True)
-    return answer
 
 
 # ---- publish ----
@@ -95,7 +87,7 @@ def _headers(_: click.Context, option: click.Parameter, values: tuple[str, ...])
 @click.option(
     "--window", type=click.IntRange(min=1), default=1000, show_default=True, help="Messages on their way at a time."
 )
-@_json_option
+@json_option
 @connection_options
 def publish(
     queue: str,
@@ -113,12 +105,19 @@ def publish(
     """Publish PAYLOAD, or each line of a file or of standard input, to QUEUE.
 
     What is JSON is sent as it is; anything else is sent as a text.  Returns when the broker has all of it.
+    With --json and without PAYLOAD each line is one that `vibemq consume --json` printed, and becomes the same message:
+    "stored" is the whole of it; to change something, leave "stored" out and change payload, headers or id.
     A queue that does not exist is made by this, unless the broker is told not to.
     A stream of that name becomes a queue by it, with all that it holds, and stays one; this command cannot see that.
     With --rate, Ctrl-C ends it early and still says how many the broker has.
     """
     if payload is not None and file is not None:
         raise click.UsageError("PAYLOAD and --file cannot be used together")
+    if as_json and payload is None:
+        if text or headers or priority:
+            raise click.UsageError("with --json each line says of itself what --text, --header and --priority would")
+        _publish_records(queue, file, rate, window, **connection)
+        return
     if payload is None and count != 1:
         raise click.UsageError("--count needs PAYLOAD")
     with _connect(**connection) as client:  # first: a password may be the first line of standard input
@@ -132,12 +131,53 @@ def publish(
     if as_json:
         click.echo(json.dumps({"queue": queue, "published": summary.published, "failed": len(summary.failed)}))
     else:
-        click.echo(f"published {_messages(summary.published)} to queue {queue}")
+        click.echo(f"published {messages_text(summary.published)} to queue {queue}")
     if summary.failed:
-        click.echo(f"vibemq: {_messages(len(summary.failed))} refused, the first as follows", err=True)
+        click.echo(f"vibemq: {messages_text(len(summary.failed))} refused, the first as follows", err=True)
         summary.raise_failed()
     if stopped:
         raise click.exceptions.Exit(EXIT_INTERRUPTED)
+
+
+def _publish_records(queue: str, file: IO[str] | None, rate: float | None, window: int, **connection: Any) -> None:
+    """The lines of `consume --json`, each of them the message that it was."""
+    with _connect(**connection) as client:
+        stored, plain = (
+            client.publisher(queue, window=window, stored=True),
+            client.publisher(queue, window=window, raw=True),
+        )
+        started = time.monotonic()
+        number = 0
+        for number, line in enumerate(filter(str.strip, file or sys.stdin), 1):
+            if rate is not None and (early_s := started + number / rate - time.monotonic()) > 0:
+                time.sleep(early_s)
+            _publish_record(client, stored, plain, line, number)
+        summaries = [stored.flush(), plain.flush()]
+    failed = sum(len(summary.failed) for summary in summaries)
+    published = sum(summary.published for summary in summaries)
+    click.echo(json.dumps({"queue": queue, "published": published, "failed": failed}))
+    for summary in summaries:
+        summary.raise_failed()
+
+
+def _publish_record(client: "Client", stored: "Publisher", plain: "Publisher", line: str, number: int) -> None:
+    needed = f'line {number}: needed an object with "payload" or "stored", as `vibemq consume --json` prints it'
+    try:
+        record = json.loads(line)
+        if not isinstance(record, dict):
+            raise TypeError(f"had {line.strip()[:60]}")
+        if "stored" in record:
+            if not client.gives_stored:
+                raise UserError(f"line {number}: this broker does not take messages as others have stored them")
+            stored.publish(base64.b64decode(record["stored"], validate=True))
+            return
+        headers = dict(record.get("headers") or {})
+        body = json.dumps(record["payload"], ensure_ascii=False, allow_nan=False).encode()
+        needed = f"line {number}"
+        plain.publish(body, headers=headers, id=record.get("id"))  # what a broker refuses is none of these errors
+    except (ValueError, TypeError, KeyError) as problem:
+        had = f"there is no {problem} in it" if isinstance(problem, KeyError) else problem
+        raise UserError(f"{needed}: {had}") from None
 
 
 def _body(line: str, text: bool) -> bytes:
@@ -197,10 +237,6 @@ def _progress(title: str, total: int | None) -> Iterator[Callable[[Iterable[byte
         yield shown
 
 
-def _messages(count: int) -> str:
-    return f"{count} message{'' if count == 1 else 's'}"
-
-
 # ---- consume ----
 
 
@@ -210,34 +246,41 @@ def _messages(count: int) -> str:
 @click.option("--no-ack", is_flag=True, help="Leave the messages in the queue: they go back when this ends.")
 @click.option("--prefetch", type=click.IntRange(min=1), metavar="N", help="Messages on their way to us at a time.")
 @click.option("--follow/--drain", default=True, help="Wait for more (default), or end when the queue is empty.")
-@_json_option
+@click.option("--create", is_flag=True, help="Make the queue if there is none, also of a stream of that name.")
+@json_option
 @connection_options
 def consume(
-    queue: str, count: int | None, no_ack: bool, prefetch: int | None, follow: bool, as_json: bool, **connection: Any
+    queue: str,
+    count: int | None,
+    no_ack: bool,
+    prefetch: int | None,
+    follow: bool,
+    create: bool,
+    as_json: bool,
+    **connection: Any,
 ) -> None:
     """Print the messages of QUEUE, a line for each, and acknowledge what is printed.
 
-    A queue that does not exist is made by this, as by any consumer, unless the broker is told not to; a note says so.
-    A stream of that name becomes a queue by it, with all that it holds, and stays one.
-    With --json a line has the payload, the id, the headers and how often the message was delivered.
+    Nothing is made by this but with --create, and a stream is not consumed: `vibemq streams tail` reads it.
+    With --create a stream becomes a queue for good: it keeps what the stream's retention keeps, and has no limit.
+    With --json a line has the payload, the id, the headers, how often the message was delivered, and in "stored" the
+    whole of it as the broker keeps it: `vibemq publish --json` takes such lines, and makes the same messages of them.
     """
     with _connect(**connection) as client:
         wanted = prefetch or (min(count, PREFETCH_MAX) if count else None)
-        is_there, _ = _look(client, queue)
         with (
             contextlib.suppress(KeyboardInterrupt),  # how one ends --follow
-            client.consume(queue, prefetch=wanted, timeout_s=None if follow else IDLE_S) as consumer,
+            _consumer(client, queue, wanted, create, None if follow else IDLE_S, as_json) as consumer,
         ):
-            if not is_there:
-                click.echo(f"vibemq: there was no queue {queue}: it is created", err=True)
+            watch_reader(consumer.stop)
             left = count
             while left is None or left > 0:
                 message = next(consumer, None)
                 if message is None:
-                    if follow or no_ack or _is_empty(client, queue):
+                    if follow or no_ack or nobody_reads() or _is_empty(client, queue):
                         break
                     continue
-                sys.stdout.write(_line(message, as_json) + "\n")
+                sys.stdout.write(_line(message, as_json, consumer._feed.stored) + "\n")
                 sys.stdout.flush()  # before the broker is told that it may forget it
                 if not no_ack:
                     message.ack()
@@ -251,7 +294,35 @@ def _is_empty(client: "Client", queue: str) -> bool:
         return True
 
 
-def _line(message: "Message", as_json: bool) -> str:
+def _consumer(
+    client: "Client", queue: str, prefetch: int | None, create: bool, timeout_s: float | None, as_json: bool
+) -> "Consumer":
+    consumer = client.consume(queue, prefetch=prefetch, create=create, timeout_s=timeout_s)
+    consumer._feed.stored = as_json and client.gives_stored
+    return consumer
+
+
+def _stored_line(message: "Message") -> str:
+    from vibemq.client import _amqp
+    from vibemq.protocols.native.codec import is_json
+
+    body, _, headers = _amqp.read(message.raw)
+    payload: Any = None
+    if body and is_json(body):
+        payload = json.loads(body)
+    elif body:
+        try:
+            payload = body.decode()
+        except UnicodeDecodeError:
+            payload, headers["payload-encoding"] = base64.b64encode(body).decode(), "base64"
+    shown = {name: text for name, text in headers.items() if text is not None}
+    rest = {"id": message.id, "headers": shown, "attempts": message.attempts, "payload": payload}
+    return json.dumps({**rest, "stored": base64.b64encode(message.raw).decode()}, ensure_ascii=False)
+
+
+def _line(message: "Message", as_json: bool, stored: bool) -> str:
+    if stored:
+        return _stored_line(message)
     raw = (message.raw or b"null").decode("utf-8", "replace")
     if not as_json:
         return raw.replace("\r", " ").replace("\n", " ")  # between tokens only: JSON has no bare line break in a text
@@ -264,11 +335,36 @@ def _line(message: "Message", as_json: bool) -> str:
 
 @click.group()
 def queues() -> None:
-    """List, describe, create, delete and purge queues."""
+    """List, describe, create, alter, delete and purge queues; move what is in them."""
+
+
+def move_options(command: F) -> F:
+    for option in (
+        connection_options,
+        json_option,
+        click.option("--dry-run", is_flag=True, help="Only say how many would go where (of the first 10,000 at most)."),
+        click.option("--count", type=click.IntRange(min=1), metavar="N", help="Move at most N messages."),
+    ):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def moving_bar(title: str) -> Iterator[Callable[[int, int], object] | None]:
+    """Shows how far it is, to whoever watches a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @queues.command("list")
-@_json_option
+@json_option
 @connection_options
 def queues_list(as_json: bool, **connection: Any) -> None:
     """Show the queues for which the user has any permission; without users that is all of them."""
@@ -282,12 +378,16 @@ def queues_list(as_json: bool, **connection: Any) -> None:
         click.echo(f"{none}; `vibemq queues create NAME` makes one")
     else:
         rows = [
-            (name, str(info.messages), str(info.in_flight), str(info.subscribers), info.options.mode.name.lower())
+            (
+                name,
+                *(str(count) for count in (info.messages, info.in_flight, info.dropped, info.subscribers)),
+                info.options.mode.name.lower(),
+            )
             if info
-            else (name, "", "", "", "")
+            else (name, "", "", "", "", "")
             for name, info in found
         ]
-        _print_table(("queue", "messages", "in flight", "subscribers", "mode"), rows)
+        print_table(("queue", "messages", "in flight", "dropped", "subscribers", "mode"), rows)
 
 
 def _info(client: "Client", name: str) -> "QueueInfo | None":
@@ -298,9 +398,9 @@ def _info(client: "Client", name: str) -> "QueueInfo | None":
 
 
 def _user(url: str, user: str | None, **_: Any) -> str | None:
-    from vibemq.client.settings import parse
+    from vibemq.client import address
 
-    return user or parse(url).user
+    return user or address.user_of(url)[0]
 
 
 def _look(client: "Client", name: str) -> "tuple[bool, QueueInfo | None]":
@@ -318,7 +418,7 @@ def _look(client: "Client", name: str) -> "tuple[bool, QueueInfo | None]":
 
 @queues.command("info")
 @click.argument("name")
-@_json_option
+@json_option
 @connection_options
 def queues_info(name: str, as_json: bool, **connection: Any) -> None:
     """Show how full a queue is, and its options."""
@@ -328,7 +428,7 @@ def queues_info(name: str, as_json: bool, **connection: Any) -> None:
         click.echo(json.dumps(described))
     else:
         rows = [(key.replace("_", " "), str(value)) for key, value in described.items() if value is not None]
-        _print_table(("queue", name), rows[1:])
+        print_table(("queue", name), rows[1:])
 
 
 def _described(info: "QueueInfo") -> dict[str, Any]:
@@ -337,6 +437,8 @@ def _described(info: "QueueInfo") -> dict[str, Any]:
         "name": info.name,
         "messages": info.messages,
         "in_flight": info.in_flight,
+        "dropped": info.dropped,
+        "refused": info.refused,
         "subscribers": info.subscribers,
         "created": info.created.isoformat() if info.created else None,
         "mode": options.mode.name.lower(),
@@ -358,7 +460,7 @@ def _described(info: "QueueInfo") -> dict[str, Any]:
     type=click.Choice(["round_robin", "fan_out_with_ack", "fan_out_without_ack", "priority_based"]),
     help="Who gets a message (default round_robin).",
 )
-@click.option("--max-messages", type=click.IntRange(min=0), metavar="N", help="That may wait (default 10000).")
+@click.option("--max-messages", type=click.IntRange(min=0), metavar="N", help="That may wait (default 0: no limit).")
 @click.option(
     "--overflow",
     type=click.Choice(["drop_oldest", "drop_newest", "block_publisher", "redirect_to_dlq"]),
@@ -378,7 +480,7 @@ def _described(info: "QueueInfo") -> dict[str, Any]:
     show_default=True,
     help="If it exists and is not as the options given here say; override deletes its messages.",
 )
-@_json_option
+@json_option
 @connection_options
 def queues_create(
     name: str,
@@ -438,10 +540,130 @@ def _create(client: "Client", name: str, on_conflict: str, options: dict[str, An
     return "was there already"
 
 
+@queues.command("replay")
+@click.argument("name")
+@move_options
+def queues_replay(name: str, **how: Any) -> None:
+    """Put the dead letters in queue NAME back into the queues that they came from.
+
+    They keep their ids, headers and priorities.  What does not say where it came from stays.
+    A letter leaves NAME when its queue has confirmed it; if this command is killed, at most 64 may be in both.
+    """
+    _move(name, None, **how)
+
+
+@queues.command("move")
+@click.argument("name")
+@click.argument("target")
+@move_options
+def queues_move(name: str, target: str, **how: Any) -> None:
+    """Put the messages that wait in queue NAME into queue TARGET, which must be there.
+
+    They keep their ids, headers and priorities.
+    A message leaves NAME when TARGET has confirmed it; if this command is killed, at most 64 may be in both.
+    """
+    _move(name, target, **how)
+
+
+def _move(name: str, target: str | None, count: int | None, dry_run: bool, as_json: bool, **connection: Any) -> None:
+    with _connect(**connection) as client, moving_bar(f"from {name}") as progress:
+        moved = client.move_messages(name, target, count=count, dry_run=dry_run, progress=progress)
+    if as_json:
+        click.echo(json.dumps({"queue": name, "moved": moved.queues, "left": moved.left, "dry_run": dry_run}))
+        return
+    for where, number in sorted(moved.queues.items()):
+        click.echo(f"{'would move' if dry_run else 'moved'} {messages_text(number)} to queue {where}")
+    if moved.left:
+        click.echo(f"left {messages_text(moved.left)} without a word of where to put them back", err=True)
+    if not moved.total:
+        click.echo(f"nothing to move in queue {name}")
+
+
+#: As `queues alter --reset` takes them; options with which a queue is made only are refused with the reason.
+RESETTABLE = (
+    "max_messages",
+    "overflow",
+    "message_ttl_ms",
+    "attempts_max",
+    "ack_timeout_ms",
+    "backoff_ms",
+    "backoff_max_ms",
+    "prefetch",
+    "dead_letter",
+    "dead_letter_queue",
+)
+
+
+@queues.command("alter")
+@click.argument("name")
+@click.option("--max-messages", type=click.IntRange(min=0), metavar="N", help="That may wait; 0: no limit.")
+@click.option(
+    "--overflow",
+    type=click.Choice(["drop_oldest", "drop_newest", "block_publisher", "redirect_to_dlq"]),
+    help="When it is full.",
+)
+@click.option(
+    "--ttl", type=click.FloatRange(min=0), metavar="SECONDS", help="How long a message may wait; 0: for ever."
+)
+@click.option("--attempts", "attempts_max", type=click.IntRange(min=1), metavar="N", help="Deliveries.")
+@click.option(
+    "--dead-letter/--no-dead-letter", default=None, help="Keep what could not be delivered, in NAME.dlq, or drop it."
+)
+@click.option("--dead-letter-queue", metavar="NAME", help="Keep it in this queue instead.")
+@click.option("--ack-timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Until it is delivered again.")
+@click.option("--prefetch", type=click.IntRange(min=1), metavar="N", help="Messages with a consumer at a time.")
+@click.option("--reset", multiple=True, type=click.Choice(RESETTABLE), help="Back to the configuration. Repeatable.")
+@click.option("--mode", hidden=True)
+@click.option("--durability", hidden=True)
+@json_option
+@connection_options
+def queues_alter(
+    name: str,
+    ttl: float | None,
+    ack_timeout: float | None,
+    dead_letter: bool | None,
+    reset: tuple[str, ...],
+    mode: str | None,
+    durability: str | None,
+    as_json: bool,
+    url: str,
+    user: str | None,
+    password_stdin: bool,
+    **options: Any,
+) -> None:
+    """Change options of a queue that is there; its messages stay.
+
+    What is not given stays as it is. A smaller --ttl drops at once what is too old. A smaller --max-messages drops
+    the oldest with --overflow drop_oldest: at once, or when the next message comes where nobody uses the queue. All
+    this needs the permissions CreateQueue and DeleteQueue.
+    """
+    for option, given in (("mode", mode), ("durability", durability)):
+        if given is not None:
+            raise click.UsageError(
+                f"the {option} of a queue cannot change while it lives: make another queue with `vibemq queues create "
+                f"OTHER --{option} {given}` and move the messages there, or delete the queue and make it anew"
+            )
+    changes: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    if ttl is not None:
+        changes["message_ttl_ms"] = round(ttl * 1000)
+    if ack_timeout is not None:
+        changes["ack_timeout_ms"] = round(ack_timeout * 1000)
+    if dead_letter is not None or options["dead_letter_queue"]:
+        changes["dead_letter"] = dead_letter is not False
+    if both := changes.keys() & set(reset):
+        raise click.UsageError(f"--reset {sorted(both)[0]} contradicts the value that is given for it")
+    changes |= dict.fromkeys(reset)
+    if not changes:
+        raise click.UsageError("no option to change was given; `vibemq queues alter --help` lists them")
+    with _connect(url, user, password_stdin, reconnect=False) as client:
+        client.alter_queue(name, **changes)
+    _say(as_json, name, "altered")
+
+
 @queues.command("delete")
 @click.argument("name")
-@_yes_option
-@_json_option
+@yes_option
+@json_option
 @connection_options
 def queues_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> None:
     """Delete a queue with all its messages."""
@@ -449,7 +671,7 @@ def queues_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> Non
         is_there, info = _look(client, name)
         if is_there and not yes:
             _confirm("Delete", name, info)
-        client.delete_queue(name)  # also if there is none: who may not is refused, whatever there is
+        client.delete_queue(name, missing_ok=True)  # who may not is refused, whatever there is
     if not is_there:
         raise UserError(f"there is no queue {name}", hint="`vibemq queues list` shows all.")
     _say(as_json, name, "deleted")
@@ -457,8 +679,8 @@ def queues_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> Non
 
 @queues.command("purge")
 @click.argument("name")
-@_yes_option
-@_json_option
+@yes_option
+@json_option
 @connection_options
 def queues_purge(name: str, yes: bool, as_json: bool, **connection: Any) -> None:
     """Drop all messages that wait in a queue."""
@@ -470,20 +692,9 @@ def queues_purge(name: str, yes: bool, as_json: bool, **connection: Any) -> None
 
 
 def _confirm(verb: str, name: str, info: "QueueInfo | None") -> None:
-    held = "" if info is None else f" with {_messages(info.messages)}"
+    held = "" if info is None else f" with {messages_text(info.messages)}"
     click.confirm(f"{verb} queue {name}{held}?", abort=True, err=True)
 
 
 def _say(as_json: bool, name: str, done: str) -> None:
     click.echo(json.dumps({"queue": name, "result": done}) if as_json else f"queue {name} {done}")
-
-
-def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)

@@ -8,20 +8,22 @@ account, because the broker that runs as it could not open the database otherwis
 
 import json
 import os
-import sys
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from vibemq.errors import UserError
+from vibemq.terminal import ask_password, json_option, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from vibemq.admin.permissions import Operation
     from vibemq.storage.metadata import Metadata
 
 Result = TypeVar("Result")
+
+TELL_TIMEOUT_S = 5.0  # for a line in the broker's log: the change itself is done by then
 
 config_option = click.option(
     "--config",
@@ -32,7 +34,6 @@ config_option = click.option(
 )
 data_dir_option = click.option("--data-dir", metavar="DIR", help="Where logs, streams and users are kept.")
 _password_option = click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 @click.group()
@@ -48,7 +49,7 @@ def users() -> None:
 @click.argument("name")
 @click.option("--superuser", is_flag=True, help="May do everything.  The first user is one anyway.")
 @_password_option
-@_json_option
+@json_option
 @config_option
 @data_dir_option
 def users_add(
@@ -62,7 +63,7 @@ def users_add(
     from vibemq.admin.users import add_user
 
     path = data_path(config_path, data_dir)
-    password = ask_password(name, password_stdin)  # before anything is made
+    password = ask_password(name, password_stdin, twice=True)  # before anything is made
     is_superuser = make_and_keep_owner(
         path, lambda metadata: add_user(metadata, name, password, is_superuser=superuser or None)
     )
@@ -78,7 +79,7 @@ def users_add(
 
 
 @users.command("list")
-@_json_option
+@json_option
 @config_option
 @data_dir_option
 def users_list(as_json: bool, config_path: str | None, data_dir: str | None) -> None:
@@ -103,12 +104,12 @@ def users_list(as_json: bool, config_path: str | None, data_dir: str | None) -> 
             (str(user["user"]), "yes" if user["superuser"] else "", str(user["permissions"]), str(user["created"]))
             for user in found
         ]
-        _print_table(("user", "superuser", "permissions", "created"), rows)
+        print_table(("user", "superuser", "permissions", "created"), rows)
 
 
 @users.command("remove")
 @click.argument("name")
-@_json_option
+@json_option
 @config_option
 @data_dir_option
 def users_remove(name: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
@@ -134,7 +135,7 @@ def users_remove(name: str, as_json: bool, config_path: str | None, data_dir: st
 @users.command("passwd")
 @click.argument("name")
 @_password_option
-@_json_option
+@json_option
 @config_option
 @data_dir_option
 def users_passwd(name: str, password_stdin: bool, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
@@ -142,7 +143,7 @@ def users_passwd(name: str, password_stdin: bool, as_json: bool, config_path: st
     from vibemq.admin.users import change_password
 
     metadata = open_metadata(config_path, data_dir)
-    change_password(metadata, name, ask_password(name, password_stdin))
+    change_password(metadata, name, ask_password(name, password_stdin, twice=True))
     _say_done(as_json, metadata, name, "has a new password")
 
 
@@ -156,7 +157,7 @@ def users_passwd(name: str, password_stdin: bool, as_json: bool, config_path: st
     metavar="SECONDS",
     help="How long it holds.",
 )
-@_json_option
+@json_option
 @config_option
 @data_dir_option
 def users_token(name: str, lifetime_s: int, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
@@ -169,6 +170,7 @@ def users_token(name: str, lifetime_s: int, as_json: bool, config_path: str | No
 
     token = Tokens(open_metadata(config_path, data_dir), None).issue(name, lifetime_s)
     click.echo(json.dumps({"accessToken": token, "expiresIn": lifetime_s}) if as_json else token)
+    _tell_broker(data_path(config_path, data_dir), f"user {name} has an access token for {lifetime_s} s")
 
 
 # ---- permissions ----
@@ -178,7 +180,7 @@ def users_token(name: str, lifetime_s: int, as_json: bool, config_path: str | No
 @click.argument("name")
 @click.argument("pattern")
 @click.argument("operations", nargs=-1, required=True, metavar="OPERATION...")
-@_json_option
+@json_option
 @config_option
 @data_dir_option
 def users_grant(
@@ -209,7 +211,7 @@ def users_grant(
 @users.command("revoke")
 @click.argument("name")
 @click.argument("pattern")
-@_json_option
+@json_option
 @config_option
 @data_dir_option
 def users_revoke(name: str, pattern: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
@@ -226,7 +228,7 @@ def users_revoke(name: str, pattern: str, as_json: bool, config_path: str | None
 
 @users.command("permissions")
 @click.argument("name")
-@_json_option
+@json_option
 @config_option
 @data_dir_option
 def users_permissions(name: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
@@ -247,7 +249,7 @@ def users_permissions(name: str, as_json: bool, config_path: str | None, data_di
     elif not found:
         click.echo(f"user {name} has no permission; `vibemq users grant {name} PATTERN OPERATION...` gives one")
     if found:
-        _print_table(("queues", "operations"), [(pattern, ", ".join(names)) for pattern, names in found])
+        print_table(("queues", "operations"), [(pattern, ", ".join(names)) for pattern, names in found])
 
 
 def _operations(names: tuple[str, ...]) -> "list[Operation]":
@@ -335,16 +337,7 @@ def _give(path: str, made: list[str]) -> None:
             os.chown(name, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
-# ---- asking and answering ----
-
-
-def ask_password(name: str, from_stdin: bool) -> str:
-    if from_stdin:
-        return sys.stdin.readline().rstrip("\n")
-    if not sys.stdin.isatty():
-        raise UserError("there is no terminal to ask for the password", hint="pipe it in, with --password-stdin")
-    answer: str = click.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=True, err=True)
-    return answer
+# ---- answering ----
 
 
 def _say_done(as_json: bool, metadata: "Metadata", name: str, done: str) -> None:
@@ -354,6 +347,27 @@ def _say_done(as_json: bool, metadata: "Metadata", name: str, done: str) -> None
 def _say(path: str, told: str, as_json: "Mapping[str, object] | None") -> None:
     """What was done; a person also hears where, because another broker may have been meant."""
     click.echo(f"{told} (data directory {path})" if as_json is None else json.dumps(as_json))
+    _tell_broker(path, told)
+
+
+def _tell_broker(path: str, told: str) -> None:
+    """For its log, where it runs: it would notice the change without knowing what was changed, and by whom."""
+    import getpass
+    import http.client
+
+    from vibemq.admin import ctl_socket
+
+    try:
+        link = ctl_socket.connect(path, TELL_TIMEOUT_S)
+        if link is None:
+            return
+        body = {"change": told, "by": f"vibemq users of {getpass.getuser()}"}
+        status, answer = ctl_socket.request(link, TELL_TIMEOUT_S, "POST", "/changes", body, {})
+        problem = "" if status < 300 else str((answer or {}).get("reason", status))
+    except (UserError, OSError, http.client.HTTPException) as failed:
+        problem = str(failed)
+    if problem:
+        click.echo(f"vibemq: it is done, but the broker could not be told for its log: {problem}", err=True)
 
 
 def _directory(metadata: "Metadata") -> str:
@@ -364,14 +378,3 @@ def _when(ms: int) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(ms // 1000, UTC).isoformat()
-
-
-def _print_table(columns: tuple[str, ...], rows: "Sequence[tuple[str, ...]]") -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # as it is: a pattern may look like markup
-    Console().print(table)

@@ -45,9 +45,14 @@ class Server(Struct, frozen=True, kw_only=True):
     # Not the current folder: `vibemq users add` must find the same data wherever it is called.
     data_dir: Annotated[str, Meta(min_length=1, max_length=2048)] = "~/.local/share/vibemq"
     shutdown_timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 30
+    # Far above the longest pause of a worker that is well, of milliseconds; below the 60 s after which many
+    # clients and load balancers give up.  0: never.
+    worker_hang_s: Annotated[int, Meta(ge=0, le=3600)] = 30
     log_level: LogLevel = "info"
     # Per worker.  Bounds memory (some KiB each) and descriptors against a flood of connections.
     connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 12_000
+    # Per worker.  Its connections may each keep a large frame unfinished, but not all of them at once.
+    unfinished_input_max_bytes: Annotated[int, Meta(ge=16_777_216, le=1_099_511_627_776)] = 268_435_456
     user: Annotated[str, Meta(max_length=255)] = ""  # "": stay who we are
 
 
@@ -62,7 +67,7 @@ class Streams(Struct, frozen=True, kw_only=True):
     advertised_tls_host: Annotated[str, Meta(max_length=255)] = ""
     advertised_tls_port: Port = 0
     # At least what a client sends before it knows our limit; at most what one connection may cost us.
-    frame_max_bytes: Annotated[int, Meta(ge=8192, le=268_435_456)] = 1_048_576
+    frame_max_bytes: Annotated[int, Meta(ge=8192, le=268_435_456)] = 8_388_608
     initial_frame_max_bytes: Annotated[int, Meta(ge=1024, le=1_048_576)] = 8192
     heartbeat_s: Annotated[int, Meta(ge=0, le=3600)] = 60
     handshake_timeout_s: Annotated[int, Meta(ge=1, le=300)] = 10
@@ -123,9 +128,13 @@ class Signalr(Struct, frozen=True, kw_only=True):
     # Some clients notice that they shall end only when the next frame comes.
     keepalive_interval_s: Annotated[int, Meta(ge=1, le=300)] = 10
     client_timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 30
+    # Clients acknowledge once a second; a page in the background may get its timers once a minute.
+    stateful_ack_timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 90
     poll_timeout_s: Annotated[int, Meta(ge=1, le=95)] = 90  # JavaScript gives a poll up after 100 s
     disconnect_timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 15
     waiting_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    # A tenth for whoever negotiates and never comes; ten times what a page's users behind one proxy need in a second.
+    waiting_per_address_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     # Under 2 s, guessing passwords over the network becomes worth while.
     login_failure_delay_s: Annotated[int, Meta(ge=2, le=60)] = 2
     access_token_lifetime_s: Annotated[int, Meta(ge=1, le=31_536_000)] = 3600
@@ -153,7 +162,7 @@ class Queues(Struct, frozen=True, kw_only=True):
 
     auto_create: bool = True
     auto_create_needs_permission: bool = False
-    max_messages: Annotated[int, Meta(ge=0, le=1_000_000_000_000)] = 10_000
+    max_messages: Annotated[int, Meta(ge=0, le=1_000_000_000_000)] = 0
     attempts_max: Annotated[int, Meta(ge=1, le=1000)] = 3
     ack_timeout_ms: Annotated[int, Meta(ge=10, le=86_400_000)] = 30_000
     backoff_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 2000
@@ -171,11 +180,16 @@ class Store(Struct, frozen=True, kw_only=True):
 
     durability: Durability = "os"
     segment_size_bytes: Annotated[int, Meta(ge=SEGMENT_SIZE_BYTES_MIN, le=SEGMENT_SIZE_BYTES_MAX)] = 500_000_000
+    # A consumer is given whole chunks, so this is what one credit of it may cost.
+    chunk_messages_max: Annotated[int, Meta(ge=1, le=2048)] = 2048
     retention_interval_s: Annotated[int, Meta(ge=1, le=86_400)] = 10
     streams_max: Annotated[int, Meta(ge=1, le=STREAMS_MAX)] = STREAMS_MAX
     streams_per_virtual_host_max: Annotated[int, Meta(ge=0, le=STREAMS_MAX)] = 0
     # A full disk cannot even be cleaned up: publishers stop before.
     disk_free_min_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)] = 50_000_000
+    # What is left is for the page cache, from which consumers are served.
+    memory_high_watermark_percent: Annotated[int, Meta(ge=0, le=100)] = 60
+    memory_high_watermark_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)] = 0
 
 
 class Tls(Struct, frozen=True, kw_only=True):
@@ -184,6 +198,7 @@ class Tls(Struct, frozen=True, kw_only=True):
     certificate: Annotated[str, Meta(max_length=2048)] = ""  # "": no TLS port is open
     key: Annotated[str, Meta(max_length=2048)] = ""  # "": in the certificate's file
     client_ca: Annotated[str, Meta(max_length=2048)] = ""
+    client_crl: Annotated[str, Meta(max_length=2048)] = ""  # lists in client_ca count as well
     verify: Literal["none", "optional", "required"] = "none"
 
 

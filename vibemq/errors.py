@@ -50,6 +50,14 @@ class ConfigError(UserError):
     """An option is unknown, or its value is not allowed."""
 
 
+class InvalidValue(UserError, ValueError):
+    """A value that a program gave cannot be: which, what was needed, what there was."""
+
+
+class InvalidType(InvalidValue, TypeError):
+    """A value that a program gave is of a type that cannot be."""
+
+
 class SetupError(UserError):
     """The machine lacks something: a Java runtime, an optional package, a permission."""
 
@@ -104,6 +112,10 @@ class StreamNotFound(VibeMQError):
     """There is no stream of this name."""
 
 
+class StreamIsNoQueue(StreamNotFound):
+    """A queue was asked for, and the stream of this name is none."""
+
+
 # ---- connections, from either side ----
 
 
@@ -147,8 +159,23 @@ class AuthenticationFailed(VibeMQError):
     """The broker refused the user name or the password."""
 
 
-class TimeoutExceeded(VibeMQError):
-    """No answer came in the time allowed."""
+class TimeoutExceeded(VibeMQError, TimeoutError):
+    """No answer came in the time allowed; whether what was asked for may have been done, its message and hint say."""
+
+
+class PublishTimeout(TimeoutExceeded):
+    """Messages were not acknowledged in the time allowed. None of them is sent any more, unless it is published again.
+
+    ``unsent`` of them never left this process; ``unanswered`` did, so they may have been stored.
+    """
+
+    def __init__(self, message: str, *, unsent: int, unanswered: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.unsent, self.unanswered = unsent, unanswered
+
+    @property
+    def may_be_stored(self) -> bool:
+        return self.unanswered > 0
 
 
 class RequestFailed(VibeMQError):
@@ -164,6 +191,10 @@ class RequestFailed(VibeMQError):
 
 class QueueNotFound(RequestFailed):
     """There is no queue of this name, and none is made by itself."""
+
+
+class NotAQueue(RequestFailed):
+    """There is a stream of this name, which nobody takes messages from: it is read, or made a queue on purpose."""
 
 
 class QueueExists(RequestFailed):

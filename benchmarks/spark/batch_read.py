@@ -57,7 +57,7 @@ def publish(endpoints: str, stream: str, messages: list[bytes]) -> float:
 def main(endpoints: str, rows: int, size: int, streams: int, rounds: int) -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vibemq-bench-")))
-        endpoints = endpoints or stack.enter_context(broker(folder, 2))
+        endpoints = endpoints or stack.enter_context(broker(folder, 2)).streams
         names = [f"bench-{os.getpid()}-{number}" for number in range(streams)]
         messages = payloads(rows // streams, size)
         checksum = streams * sum(zlib.crc32(message) for message in messages)

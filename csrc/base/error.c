@@ -63,7 +63,9 @@ size_t fault_format(const struct fault *f, char *out, size_t size)
     char numbers[128] = "", reason[160] = "";
     if (size == 0) return 0;
 
-    if (f->needed || f->had)
+    if (f->code == ERR_VERSION)
+        snprintf(numbers, sizeof numbers, ": version %" PRIu64 ", known is version %" PRIu64, f->had, f->needed);
+    else if (f->needed || f->had)
         snprintf(numbers, sizeof numbers, ": needed %" PRIu64 ", had %" PRIu64, f->needed, f->had);
     if (f->sys_errno) {
         char text[128];

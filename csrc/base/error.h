@@ -30,7 +30,8 @@
     X(ERR_END, "nothing more is committed")                                    \
     X(ERR_FULL, "the ring or table is full")                                   \
     X(ERR_EMPTY, "the ring or table is empty")                                 \
-    X(ERR_LOCK, "the lock cannot be used")
+    X(ERR_LOCK, "the lock cannot be used")                                    \
+    X(ERR_VERSION, "written in a format that this vibemq does not know: start the newer vibemq, or restore the files")
 
 #define ERROR_ENUM(name, text) name,
 typedef enum err { ERROR_LIST(ERROR_ENUM) ERROR_COUNT } err;
@@ -62,7 +63,8 @@ err fault_set(struct fault *f, err code, int sys_errno, const char *where, uint6
  * ENOENT ERR_NOT_FOUND, EEXIST ERR_EXISTS, ENOMEM ERR_NO_MEMORY, else ERR_IO. */
 err fault_from_errno(struct fault *f, const char *where, uint64_t position, uint64_t needed, uint64_t had);
 
-/* One line for a log: "ERR_CORRUPT: <sentence>: <where> at byte N: needed X, had Y (errno text)".
+/* One line for a log: "ERR_CORRUPT: <sentence>: <where> at byte N: needed X, had Y (errno text)"; of
+ * ERR_VERSION, where `needed` is the version known and `had` the one found: "version Y, known is version X".
  * Always NUL-terminated; returns the length written. */
 size_t fault_format(const struct fault *f, char *out, size_t size);
 

@@ -20,7 +20,7 @@
 #define FILE_DIRECTORY_BYTES_MAX 3072u /* leaves room below PATH_MAX for the longest name in it */
 #define FILE_NAME_DIGITS 20            /* of a first offset: all of u64, so names sort as numbers */
 
-#define FILE_NAME_BYTES_MAX 64         /* of what comes behind a directory, the slash and the NUL included */
+#define FILE_NAME_BYTES_MAX 80         /* of what comes behind a directory, the slash and the NUL included */
 
 struct file_path { char text[FILE_DIRECTORY_BYTES_MAX + FILE_NAME_BYTES_MAX]; };
 

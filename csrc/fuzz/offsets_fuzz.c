@@ -96,9 +96,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool evicted = false;
     CHECK(offsets_open("d", &o, NULL) == OK && offsets_open("d", &other, NULL) == OK);
     err e = offsets_each(o, see, &before, NULL);
-    CHECK(e == OK || e == ERR_INVALID);
-    if (e == ERR_INVALID) {
-        CHECK(offsets_store(o, "new", 3, 42, &evicted, NULL) == ERR_INVALID);
+    CHECK(e == OK || e == ERR_VERSION);
+    if (e == ERR_VERSION) {
+        CHECK(offsets_store(o, "new", 3, 42, &evicted, NULL) == ERR_VERSION);
         CHECK(memcmp(file, was, file_size_now) == 0);
     } else {
         CHECK(before.count <= OFFSETS_REFERENCES_MAX);

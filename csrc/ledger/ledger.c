@@ -55,6 +55,28 @@ err ledger_create(const char *directory, uint64_t base, bool sync, struct fault 
     return e || !sync ? e : file_sync_directory(directory, f);
 }
 
+/* The page's first words, whatever its size: another version's may be larger. */
+static err page_version(int fd, const char *path, struct fault *f)
+{
+    uint32_t words[2] = {0};
+    size_t got;
+    err e = file_read(fd, path, words, sizeof words, 0, &got, f);
+    if (e || got < sizeof words || words[0] != LEDGER_MAGIC || words[1] == LEDGER_VERSION) return e;
+    return fault_set(f, ERR_VERSION, 0, path, 4, LEDGER_VERSION, words[1]);
+}
+
+err ledger_version_check(const char *directory, struct fault *f)
+{
+    struct file_path path;
+    file_path_name(&path, directory, ledger_name);
+    int fd;
+    err e = file_open(path.text, O_RDONLY, &fd, f);
+    if (e) return e == ERR_NOT_FOUND ? OK : e;
+    e = page_version(fd, path.text, f);
+    file_close(&fd);
+    return e;
+}
+
 static err control_map(const char *directory, struct ledger_control **out, struct fault *f)
 {
     struct file_path path;
@@ -64,7 +86,8 @@ static err control_map(const char *directory, struct ledger_control **out, struc
     if (e) return e;
     uint64_t size;
     void *page = MAP_FAILED;
-    e = file_size(fd, path.text, &size, f);
+    e = page_version(fd, path.text, f);
+    if (!e) e = file_size(fd, path.text, &size, f);
     if (!e && size != LEDGER_CONTROL_BYTES) e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, LEDGER_CONTROL_BYTES, size);
     if (!e) {
         page = sys->mmap(NULL, LEDGER_CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -76,7 +99,7 @@ static err control_map(const char *directory, struct ledger_control **out, struc
     struct ledger_control *c = page;
     uint64_t base = load(&c->base), next = load(&c->next);
     if (c->magic != LEDGER_MAGIC || c->version != LEDGER_VERSION)
-        e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, LEDGER_VERSION, c->version);
+        e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, LEDGER_MAGIC, c->magic);
     else if (base > LEDGER_OFFSET_MAX || next > LEDGER_OFFSET_MAX ||
              (next > base && next / LEDGER_BLOCK_ENTRIES - base / LEDGER_BLOCK_ENTRIES > LEDGER_BLOCKS_MAX))
         e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, base, next);

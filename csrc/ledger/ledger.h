@@ -108,7 +108,11 @@ struct ledger_control {
     _Alignas(128) _Atomic uint64_t workers;  /* mask of those that have consumers of this queue */
     _Atomic uint64_t blocked;                /* mask of those whose publishers wait for room */
     _Alignas(128) _Atomic uint64_t consumers, in_flight;
-    _Atomic uint64_t delivered, redelivered, acked, expired, dropped, dead_lettered;
+    _Atomic uint64_t delivered, redelivered, acked, expired, dropped, dead_lettered, purged;
+    _Atomic uint64_t looked;                 /* 1 more than the log's end when the home last dropped what was too much;
+                                                0: not known */
+    /* Any worker's: messages that a full queue did not take, and whose publishers were told. */
+    _Alignas(128) _Atomic uint64_t refused;
 };
 _Static_assert(sizeof(struct ledger_control) <= LEDGER_CONTROL_BYTES, "the control page is one page");
 
@@ -149,16 +153,20 @@ struct ledger {
  * is a message of the queue.  ERR_EXISTS, ERR_IO, ERR_DISK_FULL. */
 err ledger_create(const char *directory, uint64_t base, bool sync, struct fault *f);
 
-/* Map the control page; blocks are mapped when first asked for.  ERR_NOT_FOUND, ERR_CORRUPT, ERR_IO. */
+/* Is the page (which speaks for the blocks too) of a version that we know, or not there?  Writes nothing; before the
+ * log's own recovery does.  ERR_VERSION, ERR_IO. */
+err ledger_version_check(const char *directory, struct fault *f);
+
+/* Map the control page; blocks are mapped when first asked for.  ERR_NOT_FOUND, ERR_VERSION, ERR_CORRUPT, ERR_IO. */
 err ledger_open(const char *directory, struct ledger **out, struct fault *f);
 void ledger_close(struct ledger *l);
 static inline struct ledger_control *ledger_control(struct ledger *l) { return l->control; }
 
 /* After a boot, before any worker runs: nobody is home, and nothing is known of offsets outside
- * [first, next) of the recovered log.  Entries in flight are ready.  A control page that is damaged, of another
- * version or missing is made anew with base = first: everything retained is delivered once more.  Blocks of
+ * [first, next) of the recovered log.  Entries in flight are ready.  A control page that is damaged
+ * or missing is made anew with base = first: everything retained is delivered once more.  Blocks of
  * offsets that were cut or dropped are removed.  `*anew` says that the page was made anew.  What it changes it
- * makes durable; after an error it can be run again. */
+ * makes durable; after an error it can be run again.  ERR_VERSION: nothing was written. */
 err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool *anew, struct fault *f);
 
 /* Home: see to it that there are entries for [next, end), zeroed, in allocated memory.  At most

@@ -49,8 +49,10 @@ static err print_control(struct print *p, int fd, uint64_t size)
     if (e) return e;
     const struct ledger_control *c = &page.control;
     say(p, "ledger: magic 0x%08" PRIx32 ", version %" PRIu32 ", %" PRIu64 " bytes", c->magic, c->version, size);
-    if (size != sizeof page || c->magic != LEDGER_MAGIC || c->version != LEDGER_VERSION)
-        return fault_set(p->f, ERR_CORRUPT, 0, p->path, 0, LEDGER_VERSION, c->version);
+    if (c->magic == LEDGER_MAGIC && c->version != LEDGER_VERSION)
+        return fault_set(p->f, ERR_VERSION, 0, p->path, 4, LEDGER_VERSION, c->version);
+    if (size != sizeof page || c->magic != LEDGER_MAGIC)
+        return fault_set(p->f, ERR_CORRUPT, 0, p->path, 0, sizeof page, size);
 
     uint64_t home = c->home;
     if (home >> 48)
@@ -63,6 +65,8 @@ static err print_control(struct print *p, int fd, uint64_t size)
         {"blocked", c->blocked, true}, {"consumers", c->consumers, false}, {"in flight", c->in_flight, false},
         {"delivered", c->delivered, false}, {"redelivered", c->redelivered, false}, {"acked", c->acked, false},
         {"expired", c->expired, false}, {"dropped", c->dropped, false}, {"dead-lettered", c->dead_lettered, false},
+        {"purged", c->purged, false}, {"refused", c->refused, false},
+        {"looked", c->looked, false},
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (words[i].mask) say(p, "%s: 0x%" PRIx64, words[i].name, words[i].value);

@@ -206,7 +206,8 @@ static err block_recover(struct recover *r, uint64_t number)
 static err recover_run(struct recover *r, uint64_t first, uint64_t log_next, bool *anew)
 {
     bool good;
-    err e = page_read(r, &good);
+    err e = ledger_version_check(r->directory, r->f);
+    if (!e) e = page_read(r, &good);
     if (!e) e = block_list(r->directory, &r->numbers, &r->count, r->f);
     if (e) return e;
     *anew = !good || !page_clamp(r, first, log_next);

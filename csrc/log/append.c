@@ -81,7 +81,7 @@ static void references_look_up(const struct log *l, struct batch *b)
 {
     for (uint32_t i = 0; i < b->reference_count; i++) {
         struct batch_reference *r = &b->references[i];
-        r->known = tracking_find(l->tracking, r->text, r->bytes, &r->last);
+        if (r->first == i) r->known = tracking_find(l->tracking, r->text, r->bytes, &r->last);
     }
 }
 
@@ -89,7 +89,7 @@ static bool holds_duplicates(struct batch *b)
 {
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct batch_run *run = &b->runs[i];
-        struct batch_reference *r = &b->references[run->reference];
+        struct batch_reference *r = &b->references[b->references[run->reference].first];
         if (!run->ascending || (r->known && b->ids[run->first_id] <= r->last)) return true;
         r->known = true;
         r->last = b->ids[run->first_id + run->entries - 1];

@@ -21,7 +21,8 @@ static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 err batch_init(struct batch *b, struct fault *f)
 {
-    *b = (struct batch){.bytes_max = BATCH_BYTES_MAX};
+    *b = (struct batch){.bytes_max = BATCH_BYTES_MAX, .chunk_messages = CHUNK_MESSAGES_MAX,
+                        .chunk_messages_max = CHUNK_MESSAGES_MAX};
     b->chunks = calloc(BATCH_CHUNKS_MAX, sizeof *b->chunks);
     b->parts = malloc(2 * BATCH_CHUNKS_MAX * sizeof *b->parts);
     b->index_records = malloc((size_t)BATCH_CHUNKS_MAX * INDEX_RECORD_BYTES);
@@ -37,6 +38,7 @@ void batch_free(struct batch *b)
     free(b->runs);
     free(b->ids);
     free(b->references);
+    free(b->dropped);
     free(b->trailers);
     free(b->parts);
     free(b->index_records);
@@ -69,6 +71,9 @@ void batch_clear(struct batch *b)
         b->trailers = NULL;
         b->trailer_capacity = 0;
     }
+    free(b->dropped);
+    b->dropped = NULL;
+    b->dropped_count = 0;
     batch_empty(b);
     b->reference_count = 0;
     b->duplicates = 0;
@@ -86,6 +91,21 @@ void batch_filter_size(struct batch *b, uint32_t bytes)
 {
     CHECK(batch_is_empty(b) && bytes <= FILTER_BYTES_MAX);
     b->filter_bytes = filter_stored_bytes(bytes);
+}
+
+void batch_chunk_messages(struct batch *b, uint32_t first, uint32_t most)
+{
+    CHECK(batch_is_empty(b));
+    b->chunk_messages_max = most == 0 || most > CHUNK_MESSAGES_MAX ? CHUNK_MESSAGES_MAX : most;
+    b->chunk_messages = smaller(first == 0 ? 1 : first, b->chunk_messages_max);
+}
+
+uint32_t batch_chunk_messages_next(const struct batch *b)
+{
+    bool shrinks = b->chunk_count <= 1 && b->records < b->chunk_messages / 2;
+    uint32_t half = b->chunk_messages / 2;
+    if (!shrinks || b->chunk_messages <= CHUNK_MESSAGES_FIRST) return b->chunk_messages;
+    return half < CHUNK_MESSAGES_FIRST ? CHUNK_MESSAGES_FIRST : half;
 }
 
 /* ---- adding ---- */
@@ -107,11 +127,12 @@ static err batch_grow(struct batch *b, uint64_t needed)
     return OK;
 }
 
-err batch_reserve_slow(struct batch *b, uint32_t bytes)
+err batch_reserve_slow(struct batch *b, uint32_t bytes, uint32_t records)
 {
     if (bytes > CHUNK_DATA_MAX_BYTES) return ERR_LIMIT;
     const struct batch_chunk *c = b->chunk_count ? &b->chunks[b->chunk_count - 1] : NULL;
-    bool opens = !c || b->parting || c->entries >= CHUNK_ENTRIES_MAX ||
+    bool is_full = c && c->entries > 0 && (uint64_t)c->records + records > b->chunk_messages;
+    bool opens = !c || b->parting || is_full ||
                  (c->entries > 0 && c->data_bytes + (uint64_t)bytes > CHUNK_DATA_TARGET_BYTES);
     if (opens && b->chunk_count == BATCH_CHUNKS_MAX) return ERR_FULL;
 
@@ -121,6 +142,7 @@ err batch_reserve_slow(struct batch *b, uint32_t bytes)
     err e = batch_grow(b, needed);
     if (e) return e;
     if (opens) {
+        if (is_full) b->chunk_messages = smaller(2 * b->chunk_messages, b->chunk_messages_max);
         b->parting = false;
         b->chunks[b->chunk_count++] = (struct batch_chunk){.position = b->size};
         memset(b->data + b->size + CHUNK_HEADER_BYTES, 0, b->filter_bytes);
@@ -129,15 +151,9 @@ err batch_reserve_slow(struct batch *b, uint32_t bytes)
     return OK;
 }
 
-err batch_reference_intern(struct batch *b, const char *text, uint32_t bytes, uint32_t *index)
+err batch_reference_add(struct batch *b, const char *text, uint32_t bytes, uint32_t *index)
 {
     if (bytes == 0 || bytes > BATCH_REFERENCE_BYTES_MAX) return ERR_LIMIT;
-    /* The newest first: publishers come in bursts. */
-    for (uint32_t i = b->reference_count; i-- > 0;) {
-        if (b->references[i].bytes != bytes || memcmp(b->references[i].text, text, bytes) != 0) continue;
-        *index = i;
-        return OK;
-    }
     if (b->reference_count == b->reference_capacity) {
         uint32_t capacity = b->reference_capacity ? b->reference_capacity * 2 : 8;
         struct batch_reference *grown = realloc(b->references, capacity * sizeof *grown);
@@ -145,8 +161,13 @@ err batch_reference_intern(struct batch *b, const char *text, uint32_t bytes, ui
         b->references = grown;
         b->reference_capacity = capacity;
     }
+    uint32_t first = b->reference_count;
+    /* The newest first: publishers come in bursts. */
+    for (uint32_t i = b->reference_count; i-- > 0 && first == b->reference_count;)
+        if (b->references[i].bytes == bytes && memcmp(b->references[i].text, text, bytes) == 0)
+            first = b->references[i].first;
     struct batch_reference *r = &b->references[b->reference_count];
-    *r = (struct batch_reference){.bytes = (uint8_t)bytes};
+    *r = (struct batch_reference){.bytes = (uint8_t)bytes, .first = first};
     memcpy(r->text, text, bytes);
     *index = b->reference_count++;
     return OK;
@@ -199,7 +220,7 @@ static err batch_trailer_add(struct batch *b, const struct batch_run *run)
     for (uint32_t i = 0; !run->ascending && i < run->entries; i++)
         if (b->ids[run->first_id + i] > highest) highest = b->ids[run->first_id + i];
 
-    struct batch_reference *r = &b->references[run->reference];
+    struct batch_reference *r = &b->references[b->references[run->reference].first];
     if (r->trailer_chunk == run->chunk + 1) {
         if (highest > bytes_load64(b->trailers + r->trailer_value))
             bytes_store64(b->trailers + r->trailer_value, highest);
@@ -275,8 +296,16 @@ static bool drop_next(struct batch *b, struct drop *d, uint32_t chunk, uint32_t 
         d->run++;
         d->in_run = 0;
     }
-    struct batch_reference *r = &b->references[run->reference];
-    if (r->known && *id <= r->last) return true;
+    struct batch_reference *own = &b->references[run->reference];
+    struct batch_reference *r = &b->references[own->first];
+    uint32_t number = own->passed++;
+    if (r->known && *id <= r->last) {
+        b->dropped[b->dropped_count++] = (struct batch_drop){.number = number};
+        if (own->dropped_last) b->dropped[own->dropped_last - 1].next = b->dropped_count;
+        else own->dropped_first = b->dropped_count;
+        own->dropped_last = b->dropped_count;
+        return true;
+    }
     r->known = true;
     r->last = *id;
     return false;
@@ -328,11 +357,12 @@ err batch_drop_duplicates(struct batch *b, struct fault *f)
      * the old ones are walked in a copy. */
     if (b->run_count) {
         runs = malloc(b->run_count * sizeof *runs);
+        b->dropped = malloc(b->id_count * sizeof *b->dropped);
         uint64_t run_capacity = b->id_count;
         struct batch_run *grown = run_capacity > b->run_capacity ? realloc(b->runs, run_capacity * sizeof *grown) : b->runs;
         if (grown && grown != b->runs) b->run_capacity = (uint32_t)run_capacity;
         if (grown) b->runs = grown;
-        if (!runs || !grown) {
+        if (!runs || !grown || !b->dropped) {
             free(runs);
             return fault_set(f, ERR_NO_MEMORY, 0, "batch duplicates", 0, run_capacity * sizeof *runs, 0);
         }
@@ -356,12 +386,21 @@ err batch_drop_duplicates(struct batch *b, struct fault *f)
     return OK;
 }
 
+bool batch_dropped(const struct batch *b, uint32_t reference, uint32_t *at, uint32_t *number)
+{
+    uint32_t found = *at ? b->dropped[*at - 1].next : b->references[reference].dropped_first;
+    if (!found) return false;
+    *at = found;
+    *number = b->dropped[found - 1].number;
+    return true;
+}
+
 void batch_check(const struct batch *b)
 {
     uint64_t size = 0, records = 0;
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         const struct batch_chunk *c = &b->chunks[i];
-        CHECK(c->position == size && c->entries <= CHUNK_ENTRIES_MAX && c->records >= c->entries);
+        CHECK(c->position == size && (c->entries == 1 || c->records <= b->chunk_messages_max) && c->records >= c->entries);
         size += CHUNK_HEADER_BYTES + b->filter_bytes + (uint64_t)c->data_bytes;
         records += c->records;
     }

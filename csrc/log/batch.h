@@ -4,9 +4,10 @@
  * on disk, before any lock is taken.
  *
  * Entries are copied once, from the socket buffer to here.  The memory reads
- * [head room][entries][head room][entries]...; a chunk is closed when it
- * has CHUNK_ENTRIES_MAX entries or CHUNK_DATA_TARGET_BYTES.  batch_seal computes
- * the CRCs and trailers; log_append stamps the headers and writes.
+ * [head room][entries][head room][entries]...; a chunk is closed before an entry that would
+ * take it past `chunk_messages` or CHUNK_DATA_TARGET_BYTES.  A reader is given whole chunks, so
+ * that is what one credit of it may cost; an entry larger than that is a chunk of its own.
+ * batch_seal computes the CRCs and trailers; log_append stamps the headers and writes.
  *
  * The head room takes the 48 bytes of the header and, where the stream filters, the chunk's
  * filter (filter.h).  A chunk without any filter value is written without one: its header
@@ -14,6 +15,7 @@
  *
  * Publishers with a reference are tracked in runs (consecutive entries of one
  * publisher), so that deduplication touches only batches that can hold duplicates.
+ * Which entries it drops is kept for each of them until batch_clear (batch_dropped).
  *
  * A caller whose stream has small segments sets `batch_limit` to the segment's size,
  * so that one turn does not become one segment far above its limit.
@@ -59,13 +61,23 @@ struct batch_run {
     bool ascending;            /* ids rise strictly */
 };
 
+/* One who publishes with a reference into this batch.  Several may bear the same. */
 struct batch_reference {
     uint8_t bytes;
     char text[BATCH_REFERENCE_BYTES_MAX];
+    uint32_t first;            /* index of the first one with the same reference: it has the rest for all of them */
     uint64_t last;             /* used by log_append: the highest id accepted so far */
     bool known;                /* is `last` a value */
     uint32_t trailer_chunk;    /* used by batch_seal: 1 + the chunk whose trailer names it last */
     uint32_t trailer_value;    /* where in `trailers` its value stands */
+    uint32_t passed;           /* used by batch_drop_duplicates: its own entries, so far */
+    uint32_t dropped_first, dropped_last; /* its own in `dropped`, 1 + index; 0: none */
+};
+
+/* An entry that was a duplicate. */
+struct batch_drop {
+    uint32_t number;           /* among the entries of its publisher in this batch, from 0 */
+    uint32_t next;             /* the same publisher's next one, 1 + index; 0: none */
 };
 
 struct batch {
@@ -73,6 +85,8 @@ struct batch {
     uint32_t size, capacity;             /* capacity: how far entries may be added without another look */
     uint32_t allocated, bytes_max;       /* capacity <= allocated */
     uint32_t filter_bytes;               /* room for each chunk's filter, its check included; 0: none */
+    uint32_t chunk_messages;             /* of the open chunk: doubled with each that it closes, up to the next */
+    uint32_t chunk_messages_max;
     uint32_t chunk_count;
     uint64_t records;
     uint64_t duplicates;                 /* messages dropped from it by log_append */
@@ -83,6 +97,8 @@ struct batch {
     uint32_t id_count, id_capacity;
     struct batch_reference *references;
     uint32_t reference_count, reference_capacity;
+    struct batch_drop *dropped;          /* NULL: none */
+    uint32_t dropped_count;
     uint8_t *trailers;
     uint32_t trailer_size, trailer_capacity;
     bool sealed;
@@ -104,26 +120,35 @@ void batch_limit(struct batch *b, uint64_t bytes);
  * while it is empty.  Stays until it is set again. */
 void batch_filter_size(struct batch *b, uint32_t bytes);
 
+/* Let chunks have up to `most` messages (1 to CHUNK_MESSAGES_MAX; 0 is that), and the first of them
+ * `first`: small chunks while little is published, so that a consumer is not given a burst for one credit, and large
+ * ones, which cost less, while much is.  Only while it is empty; stays until it is set again. */
+void batch_chunk_messages(struct batch *b, uint32_t first, uint32_t most);
+
+/* With what the next batch of this stream had best begin: where this one ended, or half of that when it did not
+ * fill half a chunk. */
+uint32_t batch_chunk_messages_next(const struct batch *b);
+
 /* Where the entries of a chunk begin. */
 static inline uint8_t *batch_entries(const struct batch *b, const struct batch_chunk *c)
 {
     return b->data + c->position + CHUNK_HEADER_BYTES + b->filter_bytes;
 }
 
-/* Make sure one more entry of `bytes` has room in an open chunk: grows the memory,
+/* Make sure one more entry of `bytes` and `records` has room in an open chunk: grows the memory,
  * opens the first chunk or closes a full one.  ERR_FULL when the turn must persist
  * first (BATCH_CHUNKS_MAX, BATCH_BYTES_MAX), ERR_LIMIT beyond CHUNK_DATA_MAX_BYTES,
  * ERR_NO_MEMORY. */
-err batch_reserve_slow(struct batch *b, uint32_t bytes);
+err batch_reserve_slow(struct batch *b, uint32_t bytes, uint32_t records);
 
 /* Add one entry of an unreferenced publisher as it will lie in the chunk: header
  * (4 or 11 bytes) and body, `records` messages.  Inline: this is the hot path. */
 static inline err batch_add(struct batch *b, const uint8_t *entry, uint32_t bytes, uint32_t records)
 {
     struct batch_chunk *c = b->chunk_count ? &b->chunks[b->chunk_count - 1] : NULL;
-    if (!c || c->entries >= CHUNK_ENTRIES_MAX || bytes > b->capacity - b->size ||
+    if (!c || (uint64_t)c->records + records > b->chunk_messages || bytes > b->capacity - b->size ||
         c->data_bytes + (uint64_t)bytes > CHUNK_DATA_TARGET_BYTES) {
-        err e = batch_reserve_slow(b, bytes);
+        err e = batch_reserve_slow(b, bytes, records);
         if (e) return e;
         c = &b->chunks[b->chunk_count - 1];
     }
@@ -136,9 +161,9 @@ static inline err batch_add(struct batch *b, const uint8_t *entry, uint32_t byte
     return OK;
 }
 
-/* Intern a publisher's reference for this batch; gives the index for batch_add_tracked.
- * References are forgotten by batch_clear.  ERR_LIMIT over 255 bytes. */
-err batch_reference_intern(struct batch *b, const char *text, uint32_t bytes, uint32_t *index);
+/* Let one more publisher with a reference add to this batch, under the index for batch_add_tracked.
+ * They are forgotten by batch_clear.  ERR_LIMIT over 255 bytes. */
+err batch_reference_add(struct batch *b, const char *text, uint32_t bytes, uint32_t *index);
 
 /* Room for one more id and one more run; before batch_add_tracked has changed anything.  ERR_NO_MEMORY. */
 err batch_reserve_tracking(struct batch *b);
@@ -198,6 +223,9 @@ err batch_seal(struct batch *b, struct fault *f);
 /* Drop every entry whose id is not above the `last` of its reference (which rises as
  * entries are kept), lay out the rest anew and seal it.  For log_append. */
 err batch_drop_duplicates(struct batch *b, struct fault *f);
+
+/* Which of a publisher's entries were dropped: `*number` of the first for `*at` == 0, then of the next; false: no more. */
+bool batch_dropped(const struct batch *b, uint32_t reference, uint32_t *at, uint32_t *number);
 
 void batch_check(const struct batch *b);
 

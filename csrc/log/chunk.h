@@ -39,7 +39,8 @@
 #define CHUNK_HEADER_BYTES 48u
 #define CHUNK_HEAD_BYTES_MAX (CHUNK_HEADER_BYTES + 255u) /* the header and the filter behind it */
 #define CHUNK_MAGIC 0x50u
-#define CHUNK_ENTRIES_MAX 2048u          /* a burst must be several chunks, so that `last` is a real tail */
+#define CHUNK_MESSAGES_MAX 2048u         /* a burst must be several chunks, so that `last` is a real tail; one entry may hold more */
+#define CHUNK_MESSAGES_FIRST 32u         /* where a stream that was idle begins, see batch_chunk_messages */
 #define CHUNK_DATA_TARGET_BYTES (1u << 20) /* a chunk is closed before it grows past this, unless one entry is larger */
 #define CHUNK_DATA_MAX_BYTES (256u << 20)  /* no chunk is larger: bounds every read buffer */
 #define CHUNK_TRAILER_MAX_BYTES (1u << 20)

@@ -19,6 +19,7 @@
 #include "../base/file.h"
 #include "../base/sys.h"
 #include "segment.h"
+#include "version.h"
 
 static const char control_name[] = "control";
 
@@ -126,6 +127,7 @@ static err control_fill(struct control *c, const struct control_init *init, uint
     c->segment_chunks_max = init->segment_chunks_max;
     atomic_init(&c->retention_bytes_max, init->retention_bytes_max);
     atomic_init(&c->retention_age_ms_max, init->retention_age_ms_max);
+    atomic_init(&c->chunk_messages_max, init->chunk_messages_max);
     atomic_init(&c->first_offset, init->first_offset);
     if (mutex_init(&c->mutex) < 0 || mutex_init(&c->durable_mutex) < 0)
         return fault_set(f, ERR_LOCK, 0, path, 0, 0, 0);
@@ -192,6 +194,11 @@ err control_map(const char *directory, struct control **out, struct fault *f)
 
     struct stat st;
     void *page = MAP_FAILED;
+    e = version_check_mapped(fd, path.text, CONTROL_MAGIC, CONTROL_VERSION, f);
+    if (e) {
+        file_close(&fd);
+        return e;
+    }
     if (sys->fstat(fd, &st) < 0) e = fault_from_errno(f, path.text, 0, 0, 0);
     else if (st.st_size != CONTROL_BYTES)
         e = fault_set(f, ERR_STALE, 0, path.text, 0, CONTROL_BYTES, (uint64_t)st.st_size);
@@ -241,12 +248,13 @@ err control_old_read(const char *directory, struct control_old *out, struct faul
     err e = file_open(path.text, O_RDONLY, &fd, f);
     if (e) return e == ERR_NOT_FOUND ? OK : e;
     _Alignas(struct control) uint8_t page[CONTROL_BYTES];
-    e = file_read_exact(fd, path.text, page, sizeof page, 0, f);
+    e = version_check_mapped(fd, path.text, CONTROL_MAGIC, CONTROL_VERSION, f);
+    if (!e) e = file_read_exact(fd, path.text, page, sizeof page, 0, f);
     file_close(&fd);
     if (e) return e == ERR_TRUNCATED ? OK : e;
 
     const struct control *c = (const struct control *)page;
-    if (c->magic != CONTROL_MAGIC || c->version != CONTROL_VERSION) return OK;
+    if (c->magic != CONTROL_MAGIC) return OK;
     if (atomic_load(&c->state) == CONTROL_DELETED) return fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
     old_durable(c, out);
     out->epoch = c->epoch;

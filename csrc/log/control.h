@@ -63,6 +63,7 @@ struct control {
     uint64_t segment_chunks_max;
     _Atomic uint64_t retention_bytes_max; /* 0: no limit */
     _Atomic uint64_t retention_age_ms_max; /* 0: no limit */
+    _Atomic uint32_t chunk_messages_max;   /* of new chunks; 0 (made before it could be set): CHUNK_MESSAGES_MAX */
     _Alignas(128) struct mutex mutex;  /* guards every append, roll and the tracking table */
     _Alignas(128) _Atomic uint64_t sequence;       /* slot sequence & 1 is the newest whole record */
     _Atomic uint64_t slots[2][COMMIT_WORDS];
@@ -90,14 +91,14 @@ struct control_init {
     uint32_t epoch;
     uint64_t first_offset;
     uint64_t segment_bytes_max, segment_chunks_max, retention_bytes_max, retention_age_ms_max;
-    uint32_t durability, filter_bytes;
+    uint32_t durability, filter_bytes, chunk_messages_max;
 };
 
 /* Write a control block as "control.tmp" and rename it, so it is whole or not there. */
 err control_create(const char *directory, const struct control_init *init, bool sync, struct fault *f);
 
 /* Map a directory's control block.  ERR_STALE: missing, damaged or of another boot.
- * ERR_DELETED, ERR_NOT_FOUND (no such directory), ERR_IO, ERR_NO_MEMORY. */
+ * ERR_VERSION, ERR_DELETED, ERR_NOT_FOUND (no such directory), ERR_IO, ERR_NO_MEMORY. */
 err control_map(const char *directory, struct control **out, struct fault *f);
 void control_unmap(struct control *c);
 
@@ -109,7 +110,7 @@ struct control_old {
     uint32_t failed_count;
     uint64_t failed[CONTROL_FAILED_MAX][2];
 };
-/* ERR_DELETED when it bears that mark; a block that is missing or damaged gives an empty answer. */
+/* ERR_DELETED when it bears that mark, ERR_VERSION; a block that is missing or damaged gives an empty answer. */
 err control_old_read(const char *directory, struct control_old *out, struct fault *f);
 
 /* The newest commit record; consistent, lock-free, safe beside a writer. */

@@ -24,6 +24,7 @@
 #include "scan.h"
 #include "segment.h"
 #include "tracking.h"
+#include "version.h"
 
 #define LINE_BYTES_MAX 1024
 #define ENTRY_HEX_BYTES 24u /* of an entry's body: enough to know it again */
@@ -136,6 +137,11 @@ static void dump_chunk(struct dump *d, const struct scan *s, uint64_t position, 
     dump_trailer(d, s, position, c);
 }
 
+static err other_version(struct dump *d, uint32_t known, uint32_t had)
+{
+    return fault_set(d->f, ERR_VERSION, 0, d->path, 4, known, had);
+}
+
 /* The directory and the number from the path; false for a file with another name. */
 static bool split_path(const char *path, char directory[FILE_DIRECTORY_BYTES_MAX], uint64_t *segment, const char *suffix)
 {
@@ -155,7 +161,9 @@ static err dump_segment(struct dump *d, int fd, uint64_t size, const uint8_t *he
     struct segment_header h = {0};
     struct scan s = {.fd = fd, .limit = size, .directory = directory};
     bool named = split_path(d->path, directory, &s.segment, SEGMENT_SUFFIX);
-    if (segment_header_read(head, head_bytes, &h) == OK) {
+    err known = segment_header_read(head, head_bytes, &h);
+    if (known == ERR_VERSION) return other_version(d, SEGMENT_VERSION, bytes_load32(head + 4));
+    if (known == OK) {
         s.seed = h.seed;
         if (!named) s.segment = h.first_offset;
         say(d, "segment: first offset %" PRIu64 ", created %" PRId64 " ms, seed %08" PRIx32 ", %" PRIu64 " bytes",
@@ -196,7 +204,9 @@ static err dump_index(struct dump *d, int fd, uint64_t size, const uint8_t *head
 {
     uint64_t first;
     uint32_t seed;
-    if (index_header_read(head, head_bytes, &first, &seed)) {
+    err known = index_header_read(head, head_bytes, &first, &seed);
+    if (known == ERR_VERSION) return other_version(d, INDEX_VERSION, bytes_load32(head + 4));
+    if (known) {
         say(d, "DAMAGED index header");
         return fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, INDEX_HEADER_BYTES, head_bytes);
     }
@@ -244,7 +254,8 @@ static err dump_tracking(struct dump *d, int fd, uint64_t size, bool snapshot)
     uint64_t segment = 0;
     if (!e && snapshot) {
         e = tracking_snapshot_decode(data, size, &segment, t);
-        if (e) say(d, "DAMAGED snapshot");
+        if (e == ERR_VERSION) other_version(d, TRACKING_VERSION, bytes_load32(data + 4));
+        else if (e) say(d, "DAMAGED snapshot");
         else say(d, "tracking snapshot: as segment %" PRIu64 " began", segment);
     } else if (!e) {
         memcpy(t, data, sizeof *t);
@@ -277,8 +288,9 @@ static err dump_control(struct dump *d, int fd, uint64_t size)
     say(d, "durable: segment %" PRIu64 " up to byte %" PRIu64 ", offsets below %" PRIu64, durable.segment, durable.position,
         durable.offset);
     say(d, "limits: segment %" PRIu64 " bytes, %" PRIu64 " chunks; retention %" PRIu64 " bytes, %" PRIu64 " ms; filters %"
-        PRIu32 " bytes", atomic_load(&c->segment_bytes_max), c->segment_chunks_max, atomic_load(&c->retention_bytes_max),
-        atomic_load(&c->retention_age_ms_max), atomic_load(&c->filter_bytes));
+        PRIu32 " bytes; chunks %" PRIu32 " messages", atomic_load(&c->segment_bytes_max), c->segment_chunks_max, atomic_load(&c->retention_bytes_max),
+        atomic_load(&c->retention_age_ms_max), atomic_load(&c->filter_bytes),
+        atomic_load(&c->chunk_messages_max));
     uint64_t failed = atomic_load(&c->failed_count);
     for (uint64_t i = 0; i < failed && i < CONTROL_FAILED_MAX; i++)
         say(d, "never made durable: offsets %" PRIu64 " to below %" PRIu64, atomic_load(&c->failed[i][0]),
@@ -292,7 +304,7 @@ static err dump_offsets(struct dump *d, int fd, uint64_t size, const uint8_t *he
 {
     uint64_t generation, count = 0;
     err e = offsets_header_read(head, &generation);
-    if (e == ERR_INVALID) return fault_set(d->f, e, 0, d->path, 4, OFFSETS_VERSION, bytes_load32(head + 4));
+    if (e == ERR_VERSION) return other_version(d, OFFSETS_VERSION, bytes_load32(head + 4));
     say(d, "stored offsets%s", e ? ", DAMAGED header" : "");
     d->damaged |= e != OK;
     for (uint64_t at = OFFSETS_RECORD_BYTES; at + OFFSETS_RECORD_BYTES <= size && !enough(d, count); at += OFFSETS_RECORD_BYTES) {
@@ -328,8 +340,11 @@ static err dump_open(struct dump *d, int fd, uint64_t size)
     if (magic == INDEX_MAGIC) return dump_index(d, fd, size, head, got);
     if (magic == TRACKING_SNAPSHOT_MAGIC) return dump_tracking(d, fd, size, true);
     if (magic == OFFSETS_MAGIC) return dump_offsets(d, fd, size, head);
-    if (native == TRACKING_MAGIC) return dump_tracking(d, fd, size, false);
-    if (native == CONTROL_MAGIC) return dump_control(d, fd, size);
+    if (native == TRACKING_MAGIC || native == CONTROL_MAGIC) {
+        bool table = native == TRACKING_MAGIC;
+        e = version_check_mapped(fd, d->path, native, table ? TRACKING_VERSION : CONTROL_VERSION, d->f);
+        return e ? e : table ? dump_tracking(d, fd, size, false) : dump_control(d, fd, size);
+    }
     /* A segment whose header is damaged is known by its name. */
     if (magic == SEGMENT_MAGIC || split_path(d->path, directory, &number, SEGMENT_SUFFIX))
         return dump_segment(d, fd, size, head, got);

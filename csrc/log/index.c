@@ -30,8 +30,9 @@ err index_header_read(const uint8_t *data, uint64_t size, uint64_t *first_offset
 {
     if (size < INDEX_HEADER_BYTES) return ERR_TRUNCATED;
     struct reader_bytes r = bytes_reader(data, INDEX_HEADER_BYTES);
-    if (bytes_u32(&r) != INDEX_MAGIC || bytes_u32(&r) != INDEX_VERSION) return ERR_CORRUPT;
+    if (bytes_u32(&r) != INDEX_MAGIC) return ERR_CORRUPT;
     if (bytes_load32(data + HEADER_CRC_AT) != crc32_update(0, data, HEADER_CRC_AT)) return ERR_CORRUPT;
+    if (bytes_u32(&r) != INDEX_VERSION) return ERR_VERSION;
     *first_offset = bytes_u64(&r);
     *seed = bytes_u32(&r);
     return OK;
@@ -96,6 +97,7 @@ err index_seed(const char *directory, uint64_t first_offset, uint32_t *seed, str
     if (e) return e;
     e = index_header_read(header, got, &first, seed);
     if (!e && first != first_offset) e = ERR_CORRUPT;
+    if (e == ERR_VERSION) return fault_set(f, e, 0, path.text, 4, INDEX_VERSION, bytes_load32(header + 4));
     return e ? fault_set(f, e, 0, path.text, 0, INDEX_HEADER_BYTES, got) : OK;
 }
 

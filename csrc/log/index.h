@@ -29,13 +29,14 @@ struct index_record {
 };
 
 void index_header_write(uint64_t first_offset, uint32_t seed, uint8_t out[INDEX_HEADER_BYTES]);
+/* ERR_TRUNCATED, ERR_CORRUPT (magic or check), ERR_VERSION. */
 err index_header_read(const uint8_t *data, uint64_t size, uint64_t *first_offset, uint32_t *seed);
 void index_record_write(const struct index_record *r, uint32_t seed, uint8_t out[INDEX_RECORD_BYTES]);
 err index_record_read(const uint8_t *data, uint64_t size, uint32_t seed, struct index_record *out);
 
 /* Make (or begin anew) the file with its header. */
 err index_create(const char *directory, uint64_t first_offset, uint32_t seed, int *fd, struct fault *f);
-/* The seed that a segment's index repeats. */
+/* The seed that a segment's index repeats.  ERR_NOT_FOUND, ERR_TRUNCATED, ERR_CORRUPT, ERR_VERSION. */
 err index_seed(const char *directory, uint64_t first_offset, uint32_t *seed, struct fault *f);
 
 /* Open for searching.  Invariant: no record at or past `count` is ever looked at. */

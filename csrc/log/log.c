@@ -46,6 +46,9 @@ err log_options_apply(const struct log_options *o, struct control_init *init, st
         return fault_set(f, ERR_LIMIT, 0, "segment_bytes_max", 0, LOG_SEGMENT_BYTES_MAX, o->segment_bytes_max);
     if (o->filter_bytes > FILTER_BYTES_MAX || (o->filter_bytes && o->filter_bytes < FILTER_BYTES_MIN))
         return fault_set(f, ERR_LIMIT, 0, "filter_bytes", 0, FILTER_BYTES_MAX, o->filter_bytes);
+    if (o->chunk_messages_max > CHUNK_MESSAGES_MAX)
+        return fault_set(f, ERR_LIMIT, 0, "chunk_messages_max", 0, CHUNK_MESSAGES_MAX, o->chunk_messages_max);
+    init->chunk_messages_max = o->chunk_messages_max ? o->chunk_messages_max : CHUNK_MESSAGES_MAX;
     init->filter_bytes = o->filter_bytes ? o->filter_bytes : FILTER_BYTES_DEFAULT;
     init->segment_bytes_max = o->segment_bytes_max ? o->segment_bytes_max : LOG_SEGMENT_BYTES_DEFAULT;
     if (init->segment_bytes_max < LOG_SEGMENT_BYTES_MIN) init->segment_bytes_max = LOG_SEGMENT_BYTES_MIN;
@@ -182,6 +185,7 @@ err log_set_limits(struct log *l, const struct log_options *options, struct faul
     atomic_store_explicit(&c->retention_bytes_max, init.retention_bytes_max, memory_order_relaxed);
     atomic_store_explicit(&c->retention_age_ms_max, init.retention_age_ms_max, memory_order_relaxed);
     atomic_store_explicit(&c->filter_bytes, init.filter_bytes, memory_order_relaxed);
+    atomic_store_explicit(&c->chunk_messages_max, init.chunk_messages_max, memory_order_relaxed);
     return OK;
 }
 
@@ -189,6 +193,12 @@ uint32_t log_filter_bytes(const struct log *l)
 {
     uint32_t bytes = atomic_load_explicit(&l->control->filter_bytes, memory_order_relaxed);
     return bytes ? bytes : FILTER_BYTES_DEFAULT;
+}
+
+uint32_t log_chunk_messages(const struct log *l)
+{
+    uint32_t messages = atomic_load_explicit(&l->control->chunk_messages_max, memory_order_relaxed);
+    return messages ? messages : CHUNK_MESSAGES_MAX;
 }
 
 /* ---- the lock ---- */

@@ -38,6 +38,7 @@ struct log_options {
     uint64_t retention_age_ms_max; /* 0: none */
     uint32_t durability;          /* enum control_durability */
     uint32_t filter_bytes;        /* 0: default */
+    uint32_t chunk_messages_max;  /* 0: CHUNK_MESSAGES_MAX */
 };
 
 struct log;
@@ -46,7 +47,7 @@ struct log;
  * its parent are synced.  ERR_EXISTS, ERR_IO, ERR_DISK_FULL, ERR_LIMIT, ERR_INVALID. */
 err log_create(const char *directory, const struct log_options *options, struct fault *f);
 
-/* Open a log of this boot.  ERR_STALE: recovery_run first.  ERR_NOT_FOUND, ERR_CORRUPT. */
+/* Open a log of this boot.  ERR_STALE: recovery_run first.  ERR_VERSION, ERR_NOT_FOUND, ERR_CORRUPT. */
 err log_open(const char *directory, struct log **out, struct fault *f);
 void log_close(struct log *l);
 /* Give back the descriptors that appending holds; the next append opens them again. */
@@ -60,6 +61,9 @@ err log_set_limits(struct log *l, const struct log_options *options, struct faul
 
 /* Size in bytes of the filters that new chunks get (filter.h). */
 uint32_t log_filter_bytes(const struct log *l);
+
+/* How many messages a new chunk may have (batch_chunk_messages). */
+uint32_t log_chunk_messages(const struct log *l);
 
 struct log_appended {
     uint64_t first_offset, next_offset; /* of this batch's records; equal when all were duplicates */

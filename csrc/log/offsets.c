@@ -72,7 +72,7 @@ void offsets_record_write(const struct offsets_record *r, uint8_t out[OFFSETS_RE
 err offsets_header_read(const uint8_t data[OFFSETS_HEADER_BYTES], uint64_t *generation)
 {
     if (bytes_load32(data) != OFFSETS_MAGIC || bytes_load32(data + 16) != crc32_update(0, data, 16)) return ERR_CORRUPT;
-    if (bytes_load32(data + 4) != OFFSETS_VERSION) return ERR_INVALID;
+    if (bytes_load32(data + 4) != OFFSETS_VERSION) return ERR_VERSION;
     *generation = bytes_load64(data + 8);
     return OK;
 }
@@ -156,7 +156,7 @@ static err look(struct offsets *o, struct fault *f)
     err e = file_read(o->fd, o->path, header, sizeof header, 0, &got, f);
     if (e) return e;
     e = offsets_header_read(header, &generation);
-    if (e == ERR_INVALID) return fault_set(f, e, 0, o->path, 4, OFFSETS_VERSION, bytes_load32(header + 4));
+    if (e == ERR_VERSION) return fault_set(f, e, 0, o->path, 4, OFFSETS_VERSION, bytes_load32(header + 4));
     if (!e && o->known && generation == o->generation) return OK;
     o->known = false;
     if (e) { /* new, or its header is damaged: a number that nobody remembers */

@@ -39,7 +39,7 @@ struct offsets_record {
 /* What stands in a record's place.  OK, ERR_EMPTY (zeros), ERR_CORRUPT. */
 err offsets_record_read(const uint8_t data[OFFSETS_RECORD_BYTES], struct offsets_record *out);
 void offsets_record_write(const struct offsets_record *r, uint8_t out[OFFSETS_RECORD_BYTES]);
-/* Of the file's first bytes.  ERR_CORRUPT: magic or check; ERR_INVALID: a version that is not ours. */
+/* Of the file's first bytes.  ERR_CORRUPT: magic or check; ERR_VERSION. */
 err offsets_header_read(const uint8_t data[OFFSETS_HEADER_BYTES], uint64_t *generation);
 
 struct offsets;
@@ -49,7 +49,7 @@ err offsets_open(const char *directory, struct offsets **out, struct fault *f);
 void offsets_close(struct offsets *o);
 
 /* Remember `offset`, forwards or backwards; *evicted says that another reference made room.
- * ERR_LIMIT (the reference is too long), ERR_IO, ERR_DISK_FULL, ERR_NOT_FOUND (the stream is gone), ERR_INVALID. */
+ * ERR_LIMIT (the reference is too long), ERR_IO, ERR_DISK_FULL, ERR_NOT_FOUND (the stream is gone), ERR_VERSION. */
 err offsets_store(struct offsets *o, const char *reference, uint32_t bytes, uint64_t offset, bool *evicted,
                   struct fault *f);
 /* ERR_NOT_FOUND when nothing was stored. */

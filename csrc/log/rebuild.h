@@ -36,7 +36,7 @@ struct rebuild {
 };
 
 /* ERR_CORRUPT: neither the segment's nor its index's header is whole, so nothing in it can
- * be told from noise.  ERR_NOT_FOUND, ERR_IO, ERR_NO_MEMORY. */
+ * be told from noise.  ERR_VERSION, ERR_NOT_FOUND, ERR_IO, ERR_NO_MEMORY. */
 err rebuild_walk(struct rebuild *r, struct fault *f);
 /* Put the index in place; synced. */
 err rebuild_store_index(const struct rebuild *r, struct fault *f);

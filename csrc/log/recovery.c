@@ -2,10 +2,11 @@
  *
  * recovery: make a log usable that was last written in another boot.
  *
+ * 0. See to it that every file is of a version that we know.
  * 1. Learn what is known to be durable: from the old control block's two checked slots
  *    and from the segments' headers, whichever says most.
- * 2. Walk the segments from there on; cut at the first chunk that is wrong and drop
- *    what lies behind.  Older segments are only given an index if theirs is not whole;
+ * 2. Walk the segments from there on; cut at the first chunk that is wrong and put
+ *    what lies behind into quarantine.  Older segments are only given an index if theirs is not whole;
  *    one that was closed because its sync failed is looked at from that place on.
  * 3. Sync what was kept, so that a second power cut finds it too.
  * 4. Build the deduplication table, and last of all the control block.  Until that
@@ -22,7 +23,9 @@
 #include "../base/check.h"
 #include "../base/sys.h"
 #include "handle.h"
+#include "quarantine.h"
 #include "rebuild.h"
+#include "version.h"
 
 struct recovery {
     const char *directory;
@@ -77,20 +80,56 @@ static uint64_t suspect_from(const struct recovery *rc, uint32_t i)
 
 /* ---- cutting ---- */
 
-static void report_cut(struct recovery *rc, uint64_t segment, uint64_t position, uint64_t bytes)
+static void put_path(char out[FAULT_WHERE_MAX_BYTES], const struct file_path *path)
+{
+    struct fault named;
+    fault_set(&named, OK, 0, path->text, 0, 0, 0); /* keeps the tail of a long path */
+    memcpy(out, named.where, FAULT_WHERE_MAX_BYTES);
+}
+
+static void report_cut(struct recovery *rc, uint64_t segment, const char *suffix, uint64_t position, uint64_t bytes,
+                       const struct file_path *kept)
 {
     struct recovery_report *r = rc->report;
-    if (bytes == 0) return;
     r->cut_bytes += bytes;
-    if (r->cut) return; /* the first place is the one to name */
-    r->cut = true;
-    r->cut_segment = segment;
-    r->cut_position = position;
+    if (r->cut_count++ >= RECOVERY_CUTS_MAX) return;
+    struct recovery_cut *cut = &r->cuts[r->cut_count - 1];
     struct file_path path;
-    struct fault named;
-    file_path_numbered(&path, rc->directory, segment, SEGMENT_SUFFIX);
-    fault_set(&named, OK, 0, path.text, 0, 0, 0); /* keeps the tail of a long path */
-    memcpy(r->cut_path, named.where, sizeof r->cut_path);
+    *cut = (struct recovery_cut){.segment = segment, .position = position, .bytes = bytes};
+    file_path_numbered(&path, rc->directory, segment, suffix);
+    put_path(cut->path, &path);
+    put_path(cut->kept, kept);
+}
+
+/* Does the index say nothing that we know, and yet something?  A power cut leaves short files and zeros: these are
+ * not worth keeping. */
+static bool index_unknown(const char *directory, uint64_t segment, uint64_t *bytes)
+{
+    uint8_t head[INDEX_HEADER_BYTES];
+    uint32_t seed;
+    struct file_path path;
+    int fd;
+    size_t got = 0;
+    if (index_seed(directory, segment, &seed, NULL) != ERR_CORRUPT) return false;
+    file_path_numbered(&path, directory, segment, INDEX_SUFFIX);
+    if (file_open(path.text, O_RDONLY, &fd, NULL)) return false;
+    if (file_size(fd, path.text, bytes, NULL) || file_read(fd, path.text, head, sizeof head, 0, &got, NULL)) got = 0;
+    file_close(&fd);
+    for (size_t i = 0; i < got; i++)
+        if (head[i]) return true;
+    return false;
+}
+
+static err store_index(struct recovery *rc, const struct rebuild *r, struct fault *f)
+{
+    uint64_t bytes = 0;
+    if (index_unknown(rc->directory, r->segment, &bytes)) {
+        struct file_path kept;
+        err e = quarantine_file(rc->directory, r->segment, INDEX_SUFFIX, rc->epoch, &kept, f);
+        if (e) return e;
+        report_cut(rc, r->segment, INDEX_SUFFIX, 0, bytes, &kept);
+    }
+    return rebuild_store_index(r, f);
 }
 
 /* Cut off what is not good, and make sure that the rest stays. */
@@ -102,34 +141,34 @@ static err keep_good_part(struct recovery *rc, const struct rebuild *r, struct f
     err e = file_open(path.text, O_RDWR, &fd, f);
     if (e) return e;
     if (r->size > r->position) {
-        report_cut(rc, r->segment, r->position, r->size - r->position);
-        e = file_truncate(fd, path.text, r->position, f);
+        struct file_path kept;
+        e = quarantine_tail(rc->directory, r->segment, r->position, r->size, rc->epoch, &kept, f);
+        if (!e) report_cut(rc, r->segment, SEGMENT_SUFFIX, r->position, r->size - r->position, &kept);
+        if (!e) e = file_truncate(fd, path.text, r->position, f);
     }
     if (!e) e = file_datasync(fd, path.text, f);
     file_close(&fd);
-    return e ? e : rebuild_store_index(r, f);
+    return e ? e : store_index(rc, r, f);
 }
 
 static err drop_from(struct recovery *rc, uint32_t i, struct fault *f)
 {
     /* The last one first: what a second power cut leaves is still a log without a hole. */
-    for (uint32_t k = rc->list.count; k-- > i;) {
-        report_cut(rc, rc->list.first[k], 0, rc->list.bytes[k] > SEGMENT_HEADER_BYTES ? rc->list.bytes[k] : 0);
-        err e = segment_remove(rc->directory, rc->list.first[k], f);
+    for (uint32_t k = rc->list.count; k-- > i; rc->list.count = k) {
+        uint64_t segment = rc->list.first[k];
+        if (rc->list.bytes[k] > SEGMENT_HEADER_BYTES) {
+            struct file_path kept, of_index;
+            /* The index first: where the segment's header is damaged it has the seed of all checks, and without the
+             * segment nobody looks for it again. */
+            err e = quarantine_file(rc->directory, segment, INDEX_SUFFIX, rc->epoch, &of_index, f);
+            if (!e || e == ERR_NOT_FOUND) e = quarantine_file(rc->directory, segment, SEGMENT_SUFFIX, rc->epoch, &kept, f);
+            if (e) return e;
+            report_cut(rc, segment, SEGMENT_SUFFIX, 0, rc->list.bytes[k], &kept);
+        }
+        err e = segment_remove(rc->directory, segment, f);
         if (e) return e;
     }
-    rc->list.count = i;
     return OK;
-}
-
-/* Messages that were promised lie in a file that nothing can be told from: it is kept
- * beside the log for people, under a name that the log does not read. */
-static err set_aside(struct recovery *rc, uint32_t i, struct fault *f)
-{
-    struct file_path source, target;
-    file_path_numbered(&source, rc->directory, rc->list.first[i], SEGMENT_SUFFIX);
-    file_path_numbered(&target, rc->directory, rc->list.first[i], SEGMENT_SUFFIX ".damaged");
-    return file_rename(source.text, target.text, f);
 }
 
 /* ---- walking ---- */
@@ -179,12 +218,8 @@ static err walk_one(struct recovery *rc, uint32_t i, uint64_t verify_from, bool 
     if (i + 1 < rc->list.count && rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES) r.id_limit = rc->list.first[i + 1];
     err e = rebuild_walk(&r, f);
     if (e == ERR_CORRUPT) { /* both headers are gone */
-        bool promised = verify_from > SEGMENT_HEADER_BYTES;
-        e = promised ? set_aside(rc, i, f) : OK;
-        report_cut(rc, r.segment, 0, rc->list.bytes[i]);
-        if (!e) e = drop_from(rc, i, f);
         *more = false;
-        return e;
+        return drop_from(rc, i, f);
     }
     if (!e) e = keep_good_part(rc, &r, f);
     if (!e) {
@@ -343,7 +378,8 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     init.durable = (struct durable){rc->commit.segment, rc->commit.position, rc->commit.next_offset};
     init.epoch = rc->epoch + 1;
     init.first_offset = rc->list.count ? rc->list.first[0] : rc->commit.segment;
-    e = control_create(rc->directory, &init, true, f);
+    e = quarantine_trim(rc->directory, rc->old.epoch, f);
+    if (!e) e = control_create(rc->directory, &init, true, f);
     return e ? e : file_sync_directory(rc->directory, f);
 }
 
@@ -351,7 +387,9 @@ err recovery_run(const char *directory, const struct log_options *options, struc
 {
     *out = (struct recovery_report){0};
     struct log *l;
-    err e = log_open(directory, &l, f);
+    err e = version_check(directory, f);
+    if (e) return e;
+    e = log_open(directory, &l, f);
     if (e == OK) {
         e = log_set_limits(l, options, f);
         log_close(l);

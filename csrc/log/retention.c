@@ -14,6 +14,7 @@
 #include "../base/check.h"
 #include "../base/sys.h"
 #include "handle.h"
+#include "quarantine.h"
 #include "rebuild.h"
 
 /* ---- deciding ---- */
@@ -104,7 +105,11 @@ err retention_run(struct log *l, struct retention_report *out, struct fault *f)
     uint64_t bytes_max = atomic_load_explicit(&l->control->retention_bytes_max, memory_order_relaxed);
     uint64_t age_ms_max = atomic_load_explicit(&l->control->retention_age_ms_max, memory_order_relaxed);
     uint32_t by_size = over_size(list, &c, bytes_max), by_age = over_age(l, list, age_ms_max);
-    return drop_oldest(l, list, by_size > by_age ? by_size : by_age, out, f);
+    e = drop_oldest(l, list, by_size > by_age ? by_size : by_age, out, f);
+    /* What recovery took out is of the same age as what it stood beside. */
+    if (!e && age_ms_max && age_ms_max <= (uint64_t)INT64_MAX)
+        e = quarantine_expire(l->directory, sys->now_ms() - (int64_t)age_ms_max, f);
+    return e;
 }
 
 err retention_drop_before(struct log *l, uint64_t offset, struct retention_report *out, struct fault *f)

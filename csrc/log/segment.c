@@ -37,8 +37,9 @@ err segment_header_read(const uint8_t *data, uint64_t size, struct segment_heade
 {
     if (size < SEGMENT_HEADER_BYTES) return ERR_TRUNCATED;
     struct reader_bytes r = bytes_reader(data, SEGMENT_HEADER_BYTES);
-    if (bytes_u32(&r) != SEGMENT_MAGIC || bytes_u32(&r) != SEGMENT_VERSION) return ERR_CORRUPT;
+    if (bytes_u32(&r) != SEGMENT_MAGIC) return ERR_CORRUPT;
     if (bytes_load32(data + HEADER_CRC_AT) != crc32_update(0, data, HEADER_CRC_AT)) return ERR_CORRUPT;
+    if (bytes_u32(&r) != SEGMENT_VERSION) return ERR_VERSION;
     out->first_offset = bytes_u64(&r);
     out->created_ms = (int64_t)bytes_u64(&r);
     out->seed = bytes_u32(&r);
@@ -70,6 +71,7 @@ static err header_from(int fd, const char *path, uint64_t first_offset, struct s
     if (e) return e;
     e = segment_header_read(header, got, out);
     if (!e && out->first_offset != first_offset) e = ERR_CORRUPT;
+    if (e == ERR_VERSION) return fault_set(f, e, 0, path, 4, SEGMENT_VERSION, bytes_load32(header + 4));
     return e ? fault_set(f, ERR_CORRUPT, 0, path, 0, SEGMENT_HEADER_BYTES, got) : OK;
 }
 
@@ -82,8 +84,13 @@ err segment_open(const char *directory, uint64_t first_offset, bool write, int *
     struct segment_header h;
     e = header_from(*fd, path.text, first_offset, &h, f);
     if (!e) *seed = h.seed;
-    /* The fault keeps naming the segment when the index cannot help either. */
-    else if (e == ERR_CORRUPT && index_seed(directory, first_offset, seed, NULL) == OK) e = OK;
+    else if (e == ERR_CORRUPT) {
+        struct fault of_index;
+        err other = index_seed(directory, first_offset, seed, &of_index);
+        if (other == OK) e = OK;
+        /* The fault keeps naming the segment when the index cannot help either. */
+        else if (other == ERR_VERSION) e = fault_set(f, other, 0, of_index.where, of_index.position, of_index.needed, of_index.had);
+    }
     if (e) file_close(fd);
     return e;
 }

@@ -32,14 +32,14 @@ struct segment_header {
 };
 
 void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HEADER_BYTES]);
-/* ERR_TRUNCATED, ERR_CORRUPT (magic, version or check). */
+/* ERR_TRUNCATED, ERR_CORRUPT (magic or check), ERR_VERSION (both are right, and the version is not ours). */
 err segment_header_read(const uint8_t *data, uint64_t size, struct segment_header *out);
 
 /* Make (or begin anew) the file with its header; open for reading and writing. */
 err segment_create(const char *directory, const struct segment_header *h, int *fd, struct fault *f);
 
 /* Open one and give the seed of its checks, from its header or else from its index's.
- * ERR_NOT_FOUND, ERR_CORRUPT when both headers are damaged, ERR_IO. */
+ * ERR_NOT_FOUND, ERR_CORRUPT when both headers are damaged, ERR_VERSION when either is of another, ERR_IO. */
 err segment_open(const char *directory, uint64_t first_offset, bool write, int *fd, uint32_t *seed, struct fault *f);
 
 /* Its header alone. */

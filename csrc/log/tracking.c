@@ -18,6 +18,7 @@
 #include "../base/file.h"
 #include "../base/sys.h"
 #include "segment.h"
+#include "version.h"
 
 static const char tracking_name[] = "tracking";
 
@@ -59,7 +60,8 @@ err tracking_map(const char *directory, struct tracking **out, struct fault *f)
     if (e) return e;
     uint64_t size;
     void *memory = MAP_FAILED;
-    e = file_size(fd, path.text, &size, f);
+    e = version_check_mapped(fd, path.text, TRACKING_MAGIC, TRACKING_VERSION, f);
+    if (!e) e = file_size(fd, path.text, &size, f);
     if (!e && size != sizeof(struct tracking)) e = fault_set(f, ERR_STALE, 0, path.text, 0, sizeof(struct tracking), size);
     if (!e) {
         memory = sys->mmap(NULL, sizeof(struct tracking), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -219,7 +221,8 @@ err tracking_snapshot_decode(const uint8_t *data, uint64_t size, uint64_t *segme
     if (size > TRACKING_SNAPSHOT_BYTES_MAX) return ERR_CORRUPT;
     if (bytes_load32(data + size - 4) != crc32_update(0, data, size - 4)) return ERR_CORRUPT;
     struct reader_bytes r = bytes_reader(data, size - 4);
-    if (bytes_u32(&r) != TRACKING_SNAPSHOT_MAGIC || bytes_u32(&r) != TRACKING_VERSION) return ERR_CORRUPT;
+    if (bytes_u32(&r) != TRACKING_SNAPSHOT_MAGIC) return ERR_CORRUPT;
+    if (bytes_u32(&r) != TRACKING_VERSION) return ERR_VERSION;
     *segment = bytes_u64(&r);
     uint32_t count = bytes_u32(&r);
     if (count > TRACKING_REFERENCES_MAX) return ERR_CORRUPT;
@@ -248,7 +251,8 @@ err tracking_snapshot_read(const char *directory, uint64_t segment, struct track
     if (!e) {
         e = tracking_snapshot_decode(data, got, &named, t);
         if (!e && named != segment) e = ERR_CORRUPT;
-        if (e) fault_set(f, e, 0, path.text, 0, 0, got);
+        if (e == ERR_VERSION) fault_set(f, e, 0, path.text, 4, TRACKING_VERSION, bytes_load32(data + 4));
+        else if (e) fault_set(f, e, 0, path.text, 0, 0, got);
     }
     free(data);
     file_close(&fd);

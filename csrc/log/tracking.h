@@ -44,7 +44,7 @@ void tracking_init(struct tracking *t);
 err tracking_store(const struct tracking *t, const char *directory, bool sync, struct fault *f);
 /* Store an empty one. */
 err tracking_create(const char *directory, bool sync, struct fault *f);
-/* ERR_STALE when missing or damaged: recovery builds it again. */
+/* ERR_STALE when missing or damaged: recovery builds it again.  ERR_VERSION. */
 err tracking_map(const char *directory, struct tracking **out, struct fault *f);
 void tracking_unmap(struct tracking *t);
 
@@ -66,7 +66,7 @@ err tracking_element_next(const uint8_t **at, const uint8_t *end, struct trackin
 /* Always written at a roll, even empty: it says that older segments need not be read. */
 err tracking_snapshot_write(const struct tracking *t, const char *directory, uint64_t segment, bool sync,
                             struct fault *f);
-/* Decode one into an empty table.  ERR_CORRUPT, ERR_TRUNCATED. */
+/* Decode one into an empty table.  ERR_CORRUPT, ERR_TRUNCATED, ERR_VERSION. */
 err tracking_snapshot_decode(const uint8_t *data, uint64_t size, uint64_t *segment, struct tracking *t);
 err tracking_snapshot_read(const char *directory, uint64_t segment, struct tracking *t, struct fault *f);
 

@@ -33,7 +33,7 @@ static void fill(struct batch *b, unsigned messages, uint32_t bytes, const char 
     static uint8_t entry[ENTRY_BYTES_MAX];
     uint32_t index = 0;
     bytes_store32(entry, bytes);
-    if (reference) CHECK(batch_reference_intern(b, reference, (uint32_t)strlen(reference), &index) == OK);
+    if (reference) CHECK(batch_reference_add(b, reference, (uint32_t)strlen(reference), &index) == OK);
     for (unsigned i = 0; i < messages; i++)
         CHECK((reference ? batch_add_tracked(b, entry, bytes + 4, 1, index, ++*id) : batch_add(b, entry, bytes + 4, 1)) == OK);
 }

@@ -32,7 +32,7 @@ static void child(const char *path, struct board *board, unsigned me, uint64_t s
     for (;;) {
         uint64_t id = atomic_load(&board->accepted[me]);
         unsigned count = 1 + (unsigned)(test_random_from(&seed) % 40);
-        batch_reference_intern(&b, name, (uint32_t)strlen(name), &reference);
+        batch_reference_add(&b, name, (uint32_t)strlen(name), &reference);
         for (unsigned i = 0; i < count; i++) {
             char text[200];
             uint8_t entry[220];

@@ -55,7 +55,7 @@ static err add(struct batch *b, const char *reference, uint64_t id, uint32_t val
     uint32_t index;
     body[0] = (uint8_t)value;
     bytes = help_entry(entry, body, bytes);
-    err e = reference ? batch_reference_intern(b, reference, (uint32_t)strlen(reference), &index) : OK;
+    err e = reference ? help_reference(b, reference, &index) : OK;
     if (!e) e = reference ? batch_add_tracked(b, entry, bytes, 1, index, id) : batch_add(b, entry, bytes, 1);
     if (e) return e;
     batch_filter(b, (const uint8_t *)text, value == VALUES ? 0 : (uint32_t)sprintf(text, "v%u", value));
@@ -152,7 +152,7 @@ static void damage_filters(struct log *l)
 
 static void publish_some(struct log *l, struct batch *b, uint64_t ids[2])
 {
-    uint32_t messages = 1 + (uint32_t)test_random_below(test_random_below(6) ? 12 : CHUNK_ENTRIES_MAX + 200);
+    uint32_t messages = 1 + (uint32_t)test_random_below(test_random_below(6) ? 12 : CHUNK_MESSAGES_MAX + 200);
     uint32_t usual = (uint32_t)test_random_below(VALUES + 1);
     struct log_options limits = {.segment_bytes_max = 4096u << test_random_below(5),
                                  .filter_bytes = FILTER_BYTES_MIN + (uint32_t)test_random_below(FILTER_BYTES_MAX - FILTER_BYTES_MIN + 1)};
@@ -180,7 +180,7 @@ TEST(no_message_that_matches_is_ever_withheld)
         struct log *l = help_log(help_path(), &(struct log_options){.segment_bytes_max = 20000});
         struct commit c = {0};
         uint64_t ids[2] = {0};
-        for (int i = 0; i < 30 && c.next_offset < MESSAGES_MAX - 2 * CHUNK_ENTRIES_MAX; i++) {
+        for (int i = 0; i < 30 && c.next_offset < MESSAGES_MAX - 2 * CHUNK_MESSAGES_MAX; i++) {
             publish_some(l, &b, ids);
             control_committed(log_control(l), &c);
         }
@@ -239,16 +239,16 @@ TEST(a_chunk_without_any_value_has_no_filter_and_is_as_long_as_ever)
     struct log *l = help_log(help_path(), &(struct log_options){0});
     REQUIRE_OK(batch_init(&b, NULL));
     batch_filter_size(&b, log_filter_bytes(l));
-    for (unsigned i = 0; i < CHUNK_ENTRIES_MAX + 1; i++) EXPECT_OK(add(&b, NULL, 0, VALUES, 4));
+    for (unsigned i = 0; i < CHUNK_MESSAGES_MAX + 1; i++) EXPECT_OK(add(&b, NULL, 0, VALUES, 4));
     EXPECT_OK(help_append(l, &b, &a));
-    EXPECT_EQ(SEGMENT_HEADER_BYTES + 2 * CHUNK_HEADER_BYTES + 8 * (CHUNK_ENTRIES_MAX + 1), a.position);
+    EXPECT_EQ(SEGMENT_HEADER_BYTES + 2 * CHUNK_HEADER_BYTES + 8 * (CHUNK_MESSAGES_MAX + 1), a.position);
     EXPECT_OK(add(&b, NULL, 0, 1, 4));
     uint64_t before = a.position;
     EXPECT_OK(help_append(l, &b, &a));
     EXPECT_EQ(CHUNK_HEADER_BYTES + FILTER_BYTES_DEFAULT + FILTER_CHECK_BYTES + 8, a.position - before);
     struct help_walk walk = {0};
     help_walk_log(&walk, l);
-    EXPECT_EQ(CHUNK_ENTRIES_MAX + 2, walk.messages);
+    EXPECT_EQ(CHUNK_MESSAGES_MAX + 2, walk.messages);
     batch_free(&b);
     log_close(l);
 }

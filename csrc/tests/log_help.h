@@ -58,11 +58,22 @@ TEST_UNUSED static err help_add(struct batch *b, const char *text)
     return batch_add(b, entry, help_entry(entry, text, (uint32_t)strlen(text)), 1);
 }
 
+/* The index of the first publisher of that reference, added if there is none. */
+TEST_UNUSED static err help_reference(struct batch *b, const char *reference, uint32_t *index)
+{
+    uint32_t bytes = (uint32_t)strlen(reference);
+    for (*index = 0; *index < b->reference_count; ++*index) {
+        const struct batch_reference *r = &b->references[*index];
+        if (r->bytes == bytes && memcmp(r->text, reference, bytes) == 0) return OK;
+    }
+    return batch_reference_add(b, reference, bytes, index);
+}
+
 TEST_UNUSED static err help_add_tracked(struct batch *b, const char *reference, uint64_t id, const char *text)
 {
     uint8_t entry[1024];
     uint32_t index;
-    err e = batch_reference_intern(b, reference, (uint32_t)strlen(reference), &index);
+    err e = help_reference(b, reference, &index);
     return e ? e : batch_add_tracked(b, entry, help_entry(entry, text, (uint32_t)strlen(text)), 1, index, id);
 }
 

@@ -247,8 +247,8 @@ TEST(a_later_version_is_refused_and_left_as_it_is)
     uint8_t copy[2 * OFFSETS_RECORD_BYTES];
     memcpy(copy, data, sizeof copy);
     uint64_t offset;
-    EXPECT_ERR(ERR_INVALID, store(o, "a", 2));
-    EXPECT_ERR(ERR_INVALID, offsets_get(o, "a", 1, &offset, NULL));
+    EXPECT_ERR(ERR_VERSION, store(o, "a", 2));
+    EXPECT_ERR(ERR_VERSION, offsets_get(o, "a", 1, &offset, NULL));
     EXPECT_MEM_EQ(copy, bytes_of(directory, &size), sizeof copy);
     offsets_close(o);
 }

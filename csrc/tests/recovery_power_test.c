@@ -109,7 +109,7 @@ static void append_some(struct world *w)
         if (!again) w->offsets[reference][id] = next++;
         uint32_t size = make_text(text, reference, id, (uint32_t)test_random_below(test_random_below(4) ? 40 : 1500));
         const char *name = reference_name(reference);
-        REQUIRE_OK(batch_reference_intern(&w->batch, name, (uint32_t)strlen(name), &index));
+        REQUIRE_OK(help_reference(&w->batch, name, &index));
         REQUIRE_OK(batch_add_tracked(&w->batch, entry, help_entry(entry, text, size), 1, index, id));
         batch_filter(&w->batch, (const uint8_t *)&reference, sizeof reference);
     }
@@ -181,6 +181,11 @@ static void check_log(const char *directory, struct world *w, struct recovery_re
         return;
     }
     EXPECT(report->ran);
+    for (uint32_t i = 0; i < report->cut_count && i < RECOVERY_CUTS_MAX; i++) {
+        struct stat st;
+        EXPECT_EQ(0, stat(report->cuts[i].kept, &st));
+        EXPECT_EQ(report->cuts[i].bytes, st.st_size);
+    }
     REQUIRE_OK(log_open(directory, &w->log, &f));
     struct seen s = {.promised = w->promised, .phantom = &w->phantom};
     struct help_walk walk = {.message = check_message, .context = &s};

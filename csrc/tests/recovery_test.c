@@ -153,6 +153,28 @@ TEST(damaged_index_records_cost_nothing)
     log_close(l);
 }
 
+/* Sizes of all files that the report says are kept. */
+static uint64_t cut_bytes_kept(const struct recovery_report *report)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < report->cut_count && i < RECOVERY_CUTS_MAX; i++) {
+        struct stat st;
+        EXPECT_EQ(0, stat(report->cuts[i].kept, &st));
+        EXPECT_EQ(report->cuts[i].bytes, st.st_size);
+        sum += (uint64_t)st.st_size;
+    }
+    return sum;
+}
+
+static void expect_same(const void *bytes, size_t size, const char *file)
+{
+    char had[4096];
+    int fd = open(file, O_RDONLY);
+    EXPECT_EQ(size, read(fd, had, sizeof had));
+    EXPECT(memcmp(bytes, had, size) == 0);
+    close(fd);
+}
+
 static err recover(struct recovery_report *report)
 {
     struct fault f = {0};
@@ -186,7 +208,7 @@ TEST(damage_in_what_was_durable_is_kept_by_recovery_and_costs_one_chunk)
             unlink(file.text);
         }
         REQUIRE_OK(recover(&report));
-        EXPECT(report.ran && !report.cut);
+        EXPECT(report.ran && report.cut_count == 0);
         struct help_walk w = {0};
         help_walk_log(&w, l);
         EXPECT_EQ(55, w.messages);
@@ -204,11 +226,13 @@ TEST(damage_past_what_was_durable_cuts_the_log_there)
         make_log();
         flip(places[which].segment, SEGMENT_SUFFIX, places[which].position + places[which].bytes - 1, 0); /* the trailer */
         REQUIRE_OK(recover(&report));
-        EXPECT(report.cut);
-        EXPECT_EQ(places[which].segment, report.cut_segment);
-        EXPECT_EQ(places[which].position, report.cut_position);
-        EXPECT(report.cut_bytes >= places[which].bytes);
-        EXPECT(strstr(report.cut_path, ".segment") != NULL);
+        const struct recovery_cut *cut = &report.cuts[0];
+        EXPECT(report.cut_count > 0);
+        EXPECT_EQ(places[which].segment, cut->segment);
+        EXPECT_EQ(places[which].position, cut->position);
+        EXPECT(cut->bytes >= places[which].bytes && report.cut_bytes >= cut->bytes);
+        EXPECT(strstr(cut->path, ".segment") != NULL);
+        EXPECT_EQ(cut_bytes_kept(&report), report.cut_bytes);
         struct help_walk w = {0};
         help_walk_log(&w, l);
         EXPECT_EQ(places[which].first, w.messages);
@@ -242,7 +266,7 @@ TEST(a_copied_directory_is_stale_and_recovers)
     log_close(l);
     EXPECT_ERR(ERR_STALE, log_open(copy, &l, NULL));
     EXPECT_OK(recovery_run(copy, &options, &report, NULL));
-    EXPECT(report.ran && !report.cut);
+    EXPECT(report.ran && report.cut_count == 0);
     REQUIRE_OK(log_open(copy, &l, NULL));
     expect_lost(UINT32_MAX);
     log_close(l);
@@ -254,10 +278,10 @@ TEST(an_empty_directory_and_one_with_noise_become_an_empty_log)
         const char *directory = help_path();
         struct recovery_report report;
         struct log_stats stats;
+        char bytes[1000];
         mkdir(directory, 0750);
         if (noise) {
             struct file_path file;
-            char bytes[1000];
             test_random_fill(bytes, sizeof bytes);
             file_path_numbered(&file, directory, 500, SEGMENT_SUFFIX);
             int fd = open(file.text, O_RDWR | O_CREAT, 0600);
@@ -265,7 +289,10 @@ TEST(an_empty_directory_and_one_with_noise_become_an_empty_log)
             close(fd);
         }
         EXPECT_OK(recovery_run(directory, &options, &report, NULL));
-        EXPECT_EQ(noise, report.cut);
+        EXPECT_EQ(noise, report.cut_count);
+        EXPECT_EQ(noise ? 1000 : 0, report.cut_bytes); /* each byte counted once */
+        EXPECT_EQ(report.cut_bytes, cut_bytes_kept(&report));
+        if (noise) expect_same(bytes, sizeof bytes, report.cuts[0].kept);
         REQUIRE_OK(log_open(directory, &l, NULL));
         EXPECT_OK(log_stats(l, &stats, NULL));
         EXPECT_EQ(noise ? 500 : 0, stats.next_offset); /* offsets before 500 were given out */

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues over the management API: what waits, is in flight and has been settled, as their ledgers have it."""
 
-import contextlib
-
 import pytest
 from http_caller import wait_until
 
-from vibemq.broker.operations import Operation
 from vibemq.client import connect
-from vibemq.storage.metadata import Metadata
+from vibemq.errors import QueueFull
 
 
 @pytest.fixture
@@ -68,22 +65,122 @@ def test_metrics_say_what_became_of_the_messages_of_each_queue(http, client, nam
             "dead_lettered_total": 1,
             "expired_total": 0,
             "dropped_total": 0,
+            "refused_total": 0,
+            "purged_total": 0,
         }
         wait_until(lambda: metrics() == expected, "all of it counted")
     client.delete_queue(name)
     client.delete_queue(f"{name}.dlq")
 
 
-def test_definitions_name_what_they_leave_out(http, client, queue):
-    assert http.status("PUT", "users", queue, body={"password": "a password", "tags": ""}) == 201
-    with contextlib.closing(Metadata(f"{http.get('nodes')[0]['db_dir']}/meta.db")) as metadata:
-        metadata.grant(queue, "orders", [Operation.Publish])
-    document = http.get("definitions")
-    assert queue not in [each["name"] for each in document["queues"]]
-    assert {"vhost": "/", "name": queue} in document["left_out"]["queues"]
-    assert queue in document["left_out"]["queue_grants_of"]
-    assert queue in document["left_out"]["passwords_of"]
-    assert len(document["information"]) == 3
-    assert {"vhost": "/", "name": queue} in http.get("definitions", "/")["left_out"]["queues"]
-    assert http.status("POST", "definitions", body=document) == 204
-    assert http.status("DELETE", "users", queue) == 204
+def test_what_a_queue_drops_is_in_its_row_and_in_the_metrics(http, client, name):
+    client.create_queue(name, max_messages=2)
+    for number in range(5):
+        client.publish(name, number)
+    wait_until(lambda: http.get("queues", "/", name)["messages_dropped"] == 3, "three are dropped")
+    assert http.get("queues", "/", name)["messages_refused"] == 0
+    line = f'vibemq_queue_dropped_total{{vhost="/",queue="{name}"}} 3'
+    assert line in http.raw("GET", "/metrics").text.splitlines()
+    client.delete_queue(name)
+
+
+def test_options_of_a_queue_are_put_and_count_at_once(http, client, queue):
+    where = ("queues", "/", queue, "options")
+    assert http.status("PUT", *where, body={"max_messages": 2, "overflow": "drop-oldest", "attempts_max": 7}) == 204
+    for number in range(4):
+        client.publish(queue, number)
+    wait_until(lambda: http.get("queues", "/", queue)["messages_dropped"] == 2, "two are dropped")
+    options = http.get("queues", "/", queue)["options"]
+    assert (options["max_messages"], options["overflow"], options["attempts_max"]) == (2, "drop_oldest", 7)
+    assert http.status("PUT", *where, body={"max_messages": None}) == 204
+    assert http.get("queues", "/", queue)["options"]["max_messages"] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "no option to change was given"),
+        ({"mode": "priority_based"}, "mode: it cannot change while queue"),
+        ({"overflow": "drop"}, "overflow: needed one of 0 (drop_oldest), 1 (drop_newest)"),
+        ({"max_messages": -1}, "max_messages: needed a number from 0"),
+        ({"size": 1}, "there is no option 'size'; known are"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_are_refused_with_what_can(http, queue, body, said):
+    reply = http.call("PUT", "queues", "/", queue, "options", body=body)
+    assert reply.status == 400
+    assert said in reply.json["reason"]
+
+
+@pytest.fixture
+def policies(http, name):
+    """Set a policy for the queues whose names begin with this test's."""
+
+    def set_policy(**definition):
+        keys = {key.replace("_", "-"): value for key, value in definition.items()}
+        body = {"pattern": f"^{name}", "definition": keys, "apply-to": "queues"}
+        return http.call("PUT", "policies", "/", name, body=body)
+
+    yield set_policy
+    http.status("DELETE", "policies", "/", name)
+
+
+def test_a_policy_holds_at_once_for_a_queue_with_consumers_and_gives_its_own_options_back(http, client, policies, name):
+    client.create_queue(name, max_messages=100)
+    declared = http.get("queues", "/", name)["options"]
+    with client.consume(name, prefetch=1) as consumer:
+        held = next_of(client, consumer, name)
+        for number in range(5):
+            client.publish(name, number)
+        assert policies(max_length=2).status == 201
+        wait_until(lambda: counts(http, name) == [3, 2, 1, 1], "the oldest three are dropped")
+        row = http.get("queues", "/", name)
+        assert (row["messages_dropped"], row["policy"], row["options"]["max_messages"]) == (3, name, 2)
+        assert row["effective_policy_definition"] == {"max-length": 2}
+        assert policies(message_ttl=1).status == 204
+        wait_until(lambda: counts(http, name) == [1, 0, 1, 1], "what waits has expired")
+        assert http.get("queues", "/", name)["options"]["max_messages"] == 100
+        assert policies(max_length=1, overflow="reject-publish").status == 204
+        wait_until(lambda: not is_taken(client, name), "publishes are refused")
+        wait_until(lambda: counts(http, name)[1] >= 1, "it is full")
+        assert http.status("DELETE", "policies", "/", name) == 204
+        assert http.get("queues", "/", name)["options"] == declared
+        wait_until(lambda: is_taken(client, name), "its worker has the change")
+        waiting = counts(http, name)[1]
+        client.publish(name, "and another")
+        wait_until(lambda: counts(http, name)[1] == waiting + 1, "both are there")
+        held.ack()
+    client.delete_queue(name)
+
+
+def is_taken(client, name):
+    try:
+        client.publish(name, "more")
+    except QueueFull:
+        return False
+    return True
+
+
+def next_of(client, consumer, name):
+    client.publish(name, "held")
+    return next(consumer)
+
+
+def test_a_policy_holds_for_queues_made_later_and_for_those_that_nobody_has_open(http, client, policies, name):
+    client.create_queue(name + "-old")
+    client.publish(name + "-old", 1)
+    assert policies(message_ttl=1, delivery_limit=0, dead_letter_exchange="").status == 201
+    wait_until(lambda: counts(http, name + "-old")[0] == 0, "expired without a consumer")
+    client.create_queue(name + "-new")
+    options = http.get("queues", "/", name + "-new")["options"]
+    assert (options["message_ttl_ms"], options["attempts_max"], options["dead_letter"]) == (1, 1, True)
+    exported = {queue["name"]: queue for queue in http.get("definitions")["queues"]}[name + "-new"]
+    assert "message_ttl_ms" not in exported["queue_options"]
+
+
+def test_a_key_that_no_policy_has_is_refused_with_those_that_there_are(policies):
+    refused = policies(expires=5)
+    assert refused.status == 400
+    assert "'expires' cannot be set by a policy" in refused.json["reason"]
+    assert "dead-letter-routing-key" in refused.json["reason"]

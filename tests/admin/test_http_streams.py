@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams, super streams, exchanges and bindings over HTTP behave as the protocol's own commands do."""
 
+import struct
 import time
+import zlib
 
 import pytest
 from http_caller import STREAM, wait_until
@@ -9,6 +11,7 @@ from peer import connected
 
 from vibemq.protocols.streams.codec import encode_request
 from vibemq.protocols.streams.spec import Code, Key
+from vibemq.storage.metadata import Metadata
 
 RESTART_SECONDS_MAX = 2.0
 
@@ -140,6 +143,36 @@ def test_tracking_shows_stored_offsets_and_publishing_ids(http, peer, stream):
     assert http.get("stream", "/", stream, "tracking", query="?type=offset") == {"offsets": {"reader": 5}}
     assert http.status("GET", "stream", "/", stream, "tracking", query="?type=x") == 400
     assert http.status("GET", "stream", "/", "nothing", "tracking") == 404
+
+
+def test_metrics_show_how_far_stored_offsets_lag(http, peer, stream):
+    peer.declare(stream)
+    peer.publish([(number, b"x") for number in range(9)])
+    peer.confirmed(9)
+    peer.send(encode_request(Key.STORE_OFFSET, reference="slow", stream=stream, offset=2))
+    peer.send(encode_request(Key.STORE_OFFSET, reference="done", stream=stream, offset=8))
+    wait_until(lambda: len(http.get("stream", "/", stream, "tracking")["offsets"]) == 2, "both stored offsets")
+    lines = http.raw("GET", "/metrics").text.splitlines()
+    lag = {line for line in lines if line.startswith("vibemq_stored_offset_lag{") and f'"{stream}"' in line}
+    labels = f'{{vhost="/",stream="{stream}",reference='
+    assert lag == {f'vibemq_stored_offset_lag{labels}"slow"}} 6', f'vibemq_stored_offset_lag{labels}"done"}} 0'}
+    assert f'vibemq_stored_offset{labels}"slow"}} 2' in lines
+
+
+def test_stored_offsets_that_cannot_be_read_hide_nothing_else_of_their_stream(http, peer, stream):
+    peer.send(encode_request(Key.STORE_OFFSET, reference="slow", stream=stream, offset=2))
+    assert peer.ask(Key.QUERY_OFFSET, reference="slow", stream=stream).offset == 2
+    metadata = Metadata(f"{http.get('nodes')[0]['db_dir']}/meta.db")
+    with open(f"{metadata.find_stream('/', stream).directory}/offsets", "r+b") as file:
+        header = bytearray(file.read(16))
+        struct.pack_into(">I", header, 4, 99)  # the version
+        file.seek(0)
+        file.write(header + struct.pack(">I", zlib.crc32(header)))
+    metadata.close()
+    text = http.raw("GET", "/metrics").text
+    labels = f'{{vhost="/",stream="{stream}"'
+    assert f"vibemq_stored_offset{labels}" not in text
+    assert f"vibemq_stream_messages{labels}" in text
 
 
 # ---- restarting ----

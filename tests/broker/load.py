@@ -45,8 +45,6 @@ def parsed(data: bytes) -> tuple[int, int]:
 
 def confirmed_next(peer: Peer) -> list[int]:
     frame = peer.next_frame()
-    if frame.key == Key.CLOSE:  # workers say so when their supervisor is gone
-        raise ConnectionError("the broker shuts down")
     assert frame.key == Key.PUBLISH_CONFIRM, f"not a confirm but {frame.key:#06x}: {frame.body[:60].hex()}"
     return frame.decoded().publishing_ids
 

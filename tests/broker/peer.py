@@ -178,7 +178,7 @@ class Peer:
 
     def open(
         self,
-        frame_max: int = spec.FRAME_SIZE_MAX_DEFAULT_BYTES,
+        frame_max: int = spec.FRAME_SIZE_DEFAULT_BYTES,
         heartbeat: int = 0,
         virtual_host: str = "/",
         data: bytes = GUEST,

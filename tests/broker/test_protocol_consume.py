@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consuming: where each offset specification attaches, what a credit buys, and Deliver to the byte."""
 
+import socket
+import struct
 import zlib
 
 import pytest
@@ -31,6 +33,40 @@ def stats(peer, stream):
 def nothing_more(peer):
     """The answer to a command comes after all that was to be delivered: next is that answer."""
     peer.ask(Key.METADATA, streams=[])
+
+
+# ---- the answer to Subscribe ----
+
+
+DATA_SEGMENTS_IN = 152  # where tcp_info has tcpi_data_segs_in, u32; each send that is not full makes one segment
+
+
+def data_segments(peer):
+    return struct.unpack_from("=I", peer.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), DATA_SEGMENTS_IN)[
+        0
+    ]
+
+
+def test_the_answer_to_subscribe_leaves_before_the_first_chunk(peer, stream):
+    """In a send of its own: a handler may use what its client makes of the answer."""
+    peer.store(stream, [b"m"])
+    for subscription_id in range(10):
+        before = data_segments(peer)
+        peer.subscribe(stream, subscription_id)
+        assert peer.chunk(subscription_id).entries == 1
+        assert data_segments(peer) - before == 2
+
+
+def test_credit_and_unsubscribe_may_come_before_the_first_chunk(peer, stream):
+    peer.store(stream, [b"m"])
+    asked = {"stream": stream, "offset_type": FIRST, "offset_value": 0, "properties": {}}
+    subscribe = [peer.command(Key.SUBSCRIBE, subscription_id=id, credit=0, **asked) for id in range(2)]
+    credit = codec.encode_request(Key.CREDIT, subscription_id=0, credit=1)
+    peer.send(*subscribe, credit, peer.command(Key.UNSUBSCRIBE, subscription_id=1))
+    for key in (Key.SUBSCRIBE, Key.SUBSCRIBE, Key.UNSUBSCRIBE):
+        assert peer.expect(key | spec.RESPONSE_BIT).code == Code.OK
+    assert peer.chunk(0).entries == 1
+    nothing_more(peer)
 
 
 # ---- where readers attach ----

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A disk that is nearly full: who publishes has to wait, who consumes goes on, and so do all when there is room again.
 
-How much is free is what a file of the test says: the broker's Python begins with a module that answers from there.
+How much is free is what the test says.
 """
 
 from pathlib import Path
 
 import pytest
-import running as runner
+from full_disk import ToldFree
 from peer import connected, wait_until
 from running import Running, broker
 
@@ -19,36 +19,14 @@ MUCH, LITTLE = str(NEEDED), str(NEEDED - 1)
 
 
 @pytest.fixture
-def free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file: what it says is free."""
-    told = tmp_path / "free"
-    told.write_text(MUCH)
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import os\n"
-        "real = os.statvfs\n"
-        "def statvfs(path):\n"
-        "    found = list(real(path))\n"
-        f"    found[1], found[4] = 1, int(open({str(told)!r}).read())\n"
-        "    return os.statvfs_result(found)\n"
-        "os.statvfs = statvfs\n"
-    )
-    monkeypatch.setitem(runner.ENVIRONMENT, "PYTHONPATH", f"{site}:{runner.ENVIRONMENT['PYTHONPATH']}")
-    return told
+def free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToldFree:
+    return ToldFree(tmp_path, monkeypatch, MUCH)
 
 
 @pytest.fixture
-def limited(free: Path, tmp_path: Path):
+def limited(free: ToldFree, tmp_path: Path):
     with broker(tmp_path / "data", "--set", f"store.disk_free_min_bytes={NEEDED}", workers=1) as running:
         yield running
-
-
-def say(free: Path, text: str) -> None:
-    """At once: the broker never reads half of it."""
-    new = free.with_suffix(".new")
-    new.write_text(text)
-    new.rename(free)
 
 
 def until_declared(running: Running, code: int) -> None:
@@ -61,13 +39,13 @@ def until_declared(running: Running, code: int) -> None:
     wait_until(answered, f"a publisher is answered with {code}")
 
 
-def test_who_publishes_is_not_read_until_there_is_room_again(limited: Running, free: Path):
+def test_who_publishes_is_not_read_until_there_is_room_again(limited: Running, free: ToldFree):
     with connected(limited) as publisher, connected(limited) as consumer, connected(limited) as other:
         publisher.create("s")
         publisher.declare("s")
         publisher.publish([(1, b"before")])
         assert publisher.confirmed(1) == [1]
-        say(free, LITTLE)
+        free.say(LITTLE)
         until_declared(limited, Code.PRECONDITION_FAILED)
         publisher.publish([(2, b"while")])
         consumer.subscribe("s", credit=10)
@@ -76,37 +54,39 @@ def test_who_publishes_is_not_read_until_there_is_room_again(limited: Running, f
             other.ask(Key.METADATA, streams=[])
         assert not publisher.has_frame(), "it was read"
         assert not consumer.has_frame()
-        say(free, MUCH)
+        free.say(MUCH)
         assert publisher.confirmed(1) == [2]
         assert consumer.chunk().data.endswith(b"while")
         until_declared(limited, Code.OK)
 
 
-def test_who_has_lost_its_publishers_is_read_again(limited: Running, free: Path):
+def test_who_has_lost_its_publishers_is_read_again(limited: Running, free: ToldFree):
     with connected(limited) as publisher, connected(limited) as other:
         publisher.create("s")
         publisher.declare("s")
-        say(free, LITTLE)
+        free.say(LITTLE)
         until_declared(limited, Code.PRECONDITION_FAILED)
         assert other.code(Key.DELETE, stream="s") == Code.OK, "that makes room"
         publisher.expect(Key.METADATA_UPDATE)
         publisher.ask(Key.METADATA, streams=[])
 
 
-def test_a_publisher_that_has_to_wait_is_not_taken_for_dead(limited: Running, free: Path):
+def test_a_publisher_that_has_to_wait_is_not_taken_for_dead(limited: Running, free: ToldFree):
     with connected(limited, heartbeat=1) as publisher:
         publisher.create("s")
         publisher.declare("s")
-        say(free, LITTLE)
+        free.say(LITTLE)
         until_declared(limited, Code.PRECONDITION_FAILED)
         for _ in range(8):  # one each second or half second: after three it would have been closed
             publisher.expect(Key.HEARTBEAT)
-        say(free, MUCH)
+        free.say(MUCH)
         publisher.publish([(1, b"alive")])
         assert publisher.confirmed(1) == [1]
 
 
-def test_a_single_active_consumer_that_publishes_is_not_ended_for_an_answer_nobody_reads(tmp_path: Path, free: Path):
+def test_a_single_active_consumer_that_publishes_is_not_ended_for_an_answer_nobody_reads(
+    tmp_path: Path, free: ToldFree
+):
     flags = ("--set", f"store.disk_free_min_bytes={NEEDED}", "--set", "streams.request_timeout_s=3")
     with broker(tmp_path / "data", *flags, workers=1) as running, connected(running, heartbeat=1) as both:
         both.create("s")
@@ -115,29 +95,29 @@ def test_a_single_active_consumer_that_publishes_is_not_ended_for_an_answer_nobo
         group = {"single-active-consumer": "true", "name": "group"}
         both.subscribe("s", credit=10, properties=group)
         question = both.expect(Key.CONSUMER_UPDATE).correlation_id
-        say(free, LITTLE)
+        free.say(LITTLE)
         until_declared(running, Code.PRECONDITION_FAILED)
         both.send(codec.encode_response(Key.CONSUMER_UPDATE, question, Code.OK, offset_type=OffsetType.NONE))
         for _ in range(8):  # one each second or half second: longer than it has for its answer
             both.expect(Key.HEARTBEAT)
-        say(free, MUCH)
+        free.say(MUCH)
         assert both.until(Key.DELIVER)[1].chunk.data.endswith(b"x")
 
 
-def test_a_disk_that_is_full_at_the_start_takes_no_publishers(free: Path, tmp_path: Path):
-    say(free, "0")
+def test_a_disk_that_is_full_at_the_start_takes_no_publishers(free: ToldFree, tmp_path: Path):
+    free.say("0")
     with (
         broker(tmp_path / "data", "--set", f"store.disk_free_min_bytes={NEEDED}") as running,
         connected(running) as peer,
     ):
         peer.create("s")
         until_declared(running, Code.PRECONDITION_FAILED)
-        say(free, MUCH)
+        free.say(MUCH)
         until_declared(running, Code.OK)
 
 
-def test_nothing_is_asked_where_nothing_is_needed(free: Path, tmp_path: Path):
-    say(free, "no number, which would be logged as an error")
+def test_a_full_disk_holds_nobody_where_nothing_need_be_free(free: ToldFree, tmp_path: Path):
+    free.say("0")
     with broker(tmp_path / "data", "--set", "store.disk_free_min_bytes=0") as running, connected(running) as peer:
         peer.create("s")
         peer.store("s", [b"x"])

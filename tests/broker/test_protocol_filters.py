@@ -41,13 +41,17 @@ def wanted(*values, unfiltered=False):
 def delivered(peer, stream, properties, *, at=OffsetType.FIRST, offset_value=0, credit=1000):
     """The ids of the chunks that a subscription from there to the end is sent."""
     peer.subscribe(stream, 7, at=at, offset_value=offset_value, credit=credit, properties=properties)
-    peer.send(peer.command(Key.METADATA, streams=[]))
-    before, _ = peer.until(Key.METADATA | 0x8000)
-    return [frame.decoded().chunk.chunk_id for frame in before if frame.key == Key.DELIVER]
+    # Its chunks leave some time after the answer, and those of a subscription that is made after it behind them.
+    last = {"subscription_id": 8, "stream": stream, "offset_type": OffsetType.LAST, "credit": 1}
+    peer.send(peer.command(Key.SUBSCRIBE, **last, properties={}))
+    found = []
+    while (deliver := peer.until(Key.DELIVER)[1]).subscription_id != 8:
+        found.append(deliver.chunk.chunk_id)
+    return found + unsubscribed(peer, 8)
 
 
-def unsubscribed(peer):
-    peer.send(peer.command(Key.UNSUBSCRIBE, subscription_id=7))
+def unsubscribed(peer, subscription_id=7):
+    peer.send(peer.command(Key.UNSUBSCRIBE, subscription_id=subscription_id))
     before, answer = peer.until(Key.UNSUBSCRIBE | 0x8000)
     assert answer.code == Code.OK
     return [frame.decoded().chunk.chunk_id for frame in before if frame.key == Key.DELIVER]

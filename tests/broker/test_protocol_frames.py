@@ -69,7 +69,7 @@ def test_a_frame_above_the_negotiated_size_gets_close_14_before_it_is_read(serve
 
 def test_frame_max_0_means_the_brokers_own(served):
     with Peer(served).open(frame_max=0) as peer:
-        peer.send((1_048_577).to_bytes(4, "big"))
+        peer.send((8_388_609).to_bytes(4, "big"))
         assert peer.next_frame().body == CLOSE_TOO_LARGE[8:]
 
 

@@ -136,15 +136,75 @@ def test_publish_2_stores_the_same_with_and_without_a_filter_value(peer, stream,
     assert read_all(served, stream)[0] == entry(b"a") + entry(b"b") + entry(b"c")
 
 
-def test_a_burst_becomes_chunks_of_at_most_2048_messages(peer, stream):
-    peer.store(stream, [b"x"] * 5000)
-    peer.subscribe(stream, credit=100)
+def chunk_sizes(peer, stream, count):
+    """The messages of each chunk, of `count` together."""
+    peer.subscribe(stream, credit=1000)
     sizes = []
-    while sum(sizes) < 5000:
+    while sum(sizes) < count:
         chunk = peer.chunk()
         assert chunk.entries == chunk.records
         sizes.append(chunk.records)
-    assert sizes == [2048, 2048, 904]
+    return sizes
+
+
+def test_the_chunks_of_a_burst_begin_with_32_messages_and_double_up_to_2048(peer, stream):
+    peer.store(stream, [b"x"] * 7000)
+    assert chunk_sizes(peer, stream, 7000) == [32, 64, 128, 256, 512, 1024, 2048, 2048, 888]
+
+
+def test_one_frame_of_500_messages_is_more_than_one_credit_buys(peer, stream):
+    """Consumers with a credit strategy of their own rely on it."""
+    peer.store(stream, [b"x"] * 500)
+    peer.subscribe(stream, credit=1)
+    assert peer.chunk().records == 32
+    peer.ask(Key.METADATA, streams=[])  # its answer comes after all that was to be delivered
+    peer.credit(0, 1)
+    assert peer.chunk().records == 64
+
+
+@pytest.mark.parametrize(("most", "sizes"), [("1", [1] * 40), ("20", [20, 20]), ("33", [32, 8])])
+def test_a_stream_says_how_many_messages_its_chunks_may_have(peer, name, most, sizes):
+    stream = peer.create(name, **{"stream-max-chunk-messages": most})
+    peer.store(stream, [b"x"] * 40)
+    assert chunk_sizes(peer, stream, 40) == sizes
+
+
+def test_the_messages_of_sub_batches_count_and_one_that_has_more_is_a_chunk(peer, name):
+    stream = peer.create(name, **{"stream-max-chunk-messages": "30"})
+    body = bytes.fromhex("0000000161")
+    entries = [codec.SubBatch(0, records, 5 * records, body * records) for records in (20, 10, 5, 31, 1)]
+    peer.store(stream, entries)
+    peer.subscribe(stream, credit=10)
+    assert [peer.chunk().records for _ in range(4)] == [30, 5, 31, 1]
+
+
+def test_the_bytes_of_a_chunk_are_limited_too(peer, stream):
+    peer.declare(stream)
+    for publishing_id in range(1, 9):  # in one turn or in several: no chunk has more than two of them
+        peer.publish([(publishing_id, b"x" * 400_000)])
+    peer.confirmed(8)
+    peer.subscribe(stream, credit=8)
+    records = 0
+    while records < 8:
+        chunk = peer.chunk()
+        assert len(chunk.data) <= 1 << 20
+        records += chunk.records
+
+
+def test_the_broker_has_a_default_for_the_messages_of_a_chunk(tmp_path):
+    with (
+        broker(tmp_path / "data", "--set", "store.chunk_messages_max=10") as running,
+        connected(running) as peer,
+    ):
+        peer.create("ten")
+        peer.store("ten", [b"x"] * 25)
+        assert chunk_sizes(peer, "ten", 25) == [10, 10, 5]
+        assert peer.code(Key.CREATE, stream="ten", arguments={"stream-max-chunk-messages": "10"}) == (
+            Code.STREAM_ALREADY_EXISTS
+        )
+        assert peer.code(Key.CREATE, stream="ten", arguments={"stream-max-chunk-messages": "11"}) == (
+            Code.PRECONDITION_FAILED
+        )
 
 
 # ---- sub-batches ----
@@ -248,9 +308,23 @@ def test_a_duplicate_is_confirmed_and_not_stored(peer, stream, served):
     peer.publish([(1, b"one"), (2, b"two"), (2, b"again in its frame"), (1, b"older")])
     assert peer.confirmed(4) == [1, 2, 2, 1]
     peer.publish([(2, b"again"), (10, b"a gap is fine"), (9, b"late")])
-    assert peer.confirmed(3) == [2, 10, 9]
+    assert peer.confirmed(3) == [10, 2, 9]
     assert read_all(served, stream)[0] == entry(b"one") + entry(b"two") + entry(b"a gap is fine")
     assert sequence(peer, stream, "tank") == 10
+
+
+@pytest.mark.parametrize("durability", ["os", "disk"])
+def test_duplicates_are_confirmed_in_a_frame_of_their_own(peer, name, durability):
+    peer.create(name, durability=durability)
+    peer.declare(name, 0, "tank")
+    peer.declare(name, 1)
+    peer.publish([(0, b"a"), (0, b"b"), (1, b"c"), (1, b"d")], 0)
+    confirms = [peer.expect(Key.PUBLISH_CONFIRM) for _ in range(2)]
+    assert [list(confirm.publishing_ids) for confirm in confirms] == [[0, 1], [0, 1]]
+    peer.publish([(7, b"e"), (7, b"f")], 1)
+    assert list(peer.expect(Key.PUBLISH_CONFIRM).publishing_ids) == [7, 7], "without a name there are no duplicates"
+    peer.publish([(1, b"g"), (0, b"h")], 0)
+    assert list(peer.expect(Key.PUBLISH_CONFIRM).publishing_ids) == [1, 0], "nothing but duplicates"
 
 
 def test_references_are_apart_and_none_means_no_deduplication(peer, stream, served):
@@ -307,7 +381,7 @@ def test_deduplication_survives_reconnects_killed_workers_and_restarts(tmp_path)
             assert sequence(peer, "s", "tank") == 3
             peer.declare("s", 0, "tank")
             peer.publish([(3, b"again"), (4, b"four")])
-            assert peer.confirmed(2) == [3, 4]
+            assert peer.confirmed(2) == [4, 3]
     with broker(tmp_path) as running:
         with connected(running) as peer:
             assert sequence(peer, "s", "tank") == 4

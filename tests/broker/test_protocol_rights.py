@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Virtual hosts and rights: what each command needs, what is answered without it, and what goes when a right goes."""
 
+import os
+import signal
 import time
 from contextlib import closing
 
 import pytest
-from peer import Peer, connected, publish_frame
+from peer import Peer, connected, publish_frame, server_of
 from running import broker
 
 from vibemq.admin.users import add_user, change_password
 from vibemq.protocols.streams import codec
-from vibemq.protocols.streams.spec import Code, Key, OffsetType
+from vibemq.protocols.streams.spec import Code, ExtensionKey, Key, OffsetType
 from vibemq.server.context import metadata_path
 from vibemq.storage.metadata import Metadata
 
@@ -107,6 +109,21 @@ def test_a_virtual_host_can_be_used_at_once_and_has_names_of_its_own(user, metad
 
 
 # ---- what each command needs ----
+
+
+def test_a_listing_has_what_its_user_may_read_or_write(user, made):
+    def listed(name):
+        answer = user(name).ask(ExtensionKey.LIST_STREAMS, first="", count=256)
+        return {(each.name, each.is_queue) for each in answer.streams} & {("s", 0), ("free", 0), ("s-super-0", 0)}
+
+    assert listed("all") == {("s", 0), ("free", 0), ("s-super-0", 0)}
+    assert listed("read") == listed("write") == listed("all")
+    assert listed("configure") == {("free", 0)}
+    reader, writer = user("read"), user("write")
+    assert reader.code(ExtensionKey.LIST_OFFSETS, stream="s") == Code.OK
+    assert writer.code(ExtensionKey.LIST_OFFSETS, stream="s") == Code.ACCESS_REFUSED
+    assert reader.code(ExtensionKey.LIST_OFFSETS, stream="s-nothing") == Code.STREAM_DOES_NOT_EXIST
+
 
 SUBSCRIBE = {"subscription_id": 9, "stream": "s", "offset_type": OffsetType.NEXT, "credit": 1, "properties": {}}
 RESOLVE = {"stream": "s", "offset_type": OffsetType.NEXT, "properties": {}}
@@ -331,11 +348,26 @@ def test_a_malformed_secret_ends_the_connection_at_once(user, made):
     assert peer.rest() == answer(Code.SASL_ERROR)
 
 
-def test_a_user_whose_virtual_host_was_closed_meanwhile_has_no_use_for_a_new_secret(user, metadata):
-    """Whichever is noticed first: the closed virtual host or the secret."""
+@pytest.mark.parametrize("mechanism", ["PLAIN", "ANONYMOUS"])
+def test_a_new_secret_for_a_virtual_host_that_was_closed_meanwhile_is_answered(ruled, user, metadata, mechanism):
+    """Both are there when the worker looks; where it sees the closed virtual host alone, it disconnects."""
     metadata.add_vhost("renewed")
     metadata.set_permissions("renewed", "all", ".*", ".*", ".*")
     peer = user("all", "renewed")
-    metadata.clear_permissions("renewed", "all")
-    renew(peer, login("all"))
-    assert peer.rest() in (answer(Code.VIRTUAL_HOST_ACCESS_FAILURE), b"")
+    pid = server_of(peer, set(ruled.worker_pids()))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        metadata.clear_permissions("renewed", "all")
+        renew(peer, login("all"), mechanism)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    is_same = mechanism == "PLAIN"
+    assert peer.rest() == answer(Code.VIRTUAL_HOST_ACCESS_FAILURE if is_same else Code.SASL_CANNOT_CHANGE_MECHANISM)
+
+
+def test_who_has_lost_the_virtual_host_and_says_nothing_is_disconnected(user, metadata):
+    metadata.add_vhost("lost")
+    metadata.set_permissions("lost", "all", ".*", ".*", ".*")
+    peer = user("all", "lost")
+    metadata.clear_permissions("lost", "all")
+    assert peer.rest() == b""

@@ -36,6 +36,8 @@ def test_a_name_is_taken_once_and_arguments_must_agree(peer, name):
         ("queue-leader-locator", "nearest"),
         ("stream-filter-size-bytes", "15"),
         ("stream-filter-size-bytes", "256"),
+        ("stream-max-chunk-messages", "0"),
+        ("stream-max-chunk-messages", "2049"),
     ],
 )
 def test_an_argument_that_is_not_valid_is_17_and_makes_nothing(peer, name, argument, value):

@@ -44,6 +44,14 @@ def test_what_was_never_stored_is_19_and_what_does_not_exist_is_2(peer, stream, 
     assert stored(peer, "no " + name) == (Code.STREAM_DOES_NOT_EXIST, 0)
 
 
+def test_the_log_says_why_an_offset_was_not_stored(tmp_path, capfd):
+    """StoreOffset has no answer: whoever misses an offset has only this line."""
+    with broker(tmp_path, workers=1) as served, connected(served) as peer:
+        store(peer, "nowhere", 5)
+        assert stored(peer, "nowhere") == (Code.STREAM_DOES_NOT_EXIST, 0)  # answered after the store was read
+    assert "offset 5 of 'app' on nowhere not stored: there is no such stream" in capfd.readouterr().err
+
+
 def test_a_reference_has_up_to_255_bytes_and_a_longer_one_is_not_stored(peer, stream):
     store(peer, stream, 5, "r" * 255)
     store(peer, stream, 6, "ż" * 128)

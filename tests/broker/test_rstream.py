@@ -195,3 +195,24 @@ def test_a_stream_can_be_made_asked_for_and_removed(served, name):
             return answers
 
     assert run(work()) == [False, True, False]
+
+
+def test_100_000_messages_in_one_frame_as_it_sends_them(served):
+    """It asks for frames of 1 MiB and does not keep to that: this one has 1,500,009 bytes."""
+    count = 100_000
+
+    async def publish():
+        confirmed, done = 0, asyncio.Event()
+
+        async def on_confirm(status):
+            nonlocal confirmed
+            confirmed += status.is_confirmed
+            if confirmed == count:
+                done.set()
+
+        async with producer(served) as client:
+            await client.create_stream("one-frame")
+            await client.send_batch("one-frame", [b"abc"] * count, on_publish_confirm=on_confirm)
+            await done.wait()
+
+    run(publish())

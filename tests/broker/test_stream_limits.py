@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a stream's arguments limit: max-age does what it says, and the filter size is part of what must agree."""
 
+import subprocess
+import sys
 import time
 
 import pytest
 from peer import connected
-from running import broker
+from running import ENVIRONMENT, broker
 
 from vibemq.protocols.streams.spec import Code, Key, OffsetType
 
@@ -40,3 +42,33 @@ def first(peer, stream):
     return peer.ask(
         Key.RESOLVE_OFFSET_SPEC, stream=stream, offset_type=OffsetType.FIRST, offset_value=None, properties={}
     ).offset
+
+
+NEVER_LOOKS = ("--set", "store.retention_interval_s=86400")  # what counts does so without housekeeping
+
+
+def test_a_policy_counts_at_once_for_a_stream_that_exists_and_no_more_when_it_is_cleared(tmp_path):
+    folder = tmp_path / "data"
+
+    def ctl(*words):
+        command = [sys.executable, "-m", "vibemq.cli", "ctl", *words, "--data-dir", str(folder)]
+        subprocess.run(command, check=True, capture_output=True, env=ENVIRONMENT, timeout=WAIT_S)
+
+    with broker(folder, *NEVER_LOOKS) as running, connected(running) as peer:
+        for stream in ("chunked", "short", "free"):
+            peer.create(stream)
+        ctl("set_policy", "chunks", "^chunked$", '{"stream-max-chunk-messages": 10}')
+        peer.store("chunked", [b"x"] * 20)
+        peer.subscribe("chunked", at=OffsetType.LAST, credit=1)
+        assert peer.chunk().records == 10
+        ctl("clear_policy", "chunks")
+        peer.store("chunked", [b"x"] * 20)
+        peer.subscribe("chunked", 1, at=OffsetType.LAST, credit=1)
+        assert peer.chunk(1).records == 20
+
+        ctl("set_policy", "small", "^short$", '{"stream-max-segment-size-bytes": 4096}')
+        peer.store("short", [b"x" * 1000] * 20)
+        assert first(peer, "short") == 0
+        ctl("set_policy", "small", "^short$", '{"max-length-bytes": 4096, "stream-max-segment-size-bytes": 4096}')
+        assert first(peer, "short") > 0, "nothing was dropped"
+        assert first(peer, "free") == 0

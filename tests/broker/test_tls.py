@@ -2,6 +2,7 @@
 """TLS between real clients and a real broker: frames as ever, and every way in which it can go wrong."""
 
 import asyncio
+import base64
 import contextlib
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,14 +72,14 @@ def client(running: Running, context: ssl.SSLContext) -> StreamsConnection:
     return StreamsConnection.connect("localhost", running.tls_port, tls=context, timeout_s=DEADLINE_S)
 
 
-def said(capfd: pytest.CaptureFixture[str], words: str) -> None:
-    """Until the broker, started in this test, has logged these words."""
+def said(capfd: pytest.CaptureFixture[str], words: str, times: int = 1) -> None:
+    """Until the broker, started in this test, has logged these words, each time by another of its processes."""
     log = ""
 
     def logged() -> bool:
         nonlocal log
         log += capfd.readouterr().err
-        return words in log
+        return log.count(words) >= times
 
     wait_until(logged, f"the log says {words!r}")
 
@@ -340,6 +342,41 @@ def test_a_client_without_a_certificate_is_let_in_where_it_needs_none(
     with secure(checking[1], authority.client_context()) as peer:
         peer.ask(Key.PEER_PROPERTIES, properties={})
         assert "EXTERNAL" not in peer.ask(Key.SASL_HANDSHAKE).mechanisms
+
+
+def test_a_revoked_client_certificate_is_refused_from_sighup_on(
+    tmp_path: Path, authority: Authority, server: Identity, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good, lost = authority.issue("good"), authority.issue("lost")
+    revoked = tmp_path / "revoked.pem"
+    revoked.write_bytes(authority.revoked())
+    verify = ("tls.verify=optional", f"tls.client_ca={authority.certificate}", f"tls.client_crl={revoked}")
+    with broker(tmp_path / "data", *options(server, *verify), workers=1) as running:
+        for identity in (good, lost):
+            with secure(running, authority.client_context(identity)) as peer:
+                peer.open()
+        revoked.write_bytes(authority.revoked(lost))
+        running.process.send_signal(signal.SIGHUP)
+        said(capfd, f"has revoked 1 certificates, says {revoked}", times=2)
+        refused(running, authority.client_context(lost))
+        said(capfd, "certificate revoked")
+        with secure(running, authority.client_context(good)) as peer:
+            peer.open()
+        revoked.write_bytes(authority.revoked(lost, days=0.5))
+        running.process.send_signal(signal.SIGHUP)
+        said(capfd, "the list of certificates revoked by CN=authority ended on", times=2)
+        refused(running, authority.client_context(good))
+        with secure(running, authority.client_context()) as peer:
+            peer.open()
+
+
+def test_metrics_show_when_the_certificate_ends(secured: Running, server: Identity) -> None:
+    request = urllib.request.Request(f"http://127.0.0.1:{secured.admin_port}/metrics")
+    request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+        (line,) = [line for line in answer.read().decode().splitlines() if line.startswith("vibemq_tls_certificate")]
+    ends = x509.load_pem_x509_certificate(Path(server.certificate).read_bytes()).not_valid_after_utc
+    assert line == f"vibemq_tls_certificate_not_after_seconds {ends.timestamp()}"
 
 
 def refused(running: Running, context: ssl.SSLContext) -> None:

@@ -13,18 +13,29 @@ from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
-from running import ENVIRONMENT, broker
+from running import ENVIRONMENT, Running, broker
 
 from vibemq.cli import main
 from vibemq.client import connect
+from vibemq.client.streams import StreamsConnection
 
 names = (f"shell-{number}" for number in itertools.count())
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory) -> Iterator[str]:
-    with broker(tmp_path_factory.mktemp("cli-queues") / "data", workers=1) as running:
-        yield f"vibemq://127.0.0.1:{running.native_port}"
+def running(tmp_path_factory) -> Iterator[Running]:
+    with broker(tmp_path_factory.mktemp("cli-queues") / "data", workers=1) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def url(running) -> str:
+    return f"vibemq://127.0.0.1:{running.native_port}"
+
+
+@pytest.fixture
+def streams_port(running) -> int:
+    return running.port
 
 
 @pytest.fixture
@@ -46,16 +57,31 @@ def test_a_payload_is_published_and_consumed(run, queue):
     assert run("consume", queue, "--drain").stdout == ""
 
 
-def test_consuming_says_when_it_makes_the_queue(run, queue):
+def test_consuming_makes_a_queue_only_when_told(run, queue):
     first = run("consume", queue, "--drain")
-    assert (first.exit_code, first.stdout) == (0, "")
-    assert first.stderr == f"vibemq: there was no queue {queue}: it is created\n"
-    assert run("consume", queue, "--drain").stderr == ""
+    assert (first.exit_code, first.stdout) == (1, "")
+    assert f"Queue '{queue}' does not exist. (QUEUE_NOT_FOUND)" in first.stderr
+    assert "--create" in first.stderr
+    assert queue not in run("queues", "list").stdout
+    made = run("consume", queue, "--drain", "--create")
+    assert (made.exit_code, made.stdout, made.stderr) == (0, "", "")
+    assert run("consume", queue, "--drain").exit_code == 0
+
+
+def test_a_stream_is_not_consumed_but_read(url, streams_port, run, queue):
+    with StreamsConnection.connect("127.0.0.1", streams_port) as connection:
+        connection.create(queue)
+    refused = run("consume", queue, "--drain")
+    assert refused.exit_code == 1
+    assert f"'{queue}' is a stream, not a queue" in refused.stderr
+    assert "vibemq streams tail" in refused.stderr
+    assert run("consume", queue, "--drain", "--create").exit_code == 0
+    assert json.loads(run("queues", "info", queue, "--json").stdout)["max_messages"] == 0
 
 
 def test_a_publisher_that_is_interrupted_says_how_many_messages_the_broker_has(url, queue):
     with connect(url) as client:
-        consumer = client.consume(queue)
+        consumer = client.consume(queue, create=True)
         consumer.open()
         command = [sys.executable, "-m", "vibemq.cli", "publish", queue, "1", "--count", "1000000", "--rate", "200"]
         # Tests that run in the background of a shell ignore the signal, and their children would with them.
@@ -94,7 +120,15 @@ def test_json_shows_all_of_a_message(run, queue):
     (line,) = run("consume", queue, "--drain", "--json").stdout.splitlines()
     message = json.loads(line)
     assert len(message.pop("id")) == 32
+    assert message.pop("stored")  # tests/client/test_native_moving.py reads it
     assert message == {"headers": {"k": "v=w", "priority": "High"}, "attempts": 1, "payload": [1]}
+
+
+def test_a_line_that_is_no_whole_message_is_told_in_plain_words(run, queue):
+    for line, said in (('{"pay": 3}', "there is no 'payload' in it"), ("oops", "Expecting value"), ("[]", "had []")):
+        told = run("publish", queue, "--json", input=line + "\n").stderr
+        assert told.startswith("vibemq: line 1: needed an object") and said in told
+        assert "Error(" not in told
 
 
 def test_no_ack_leaves_the_messages(run, queue):
@@ -247,6 +281,28 @@ def test_a_password_may_be_the_first_line(run, queue):
     assert result.stdout == f"published 2 messages to queue {queue}\n"
 
 
+def test_a_password_is_for_the_user_in_the_url(url, run, queue):
+    named = url.replace("vibemq://", "vibemq://bob@")
+    result = run("publish", queue, "--url", named, "--password-stdin", input="secret\n1\n")
+    assert result.stdout == f"published 1 message to queue {queue}\n"
+    assert json.loads(run("consume", queue, "--json", "--drain").stdout)["payload"] == 1
+
+
+def test_consuming_ends_at_once_when_nobody_reads_on(url, run, queue):
+    run("publish", queue, "1")
+    command = [sys.executable, "-m", "vibemq.cli", "consume", queue, "--url", url]
+    consumer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True)
+    try:
+        assert consumer.stdout.readline() == "1\n"
+        consumer.stdout.close()  # as head -1 does; no further message comes
+        assert consumer.wait(60) == 0
+        assert consumer.stderr.read() == ""
+    finally:
+        consumer.kill()
+        consumer.wait()
+        consumer.stderr.close()
+
+
 def test_a_terminal_sees_progress_and_standard_output_does_not(url, queue):
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "vibemq.cli", "publish", queue, "1", "--count", "500", "--url", url]
@@ -258,3 +314,39 @@ def test_a_terminal_sees_progress_and_standard_output_does_not(url, queue):
     os.close(ours)
     assert done.stdout == f"published 500 messages to queue {queue}\n"
     assert b"500/500" in shown
+
+
+def test_options_of_a_queue_are_altered_and_its_messages_stay(run, queue):
+    assert run("queues", "create", queue, "--max-messages", "3").exit_code == 0
+    assert run("publish", queue, "1", "--count", "3").exit_code == 0
+    altered = run("queues", "alter", queue, "--max-messages", "9", "--ttl", "3600", "--no-dead-letter", "--json")
+    assert json.loads(altered.stdout) == {"queue": queue, "result": "altered"}
+    assert run("publish", queue, "2", "--count", "3").exit_code == 0
+    info = json.loads(run("queues", "info", queue, "--json").stdout)
+    wanted = {"messages": 6, "max_messages": 9, "message_ttl_ms": 3_600_000, "dropped": 0, "dead_letter_queue": None}
+    assert {key: info[key] for key in wanted} == wanted
+    assert run("queues", "alter", queue, "--reset", "max_messages", "--reset", "message_ttl_ms").exit_code == 0
+    info = json.loads(run("queues", "info", queue, "--json").stdout)
+    assert (info["max_messages"], info["message_ttl_ms"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "no option to change was given"),
+        (("--mode", "priority_based"), "the mode of a queue cannot change while it lives: make another queue"),
+        (("--durability", "disk"), "the durability of a queue cannot change"),
+        (("--max-messages", "1", "--reset", "max_messages"), "--reset max_messages contradicts"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_altered_is_refused_with_what_to_do(run, queue, options, said):
+    refused = run("queues", "alter", queue, *options)
+    assert refused.exit_code == 2
+    assert said in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_a_queue_that_is_not_there_cannot_be_altered(run, queue):
+    refused = run("queues", "alter", queue, "--attempts", "2")
+    assert refused.exit_code == 1
+    assert "QUEUE_NOT_FOUND" in refused.stderr

@@ -104,10 +104,10 @@ def test_who_may_see_nothing_is_not_told_that_there_is_nothing(run, user):
     assert run(user, "queues", "list", "--json").stdout == "[]\n"
 
 
-def test_a_consumer_who_may_only_subscribe_is_told_when_the_queue_is_made(run, user, granted):
+def test_a_consumer_who_may_only_subscribe_is_told_that_there_is_no_queue(run, user, granted):
     granted("Subscribe")
-    assert "there was no queue" in run(user, "consume", f"{user}-q", "--drain").stderr
+    assert "does not exist" in run(user, "consume", f"{user}-q", "--drain").stderr
+    assert run(user, "consume", f"{user}-q", "--drain", "--create").stderr == ""
     assert run(user, "consume", f"{user}-q", "--drain").stderr == ""
     refused = run(user, "consume", "of-another", "--drain")
     assert "lacks the permission Subscribe" in refused.stderr
-    assert "is created" not in refused.stderr

@@ -75,7 +75,7 @@ def test_a_message_that_is_given_back_comes_again_and_ends_in_the_dead_letters(c
         second = next(consumer)
         assert second.attempts == 2
         second.nack()
-        dead = next(client.consume(client.queue_info("failing").dead_letter_queue))
+        dead = next(client.consume(client.queue_info("failing").dead_letter_queue, create=True))
     assert dead.payload == "poison"
     assert dead.headers["x-original-queue"] == "failing"
 
@@ -114,7 +114,7 @@ def test_two_clients_share_the_work(url, client):
         return handle
 
     with connect(url) as other:
-        client.subscribe("shared", handler("a"), prefetch=1)
+        client.subscribe("shared", handler("a"), prefetch=1, create=True)
         other.subscribe("shared", handler("b"), prefetch=1)
         client.publish_many("shared", range(200))
         with news:

@@ -52,7 +52,8 @@ def test_connect_says_who_we_are_and_what_we_know(server):
     assert frame.headers["authUsername"] == "ada"
     assert frame.headers["authPassword"] == "s cret"
     assert frame.headers["supported-compression"] == "brotli,gzip"
-    assert frame.headers["features"] == "nack,purge,dedup"
+    assert frame.headers["features"] == "nack,purge,stored,alter,dedup"
+    assert frame.headers["vibemq-client"] == client._engine.core.prefix.decode()
     assert frame.headers["clientVersion"].startswith("vibemq-python/")
     assert server.await_frames(Command.DISCONNECT)
 
@@ -88,7 +89,7 @@ def test_a_server_that_never_answers_is_given_up(server):
     ("answer", "told"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an HTTP server answers there, not a broker's native door"),
-        (b"AMQP\x00\x00\x09\x01", "something else than a broker's native door answers there: body size"),
+        (b"AMQP\x00\x00\x09\x01", "something else answers there, not a broker's native door: body size"),
     ],
     ids=["http", "amqp"],
 )
@@ -247,7 +248,7 @@ def test_an_error_code_that_nobody_knows_is_a_failed_request(server, client):
 def test_a_publish_without_an_answer_is_given_up_and_forgotten(server):
     server.replies[Command.PUBLISH] = lambda connection, frame: []
     with connect(server.url, command_timeout_s=0.05) as client:
-        with pytest.raises(TimeoutExceeded, match="1 messages were not acknowledged"):
+        with pytest.raises(TimeoutExceeded, match="1 message was sent, and not acknowledged"):
             client.publish("q", 1, id="x")
         assert client._engine.core.in_flight == 0
 
@@ -382,7 +383,7 @@ def test_messages_are_handed_out_and_acknowledged(server, client):
     message.nack()
     (ack,) = server.await_frames(Command.ACK)
     assert (ack.id, ack.queue) == (b"m1", "q")
-    assert server.of(Command.SUBSCRIBE)[0].headers == {"prefetch": "7"}
+    assert server.of(Command.SUBSCRIBE)[0].headers == {"prefetch": "7", "vibemq-create": "false"}
     client.list_queues()
     assert len(server.of(Command.ACK)) == 1
     assert server.of(Command.NACK) == []
@@ -466,13 +467,16 @@ def test_iteration_ends_when_the_client_is_closed(server):
     assert list(consumer) == []
 
 
-def test_a_queue_has_one_subscription_in_a_client(client):
-    consumer = client.consume("q")
-    consumer.open()
-    with pytest.raises(UserError, match="subscribed to it already"):
-        client.consume("q").open()
-    consumer.close()
+def test_a_further_consumer_of_a_queue_has_a_connection_of_its_own_while_the_first_is_there(server, client):
+    first, second = client.consume("q"), client.consume("q")
+    first.open()
+    second.open()
+    assert len(server.connections) == 2
+    second.close()
+    assert len(server.await_frames(Command.DISCONNECT)) == 1
+    first.close()
     client.consume("q").open()
+    assert len(server.of(Command.CONNECT)) == 2
 
 
 def test_a_refused_subscription_is_an_error(server, client):
@@ -538,6 +542,27 @@ def test_queues_are_made_described_listed_purged_and_deleted(server, client):
     client.delete_queue("q")
     with pytest.raises(QueueNotFound, match="there is no queue q"):
         client.queue_info("q")
+
+
+def test_a_queue_that_is_not_there_cannot_be_deleted_unless_it_need_not_be_there(server, client):
+    with pytest.raises(QueueNotFound, match="there is no queue typo to delete") as raised:
+        client.delete_queue("typo")
+    assert "missing_ok=True" in raised.value.hint
+    client.delete_queue("typo", missing_ok=True)
+    server.replies[Command.DELETE_QUEUE] = lambda connection, frame: connection.refuse(frame, ErrorCode.QUEUE_NOT_FOUND)
+    client.delete_queue("typo", missing_ok=True)
+    with pytest.raises(QueueNotFound):
+        client.delete_queue("typo")
+
+
+def test_who_may_not_ask_for_a_queue_sees_in_the_list_whether_it_is_there(server, client):
+    client.create_queue("q")
+    server.replies[Command.QUEUE_INFO] = lambda connection, frame: connection.refuse(frame, ErrorCode.NOT_AUTHORIZED)
+    with pytest.raises(NotAuthorized):
+        client.queue_info("q")
+    client.delete_queue("q")
+    with pytest.raises(QueueNotFound):
+        client.delete_queue("q")
 
 
 def test_an_error_for_a_missing_queue_is_understood_too(server, client):

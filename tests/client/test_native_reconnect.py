@@ -111,7 +111,9 @@ def test_subscriptions_and_declarations_are_made_again(server):
         assert next(consumer).payload == 5
         assert server.queues["a"].options.mode == DeliveryMode.PRIORITY_BASED
         assert "b" in server.queues
-        assert [frame.headers for frame in server.of(Command.SUBSCRIBE)] == [{"prefetch": "3"}] * 2
+        assert [frame.headers for frame in server.of(Command.SUBSCRIBE)] == [
+            {"prefetch": "3", "vibemq-create": "false"}
+        ] * 2
     assert states.names() == ["connecting", "connected", "reconnecting", "connected", "closed"]
 
 
@@ -119,7 +121,7 @@ def test_a_conflict_while_reconnecting_is_ignored(server):
     states = States()
     with connect(server.url, on_connection=states, **QUICK) as client:
         client.declare_queue("a", mode="round_robin", on_conflict="override")
-        client.delete_queue("b")
+        client.delete_queue("b", missing_ok=True)
         server.queues["a"].options = QueueOptions(mode=DeliveryMode.FAN_OUT_WITH_ACK)
         server.drop()
         states.await_state("connected", 2)
@@ -182,15 +184,17 @@ def test_a_silent_server_is_left(server):
     assert "not even the answer to a ping" in str(states.seen[2][1])
 
 
-def test_giving_up_is_told_to_all_who_wait(server):
+def test_giving_up_is_told_to_all_who_wait(server, caplog):
     states = States()
     client = connect(server.url, on_connection=states, reconnect_max_attempts=2, **QUICK)
     consumer = client.consume("q")
     consumer.open()
     server.replies[Command.PUBLISH] = lambda connection, frame: connection.transport.abort() or []
     server.accepting = False
-    with pytest.raises(ConnectionClosed, match="given up after 2 attempts"):
+    with pytest.raises(ConnectionClosed, match="given up after 2 attempts") as told:
         client.publish("q", 1)
+    assert str(told.value).count(server.url.removeprefix("vibemq://")) == 1, "the address, once"
+    assert [line.getMessage().count(server.url.removeprefix("vibemq://")) for line in caplog.records] == [1, 1]
     with pytest.raises(ConnectionClosed, match="given up"):
         next(consumer)
     with pytest.raises(ConnectionClosed, match="given up"):

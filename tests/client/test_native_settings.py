@@ -21,7 +21,6 @@ from vibemq.protocols.native.spec import DeliveryMode, OverflowStrategy
         ("host=;USERNAME=u;Password=p", Settings(user="u", password="p")),
         (r'Host=h;Username=u;Password="a;b=\"c\\d\;"', Settings(host="h", user="u", password='a;b="c\\d;')),
         ("Host=h;queues=a, b,;", Settings(host="h", queues=("a", "b"))),
-        ("Host=h;tls;unknown=1", Settings(host="h")),
     ],
 )
 def test_both_forms_are_read(text, expected):
@@ -34,28 +33,59 @@ def test_both_forms_are_read(text, expected):
     [
         ("tls", "YES", "tls", True),
         ("useTls", "1", "tls", True),
-        ("tls", "on", "tls", False),
+        ("tls", "on", "tls", True),
+        ("tls", "off", "tls", False),
         ("skipCertValidation", "true", "skip_cert_validation", True),
         ("keepAlive", "5", "keep_alive_s", 5),
         ("keepAliveInterval", "6", "keep_alive_s", 6),
-        ("keepAlive", "0", "keep_alive_s", 30),
-        ("keepAlive", "soon", "keep_alive_s", 30),
         ("commandTimeout", "3", "command_timeout_s", 3),
         ("compression", "none", "compression", ()),
         ("compression", "GZip,brotli", "compression", ("gzip", "brotli")),
         ("compression", "zstd", "compression", ("zstd",)),
         ("compressionThreshold", "0", "compression_threshold_bytes", 0),
-        ("compressionThreshold", "-1", "compression_threshold_bytes", 1024),
         ("reconnectMaxAttempts", "4", "reconnect_max_attempts", 4),
         ("reconnectMaxAttempts", "-4", "reconnect_max_attempts", 0),
         ("reconnectInitialDelay", "2", "reconnect_initial_delay_s", 2),
         ("reconnectMaxDelay", "9", "reconnect_max_delay_s", 9),
+        ("reconnectInitialDelay", "0.1", "reconnect_initial_delay_s", 0.1),
+        ("reconnectMaxDelay", "0.25", "reconnect_max_delay_s", 0.25),
+        ("commandTimeout", "1.5", "command_timeout_s", 1.5),
         ("reconnectExponentialBackoff", "false", "reconnect_exponential_backoff", False),
+        ("streamsPort", "5552", "streams_port", 5552),
         ("QUEUES", "a,b", "queues", ("a", "b")),
     ],
 )
 def test_every_option_is_read_in_both_forms(form, key, value, field, expected):
     assert getattr(parse(form.format(key, value)), field) == expected
+
+
+@pytest.mark.parametrize("form", ["vibemq://u:secret@localhost/?{}={}", "Host=localhost;{}={}"])
+@pytest.mark.parametrize(
+    ("key", "value", "needed"),
+    [
+        ("tls", "ture", "true or false"),
+        ("skipCertValidation", "", "true or false"),
+        ("keepAlive", "0", "a whole number from 1 on"),
+        ("keepAlive", "soon", "a whole number"),
+        ("keepAlive", "1.5", "a whole number"),
+        ("compression", "gzip,lzma", "none, or some of"),
+        ("compression", "", "none, or some of"),
+        ("compressionThreshold", "-1", "a whole number from 0 on"),
+        ("reconnectMaxAttempts", "many", "a whole number"),
+        ("reconnectMaxDelay", "inf", "a number of seconds"),
+        ("reconnectMaxDelay", "nan", "a number of seconds"),
+        ("reconnectMaxDelay", "-0.5", "a number of seconds"),
+        ("reconnectInitialDelay", "1s", "a number of seconds"),
+        ("commandTimeout", "0.0", "more than 0 seconds"),
+        ("streamsPort", "70000", "a port from 1 to 65535"),
+    ],
+)
+def test_a_value_that_cannot_be_is_an_error_that_names_the_option(form, key, value, needed):
+    with pytest.raises(ConfigError) as caught:
+        parse(form.format(key, value))
+    assert str(caught.value).startswith(f"connection string: {key}: needed {needed}")
+    assert str(caught.value).endswith(f"had {value!r}")
+    assert "leave the option out" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -68,6 +98,7 @@ def test_every_option_is_read_in_both_forms(form, key, value, field, expected):
         ("vibemq://h:0", "port"),
         ("vibemq://h:x", "port"),
         ("vibemq://h?tls", "key=value"),
+        ("Host=h;tls", "Key=value, had 'tls'"),
         ("amqp://h", "needed vibemq://"),
         ("Host=h;Port=65536", "port"),
         ("vibemq://u@h", "user name and a password"),
@@ -94,6 +125,12 @@ def test_another_scheme_or_none_is_answered_with_what_may_have_been_meant(text, 
         parse(text)
     assert caught.value.hint == f"Did you mean {meant}?"
     assert "secret" not in str(caught.value)
+
+
+def test_a_url_of_the_streams_door_is_told_that_it_is_one():
+    with pytest.raises(ConfigError) as caught:
+        parse("rabbitmq-stream://h:5552")
+    assert caught.value.hint == "Did you mean vibemq://h? That is a URL for what uses streams only."
 
 
 def test_arguments_win_and_unknown_ones_are_errors():

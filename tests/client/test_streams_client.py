@@ -24,6 +24,7 @@ from vibemq.errors import (
     ConnectionClosed,
     LimitExceeded,
     ProtocolError,
+    PublishTimeout,
     RequestFailed,
     StreamExists,
     StreamNotFound,
@@ -221,6 +222,14 @@ def test_nonsense_breaks_the_connection_with_an_explanation(server, garbage):
             connection.create("t")
 
 
+def test_an_http_server_at_the_place_of_a_broker_is_told_apart_with_its_address(server):
+    server.replies[Key.PEER_PROPERTIES] = lambda connection, request: [b"HTTP/1.1 400 Bad Request\r\n\r\n"]
+    with pytest.raises(ProtocolError, match="an HTTP server answers there, not a broker's streams door") as caught:
+        connect(server)
+    assert str(caught.value).startswith(f"127.0.0.1:{server.port}: ")
+    assert "HTTP is spoken by the management API" in caught.value.hint
+
+
 def test_a_consumer_update_is_answered(server):
     update = codec.encode_server_frame(Key.CONSUMER_UPDATE, correlation_id=7, subscription_id=0, active=1)
     server.replies[Key.CREATE] = lambda connection, request: [
@@ -387,8 +396,9 @@ def test_the_window_is_never_exceeded(server):
     with connect(server, timeout_s=0.3) as connection:
         connection.create("s")
         publisher = connection.publisher("s", unconfirmed_max=10)
-        with pytest.raises(TimeoutExceeded, match="publishing to stream s"):
+        with pytest.raises(PublishTimeout, match="publishing to stream s") as raised:
             publisher.publish([b"x"] * 30)
+        assert (raised.value.unsent, raised.value.unanswered) == (20, 10)
         assert publisher.unconfirmed == sum(len(request.messages) for request in held) == 10
         with pytest.raises(TimeoutExceeded, match="waiting for 10 confirms"):
             publisher.flush(0.1)

@@ -80,7 +80,7 @@ def native_publish(served: Running, queue: str, messages: Sequence[Message]) -> 
 
 
 def native_consume(served: Running, queue: str, count: int) -> list[Message]:
-    with native_client(served) as client, client.consume(queue, timeout_s=DEADLINE_S) as consumer:
+    with native_client(served) as client, client.consume(queue, create=True, timeout_s=DEADLINE_S) as consumer:
         found = []
         for _ in range(count):
             message = next(consumer)
@@ -91,7 +91,7 @@ def native_consume(served: Running, queue: str, count: int) -> list[Message]:
 
 def native_leave(served: Running, queue: str) -> None:
     """Takes a message and goes without having settled it."""
-    with native_client(served) as client, client.consume(queue, timeout_s=DEADLINE_S) as consumer:
+    with native_client(served) as client, client.consume(queue, create=True, timeout_s=DEADLINE_S) as consumer:
         next(consumer)
 
 

@@ -32,12 +32,14 @@ NAMES = {
     "super_stream": SUPER_STREAM,
     "name": SUPER_STREAM,
     "reference": "fuzz",
+    "first": "",
     "mechanism": "PLAIN",
 }
 FIELDS = {  # of the types that are not numbers
     "nullable_string": "value",
     "bytes": b"\0guest\0guest",
     "map": {"name": "group", "single-active-consumer": "true", "filter.0": "value", "max-age": "1h"},
+    "map_to_end": {"name": "group", "single-active-consumer": "true", "filter.0": "value", "max-age": "1h"},
     "array<string>": [STREAM, f"{SUPER_STREAM}-0"],
     "entry": b"a message",
     "offset_type": OffsetType.OFFSET,
@@ -67,7 +69,7 @@ SEEDS = [
     *GOLDEN,
     *(
         whole(command, version)
-        for command in spec.COMMANDS
+        for command in spec.COMMANDS + spec.EXTENSIONS
         if "client" in command.sent_by
         for version in command.versions
     ),

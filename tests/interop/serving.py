@@ -69,7 +69,7 @@ class Served:
 def vibemq(folder: Path) -> Iterator[Served]:
     """With a superuser, so that nobody is let in as guest."""
     options = {"native.superuser_name": USER, "native.superuser_password": PASSWORD}
-    options |= {"streams.tls_port": "0", "signalr.tls_port": "0"}
+    options |= {"streams.tls_port": "0", "signalr.tls_port": "0", "micromsg2.tls_port": "0"}
     why = "" if shutil.which("openssl") else "openssl is not installed, to make a certificate with"
     if not why:
         options |= certificates(folder)

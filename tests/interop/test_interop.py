@@ -103,6 +103,14 @@ def test_what_was_published_already_is_not_published_again(run, served, client, 
     assert numbered(run.consume(client, stream, 15)) == expected(client, range(15))
 
 
+def test_duplicates_in_a_frame_do_not_stop_the_rust_client(run, served, stream):
+    """It gives up at a confirm that names an id twice, with whatever that still had to say."""
+    said = run("rust", "publish", stream=stream, count=20, reference="writer", twice=1).finish()
+    assert said == [{"event": "confirmed", "count": 20}]
+    with served.connect() as connection:
+        assert sum(chunk.records for chunk in connection.read_chunks(stream, 0)) == 20
+
+
 @pytest.mark.line("offset tracking")
 def test_the_next_run_goes_on_where_the_last_one_stored(run, client, stream):
     run.publish(client, stream, 10)

@@ -19,11 +19,11 @@ def test_an_answer_bears_the_id_of_its_command_and_answers_keep_the_order_of_com
 
 
 def test_names_and_keys_match_in_any_case_and_values_are_percent_encoded(peer):
-    text = b"CREATE;Destination=caf%c3%a9%2Cx%3By,ID=a%2c%3b;"
+    text = b"CREATE;Destination=caf%c3%a9%2Dx%5Fy,ID=a%2c%3b;"
     peer.write(bytes([1, len(text)]), text)
     frame = peer.next()
     assert (frame.name, dict(frame.pairs)) == ("ok", {"id": "a,;", "created": "true"})
-    assert peer.tell("info", destination="café,x;y")["destination"] == "queue/café,x;y"
+    assert peer.tell("info", destination="café-x_y")["destination"] == "queue/café-x_y"
 
 
 @pytest.mark.parametrize("alias", ["destination", "queue", "to", "name"])
@@ -238,7 +238,7 @@ def test_delete_takes_messages_and_subscriptions_along(peer, other, name):
 
 
 def test_list_names_queues_in_order_and_by_pattern(peer, name):
-    queues = [f"{name}-{suffix}" for suffix in ("b", "Z", "a", "ä", "x,y;z", "10")]
+    queues = [f"{name}-{suffix}" for suffix in ("b", "Z", "a", "ä", "x.y_z", "10")]
     for queue in queues:
         peer.create(queue)
     answer = peer.tell("list", pattern=f"{name.upper()}-*")
@@ -314,3 +314,20 @@ def test_commands_are_acted_upon_in_their_place_among_messages(served, name):
         peer.acked(50)
         for at in range(50):
             assert peer.info(f"{name}-{at}")["messages"] == 1
+
+
+@pytest.mark.parametrize(
+    ("destination", "meant"),
+    [
+        ("queues/orders", "'queue/orders' was probably meant"),
+        ("Topics/orders", "'topic/orders' was probably meant"),
+        ("/orders", "'queue/orders' was probably meant"),
+        ("a/b", "its destination is queue/NAME or topic/NAME"),
+        ("queue/a b", "its destination is queue/NAME or topic/NAME"),
+    ],
+)
+def test_a_name_that_no_other_door_could_bear_makes_no_queue(peer, destination, meant):
+    assert peer.refused(destination) == "INVALID_NAME"
+    for command in ("create", "subscribe"):
+        refused = peer.ask(command, destination=destination)
+        assert refused["reply"] == "error" and refused["code"] == "INVALID_NAME" and meant in refused["text"]

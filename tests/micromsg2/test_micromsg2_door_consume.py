@@ -166,6 +166,12 @@ def test_one_window_is_shared_by_all_subscriptions_of_a_connection(served, peer,
         assert len(got) == 7
 
 
+def test_a_prefetch_of_any_size_is_a_number(peer, other, name):
+    fill(other, name, 5)
+    peer.subscribe(name, prefetch=99999999999999999999)
+    assert peer.delivers(5) == numbers(0, 5)
+
+
 def test_prefetch_bounds_what_one_subscription_has_in_flight(peer, other, name):
     fill(other, name, 5)
     peer.subscribe(name, prefetch=2)

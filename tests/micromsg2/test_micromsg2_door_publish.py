@@ -133,7 +133,7 @@ def test_a_destination_that_cannot_be_is_refused_and_the_connection_goes_on(peer
 
 def test_names_may_be_utf8_and_255_bytes_long(peer, other, name):
     long = name + "x" * (255 - len(name))
-    for destination in (f"заказы/{name}", long, f"topic/{name}-{'y' * 200}"):
+    for destination in (f"заказы-{name}", long, f"topic/{name}-{'y' * 200}"):
         other.subscribe(destination)
         peer.publish(destination)
         assert other.deliver().destination.decode() == destination

@@ -5,11 +5,13 @@ Its observed conversations are played against the broker byte for byte; the rest
 """
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
-from micromsg2_peer import ExtensionFrame, Message, Micromsg2Peer, connected, wait_until
-from running import broker
+from micromsg2_peer import DEADLINE_S, ExtensionFrame, Message, Micromsg2Peer, connected, wait_until
+from running import broker, restartable
 
 from vibemq.protocols.micromsg2.codec import Handshake, decode_frame, decode_handshake, encode_message
 from vibemq.protocols.micromsg2.extensions import agree, lists_of
@@ -255,7 +257,7 @@ def test_it_gets_one_property_of_256_bytes_at_most(served, other, name):
 
 @pytest.mark.parametrize(("serializer", "most"), [("", 16_384), ("json;", 255)])
 def test_what_it_cannot_read_goes_to_the_dead_letters(served, other, name, serializer, most):
-    other.create(name, dead_letter=1)
+    other.create(name, dead_letter=1, attempts_max=1)
     extensions = f"{serializer}ack:MessagesPerAck=50,AckExpireTime=60000"
     with consumer(served, other, name, extensions) as reader:
         for size in (most, most + 1, 1):
@@ -271,3 +273,83 @@ def test_without_acknowledgements_it_is_served_as_well(served, other, name):
             other.publish(name, b"%d" % at)
         assert reader.delivers(5) == [b"%d" % at for at in range(5)]
         wait_until(lambda: other.info(name)["in-flight"] == 0, "all are settled")
+
+
+# ---- a restart ----
+
+AGAIN_S = 0.1  # before it connects again, so that the broker has the processor to start
+LOAD = 50  # messages acknowledged and consumed before it, and again afterwards
+
+
+class Load:
+    """Publishes and consumes in threads, each of which connects again when its connection has ended, and sends again
+    what was not acknowledged."""
+
+    def __init__(self, running):
+        self.running, self.ends, self.changed = running, False, threading.Condition()
+        self.acknowledged, self.consumed, self.broken = [], set(), []
+        self.threads = [threading.Thread(target=self.run, args=(use,)) for use in (self.publish, self.consume)]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self, use):
+        try:
+            while not self.ends:
+                try:
+                    use()
+                except (ConnectionError, TimeoutError):
+                    time.sleep(AGAIN_S)  # it has ended, or nobody listens now
+        except BaseException as why:
+            with self.changed:
+                self.broken.append(why)
+                self.changed.notify_all()
+            raise
+
+    def publish(self):
+        with sharp(self.running, HASTY) as peer:
+            while not self.ends:
+                peer.publish("q", b"%d" % len(self.acknowledged))
+                with self.changed:
+                    self.acknowledged.append(len(self.acknowledged))
+                    self.changed.notify_all()
+
+    def consume(self):
+        with sharp(self.running, f"{HASTY};x-subscribe:destination=q") as peer:
+            while not self.ends or self.missing():
+                payload = peer.deliver().payload
+                with self.changed:
+                    self.consumed.add(int(payload))
+                    self.changed.notify_all()
+
+    def missing(self):
+        return set(self.acknowledged) - self.consumed
+
+    def wait(self, holds):
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.broken or holds(), DEADLINE_S), "it is stranded"
+        assert not self.broken, self.broken
+
+    def goes_on(self):
+        """LOAD more are acknowledged, and consumed."""
+        enough = len(self.acknowledged) + LOAD
+        self.wait(lambda: len(self.acknowledged) >= enough and enough - 1 in self.consumed)
+
+    def end(self):
+        """All that was acknowledged is consumed."""
+        self.ends = True
+        self.threads[0].join(DEADLINE_S)
+        self.wait(lambda: not self.missing())
+
+
+def test_it_comes_back_after_an_orderly_restart_under_load_and_nothing_acknowledged_is_lost(tmp_path):
+    with restartable(tmp_path / "data") as broker:
+        load = Load(broker.running)
+        try:
+            load.goes_on()
+            broker.restart()
+            load.goes_on()
+            load.end()
+        finally:
+            load.ends = True
+    for thread in load.threads:
+        thread.join(DEADLINE_S)

@@ -2,6 +2,7 @@
 """The end of a broker as its peers see it: time to finish, a word, and nothing acknowledged that is not there later."""
 
 import contextlib
+import itertools
 
 import pytest
 from micromsg2_peer import USUAL, ExtensionFrame, Message, Micromsg2Peer, code, connected, wait_until
@@ -132,3 +133,18 @@ def test_messages_that_wait_before_a_full_queue_are_not_acknowledged(tmp_path):
         peer.subscribe("q")
         assert isinstance(peer.deliver(), Message)
         wait_until(lambda: peer.info("q") == {"messages": 0, "in-flight": 0, "consumers": 1}, "there is no other")
+
+
+def test_a_peer_that_publishes_without_end_does_not_keep_the_broker(tmp_path):
+    """With durability `disk` there is nearly always something that waits for a sync."""
+    hour = ("--shutdown-timeout", "3600")
+    with broker(tmp_path, *hour) as running, connected(running, "batch-ack:max-count=100;x-reply") as peer:
+        peer.create("q", max_messages=0, durability="disk")
+        messages = [peer.message("q", b"1") for _ in range(100)]
+        with contextlib.suppress(ConnectionError):
+            for turn in itertools.count():
+                peer.write(*messages)
+                peer.next()
+                if turn == 1:
+                    running.process.terminate()
+        stopped(running)

@@ -458,3 +458,20 @@ def test_a_superusers_password_that_is_too_short_is_no_start(tmp_path):
     )  # fmt: skip
     assert done.returncode != 0
     assert "superuser" in done.stderr
+
+
+def test_altering_a_queue_needs_what_deleting_it_and_making_it_anew_needs(guarded, root, user):
+    queue = f"{user}.q"
+    root.create(queue)
+    with logged_in(guarded, user, "pw", features="alter") as peer:
+
+        def altered(payload):
+            return peer.ask(Command.ALTER_QUEUE, queue=queue, payload=payload).error_message
+
+        for operation, missing in (("CreateQueue", "DeleteQueue"), ("DeleteQueue", "CreateQueue")):
+            grant(root, user, queue, operation)
+            assert altered(b'{"maxQueueSize":5}').endswith(f"lacks the permission {missing} for queue '{queue}'.")
+        grant(root, user, queue, "CreateQueue", "DeleteQueue")
+        assert not altered(b'{"maxQueueSize":5}')
+        assert altered(b'{"enableDeadLetterQueue":true}').endswith(f"permission Publish for queue '{queue}.dlq'.")
+    assert root.info(queue)["maxSize"] == 5

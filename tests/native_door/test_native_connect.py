@@ -211,5 +211,5 @@ def test_every_number_that_is_no_command_is_unknown(served, name, features):
 
 @pytest.mark.parametrize("command", [rule.command for rule in COMMANDS if rule.needs_queue])
 def test_a_command_on_a_queue_needs_the_queue_field(served, command):
-    with connected(served, features="nack,purge") as peer:
+    with connected(served, features="nack,purge,stored,alter") as peer:
         assert peer.refused(command, payload=b"{}") == "INVALID_QUEUE"

@@ -23,7 +23,7 @@ def test_a_queue_is_made_once(served, name, text):
             assert peer.refused(Command.CREATE_QUEUE, **again) == "QUEUE_EXISTS"
         else:
             assert peer.ask(Command.CREATE_QUEUE, **again).type == Command.CREATE_QUEUE
-        assert peer.info(name)["maxSize"] == 10_000, "the options of the second one are ignored"
+        assert peer.info(name)["maxSize"] == 0, "the options of the second one are ignored"
 
 
 DECLARED = {
@@ -340,12 +340,19 @@ def test_a_queue_that_said_nothing_follows_the_configuration_and_one_that_did_do
         assert peer.ask(Command.CREATE_QUEUE, queue="null", payload=b"null").type == Command.CREATE_QUEUE
         headers = {"maxQueueSize": "11"}
         assert peer.ask(Command.CREATE_QUEUE, queue="said", headers=headers).type == Command.CREATE_QUEUE
-        peer.create("dotnet", mode=0)
-        expected = {"silent": (11, 4), "null": (11, 4), "said": (11, 4), "dotnet": (10_000, 3)}
+        peer.create("dotnet", mode=0, maxQueueSize=10_000)
+        peer.create("ours", mode=0)
+        expected = {"silent": (11, 4), "null": (11, 4), "said": (11, 4), "dotnet": (10_000, 3), "ours": (11, 3)}
         assert sizes(peer) == expected
     second = ("--set", "queues.max_messages=12", "--set", "queues.attempts_max=5")
     with broker(tmp_path, *second, workers=1) as running, connected(running) as peer:
-        assert sizes(peer) == {"silent": (12, 5), "null": (12, 5), "said": (11, 5), "dotnet": (10_000, 3)}
+        assert sizes(peer) == {
+            "silent": (12, 5),
+            "null": (12, 5),
+            "said": (11, 5),
+            "dotnet": (10_000, 3),
+            "ours": (12, 3),
+        }
 
 
 def sizes(peer):

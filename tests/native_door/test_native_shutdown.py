@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a broker as its clients see it: a word, time to finish, and nothing confirmed that is not there later."""
 
+import contextlib
 import signal
+import threading
 
 import pytest
 from native_peer import NativePeer, connected
@@ -95,3 +97,25 @@ def test_every_publish_that_was_confirmed_while_stopping_is_there_afterwards(tmp
     with broker(tmp_path) as running, connected(running) as peer:
         peer.subscribe("q")
         assert peer.delivers(len(confirmed)) == confirmed
+
+
+def test_a_peer_that_publishes_without_end_does_not_keep_the_broker(tmp_path):
+    """With durability `disk` there is always something that waits for a sync."""
+    hour = ("--set", "store.durability=disk", "--shutdown-timeout", "3600")
+    with broker(tmp_path, *hour) as running, connected(running) as peer:
+        peer.create("q", maxQueueSize=0)
+        peer.publish("q")
+        publishing = threading.Thread(target=publish_on, args=(peer,))
+        publishing.start()
+        peer.expect(Command.PUBLISH_ACK)
+        stopping(running)
+        peer.rest()
+        stopped(running)
+        publishing.join(STOP_SECONDS_MAX)
+        assert not publishing.is_alive()
+
+
+def publish_on(peer):
+    with contextlib.suppress(ConnectionError):
+        while True:
+            peer.write(peer.frame(Command.PUBLISH, b"m", queue="q", payload=b"1"))

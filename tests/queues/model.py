@@ -34,6 +34,7 @@ class Copy:
 
     entry: Entry
     strikes: int = 0
+    inherited: bool = False  # and not given yet: nobody's once the entry is acknowledged
 
 
 @dataclass(eq=False)
@@ -157,7 +158,7 @@ class QueueModel:
             copy.entry.strikes = copy.strikes
             if self.consumers:
                 for consumer in self.consumers.values():
-                    consumer.returned.append(Copy(copy.entry, copy.strikes))
+                    consumer.returned.append(Copy(copy.entry, copy.strikes, inherited=True))
                     consumer.returned.sort(key=lambda copy: copy.entry.number)
             else:
                 self.waiting.append(copy.entry)
@@ -254,10 +255,18 @@ class QueueModel:
 
     def _fill(self, name: str, consumer: Consumer) -> None:
         while (consumer.returned or consumer.pending) and consumer.has_room:
-            self._give(name, consumer, (consumer.returned or consumer.pending).pop(0))
+            copy = (consumer.returned or consumer.pending).pop(0)
+            if copy.inherited and copy.entry.acked:
+                continue
+            if copy.inherited:  # with what has failed since, wherever that was
+                copy.strikes = max(copy.strikes, copy.entry.strikes)
+            copy.inherited = False
+            self._give(name, consumer, copy)
 
     def _give(self, name: str, consumer: Consumer, copy: Copy) -> None:
         copy.entry.attempts += 1
+        if self.is_fan_out:
+            copy.entry.strikes = copy.strikes
         if self.mode != FAN_OUT_WITHOUT_ACK:
             consumer.in_flight.append(copy)
         self.delivered.setdefault(name, []).append((copy.entry.number, copy.entry.attempts))

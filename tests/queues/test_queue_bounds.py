@@ -6,6 +6,8 @@ from datetime import datetime
 import pytest
 from queue_peer import Command, Refused, attempts, payload, payloads, wait_until
 
+from vibemq.protocols.native.codec import encode_frame
+
 DROP_OLDEST, DROP_NEWEST, BLOCK_PUBLISHER, REDIRECT_TO_DLQ = range(4)
 TTL_MS = 250
 MODES = range(4)
@@ -278,10 +280,10 @@ def test_redirect_puts_what_is_too_much_into_the_dead_letter_queue(connect, name
     publisher.create(name, maxQueueSize=2, overflowStrategy=REDIRECT_TO_DLQ, enableDeadLetterQueue=True)
     publisher.publish_all(name, range(6), own="kept")
     assert publisher.counts(name) == (2, 0)
-    await_messages(reader, name + ".dlq", 2)  # bounded as its source: the newest stay
+    await_messages(reader, name + ".dlq", 4)  # however small its source is
     reader.subscribe(name + ".dlq")
-    dead = reader.take(2)
-    assert payloads(dead) == [4, 5]
+    dead = reader.take(4)
+    assert payloads(dead) == [2, 3, 4, 5]
     for message in dead:
         assert message.headers["x-original-queue"] == name
         assert message.headers["own"] == "kept"
@@ -431,3 +433,18 @@ def test_deleting_under_load_hurts_no_connection(connect_to, name):
         publishers[round_ % 2].create(name)
     for peer in [*publishers, *consumers]:
         peer.ping()
+
+
+def test_what_is_redirected_is_answered_though_its_queue_is_deleted_meanwhile(connect, name):
+    peer = connect()
+    peer.create(name + ".dlq", durability="disk")  # a sync lies between the redirecting and its answer
+    peer.create(name, maxQueueSize=1, overflowStrategy=REDIRECT_TO_DLQ, enableDeadLetterQueue=True)
+    peer.publish(name, 0)
+    ids = [peer.fresh() for _ in range(20)]
+    frames = [encode_frame(Command.PUBLISH, id, queue=name, payload=b"1") for id in ids]
+    deleted = peer.fresh()
+    peer.send_all(*frames, encode_frame(Command.DELETE_QUEUE, deleted, queue=name))
+    for id in (*ids, deleted):
+        peer.answer(id)
+    assert peer.info(name) is None
+    peer.await_counts(name + ".dlq", 20)

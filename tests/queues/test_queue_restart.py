@@ -5,6 +5,8 @@ The rounds under load are in test_queue_kill.py; here each fact has a test of it
 """
 
 import contextlib
+import os
+import signal
 
 import pytest
 from queue_peer import (
@@ -417,3 +419,20 @@ def test_a_queue_that_was_handed_to_a_worker_that_forgot_it_is_found_again(tmp_p
             assert stays.take_acked(2) == [1, 2]
             stays.close()
             publisher.await_subscribers("q", 0)
+
+
+def test_what_comes_while_nobody_is_home_pushes_out_the_oldest(tmp_path, stack):
+    with broker(tmp_path, *SHORT) as running:
+        publisher = on_worker(running, 0, stack)
+        publisher.create("q", maxQueueSize=2)
+        consumer = on_worker(running, 1, stack)
+        consumer.subscribe("q", prefetch=1)  # the home is on its worker
+        publisher.publish("q", 0)
+        consumer.take(1)
+        home = worker_pid(running, 1)
+        os.kill(home, signal.SIGSTOP)
+        publisher.publish_all("q", range(1, 4))
+        kill(home)
+        publisher.await_counts("q", 2)
+        publisher.subscribe("q")
+        assert payloads(publisher.take(2)) == [2, 3]

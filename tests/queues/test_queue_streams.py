@@ -216,10 +216,10 @@ def test_what_a_stream_client_published_expires_and_dies_like_anything_else(stre
     reader.ack(*dead)
 
 
-def test_what_no_client_could_read_goes_to_the_dead_letter_queue_at_once(streams, connect, name):
+def test_what_as_many_consumers_as_attempts_could_not_be_given_goes_to_the_dead_letter_queue(streams, connect, name):
     """Binary grows by a third as base64: a large one no longer fits into a frame."""
     consumer = connect()
-    consumer.create(name, enableDeadLetterQueue=True)
+    consumer.create(name, enableDeadLetterQueue=True, maxRetryAttempts=1)
     publish(streams, name, [b"\xff" * 1_000_000, b"1"])
     consumer.subscribe(name)
     assert payload(consumer.delivery()) == 1

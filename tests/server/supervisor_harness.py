@@ -59,6 +59,7 @@ class Broker:
             "signalr__enabled": False,
             "micromsg2__enabled": False,
             "server__data_dir": str(self.data_dir),
+            "store__disk_free_min_bytes": 1_000_000,  # half of it is reserved, in each folder that pytest keeps
             **options,
         }
         sections: dict[str, list[str]] = {}

@@ -27,10 +27,13 @@ from vibemq.config import Config, Streams, Tls
 from vibemq.errors import ConfigError, SetupError
 from vibemq.net.certificates import Certificates
 from vibemq.net.connection import Connection
+from vibemq.net.room import Room
 from vibemq.protocols.streams.sasl import certificate_user
 from vibemq.server import listeners
 
 ECDSA_WITH_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")  # as an AlgorithmIdentifier
+
+NO_LOOP = SimpleNamespace(room=Room(1 << 20))
 
 
 @pytest.fixture(scope="module")
@@ -87,22 +90,66 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
         assert problem.value.hint, words
 
 
-def test_it_is_said_that_revoked_certificates_are_accepted(
+def test_a_list_of_revoked_certificates_is_announced_and_so_is_its_end(
     authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    issued, ca = authority.issue("revoking"), Path(authority.certificate)
-    key = serialization.load_pem_private_key(Path(authority.own.key).read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    now = datetime.datetime.now(datetime.UTC)
-    revoked = x509.CertificateRevocationListBuilder().last_update(now).next_update(now + datetime.timedelta(9))
-    revoked = revoked.issuer_name(x509.load_pem_x509_certificate(ca.read_bytes()).subject)
-    crl = revoked.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    options = {"certificate": issued.certificate, "key": issued.key, "verify": "required"}
-    Certificates(convert({**options, "client_ca": str(ca)}, Tls))
-    assert "revoked" not in caplog.text
-    (tmp_path / "with_crl.pem").write_bytes(ca.read_bytes() + crl)
-    Certificates(convert({**options, "client_ca": str(tmp_path / "with_crl.pem")}, Tls))
-    assert "with_crl.pem' has lists of revoked certificates, which are not looked at" in caplog.text
+    issued, thief = authority.issue("revoking"), authority.issue("thief")
+    good = {"certificate": issued.certificate, "key": issued.key, "verify": "required"}
+    (tmp_path / "list.pem").write_bytes(authority.revoked(thief))
+    (tmp_path / "both.pem").write_bytes(Path(authority.certificate).read_bytes() + authority.revoked(thief, days=5))
+    (tmp_path / "ended.pem").write_bytes(authority.revoked(thief, days=0.5))
+    with caplog.at_level(logging.INFO):
+        Certificates(convert({**good, "client_ca": authority.certificate}, Tls))
+        assert "revoked" not in caplog.text
+        separate = {**good, "client_ca": authority.certificate, "client_crl": str(tmp_path / "list.pem")}
+        Certificates(convert(separate, Tls))
+        assert f"CN=authority has revoked 1 certificates, says {tmp_path / 'list.pem'}" in caplog.text
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        Certificates(convert({**good, "client_ca": str(tmp_path / "both.pem")}, Tls))
+        assert "the list of certificates revoked by CN=authority ends on" in caplog.text
+        assert "in 3 days: after that the client certificates of that authority are refused" in caplog.text
+        Certificates(convert({**separate, "client_crl": str(tmp_path / "ended.pem")}, Tls))
+        assert "the list of certificates revoked by CN=authority ended on" in caplog.text
+
+
+def test_lists_of_revoked_certificates_that_cannot_be_used_are_refused_or_said(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    issued = authority.issue("mistaken")
+    stranger = Authority(tmp_path, "stranger")
+    (tmp_path / "whole.pem").write_bytes(authority.revoked(issued))
+    damaged = str(tmp_path / "damaged.pem")
+    Path(damaged).write_bytes(authority.revoked(issued).replace(b"M", b"N", 3))
+    good = {"certificate": issued.certificate, "key": issued.key, "client_ca": authority.certificate}
+    refused = {
+        "tls.client_crl .*authority.crt.* holds no list": {"verify": "optional", "client_crl": authority.certificate},
+        "tls.client_crl .*damaged.* cannot be read": {"verify": "optional", "client_crl": damaged},
+        "tls.client_crl: cannot read '/none'": {"verify": "optional", "client_crl": "/none"},
+        "tls.verify is 'none': no client": {"client_crl": str(tmp_path / "whole.pem")},
+    }
+    for words, options in refused.items():
+        with pytest.raises(ConfigError, match=words) as problem:
+            Certificates(convert({**good, **options}, Tls))
+        assert problem.value.hint, words
+    two = tmp_path / "two.pem"
+    two.write_bytes(Path(authority.certificate).read_bytes() + Path(stranger.certificate).read_bytes())
+    listed = {"verify": "required", "client_ca": str(two), "client_crl": str(tmp_path / "whole.pem")}
+    Certificates(convert({**good, **listed}, Tls))
+    assert "no list of the certificates that CN=stranger has revoked" in caplog.text
+
+
+def test_the_end_of_a_certificate_is_said_in_good_time_and_when_it_has_come(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    issued = authority.issue("ending")
+    certificates = Certificates(Tls(certificate=issued.certificate, key=issued.key))
+    assert certificates.ends_s is not None
+    certificates.say_ends(certificates.ends_s - 14.5 * 86400)
+    assert not caplog.records
+    certificates.say_ends(certificates.ends_s - 13.5 * 86400)
+    assert f"the TLS certificate in {issued.certificate} ends on" in caplog.text and "in 13 days" in caplog.text
+    certificates.say_ends(certificates.ends_s + 1)
+    assert "clients refuse to connect until it is renewed and SIGHUP sent" in caplog.text
 
 
 def test_what_worked_is_kept_when_the_new_files_do_not(
@@ -224,7 +271,7 @@ def test_a_closed_connection_keeps_nothing_of_openssl(authority: Authority) -> N
     ours, theirs = socket.socketpair()
     local, peer = ("127.0.0.1", 5551), ("127.0.0.1", 40000)
     with theirs:
-        connection = Connection(ours.detach(), None, peer, local, SimpleNamespace(accept=accepted.pop))
+        connection = Connection(ours.detach(), NO_LOOP, peer, local, SimpleNamespace(accept=accepted.pop))
         assert seen() is not None
         connection.close()
         assert seen() is None
@@ -254,6 +301,6 @@ def test_the_tls_port_is_rabbitmqs_unless_configured_and_closed_without_a_certif
     ],
 )
 def test_an_ipv4_address_on_a_socket_of_both_families_is_shown_as_dialled(seen: str, host: str, loopback: bool) -> None:
-    connection = Connection(-1, None, (seen, 40000, 0, 0), (seen, 5552, 0, 0))
+    connection = Connection(-1, NO_LOOP, (seen, 40000, 0, 0), (seen, 5552, 0, 0))
     assert (connection.local_host, connection.local_port, connection.is_loopback) == (host, 5552, loopback)
     assert connection.peer == " -> ".join(f"[{host}]:{p}" if ":" in host else f"{host}:{p}" for p in (40000, 5552))

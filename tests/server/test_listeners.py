@@ -25,6 +25,24 @@ def test_bound_but_not_listening_refuses_connections():
         socket.create_connection(listener.getsockname(), timeout=5)
 
 
+def test_a_port_that_the_kernel_picked_stays_when_a_socket_is_shut_down_and_listens_again():
+    bound = listeners.bind("streams", "127.0.0.1", 0, 2)
+    try:
+        address = bound[0].getsockname()
+        for listener in bound:
+            listener.listen()
+        for listener in bound:
+            listener.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=5)
+        for listener in bound:
+            listener.listen()
+        assert {listener.getsockname() for listener in bound} == {address}
+    finally:
+        for listener in bound:
+            listener.close()
+
+
 def test_a_port_in_time_wait_is_free():
     [listener] = listeners.bind("streams", "127.0.0.1", 0, 1)
     listener.listen()

@@ -9,7 +9,9 @@ from vibemq.server.logs import LINE_CHARACTERS_MAX, OneLine
 
 
 def line(text: str) -> str:
-    return OneLine().format(logging.LogRecord("vibemq", logging.INFO, __file__, 1, "user %s", (text,), None))
+    record = logging.LogRecord("vibemq", logging.INFO, __file__, 1, "user %s", (text,), None)
+    record.created = record.msecs = 0  # lines are compared
+    return OneLine().format(record)
 
 
 @pytest.mark.parametrize(

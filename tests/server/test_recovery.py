@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import vibemq.storage.log as logs
+from vibemq.broker.disk import PIECE_BYTES, Reserve
 from vibemq.errors import StorageError
 from vibemq.server import recovery
 from vibemq.storage.metadata import Metadata
@@ -27,7 +28,11 @@ def create(metadata, name, **arguments):
 
 
 def recover(metadata):
-    return recovery.recover_all(metadata, 500_000_000, 67_108_864)
+    return recovery.recover_all(metadata, 500_000_000, 67_108_864, reserve=reserve_of(metadata))
+
+
+def reserve_of(metadata):
+    return Reserve(os.path.dirname(metadata.path), 4 * PIECE_BYTES)
 
 
 def test_streams_of_this_boot_are_usable_as_they_are(metadata, caplog):
@@ -64,12 +69,76 @@ def test_one_bad_stream_does_not_keep_the_others_from_starting(metadata, monkeyp
     assert "input/output error at byte 4096" in caplog.text
 
 
+def test_a_recovery_that_meets_a_full_disk_gets_the_reserve(metadata, monkeypatch, caplog):
+    create(metadata, "orders")
+    reserve = reserve_of(metadata)
+    assert reserve.fill()
+    real, sizes = logs.recover, []
+
+    def finds_no_room_at_first(directory, **options):
+        sizes.append(reserve.size_bytes)
+        if len(sizes) < 3:
+            raise StorageError("ERR_DISK_FULL", "no space left on the device")
+        return real(directory, **options)
+
+    monkeypatch.setattr(recovery.logs, "recover", finds_no_room_at_first)
+    assert recover(metadata) == 1
+    assert sizes == [2 * PIECE_BYTES, PIECE_BYTES, 0]
+    assert "cannot be used" not in caplog.text
+
+
 def test_what_was_cut_is_logged_with_file_and_position(metadata, monkeypatch, caplog):
     create(metadata, "orders")
-    report = logs.RecoveryReport(True, 9, 9000, True, "00000000000000000000.segment", 8192, 808)
+    cuts = (logs.Cut("0.segment", 8192, 808, "0.segment.8192.1.quarantine"), logs.Cut("9.segment", 0, 70, "9.kept"))
+    report = logs.RecoveryReport(True, 9, 9000, cuts, 12, 9000)
     monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: report)
     recover(metadata)
-    assert "stream 'orders': 00000000000000000000.segment was cut at byte 8192, 808 bytes dropped" in caplog.text
+    assert "stream 'orders': 0.segment was cut at byte 8192" in caplog.text
+    assert "the 808 bytes cut off are kept in 0.segment.8192.1.quarantine" in caplog.text
+    assert "9.segment, 70 bytes, cannot be read or lies behind what was lost; it is kept as 9.kept" in caplog.text
+    assert "12 cuts in all, 9000 bytes" in caplog.text
+
+
+def test_a_torn_tail_is_kept_in_quarantine_and_the_log_says_where(metadata, caplog):
+    record = create(metadata, "orders")
+    control, segment = (os.path.join(record.directory, name) for name in ("control", f"{0:020}.segment"))
+    with open(control, "r+b") as file:
+        file.seek(8)
+        file.write(b"another boot....")
+    with open(segment, "ab") as file:
+        file.write(b"torn")
+    recover(metadata)
+    kept = f"{segment}.64.1.quarantine"
+    assert f"stream 'orders': {segment} was cut at byte 64" in caplog.text
+    assert f"the 4 bytes cut off are kept in {kept}" in caplog.text
+    with open(kept, "rb") as file:
+        assert file.read() == b"torn"
+    assert os.path.getsize(segment) == logs.SEGMENT_HEADER_BYTES
+
+
+def test_what_cannot_be_recovered_cannot_be_opened_either_and_says_why(metadata, monkeypatch):
+    record = create(metadata, "orders")
+    monkeypatch.setattr(logs, "_refused", {})
+
+    def fails(directory, **options):
+        raise StorageError("ERR_DISK_FULL", "no room to keep what is cut off")
+
+    monkeypatch.setattr(recovery.logs, "recover", fails)
+    recover(metadata)
+    for use in (logs.Log, StoredOffsets, logs.housekeep):
+        with pytest.raises(StorageError, match="no room to keep what is cut off"):
+            use(record.directory)
+
+
+def test_a_directory_of_a_newer_version_that_no_stream_owns_is_kept(metadata, tmp_path, caplog):
+    orphan = tmp_path / "streams" / "0123456789abcdef"
+    logs.create(str(orphan))
+    with open(orphan / "tracking", "r+b") as file:
+        file.seek(4)
+        file.write(b"\x02\x02\x02\x02")
+    recover(metadata)
+    assert orphan.exists()
+    assert "it is kept" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -81,7 +150,7 @@ def test_stored_offsets_that_outlived_their_messages_are_set_back(metadata, monk
     stored = StoredOffsets(record.directory)
     for reference, offset in ((b"a", 0), (b"b", 7), (b"c", 2**64 - 1)):
         stored.store(reference, offset)
-    report = logs.RecoveryReport(True, 9, 9000, False, "", 0, 0)
+    report = logs.RecoveryReport(True, 9, 9000)
     held = SimpleNamespace(stats=lambda: SimpleNamespace(next_offset=end), close=lambda: None)
     monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: report)
     monkeypatch.setattr(recovery.logs, "Log", lambda directory: held)
@@ -100,11 +169,11 @@ def test_stored_offsets_of_this_boot_stay_as_they_are(metadata):
 def test_the_streams_own_limits_reach_the_log(metadata, monkeypatch):
     create(metadata, "orders", **{"max-age": "1h", "stream-max-segment-size-bytes": "5000"})
     seen = []
-    report = logs.RecoveryReport(False, 0, 0, False, "", 0, 0)
+    report = logs.RecoveryReport(False, 0, 0)
     monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: (seen.append(options), report)[1])
     recover(metadata)
     limits = {"segment_bytes_max": 5000, "retention_bytes_max": 0, "retention_age_ms_max": 3_600_000}
-    assert seen == [{**limits, "durability": "os", "filter_size_bytes": 16}]
+    assert seen == [{**limits, "durability": "os", "filter_size_bytes": 16, "chunk_messages_max": 2048}]
 
 
 def test_a_log_whose_creation_was_interrupted_is_removed(metadata, tmp_path):

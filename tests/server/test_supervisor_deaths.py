@@ -2,10 +2,13 @@
 """Workers die: how soon they are replaced, what becomes of who waits, and when they must wait."""
 
 import os
+import selectors
 import signal
 import time
 
 from supervisor_harness import wait_until
+
+from vibemq.server.processes import QUICK_DEATHS_FREE, Worker, Workers
 
 PROMISED_MS = 200
 TRIES_MAX = 30
@@ -62,6 +65,29 @@ def test_a_worker_that_keeps_ending_is_started_ever_more_slowly_and_the_log_says
     flaky.unlink()
     wait_until(lambda: len(broker.workers()) == 2, f"both workers run, as shown by {broker.log_path}")
     wait_until(lambda: 0 in {broker.ask()[0] for _ in range(20)}, "worker 0 accepts")
+
+
+def test_a_worker_whose_death_is_known_before_its_first_word_is_read_harms_nobody():
+    """One that is ready and ends at once: both are told in one turn of the supervisor's loop, in either order."""
+
+    class Backwards(selectors.DefaultSelector):
+        def select(self, timeout=None):
+            return sorted(super().select(timeout), key=lambda event: event[0].fd != worker.pidfd)
+
+    def run(ready_fd):
+        os.write(ready_fd, b"1")
+        return 4
+
+    told, worker = [], Worker(0, {}, quick_deaths=QUICK_DEATHS_FREE)
+    with Backwards() as selector:
+        workers = Workers(run, selector, lambda _, ready_fd: ready_fd, lambda _: None, lambda: None, told.append)
+        workers.seats = [worker]
+        workers.start(worker)
+        wait_until(lambda: len(selector.select(0)) == 2, "it is ready, and it has ended")
+        for key, _ in selector.select(0):
+            key.data()
+    assert told == [worker]
+    assert worker.restart_at_s is not None
 
 
 def test_a_worker_that_fails_later_is_replaced_at_once_and_its_exit_code_logged(start):

@@ -67,6 +67,13 @@ def frame(opcode: int, payload: bytes = b"") -> bytes:
     return head + mask + bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload))
 
 
+def unmasked(payload: bytes) -> bytes:
+    """A text frame whose mask is all zeros: a lot of large ones cost the test nothing."""
+    size = len(payload)
+    head = b"\x81\xfe" + size.to_bytes(2, "big") if size < 65536 else b"\x81\xff" + size.to_bytes(8, "big")
+    return head + bytes(4) + payload
+
+
 class HttpPeer:
     def __init__(self, running: Running, port: int = 0, segment_bytes: int = 0) -> None:
         """``segment_bytes``: of TCP; where these are small, the kernel takes little that is not read."""

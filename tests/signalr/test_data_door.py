@@ -182,7 +182,8 @@ def test_a_nack_gives_back_or_buries(hub: DataPeer, name: str) -> None:
     assert hub.ask("Nack", hub.item(id)["tag"]) == 1
     again = hub.item(id)
     assert again["redelivered"] and hub.ask("Nack", again["tag"], {"requeue": False}) == 1
-    assert hub.item(hub.stream("Subscribe", name + ".dlq"))["body"] == "x"
+    letter = hub.item(hub.stream("Subscribe", name + ".dlq"))
+    assert letter["body"] == "x" and letter["headers"]["x-failure-reason"] == "MaxRetriesExceeded"
 
 
 def test_a_dead_letter_is_the_message_that_it_was(hub: DataPeer, name: str) -> None:

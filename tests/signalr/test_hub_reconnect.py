@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from http_peer import HttpPeer, wait_until
+from http_peer import HttpPeer, unmasked, wait_until
 from hub_peer import HubPeer, bodies, fresh
 from running import Running, broker
 
@@ -145,6 +147,59 @@ def test_too_much_that_is_not_acknowledged_is_held_back(served: Running, encodin
                 count += 1
             else:
                 assert message.id == answer
+
+
+@BOTH
+def test_thousands_of_calls_at_once_are_all_answered(served: Running, encoding: Encoding) -> None:
+    """More of them wait than are read while nothing is to be acknowledged, and their answers fill what is kept."""
+    with StatefulPeer(served, encoding) as peer:
+        calls = [peer.call_record("ServerInfo", id=str(number)) for number in range(4000)]
+        for at in range(0, len(calls), 100):
+            peer.raw(b"".join(calls[at : at + 100]))
+        for number in range(len(calls)):
+            assert peer.next().id == str(number)
+            if number % 50 == 0:
+                peer.send(MessageType.ACK, sequence=peer.received)
+
+
+def test_calls_beyond_a_limit_without_an_acknowledgement_close(served: Running) -> None:
+    with StatefulPeer(served, Encoding.JSON) as peer:
+        held = [peer.call_record("ServerInfo", id=f"{number:0200}") for number in range(500)]
+        for at in range(0, len(held), 50):
+            peer.raw(b"".join(held[at : at + 50]))
+        more = unmasked(peer.call_record("ServerInfo", nonblocking=True) * 200)
+        threading.Thread(target=write_until_closed, args=(peer, more), daemon=True).start()
+        end = HubPeer.closed(peer)
+        assert end is not None
+        assert "bytes of calls wait for acknowledgements" in str(end.error)
+
+
+def test_answers_beyond_a_limit_without_an_acknowledgement_close(served: Running) -> None:
+    with StatefulPeer(served, Encoding.JSON) as peer:
+        more = unmasked(peer.call_record("Ack", 1, id="x" * 250) * 50)
+        threading.Thread(target=write_until_closed, args=(peer, more), daemon=True).start()
+        last = b""
+        while b"bytes were sent and never acknowledged" not in last:
+            data = peer.http.socket.recv(1 << 16)
+            assert data
+            last = (last + data)[-70_000:]
+
+
+def test_who_never_acknowledges_is_given_up(tmp_path: Path) -> None:
+    with (
+        broker(tmp_path / "data", "--set", "signalr.stateful_ack_timeout_s=1", workers=1) as running,
+        StatefulPeer(running, Encoding.JSON) as peer,
+    ):
+        peer.raw(b"".join(peer.call_record("ServerInfo", id=f"{number:0200}") for number in range(500)))
+        end = HubPeer.closed(peer)
+        assert end is not None
+        assert "Nothing was acknowledged for 1 s" in str(end.error)
+
+
+def write_until_closed(peer: HubPeer, data: bytes) -> None:
+    with suppress(OSError):
+        while True:
+            peer.http.write(data)
 
 
 def test_a_connection_that_does_not_come_back_gives_everything_back(impatient: Running) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import client_matrix
 import pytest
 from hub_clients import CLIENTS, FLAVOURS, LACKS, Flavour, HubProgram
-from hub_serving import README, Programs, Served, serving, way
+from hub_serving import PASSWORD, README, USER, Programs, Served, serving, way
+from running import Restartable, restartable
 
 COLLECTOR = pytest.StashKey[client_matrix.Collector]()
 
@@ -49,6 +50,19 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Another one, for tests that do harm to it."""
     with serving(tmp_path_factory.mktemp("fragile")) as served:
         yield served
+
+
+@pytest.fixture
+def ending(tmp_path: Path) -> Iterator[Restartable]:
+    """One that can be restarted, with the same superuser."""
+    options = {
+        "native.superuser_name": USER,
+        "native.superuser_password": PASSWORD,
+        "signalr.keepalive_interval_s": 1,  # some clients stop only when the next record comes
+    }
+    flags = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+    with restartable(tmp_path / "data", *flags) as broker:
+        yield broker
 
 
 @pytest.fixture

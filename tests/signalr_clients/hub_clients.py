@@ -71,6 +71,7 @@ LACKS: dict[str, dict[Any, str]] = {
             "LongPolling",
         ): "signalrcore's polls bear no header of one's own; it needs a token in the address",
         ("reconnecting", "LongPolling"): "signalrcore goes on polling for a connection that is gone",
+        "outlasting a restart": "signalrcore gives up when nobody listens at its first attempt to connect again",
         "sending without an answer": "signalrcore gives every call an id",
         "cancelling": "signalrcore has no call that cancels a stream",
         "answers of uploads": "signalrcore uploads without an id, so nothing comes back",
@@ -177,6 +178,14 @@ class HubProgram(Program):
 
     def invoke(self, method: str, *arguments: Any) -> Any:
         return self.value(self.tell("invoke", method=method, arguments=arguments))
+
+    def flood(self, count: int, method: str, *arguments: Any) -> int:
+        """Begin so many calls at once; `flooded` says what became of them."""
+        return self.tell("flood", method=method, arguments=arguments, count=count)
+
+    def answered(self, number: int, least: int) -> None:
+        """Wait until so many calls of a flood have come back."""
+        self.wait(lambda line: line.get("of") == number and line["answered"] + line["refused"] >= least)
 
     def send(self, method: str, *arguments: Any) -> None:
         self.answer(self.tell("send", method=method, arguments=arguments), "sent")

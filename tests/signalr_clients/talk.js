@@ -46,6 +46,21 @@ function serve(open, Subject) {
     async invoke({ as, method, arguments: given }) {
       say("result", { as, value: pack(await connection.invoke(method, ...given)) })
     },
+    // Many calls at once; says "answered" after every hundred that came back, and how they all came back at the end.
+    async flood({ as, method, arguments: given, count }) {
+      const found = { answered: 0, refused: 0 }
+      const one = async () => {
+        try {
+          await connection.invoke(method, ...given)
+          found.answered++
+        } catch {
+          found.refused++
+        }
+        if ((found.answered + found.refused) % 100 === 0) say("answered", { of: as, ...found })
+      }
+      await Promise.all(Array.from({ length: count }, one))
+      say("result", { as, value: found })
+    },
     async send({ as, method, arguments: given }) {
       await connection.send(method, ...given)
       say("sent", { as })

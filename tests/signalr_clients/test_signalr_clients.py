@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from cutting import network
-from hub_clients import ENCODINGS, LACKS, MAY_ASK_AGAIN, WAYS, Flavour, HubProgram, Refused
-from hub_serving import READER, READER_PASSWORD, way
+from hub_clients import ENCODINGS, FLAVOURS, LACKS, MAY_ASK_AGAIN, WAYS, Flavour, HubProgram, Refused
+from hub_serving import READER, READER_PASSWORD, Served, way
 
 MANUAL = {"ack": "manual"}
+CALLS = 200  # on their way when the broker is told to end
 
 
 def bodies(deliveries: list[dict[str, Any]]) -> list[Any]:
@@ -279,6 +280,54 @@ def test_nothing_confirmed_is_lost_with_a_worker(programs, fragile, needs, clien
     second = subscribed_again(program, queue)
     assert (second["body"], second["offset"]) == ("kept", first["offset"])
     assert program.invoke("Ack", second["tag"]) == 1
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.line("goes on through an orderly restart of the broker, under load")
+def test_nobody_is_stranded_by_an_orderly_restart(programs, ending, needs, client, queue):
+    """In each way in which the client connects: publishers with calls on their way, and consumers."""
+    needs("reconnecting")
+    needs("outlasting a restart")
+    served = Served(ending.running, "")
+    flavours = [
+        one for one in FLAVOURS if one.client == client and ("reconnecting", one.transport) not in LACKS[client]
+    ]
+    loads = [Load(programs.start(client), served, flavour, f"{queue}-{flavour}") for flavour in flavours]
+    for load in loads:
+        load.begin()
+    for load in loads:
+        load.has_begun()
+    ending.restart()
+    for load in loads:
+        load.goes_on()
+
+
+class Load:
+    """A program that consumes, and publishes from `begin` on."""
+
+    def __init__(self, program: HubProgram, served: Served, flavour: Flavour, queue: str) -> None:
+        self.program, self.queue = program, queue
+        program.connect(**way(flavour), url=served.url, reconnect=True, **served.login(flavour))
+        program.invoke("Publish", queue, "before")
+        assert bodies(program.stream("Subscribe", queue, MANUAL).items(1)) == ["before"]
+        self.calls: dict[str, int] = {}
+
+    def begin(self) -> None:
+        for call in range(CALLS):
+            self.calls[self.program.tell("invoke", method="Publish", arguments=[self.queue, call])] = call
+
+    def has_begun(self) -> None:
+        self.program.wait(lambda line: line["event"] == "result" and line.get("as") in self.calls)
+
+    def goes_on(self) -> None:
+        """It is connected again, and consumes all that was confirmed: none of it was acknowledged."""
+        self.program.event("reconnected")
+        self.program.invoke("Publish", self.queue, "after")
+        said = [line for line in self.program.said if line["event"] == "result" and line.get("as") in self.calls]
+        missing = {"before", "after", *(self.calls[line["as"]] for line in said)}
+        stream = self.program.stream("Subscribe", self.queue, {"ack": "auto"})
+        while missing:
+            missing.difference_update(bodies(stream.items(1)))
 
 
 @pytest.mark.line("stateful reconnect: a cut goes unnoticed")

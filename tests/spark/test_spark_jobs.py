@@ -164,11 +164,21 @@ def test_mistakes_are_told_at_load(spark, broker, stream):
         batch(spark, broker, stream).load().count()  # there is no such stream
 
 
-def test_several_streams_at_once(spark, broker, stream):
+def test_a_virtual_host_that_is_closed_is_named_with_its_user_and_a_remedy(spark, broker, stream):
+    broker.publish(stream, messages(1))
+    with pytest.raises(PySparkException) as raised:
+        batch(spark, broker, stream, vhost="sales").load().count()
+    said = str(raised.value)
+    assert "opening virtual host 'sales' as user 'guest'" in said and "VIRTUAL_HOST_ACCESS_FAILURE (12)" in said
+    assert "vibemq ctl set_permissions --vhost sales guest" in said
+
+
+@pytest.mark.parametrize("option", ["stream", "subscribe"])
+def test_several_streams_at_once(spark, broker, stream, option):
     for part in "ab":
         broker.publish(f"{stream}-{part}", messages(100))
     reader = spark.read.format("vibemq").option("endpoints", broker.endpoints)
-    frame = reader.option("subscribe", f"{stream}-a, {stream}-b").load()
+    frame = reader.option(option, f"{stream}-a, {stream}-b").load()
     counts = {row["stream"]: row["count"] for row in frame.groupBy("stream").count().collect()}
     assert counts == {f"{stream}-a": 100, f"{stream}-b": 100}
 

@@ -83,6 +83,14 @@ def test_no_selector_or_an_empty_one():
         parse({"endpoints": "a", "subscribe": "x,,y"})
 
 
+@pytest.mark.parametrize("option", ["stream", "subscribe"])
+def test_both_selectors_take_a_list_and_a_name_may_have_a_comma(option):
+    assert parse({"endpoints": "a", option: "s2, s1"}).streams == ("s1", "s2")
+    assert parse({"endpoints": "a", option: r"one\,two"}).streams == ("one,two",)
+    with pytest.raises(ConfigError, match=r"in 's1,,s2' .* a comma in one is written"):
+        parse({"endpoints": "a", option: "s1,,s2"})
+
+
 def test_offsets_by_stream():
     options = parse({"endpoints": "a", "subscribe": "b,a", "startingOffsets": '{"a": 5, "b": -2}'})
     assert options.streams == ("a", "b")

@@ -35,6 +35,7 @@ def test_what_a_stream_says_wins_over_the_default():
         "max-length-bytes": "1000",
         "stream-max-segment-size-bytes": "5000",
         "stream-filter-size-bytes": "32",
+        "stream-max-chunk-messages": "100",
         "other": "x",
     }
     assert log_options(said, "disk", 777) == {
@@ -43,6 +44,7 @@ def test_what_a_stream_says_wins_over_the_default():
         "retention_age_ms_max": 3_600_000,
         "durability": "disk",
         "filter_size_bytes": 32,
+        "chunk_messages_max": 100,
     }
     assert log_options({}, "os", 777) == {
         "segment_bytes_max": 777,
@@ -50,6 +52,7 @@ def test_what_a_stream_says_wins_over_the_default():
         "retention_age_ms_max": 0,
         "durability": "os",
         "filter_size_bytes": 16,
+        "chunk_messages_max": 2048,
     }
 
 
@@ -63,6 +66,17 @@ def test_sizes_out_of_range_are_refused(size):
 def test_filter_sizes_out_of_range_are_refused(size):
     with pytest.raises(LimitExceeded, match="stream-filter-size-bytes must be an integer from 16 to 255"):
         log_options({"stream-filter-size-bytes": size}, "os", 777)
+
+
+@pytest.mark.parametrize("messages", ["0", "2049", "", "many"])
+def test_numbers_of_messages_out_of_range_are_refused(messages):
+    with pytest.raises(LimitExceeded, match="stream-max-chunk-messages must be an integer from 1 to 2048"):
+        log_options({"stream-max-chunk-messages": messages}, "os", 777)
+
+
+def test_the_default_number_of_messages_is_for_streams_that_do_not_say():
+    assert log_options({}, "os", 777, 64)["chunk_messages_max"] == 64
+    assert log_options({"stream-max-chunk-messages": "100"}, "os", 777, 64)["chunk_messages_max"] == 100
 
 
 def test_the_default_filter_size_is_the_same_as_the_one_said():

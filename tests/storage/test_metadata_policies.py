@@ -3,7 +3,10 @@
 
 import pytest
 
+from vibemq.broker.policy import Overflow, policy
+from vibemq.config import Queues
 from vibemq.errors import UserError, VhostNotFound
+from vibemq.storage import queue_policies
 from vibemq.storage.metadata import Metadata, PolicyRecord
 
 HOUR = {"max-age": "1h"}
@@ -110,7 +113,15 @@ def test_a_change_from_another_process_holds_at_once_and_is_counted(metadata, tm
         ({"definition": {"max-length-bytes": True}}, "whole number"),
         ({"definition": {"max-length-bytes": "5"}}, "whole number"),
         ({"definition": {"stream-filter-size-bytes": 15}}, "from 16 to 255"),
-        ({"definition": {"message-ttl": 5}}, "cannot be set by a policy"),
+        ({"definition": {"expires": 5}}, "'expires' cannot be set by a policy"),
+        ({"definition": {"max-length": 0}}, "max-length is 0: a whole number from 1"),
+        ({"definition": {"message-ttl": "5"}}, "message-ttl is '5': a whole number"),
+        ({"definition": {"delivery-limit": 1000}}, "from 0 to 999"),
+        ({"definition": {"consumer-timeout": 9}}, "from 10 to"),
+        ({"definition": {"overflow": "drop"}}, "drop-head, reject-publish, reject-publish-dlx"),
+        ({"definition": {"overflow": []}}, "overflow is"),
+        ({"definition": {"dead-letter-exchange": "x"}}, "queues have no exchanges"),
+        ({"definition": {"dead-letter-routing-key": ""}}, "name of a queue"),
         ({"priority": "1"}, "priority"),
         ({"priority": True}, "priority"),
         ({"apply_to": "topics"}, "apply to"),
@@ -121,3 +132,62 @@ def test_what_no_policy_can_say(metadata, changes, said):
     with pytest.raises(UserError, match=said):
         metadata.set_policy(**wanted)
     assert metadata.policies() == []
+
+
+def test_a_queues_options_are_those_of_the_policy_over_its_own(metadata):
+    own = {"max_messages": 9, "overflow": 2, "message_ttl_ms": 7}
+    queue = metadata.create_stream("/", "jobs", {}, "os", 10, queue=own)
+    definition = {
+        "max-length": 5,
+        "message-ttl": 60_000,
+        "delivery-limit": 0,
+        "consumer-timeout": 1000,
+        "overflow": "reject-publish",
+        "dead-letter-exchange": "",
+        "dead-letter-routing-key": "dead",
+    }
+    metadata.set_policy("/", "strict", "^jobs|^dead", definition, 1)
+    metadata.set_policy("/", "lower", ".*", {"max-length": 3, "max-age": "1h"})
+    assert metadata.effective_options(queue) == {
+        "max_messages": 5,
+        "message_ttl_ms": 60_000,
+        "attempts_max": 1,  # the first delivery is no redelivery
+        "ack_timeout_ms": 1000,
+        "overflow": Overflow.DROP_NEWEST,
+        "dead_letter": True,
+        "dead_letter_queue": "dead",
+    }
+    metadata.clear_policy("/", "strict")
+    assert metadata.effective_options(queue) == {**own, "max_messages": 3}
+    metadata.clear_policy("/", "lower")
+    assert metadata.effective_options(queue) == queue.queue == own
+
+
+def test_a_policy_that_names_no_dead_letter_queue_means_the_usual_one_whatever_the_queues_own_is(metadata):
+    queue = metadata.create_stream("/", "jobs", {}, "os", 10, queue={"dead_letter": True, "dead_letter_queue": "mine"})
+    metadata.set_policy("/", "usual", "^jobs$", {"dead-letter-exchange": ""})
+    assert policy(metadata.effective_options(queue), Queues()).dead_letter_name("jobs") == "jobs.dlq"
+
+
+def test_a_policy_that_says_nothing_of_a_kind_hides_none_that_does(metadata):
+    stream = metadata.create_stream("/", "orders", {}, "os", 10)
+    queue = metadata.create_stream("/", "jobs", {}, "os", 10, queue={})
+    metadata.set_policy("/", "ages", ".*", HOUR, 2)
+    metadata.set_policy("/", "lengths", ".*", {"max-length": 3}, 1, "classic_queues")
+    assert metadata.effective_options(queue) == {"max_messages": 3}
+    assert metadata.effective_arguments(stream) == HOUR
+
+
+@pytest.mark.parametrize(("queue", "letters"), [("dead", "dead"), ("jobs.dlq", "dead"), ("jobs.dlq", None)])
+def test_a_policy_gives_dead_letter_queues_no_dead_letter_queue(queue, letters):
+    definition = {"dead-letter-exchange": ""} | ({} if letters is None else {"dead-letter-routing-key": letters})
+    assert queue_policies.options(queue, definition) == {}
+    assert queue_policies.options("jobs", definition)["dead_letter"]
+
+
+def test_overflow_is_named_as_rabbitmq_does():
+    assert {name: Overflow(number).name for name, number in queue_policies.OVERFLOWS.items()} == {
+        "drop-head": "DROP_OLDEST",
+        "reject-publish": "DROP_NEWEST",
+        "reject-publish-dlx": "REDIRECT_TO_DLQ",
+    }

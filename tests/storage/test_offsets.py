@@ -95,6 +95,17 @@ def test_a_worker_keeps_few_handles(tmp_path):
         files.of(directory).store(b"r", 1)
     assert list(files.held) == directories[1:]
     assert [files.of(directory).get(b"r") for directory in directories] == [1, 1, 1]
-    files.forget(directories[2])
-    files.forget(directories[2])
-    assert len(files.held) == 1
+
+
+def test_a_descriptor_goes_with_the_last_who_has_a_use_for_it(tmp_path):
+    files, directory = OffsetFiles(), str(tmp_path)
+    for _ in range(2):
+        files.attach(directory)
+    files.of(directory).store(b"r", 1)
+    files.detach(directory)
+    assert list(files.held) == [directory]
+    files.detach(directory)
+    assert not files.held and not files.users
+    files.attach(directory)
+    files.detach(directory)  # nothing was stored
+    assert not files.held and not files.users

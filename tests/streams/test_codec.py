@@ -168,14 +168,21 @@ def layouts():
             yield pytest.param(command, command.response, True, 1, id=f"{command.name} answered")
 
 
-def lengths_that_are_frames(frame: bytes) -> set[int]:
-    """Where a body may be cut and still is one: in front of properties, which may be absent."""
-    key, _, body = split(frame)
-    if key not in (Key.SUBSCRIBE, Key.RESOLVE_OFFSET_SPEC):
-        return set()
-    fields = decode_frame(frame)._asdict() | {"properties": None}
-    fields = {name: value for name, value in fields.items() if value is not None or name == "properties"}
-    return {len(codec.encode_request(key, **fields)) - spec.FRAME_HEADER_SIZE_BYTES} - {len(body)}
+READ_TO_THE_END = (Key.PEER_PROPERTIES, Key.SUBSCRIBE, Key.RESOLVE_OFFSET_SPEC)  # their last field is properties
+
+
+def lengths_that_are_frames(frame: bytes) -> dict[int, dict[str, str]]:
+    """Where a body may be cut and still is one, with what it holds: before each of the properties, or all of them."""
+    key = split(frame)[0]
+    if key not in READ_TO_THE_END:
+        return {}
+    fields = {name: value for name, value in decode_frame(frame)._asdict().items() if value is not None}
+    pairs = list(fields["properties"].items())
+    parts: list = [dict(pairs[:count]) for count in range(len(pairs))]
+    if key != Key.PEER_PROPERTIES:
+        parts.append(None)  # absent, as they may be
+    header = spec.FRAME_HEADER_SIZE_BYTES
+    return {len(codec.encode_request(key, **fields | {"properties": part})) - header: part or {} for part in parts}
 
 
 # ---- golden frames ----
@@ -223,7 +230,7 @@ def test_every_cut_is_malformed(frame):
     whole = lengths_that_are_frames(frame)
     for length in range(len(body)):
         if length in whole:
-            assert decoder(key)(key, version, body[:length]).properties == {}
+            assert decoder(key)(key, version, body[:length]).properties == whole[length]
         else:
             with pytest.raises(codec.MalformedFrame):
                 decoder(key)(key, version, body[:length])
@@ -235,7 +242,9 @@ def test_every_tail_is_malformed(frame):
     is_tolerated = key == Key.CONSUMER_UPDATE | RESPONSE_BIT
     for size in (1, 7, 8, 9, 100):
         tail = bytes(size)
-        if (is_tolerated and size == 8) or (key == Key.DELIVER and size == decode_frame(frame).chunk.trailer_size):
+        more_pairs = key in READ_TO_THE_END and size % 4 == 0  # of empty strings
+        is_trailer = key == Key.DELIVER and size == decode_frame(frame).chunk.trailer_size
+        if (is_tolerated and size == 8) or is_trailer or more_pairs:
             decoder(key)(key, version, body + tail)
         else:
             with pytest.raises(codec.MalformedFrame):
@@ -337,6 +346,27 @@ def test_absent_properties_read_as_empty():
     assert decode_frame(with_map) == decode_frame(without)
 
 
+@pytest.mark.parametrize("count", [0, 1, 184, 0xFFFF_FFFF])
+def test_properties_are_read_to_the_end_whatever_their_count_says(count):
+    """The C client writes the size in bytes of its properties where their count belongs."""
+    pairs = bytes.fromhex("0007 70726f64756374 0001 63 0008 66696c7465722e30 0002 6575")
+    read = {"product": "c", "filter.0": "eu"}
+    head = bytes.fromhex("00000001")
+    given = count.to_bytes(4, "big") + pairs
+    assert codec.decode_request(Key.PEER_PROPERTIES, 1, head + given).properties == read
+    assert (
+        codec.decode_request(Key.SUBSCRIBE, 1, head + bytes.fromhex("00 0001 73 0001 000a") + given).properties == read
+    )
+
+
+def test_properties_have_a_limit():
+    pairs = [f"{number:04}".encode() for number in range(spec.PROPERTIES_COUNT_MAX + 1)]
+    body = bytes(8) + b"".join(b"\0\4" + name + b"\0\0" for name in pairs)
+    with pytest.raises(codec.MalformedFrame, match=r"PeerProperties\.properties: needed 4096 pairs or fewer"):
+        codec.decode_request(Key.PEER_PROPERTIES, 1, body)
+    assert len(codec.decode_request(Key.PEER_PROPERTIES, 1, body[:-8]).properties) == spec.PROPERTIES_COUNT_MAX
+
+
 @pytest.mark.parametrize(
     ("key", "body", "where"),
     [
@@ -349,6 +379,9 @@ def test_absent_properties_read_as_empty():
         (Key.SUBSCRIBE, "00000001 00 0001 73 0000 0001", "Subscribe.offset_type"),
         (Key.SUBSCRIBE, "00000001 00 0001 73 0006 0001", "Subscribe.offset_type"),
         (Key.PUBLISH, "01 7fffffff", "Publish.messages"),
+        (Key.PEER_PROPERTIES, "00000001 000000", "PeerProperties.properties"),
+        (Key.PEER_PROPERTIES, "00000001 00000001 0001 61", "PeerProperties.properties"),
+        (Key.SUBSCRIBE, "00000001 00 0001 73 0001 000a 00000009 0001 61 0002 62", "Subscribe.properties"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -467,6 +500,7 @@ SIMPLE = INTEGERS | {
     "nullable_string": st.none() | TEXT,
     "bytes": DATA,
     "map": st.dictionaries(TEXT, TEXT, max_size=4),
+    "map_to_end": st.dictionaries(TEXT, TEXT, max_size=4),
     "statistics": st.dictionaries(TEXT, INTEGERS["i64"], max_size=4),
     "offset_type": st.integers(1, 5),
     "offset_type_or_none": st.integers(0, 5),
@@ -514,7 +548,7 @@ def test_round_trip(command, layout, is_response, version, data):
     if value and not (layout.name == "Deliver" and value.chunk.trailer == b""):  # where any trailer would be one
         with pytest.raises(codec.MalformedFrame):
             decode(key, version, body + b"\0")
-    if layout.name not in ("Subscribe", "ResolveOffsetSpec", "Deliver"):
+    if layout.name not in ("PeerProperties", "Subscribe", "ResolveOffsetSpec", "Deliver"):
         cut = data.draw(st.integers(0, max(0, len(body) - 1)))
         if body:
             with pytest.raises(codec.MalformedFrame):

@@ -11,6 +11,7 @@ README = (Path(streams.__file__).parent / "README.md").read_text()
 
 def test_the_table_of_frames_is_the_one_the_codec_is_made_from():
     assert spec.markdown_table().strip() in README
+    assert spec.markdown_table(spec.EXTENSIONS).strip() in README
 
 
 def test_the_diagram_names_every_state():

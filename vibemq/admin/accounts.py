@@ -8,6 +8,7 @@ with the protocol's code and text.  Hashing and committing block: call these on 
 Names are compared with regard to case everywhere, or Admin could change the password of admin.
 """
 
+import logging
 from collections.abc import Mapping
 
 from vibemq.admin import passwords, users
@@ -15,6 +16,8 @@ from vibemq.admin.permissions import Access, check_pattern, operation_named
 from vibemq.broker.operations import Operation
 from vibemq.errors import AccountError, UserError, UserExists, UserNotFound
 from vibemq.storage.metadata import Metadata
+
+log = logging.getLogger("vibemq.admin")
 
 #: What the door made of the payload or the headers; None: there were neither.
 Fields = Mapping[str, object] | None
@@ -36,6 +39,7 @@ def create_user(metadata: Metadata, acting: Access, fields: Fields) -> dict[str,
         raise AccountError("USER_EXISTS", f"User '{name}' already exists.") from None
     except UserError as problem:
         raise _invalid(problem) from None
+    log.info("user %r added, by %r over the native door", name, acting.user)
     return {"username": name}
 
 
@@ -49,6 +53,7 @@ def delete_user(metadata: Metadata, acting: Access, fields: Fields) -> dict[str,
         raise _not_found(name) from None
     if not deleted:
         raise AccountError("FORBIDDEN", "Cannot delete a superuser account.")
+    log.info("user %r removed, by %r over the native door", name, acting.user)
     return {"username": name}
 
 
@@ -63,6 +68,7 @@ def change_password(metadata: Metadata, acting: Access, fields: Fields) -> dict[
         raise _not_found(name) from None
     except UserError as problem:
         raise _invalid(problem) from None
+    log.info("user %r has a new password, by %r over the native door", name, acting.user)
     return {"username": name}
 
 
@@ -78,7 +84,11 @@ def grant(metadata: Metadata, acting: Access, fields: Fields) -> dict[str, objec
         raise _not_found(name) from None
     except UserError as problem:
         raise _invalid(problem) from None
-    return {"username": name, "queuePattern": pattern, "operations": [operation.name for operation in operations]}
+    names = [operation.name for operation in operations]
+    log.info(
+        "user %r may %s where the queue is %r, by %r over the native door", name, ", ".join(names), pattern, acting.user
+    )
+    return {"username": name, "queuePattern": pattern, "operations": names}
 
 
 def revoke(metadata: Metadata, acting: Access, fields: Fields) -> dict[str, object]:
@@ -87,7 +97,8 @@ def revoke(metadata: Metadata, acting: Access, fields: Fields) -> dict[str, obje
     name, pattern = _texts(fields, "username", "queuePattern")
     try:
         check_pattern(pattern)  # no entry has another pattern
-        metadata.revoke(name, pattern)
+        if metadata.revoke(name, pattern):
+            log.info("user %r has no permission by %r any more, by %r over the native door", name, pattern, acting.user)
     except UserError:
         pass
     return {"username": name, "queuePattern": pattern}

@@ -38,6 +38,12 @@ REALM = "VibeMQ Management"
 #: Nobody is asked who they are; a load balancer has no password.
 PUBLIC_HEALTH = "/health"
 _METRICS = "/metrics"
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the version of Prometheus's format, which is all text there is
+CHANGES = "/changes"
+#: What of a request's body the log shows: what it changes, and nothing that could be a secret.
+_SHOWN = ("tags", "configure", "write", "read", "pattern", "definition", "priority", "apply-to", "arguments",
+          "partitions", "description")  # fmt: skip
+_SHOWN_CHARACTERS_MAX = 500
 
 log = logging.getLogger("vibemq.admin")
 
@@ -141,8 +147,8 @@ class Server:
         except Exception:  # a mistake of ours; the process goes on
             log.exception("%s %s", request.method, path)
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
-        if method != "GET" and answer.status < 300:
-            log.info("%s %s by %s", method, path, caller.name or "vibemq ctl")
+        if method != "GET" and answer.status < 300 and path != CHANGES:  # which says itself who did what
+            log.info("%s %s%s, by %s", method, path, _detail(body), caller.name or "vibemq ctl")
         return _response(request, answer)
 
     async def _caller(self, request: web.Request, user: str, password: str) -> Caller | None:
@@ -207,6 +213,12 @@ def _is_loopback(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
+def _detail(body: dict[str, Any]) -> str:
+    shown = ", ".join(f"{name} {body[name]!r}" for name in _SHOWN if name in body)
+    cut = shown if len(shown) <= _SHOWN_CHARACTERS_MAX else f"{shown[:_SHOWN_CHARACTERS_MAX]}..."
+    return f" ({cut})" if cut else ""
+
+
 def _parsed(body: bytes) -> object:
     """None: it is not JSON, or has halves of characters, which neither the database nor a terminal takes."""
     try:
@@ -232,7 +244,7 @@ def _response(request: web.Request, answer: Answer) -> web.Response:
     if answer.body is None:
         return web.Response(status=answer.status)
     if isinstance(answer.body, str):
-        return web.Response(status=answer.status, text=answer.body)
+        return web.Response(status=answer.status, body=answer.body.encode(), headers={"Content-Type": _TEXT})
     text = json.dumps(answer.body, default=str)
     response = web.Response(status=answer.status, text=text, content_type="application/json", charset=None)
     response.headers["Cache-Control"] = "no-cache"

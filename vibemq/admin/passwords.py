@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 # then, dear enough for who has stolen the hashes.
 ARGON2_MEMORY_KIB = 19_456
 ARGON2_PASSES = 2
+# Of hashes that others made: dearer ones would let a login take seconds, or the memory of a small machine.
+IMPORTED_MEMORY_KIB_MAX = 65_536
+IMPORTED_PASSES_MAX = 8
+IMPORTED_LANES_MAX = 4
+IMPORTED_CHARACTERS_MAX = 512
+#: The name of our own algorithm beside those of RabbitMQ's.
+OWN_HASHING = "argon2id"
 PASSWORD_CHARACTERS_MIN = 8
 PASSWORD_CHARACTERS_MAX = 1024
 #: Verified against when the user does not exist, so that the answer takes as long as for one who
@@ -51,13 +58,23 @@ def hash_password(password: str, password_min: int = PASSWORD_CHARACTERS_MIN) ->
     return Hashes(_hasher().hash(password.encode(errors="surrogatepass")), make_verifier(password).encode())
 
 
+def exported_hash(password_hash: str) -> tuple[str, str]:
+    """A hash and its algorithm, as imported_hash takes them; one of RabbitMQ's as RabbitMQ has it."""
+    algorithm, _, encoded = password_hash.partition("$")
+    named = [name for name, known in _IMPORTED.items() if known == algorithm]
+    return (encoded, named[0]) if named else (password_hash, OWN_HASHING if password_hash else "")
+
+
 def imported_hash(password_hash: str, hashing: str) -> str:
-    """What to store for a hash as RabbitMQ exports it; the empty one means no password.  Raises UserError."""
+    """What to store for a hash as RabbitMQ or VibeMQ exports it; the empty one means no password.  Raises UserError."""
     if not password_hash:
         return NO_PASSWORD
+    if hashing == OWN_HASHING:
+        return _own_hash(password_hash)
     algorithm = _IMPORTED.get(hashing or "rabbit_password_hashing_sha256")
     if algorithm is None:
-        raise UserError(f"password hashes by {hashing} cannot be imported", hint=f"known are {', '.join(_IMPORTED)}")
+        known = ", ".join((*_IMPORTED, OWN_HASHING))
+        raise UserError(f"password hashes by {hashing} cannot be imported", hint=f"known are {known}")
     try:
         size = len(base64.b64decode(password_hash, validate=True))
     except (binascii.Error, ValueError):
@@ -65,6 +82,30 @@ def imported_hash(password_hash: str, hashing: str) -> str:
     if size != _SALT_SIZE_BYTES + hashlib.new(algorithm).digest_size:
         raise UserError(f"the password hash is not one by {algorithm}: base64 of a salt of 4 bytes and the hash")
     return f"{algorithm}${password_hash}"
+
+
+def _own_hash(password_hash: str) -> str:
+    """One by argon2id, no dearer to check than a login may be.  Raises UserError."""
+    from argon2 import Type, extract_parameters
+    from argon2.exceptions import InvalidHashError
+
+    try:
+        found = extract_parameters(password_hash)
+    except (InvalidHashError, ValueError):
+        raise UserError("the password hash is not one by argon2id") from None
+    if (
+        found.type is not Type.ID
+        or found.memory_cost > IMPORTED_MEMORY_KIB_MAX
+        or found.time_cost * found.memory_cost > IMPORTED_PASSES_MAX * ARGON2_MEMORY_KIB
+        or found.parallelism > IMPORTED_LANES_MAX
+        or len(password_hash) > IMPORTED_CHARACTERS_MAX
+    ):
+        raise UserError(
+            f"the password hash is not one by argon2id with at most {IMPORTED_MEMORY_KIB_MAX} KiB of memory, "
+            f"{IMPORTED_LANES_MAX} lanes and the work of {IMPORTED_PASSES_MAX} passes over {ARGON2_MEMORY_KIB} KiB",
+            hint="set the password anew instead",
+        )
+    return password_hash
 
 
 def verified(password_hash: str, password: str) -> bool:

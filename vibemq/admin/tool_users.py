@@ -9,7 +9,8 @@ one password, and may do everything; whatever else would change it is refused.
 Hashing and committing block.
 """
 
-from vibemq.admin.passwords import hash_password, imported_hash
+from vibemq.admin.passwords import NO_PASSWORD, OWN_HASHING, hash_password, imported_hash
+from vibemq.admin.scram import Verifier
 from vibemq.admin.users import GUEST
 from vibemq.errors import UserError, VhostNotFound
 from vibemq.storage.metadata import Metadata, UserRecord, VhostPermission
@@ -27,8 +28,11 @@ def put_user(
     password: str | None = None,
     password_hash: str | None = None,
     hashing: str = "",
+    verifier: str = "",
 ) -> bool:
-    """Make a user or change one, the password by itself or by RabbitMQ's hash of it; was one made?
+    """Make a user or change one, the password by itself or by RabbitMQ's or our own hash of it; was one made?
+
+    ``verifier`` belongs to a hash of our own (vibemq.admin.scram); without it there is no login by challenge.
 
     An empty hash: a user without a password, who comes in by a certificate only.  Raises UserError, UserNotFound.
     """
@@ -40,9 +44,12 @@ def put_user(
         return was_removed
     if not 1 <= len(name.encode(errors="surrogatepass")) <= NAME_SIZE_MAX_BYTES or not name.isprintable():
         raise UserError(f"user name {name!r}: 1 to {NAME_SIZE_MAX_BYTES} bytes of printable characters are needed")
+    if verifier and (password_hash is None or hashing != OWN_HASHING or Verifier.decode(verifier) is None):
+        raise UserError(f"user {name!r}: the verifier is none of ours, or belongs to no hash by {OWN_HASHING}")
     if password is not None:
         return metadata.put_user(name, tags, *hash_password(password, _PASSWORD_CHARACTERS_MIN))
-    return metadata.put_user(name, tags, None if password_hash is None else imported_hash(password_hash, hashing))
+    kept = None if password_hash is None else imported_hash(password_hash, hashing)
+    return metadata.put_user(name, tags, kept, verifier)
 
 
 def change_password(metadata: Metadata, name: str, password: str) -> None:
@@ -50,6 +57,13 @@ def change_password(metadata: Metadata, name: str, password: str) -> None:
     if name == GUEST:
         raise _built_in("keeps its password")
     metadata.change_password(name, *hash_password(password, _PASSWORD_CHARACTERS_MIN))
+
+
+def clear_password(metadata: Metadata, name: str) -> None:
+    """Nobody comes in by a password of this user any more; by a certificate, still.  Raises UserError, UserNotFound."""
+    if name == GUEST:
+        raise _built_in("keeps its password")
+    metadata.change_password(name, NO_PASSWORD)
 
 
 def set_tags(metadata: Metadata, name: str, tags: tuple[str, ...]) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a connection may (still) be here, and the queue that it uses, made if need be: the same at each door."""
+"""Whether a connection may (still) be here, whether its messages may come in now, and the queue that it uses, made if
+need be: the same at each door."""
 
 from __future__ import annotations
 
@@ -9,13 +10,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vibemq.errors import StorageError, StreamExists, StreamNotFound
+from vibemq.errors import StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.broker.parts import Broker
 
 logger = logging.getLogger(__name__)
+
+refusing = OnceAMinute(logger)
 
 GUEST = "guest"
 SUBSCRIPTIONS_MAX = 2048  # of one connection, which all end in one turn when it does: 7 us each
@@ -28,6 +32,17 @@ class Ended(enum.Enum):
 
     LOGIN_NEEDED = enum.auto()  # it came when nobody had to log in
     DELETED = enum.auto()  # its user, perhaps made anew since
+
+
+def refusal_now(broker: Broker, peer: str) -> str:
+    """Why no message may come in at any door now, for a peer: a disk or memory alarm.  "" when it may.
+
+    Publishes are refused and the connection is read on, because its acknowledgements may be what makes room.  The
+    streams door, whose clients know no refusal that comes and goes, does not read who publishes (as RabbitMQ)."""
+    why: str = broker.alarms.refusal
+    if why:
+        refusing.say("publishes", "publishes are refused, the last one of %s: %s", peer, why)
+    return why
 
 
 def needs_login(broker: Broker) -> bool:
@@ -69,6 +84,7 @@ def with_queue(
     name: str,
     *,
     may_create: bool,
+    may_convert: bool = False,
     options: Mapping[str, Any] = NO_OPTIONS,
     then: Callable[[Any], None],
     failed: Callable[[Exception], None],
@@ -76,13 +92,20 @@ def with_queue(
 ) -> None:
     """Call ``then(queue)``, after making the queue with `options` if it does not exist and that is allowed.
 
-    ``failed`` is told StreamNotFound when it was not, or has gone again, StorageError or OSError.
+    A stream of that name becomes a queue only with ``may_convert``.  ``failed`` is told StreamNotFound when there is no
+    queue, or no longer, StreamIsNoQueue when there is a stream instead, StorageError or OSError.
     """
+
+    def missing(problem: StreamNotFound) -> StreamNotFound:
+        record = broker.queues.metadata.find_stream(virtual_host, name)
+        return problem if record is None or record.queue is not None else StreamIsNoQueue(name)
 
     def use() -> None:
         try:
             queue = broker.queues.find(virtual_host, name)
-        except (StreamNotFound, StorageError, OSError) as problem:
+        except StreamNotFound as problem:
+            failed(missing(problem))
+        except (StorageError, OSError) as problem:
             failed(problem)
         else:
             then(queue)
@@ -96,10 +119,12 @@ def with_queue(
     try:
         queue = broker.queues.find(virtual_host, name)
     except StreamNotFound as problem:
-        if may_create:
-            in_helper(partial(broker.catalog.create_queue, virtual_host, name, dict(options)), made)
+        why = missing(problem)
+        if may_create and (may_convert or not isinstance(why, StreamIsNoQueue)):
+            create = broker.catalog.create_queue
+            in_helper(partial(create, virtual_host, name, dict(options), may_convert=may_convert), made)
         else:
-            failed(problem)
+            failed(why)
     except (StorageError, OSError) as problem:
         failed(problem)
     else:

@@ -36,7 +36,11 @@ class StreamArguments:
 
     def same_as(self, given: dict[str, str], durability: str, store: Store) -> bool:
         """Is a stream that was made with `given` equivalent?"""
-        return log_options(given, durability, store.segment_size_bytes) == self.options
+        return _options(given, durability, store) == self.options
+
+
+def _options(given: dict[str, str], durability: str, store: Store) -> LogOptions:
+    return log_options(given, durability, store.segment_size_bytes, store.chunk_messages_max)
 
 
 def stream_arguments(given: dict[str, str], store: Store) -> StreamArguments:
@@ -51,6 +55,6 @@ def stream_arguments(given: dict[str, str], store: Store) -> StreamArguments:
     if durability not in DURABILITIES:
         raise BadArgument(f"durability is {durability!r}: needs {' or '.join(DURABILITIES)}")
     try:
-        return StreamArguments(dict(given), log_options(given, durability, store.segment_size_bytes))
+        return StreamArguments(dict(given), _options(given, durability, store))
     except LimitExceeded as problem:
         raise BadArgument(str(problem)) from problem

@@ -37,10 +37,10 @@ cdef class Backlog(Decider):
     cdef uint64_t heard               # the log's next offset when news came last
     cdef uint64_t arrived             # the log's next offset when it was last asked whether too much waits
     cdef uint64_t expired             # every offset below has expired
+    cdef bint making_room             # a helper drops what is settled: on a disk that hangs, for long
     cdef DeadLetters letters
     cdef bint making                  # its queue is being made
     cdef list graves                  # heap of (due ms, offset, reason, attempts): dead, and not on their way yet
-    cdef int64_t dropped_told_ms      # when the log was last told of a message that nothing keeps
     cdef dict burying                 # offset -> (reason, attempts) of those whose copy is not kept yet
     cdef set dead                     # offsets of both
     cdef ledger_entry *entry          # of the message in hand
@@ -52,6 +52,7 @@ cdef class Backlog(Decider):
     cdef int _ready(self, uint64_t offset, uint32_t priority) except -1
     cdef _set_ready(self, uint64_t offset)
     cdef int _settle_one(self, uint64_t offset) except -1
+    cdef int settle_dead(self, uint64_t offset, object reason) except -1
     cdef int _wake_delayed(self, int64_t now_ms) except -1
     cdef int _wake_delayed_below(self, uint64_t upto) except -1
     cdef err _pick_new(self, message_view *m) except *
@@ -61,6 +62,7 @@ cdef class Backlog(Decider):
     cdef uint64_t _oldest(self)
     cdef bint _expire(self, int64_t now_ms) except -1
     cdef bint _purge(self) except -1
+    cdef bint overflows(self) noexcept
     cdef bint _overflow(self) except -1
     cdef bint _clear(self, uint64_t upto, object reason) except -1
     cdef bint _skip_new(self, uint64_t upto, object reason) except -1

@@ -18,7 +18,7 @@ from vibemq.broker.messages cimport NOWHERE
 from vibemq.broker.queue cimport MODE_PRIORITY_BASED
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    ERR_CORRUPT, ERR_END, ERR_LIMIT, ERR_NOT_CACHED, ERR_NOT_FOUND, LEDGER_DEAD, LEDGER_DELAYED, LEDGER_READY,
+    ERR_CORRUPT, ERR_DISK_FULL, ERR_END, ERR_LIMIT, ERR_NOT_CACHED, ERR_NOT_FOUND, LEDGER_DEAD, LEDGER_DELAYED, LEDGER_READY,
     LEDGER_SETTLED, OK, commit, fault,
 )
 from vibemq.storage.log cimport storage_error
@@ -26,17 +26,34 @@ from vibemq.storage.log cimport storage_error
 from vibemq.broker.expiry import Expiry
 from vibemq.broker.policy import FailureReason, Overflow
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
-from vibemq.storage.log import drop_before, ledger_sync, segments
+from vibemq.once_a_minute import OnceAMinute
+from vibemq.storage.log import drop_before, drop_settled, ledger_sync, segments
 
 logger = logging.getLogger(__name__)
+failing = OnceAMinute(logger)
+expiring = OnceAMinute(logger, logging.INFO)
+
+#: What the log says of messages that left a queue for good, by the reason.
+DROPPED = {
+    FailureReason.QUEUE_FULL: "it is full (max_messages {queue.max_messages}), and drops the oldest",
+    FailureReason.MESSAGE_EXPIRED: "messages are older than its time to live of {queue.policy.message_ttl_ms} ms, and "
+                                   "are dropped; with a dead-letter queue they would be kept",
+    FailureReason.MAX_RETRIES_EXCEEDED: "message {offset} was delivered {times} and not acknowledged, and is dropped; "
+                                        "with a dead-letter queue it would be kept",
+    FailureReason.UNDELIVERABLE: "message {offset} could be given to none of the consumers that tried, and is dropped; with a "
+                                 "dead-letter queue it would be kept",
+    FailureReason.DESERIALIZATION_ERROR: "message {offset} cannot be read, and is dropped",
+}
 
 cdef enum:
     CLEAR_BUDGET = 4096      # messages taken out in one turn
     BLOCKS_PER_TURN = 4
     SYNC_EVERY_MS = 10_000   # of a queue with durability `disk`: what was settled since then comes again after a power cut
-    DROPPED_LOG_MS = 60_000  # between two words on messages that nothing keeps: a flood must not fill the disk
     UNREADABLE_AT_ONCE = 256  # messages of sub-batches that cannot be unpacked, of 65,535 each at worst
     MAKING_MS = 50           # until a dead-letter queue that is being made is asked for again
+    DEAD_MAX = 65_536        # on their way to the dead-letter queue: some 300 bytes each, and no more while it is stuck
+
+cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)
 
 
 cdef class Backlog(Decider):
@@ -51,18 +68,40 @@ cdef class Backlog(Decider):
         self.probe = Probe(queue.table.messages, queue.stream.log, queue.key)
         self.segments = segments(queue.stream.log.directory)
         core.control_committed(queue.stream.log.control, &committed)
-        self.arrived = committed.next_offset
+        # What came when nobody was home counts as new.
+        self.arrived = (core.ledger_looked(self.control) or committed.next_offset + 1) - 1
         self._skip_dropped()
         self.next = core.ledger_next(self.control)
         self.cursor.seek(self.next)
         self._ready_from_base()
-        if queue.policy.message_ttl_ms:
-            self.expiry = Expiry(queue.policy.message_ttl_ms, queue.table.now_ms, committed.next_offset,
+        self._begin_expiry()
+        self._prepare_letters()
+
+    def _begin_expiry(self):
+        cdef commit committed
+        core.control_committed(self.queue.stream.log.control, &committed)
+        self.expiry = None
+        if self.queue.policy.message_ttl_ms:
+            self.expiry = Expiry(self.queue.policy.message_ttl_ms, self.queue.table.now_ms, committed.next_offset,
                                  self._first_after)
-        if queue.policy.dead_letter:
+
+    def _prepare_letters(self):
+        """Make the dead-letter queue early, so that nobody has to wait for it later."""
+        cdef Queue queue = self.queue
+        if queue.policy.dead_letter and not self.making:
             name = queue.policy.dead_letter_name(queue.name)
             if queue.table.metadata.find_stream(queue.stream.virtual_host, name) is None:
-                self._make_letters(name)  # early, so that nobody has to wait for it later
+                self._make_letters(name)
+
+    cdef int altered(self, object had) except -1:
+        if had.message_ttl_ms != self.queue.policy.message_ttl_ms:
+            self._begin_expiry()
+        if self.letters is not None and self.letters.name != self.queue.policy.dead_letter_name(self.queue.name):
+            self.letters.retire()
+            self.letters = None
+        self._prepare_letters()
+        self.arrived = 0  # a limit that is lower now holds for what waits already
+        return 0
 
     cdef int rest(self) except -1:
         cdef int64_t now_ms = self.queue.table.now_ms
@@ -81,11 +120,13 @@ cdef class Backlog(Decider):
 
     cdef int stop(self) except -1:
         self.stopped = True
-        self.timer.cancel()
+        self.timer.end()
         self.cursor.close()
         self.probe.close()
         if self.letters is not None:
             self.letters.close()
+        # Both refer to this: a deleted queue's mappings go with it, and do not wait for the collector.
+        self.letters = self.expiry = None
         return 0
 
     def _on_time(self, now_ms):
@@ -141,6 +182,10 @@ cdef class Backlog(Decider):
         self.settling = True
         return 0
 
+    cdef int settle_dead(self, uint64_t offset, object reason) except -1:
+        """Its copy is in the dead-letter queue."""
+        return self._settle_one(offset)
+
     cdef int _wake_delayed(self, int64_t now_ms) except -1:
         cdef ledger_entry *entry
         cdef uint64_t word
@@ -195,7 +240,7 @@ cdef class Backlog(Decider):
                 self._skip_dropped()
                 self.next = max(self.next, core.ledger_next(self.control))
                 self.cursor.seek(self.next)
-            logger.error("queue %s: cannot be read: %s", self.queue.name, storage_error(e, &f))
+            failing.say((self.queue.key, e), "queue %s: cannot be read: %s", self.queue.name, storage_error(e, &f))
             self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
             return ERR_END
 
@@ -223,10 +268,13 @@ cdef class Backlog(Decider):
             self.next = offset = m.offset
         while offset <= m.offset:
             e = core.ledger_reserve(self.raw, offset + 1, &f)
+            while e == ERR_DISK_FULL and self.queue.table.reserve.release():
+                e = core.ledger_reserve(self.raw, offset + 1, &f)
             entry = core.ledger_entry_of(self.raw, offset, &f) if e == OK else NULL
             if entry == NULL:
                 if e != ERR_LIMIT:
-                    logger.error("queue %s: nothing can be handed out now: %s", self.queue.name, storage_error(e, &f))
+                    failing.say((self.queue.key, e), "queue %s: nothing can be handed out now: %s", self.queue.name,
+                                storage_error(e, &f))
                 self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                 return -1
             if offset < m.offset:  # there is no such message: retention or damage has taken it
@@ -302,20 +350,28 @@ cdef class Backlog(Decider):
         core.ledger_purge_done(self.control, upto)  # or a later home would take what comes back from consumers
         return False
 
+    cdef bint overflows(self) noexcept:
+        """May more wait than shall, so that the next turn has to look?"""
+        cdef commit committed
+        if not self.queue.max_messages or self.queue.overflow != OVERFLOW_DROP_OLDEST:
+            return False
+        core.control_committed(self.queue.stream.log.control, &committed)
+        return committed.next_offset != self.arrived  # what comes back from consumers pushes nothing out
+
     cdef bint _overflow(self) except -1:
         """DropOldest: as many of the oldest as are too many."""
         cdef uint64_t most = self.queue.max_messages
         cdef uint64_t excess, offset
+        cdef uint64_t dropped = 0
         cdef commit committed
         cdef int budget = CLEAR_BUDGET
-        if not most or self.queue.policy.overflow is not Overflow.DROP_OLDEST:
+        if not self.overflows():
             return False
         core.control_committed(self.queue.stream.log.control, &committed)
-        if committed.next_offset == self.arrived:
-            return False  # what comes back from consumers pushes nothing out
         self.arrived = committed.next_offset
         while self.ready + <int64_t> (committed.next_offset - self.next) + <int64_t> len(self.delayed) > <int64_t> most:
             if budget == 0:
+                self._count_out(FailureReason.QUEUE_FULL, dropped)
                 self.arrived = 0
                 return True
             budget -= 1
@@ -324,23 +380,25 @@ cdef class Backlog(Decider):
                 self.ready = 0
                 if committed.next_offset > self.next:
                     excess = (committed.next_offset - self.next) + <uint64_t> len(self.delayed) - most
-                    if not self._skip_new(self.next + min(excess, committed.next_offset - self.next), None):
+                    if not self._skip_new(self.next + min(excess, committed.next_offset - self.next),
+                                          FailureReason.QUEUE_FULL):
+                        self._count_out(FailureReason.QUEUE_FULL, dropped)
                         self.arrived = 0
                         return True
                     continue
                 offset = heapq.heappop(self.delayed)[1]  # only what waits for its next attempt is left
-                core.ledger_dropped_add(self.control, 1)
-                self._settle_one(offset)
-                continue
-            self.ready -= 1
-            core.ledger_dropped_add(self.control, 1)
+            else:
+                self.ready -= 1
+            dropped += 1
             self._settle_one(offset)
+        self._count_out(FailureReason.QUEUE_FULL, dropped)
         return False
 
     cdef bint _clear(self, uint64_t upto, object reason) except -1:
         """Take every waiting message below `upto` out of the queue; True when that is not finished."""
         cdef message_view v
         cdef uint64_t offset
+        cdef uint64_t out = 0
         cdef int budget = CLEAR_BUDGET
         cdef bint bury = reason is not None and self.queue.policy.dead_letter
         cdef commit committed
@@ -352,7 +410,10 @@ cdef class Backlog(Decider):
             if offset >= upto or offset >= self.next:
                 break
             if budget == 0:
+                self._count_out(reason, out)
                 return True
+            if bury and len(self.dead) >= DEAD_MAX:
+                return False  # on when some of them are kept
             budget -= 1
             self.entry = core.ledger_entry_of(self.raw, offset, NULL)
             if self.entry == NULL:
@@ -361,8 +422,9 @@ cdef class Backlog(Decider):
             if bury:
                 self._bury(offset, reason, core.ledger_unpack(core.ledger_word_get(self.entry)).attempts)
             else:
-                self._count_out(reason, 1)
+                out += 1
                 self._settle_one(offset)
+        self._count_out(reason, out)
         if self.next >= upto:
             return False
         if not bury:
@@ -371,17 +433,29 @@ cdef class Backlog(Decider):
             if budget == 0:
                 return True
             budget -= 1
-            if self.fetching or self._pick_new(&v) != OK:
+            if self.fetching or len(self.dead) >= DEAD_MAX or self._pick_new(&v) != OK:
                 return False
             self.passed(self.next)
             self._bury(v.offset, reason, 0)
         return False
 
     def _count_out(self, reason, uint64_t count):
+        """So many messages have left the queue for good; without a reason they were purged."""
+        if not count:
+            return
+        if reason is None:
+            core.ledger_purged_add(self.control, count)
+            return
         if reason is FailureReason.MESSAGE_EXPIRED:
             core.ledger_expired_add(self.control, count)
-        else:
-            core.ledger_dropped_add(self.control, count)
+        self._dropped(reason, count, 0, 0)
+
+    def _dropped(self, reason, uint64_t count, uint64_t offset, uint32_t attempts):
+        core.ledger_dropped_add(self.control, count)
+        times = "once" if attempts == 1 else f"{attempts} times"
+        text = DROPPED[reason].format(queue=self.queue, offset=offset, times=times)
+        (expiring if reason is FailureReason.MESSAGE_EXPIRED else failing).say(
+            (self.queue.key, reason), "queue %s: %s", self.queue.name, text, count=count)
 
     cdef bint _skip_new(self, uint64_t upto, object reason) except -1:
         """Settle messages that were never handed out, unread; False when some are left for the next turn."""
@@ -409,8 +483,7 @@ cdef class Backlog(Decider):
         if reason is FailureReason.MESSAGE_EXPIRED:
             core.ledger_expired_add(self.control, 1)
         if not self.queue.policy.dead_letter:
-            if reason is not FailureReason.MESSAGE_EXPIRED:
-                self._drop(offset, attempts)
+            self._dropped(reason, 1, offset, attempts)
             return self._settle_one(offset)
         if offset in self.dead:
             return 0  # another copy of it is on its way already
@@ -419,15 +492,6 @@ cdef class Backlog(Decider):
         self.dead.add(offset)
         heapq.heappush(self.graves, (0, offset, reason, attempts))
         return self.queue.mark()
-
-    def _drop(self, offset, attempts):
-        core.ledger_dropped_add(self.control, 1)
-        now_ms = self.queue.table.now_ms
-        if now_ms - self.dropped_told_ms >= DROPPED_LOG_MS or not self.dropped_told_ms:
-            self.dropped_told_ms = now_ms
-            logger.warning("queue %s: message %d is dropped after %d deliveries; with a dead-letter queue it would be kept. "
-                           "Others are counted (dropped_total), and the log is told once a minute",
-                           self.queue.name, offset, attempts)
 
     cdef bint _bury_due(self, int64_t now_ms) except -1:
         """Send copies of the dead on their way; each is settled when its copy is kept.  True: more at once."""
@@ -438,7 +502,7 @@ cdef class Backlog(Decider):
         cdef ledger_word w
         cdef uint64_t offset
         cdef int budget = CLEAR_BUDGET
-        while self.graves and self.graves[0][0] <= now_ms and not self.fetching:
+        while self.graves and self.graves[0][0] <= now_ms and not self.fetching and not self.queue.table.holds_copies:
             if budget == 0:
                 return True
             budget -= 1
@@ -463,7 +527,8 @@ cdef class Backlog(Decider):
             try:
                 self.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(), reason.value.encode(), attempts)
             except (LimitExceeded, MemoryError, StreamNotFound) as problem:
-                logger.error("queue %s: message %d cannot be dead-lettered now: %s", self.queue.name, offset, problem)
+                failing.say((self.queue.key, "letter"), "queue %s: message %d cannot be dead-lettered now: %s",
+                            self.queue.name, offset, problem)
                 del self.burying[offset]
                 heapq.heappush(self.graves, (now_ms + RETRY_MS, offset, reason, attempts))
                 return False
@@ -482,7 +547,8 @@ cdef class Backlog(Decider):
         except StreamNotFound:
             self._make_letters(name)
         except StorageError as problem:
-            logger.error("queue %s: its dead-letter queue %s cannot be opened: %s", queue.name, name, problem)
+            failing.say((queue.key, "letters"), "queue %s: its dead-letter queue %s cannot be opened: %s", queue.name,
+                        name, problem)
         return False
 
     def _make_letters(self, str name):
@@ -495,7 +561,8 @@ cdef class Backlog(Decider):
     def _made(self, result, error):
         self.making = False
         if error is not None:
-            logger.error("queue %s: its dead-letter queue cannot be made: %s", self.queue.name, error)
+            failing.say((self.queue.key, "letters"), "queue %s: its dead-letter queue cannot be made: %s",
+                        self.queue.name, error)
         if not self.stopped:
             self.queue.mark()
 
@@ -511,7 +578,7 @@ cdef class Backlog(Decider):
                 continue  # the next home finds them as they are
             if ok:
                 core.ledger_dead_lettered_add(self.control, 1)
-                self._settle_one(offset)
+                self.settle_dead(offset, reason)
                 self.dead.discard(offset)
             else:
                 due_ms = self.queue.table.now_ms + RETRY_MS
@@ -535,6 +602,25 @@ cdef class Backlog(Decider):
             self.queue.table.helpers.submit(partial(drop_before, self.queue.stream.log.directory, base), self._segments_dropped)
         return 0
 
+    def make_room(self):
+        """On a full disk: of a queue that is empty nothing need stay, not even the segment that is written to."""
+        cdef commit committed
+        cdef uint64_t base
+        if not self.queue.table.makes_room or self.queue.policy.keep or self.stopped or self.making_room:
+            return
+        base = core.ledger_base(self.control)
+        core.control_committed(self.queue.stream.log.control, &committed)
+        if base == committed.next_offset and <uint64_t> committed.segment < base:
+            self.queue.stream.rest()  # its descriptors would keep the room
+            drop = partial(drop_settled, self.queue.stream.log.directory, base)  # which makes a new segment first
+            self.making_room = True
+            self.queue.table.helpers.submit(partial(self.queue.table.reserve.retry, drop), self._made_room)
+
+    def _made_room(self, result, error):
+        self.making_room = False
+        self._segments_dropped(result, error)
+
     def _segments_dropped(self, result, error):
         if error is not None and not self.stopped:
-            logger.error("queue %s: settled segments cannot be dropped: %s", self.queue.name, error)
+            failing.say((self.queue.key, "segments"), "queue %s: settled segments cannot be dropped: %s",
+                        self.queue.name, error)

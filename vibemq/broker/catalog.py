@@ -7,13 +7,16 @@ run in helper threads; ``deleted``, afterwards, and ``restart`` are for the work
 
 from __future__ import annotations
 
+import logging
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vibemq.storage.log as logs
 from vibemq.broker.arguments import BadArgument, stream_arguments
-from vibemq.broker.policy import QueuePolicy, dead_letter_options
+from vibemq.broker.policy import NAME_SIZE_MAX_BYTES as NAME_SIZE_MAX_BYTES
+from vibemq.broker.policy import QueuePolicy, altered, dead_letter_options
 from vibemq.config import Config
 from vibemq.errors import (
     ExchangeNotFound,
@@ -24,7 +27,7 @@ from vibemq.errors import (
     UserError,
     VibeMQError,
 )
-from vibemq.storage.arguments import log_options
+from vibemq.storage.arguments import has_retention, log_options
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -32,9 +35,13 @@ if TYPE_CHECKING:
     from vibemq.broker.stream import StreamTable
     from vibemq.storage.arguments import LogOptions
     from vibemq.storage.metadata import StreamRecord
+    from vibemq.storage.policies import HeldPolicies
 
-NAME_SIZE_MAX_BYTES = 255
+logger = logging.getLogger(__name__)
+
 RESERVED_PREFIX = "amq."
+#: Of a log: it is gone, or no broker has run since the last boot; the next one sets all limits as it starts.
+_NOT_IN_USE = ("ERR_NOT_FOUND", "ERR_DELETED", "ERR_STALE")
 _DELETE_VHOST_TRIES = 3  # somebody who makes streams all the time keeps the vhost
 
 
@@ -55,6 +62,11 @@ def checked_name(given: str) -> str:
             f"name {name!r} is empty, begins with {RESERVED_PREFIX} or is over {NAME_SIZE_MAX_BYTES} bytes"
         )
     return name
+
+
+def queue_name_fits(name: str) -> bool:
+    """May a queue be made under this name at every door?  The native one takes letters, digits and "-_." only."""
+    return all(char in "-_." or unicodedata.category(char)[0] == "L" or char.isdecimal() for char in name)
 
 
 class Catalog:
@@ -139,20 +151,41 @@ class Catalog:
 
     def _options(self, record: StreamRecord) -> LogOptions:
         arguments = self.metadata.effective_arguments(record)
-        return log_options(arguments, record.durability, self.config.store.segment_size_bytes)
+        store = self.config.store
+        return log_options(arguments, record.durability, store.segment_size_bytes, store.chunk_messages_max)
 
-    def create_queue(self, virtual_host: str, name: str, options: Mapping[str, Any]) -> StreamRecord:
-        """Make a queue, or make one of a stream that is there already.  Blocks.
+    def apply_policies(self, before: HeldPolicies) -> None:
+        """Set the limits of every stream to which other arguments apply than with the policies ``before``.  Blocks.
+
+        What fails is logged and left to housekeeping, which does it again for all streams.
+        """
+        now = self.metadata.held_policies()
+        for record in self.metadata.streams():
+            arguments = now.arguments(record)
+            if record.queue is not None or arguments == before.arguments(record):
+                continue
+            try:
+                logs.set_limits(record.directory, **self._options(record))
+                if has_retention(arguments):
+                    logs.housekeep(record.directory)
+            except VibeMQError as problem:
+                if getattr(problem, "code", "") not in _NOT_IN_USE:
+                    logger.warning("stream %r: a policy is not applied yet: %s", record.name, problem)
+
+    def create_queue(
+        self, virtual_host: str, name: str, options: Mapping[str, Any], *, may_convert: bool = True
+    ) -> StreamRecord:
+        """Make a queue, or with ``may_convert`` make one of a stream that is there already.  Blocks.
 
         ``options`` are kept as given (vibemq.broker.policy), ``durability`` among them.  Raises StreamExists when
-        there is such a queue, LimitExceeded, StorageError.
+        there is such a queue or may be no other, LimitExceeded, StorageError.
         """
         durability = options.get("durability") or self.config.store.durability
         kept = {key: value for key, value in options.items() if value is not None}
 
         def prepare(record: StreamRecord) -> None:
-            segment = self.config.queues.segment_size_bytes
-            logs.create(record.directory, **log_options({}, durability, segment))
+            segment, messages = self.config.queues.segment_size_bytes, self.config.store.chunk_messages_max
+            logs.create(record.directory, **log_options({}, durability, segment, messages))
             logs.ledger_create(record.directory, 0, durability == "disk")
 
         try:
@@ -167,10 +200,23 @@ class Catalog:
                 vhost_streams_max=self.config.store.streams_per_virtual_host_max,
             )
         except StreamExists as problem:
-            if problem.record is None or problem.record.queue is not None:  # type: ignore[attr-defined]
+            if not may_convert or problem.record is None or problem.record.queue is not None:  # type: ignore[attr-defined]
                 raise
-        # A stream of its own: its retention goes on to say what is kept, and the queue begins with what is there.
-        return self.metadata.set_queue(virtual_host, name, {**kept, "keep": True}, prepare=self._add_ledger)
+        # A stream of its own: its retention goes on to say what is kept, and the queue begins with what is there. By
+        # default nothing limits it, which would drop from what nobody has yet had the time to take.
+        options = {"max_messages": 0, **kept, "keep": True}
+        return self.metadata.set_queue(virtual_host, name, options, prepare=self._add_ledger)
+
+    def alter_queue(self, virtual_host: str, name: str, changes: Mapping[str, Any]) -> StreamRecord:
+        """Change options of a queue that is there (vibemq.broker.policy CHANGEABLE); its messages stay.  Blocks.
+
+        What is not named stays as it is, and None gives an option back to the configuration.  Once this has returned
+        the change is kept; workers learn of it within half a second, or at once when they are told: in a worker by
+        ``Broker.tell_access_changed``, in the management API by ``Api.accounts_changed``.
+
+        Raises StreamNotFound (also for a stream that is no queue), BadArgument, StorageError.
+        """
+        return self.metadata.alter_queue(virtual_host, name, lambda stored: altered(name, stored, changes))
 
     def _add_ledger(self, record: StreamRecord) -> None:
         log = logs.Log(record.directory)

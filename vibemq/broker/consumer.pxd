@@ -10,6 +10,10 @@ cdef enum:
     UNWANTED = 2
 
 
+# Of a host and a user: the same whenever they reconnect, in every worker.  Those that share one count as the same peer.
+cdef uint32_t peer_key(str user, str address) except? 0
+
+
 # Somebody on this worker who gets a queue's messages.  The last four methods are the door's; none may block.
 cdef class Consumer:
     cdef object queue                 # the broker.queue.Queue; None once it is removed
@@ -18,6 +22,8 @@ cdef class Consumer:
     cdef InFlight deliveries          # its connection's
     cdef delivery_list own            # its part of them
     cdef readonly uint32_t prefetch   # how many may be in flight
+    cdef bint follows                 # it said nothing of that: as many as its queue says
+    cdef uint32_t peer                # whose it is: peer_key() of its connection
     cdef object member                # the home's record of it, while the home is on this worker
     cdef bint stalled                 # had no room when there was something for it
     # From a home on another worker: what was handed over and is not written yet, and what it is told.
@@ -29,7 +35,6 @@ cdef class Consumer:
     cdef dict returned                # of a fan-out with a home elsewhere: copies given back that come again
     cdef uint32_t settled_count
     cdef bint queued, fetching
-    cdef bint told                    # the log was told of a message that it cannot be given
 
     cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1
     cdef uint64_t lowest(self) noexcept
@@ -37,8 +42,8 @@ cdef class Consumer:
     # May another message be written now?  When not: call queue.room_again(self) once there is.
     cdef bint room(self) noexcept
     # Write a Deliver for message `m`, whose id is `id`.  The bytes are only valid during the call.
-    # UNDELIVERABLE: the door's clients can never be given it.  UNWANTED: this consumer does not want it, and its copy is
-    # settled; only consumers of a fan-out may say so.
+    # UNDELIVERABLE: this consumer can never be given it, but others may.  UNWANTED: this consumer does not want it, and
+    # its copy is settled; only consumers of a fan-out may say so.
     cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1
     # The queue was deleted; this consumer is already detached from it.
     cdef int on_deleted(self) except -1
@@ -53,6 +58,7 @@ cdef class Decider:
     cdef int settled(self, Consumer consumer, uint64_t offset) except -1
     cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1
     cdef int room_again(self, Consumer consumer) except -1
+    cdef int altered(self, object had) except -1   # the queue's policy is another now than `had`
     cdef int letter_from(self, const letter *what) except -1
     cdef int news(self) except -1
     cdef bint dispatch(self) except -1   # True when it wants to go on in the next turn

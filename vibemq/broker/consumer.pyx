@@ -2,14 +2,23 @@
 """A consumer as the broker sees it, whatever door it came through, and the face of what decides for it."""
 
 import logging
+import zlib
 
 from libc.stdlib cimport free, realloc
 
 from vibemq.broker.inflight cimport NO_SLOT
 from vibemq.broker.payload cimport MESSAGE_ID_BYTES_MAX, id_of
-from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, Queue
+from vibemq.broker.queue cimport MODE_FAN_OUT_WITH_ACK, MODE_FAN_OUT_WITHOUT_ACK, Queue
+from vibemq.storage cimport core
 
-logger = logging.getLogger(__name__)
+from vibemq.net.hosts import host_of
+from vibemq.once_a_minute import OnceAMinute
+
+failing = OnceAMinute(logging.getLogger(__name__))
+
+
+cdef uint32_t peer_key(str user, str address) except? 0:
+    return zlib.crc32(f"{user}@{host_of(address)}".encode("utf-8", "surrogateescape"))
 
 
 cdef class Consumer:
@@ -49,10 +58,9 @@ cdef class Consumer:
         else:
             self.unordered = True
         if queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
-            if self.write(m, id, id_size, attempts) == UNDELIVERABLE and not self.told:
-                self.told = True
-                logger.warning("queue %s: message %d cannot be given to %s, nor will others like it", queue.name,
-                               m.offset, self)
+            if self.write(m, id, id_size, attempts) == UNDELIVERABLE:
+                core.ledger_dropped_add(queue.control, 1)
+                self._say_unsuited(m.offset, "and is dropped for it, and for no other")
             return 0
         slot = self.deliveries.add(&self.own, self.number, m.offset, id, id_size, attempts, strikes,
                                    queue.table.now_ms)
@@ -60,10 +68,18 @@ cdef class Consumer:
             queue.ack_timer.at_most(queue.table.now_ms + queue.policy.ack_timeout_ms)
         what = self.write(m, id, id_size, attempts)
         if what == UNDELIVERABLE:
+            self._say_unsuited(m.offset, "which the others still get" if queue.mode == MODE_FAN_OUT_WITH_ACK
+                               else "and waits for one that can take it")
             queue.refuse(self, slot)
         elif what == UNWANTED:
             queue.settle(self, slot)
         return 0
+
+    def _say_unsuited(self, uint64_t offset, str then):
+        door = type(self).__module__.rsplit(".", 2)[1]
+        failing.say(((<Queue> self.queue).key, door), "queue %s: message %d cannot be given to a consumer of the %s door, "
+                    "for which it is too large or has a form that cannot be had there, %s", self.queue.name, offset,
+                    door, then)
 
     cdef uint64_t lowest(self) noexcept:
         """The lowest offset that this consumer has not settled; 2^64-1 when it has settled all it was given."""
@@ -111,6 +127,9 @@ cdef class Decider:
         return 0
 
     cdef int room_again(self, Consumer consumer) except -1:
+        return 0
+
+    cdef int altered(self, object had) except -1:
         return 0
 
     cdef int letter_from(self, const letter *what) except -1:

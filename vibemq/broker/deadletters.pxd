@@ -11,5 +11,7 @@ cdef class DeadLetters(StreamUser):
     cdef list tokens                  # of this turn's batch
     cdef list unsynced                # (tokens, first offset, next offset) of batches that wait for a sync
     cdef readonly bint closed
+    cdef object timer                 # of one that is retired
 
+    cdef int _look_if_done(self) except -1
     cdef int add(self, message_view *m, object token, bytes queue, bytes reason, uint32_t attempts) except -1

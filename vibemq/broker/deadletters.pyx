@@ -51,6 +51,20 @@ cdef class DeadLetters(StreamUser):
                 self.stream.detach(self)
             self.queue.release(self)
 
+    def retire(self):
+        """Nothing more is added; it closes when all that was added is answered."""
+        self.timer = self.queue.table.timers.timer(self._close_if_done)
+        self._look_if_done()
+
+    cdef int _look_if_done(self) except -1:
+        if self.timer is not None and not self.tokens and not self.unsynced:
+            self.timer.at_most(0)  # not from within the stream's own turn, which goes on with its log
+        return 0
+
+    def _close_if_done(self, now_ms):
+        if not self.tokens and not self.unsynced:
+            self.close()
+
     cdef int add(self, message_view *m, object token, bytes queue, bytes reason, uint32_t attempts) except -1:
         """Lay a copy of the message into this turn's batch; with m NULL there is no body to be had."""
         cdef amqp_pairs it
@@ -130,7 +144,7 @@ cdef class DeadLetters(StreamUser):
             self.unsynced.append((tokens, first_offset, next_offset))
         else:
             self.owner.letters_kept(tokens, ok)
-        return 0
+        return self._look_if_done()
 
     cdef int on_durable(self, uint64_t durable) except -1:
         cdef list waiting = []
@@ -144,6 +158,7 @@ cdef class DeadLetters(StreamUser):
             else:
                 waiting.append(batch)
         self.unsynced = waiting + self.unsynced
+        self._look_if_done()
         return 1 if self.unsynced else 0
 
     cdef int on_deleted(self) except -1:

@@ -6,13 +6,18 @@ together, read once; those behind are served from the entries.  An entry is sett
 acknowledgement of any copy: from then on nobody new is given the message.  It leaves the queue when every
 member that owed it has settled its copy or is gone; if they all went without a word it is given
 to those who are there, or waits for the next to come.
+
+What is passed on may be millions of messages, so it is never listed: a member has a few ranges of offsets that
+it inherited, and looks at each entry when its turn comes.  How often a message was tried is in its entry.
 """
 
 import heapq
 import logging
+from collections import deque
 
+from vibemq.broker.backlog cimport RETRY_MS
 from vibemq.broker.home cimport BUDGET
-from vibemq.broker.messages cimport message_view
+from vibemq.broker.messages cimport NOWHERE, message_view
 from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, Queue
 from vibemq.broker.rotation cimport reason_of
 from vibemq.storage cimport core
@@ -21,12 +26,17 @@ from vibemq.storage.core cimport (
 )
 from vibemq.storage.log cimport storage_error
 
-from vibemq.broker.policy import Overflow
+from vibemq.broker.policy import FailureReason, Overflow
+from vibemq.broker.ranges import joined, length, without
 from vibemq.broker.timers import NEVER
 
 cdef enum:
     # What a turn may give each of many members: a send to one costs as much as eight deliveries to it.
     MESSAGES_PER_MEMBER = 16
+    # Entries that are only looked at in one turn, and that base moves over (which costs a file for every 16,384 of
+    # them): one to two milliseconds.
+    SEARCHED_PER_TURN = 262_144
+    SETTLED_PER_TURN = 524_288
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +44,11 @@ logger = logging.getLogger(__name__)
 cdef class FanOut(Home):
     def __init__(self, Queue queue, generation, make_dead_letter_queue):
         self.entries_are_owned = False
+        self.past, self.unsearched, self.spared = [], [], set()
         super().__init__(queue, generation, make_dead_letter_queue)
+
+    cdef bint is_idle(self) except -1:
+        return not self.past and not self.unsearched and Home.is_idle(self)
 
     # ---- members ----
 
@@ -54,6 +68,20 @@ cdef class FanOut(Home):
             heapq.heappush(m.again, (due_ms, offset, attempts, strikes))
         return 0
 
+    cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1:
+        """Only this copy is given up: the entry stays as it is, for the others."""
+        self.settling = True
+        if self.queue.policy.dead_letter:
+            return self._bury(offset, FailureReason.UNDELIVERABLE, attempts)
+        self._dropped(FailureReason.UNDELIVERABLE, 1, offset, attempts)
+        return 0
+
+    cdef int settle_dead(self, uint64_t offset, object reason) except -1:
+        if reason is FailureReason.UNDELIVERABLE and self.members:
+            self.settling = True  # of one copy; when nobody owes another, base moves over it
+            return 0
+        return self._settle_one(offset)
+
     cdef uint64_t _lowest(self, Member m):
         """Nothing below is owed to the member any more."""
         cdef uint64_t low = m.cursor
@@ -65,13 +93,21 @@ cdef class FanOut(Home):
             low = min(low, m.reported)
         for item in m.again:
             low = min(low, <uint64_t> item[1])
+        if m.owed:
+            low = min(low, <uint64_t> m.owed[0][0])
         m.low = low
         return low
 
     cdef int inherit(self, Member gone) except -1:
         """What it still owed and nobody else does is given to all who are there."""
         cdef Member m
-        cdef uint64_t offset, first_start
+        cdef uint64_t first_start
+        cdef uint64_t low = self._lowest(gone)
+        came_back = joined([(offset, offset + 1) for _, offset, _, _ in gone.again])
+        orphans = {offset for first, end in self._unclaimed(came_back) for offset in range(first, end)}
+        for _, offset, attempts, strikes in gone.again:
+            if offset in orphans:
+                self._wait_again(offset, attempts, strikes)
         if not self.members:
             return self._all_left(gone)
         first_start = min([(<Member> other).start for other in self.members.values()])
@@ -80,77 +116,151 @@ cdef class FanOut(Home):
             for m in self.members.values():
                 if m.start == first_start:
                     m.start = m.cursor = self.next
-        if gone.low >= first_start and not gone.inherited:
-            return 0
-        if gone.inherited:
-            first_start = max(first_start, <uint64_t> max(gone.inherited) + 1)
-        owed = {offset: (attempts, strikes) for _, offset, attempts, strikes in gone.again if offset < first_start}
-        if gone.consumer is None:  # perhaps its worker died: then nothing was given back
-            owed |= {offset: (1, 0) for offset in range(gone.low, min(gone.cursor, first_start)) if offset not in owed}
-        owed |= {offset: (0, 0) for offset in range(gone.cursor, min(self.next, first_start))}
-        for offset, (attempts, strikes) in owed.items():
-            entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if entry == NULL or core.ledger_word_get(entry) & 7 == LEDGER_SETTLED:
-                continue
-            if any([offset >= (<Member> other).start or offset in (<Member> other).inherited
-                    for other in self.members.values()]):
-                continue  # somebody still owes it
-            for m in self.members.values():
-                self._pass_on(m, offset, attempts, strikes)
+                    m.low = min(m.low, m.start)
+        on_its_way = [(low, min(gone.cursor, self.next))] if gone.consumer is None else []
+        if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
+            return self._pass_on(joined(gone.owed, [(gone.cursor, self.next)], on_its_way))
+        self._pass_on(joined(gone.owed, [(gone.cursor, self.next)], came_back))
+        if on_its_way:  # perhaps its worker died: then nothing was given back
+            self.unsearched = joined(self.unsearched, self._unclaimed(joined(on_its_way)))
+            self.spared = set()
         return 0
 
-    cdef int _pass_on(self, Member to, uint64_t offset, uint32_t attempts, uint32_t strikes) except -1:
-        to.inherited.add(offset)
-        to.inherited_below = max(to.inherited_below, offset + 1)
-        heapq.heappush(to.again, (0, offset, attempts, strikes))
+    cdef list _unclaimed(self, list ranges):
+        """What of it no member has a copy of, or had."""
+        cdef Member m
+        cdef uint64_t first_start = NOWHERE
+        seen = set()
+        for m in self.members.values():
+            first_start = min(first_start, m.start)
+            if m.inherited and id(m.inherited) not in seen:  # most have inherited the same
+                seen.add(id(m.inherited))
+                ranges = without(ranges, m.inherited)
+        return without(ranges, [(first_start, NOWHERE)])
+
+    cdef int _pass_on(self, list ranges) except -1:
+        """All members get what none of them has a copy of."""
+        cdef Member m
+        cdef dict made = {}
+        cdef list had
+        ranges = self._unclaimed(ranges)
+        if not ranges:
+            return 0
+        for m in self.members.values():
+            had = m.inherited
+            if id(had) not in made:
+                made[id(had)] = (had, joined(had, ranges))
+            m.inherited = made[id(had)][1]
+            m.owed = deque(joined(m.owed, ranges))
+            m.low = min(m.low, <uint64_t> ranges[0][0])
+        return 0
+
+    cdef int _wait_again(self, uint64_t offset, uint32_t attempts, uint32_t strikes) except -1:
+        """Its last owner gave it back: the entry says so to who is given it next."""
+        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
+        cdef uint64_t word
+        cdef ledger_word w
+        if entry == NULL:
+            return 0
+        word = core.ledger_word_get(entry)
+        w = core.ledger_unpack(word)
+        if w.state != LEDGER_SETTLED:
+            w.state = LEDGER_READY
+            w.attempts = min(max(w.attempts, attempts), <uint32_t> core.LEDGER_ATTEMPTS_MAX)
+            w.strikes = max(w.strikes, strikes)
+            core.ledger_word_swap(entry, word, core.ledger_pack(w))
         return 0
 
     cdef int _all_left(self, Member gone) except -1:
         """Whatever nobody has acknowledged waits for the next who comes."""
-        cdef uint64_t offset
-        cdef uint64_t word
-        cdef ledger_entry *entry
-        cdef ledger_word w
-        cdef dict again = {offset: strikes for _, offset, _, strikes in gone.again}
+        cdef uint64_t base = core.ledger_base(self.control)
+        if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
+            given = without([(base, min(gone.cursor, self.next))], list(gone.owed))
+            self.past = joined(self.past, without(given, [(offset, offset + 1) for offset in sorted(self.dead)]))
         self.ready = 0
         self._ready_from_base()
-        for offset in range(core.ledger_base(self.control), self.next):
-            entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if entry == NULL or self.dead and offset in self.dead:
-                continue
-            word = core.ledger_word_get(entry)
-            if word & 7 == LEDGER_SETTLED:
-                continue
-            if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK and offset < gone.cursor:
-                self._settle_one(offset)
-            else:
-                w = core.ledger_unpack(word)
-                w.state, w.strikes = LEDGER_READY, max(w.strikes, <uint32_t> again.get(offset, 0) if again else 0)
-                core.ledger_word_set(entry, core.ledger_pack(w))
-                self.ready += 1
+        self.unsearched, self.spared, self.deserted = joined([(base, self.next)]), set(), True
         return 0
 
     cdef int taken_over(self, uint64_t base) except -1:
         """Copies whose owners died, and that nobody owes or has acknowledged, are given to all."""
-        cdef Member m
-        cdef uint64_t offset, first_cursor
-        if not self.members:
-            offset = core.ledger_find(self.raw, base, self.next, LEDGER_IN_FLIGHT, 0)
-            while offset < self.next:
-                self._set_ready(offset)
-                offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_IN_FLIGHT, 0)
-        else:
-            first_cursor = min(self.next, <uint64_t> min([(<Member> other).cursor for other in self.members.values()]))
-            offset = core.ledger_find(self.raw, base, first_cursor, LEDGER_IN_FLIGHT, 0)
-            while offset < first_cursor:
-                if offset not in self.kept:
-                    entry = core.ledger_entry_of(self.raw, offset, NULL)
-                    attempts = core.ledger_unpack(core.ledger_word_get(entry)).attempts if entry != NULL else 1
-                    for m in self.members.values():
-                        self._pass_on(m, offset, attempts, 0)
-                offset = core.ledger_find(self.raw, offset + 1, first_cursor, LEDGER_IN_FLIGHT, 0)
-        self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
+        self.unsearched, self.spared = joined([(base, self.next)]), self.kept
+        self.deserted = not self.members
+        self.taking_over = not self.deserted
         return 0
+
+    # ---- what members left behind ----
+
+    cdef bint dispatch(self) except -1:
+        if (self.past or self.unsearched) and not self.stopped and not self.awaited:
+            self._work_off()
+            if self.past or self.unsearched:
+                return not self.unmapped
+        return Home.dispatch(self)
+
+    cdef int _work_off(self) except -1:
+        self.unmapped = False
+        if self.past:
+            return self._settle_past()
+        self._search()
+        if not self.unsearched:
+            self.spared, self.deserted, self.taking_over = set(), False, False
+            self.arrived = 0  # now it is known what waits, and whether that is too much
+            self.settling = True
+        return 0
+
+    cdef int _settle_past(self) except -1:
+        cdef uint64_t first = self.past[0][0]
+        cdef uint64_t upto = self.past[0][1]
+        cdef uint64_t base = core.ledger_base(self.control)
+        cdef uint64_t offset
+        if first <= base:
+            upto = min(upto, base + SETTLED_PER_TURN)
+            core.ledger_skip(self.raw, upto)
+        else:
+            upto = min(upto, first + SEARCHED_PER_TURN)
+            for offset in range(first, upto):
+                self._settle_one(offset)
+        self.past = without(self.past, [(0, upto)])
+        return 0
+
+    cdef int _search(self) except -1:
+        """What is in flight at nobody who lives is ready again, for all members or for who comes next."""
+        cdef uint64_t offset = max(<uint64_t> self.unsearched[0][0], core.ledger_base(self.control))
+        cdef uint64_t upto = min(<uint64_t> self.unsearched[0][1], offset + SEARCHED_PER_TURN)
+        cdef uint64_t first = 0, end = 0
+        cdef uint64_t first_start = NOWHERE
+        cdef uint64_t word
+        cdef ledger_entry *entry
+        cdef fault f
+        cdef bint orphaned
+        cdef bint passes_on = not self.deserted and self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK
+        cdef list found = []
+        if not self.deserted:  # what lies behind is owed by somebody
+            first_start = min([(<Member> other).start for other in self.members.values()])
+        while offset < upto:
+            entry = core.ledger_entry_of(self.raw, offset, &f)
+            if entry == NULL and f.code != OK:
+                self.unmapped = True
+                self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
+                break
+            word = core.ledger_word_get(entry) if entry != NULL else <uint64_t> LEDGER_SETTLED
+            if word & 7 != LEDGER_SETTLED and not (self.dead and offset in self.dead):
+                if word & 7 == LEDGER_READY:
+                    orphaned = self.deserted or self.taking_over  # else it was taken out of the queue
+                else:
+                    orphaned = offset < first_start and not (self.spared and offset in self.spared) and \
+                        core.ledger_word_swap(entry, word, (word & ~<uint64_t> 7) | LEDGER_READY)
+                self.ready += orphaned
+                if orphaned and passes_on and offset < first_start:
+                    if offset != end:
+                        found.append((first, end))
+                        first = offset
+                    end = offset + 1
+            offset += 1
+        self.unsearched = without(self.unsearched, [(0, offset)])
+        found.append((first, end))
+        return self._pass_on(joined(found))
 
     # ---- one turn ----
 
@@ -161,6 +271,7 @@ cdef class FanOut(Home):
         cdef bint able
         cdef commit committed
         cdef list members = list(self.members.values())
+        self.looks = SEARCHED_PER_TURN
         budget = max(<int> BUDGET, MESSAGES_PER_MEMBER * <int> len(members))
         for m in members:
             self._copies(m, &budget)
@@ -172,7 +283,7 @@ cdef class FanOut(Home):
             for m in members:
                 able = able or (m.cursor < committed.next_offset and self._can(m))
             if not able or self._pick_new(&v) != OK:
-                return False
+                return self.looks <= 0
             budget -= 1
             for m in members:
                 if m.cursor == v.offset and self._can(m):
@@ -183,49 +294,91 @@ cdef class FanOut(Home):
         return True
 
     cdef int _copies(self, Member to, int *budget) except -1:
-        """What came back from this member, and what it is behind with."""
+        """What came back from this member, what it inherited, and what it is behind with."""
         cdef message_view v
         cdef fault f
         cdef err e
         cdef uint64_t offset
+        cdef uint64_t end
         cdef uint32_t attempts, strikes
         cdef bint came_back
-        while budget[0] > 0 and self._can(to):
+        while budget[0] > 0 and self.looks > 0 and self._can(to):
             came_back = bool(to.again) and to.again[0][0] <= self.queue.table.now_ms
-            if came_back:
+            attempts = strikes = 0
+            end = 0  # unless it was there before all members: then what is settled is no copy of theirs
+            if to.owed and not (came_back and to.again[0] < (0, to.owed[0][0])):
+                came_back = False
+                offset, end = to.owed[0]
+            elif came_back:
                 _, offset, attempts, strikes = to.again[0]
             elif to.cursor < self.next:
-                offset, attempts, strikes = to.cursor, 0, 0
+                offset, end = to.cursor, min(to.skip_below, self.next)
             else:
                 return 0
-            self.entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if self.entry != NULL:
-                self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
-            if self.entry == NULL or offset < self.expired or self.dead and offset in self.dead or (
-                    not came_back and offset < to.skip_below and self.word.state == LEDGER_SETTLED):
-                self._pass(to, came_back)
+            if offset < end:
+                offset = self._unsettled(offset, end)
+                self._go_on(to, offset)
+                if offset == end or self.looks <= 0:
+                    continue
+            self.entry = core.ledger_entry_of(self.raw, offset, &f)
+            if self.entry == NULL and f.code != OK:
+                self.timer.at_most(self.queue.table.now_ms + RETRY_MS)  # no memory or no descriptors to map it now
+                return 0
+            if self.entry == NULL or offset < self.expired:
+                self.looks -= 1
+                self._pass(to, came_back, offset)
                 continue
+            self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
             e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, &v, &f)
             if e == ERR_NOT_CACHED:
                 self._failed_read(e, &v, self.probe)
                 return 0
             if e != OK:
                 logger.error("queue %s: message %d cannot be read: %s", self.queue.name, offset, storage_error(e, &f))
-                self._pass(to, came_back)
+                self._pass(to, came_back, offset)
                 continue
-            if offset < to.skip_below and not came_back:  # its last owners are gone: another attempt
-                self.ready -= self.word.state == LEDGER_READY
+            if offset < end:
+                # Its last owners are gone: another attempt, which is one and the same for all who inherited it.
                 attempts, strikes = self.word.attempts, self.word.strikes
-            self._pass(to, came_back)
+                if self.word.state == LEDGER_READY:
+                    self.ready -= self.ready > 0
+                elif to.owed:
+                    attempts = max(attempts, 1) - 1
+            self._pass(to, came_back, offset)
             self._give(to, &v, attempts + 1, strikes)
             budget[0] -= 1
         return 0
 
-    cdef int _pass(self, Member to, bint came_back) except -1:
+    cdef uint64_t _unsettled(self, uint64_t offset, uint64_t end) except? 0:
+        """The first message that is not settled or on its way to be, or how far this turn's looks go."""
+        cdef ledger_entry *entry
+        cdef fault f
+        while offset < end and self.looks > 0:
+            entry = core.ledger_entry_of(self.raw, offset, &f)
+            if entry == NULL and f.code != OK:
+                break
+            if entry != NULL and core.ledger_word_get(entry) & 7 != LEDGER_SETTLED \
+                    and not (self.dead and offset in self.dead):
+                break
+            offset += 1
+            self.looks -= 1
+        return offset
+
+    cdef int _pass(self, Member to, bint came_back, uint64_t offset) except -1:
         if came_back:
             heapq.heappop(to.again)
+            self.settling = True
+            return 0
+        return self._go_on(to, offset + 1)
+
+    cdef int _go_on(self, Member to, uint64_t offset) except -1:
+        """What it inherited or else its own part goes on from here."""
+        if not to.owed:
+            to.cursor = offset
+        elif offset < <uint64_t> to.owed[0][1]:
+            to.owed[0] = (offset, to.owed[0][1])
         else:
-            to.cursor += 1
+            to.owed.popleft()
         self.settling = True
         return 0
 
@@ -240,6 +393,9 @@ cdef class FanOut(Home):
             if m.again and min([item[1] for item in m.again]) < upto:
                 m.again = [item for item in m.again if item[1] >= upto]
                 heapq.heapify(m.again)
+                self.settling = True
+            if m.owed and m.owed[0][0] < upto:
+                m.owed = deque(without(m.owed, [(0, upto)]))
                 self.settling = True
         return 0
 
@@ -260,7 +416,7 @@ cdef class FanOut(Home):
         first = min(committed.next_offset - most, self.next)
         for m in self.members.values():
             if m.cursor < first:
-                core.ledger_dropped_add(self.control, first - m.cursor)
+                self._count_out(FailureReason.QUEUE_FULL, first - m.cursor)
                 m.cursor = first
                 self.settling = True
         return False
@@ -268,7 +424,7 @@ cdef class FanOut(Home):
     # ---- the end of a turn ----
 
     cdef uint64_t floor(self) except? 0:
-        cdef uint64_t floor = self.next
+        cdef uint64_t floor = min(self.next, core.ledger_base(self.control) + SETTLED_PER_TURN)
         cdef Member m
         for m in self.members.values():
             floor = min(floor, self._lowest(m))
@@ -277,16 +433,19 @@ cdef class FanOut(Home):
         return floor
 
     cdef int _settle_base(self) except -1:
-        cdef uint64_t floor, offset
+        cdef uint64_t began = core.ledger_base(self.control)
+        cdef uint64_t floor = self.floor()
         cdef Member m
         if self.members:
-            floor = self.floor()
-            for offset in range(core.ledger_base(self.control), floor):
-                self._settle_one(offset)
+            core.ledger_skip(self.raw, floor)
             for m in self.members.values():
-                if m.inherited_below <= floor:
-                    m.inherited.clear()
-        return Home._settle_base(self)
+                if m.inherited and <uint64_t> m.inherited[0][1] <= floor:
+                    m.inherited = without(m.inherited, [(0, floor)])
+        Home._settle_base(self)
+        if floor == began + SETTLED_PER_TURN:
+            self.settling = True  # and perhaps further
+            self.queue.mark()
+        return 0
 
     cdef uint64_t departed(self) except? 0:
         cdef uint64_t lowest = self.next
@@ -294,7 +453,7 @@ cdef class FanOut(Home):
         if not self.members:
             return Home.departed(self)
         for m in self.members.values():
-            lowest = min(lowest, m.cursor)
+            lowest = min(lowest, m.cursor - <uint64_t> length(m.owed) if m.owed else m.cursor)
         return lowest
 
     cdef object next_due(self):

@@ -14,6 +14,10 @@ cdef class Member:
     cdef Consumer consumer            # None: on another worker
     cdef readonly uint32_t worker, life, consumer_id
     cdef int64_t prefetch, outstanding  # how many it may have in flight, and has
+    cdef bint follows                 # its prefetch is the queue's
+    cdef uint32_t peer                # key of the host and user whose consumer it is
+    cdef set refused                  # rotation: offsets that it could not be given; None: there was none
+    cdef uint64_t aside_seen          # rotation: nothing that was set aside until then is for it
     cdef bint able                    # stands in the rotation
     cdef bint gone
     cdef uint64_t handed, received    # remote: how many were sent to it, and how many of those had come
@@ -23,8 +27,8 @@ cdef class Member:
     cdef uint64_t cursor              # what it gets next
     cdef uint64_t skip_below          # settled messages below are no copies of its own
     cdef uint64_t low                 # nothing below is owed to it any more
-    cdef set inherited                # offsets below start that it got from members who left
-    cdef uint64_t inherited_below     # all of these lie below
+    cdef list inherited               # ranges below start that it got from members who left
+    cdef object owed                  # deque of those parts of them that it was not given yet
     cdef list again                   # heap of (due ms, offset, attempts, strikes): copies that came back
 
 
@@ -38,6 +42,7 @@ cdef class Home(Backlog):
     # What the two kinds of home do in their own way.
     cdef int admit(self, Member m, bint fresh, uint64_t seen) except -1
     cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1
+    cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1
     cdef int has_room(self, Member m) except -1
     cdef int inherit(self, Member gone) except -1
     cdef int worker_died(self, set dead) except -1

@@ -12,8 +12,9 @@ HELLO, and hands nothing out until each of them has answered or has died.
 
 from libc.string cimport memset
 
+from vibemq.broker.backlog cimport RETRY_MS
 from vibemq.broker.inflight cimport NO_SLOT
-from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, Queue
+from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, UNSUITED, Queue
 from vibemq.storage cimport core
 from vibemq.storage.core cimport LEDGER_DEAD, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_SETTLED
 from vibemq.storage.mail cimport (
@@ -25,7 +26,7 @@ from vibemq.broker.timers import NEVER
 
 cdef class Member:
     def __cinit__(self):
-        self.again, self.inherited = [], set()
+        self.again, self.inherited, self.owed = [], [], ()
         self.reported = <uint64_t> -1
 
 
@@ -49,7 +50,8 @@ cdef class Home(Backlog):
         return 0
 
     cdef bint is_idle(self) except -1:
-        return not self.members and not self.awaited and not self.letters_waiting and not self.fetching
+        return not self.members and not self.awaited and not self.letters_waiting and not self.fetching \
+            and not self.overflows()
 
     # ---- what the two kinds of home do in their own way ----
 
@@ -59,6 +61,10 @@ cdef class Home(Backlog):
 
     cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
         """A message was given back and may go out again at `due_ms` (0: at once)."""
+        return 0
+
+    cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1:
+        """A member that still is there cannot be given this message."""
         return 0
 
     cdef int has_room(self, Member m) except -1:
@@ -150,6 +156,7 @@ cdef class Home(Backlog):
         cdef Member m = Member()
         m.consumer, m.worker, m.life = consumer, self.queue.worker, self.queue.life
         m.consumer_id, m.prefetch, m.outstanding = consumer.consumer_id, consumer.prefetch, consumer.own.count
+        m.follows, m.peer = consumer.follows, consumer.peer
         self.in_flight += m.outstanding
         consumer.member = m
         self.members[m.worker, m.consumer_id] = m
@@ -179,6 +186,15 @@ cdef class Home(Backlog):
             m.consumer.stalled = True
             return False
         return True
+
+    cdef int altered(self, object had) except -1:
+        cdef Member m
+        Backlog.altered(self, had)
+        for m in self.members.values():
+            if m.follows:
+                m.prefetch = self.queue.prefetch()
+                self.has_room(m)
+        return self.queue.mark()
 
     cdef int room_again(self, Consumer consumer) except -1:
         if consumer.member is not None:
@@ -222,10 +238,13 @@ cdef class Home(Backlog):
         return self.queue.mark()
 
     cdef int _returned(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1:
-        cdef int64_t due_ms = self.queue.table.now_ms + delay_ms if delay_ms else 0
+        cdef int64_t due_ms = self.queue.table.now_ms + delay_ms if delay_ms > 0 else 0
         m.outstanding -= 1
         self.in_flight -= 1
-        self.came_back(m, offset, attempts, strikes, due_ms)
+        if delay_ms == UNSUITED:
+            self.unsuited(m, offset, attempts)
+        else:
+            self.came_back(m, offset, attempts, strikes, due_ms)
         self.has_room(m)
         if due_ms:
             self.timer.at_most(due_ms)
@@ -250,6 +269,7 @@ cdef class Home(Backlog):
         if what.kind == LETTER_KEPT:
             self.kept.add(what.offset)
             m.reported = min(m.reported, what.offset)
+            m.low = min(m.low, what.offset)
             m.outstanding += 1
             self.in_flight += 1
         elif what.kind == LETTER_LEAVE:
@@ -264,17 +284,21 @@ cdef class Home(Backlog):
             self.queue.mark()
         elif what.kind == LETTER_RETURNED:
             m.received, m.reported = what.received, what.low
-            self._returned(m, what.offset, what.attempts, what.strikes, what.count)
+            if what.index:
+                self._returned(m, what.offset, what.attempts, what.strikes, UNSUITED)
+            else:
+                self._returned(m, what.offset, what.attempts, what.strikes, what.count)
         return 0
 
     cdef int _join_letter(self, const letter *what) except -1:
         cdef Member m
-        if not self.members and not self.awaited and not self.letters_waiting and not self.queue.consumers:
+        if self.is_idle() and not self.queue.consumers:
             self.queue.hand_over(what.sender)  # its only consumers are there: so shall be its decisions
             return 0
         m = Member()
-        m.worker, m.consumer_id, m.prefetch = what.sender, what.consumer, what.count
+        m.worker, m.consumer_id, m.prefetch, m.follows = what.sender, what.consumer, what.count, what.index != 0
         m.life = core.doorbell_epoch(self.queue.table.board.raw, what.sender) & core.LEDGER_LIFE_MASK
+        m.peer = what.attempts
         self.members[m.worker, m.consumer_id] = m
         self.admit(m, what.received != 0, what.low)
         return self.queue.mark()
@@ -291,15 +315,15 @@ cdef class Home(Backlog):
             more = self._expire(now_ms)
         more = self._purge() or more
         more = self._bury_due(now_ms) or more
-        if not self.fetching:
-            more = self.hand_out() or more
+        if not self.fetching and (self.expiry is None or self.next >= self.expired):
+            more = self.hand_out() or more  # but nothing that has expired, while that cannot be taken out
         more = self._overflow() or more  # afterwards: what a consumer has room for is not too much
         if self.settling:
             self._settle_base()
         self._publish()
         due = self.next_due()
         if self.graves:
-            due = min(due, max(self.graves[0][0], now_ms + 1))
+            due = min(due, max(self.graves[0][0], now_ms + (RETRY_MS if self.queue.table.holds_copies else 1)))
         if self.delayed:
             due = min(due, self.delayed[0][0])
         if self.expiry is not None:
@@ -346,6 +370,7 @@ cdef class Home(Backlog):
         cdef uint64_t blocked
         cdef uint64_t here = <uint64_t> 1 << self.queue.worker
         core.ledger_departed_set(self.control, self.departed())
+        core.ledger_looked_set(self.control, self.arrived + 1)
         core.ledger_in_flight_set(self.control, <uint64_t> max(self.in_flight, 0))
         core.ledger_consumers_set(self.control, len(self.members))
         if not self.queue.is_full:

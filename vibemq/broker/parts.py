@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vibemq.broker.alarms import Alarms
     from vibemq.broker.catalog import Catalog
-    from vibemq.broker.disk import DiskWatch
     from vibemq.broker.groups import Groups
     from vibemq.broker.queue_table import QueueTable
     from vibemq.broker.stream import StreamTable
@@ -23,7 +23,7 @@ class Broker:
     queues: QueueTable
     groups: Groups
     catalog: Catalog
-    disk: DiskWatch
+    alarms: Alarms
     board: Board
     helpers: Any  # server.helpers.Helpers
     timers: Any  # broker.timers.Timers

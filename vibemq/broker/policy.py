@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a queue behaves: chosen when it is made, kept with it, never changed afterwards.
+"""How a queue behaves: chosen when it is made and kept with it; what can change while it lives is `altered`.
 
 What is stored is a plain dictionary (storage.metadata); options that a queue does not name
 follow the broker's configuration, so an operator can change those for all of them.
@@ -8,11 +8,16 @@ follow the broker's configuration, so an operator can change those for all of th
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vibemq.broker.arguments import DURABILITIES, BadArgument
 from vibemq.config import Queues
+from vibemq.storage.queue_policies import ACK_TIMEOUT_MS_MIN as ACK_TIMEOUT_MS_MIN
+from vibemq.storage.queue_policies import ATTEMPTS_MAX as ATTEMPTS_MAX
+from vibemq.storage.queue_policies import DEAD_LETTER_SUFFIX as DEAD_LETTER_SUFFIX
+from vibemq.storage.queue_policies import NAME_SIZE_MAX_BYTES as NAME_SIZE_MAX_BYTES
 
 
 class DeliveryMode(enum.IntEnum):
@@ -39,13 +44,10 @@ class FailureReason(enum.StrEnum):
     MESSAGE_EXPIRED = "MessageExpired"
     DESERIALIZATION_ERROR = "DeserializationError"
     QUEUE_FULL = "QueueFull"
+    UNDELIVERABLE = "Undeliverable"  # none of the consumers that tried could be given it
 
 
-DEAD_LETTER_SUFFIX = ".dlq"
-#: A ledger entry counts to here (csrc/ledger/ledger.h); more attempts than this are no limit at all.
-ATTEMPTS_MAX = 1000
-#: Below it every send would be overdue at once, and the queue turn in circles.
-ACK_TIMEOUT_MS_MIN = 10
+_NUMBER_MAX = 2**53  # of milliseconds or messages: what every reader of JSON takes exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class QueuePolicy:
     def is_fan_out(self) -> bool:
         """Does each message go to all consumers?"""
         return self.mode in FAN_OUTS
+
+    @property
+    def drops_waiting(self) -> bool:
+        """Do messages that wait leave the queue, though nobody uses it?  Then somebody must be home."""
+        return bool(self.message_ttl_ms or (self.max_messages and self.overflow is Overflow.DROP_OLDEST))
 
     def dead_letter_name(self, queue: str) -> str:
         return self.dead_letter_queue or queue + DEAD_LETTER_SUFFIX
@@ -101,11 +108,101 @@ def policy(stored: Mapping[str, Any], defaults: Queues) -> QueuePolicy:
     )
 
 
+def _whole(least: int, what: str = "a number", zero: str = "") -> tuple[Callable[[Any], bool], str]:
+    return (
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= _NUMBER_MAX,
+        f"{what} from {least}{zero} to {_NUMBER_MAX}",
+    )
+
+
+def _one_of(values: type[enum.IntEnum]) -> tuple[Callable[[Any], bool], str]:
+    return (
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value in list(values),
+        f"one of {', '.join(f'{member.value} ({member.name.lower()})' for member in values)}",
+    )
+
+
+_FLAG = (lambda value: isinstance(value, bool), "true or false")
+#: What a queue is made of.  Option -> what it may be, and in words.
+_FIXED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "mode": _one_of(DeliveryMode),
+    "durability": (lambda value: value in DURABILITIES, f"one of {', '.join(DURABILITIES)}"),
+    "keep": _FLAG,
+}
+#: What can change while it lives.
+_CHANGEABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_messages": _whole(0, zero=" (no limit)"),
+    "overflow": _one_of(Overflow),
+    "message_ttl_ms": _whole(0, "milliseconds", " (none)"),
+    "attempts_max": _whole(0, zero=" (as 1)"),  # above ATTEMPTS_MAX as that
+    "ack_timeout_ms": _whole(ACK_TIMEOUT_MS_MIN, "milliseconds"),
+    "backoff_ms": _whole(0, "milliseconds"),
+    "backoff_max_ms": _whole(0, "milliseconds"),
+    "prefetch": _whole(1),
+    "dead_letter": _FLAG,
+    "dead_letter_queue": (
+        lambda value: (
+            isinstance(value, str)
+            and value.isprintable()
+            and len(value.encode(errors="replace")) <= NAME_SIZE_MAX_BYTES
+        ),
+        f"the name of a queue, of at most {NAME_SIZE_MAX_BYTES} bytes",
+    ),
+}
+CHANGEABLE = tuple(_CHANGEABLE)
+
+
+def stored_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as they are stored, from a document that somebody may have edited; None is left out.
+
+    Raises BadArgument.
+    """
+    options = _FIXED | _CHANGEABLE
+    for option, value in given.items():
+        if option not in options:
+            raise BadArgument(f"there is no option {option[:60]!r}; known are {', '.join(options)}")
+        is_good, needed = options[option]
+        if value is not None and not is_good(value):
+            raise BadArgument(f"{option}: needed {needed}, had {str(value)[:60]!r}")
+    return {
+        option: int(value) if isinstance(value, enum.IntEnum) else value
+        for option, value in given.items()
+        if value is not None
+    }
+
+
 def has_ttl(stored: Mapping[str, Any] | None) -> bool:
     """Do messages of a queue that is stored like this expire?"""
     return bool(stored and stored.get("message_ttl_ms"))
 
 
 def dead_letter_options(source: QueuePolicy) -> dict[str, Any]:
-    """What a dead-letter queue made on demand is stored with: bounded as its source, and nothing behind it."""
-    return {"mode": 0, "max_messages": source.max_messages, "overflow": int(Overflow.DROP_OLDEST), "dead_letter": False}
+    """What a dead-letter queue made on demand is stored with: no limit, because nothing is behind it."""
+    return {"mode": 0, "max_messages": 0, "dead_letter": False}
+
+
+# ---- changing a queue that lives ----
+
+
+def altered(name: str, stored: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What the queue `name`, stored like this, is to be stored with.  None: as the configuration has it.
+
+    Raises BadArgument.
+    """
+    for option, value in changes.items():
+        if option in _FIXED and value != stored.get(option, 0 if option == "mode" else None):
+            raise BadArgument(
+                f"{option}: it cannot change while queue {name} lives; make another queue with it and move the "
+                "messages there, or delete the queue and make it anew"
+            )
+        if option not in _CHANGEABLE and option not in _FIXED:
+            raise BadArgument(f"there is no option {option[:60]!r}; known are {', '.join(CHANGEABLE)}")
+    kept = {option: value for option, value in stored.items() if option not in changes} | stored_options(changes)
+    if kept.get("dead_letter_queue") == name:
+        raise BadArgument(f"dead_letter_queue: queue {name} cannot be its own dead-letter queue")
+    return kept
+
+
+def shown(value: Any) -> str:
+    """An option's value for people."""
+    return value.name.lower() if isinstance(value, enum.IntEnum) else repr(value) if value == "" else str(value)

@@ -11,7 +11,7 @@ cdef enum:
     ROOM_ELSEWHERE      # redirect it
     ROOM_NONE           # refuse it
 
-cdef bytes QUEUE_FULL, QUEUE_NOT_FOUND, SERVER_ERROR
+cdef bytes QUEUE_FULL, QUEUE_NOT_FOUND, SERVER_ERROR, PARKED_TOO_MUCH
 
 
 # One connection's way into one queue, or into a stream that is none.  The last methods, `fits` and
@@ -20,7 +20,6 @@ cdef class QueuePublisher(StreamUser):
     cdef readonly Queue queue         # None: a stream that is no queue
     cdef readonly bytes name          # of the queue, as its dead letters bear it
     cdef int64_t generation           # of the permissions that allowed it
-    cdef int overflow
     cdef uint8_t *notes               # what the door needs to answer this turn's messages, in its own form
     cdef size_t notes_size, notes_capacity
     cdef size_t count                 # messages in this turn's batch
@@ -33,10 +32,12 @@ cdef class QueuePublisher(StreamUser):
     cdef object letters               # broker.deadletters.DeadLetters, once something was redirected
     cdef size_t redirected            # on their way into the dead-letter queue
     cdef bint closed
+    cdef bint deleted                 # its queue was: what was redirected before is still answered
 
     cdef int begin(self, Stream stream, Queue queue, bytes name) except -1
     # What is to become of `count` messages.
     cdef int room_for(self, uint64_t count) except -1
+    cdef int _count_refused(self, uint64_t count) except -1
     # Lay an entry into this turn's batch; `reference`: of a publisher whose duplicates are dropped, or None.
     cdef err add(self, const uint8_t *entry, uint32_t size, uint32_t records, bytes reference, uint64_t number) except *
     cdef uint8_t *note(self, size_t size) except NULL

@@ -16,6 +16,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from vibemq.broker.deadletters cimport DeadLetters
+from vibemq.broker.queue cimport NOBODY_MAY_PUBLISH
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_FULL, OK
 
@@ -32,6 +33,8 @@ cdef int OVERFLOW_REDIRECT = int(Overflow.REDIRECT_TO_DLQ)
 QUEUE_FULL = b"QUEUE_FULL"
 QUEUE_NOT_FOUND = b"QUEUE_NOT_FOUND"
 SERVER_ERROR = b"SERVER_ERROR"
+PARKED_TOO_MUCH = b"The queue is full, and as much as may wait for room waits already: acknowledge first, or publish on a " \
+                  b"connection without subscriptions."
 cdef bytes WAS_DELETED = b"The queue was deleted."
 cdef bytes NOT_STORED = b"The message could not be stored."
 
@@ -47,7 +50,6 @@ cdef class QueuePublisher(StreamUser):
         self.queue, self.name = queue, name
         stream.attach(self)
         if queue is not None:
-            self.overflow = int(queue.policy.overflow)
             queue.hold(self)
         return 0
 
@@ -76,16 +78,25 @@ cdef class QueuePublisher(StreamUser):
 
     cdef int room_for(self, uint64_t count) except -1:
         cdef Queue queue = self.queue
-        if queue is None or not queue.max_messages or self.overflow == OVERFLOW_DROP_OLDEST:
+        if queue is None or not queue.max_messages or queue.overflow == OVERFLOW_DROP_OLDEST:
             return ROOM
         if not self.parked:
             if queue.waiting() + count <= queue.max_messages:
                 return ROOM
             if queue.make_room() and queue.waiting() + count <= queue.max_messages:
                 return ROOM
-        if self.overflow == OVERFLOW_BLOCK:
+        if queue.overflow == OVERFLOW_BLOCK:
             return ROOM_LATER
-        return ROOM_ELSEWHERE if self.overflow == OVERFLOW_REDIRECT and queue.policy.dead_letter else ROOM_NONE
+        if queue.overflow == OVERFLOW_REDIRECT and queue.policy.dead_letter:
+            return ROOM_ELSEWHERE
+        self._count_refused(count)
+        return ROOM_NONE
+
+    cdef int _count_refused(self, uint64_t count) except -1:
+        """For operators, who are told at the end of the turn; the publisher is told by its door."""
+        core.ledger_refused_add(self.queue.control, count)
+        self.queue.refused += count
+        return self.queue.mark()
 
     cdef err add(self, const uint8_t *entry, uint32_t size, uint32_t records, bytes reference,
                  uint64_t number) except *:
@@ -98,8 +109,8 @@ cdef class QueuePublisher(StreamUser):
                 e = core.batch_add(self.stream.batch, entry, size, records)
             else:
                 if not self.interned:
-                    if core.batch_reference_intern(self.stream.batch, reference, <uint32_t> len(reference),
-                                                   &self.reference_index) != OK:
+                    if core.batch_reference_add(self.stream.batch, reference, <uint32_t> len(reference),
+                                                &self.reference_index) != OK:
                         raise MemoryError
                     self.interned = True
                 e = core.batch_add_tracked(self.stream.batch, entry, size, records, self.reference_index, number)
@@ -172,6 +183,10 @@ cdef class QueuePublisher(StreamUser):
                 self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
             while self.parked:
                 self.refuse_parked(self._unpark(), QUEUE_NOT_FOUND, WAS_DELETED)
+            self.deleted = True
+            if self.letters is not None and self.redirected:
+                letters, self.letters = self.letters, None
+                letters.retire()
         finally:  # though its peer does not read its errors: the log is closed next, and nobody may look at it again
             self.close()
             self.forget()
@@ -195,13 +210,27 @@ cdef class QueuePublisher(StreamUser):
         """There may be room: publish what was parked.  False while some of it still waits."""
         if self.queue.closed:  # deleted: on_deleted refuses them
             return True
+        if self.queue.table.access_generation == NOBODY_MAY_PUBLISH:  # and not these either, whatever the queue has room for
+            return False
         while self.parked and self.fits(self.parked[0][0]):
             self.publish_parked(self._unpark())
         return not self.parked
 
     def fits(self, what) -> bool:
         """Has the queue room for this?"""
-        return self.queue.waiting() < self.queue.max_messages
+        return self.has_room(1)
+
+    def has_room(self, uint64_t count) -> bool:
+        """For what was parked: its limit and what it does then may be others than before."""
+        cdef Queue queue = self.queue
+        return not queue.max_messages or queue.overflow == OVERFLOW_DROP_OLDEST \
+            or queue.waiting() + count <= queue.max_messages
+
+    def altered(self):
+        """The options of the queue are others now."""
+        if self.letters is not None and self.letters.name != self.queue.policy.dead_letter_name(self.queue.name):
+            self.letters.retire()
+            self.letters = None
 
     def _unpark(self):
         what, size, _ = self.parked.popleft()
@@ -215,6 +244,7 @@ cdef class QueuePublisher(StreamUser):
             if came_ms + timeout_ms > now_ms:
                 self.timer.set(came_ms + timeout_ms)
                 return
+            self._count_refused(1)
             try:
                 self.refuse_parked(self._unpark(), QUEUE_FULL, b"The queue stayed full for %d ms." % timeout_ms)
             except LimitExceeded as problem:  # a peer that does not read its errors
@@ -254,7 +284,7 @@ cdef class QueuePublisher(StreamUser):
     def letters_kept(self, tokens, bint ok):
         """Redirected messages are in the dead-letter queue (or, not `ok`, are not)."""
         self.redirected -= len(tokens)
-        if not self.closed:
+        if not self.closed or self.deleted:
             self.answer_redirected(tokens, ok)
 
     def letters_failed(self, problem):

@@ -8,10 +8,14 @@ from vibemq.storage.log cimport Board
 from vibemq.storage.mail cimport Mail, letter
 
 cdef enum:
+    NOBODY_MAY_PUBLISH = -2  # no publisher has this generation
+
+cdef enum:
     MODE_ROUND_ROBIN = 0
     MODE_FAN_OUT_WITH_ACK = 1
     MODE_FAN_OUT_WITHOUT_ACK = 2
     MODE_PRIORITY_BASED = 3
+    UNSUITED = -1  # instead of a delay: this consumer cannot be given the message, others perhaps can
 
 
 # What all queues of a worker share; QueueTable adds what is done with it.
@@ -27,18 +31,24 @@ cdef class QueueParts:
     cdef uint32_t next_consumer
     cdef readonly int64_t now_ms      # the loop's clock, taken once a turn
     cdef public bint ending           # this worker says goodbye to everybody
-    cdef public int64_t access_generation  # of admin.permissions.Accesses, for sessions to compare
+    # Of admin.permissions.Accesses, for publishers to compare with what let them in; NOBODY_MAY_PUBLISH while an
+    # alarm is in effect, so that each of them asks again.
+    cdef public int64_t access_generation
+    cdef public object reserve        # broker.disk.Reserve
+    cdef public bint holds_copies     # dead letters have to wait: what is free is for those who empty the disk
+    cdef public bint makes_room       # a disk alarm: give back what is settled, also of segments in use
 
 
 cdef class Queue(StreamUser):
-    cdef readonly object policy
+    cdef readonly object policy       # of now: a policy of the virtual host goes over the queue's own options
+    cdef object record                # storage.metadata's, as the queue was when its own options last changed
     cdef readonly QueueParts table    # the broker.queue_table.QueueTable
     cdef readonly str name
     cdef ledger *raw
     cdef ledger_control *control
     cdef uint64_t key                 # of this incarnation, among all that this worker reads
     cdef uint32_t tag
-    cdef int mode
+    cdef int mode, overflow
     cdef readonly uint64_t max_messages
     cdef dict consumers               # consumer_id -> Consumer
     cdef set users                    # doors' publishers, and whoever else keeps it open
@@ -47,6 +57,7 @@ cdef class Queue(StreamUser):
     cdef Probe probe
     cdef object ack_timer
     cdef list waiting_publishers
+    cdef uint64_t refused             # messages in this turn, because it is full: the log is told at its end
     cdef list put_off                 # (offset, None or (consumer, attempts, strikes)): not in the ledger yet
     cdef bint dirty, closed
     cdef bint becoming                # the home

@@ -57,8 +57,10 @@ cdef class Queue(StreamUser):
         cdef fault f
         cdef err e
         self.table, self.name = table, stream.name
-        self.policy = policy(record.queue, table.defaults)
+        self.record = record
+        self.policy = policy(table.metadata.effective_options(record), table.defaults)
         self.mode, self.max_messages = int(self.policy.mode), self.policy.max_messages
+        self.overflow = int(self.policy.overflow)
         self.tag = int(record.incarnation[:8], 16)
         self.key = <uint64_t> stream.slot << 32 | self.tag
         self.worker = table.worker
@@ -82,11 +84,6 @@ cdef class Queue(StreamUser):
 
     # ---- who uses it ----
 
-    def adopt(self):
-        """See to it that somebody is home; without anybody here who needs that, it is closed again."""
-        self.check_home()
-        self.close_if_unused()
-
     def stream_of(self) -> Stream:
         return self.stream
 
@@ -109,7 +106,7 @@ cdef class Queue(StreamUser):
         if self.closed:
             return
         self.closed = True
-        self.ack_timer.cancel()
+        self.ack_timer.end()
         if self.home is not None:
             self._leave_home()
             self._vacate()
@@ -147,6 +144,9 @@ cdef class Queue(StreamUser):
             if self.home is not None:
                 self.home.dispatch()  # what the last home had published may be of another life
         return self.waiting(), core.ledger_in_flight(self.control), core.ledger_consumers(self.control)
+
+    def losses(self):  # dropped and refused
+        return core.ledger_dropped(self.control), core.ledger_refused(self.control)
 
     def purge(self) -> int:
         """Have the home settle everything that waits now; returns how many that is."""
@@ -198,9 +198,11 @@ cdef class Queue(StreamUser):
     # ---- consumers ----
 
     def add_consumer(self, Consumer consumer, uint32_t prefetch):
-        """From now on it gets messages, through its write()."""
+        """From now on it gets messages, through its write().  `prefetch` 0: as the queue has it, also later."""
         cdef commit committed
         self.table.next_consumer += 1
+        consumer.follows = prefetch == 0
+        prefetch = self.prefetch() if consumer.follows else min(prefetch, <uint32_t> self.table.defaults.prefetch_max)
         consumer.queue, consumer.consumer_id, consumer.prefetch = self, self.table.next_consumer, prefetch
         core.control_committed(self.stream.log.control, &committed)
         consumer.seen, consumer.fresh, consumer.unordered = committed.next_offset, True, False
@@ -216,6 +218,9 @@ cdef class Queue(StreamUser):
             raise
         if self.home is None and told and self.told == told:  # else the home has just been told of all
             self._send_home(LETTER_JOIN, consumer, 0)
+
+    def prefetch(self) -> int:  # of a consumer that says nothing of its own
+        return min(self.policy.prefetch or self.table.defaults.prefetch, self.table.defaults.prefetch_max)
 
     def remove_consumer(self, Consumer consumer, bint lost=False):
         """It is gone: what it had in flight is ready again, in its old order.
@@ -303,10 +308,10 @@ cdef class Queue(StreamUser):
 
     cdef bint _is_ours(self, uint64_t word) noexcept:
         """In flight at a consumer of this worker?  A copy of a fan-out is everybody's."""
+        if self.mode == MODE_FAN_OUT_WITH_ACK:  # ready: another copy was given back, to a new home that does not know ours
+            return word & 7 == LEDGER_IN_FLIGHT or word & 7 == LEDGER_READY
         if word & 7 != LEDGER_IN_FLIGHT:
             return False
-        if self.mode == MODE_FAN_OUT_WITH_ACK:
-            return True
         return (word >> 15 & 63) == self.worker and (word >> 21 & core.LEDGER_LIFE_MASK) == self.life
 
     cdef int give_back(self, Consumer consumer, int32_t slot, bint strike, int64_t delay_ms) except -1:
@@ -319,9 +324,9 @@ cdef class Queue(StreamUser):
         return self._give_back(consumer, offset, attempts, strikes, delay_ms)
 
     cdef int refuse(self, Consumer consumer, int32_t slot) except -1:
-        """No attempt will do better: the home takes this message out of the queue."""
-        consumer.deliveries.slots[slot].strikes = core.LEDGER_ATTEMPTS_MAX
-        return self.give_back(consumer, slot, False, 0)
+        """This consumer cannot be given the message; it was no attempt, and the home looks for another."""
+        consumer.deliveries.slots[slot].attempts = max(consumer.deliveries.slots[slot].attempts, 1) - 1
+        return self.give_back(consumer, slot, False, UNSUITED)
 
     cdef int _give_back_letter(self, Consumer consumer, const letter *what) except -1:
         return self._give_back(consumer, what.offset, what.attempts, what.strikes, 0)
@@ -342,7 +347,7 @@ cdef class Queue(StreamUser):
                 return 0
             w = core.ledger_unpack(word)
             w.state = LEDGER_DELAYED if delay_ms else LEDGER_READY
-            w.strikes = strikes
+            w.attempts, w.strikes = attempts if delay_ms == UNSUITED else w.attempts, strikes
             if not core.ledger_word_swap(entry, word, core.ledger_pack(w)):
                 return 0
         if self.home is not None:
@@ -351,10 +356,12 @@ cdef class Queue(StreamUser):
             memset(&l, 0, sizeof(l))
             l.kind, l.sender, l.slot, l.tag = LETTER_RETURNED, self.worker, self.stream.slot, self.tag
             l.generation, l.consumer, l.offset = self.told, consumer.consumer_id, offset
-            l.attempts, l.strikes, l.count = attempts, strikes, <uint32_t> min(delay_ms, 0x7FFFFFFF)
+            l.attempts, l.strikes, l.count = attempts, strikes, <uint32_t> min(max(delay_ms, 0), 0x7FFFFFFF)
+            l.index = delay_ms == UNSUITED
             l.received, l.low = consumer.received, consumer.lowest() if self._is_fan_out() else 0
             self._to_home(&l)
-            if self.mode == MODE_FAN_OUT_WITH_ACK and strikes < <uint32_t> self.policy.attempts_max:
+            if self.mode == MODE_FAN_OUT_WITH_ACK and delay_ms != UNSUITED \
+                    and strikes < <uint32_t> self.policy.attempts_max:
                 # The entry does not show whose copy came back: should the home die, its successor is told.
                 consumer.returned[offset] = (self.table.now_ms + delay_ms if delay_ms else 0, attempts, strikes)
         return 0
@@ -492,8 +499,8 @@ cdef class Queue(StreamUser):
         l.kind, l.sender, l.slot, l.tag = kind, self.worker, self.stream.slot, self.tag
         l.generation, l.offset = generation, offset
         if consumer is not None:
-            l.consumer, l.count = consumer.consumer_id, consumer.prefetch
-            l.low, l.received = consumer.seen, consumer.fresh
+            l.consumer, l.count, l.index = consumer.consumer_id, consumer.prefetch, consumer.follows
+            l.low, l.received, l.attempts = consumer.seen, consumer.fresh, consumer.peer
         self.table.mail.send(to, &l)
         return 0
 
@@ -629,7 +636,7 @@ cdef class Queue(StreamUser):
         cdef Consumer consumer
         cdef size_t slot
         self.closed = True
-        self.ack_timer.cancel()
+        self.ack_timer.end()
         if self.home is not None:
             self.home.stop()
             self.home = None
@@ -663,6 +670,8 @@ cdef class Queue(StreamUser):
                 consumer.returned = {at: what for at, what in consumer.returned.items() if at >= base}
         if self.consumers or self.users or self.home is not None:
             self.check_home()
+            if self.home is not None and self.table.makes_room:
+                self.home.make_room()
             if self.home is not None and self.waiting():
                 self.mark()  # whatever should have told the home and was killed before it could
             if self.home is not None and not self.consumers and not self.users and not self.policy.message_ttl_ms \

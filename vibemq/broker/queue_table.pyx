@@ -7,16 +7,25 @@ import time
 from libc.stdint cimport int64_t, uint32_t
 
 from vibemq.broker.consumer cimport Consumer
+from vibemq.broker.queue cimport NOBODY_MAY_PUBLISH
 from vibemq.broker.messages cimport Messages
+from vibemq.broker.publisher cimport QueuePublisher
 from vibemq.broker.stream cimport StreamTable
 from vibemq.storage.mail cimport LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_TOLD, LETTER_YOURS, Mail
 
-from vibemq.errors import StorageError, StreamNotFound
+from vibemq.broker.policy import CHANGEABLE, policy, shown
+from vibemq.errors import StorageError, StreamNotFound, VibeMQError
+from vibemq.once_a_minute import OnceAMinute
 
 logger = logging.getLogger(__name__)
+failing = OnceAMinute(logger, logging.ERROR)
+altering = OnceAMinute(logger, logging.INFO)
+refusing = OnceAMinute(logger, logging.INFO)
 
 cdef enum:
     LOOKS_PER_TICK = 1000  # under a millisecond
+    ALTERED_PER_TURN = 200 # some ten microseconds each where a policy changes nothing
+    ALTER_AGAIN_MS = 500   # before another attempt with those that failed
 
 
 cdef class QueueTable(QueueParts):
@@ -29,6 +38,8 @@ cdef class QueueTable(QueueParts):
         self.defaults, self.make_home = defaults, make_home
         self.by_name, self.by_slot, self.dirty, self.reports = {}, {}, [], []
         self.now_ms = time.monotonic_ns() // 1_000_000
+        self.options_seen, self.policies_seen = self.metadata.queue_changes(), self.metadata.held_policies()
+        self.altering, self.alter_timer = [], timers.timer(self._alter_some)
 
     def find(self, str virtual_host, str name) -> Queue:
         """The queue of that name, opened if need be.  StreamNotFound also when it is a plain stream: ask
@@ -54,6 +65,103 @@ cdef class QueueTable(QueueParts):
             del self.by_name[queue.stream.virtual_host, queue.name]
         if self.by_slot.get(queue.stream.slot) is queue:
             del self.by_slot[queue.stream.slot]
+
+    def adopt(self, str virtual_host, str name, bint altered=False):
+        """See to it that somebody is home to a queue; without anybody here who needs that, it is closed again.
+
+        `altered`: its options may be others than its last home had.
+        """
+        cdef Queue queue = self.find(virtual_host, name)
+        cdef bint was_home = queue.home is not None
+        try:
+            queue.check_home()
+            if altered and not was_home and queue.home is not None:
+                queue.home.altered(queue.policy)
+        finally:
+            queue.close_if_unused()
+
+    def look_at_options(self):
+        """Options of queues may have been changed by anybody: twice a second, and whenever one is told.
+
+        The counters were raised with the changes themselves, so a change whose author was killed before telling holds
+        too.  Where policies are others, the HeldPolicies before: queues that are not open may have other options now.
+        """
+        cdef Queue queue
+        try:
+            changes, policies = self.metadata.queue_changes(), self.metadata.held_policies()
+            changed = self.metadata.queues_altered_since(self.options_seen) if changes != self.options_seen else ()
+        except VibeMQError as problem:
+            failing.say("options", "options of queues that were changed cannot be looked at: %s", problem)
+            return None
+        seen = changes
+        for record in changed:
+            try:
+                found = self.by_slot.get(record.slot)
+                if found is not None and (<Queue> found).stream.incarnation == record.incarnation:
+                    (<Queue> found).record = record
+                    self._alter(<Queue> found, policies)
+                elif policy(policies.options(record), self.defaults).drops_waiting:
+                    self.adopt(record.vhost, record.name, altered=True)
+            except VibeMQError as problem:  # the others have theirs, and this one is tried again
+                failing.say((record.vhost, record.name), "queue %s cannot be opened for its changed options: %s",
+                            record.name, problem)
+                seen = self.options_seen
+        self.options_seen = seen
+        if policies is self.policies_seen:
+            return None
+        before, self.policies_seen = self.policies_seen, policies
+        if policies.is_for_queues_as(before):
+            return None
+        self.altering = list(self.by_slot.values())
+        self._alter_some(self.now_ms)
+        return before
+
+    def _alter_some(self, now_ms):
+        """Give some of the queues the options that they have by the policies of now."""
+        cdef Queue queue
+        part, self.altering = self.altering[:ALTERED_PER_TURN], self.altering[ALTERED_PER_TURN:]
+        after_ms = 1 if self.altering else ALTER_AGAIN_MS
+        for queue in part:
+            if self.by_slot.get(queue.stream.slot) is not queue:
+                continue  # closed meanwhile
+            try:
+                self._alter(queue, self.policies_seen)
+            except VibeMQError as problem:
+                failing.say(queue.key, "queue %s: a changed policy cannot be applied: %s", queue.name, problem)
+                self.altering.append(queue)
+        if self.altering:
+            self.alter_timer.set(self.now_ms + after_ms)
+
+    cdef int _alter(self, Queue queue, object policies) except -1:
+        had, now = queue.policy, policy(policies.options(queue.record), self.defaults)
+        if now == had:
+            return 0
+        queue.policy, queue.max_messages, queue.overflow = now, now.max_messages, int(now.overflow)
+        try:
+            self._take_effect(queue, had)
+        except BaseException:  # so that another attempt finds something to do
+            queue.policy, queue.max_messages, queue.overflow = had, had.max_messages, int(had.overflow)
+            raise
+        if queue.home is not None:  # once, and not by each worker
+            altering.say((queue.key, now), "queue %s: its options are changed: %s", queue.name, ", ".join(
+                f"{field} {shown(getattr(had, field))} -> {shown(getattr(now, field))}" for field in CHANGEABLE
+                if getattr(had, field) != getattr(now, field)))
+        return queue.mark()  # publishers that wait may have room now
+
+    cdef int _take_effect(self, Queue queue, object had) except -1:
+        cdef Consumer consumer
+        queue.ack_timer.at_most(self.now_ms)  # it sets itself anew
+        for consumer in queue.consumers.values():
+            if consumer.follows:
+                consumer.prefetch = queue.prefetch()
+        for user in queue.users:
+            if isinstance(user, QueuePublisher):
+                user.altered()
+        if queue.policy.drops_waiting:
+            queue.check_home()
+        if queue.home is not None:
+            queue.home.altered(had)
+        return 0
 
     cdef Queue _addressee(self, const letter *what):
         """The queue that a letter is about, opened if this worker must answer for it; or None."""
@@ -113,6 +221,10 @@ cdef class QueueTable(QueueParts):
         dirty, self.dirty = self.dirty, []
         for queue in dirty:
             queue.dirty = False
+            if queue.refused:
+                refusing.say(queue.key, "queue %s: it is full (max_messages %d), and refuses new messages (%s)", queue.name,
+                             queue.max_messages, queue.policy.overflow.name.lower(), count=queue.refused)
+                queue.refused = 0
             try:
                 if queue.dispatch():
                     again.append(queue)
@@ -128,6 +240,19 @@ cdef class QueueTable(QueueParts):
                     (<Queue> consumer.queue).report(consumer)
         self.mail.flush()
         return 0
+
+    def set_alarms(self, generation, bint is_full, bint holds_copies):
+        """`generation`: of the rights that hold; None: nobody may publish, whatever the rights are."""
+        cdef Queue queue
+        cdef bint held = self.access_generation == NOBODY_MAY_PUBLISH
+        cdef bint held_copies = self.holds_copies
+        self.makes_room, self.holds_copies = is_full, holds_copies
+        self.access_generation = NOBODY_MAY_PUBLISH if generation is None else generation
+        if held == (generation is None) and held_copies == holds_copies:
+            return
+        for queue in self.by_name.values():
+            if queue.waiting_publishers or queue.home is not None:
+                queue.mark()
 
     def tick(self, int64_t now_ms):
         """A look at each queue in its turn: at all of them twice a second while they are few."""

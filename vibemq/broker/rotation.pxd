@@ -11,6 +11,10 @@ cdef object reason_of(uint32_t strikes)
 cdef class Rotation(Home):
     cdef object able                  # deque of members that may be given something, in their turn
     cdef bint by_priority
+    cdef dict tried                   # offset -> keys of the peers that could not be given it; it is or was set aside
+    cdef int64_t refusals             # in the members' `refused`: no fewer
+    cdef dict aside                   # offset -> None, of those that wait for somebody else; delayed in the ledger
+    cdef uint64_t aside_version       # rises with each that is set aside
 
     cdef int _recount(self) except -1
     cdef Member _turn_of(self)
@@ -18,3 +22,5 @@ cdef class Rotation(Home):
     cdef err _pick_ready(self, message_view *m) except *
     cdef uint64_t _find_ready(self) noexcept
     cdef bint _take_in(self) except -1
+    cdef int _look_at_aside(self) except -1
+    cdef bint _give_aside(self, Member m) except -1

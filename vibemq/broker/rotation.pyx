@@ -22,16 +22,25 @@ from vibemq.broker.home cimport BUDGET
 import heapq
 
 from vibemq.broker.policy import FailureReason
+from vibemq.once_a_minute import OnceAMinute
 
 logger = logging.getLogger(__name__)
+stuck = OnceAMinute(logger)
 
 cdef enum:
     LEVELS = 4
+    # Waiting messages with an entry, so that their priority is known: 64 MiB of the ledger, mapped.  Of a longer backlog
+    # the oldest so many are served by priority.
+    AHEAD_MAX = 4_194_304
+    # Messages that one consumer could not be given and another perhaps can: looked through for each consumer that comes.
+    ASIDE_MAX = 1000
+    ASIDE_AGAIN_MS = 60_000   # what is more than that is offered again so often
+    REFUSALS_MAX = 100_000    # of all messages by all consumers: some 100 bytes each
 
 
 cdef class Rotation(Home):
     def __init__(self, Queue queue, generation, make_dead_letter_queue):
-        self.able = deque()
+        self.able, self.tried, self.aside = deque(), {}, {}
         self.by_priority = queue.mode == MODE_PRIORITY_BASED
         self.entries_are_owned = True
         super().__init__(queue, generation, make_dead_letter_queue)
@@ -70,6 +79,115 @@ cdef class Rotation(Home):
             self._set_ready(offset)
         return self._ready(offset, w.priority if self.by_priority else 0)
 
+    # ---- what one consumer cannot be given and another perhaps can ----
+
+    cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1:
+        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
+        if entry == NULL or core.ledger_word_get(entry) & 7 != LEDGER_DELAYED:
+            return 0
+        if offset < self.expired:
+            self._set_ready(offset)
+            return self._ready(offset, self.level_of(core.ledger_word_get(entry)))
+        who = self.tried.get(offset)
+        if who is None:
+            who = set()
+            if len(self.tried) < ASIDE_MAX:
+                self.tried[offset] = who
+        if len(who) < self.queue.policy.attempts_max:
+            who.add(m.peer)
+        # Without a dead-letter queue it stays: somebody who can be given it may still come.
+        if len(who) >= self.queue.policy.attempts_max and self.queue.policy.dead_letter:
+            self.tried.pop(offset, None)
+            return self._bury(offset, FailureReason.UNDELIVERABLE, attempts)
+        if offset not in self.tried or self.refusals >= REFUSALS_MAX:
+            heapq.heappush(self.delayed, (self.queue.table.now_ms + ASIDE_AGAIN_MS, offset))
+            return 0
+        # By member and not by peer: the same user may come by a door that can carry it.
+        if m.refused is None:
+            m.refused = set()
+        m.refused.add(offset)
+        self.refusals += 1
+        self.aside[offset] = None
+        self.aside_version += 1
+        return 0
+
+    cdef int rest(self) except -1:
+        if self.tried:
+            self._look_at_aside()
+        return Home.rest(self)
+
+    cdef int _look_at_aside(self) except -1:
+        """Forget what has left the queue, and say what has not: `base` cannot pass it, nor its room on disk be given back."""
+        cdef Member m
+        cdef ledger_entry *entry
+        cdef uint64_t base = core.ledger_base(self.control)
+        cdef uint64_t offset, state
+        cdef size_t before = len(self.tried)
+        for offset in list(self.tried):
+            if offset >= base:
+                entry = core.ledger_entry_of(self.raw, offset, NULL)
+                state = core.ledger_word_get(entry) & 7 if entry != NULL else LEDGER_DELAYED
+                if state == LEDGER_DELAYED or state == LEDGER_IN_FLIGHT:
+                    continue
+            del self.tried[offset]
+        self.refusals = 0
+        for m in self.members.values():
+            if m.refused is not None:
+                if len(self.tried) < before:
+                    m.refused.intersection_update(self.tried)
+                self.refusals += len(m.refused)
+        if self.aside:
+            stuck.say(self.queue.key, "queue %s: messages that could be given to none of the consumers that tried wait for one "
+                      "that can take them: %d, from message %d on; the disk keeps what came after it until then",
+                      self.queue.name, len(self.aside), min(self.aside), count=0)
+        return 0
+
+    cdef bint _give_aside(self, Member m) except -1:
+        """Give it a message that another could not be given; False when none is for it."""
+        cdef message_view v
+        cdef fault f
+        cdef uint64_t offset
+        cdef err e
+        for offset in self.aside:
+            if m.refused is not None and offset in m.refused:
+                continue
+            self.entry = core.ledger_entry_of(self.raw, offset, &f)
+            if self.entry == NULL and f.code != OK:
+                return False  # no memory or no descriptors to map it now
+            if self.entry != NULL:
+                self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
+            if self.entry == NULL or self.word.state != LEDGER_DELAYED:
+                del self.aside[offset]
+                return True
+            e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, &v, &f)
+            if e == ERR_NOT_CACHED:
+                self._failed_read(e, &v, self.probe)
+                return False
+            del self.aside[offset]
+            if e != OK:
+                logger.error("queue %s: message %d cannot be read: %s", self.queue.name, offset, storage_error(e, &f))
+                self._bury(offset, FailureReason.DESERIALIZATION_ERROR, self.word.attempts)
+            else:
+                self._give(m, &v, self.word.attempts + 1, self.word.strikes)
+            return True
+        m.aside_seen = self.aside_version
+        return False
+
+    cdef int _wake_delayed_below(self, uint64_t upto) except -1:
+        cdef uint64_t offset
+        cdef ledger_entry *entry
+        for offset in [at for at in self.aside if at < upto]:
+            del self.aside[offset]
+            entry = core.ledger_entry_of(self.raw, offset, NULL)
+            if entry != NULL and core.ledger_word_get(entry) & 7 == LEDGER_DELAYED:
+                self._set_ready(offset)
+                self._ready(offset, self.level_of(core.ledger_word_get(entry)))
+        return Home._wake_delayed_below(self, upto)
+
+    cdef uint64_t departed(self) except? 0:
+        cdef uint64_t departed = Home.departed(self)
+        return departed - min(departed, <uint64_t> len(self.aside))
+
     cdef int worker_died(self, set dead) except -1:
         cdef ledger_word w
         cdef uint64_t offset = core.ledger_find(self.raw, core.ledger_base(self.control), self.next, LEDGER_IN_FLIGHT, 0)
@@ -88,7 +206,7 @@ cdef class Rotation(Home):
         cdef ledger_word w
         cdef uint64_t base = core.ledger_base(self.control)
         cdef uint64_t offset = core.ledger_find(self.raw, base, self.next, LEDGER_DELAYED, 0)
-        held = {item[1] for item in self.delayed}
+        held = {item[1] for item in self.delayed} | self.aside.keys()
         while offset < self.next:
             if offset not in held:
                 self._set_ready(offset)
@@ -124,6 +242,13 @@ cdef class Rotation(Home):
         cdef bint more = False
         if self.by_priority:
             more = self._take_in()
+        if self.aside:
+            for m in list(self.able):
+                while budget > 0 and m.aside_seen != self.aside_version and self._can(m) and self._give_aside(m):
+                    budget -= 1
+                if self.fetching:
+                    return more
+            m = None
         while budget > 0:
             # A member that is alone in the rotation keeps its turn as long as it has room.
             if m is None or len(<object> self.able) or not self._can(m):
@@ -213,7 +338,7 @@ cdef class Rotation(Home):
         cdef message_view v
         cdef int budget = BUDGET
         while budget > 0:
-            if self.fetching or self._pick_new(&v) != OK:
+            if self.fetching or self.ready >= AHEAD_MAX or self._pick_new(&v) != OK:
                 return False
             self.word.priority = priority_of(&v)
             core.ledger_word_set(self.entry, core.ledger_pack(self.word))

@@ -27,8 +27,10 @@ cdef class Stream:
     cdef readonly uint32_t slot
     cdef readonly Log log
     cdef batch *batch               # what this turn publishes; NULL while that is nothing
+    cdef batch *deduplicated        # while its users are told: the batch of which duplicates were dropped; NULL: of none
     cdef StreamTable table
     cdef readonly uint64_t duplicates  # dropped from the batch that was persisted last: offsets do not follow from places
+    cdef uint32_t chunk_messages    # with what the next batch's chunks begin: they double while much is published
     cdef list waiting               # users with entries in the batch
     cdef list readers               # users to tell of news
     cdef set holders                # all users
@@ -55,6 +57,8 @@ cdef class Stream:
 
 cdef class StreamTable:
     cdef readonly object metadata, helpers, log_directory
+    cdef public object alarms       # broker.alarms.Alarms; None where nobody looks
+    cdef object says                # OnceAMinute
     cdef Board board
     cdef uint32_t worker
     cdef dict by_name

@@ -18,15 +18,20 @@ from functools import partial
 from libc.stdlib cimport free, malloc
 
 from vibemq.storage cimport core
-from vibemq.storage.core cimport OK, err, fault, log_appended
+from vibemq.storage.core cimport ERR_DISK_FULL, OK, err, fault, log_appended
 from vibemq.storage.log cimport storage_error
 
 from vibemq.errors import StorageError, StreamNotFound
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.log import housekeep
 
 logger = logging.getLogger(__name__)
 
 GONE = ("ERR_NOT_FOUND", "ERR_DELETED")  # errors of a log that was deleted meanwhile
+
+cdef extern from "log/chunk.h" nogil:
+    enum:
+        CHUNK_MESSAGES_FIRST
 
 cdef enum:
     # The kernel writes dirty pages back by itself after about 30 s; syncing a closed segment later
@@ -66,6 +71,7 @@ cdef class Stream:
         self.waiting, self.readers, self.holders, self.unsynced = [], [], set(), {}
         self.log = Log(directory)
         self.is_disk_durable = self.log.is_disk_durable
+        self.chunk_messages = CHUNK_MESSAGES_FIRST
         core.control_holders_add(self.log.control, table.worker)
         self.restarts = core.doorbell_restarts(table.board.raw, self.slot)  # who restarts it now sees us holding it
         if self.log.is_deleted:  # whoever deleted it may have read the mask before we were in it
@@ -127,6 +133,7 @@ cdef class Stream:
             self.batch = self.table.take_batch()
             core.batch_limit(self.batch, self.log.control.segment_bytes_max)
             core.batch_filter_size(self.batch, core.log_filter_bytes(self.log.raw))
+            core.batch_chunk_messages(self.batch, self.chunk_messages, core.log_chunk_messages(self.log.raw))
         self.waiting.append(user)
         if not self.dirty:
             self.dirty = True
@@ -140,21 +147,27 @@ cdef class Stream:
         cdef err e
         cdef StreamUser user
         cdef uint64_t others
+        cdef batch *appended_batch  # kept while its users ask which of their entries were dropped from it
         if not self.waiting:
             return 0
+        self.chunk_messages = core.batch_chunk_messages_next(self.batch)
         with nogil:
             e = core.batch_seal(self.batch, &f)
             if e == OK:
                 e = core.log_append(self.log.raw, self.batch, &appended, &f)
-        self.table.give_batch(self.batch)
-        self.batch = NULL
+        appended_batch, self.batch = self.batch, NULL
         waiting, self.waiting = self.waiting, []
+        if e != OK or not appended.duplicates:
+            self.table.give_batch(appended_batch)
+            appended_batch = NULL
         if e != OK:
             problem = storage_error(e, &f)
             if problem.code in GONE:
                 logger.info("stream %s: not persisted, because it was deleted meanwhile", self.name)
             else:
-                logger.error("stream %s: not persisted: %s", self.name, problem)
+                self.table.says.say((self.name, problem.code), "stream %s: not persisted: %s", self.name, problem)
+                if e == ERR_DISK_FULL and self.table.alarms is not None:
+                    self.table.alarms.met_full_disk()
             self._tell(waiting, False, 0, 0)
             return 0
         self.has_appended = True
@@ -165,10 +178,14 @@ cdef class Stream:
             # The first copy of a duplicate may lie where a sync failed: it is not ours to confirm.
             self._tell(waiting, False, 0, 0)
         else:
+            self.deduplicated = appended_batch
             self._tell(waiting, True, appended.first_offset, appended.next_offset)
+            self.deduplicated = NULL
             if self.is_disk_durable:
                 self.unsynced.update(dict.fromkeys(waiting))
                 self._start_sync()
+        if appended_batch != NULL:
+            self.table.give_batch(appended_batch)
         if appended.rolled:
             self._segment_closed()
         others = core.control_readers(self.log.control) & ~(<uint64_t> 1 << self.table.worker)
@@ -259,6 +276,7 @@ cdef class Stream:
         self.news()
         if not self.has_appended and self.appending:
             self.rest()  # nothing since the last look
+            self.chunk_messages = CHUNK_MESSAGES_FIRST
         self.has_appended = False
         if self.sync_again:
             self._start_sync()
@@ -281,6 +299,7 @@ cdef class StreamTable:
         self.by_slot = [None] * core.DOORBELL_SLOTS_MAX
         self.dirty = []
         self.appending = {}
+        self.says = OnceAMinute(logger, logging.ERROR)
 
     def note_appending(self, Stream stream):
         """It holds descriptors now; the one that has held its own for longest gives them back for it."""

@@ -13,20 +13,26 @@ import logging
 from collections.abc import Callable
 
 NEVER = 2**63 - 1
+OVER_MIN = 64  # so many timers that are over may stay in the heap: less is not worth a look at all of it
 
 logger = logging.getLogger(__name__)
+
+
+def _nothing(now_ms: int) -> None:
+    """What a timer does that is over."""
 
 
 class Timer:
     """Calls ``do(now_ms)`` once the loop's clock has passed ``due_ms``; set it again to go on."""
 
-    __slots__ = ("_queued_ms", "_timers", "do", "due_ms")
+    __slots__ = ("_queued_ms", "_timers", "do", "due_ms", "is_over")
 
     def __init__(self, timers: Timers, do: Callable[[int], None]) -> None:
         self._timers = timers
         self.do = do
         self.due_ms = NEVER
         self._queued_ms = NEVER
+        self.is_over = False
 
     def set(self, due_ms: int) -> None:
         """Move it; NEVER switches it off."""
@@ -42,6 +48,15 @@ class Timer:
 
     def cancel(self) -> None:
         self.due_ms = NEVER
+
+    def end(self) -> None:
+        """Off for good: whoever made it is done, and is not kept in memory until the time it was set to."""
+        self.due_ms = NEVER
+        self.do = _nothing
+        if not self.is_over:
+            self.is_over = True
+            if self._queued_ms != NEVER:
+                self._timers.count_over()
 
     def ring(self, queued_ms: int, now_ms: int) -> None:
         if queued_ms != self._queued_ms:
@@ -60,6 +75,7 @@ class Timers:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timer]] = []
         self._numbers = itertools.count()
+        self._over = 0  # at most so many of them are over, before their time
 
     def timer(self, do: Callable[[int], None]) -> Timer:
         """One that is off until it is set."""
@@ -67,6 +83,14 @@ class Timers:
 
     def push(self, timer: Timer, due_ms: int) -> None:
         heapq.heappush(self._heap, (due_ms, next(self._numbers), timer))
+
+    def count_over(self) -> None:
+        """One that is in the heap is over: when half of them are, they are taken out."""
+        self._over += 1
+        if self._over >= OVER_MIN and 2 * self._over >= len(self._heap):
+            self._heap = [entry for entry in self._heap if not entry[2].is_over]
+            heapq.heapify(self._heap)
+            self._over = 0
 
     @property
     def next_ms(self) -> int:

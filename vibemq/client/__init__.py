@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vibemq.client._engine import State
+    from vibemq.client._moving import Moved
     from vibemq.client._native import Message
     from vibemq.client.aio import AsyncClient, AsyncConsumer, AsyncPublisher, AsyncSubscription, aconnect
     from vibemq.client.publishing import Refused, Summary
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "vibemq.client._engine": ("State",),
+    "vibemq.client._moving": ("Moved",),
     "vibemq.client._native": ("Message",),
     "vibemq.client.aio": ("AsyncClient", "AsyncConsumer", "AsyncPublisher", "AsyncSubscription", "aconnect"),
     "vibemq.client.publishing": ("Refused", "Summary"),
@@ -46,7 +48,7 @@ _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names
 __all__ = [  # noqa: RUF022 - as they are met
     "connect", "Client", "Publisher", "Consumer", "Subscription",
     "aconnect", "AsyncClient", "AsyncPublisher", "AsyncConsumer", "AsyncSubscription",
-    "Message", "Summary", "Refused", "Settings", "State",
+    "Message", "Summary", "Refused", "Moved", "Settings", "State",
     "QueueOptions", "QueueInfo", "QueueDeclaration", "OnConflict", "Difference", "Severity",
     "DeliveryMode", "OverflowStrategy", "Priority", "QueueOperation", "User", "Permission",
 ]  # fmt: skip

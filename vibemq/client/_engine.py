@@ -7,7 +7,8 @@ event loop's thread, but for `settle`, which any thread may call.
     CONNECTING -> CONNECTED -> RECONNECTING -> CONNECTED ...       CLOSED from everywhere, and for ever
 
 A request belongs to its connection and fails with it. A message belongs to the client: it goes out again on the next
-connection until it is acknowledged, and the time without a connection does not count towards its timeout.
+connection until it is acknowledged, or until whoever waits for that has lost patience: then it is forgotten, and
+PublishTimeout says whether it may be stored. The time without a connection counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import ssl
 import threading
 from collections import deque
@@ -23,27 +25,32 @@ from enum import Enum
 from typing import Any
 
 from vibemq import __version__
-from vibemq.client._link import Feed, Link
+from vibemq.client._doors import who_speaks, wrong_door
+from vibemq.client._link import Link
 from vibemq.client._native import Core, Message
 from vibemq.client._outgoing import Batch, Flow
 from vibemq.client._refusals import refusal
+from vibemq.client._subscriptions import Subscriptions
 from vibemq.client.queues import (
     OnConflict,
     QueueDeclaration,
     QueueInfo,
     differences,
     info_of,
+    names_of,
     options_payload,
 )
 from vibemq.client.settings import Settings
 from vibemq.errors import (
     AuthenticationFailed,
+    ConfigError,
     ConnectionClosed,
+    NotAuthorized,
     ProtocolError,
+    PublishTimeout,
     QueueConflict,
     QueueNotFound,
     TimeoutExceeded,
-    UserError,
     VibeMQError,
 )
 from vibemq.protocols.native import codec
@@ -51,7 +58,6 @@ from vibemq.protocols.native.options import ADDITIONS
 from vibemq.protocols.native.spec import (
     COMPRESSION_BY_NAME,
     FEATURE_NAMES,
-    PORT_DEFAULT,
     Command,
     Header,
     command_name,
@@ -59,7 +65,6 @@ from vibemq.protocols.native.spec import (
 
 log = logging.getLogger("vibemq.client")
 
-HTTP = b"HTTP"  # how the answers of such servers begin
 GOODBYE_TIMEOUT_S = 5.0  # a broker that does not take our last bytes is not waited for
 
 
@@ -70,6 +75,10 @@ class State(Enum):
     CONNECTED = "connected"
     RECONNECTING = "reconnecting"
     CLOSED = "closed"
+
+
+def messages_were(count: int) -> str:
+    return "1 message was" if count == 1 else f"{count} messages were"
 
 
 StateCallback = Callable[[State, VibeMQError | None], object]
@@ -94,7 +103,7 @@ class Engine:
         self.features: frozenset[str] = frozenset()
         self.server_version = ""
         self.connection_id = ""
-        self.feeds: dict[str, Feed] = {}
+        self.subscriptions = Subscriptions(self)
         self.declarations = [*declare, *(QueueDeclaration(name) for name in settings.queues)]
         self._fail_on_provisioning_error = fail_on_provisioning_error
         self._on_connection = on_connection
@@ -104,9 +113,7 @@ class Engine:
         self._flows: set[Flow] = set()  # those that somebody waits for
         self._settled: deque[tuple[Message, int]] = deque()  # never replaced: other threads append
         self._settling = False
-        self._tasks: set[asyncio.Task[None]] = set()
         self._connected: asyncio.Future[None] = self.loop.create_future()
-        self._connected_at = 0.0
         self._reconnecting: asyncio.Task[None] | None = None
         self._ping: asyncio.TimerHandle | None = None
         self._failure: VibeMQError | None = None
@@ -119,7 +126,7 @@ class Engine:
         try:
             await self._establish(first=True)
         except BaseException as error:
-            self._end(error if isinstance(error, VibeMQError) else ConnectionClosed(f"{self.settings.peer}: given up"))
+            self.end(error if isinstance(error, VibeMQError) else ConnectionClosed(f"{self.settings.peer}: given up"))
             raise
 
     async def _establish(self, *, first: bool) -> None:
@@ -128,8 +135,7 @@ class Engine:
             async with self._deadline(self.settings.connect_timeout_s, "logging in"):
                 await self._log_in(link)
             await self._provision(first)
-            for feed in list(self.feeds.values()):
-                await self._subscribe(feed)
+            await self.subscriptions.begin_again()
         except BaseException as error:
             self._link = None
             link.end(error if isinstance(error, VibeMQError) else ConnectionClosed(f"{self.settings.peer}: given up"))
@@ -138,7 +144,6 @@ class Engine:
             raise link.why or ConnectionClosed(f"{self.settings.peer}: the connection ended at once")
         # From here to the end of this function nothing else runs: no message can slip in between.
         link.write(self.core.unacknowledged())
-        self._connected_at = self.loop.time()
         self._tell(State.CONNECTED, None)
         if not self._connected.done():
             self._connected.set_result(None)
@@ -156,10 +161,16 @@ class Engine:
                 _, link = await self.loop.create_connection(
                     lambda: Link(self), self.settings.host, self.settings.port, ssl=context
                 )
+        except TimeoutExceeded:
+            raise
         except OSError as error:
             raise ConnectionClosed(
                 f"{peer}: could not connect: {error.strerror or error}",
-                hint="Does the broker run, is this its native port, and can this machine reach it?",
+                hint=(
+                    f"The native door has no TLS: leave tls out. {wrong_door('native')}"
+                    if isinstance(error, ssl.SSLError)
+                    else "Does the broker run, is this its native port, and can this machine reach it?"
+                ),
             ) from error
         return link
 
@@ -174,6 +185,7 @@ class Engine:
             Header.CLIENT_VERSION.value: f"vibemq-python/{__version__}",
             Header.SUPPORTED_COMPRESSION.value: ",".join(settings.compression),
             Header.FEATURES.value: ",".join(FEATURE_NAMES),
+            Header.CLIENT.value: self.core.prefix.decode(),
         }
         if settings.user is not None and settings.password is not None:
             headers |= {Header.AUTH_USERNAME.value: settings.user, Header.AUTH_PASSWORD.value: settings.password}
@@ -208,7 +220,7 @@ class Engine:
         if self.state != State.CONNECTED:
             return  # whoever is opening it is told by these futures
         if not self.settings.reconnect:
-            self._end(why)
+            self.end(why)
             return
         self._connected = self.loop.create_future()
         self._tell(State.RECONNECTING, why)
@@ -223,36 +235,41 @@ class Engine:
                 await self._establish(first=False)
                 return
             except (VibeMQError, OSError) as error:
-                log.warning("%s: reconnect %d failed: %s", self.settings.peer, attempt, error)
+                told = str(error).removeprefix(f"{self.settings.peer}: ")
+                log.warning("%s: reconnect %d failed: %s", self.settings.peer, attempt, told)
                 if most and attempt >= most:
-                    self._end(
+                    self.end(
                         ConnectionClosed(
-                            f"{self.settings.peer}: given up after {attempt} attempts to reconnect: {error}",
+                            f"{self.settings.peer}: given up after {attempt} attempts to reconnect: {told}",
                             hint="Connect again once the broker is there; reconnectMaxAttempts=0 never gives up.",
                         )
                     )
                     return
                 if isinstance(error, VibeMQError):
                     self._tell(State.RECONNECTING, error)
+            except Exception as error:  # as of an interpreter that is ending: nobody else would be told of it
+                self.end(ConnectionClosed(f"{self.settings.peer}: could not reconnect: {error!r}"))
+                return
 
-    async def close(self) -> None:
+    async def close(self, timeout_s: float = GOODBYE_TIMEOUT_S) -> None:
         """Sends what is settled, says goodbye, ends. Never raises."""
         if self.state == State.CLOSED:
             return
         link = self._link
-        self._flush_settled()
+        self.flush_settled()
+        await self.subscriptions.close(timeout_s)
         if self.state == State.CONNECTED and link is not None and link.transport is not None:
             link.write(
                 codec.encode_frame(Command.DISCONNECT, self.core.request_id(), text_layout=self.settings.text_layout)
             )
             link.transport.close()
-        self._end(None)
+        self.end(None)
         if link is not None and not link.gone:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                async with asyncio.timeout(timeout_s):
                     await link.closed.wait()
 
-    def _end(self, why: VibeMQError | None) -> None:
+    def end(self, why: VibeMQError | None) -> None:
         """For good: everybody who waits is told."""
         if self.state == State.CLOSED:
             return
@@ -272,10 +289,16 @@ class Engine:
                 future.set_exception(self._failure)
         if self._connected.done() and not self._connected.cancelled():
             self._connected.exception()  # nobody may be waiting for it
-        feeds, self.feeds = self.feeds, {}
-        for feed in feeds.values():
-            feed.end(why)
+        self.subscriptions.end(why)
         self._tell(State.CLOSED, why)
+
+    @property
+    def is_connected(self) -> bool:
+        return self.state == State.CONNECTED
+
+    @property
+    def is_over(self) -> bool:
+        return self.state == State.CLOSED
 
     def failure(self) -> VibeMQError:
         """Why there is no connection and will be none."""
@@ -327,18 +350,17 @@ class Engine:
             else:
                 self._answer(link, event)
         for queue, messages in deliveries.items():
-            if (feed := self.feeds.get(queue)) is not None:  # else it was on its way while we unsubscribed
-                feed.give(messages)
+            self.subscriptions.give(queue, messages)
 
     def _not_understood(self, error: VibeMQError, data: bytes, has_answered: bool) -> ProtocolError:
         """`data` is no frame: whoever has not answered Connect yet is most likely no broker at all."""
         peer = self.settings.peer
         if has_answered:
             return ProtocolError(f"{peer}: {error}")
-        hint = f"A broker's native port is {PORT_DEFAULT} unless it is configured otherwise."
-        if data.startswith(HTTP):
-            return ProtocolError(f"{peer}: an HTTP server answers there, not a broker's native door", hint=hint)
-        return ProtocolError(f"{peer}: something else than a broker's native door answers there: {error}", hint=hint)
+        return ProtocolError(
+            f"{peer}: {who_speaks(data)} answers there, not a broker's native door: {error}",
+            hint=wrong_door("native", data),
+        )
 
     def _answer(self, link: Link, frame: codec.Message) -> None:
         if frame.type == Command.DISCONNECT:
@@ -365,23 +387,43 @@ class Engine:
     # ---- requests ----
 
     @contextlib.asynccontextmanager
-    async def _deadline(self, timeout_s: float, what: str) -> Any:
+    async def _deadline(self, timeout_s: float, what: str, hint: str = "Is the broker overloaded?") -> Any:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(None if math.isinf(timeout_s) else timeout_s) as scope:
                 yield
         except TimeoutError:
+            if not scope.expired():
+                raise
             raise TimeoutExceeded(
                 f"{self.settings.peer}: {what}: nothing came within {timeout_s:g} s",
-                hint="Is the broker overloaded? A longer commandTimeout waits longer.",
+                hint=f"{hint} A longer timeout_s waits longer.",
             ) from None
 
-    async def ready(self) -> None:
-        """Until there is a connection; raises when there will be none."""
+    def patience_s(self, timeout_s: float | None) -> float:
+        """What a call was given, or what the settings say for all calls; math.inf is for ever."""
+        if timeout_s is None:
+            return self.settings.command_timeout_s
+        if not timeout_s > 0:
+            raise ConfigError(f"timeout_s: needed more than 0 seconds, had {timeout_s}")
+        return timeout_s
+
+    async def ready(self, timeout_s: float | None = None, what: str = "") -> None:
+        """Until there is a connection; raises when there will be none, or none came in time."""
         if self.state == State.CONNECTED:
             return
         if self._failure is not None:
             raise self._failure
-        await asyncio.shield(self._connected)
+        patience_s = self.patience_s(timeout_s)
+        try:
+            async with asyncio.timeout(None if math.isinf(patience_s) else patience_s) as scope:
+                await asyncio.shield(self._connected)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise TimeoutExceeded(
+                f"{self.settings.peer}: {what} was never sent: there was no connection for {patience_s:g} s",
+                hint="Nothing was changed. Is the broker there? A longer timeout_s waits longer.",
+            ) from None
 
     async def request(
         self,
@@ -390,17 +432,21 @@ class Engine:
         *,
         payload: bytes | None = None,
         headers: dict[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> codec.Message:
-        """The answer to a command, or the error that fits it."""
-        await self.ready()
-        return await self._exchange(command, queue, payload, headers)
+        """The answer to a command, or the error that fits it; timeout_s is for the connection and the answer."""
+        patience_s = self.patience_s(timeout_s)
+        end = self.loop.time() + patience_s
+        await self.ready(patience_s, command_name(command) + (f" {queue}" if queue else ""))
+        return await self.exchange(command, queue, payload, headers, end - self.loop.time())
 
-    async def _exchange(
+    async def exchange(
         self,
         command: Command,
         queue: str | None = None,
         payload: bytes | None = None,
         headers: dict[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> codec.Message:
         what = command_name(command) + (f" {queue}" if queue else "")
         if self._link is None:
@@ -412,7 +458,9 @@ class Engine:
         future = self._requests[id] = self.loop.create_future()
         try:
             self._link.write(self.core.packed(frame))
-            async with self._deadline(self.settings.command_timeout_s, what):
+            patience_s = self.settings.command_timeout_s if timeout_s is None else timeout_s
+            hint = "It was sent, so it may have been done. Is the broker overloaded?"
+            async with self._deadline(patience_s, what, hint):
                 answer = await future
         finally:
             self._requests.pop(id, None)
@@ -430,20 +478,29 @@ class Engine:
         if self.state == State.CONNECTED and self._link is not None:
             self._link.write(self.core.wire(batch))
 
-    async def send_batch(self, batch: Batch, flow: Flow, window: int) -> None:
+    async def send_batch(self, batch: Batch, flow: Flow, window: int, timeout_s: float | None = None) -> None:
         """Submits once the window has room for all of it and the socket takes bytes."""
-        await self.room(flow, max(0, window - batch.count))
+        await self.room(flow, max(0, window - batch.count), timeout_s, waiting=batch.count)
         if self._link is not None and not self._link.writable.is_set():
-            await self._link.writable.wait()
+            patience_s = self.patience_s(timeout_s)
+            try:
+                async with asyncio.timeout(None if math.isinf(patience_s) else patience_s):
+                    await self._link.writable.wait()
+            except TimeoutError:
+                raise self._give_up(flow, patience_s, batch.count) from None
         self.submit(batch, flow)
 
-    async def room(self, flow: Flow, most: int) -> None:
-        """Until no more than `most` messages of the flow are in flight."""
+    async def room(self, flow: Flow, most: int, timeout_s: float | None = None, *, waiting: int = 0) -> None:
+        """Until no more than `most` messages of the flow are in flight.
+
+        When none of them was acknowledged for timeout_s they are forgotten, and PublishTimeout tells of them; `waiting`
+        is how many more there are that have not been submitted.
+        """
         if flow.in_flight <= most:
             return
-        started, timeout_s = self.loop.time(), self.settings.command_timeout_s
-        seen = flow.in_flight
+        patience_s = self.patience_s(timeout_s)
         while flow.in_flight > most:
+            answered = flow.submitted - flow.in_flight
             if self._failure is not None:
                 raise self._failure
             future: asyncio.Future[None] = self.loop.create_future()
@@ -451,20 +508,14 @@ class Engine:
             flow.waiters.append(waiter)
             flow.wake_at = max(flow.wake_at, most)
             self._flows.add(flow)
-            patience = max(started, self._connected_at) + timeout_s - self.loop.time()
             try:
-                async with asyncio.timeout(patience if self.state == State.CONNECTED else timeout_s):
+                async with asyncio.timeout(None if math.isinf(patience_s) else patience_s) as scope:
                     await future
             except TimeoutError:
-                if flow.in_flight < seen:  # it goes on, so the patience starts anew
-                    seen, started = flow.in_flight, self.loop.time()
-                elif self.state == State.CONNECTED and (
-                    self.loop.time() - max(started, self._connected_at) >= timeout_s
-                ):
-                    raise TimeoutExceeded(
-                        f"{self.settings.peer}: {flow.in_flight} messages were not acknowledged in {timeout_s:g} s",
-                        hint="They may or may not be stored. Is the broker overloaded or out of disk space?",
-                    ) from None
+                if not scope.expired():
+                    raise
+                if flow.submitted - flow.in_flight == answered:  # else it goes on, so the patience starts anew
+                    raise self._give_up(flow, patience_s, waiting) from None
             finally:
                 if waiter in flow.waiters:
                     flow.waiters.remove(waiter)
@@ -472,61 +523,34 @@ class Engine:
                     self._flows.discard(flow)
                     flow.wake_at = -1
 
+    def _give_up(self, flow: Flow, patience_s: float, waiting: int) -> PublishTimeout:
+        """Forgets what nobody has patience for any longer; all who wait for it are told."""
+        unsent, unanswered = self.core.forget(flow)
+        unsent += waiting
+        told = []
+        if unsent:
+            why = "were not acknowledged before them" if self.state == State.CONNECTED else "there was no connection"
+            told.append(f"{messages_were(unsent)} never sent: for {patience_s:g} s {why}")
+        if unanswered:
+            told.append(f"{messages_were(unanswered)} sent, and not acknowledged for {patience_s:g} s")
+        hint = "Nothing of it is stored, nor will it be sent: publish it again."
+        if unanswered:
+            hint = (
+                "What was sent may have been stored; it is not sent again. Publishing it again, also with the same id, "
+                "may store it twice. Is the broker overloaded or out of disk space?"
+            )
+        error = PublishTimeout(
+            f"{self.settings.peer}: {'; '.join(told)}", unsent=unsent, unanswered=unanswered, hint=hint
+        )
+        for _, future in flow.waiters:
+            if not future.done():
+                future.set_exception(error)
+        return error
+
     def forget(self, flow: Flow) -> None:
         self.core.forget(flow)
 
-    # ---- consuming ----
-
-    async def subscribe(self, feed: Feed) -> None:
-        """Messages go to the feed from now on, also after a reconnect; they may come before the answer."""
-        if feed.queue in self.feeds:
-            raise UserError(
-                f"queue {feed.queue}: this client is subscribed to it already",
-                hint="One client has one subscription for a queue: close the other one, or connect another client.",
-            )
-        await self.ready()
-        self.feeds[feed.queue] = feed
-        try:
-            await self._subscribe(feed)
-        except BaseException:
-            self.feeds.pop(feed.queue, None)
-            raise
-
-    async def _subscribe(self, feed: Feed) -> None:
-        headers = None if feed.prefetch is None else {"prefetch": str(feed.prefetch)}
-        await self._exchange(Command.SUBSCRIBE, feed.queue, headers=headers)
-
-    async def unsubscribe(self, feed: Feed) -> None:
-        """What is not settled goes back to the queue."""
-        if self.feeds.get(feed.queue) is not feed:
-            return
-        self._flush_settled()
-        try:
-            if self.state == State.CONNECTED:
-                await self._exchange(Command.UNSUBSCRIBE, feed.queue)
-        except ConnectionClosed:
-            return  # then the subscription is gone as well
-        finally:
-            if self.feeds.get(feed.queue) is feed:
-                del self.feeds[feed.queue]
-
-    def abandon(self, feed: Feed) -> None:
-        """Unsubscribes without anybody waiting for it. From any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and everything with it
-            self.loop.call_soon_threadsafe(self._abandon, feed)
-
-    def _abandon(self, feed: Feed) -> None:
-        if self.state == State.CLOSED:
-            return
-        task = self.loop.create_task(self._unsubscribe_quietly(feed))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _unsubscribe_quietly(self, feed: Feed) -> None:
-        try:
-            await self.unsubscribe(feed)
-        except VibeMQError as error:
-            log.warning("queue %s: unsubscribing failed: %s", feed.queue, error)
+    # ---- settling; who consumes what is in _subscriptions.py ----
 
     def settle(self, message: Message, done: bool) -> bool:
         """Ack or Nack, sent together with others of this turn of the loop. From any thread."""
@@ -536,15 +560,15 @@ class Engine:
         if not self._settling:
             self._settling = True
             if threading.get_ident() == self._thread_id:
-                self.loop.call_soon(self._flush_settled)
+                self.loop.call_soon(self.flush_settled)
             else:
                 try:
-                    self.loop.call_soon_threadsafe(self._flush_settled)
+                    self.loop.call_soon_threadsafe(self.flush_settled)
                 except RuntimeError:  # the loop has ended
                     return False
         return True
 
-    def _flush_settled(self) -> None:
+    def flush_settled(self) -> None:
         self._settling = False
         settled = []
         while self._settled:
@@ -554,19 +578,34 @@ class Engine:
 
     # ---- queues ----
 
-    async def find_queue(self, name: str, *, inside: bool = False) -> QueueInfo | None:
+    async def find_queue(self, name: str, *, inside: bool = False, timeout_s: float | None = None) -> QueueInfo | None:
         """`inside`: while the connection is being opened."""
-        ask = self._exchange if inside else self.request
+        ask = self.exchange if inside else self.request
         try:
-            answer = await ask(Command.QUEUE_INFO, name)
+            answer = await ask(Command.QUEUE_INFO, name, timeout_s=timeout_s)
         except QueueNotFound:
             return None
         return info_of(name, answer.payload) if answer.payload else None
 
-    async def declare(self, wanted: QueueDeclaration, on_conflict: OnConflict, *, inside: bool = False) -> None:
-        """Makes the queue, or looks whether it is as wanted."""
-        ask = self._exchange if inside else self.request
-        info = await self.find_queue(wanted.name, inside=inside)
+    async def is_there(self, name: str, timeout_s: float | None = None) -> bool:
+        """Does a queue exist? Who may not ask for it sees it in the list, if any permission of theirs is for it."""
+        try:
+            return await self.find_queue(name, timeout_s=timeout_s) is not None
+        except NotAuthorized:
+            answer = await self.request(Command.LIST_QUEUES, timeout_s=timeout_s)
+            return name in names_of(answer.payload)
+
+    async def declare(
+        self,
+        wanted: QueueDeclaration,
+        on_conflict: OnConflict,
+        *,
+        inside: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Makes the queue, or looks whether it is as wanted. timeout_s is for each question of up to three."""
+        ask = self.exchange if inside else self.request
+        info = await self.find_queue(wanted.name, inside=inside, timeout_s=timeout_s)
         if info is not None:
             found = differences(info.options, wanted)
             if not self.features:  # another's broker has no such settings: made again it would be no different
@@ -583,8 +622,8 @@ class Engine:
                     differences=found,
                     hint="Declare it as it is, or with on_conflict=OVERRIDE, which deletes its messages.",
                 )
-            await ask(Command.DELETE_QUEUE, wanted.name)
-        await ask(Command.CREATE_QUEUE, wanted.name, payload=options_payload(wanted.options))
+            await ask(Command.DELETE_QUEUE, wanted.name, timeout_s=timeout_s)
+        await ask(Command.CREATE_QUEUE, wanted.name, payload=options_payload(wanted), timeout_s=timeout_s)
 
     async def _provision(self, first: bool) -> None:
         for wanted in self.declarations:

@@ -14,6 +14,7 @@ from vibemq.client._engine import Engine, State
 from vibemq.client._native import Message
 from vibemq.client._outgoing import BATCH_BYTES_MAX, Batch, Flow
 from vibemq.client.publishing import Headers, Priority, Summary, batch_count, fields_of, summary
+from vibemq.protocols.native.spec import FORM_STORED
 
 
 class ClientFace:
@@ -39,15 +40,25 @@ class ClientFace:
         """
         return self._engine.server_version
 
+    @property
+    def gives_stored(self) -> bool:
+        """Whether the broker hands out and takes messages as they are stored, as brokers of ours do.
+
+        >>> client.gives_stored
+        True
+        """
+        return FORM_STORED in self._engine.features
+
 
 class PublisherFace:
     """The batch that is being filled, and what became of those before it."""
 
-    def __init__(self, engine: Engine, queue: str, window: int, raw: bool, flow: Flow) -> None:
+    def __init__(self, engine: Engine, queue: str, window: int, raw: bool, flow: Flow, stored: bool = False) -> None:
         self.queue = queue
         self._engine, self._window, self._raw, self._flow = engine, window, raw, flow
         self._count = batch_count(window)
-        self._batch = Batch(engine.core, queue)
+        self._stored = stored
+        self._batch = Batch(engine.core, queue, stored)
         self._acked_before = 0
 
     @property
@@ -66,7 +77,7 @@ class PublisherFace:
         return full or self.in_flight >= self._window
 
     def _take(self) -> Batch:
-        batch, self._batch = self._batch, Batch(self._engine.core, self.queue)
+        batch, self._batch = self._batch, Batch(self._engine.core, self.queue, self._stored)
         return batch
 
     def _summary(self) -> Summary:

@@ -6,8 +6,8 @@ from vibemq.protocols.streams.spec import Code, code_name
 
 HINTS: dict[int, str] = {
     Code.STREAM_DOES_NOT_EXIST: (
-        "Create the stream, with a stream client or as a queue (`vibemq queues create NAME`), "
-        "or check its name and the virtual host."
+        "Check its name and the virtual host (`vibemq streams list` shows what is there), or create it "
+        "(`vibemq streams create NAME`, or `vibemq queues create NAME` as a queue)."
     ),
     Code.STREAM_NOT_AVAILABLE: "The stream's leader is changing or down; try again in a few seconds.",
     Code.ACCESS_REFUSED: "Give the user the permission (configure, write or read) for this stream.",

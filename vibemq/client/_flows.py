@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vibemq.client._failures import HINTS
 from vibemq.client._streams import Chunk, encode_publish
 from vibemq.client._transport import Deadline
-from vibemq.errors import RequestFailed, TimeoutExceeded, VibeMQError
+from vibemq.errors import PublishTimeout, RequestFailed, TimeoutExceeded, VibeMQError
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Key, code_name
 
@@ -33,7 +33,14 @@ class Publisher:
     """
 
     def __init__(
-        self, connection: StreamsConnection, publisher_id: int, stream: str, first_id: int, unconfirmed_max: int
+        self,
+        connection: StreamsConnection,
+        publisher_id: int,
+        stream: str,
+        first_id: int,
+        unconfirmed_max: int,
+        *,
+        has_reference: bool = False,
     ) -> None:
         self.stream = stream
         self.publisher_id = publisher_id
@@ -43,6 +50,7 @@ class Publisher:
         self.errored = 0
         self._connection = connection
         self._unconfirmed_max = unconfirmed_max
+        self._has_reference = has_reference
         self._errors: list[Any] = []
         self._failure: VibeMQError | None = None
 
@@ -50,17 +58,24 @@ class Publisher:
     def unconfirmed(self) -> int:
         return self.published - self.confirmed - self.errored
 
-    def publish(self, messages: Sequence[bytes]) -> int:
-        """Sends all of them, waiting only for room in the window; gives the publishing id of the first."""
+    def publish(self, messages: Sequence[bytes], timeout_s: float | None = None) -> int:
+        """Sends all of them, waiting only for room in the window; gives the publishing id of the first.
+
+        PublishTimeout when there was none for timeout_s: it says how many were sent, and how many were not.
+        """
         first_id, start = self.next_id, 0
         pending = messages if isinstance(messages, list) else list(messages)
         connection = self._connection
-        deadline = Deadline(connection.timeout_s, f"publishing to stream {self.stream}")
+        patience_s = connection.timeout_s if timeout_s is None else timeout_s
+        deadline = Deadline(patience_s, f"publishing to stream {self.stream}")
         while start < len(pending):
             settled = self.confirmed + self.errored
             room = self._unconfirmed_max - self.unconfirmed
             if room <= 0:
-                connection._wait(deadline)
+                try:
+                    connection._wait(deadline)
+                except TimeoutExceeded as late:
+                    raise self._late(late, len(pending) - start) from None
             else:
                 frame, count = encode_publish(
                     self.publisher_id,
@@ -74,22 +89,40 @@ class Publisher:
                 self.next_id += count
                 self.published += count  # before sending, which may already bring confirms
                 connection._check()
-                connection._transport.send(frame, deadline)
+                try:
+                    connection._transport.send(frame, deadline)
+                except TimeoutExceeded as late:
+                    raise self._late(late, len(pending) - start) from None
             if self._errors or self._failure:
                 self._raise()
             if self.confirmed + self.errored != settled:  # it goes on, so the patience starts anew
-                deadline = Deadline(connection.timeout_s, deadline.what)
+                deadline = Deadline(patience_s, deadline.what)
         if connection._transport.poll_input():
             connection._handle_frames()
         return first_id
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Until every message is confirmed; raises what was refused."""
+        """Until every message is confirmed; raises what was refused, and PublishTimeout when that took too long."""
         timeout_s = self._connection.timeout_s if timeout_s is None else timeout_s
         deadline = Deadline(timeout_s, f"waiting for {self.unconfirmed} confirms of stream {self.stream}")
         while self.unconfirmed > 0 and not self._failure:
-            self._connection._wait(deadline)
+            try:
+                self._connection._wait(deadline)
+            except TimeoutExceeded as late:
+                raise self._late(late, 0) from None
         self._raise()
+
+    def _late(self, late: TimeoutExceeded, unsent: int) -> PublishTimeout:
+        """This client sends nothing twice, and nothing behind the caller's back."""
+        again = "Publishing it again may store it twice: a publisher with a reference would not."
+        if self._has_reference:
+            again = (
+                "Publishing it again is safe with another publisher of this reference: its next_id is the one after "
+                "the last message that is stored."
+            )
+        hint = f"What was sent may have been stored. {again} {late.hint}" if self.unconfirmed else late.hint
+        told = f"{late.message}; {unsent} messages were never sent, {self.unconfirmed} were and are not confirmed"
+        return PublishTimeout(told, unsent=unsent, unanswered=self.unconfirmed, hint=hint)
 
     def _raise(self) -> None:
         errors, self._errors = self._errors, []
@@ -104,13 +137,13 @@ class Publisher:
         if self._failure is not None:
             raise self._failure
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """Flushes, then gives the publisher back."""
         if self._connection._publishers.get(self.publisher_id) is not self:
             return
         try:
-            self.flush()
-            self._connection.request(Key.DELETE_PUBLISHER, publisher_id=self.publisher_id)
+            self.flush(timeout_s)
+            self._connection.request(Key.DELETE_PUBLISHER, publisher_id=self.publisher_id, timeout_s=timeout_s)
         finally:
             del self._connection._publishers[self.publisher_id]
 
@@ -189,14 +222,14 @@ class Subscription:
         while True:
             yield self.next_chunk(self._connection.timeout_s)
 
-    def close(self, *, keep: bool = False) -> None:
+    def close(self, *, keep: bool = False, timeout_s: float | None = None) -> None:
         """Unsubscribes; chunks already on their way are dropped, or with `keep` stay to be taken."""
         if not self._open:
             return
         self._open = False
         try:
             if self._failure is None and not self._connection.closed:
-                self._connection.request(Key.UNSUBSCRIBE, subscription_id=self.subscription_id)
+                self._connection.request(Key.UNSUBSCRIBE, subscription_id=self.subscription_id, timeout_s=timeout_s)
         finally:
             self._connection._subscriptions.pop(self.subscription_id, None)
             if not keep:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakMethod
 
+from vibemq.client._doors import wrong_door
 from vibemq.client._native import Message
 from vibemq.errors import ConnectionClosed, VibeMQError
 from vibemq.protocols.native import codec
@@ -30,9 +31,17 @@ class Feed:
     """
 
     def __init__(
-        self, queue: str, prefetch: int | None, sink: Sink, on_end: Callable[[VibeMQError | None], None]
+        self,
+        queue: str,
+        prefetch: int | None,
+        create: bool,
+        sink: Sink,
+        on_end: Callable[[VibeMQError | None], None],
     ) -> None:
-        self.queue, self.prefetch = queue, prefetch
+        self.queue, self.prefetch, self.create = queue, prefetch, create
+        self.stored = False  # its messages come as they are stored
+        self.leaving = False  # nobody wants its messages any more, though the broker may not know it yet
+        self.left = asyncio.Event()  # and now it does
         self._sink, self._on_end = WeakMethod(sink), WeakMethod(on_end)
 
     def give(self, messages: list[Message]) -> None:
@@ -80,7 +89,7 @@ class Link(asyncio.Protocol):
         self.closed.set()
         why = self.why or ConnectionClosed(
             f"{self.engine.settings.peer}: {error or 'the broker closed the connection'}",
-            hint="Is this the broker's native port (2925), and does it want TLS?",
+            hint="Connect again." if self.first.done() else wrong_door("native"),
         )
         if not self.first.done():
             self.first.set_exception(why)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import select
 import socket
 import ssl
@@ -93,7 +94,7 @@ class Link:
         return True
 
     def _wait(self, poll: select.poll, deadline: float | None, what: str) -> None:
-        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        left_s = None if deadline in (None, math.inf) else max(0.0, deadline - time.monotonic())
         if not poll.poll(None if left_s is None else left_s * 1000):
             raise TimeoutExceeded(f"{self.peer}: waited for {what}, nothing came in time")
 

@@ -155,7 +155,7 @@ cdef class Core:
 
     cdef readonly bytes prefix
     cdef readonly bint text_layout
-    cdef readonly Py_ssize_t body_max
+    cdef readonly Py_ssize_t body_max, read_max
     cdef readonly uint64_t epoch  # counts connections
     cdef readonly Py_ssize_t in_flight
     cdef public object on_settle  # called with (message, done) from any thread
@@ -173,6 +173,7 @@ cdef class Core:
     def __init__(self, body_max=spec.FRAME_BODY_BYTES_MAX_DEFAULT, text_layout=False, prefix=None):
         self.prefix = prefix or os.urandom(PREFIX_SIZE // 2).hex().encode()
         self.body_max, self.text_layout = body_max, text_layout
+        self.read_max = body_max + <Py_ssize_t>spec.STORED_EXTRA_BYTES
         self.flags_max = spec.FLAGS_MAX_DEFAULT
         self.live, self.named, self.tail = set(), {}, bytearray()
         self.last_queue, self.last_queue_text = b"", ""
@@ -324,18 +325,27 @@ cdef class Core:
         return b"".join(parts)
 
     def forget(self, Flow flow not None):
-        """Nobody waits for these messages any longer: they are not sent again."""
+        """Nobody waits for these messages any longer: they are not sent again.
+
+        Gives how many never left for any connection, and how many did: those may have been stored.
+        """
         cdef Batch batch
-        cdef Py_ssize_t index
+        cdef Py_ssize_t index, unsent = 0, unanswered = 0
         for batch in [b for b in self.live if (<Batch>b).flow is flow]:
             for index in range(batch.count):
                 if not batch.settled[index]:
                     self.slots[(batch.first + <uint64_t>index) & self.mask] = NULL
                     self.in_flight -= 1
                     flow.in_flight -= 1
+                    flow.forgotten += 1
+                    if batch.sent:
+                        unanswered += 1
+                    else:
+                        unsent += 1
                     if batch.named is not None and index in batch.named:
                         self.drop_name(batch.named[index], batch.first + <uint64_t>index)
             self.live.discard(batch)
+        return unsent, unanswered
 
     cdef int drop_name(self, bytes name, uint64_t number) except -1:
         numbers = self.named.get(name, [])
@@ -385,11 +395,11 @@ cdef class Core:
         else:
             p, size = <const uint8_t *>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)
         while at < size:
-            result = frame_header(p + at, size - at, <uint32_t>self.body_max, self.flags_max, &body_size, &flags)
+            result = frame_header(p + at, size - at, <uint32_t>self.read_max, self.flags_max, &body_size, &flags)
             if result == FRAME_NEEDS_MORE:
                 break
             if result == FRAME_TOO_SMALL or result == FRAME_TOO_LARGE:
-                needed = spec.FRAME_FAULTS[result][1] if result == FRAME_TOO_SMALL else f"at most {self.body_max} bytes"
+                needed = spec.FRAME_FAULTS[result][1] if result == FRAME_TOO_SMALL else f"at most {self.read_max} bytes"
                 raise codec.MalformedFrame("body size", needed, f"{get_u32(p + at)}")
             if result != FRAME_OK:
                 raise malformed(result, 0, p[at + 4])

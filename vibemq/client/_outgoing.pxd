@@ -19,7 +19,7 @@ cdef class Fields:
 
 
 cdef class Flow:
-    cdef readonly Py_ssize_t submitted, in_flight, acked
+    cdef readonly Py_ssize_t submitted, in_flight, acked, forgotten
     cdef readonly list refused
     cdef public Py_ssize_t wake_at
     cdef public list waiters
@@ -40,6 +40,7 @@ cdef class Batch:
     cdef dict named  # index to the id that the caller chose; None for none
     cdef bytes queue, blank_id
     cdef bint text_layout
+    cdef int kind  # which command its frames are
     cdef Py_ssize_t body_max
     cdef Py_ssize_t body_largest
 

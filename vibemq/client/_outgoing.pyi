@@ -20,6 +20,7 @@ class Flow:
     submitted: int
     in_flight: int
     acked: int
+    forgotten: int
     refused: list[tuple[int, str, str, str]]
     wake_at: int
     waiters: list[tuple[int, Future[None]]]
@@ -31,7 +32,7 @@ class Batch:
     data: bytes | None
     size_bytes: int
     unsettled: int
-    def __init__(self, core: Core, queue: str) -> None: ...
+    def __init__(self, core: Core, queue: str, stored: bool = ...) -> None: ...
     def add(self, payload: Any, fields: Fields = ..., raw: bool = ..., id: str | bytes | None = ...) -> None: ...
     def id_of(self, index: int) -> str: ...
     def extend(self, iterator: Iterator[Any], count_max: int, fields: Fields = ..., raw: bool = ...) -> bool: ...

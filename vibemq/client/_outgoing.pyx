@@ -7,13 +7,14 @@ that the caller chose are written at once and kept beside. Attributes and their 
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_GET_SIZE
+from libc.math cimport isfinite
 from libc.stdlib cimport free, realloc
 
 import msgspec
 
-from vibemq.errors import LimitExceeded
+from vibemq.errors import InvalidType, InvalidValue, LimitExceeded
 from vibemq.protocols.native.wire cimport (
-    FRAME_HEADER_BYTES, TYPE_PUBLISH, frame_begin, frame_end, frame_payload, frame_size, put_bytes,
+    FRAME_HEADER_BYTES, TYPE_PUBLISH, TYPE_PUBLISH_STORED, frame_begin, frame_end, frame_payload, frame_size, put_bytes,
 )
 
 from vibemq.protocols.native import codec, spec
@@ -26,6 +27,45 @@ BATCH_BYTES_MAX = 262_144  # a batch that has reached this is sent: more would o
 encode_json = msgspec.json.Encoder().encode
 
 
+def priority_of(given):
+    """A spec.Priority, by its name or number."""
+    if isinstance(given, str) and given.upper() in spec.Priority.__members__:
+        return spec.Priority[given.upper()]
+    if isinstance(given, int) and given in list(spec.Priority):
+        return spec.Priority(given)
+    raise InvalidValue(
+        f"priority: needed one of {', '.join(member.name.lower() for member in spec.Priority)}, had {given!r}"
+    )
+
+
+def check_numbers(payload):
+    """No float in it is NaN or infinite: readers would find null in its place."""
+    cdef list left = [msgspec.to_builtins(payload)]
+    while left:
+        value = left.pop()
+        if isinstance(value, float) and not isfinite(value):
+            raise InvalidValue(
+                f"payload: needed what JSON can say, had the number {value}",
+                hint="Send None for a number that is not known, or a text.",
+            )
+        if isinstance(value, dict):
+            left.extend(value.values())
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            left.extend(value)
+
+
+cdef bytes json_of(payload):
+    """As JSON text; InvalidValue for what JSON has no word for."""
+    try:
+        return encode_json(payload)
+    except (TypeError, ValueError, OverflowError, RecursionError) as why:
+        kind = InvalidType if isinstance(why, TypeError) else InvalidValue
+        raise kind(
+            f"payload: needed what JSON can say, had {type(payload).__name__}: {why}",
+            hint="Send texts, numbers, None, lists and dictionaries of these, dataclasses, or bytes; JSON text with raw=True.",
+        ) from None
+
+
 cdef class Fields:
     """Headers of a Publish as they lie on the wire, so that many messages share the work. Empty ones are left out."""
 
@@ -33,12 +73,10 @@ cdef class Fields:
         cdef dict given = dict(headers or {})
         cdef bytes body
         if priority is not None:
-            if isinstance(priority, str):
-                priority = spec.Priority[priority.upper()]
-            given[str(spec.Header.PRIORITY)] = spec.wire_name(spec.Priority(priority))
+            given[str(spec.Header.PRIORITY)] = spec.wire_name(priority_of(priority))
         for name, value in given.items():
             if not isinstance(name, str) or not isinstance(value, str):
-                raise TypeError(f"headers are texts: needed str, had {name!r}: {value!r}")
+                raise InvalidType(f"headers are texts: needed str, had {name!r}: {value!r:.60}")
         body = codec.encode_body(TYPE_PUBLISH, b"i", headers=given)  # 13 bytes, then the headers
         self.data = body[13:]
         self.count = ((<int>body[11] & 0xFF) << 8) | (<int>body[12] & 0xFF)
@@ -49,7 +87,7 @@ BASE64_FIELDS = Fields({str(spec.Header.PAYLOAD_ENCODING): spec.PAYLOAD_ENCODING
 
 
 cdef class Flow:
-    """Messages of one publisher, counted: submitted == in_flight + acked + len(refused) at any time.
+    """Messages of one publisher, counted: submitted == in_flight + acked + len(refused) + forgotten at any time.
 
     `refused` has (index, id, error code, error message). The engine sets wake_at; once in_flight is no more than that,
     feed gives the Flow as an event, once.
@@ -69,14 +107,17 @@ cdef class Flow:
 cdef class Batch:
     """Publishes to one queue, built by `add` or `extend`, then handed to Core.submit."""
 
-    def __init__(self, core not None, queue):
-        self.queue = queue.encode()
+    def __init__(self, core not None, queue, bint stored=False):
+        self.queue = queue.encode() if isinstance(queue, str) else b""
         if not codec.is_queue_name(self.queue):
             raise codec.UnencodableValue(
                 "queue", f"a name of 1 to {spec.QUEUE_NAME_UNITS_MAX} letters, digits, '-', '_' and '.'", repr(queue)
             )
         self.blank_id = core.prefix + b"0" * (ID_SIZE - PREFIX_SIZE)
         self.text_layout, self.body_max = core.text_layout, core.body_max
+        self.kind = TYPE_PUBLISH
+        if stored:  # whole messages, as a queue had them
+            self.kind, self.body_max = TYPE_PUBLISH_STORED, self.body_max + <Py_ssize_t>spec.STORED_EXTRA_BYTES
 
     def __dealloc__(self):
         free(self.buffer)
@@ -127,7 +168,7 @@ cdef class Batch:
                 self.named = {}
             self.named[self.count] = name
         p = frame_begin(
-            self.buffer + self.size, size, TYPE_PUBLISH, PyBytes_AS_STRING(name), id_size,
+            self.buffer + self.size, size, self.kind, PyBytes_AS_STRING(name), id_size,
             PyBytes_AS_STRING(self.queue), PyBytes_GET_SIZE(self.queue),
         )
         p = frame_payload(p, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload), header_count)
@@ -142,13 +183,20 @@ cdef class Batch:
 
     cdef int add_one(self, payload, Fields fields, bint raw, bytes name) except -1:
         if raw:
-            if not PyBytes_Check(payload):
-                payload = payload.encode() if isinstance(payload, str) else bytes(payload)
+            if isinstance(payload, str):
+                payload = payload.encode()
+            elif not PyBytes_Check(payload):
+                if not isinstance(payload, (bytearray, memoryview)):
+                    raise InvalidType(f"payload: needed JSON text with raw, as str or bytes, had {payload!r:.60}")
+                payload = bytes(payload)
             self.append(payload, fields, None, name)
         elif isinstance(payload, (bytes, bytearray, memoryview)):  # JSON has no bytes: the reader gets them back by this
             self.append(encode_json(payload), fields, BASE64_FIELDS, name)
         else:
-            self.append(encode_json(payload), fields, None, name)
+            data = json_of(payload)
+            if b"null" in data:  # which is also how the encoder writes what JSON has no word for
+                check_numbers(payload)
+            self.append(data, fields, None, name)
         return 0
 
     def id_of(self, Py_ssize_t index):
@@ -161,7 +209,9 @@ cdef class Batch:
         """One message: any JSON-serialisable value, or JSON text itself when `raw`."""
         cdef bytes name = None
         if id is not None:
-            name = id.encode() if isinstance(id, str) else bytes(id)
+            if not isinstance(id, (str, bytes)):
+                raise InvalidType(f"id: needed a text, had {id!r:.60}")
+            name = id.encode() if isinstance(id, str) else id
             if not 0 < len(name) <= <Py_ssize_t>spec.STRING_BYTES_MAX:
                 raise codec.UnencodableValue("id", f"1 to {spec.STRING_BYTES_MAX} bytes", f"{len(name)}")
         self.add_one(payload, fields, raw, name)

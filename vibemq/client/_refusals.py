@@ -6,6 +6,7 @@ from vibemq.errors import (
     AuthenticationFailed,
     ConnectionClosed,
     InvalidRequest,
+    NotAQueue,
     NotAuthorized,
     QueueExists,
     QueueFull,
@@ -19,6 +20,7 @@ from vibemq.protocols.native.spec import ErrorCode
 
 KINDS: dict[str, type[RequestFailed]] = {
     ErrorCode.QUEUE_NOT_FOUND: QueueNotFound,
+    ErrorCode.NOT_A_QUEUE: NotAQueue,
     ErrorCode.QUEUE_EXISTS: QueueExists,
     ErrorCode.QUEUE_FULL: QueueFull,
     ErrorCode.NOT_AUTHORIZED: NotAuthorized,
@@ -34,7 +36,14 @@ KINDS: dict[str, type[RequestFailed]] = {
 }
 AUTHENTICATION = frozenset((ErrorCode.AUTH_FAILED, ErrorCode.AUTH_REQUIRED, ErrorCode.NOT_AUTHENTICATED))
 HINTS: dict[str, str] = {
-    ErrorCode.QUEUE_NOT_FOUND: "`vibemq queues list` shows all, `vibemq queues create NAME` makes one.",
+    ErrorCode.QUEUE_NOT_FOUND: (
+        "`vibemq queues list` shows all, `vibemq queues create NAME` makes one; so does consuming with create=True, or "
+        "--create."
+    ),
+    ErrorCode.NOT_A_QUEUE: (
+        "Read it as a stream: with `vibemq streams tail NAME`, a stream client, or Spark. create=True, or --create, "
+        "makes a queue of it for good, which keeps what the stream's retention keeps and has no limit of messages."
+    ),
     ErrorCode.QUEUE_EXISTS: "Use it as it is, or delete it first.",
     ErrorCode.QUEUE_FULL: "Its consumers do not keep up: add some, or let more messages wait in the queue.",
     ErrorCode.NOT_AUTHORIZED: "A superuser can grant the operation: `vibemq users grant NAME PATTERN OPERATION`.",

@@ -83,6 +83,10 @@ cdef class Inbox:
         self.begin, self.end = 0, held
         return 0
 
+    def first_bytes(self):
+        """Of what is no frame yet, for who wants to know what speaks there."""
+        return (<char *>self.buffer)[self.begin:self.begin + min(self.end - self.begin, 16)]
+
     cdef Py_ssize_t frame_size(self) except -1:
         """Size of the first frame with its size field, or 0 while that field is incomplete."""
         cdef Py_ssize_t size
@@ -92,7 +96,7 @@ cdef class Inbox:
         if size < spec.FRAME_SIZE_MIN_BYTES or size > FRAME_SIZE_MAX:
             raise ProtocolError(
                 f"frame: needed a size of {spec.FRAME_SIZE_MIN_BYTES} to {FRAME_SIZE_MAX}, had {size}",
-                hint="Is this the streams port of a broker? TLS has a port of its own.",
+                hint="Is this the streams port of a broker?",
             )
         return size + 4
 

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from vibemq.client._streams import Inbox
 from vibemq.errors import ConnectionClosed, TimeoutExceeded
 
+WAIT_S_MAX = 86_400.0  # of one call of poll, which takes no infinity; who waits longer calls again
 RECEIVE_CALLS_MAX = 16  # in one fill: enough to empty a socket buffer, few enough to let frames be handled
 
 
@@ -42,7 +43,7 @@ class Deadline:
                 f"{self.what}: nothing came within {self.timeout_s:g} s",
                 hint="Is the broker overloaded or out of disk space? A longer timeout_s waits longer.",
             )
-        return left
+        return min(left, WAIT_S_MAX)
 
 
 class TlsContext(Protocol):

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from vibemq.client._doors import wrong_door
 from vibemq.client._micromsg2_link import Link
 from vibemq.errors import (
     AuthenticationFailed,
@@ -36,6 +37,7 @@ from vibemq.errors import (
     ConnectionClosed,
     LimitExceeded,
     ProtocolError,
+    PublishTimeout,
     RequestFailed,
     TimeoutExceeded,
     VibeMQError,
@@ -84,7 +86,7 @@ class Micromsg2Client:
     require, offer: items of extension lists. `agreed` says what came out of them.
     user, password: for microauth. The password itself goes over TLS or to this machine only, else a proof of it.
     auto_ack: acknowledge a message when the next one is asked for; else ack() does.
-    timeout_s: of everything that waits for the broker; receive has its own.
+    timeout_s: of everything that waits for the broker, where a call is not given its own; receive waits for ever.
     refused: what the peer has refused so far; flush() raises it, and receive() that a subscription has ended.
     """
 
@@ -131,9 +133,7 @@ class Micromsg2Client:
             elif isinstance(problem, Refused | AuthenticationFailed):
                 problem.hint = problem.hint or f"This is what {self.peer} said to the login or the extensions."
             elif isinstance(problem, ConnectionClosed | TimeoutExceeded | MalformedFrame):
-                problem.hint = (
-                    f"Is {self.peer} a MicroMsg2 port (2928, with TLS 2938), and does `tls` say which of the two it is?"
-                )
+                problem.hint = wrong_door("MicroMsg2", bytes(self._link.input[:16]))
             raise
         except BaseException:
             self._link.close()
@@ -208,12 +208,14 @@ class Micromsg2Client:
         payload: bytes | bytearray | memoryview | str,
         properties: Mapping[str, codec.PropertyValue] | None = None,
         dotnet_type: str | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> int:
         """Its (last) sequence number. It is on its way, not yet accepted; flush() waits for that.
 
         Properties: str and bytes are text, int and float numbers, datetime (with a time zone) dates; None is left out.
-        A payload above 1 MiB goes in fragments. With a full window this waits for an acknowledgement; where none comes
-        between fragments, the connection ends.
+        A payload above 1 MiB goes in fragments. With a full window this waits for an acknowledgement, and then raises
+        PublishTimeout: this message was not sent. Where none comes between fragments, the connection ends.
         """
         where, data = (
             destination.encode(),
@@ -222,13 +224,13 @@ class Micromsg2Client:
         encoded = codec.encode_properties(properties or {})
         if len(where) > spec.DESTINATION_BYTES_MAX:
             raise LimitExceeded("bytes of a destination", len(where), spec.DESTINATION_BYTES_MAX)
-        deadline = self._deadline()
+        deadline = self._deadline(timeout_s)
         self._announce_type(dotnet_type, deadline)
         cuts = [*range(0, data.nbytes, spec.FRAGMENT_BYTES)] or [0]
         for at in cuts:
             if self._window:
                 try:
-                    self._settle(self._window - 1, deadline)
+                    self._settle(self._window - 1, deadline, unsent=1)
                 except VibeMQError:
                     if at:  # the next message would be taken for the rest of this one
                         self._end("a message was not finished in time")
@@ -249,12 +251,14 @@ class Micromsg2Client:
             self._write(codec.encode_extension(self.agreed.dotnet_id, text.encode()), deadline)
             self._sent_type = dotnet_type
 
-    def flush(self) -> None:
+    def flush(self, timeout_s: float | None = None) -> None:
         """Wait until the peer has accepted everything; raises Refused when it has refused something.
+
+        PublishTimeout when that took too long: what was sent may have been stored, and is never sent again.
 
         Without an ack extension there is nothing to wait for: it only tells of what has been refused.
         """
-        self._settle(0, self._deadline())
+        self._settle(0, self._deadline(timeout_s))
         self._take_input()
         refused = self._refusals()
         if refused:
@@ -266,16 +270,22 @@ class Micromsg2Client:
         """Those that are about what was sent."""
         return [one for one in self.refused if not one.text.startswith(SUBSCRIPTION_OVER)]
 
-    def _settle(self, most: int, deadline: float) -> None:
+    def _settle(self, most: int, deadline: float, unsent: int = 0) -> None:
         """Read until at most this many messages are neither acknowledged nor refused."""
         while len(self._unacknowledged) > most:
             try:
                 self._read_more(deadline, f"acknowledgement of {len(self._unacknowledged)} messages")
-            except TimeoutExceeded:
+            except TimeoutExceeded as late:
                 for one in self._refusals():  # by a peer that does not say which
                     self.refused.remove(one)
                     raise one from None
-                raise
+                raise PublishTimeout(
+                    f"{late}{'; the next one was never sent' if unsent else ''}",
+                    unsent=unsent,
+                    unanswered=len(self._unacknowledged),
+                    hint="What was sent may have been accepted; sending it again may store it twice. Is the broker "
+                    "overloaded or out of disk space? A longer timeout_s waits longer.",
+                ) from None
 
     def _drop_refused(self) -> None:
         """No acknowledgement comes for what was refused and everything before it has one."""
@@ -284,35 +294,42 @@ class Micromsg2Client:
 
     # ---- commands ----
 
-    def command(self, name: str, **pairs: Any) -> dict[str, str]:
+    def command(self, name: str, *, timeout_s: float | None = None, **pairs: Any) -> dict[str, str]:
         """The pairs of the answer; raises Refused. `_` in a key is `-`, and a list is a repeated key."""
         if not self.agreed.reply:
             raise ConfigError(f"{self.peer}: {name} needs the extension x-reply, which was not agreed")
         number = str(next(self._ids))
-        deadline = self._deadline()
+        deadline = self._deadline(timeout_s)
         self._write(codec.encode_command(name, [*_pairs_of(pairs), ("id", number)]), deadline)
         while number not in self._answers:
-            self._read_more(deadline, f"answer to {name}")
+            try:
+                self._read_more(deadline, f"answer to {name}")
+            except TimeoutExceeded as late:
+                late.hint = "It was sent, so it may have been done. A longer timeout_s waits longer."
+                raise
         answer = dict(self._answers[number].pairs)
         if self._answers.pop(number).name == "error":
             raise Refused(answer.get("code", ""), answer.get("text", ""))
         del answer["id"]
         return answer
 
-    def subscribe(self, destination: str, filter: str | None = None, **more: Any) -> None:
+    def subscribe(
+        self, destination: str, filter: str | None = None, *, timeout_s: float | None = None, **more: Any
+    ) -> None:
         """Messages to `destination` come, with a filter (`age>=N18;name<Tto`) only those of which all of it is true."""
-        self._pub_sub("subscribe", destination=destination, **({} if filter is None else {"filter": filter}), **more)
+        wanted = {"destination": destination, **({} if filter is None else {"filter": filter}), **more}
+        self._pub_sub("subscribe", timeout_s, **wanted)
 
-    def unsubscribe(self, destination: str) -> None:
-        self._pub_sub("unsubscribe", destination=destination)
+    def unsubscribe(self, destination: str, *, timeout_s: float | None = None) -> None:
+        self._pub_sub("unsubscribe", timeout_s, destination=destination)
 
-    def _pub_sub(self, name: str, **pairs: Any) -> None:
+    def _pub_sub(self, name: str, timeout_s: float | None, **pairs: Any) -> None:
         if not self.agreed.pub_sub:
             raise ConfigError(f"{self.peer}: {name} needs the extension pub-sub, which was not agreed")
         if self.agreed.reply:
-            self.command(name, **pairs)
+            self.command(name, timeout_s=timeout_s, **pairs)
         else:
-            self._write(codec.encode_command(name, _pairs_of(pairs)), self._deadline())
+            self._write(codec.encode_command(name, _pairs_of(pairs)), self._deadline(timeout_s))
 
     # ---- receiving ----
 
@@ -352,19 +369,19 @@ class Micromsg2Client:
         while (message := self.receive()) is not None:
             yield message
 
-    def ack(self, message: Message | None = None) -> None:
+    def ack(self, message: Message | None = None, *, timeout_s: float | None = None) -> None:
         """Acknowledge this message and all before it; without one, all that receive() has given."""
         handed = [number for number, _ in itertools.islice(self._received, self._handed)]
         if message is not None:
             handed = handed[: handed.index(message.sequence) + 1] if message.sequence in handed else []
-        self._acknowledge(len(handed))
+        self._acknowledge(len(handed), timeout_s)
         self._handed -= len(handed)
 
-    def _acknowledge(self, count: int) -> None:
+    def _acknowledge(self, count: int, timeout_s: float | None = None) -> None:
         """The oldest `count` frames that are unacknowledged."""
         if count:
             number = [self._received.popleft()[0] for _ in range(count)][-1]
-            self._write(codec.encode_ack(self.agreed.ack_id, number), self._deadline())
+            self._write(codec.encode_ack(self.agreed.ack_id, number), self._deadline(timeout_s))
 
     def _acknowledge_fragments(self) -> None:
         """The beginning of a large message, before it is whole: else a small window would never let its end come."""
@@ -373,8 +390,8 @@ class Micromsg2Client:
 
     # ---- bytes ----
 
-    def _deadline(self) -> float:
-        return time.monotonic() + self.timeout_s
+    def _deadline(self, timeout_s: float | None = None) -> float:
+        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
 
     def _write(self, data: bytes, deadline: float) -> None:
         try:
@@ -497,16 +514,16 @@ class Micromsg2Client:
 
     # ---- the end ----
 
-    def close(self) -> None:
-        """Acknowledges what was handed out, and goes when the broker has read everything."""
+    def close(self, timeout_s: float = GOODBYE_S) -> None:
+        """Acknowledges what was handed out, and goes when the broker has read everything, or after timeout_s."""
         try:
             if self.auto_ack and not self._link.closed:
-                self.ack()
+                self.ack(timeout_s=timeout_s)
         except VibeMQError:
             pass  # it is gone already
         finally:
             self._ended = self._ended or "this client was closed"
-            self._link.close(min(self.timeout_s, GOODBYE_S))
+            self._link.close(min(self.timeout_s, timeout_s))
 
     def __enter__(self) -> Self:
         return self

@@ -90,6 +90,7 @@ class QueueDeclaration:
     def __post_init__(self) -> None:
         said = {name for name in SETTINGS if getattr(self.options, name) != getattr(OPTION_DEFAULTS, name)}
         object.__setattr__(self, "declared", self.declared | said)
+        check_values(self.options)
         if self.options.overflow == OverflowStrategy.REDIRECT_TO_DLQ and not self.options.dead_letter:
             raise ConfigError(
                 f"queue {self.name}: its overflow is redirected to a dead-letter queue, but it has none",
@@ -99,7 +100,11 @@ class QueueDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """A queue as the broker describes it. `messages` wait; `in_flight` are with consumers, not yet settled."""
+    """A queue as the broker describes it. `messages` wait; `in_flight` are with consumers, not yet settled.
+
+    Since the queue was made, `dropped` messages were lost to a limit, a time to live or failed attempts, and `refused`
+    were not taken because the queue was full; brokers that are not ours say 0.
+    """
 
     name: str
     messages: int
@@ -108,6 +113,8 @@ class QueueInfo:
     options: QueueOptions
     created: datetime | None = None
     dead_letter_queue: str | None = None
+    dropped: int = 0
+    refused: int = 0
     raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -137,7 +144,32 @@ def make_options(given: QueueOptions | None, changes: dict[str, Any]) -> QueueOp
     values: dict[str, Any] = {
         name: _member(read[name], value) if name in read else value for name, value in changes.items()
     }
-    return replace(given or OPTION_DEFAULTS, **values)
+    made = replace(given or OPTION_DEFAULTS, **values)
+    check_values(made)
+    return made
+
+
+#: What the values of options are, and how to say it; all others are whole numbers.
+KINDS: dict[str, tuple[type, str]] = {
+    "mode": (DeliveryMode, "a DeliveryMode or its name"),
+    "overflow": (OverflowStrategy, "an OverflowStrategy or its name"),
+    "dead_letter": (bool, "True or False"),
+    "dead_letter_queue": (str, "the name of a queue"),
+    "durability": (str, "'os' or 'disk'"),
+}
+
+
+def check_values(options: QueueOptions) -> None:
+    """Each is of the type that it has to be; whether it can be that much, the broker says."""
+    for name in SETTINGS:
+        value = getattr(options, name)
+        kind, needed = KINDS.get(name, (int, "a whole number"))
+        is_absent = value is None and getattr(OPTION_DEFAULTS, name) is None
+        if not is_absent and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise ConfigError(
+                f"queue options: {name}: needed {needed}, had {value!r}",
+                hint="Times are in milliseconds." if name.endswith("_ms") else "",
+            )
 
 
 def _member(kind: type[IntEnum], value: object) -> IntEnum:
@@ -151,11 +183,12 @@ def _member(kind: type[IntEnum], value: object) -> IntEnum:
     raise ConfigError(f"queue options: needed one of {', '.join(m.name.lower() for m in kind)}, had {value!r}")
 
 
-def options_payload(options: QueueOptions) -> bytes:
-    """As .NET peers send them, and our additions where they are given."""
+def options_payload(wanted: QueueDeclaration) -> bytes:
+    """As .NET peers send them, but the limit only where it is declared, and our additions where they are given."""
+    options = wanted.options
     members: dict[str, Any] = {
         "mode": int(options.mode),
-        "maxQueueSize": options.max_messages,
+        "maxQueueSize": options.max_messages if "max_messages" in wanted.declared else None,
         "messageTtl": None if options.message_ttl_ms is None else format_time_span(options.message_ttl_ms),
         "enableDeadLetterQueue": options.dead_letter,
         "deadLetterQueueName": options.dead_letter_queue,
@@ -164,6 +197,18 @@ def options_payload(options: QueueOptions) -> bytes:
     }
     members |= {READERS[name][0][0]: getattr(options, name) for name in ADDITIONS}
     return msgspec.json.encode({name: value for name, value in members.items() if value is not None})
+
+
+def changes_payload(changes: dict[str, Any]) -> bytes:
+    """The options that an AlterQueue changes; None gives one back to the broker's configuration."""
+    if not changes:
+        raise ConfigError("alter_queue: no option to change was given", hint=f"There are {', '.join(SETTINGS)}.")
+    made = make_options(None, {name: value for name, value in changes.items() if value is not None})
+    if unknown := changes.keys() - set(SETTINGS):
+        make_options(None, dict.fromkeys(unknown))
+    return msgspec.json.encode(
+        {READERS[name][0][0]: None if changes[name] is None else getattr(made, name) for name in changes}
+    )
 
 
 def info_of(name: str, payload: bytes) -> QueueInfo:
@@ -181,6 +226,8 @@ def info_of(name: str, payload: bytes) -> QueueInfo:
             options=queue_options({}, msgspec.json.encode(settings), OPTION_DEFAULTS),
             created=msgspec.convert(created, datetime) if created else None,
             dead_letter_queue=members.get("effectiveDeadLetterQueueName") or members.get("deadLetterQueueName"),
+            dropped=members.get("droppedCount", 0),
+            refused=members.get("refusedCount", 0),
             raw=members,
         )
     except (ValueError, ProtocolError) as error:
@@ -225,9 +272,9 @@ def differences(existing: QueueOptions, wanted: QueueDeclaration) -> tuple[Diffe
     >>> from vibemq.client.queues import differences
     >>> wanted = QueueDeclaration("orders", QueueOptions(max_messages=5))
     >>> [str(found) for found in differences(QueueOptions(attempts_max=9), wanted)]
-    ['max_messages is 10000, declared 5']
+    ['max_messages is not set, declared 5']
     """
-    declared = queue_options({}, options_payload(wanted.options), OPTION_DEFAULTS)  # as a broker would read them
+    declared = queue_options({}, options_payload(wanted), OPTION_DEFAULTS)  # as a broker would read them
     found = []
     for setting in SETTINGS:
         was, asked = getattr(existing, setting), getattr(declared, setting)

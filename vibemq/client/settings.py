@@ -4,13 +4,16 @@
 Both forms of other VibeMQ clients are read, with the same options and defaults:
     vibemq://user:password@host:2925/?keepAlive=30&queues=orders,bills
     Host=localhost;Port=2925;Username=user;Password="a;b";compression=none
-What a string says about an option that nobody knows, or a number that is none, is ignored, as those clients do.
+Delays and the time for a command may have fractions of a second.  An option that nobody knows and a value that cannot
+be are errors, where those clients ignore both: each was meant to count.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,7 +29,8 @@ from vibemq.protocols.native.spec import (
 
 SCHEME = "vibemq://"
 CONNECT_TIMEOUT_S = 30  # a broker may take its time with a password, on purpose
-TRUE = frozenset(("true", "1", "yes"))
+TRUE = frozenset(("true", "1", "yes", "on"))
+FALSE = frozenset(("false", "0", "no", "off"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class Settings:
     reconnect_exponential_backoff: bool = True
     queues: tuple[str, ...] = ()
     frame_max_bytes: int = FRAME_BODY_BYTES_MAX_DEFAULT  # of a body, both ways; as much as the broker allows
+    streams_port: int | None = None  # the other door of the same broker, for the commands that use that one
+    virtual_host: str = "/"  # there; the native door has one only
     text_layout: bool = False  # for a broker that was built from the protocol's text alone
 
     def __post_init__(self) -> None:
@@ -97,9 +103,10 @@ def parse(text: str | None, **options: Any) -> Settings:
         scheme, _, place = text.partition("://")
         address = place.partition("/")[0].rpartition("@")[2]
         host = address[: address.find("]") + 1] or address.partition(":")[0]  # the port is that of another protocol
+        for_streams = " That is a URL for what uses streams only." if scheme.startswith("rabbitmq-stream") else ""
         raise ConfigError(
             f"connection string: needed {SCHEME}..., had {scheme}://",
-            hint=f"Did you mean {SCHEME}{host or 'localhost'}?",
+            hint=f"Did you mean {SCHEME}{host or 'localhost'}?{for_streams}",
         )
     elif "=" not in text:
         raise ConfigError(f"connection string: {text!r} is none", hint=f"Did you mean {SCHEME}{text}?")
@@ -145,7 +152,9 @@ def _url(text: str) -> tuple[dict[str, Any], dict[str, str]]:
 def _pairs(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     pairs = {}
     for segment in _segments(text):
-        key, _, value = segment.partition("=")
+        key, equals, value = segment.partition("=")
+        if not equals:
+            raise ConfigError(f"connection string: needed Key=value, had {segment.strip()!r}")
         pairs[key.strip().lower()] = _unquoted(value.strip())
     given: dict[str, Any] = {"host": pairs.pop("host", "") or "localhost"}
     if port := pairs.pop("port", ""):
@@ -188,8 +197,12 @@ def _unquoted(value: str) -> str:
     return "".join(out)
 
 
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535
+
+
 def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65_535):
+    if not _is_port(text):
         raise ConfigError(f"connection string: needed a port from 1 to 65535, had {text!r}")
     return int(text)
 
@@ -197,38 +210,68 @@ def _port(text: str) -> int:
 # ---- the options, which both forms share ----
 
 
-class _Ignored(Exception):
-    """The value is not one; the default stays."""
+class _Wrong(Exception):
+    """The value cannot be; it says what was needed."""
 
 
 def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise _Ignored from None
+        raise _Wrong("a whole number") from None
 
 
 def _positive(text: str) -> int:
     value = _whole(text)
     if value <= 0:
-        raise _Ignored
+        raise _Wrong("a whole number from 1 on")
     return value
 
 
 def _not_negative(text: str) -> int:
     value = _whole(text)
     if value < 0:
-        raise _Ignored
+        raise _Wrong("a whole number from 0 on")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise _Wrong("a number of seconds, such as 0.5 or 30")
+    return value
+
+
+def _positive_seconds(text: str) -> float:
+    value = _seconds(text)
+    if value == 0:
+        raise _Wrong("more than 0 seconds")
     return value
 
 
 def _is_true(text: str) -> bool:
-    return text.strip().lower() in TRUE
+    plain = text.strip().lower()
+    if plain not in TRUE | FALSE:
+        raise _Wrong("true or false")
+    return plain in TRUE
 
 
 def _compression(text: str) -> tuple[str, ...]:
     names = [name.strip().lower() for name in text.split(",")]
-    return tuple(name for name in names if name in COMPRESSION_BY_NAME)
+    if names == ["none"]:
+        return ()
+    if not set(names) <= COMPRESSION_BY_NAME.keys():
+        raise _Wrong(f"none, or some of {', '.join(COMPRESSION_BY_NAME)} with commas between them")
+    return tuple(names)
+
+
+def _streams_port(text: str) -> int:
+    if not _is_port(text):
+        raise _Wrong("a port from 1 to 65535")
+    return int(text)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -241,14 +284,32 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "skipcertvalidation": ("skip_cert_validation", _is_true),
     "keepalive": ("keep_alive_s", _positive),
     "keepaliveinterval": ("keep_alive_s", _positive),
-    "commandtimeout": ("command_timeout_s", _positive),
+    "commandtimeout": ("command_timeout_s", _positive_seconds),
     "compression": ("compression", _compression),
     "compressionthreshold": ("compression_threshold_bytes", _not_negative),
     "reconnectmaxattempts": ("reconnect_max_attempts", lambda text: max(0, _whole(text))),
-    "reconnectinitialdelay": ("reconnect_initial_delay_s", _not_negative),
-    "reconnectmaxdelay": ("reconnect_max_delay_s", _not_negative),
+    "reconnectinitialdelay": ("reconnect_initial_delay_s", _seconds),
+    "reconnectmaxdelay": ("reconnect_max_delay_s", _seconds),
     "reconnectexponentialbackoff": ("reconnect_exponential_backoff", _is_true),
     "queues": ("queues", _names),
+    "streamsport": ("streams_port", _streams_port),
+    "virtualhost": ("virtual_host", str),
+}
+
+
+SPELLED = {
+    "usetls": "useTls",
+    "skipcertvalidation": "skipCertValidation",
+    "keepalive": "keepAlive",
+    "keepaliveinterval": "keepAliveInterval",
+    "commandtimeout": "commandTimeout",
+    "compressionthreshold": "compressionThreshold",
+    "reconnectmaxattempts": "reconnectMaxAttempts",
+    "reconnectinitialdelay": "reconnectInitialDelay",
+    "reconnectmaxdelay": "reconnectMaxDelay",
+    "reconnectexponentialbackoff": "reconnectExponentialBackoff",
+    "streamsport": "streamsPort",
+    "virtualhost": "virtualHost",
 }
 
 
@@ -256,10 +317,17 @@ def _options(pairs: Mapping[str, str]) -> dict[str, Any]:
     found = {}
     for key, text in pairs.items():
         if key not in OPTIONS:
-            continue
+            near, *_ = (SPELLED.get(name, name) for name in get_close_matches(key, OPTIONS, 1, 0.0))
+            known = ", ".join(SPELLED.get(name, name) for name in OPTIONS)
+            raise ConfigError(
+                f"connection string: there is no option {key!r}", hint=f"Did you mean {near}? There are {known}."
+            )
         name, read = OPTIONS[key]
         try:
             found[name] = read(text)
-        except _Ignored:
-            continue
+        except _Wrong as needed:
+            raise ConfigError(
+                f"connection string: {SPELLED.get(key, key)}: needed {needed}, had {text!r}",
+                hint="Mend it, or leave the option out to have its default.",
+            ) from None
     return found

@@ -17,12 +17,15 @@ A connection goes to the broker that it was told; it does not look for the leade
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from vibemq.client._doors import who_speaks, wrong_door
 from vibemq.client._failures import failure
 from vibemq.client._flows import CREDIT_FIRST_COUNT, Publisher, Subscription
 from vibemq.client._streams import Chunk, confirm_count, open_chunk
@@ -34,16 +37,31 @@ from vibemq.errors import (
     RequestFailed,
     StreamExists,
     StreamNotFound,
+    TimeoutExceeded,
     VibeMQError,
 )
 from vibemq.protocols.streams import codec, spec
-from vibemq.protocols.streams.spec import RESPONSE_BIT, Code, Key, OffsetType, code_name
+from vibemq.protocols.streams.spec import RESPONSE_BIT, Code, ExtensionKey, Key, OffsetType, code_name
 
-__all__ = ["Chunk", "Publisher", "StreamLocation", "StreamsConnection", "Subscription"]
+__all__ = ["Chunk", "ListedStream", "Publisher", "StreamLocation", "StreamsConnection", "Subscription"]
 
 CREDIT_DEFAULT_COUNT = 16  # chunks on the way: enough to hide the round trip, little to throw away at the end
 UNCONFIRMED_DEFAULT_COUNT_MAX = 50_000  # the reference server stops reading at this number anyway
 STATS_SERVER_VERSION_MIN = (3, 11)  # ExchangeCommandVersions and StreamStats; an older server closes over them
+#: What one must be allowed to do with a stream for these.
+RIGHTS: dict[int, str] = {
+    Key.CREATE: "configure",
+    Key.DELETE: "configure",
+    Key.CREATE_SUPER_STREAM: "configure",
+    Key.DELETE_SUPER_STREAM: "configure",
+    Key.DECLARE_PUBLISHER: "write",
+    Key.QUERY_PUBLISHER_SEQUENCE: "write",
+    Key.SUBSCRIBE: "read",
+    Key.QUERY_OFFSET: "read",
+    Key.STREAM_STATS: "read",
+    Key.RESOLVE_OFFSET_SPEC: "read",
+    ExtensionKey.LIST_OFFSETS: "read",
+}
 CLOSE_TIMEOUT_S = 5.0  # a broker that does not answer Close is not waited for
 
 
@@ -55,14 +73,23 @@ class StreamLocation(NamedTuple):
     replicas: tuple[tuple[str, int], ...]
 
 
+class ListedStream(NamedTuple):
+    """A stream as a listing shows it; a queue is a stream, too, and has no arguments of its own."""
+
+    name: str
+    is_queue: bool
+    arguments: dict[str, str]
+
+
 class StreamsConnection:
     """One connection, opened and authenticated. Made by `connect`."""
 
     def __init__(self, transport: Transport, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        self.user, self.virtual_host = "", ""  # who we are and where, once connected
         self.server_properties: dict[str, str] = {}
         self.open_properties: dict[str, str] = {}
-        self.frame_max = spec.FRAME_SIZE_MAX_DEFAULT_BYTES
+        self.frame_max = spec.FRAME_SIZE_DEFAULT_BYTES
         self.commands: dict[int, int] = {}  # key to highest version, from ExchangeCommandVersions
         self._transport = transport
         self._correlation_id = 0
@@ -101,7 +128,7 @@ class StreamsConnection:
         timeout_s: float = 10.0,
         heartbeat_s: int = spec.HEARTBEAT_DEFAULT_S,
         client_properties: Mapping[str, str] | None = None,
-        frame_max: int = spec.FRAME_SIZE_MAX_DEFAULT_BYTES,
+        frame_max: int = spec.FRAME_SIZE_DEFAULT_BYTES,
     ) -> StreamsConnection:
         """Connects, authenticates with PLAIN and opens `virtual_host`.
 
@@ -110,6 +137,7 @@ class StreamsConnection:
         """
         context = ssl.create_default_context() if tls is True else (tls or None)
         connection = cls(Transport(host, port, context, timeout_s), timeout_s)
+        connection.user, connection.virtual_host = user, virtual_host
         try:
             connection._open(user, password, virtual_host, heartbeat_s, client_properties or {}, frame_max)
         except BaseException:
@@ -126,8 +154,18 @@ class StreamsConnection:
         client_properties: Mapping[str, str],
         frame_max: int,
     ) -> None:
-        properties = {"product": "VibeMQ client", "platform": "Python", "connection_name": "vibemq"}
-        answer = self.request(Key.PEER_PROPERTIES, properties={**properties, **client_properties})
+        properties = {"product": spec.OWN_PRODUCT, "platform": "Python", "connection_name": "vibemq"}
+        try:
+            answer = self.request(Key.PEER_PROPERTIES, properties={**properties, **client_properties})
+        except (ConnectionClosed, TimeoutExceeded) as problem:
+            problem.hint = wrong_door("streams", self._transport.inbox.first_bytes())
+            raise
+        except ProtocolError as problem:
+            heard = self._transport.inbox.first_bytes()
+            raise ProtocolError(
+                f"{self._transport.peer}: {who_speaks(heard)} answers there, not a broker's streams door: {problem}",
+                hint=wrong_door("streams", heard),
+            ) from None
         self.server_properties = answer.properties
         self.request(Key.SASL_HANDSHAKE)
         data = b"\0" + user.encode() + b"\0" + password.encode()
@@ -140,8 +178,17 @@ class StreamsConnection:
         self.frame_max = min(frame_max, self._tune.frame_max or frame_max)
         tune = codec.encode_response(Key.TUNE, None, None, frame_max=self.frame_max, heartbeat=heartbeat)
         self._send(tune, "answering Tune")
-        where = f"opening virtual host {virtual_host!r}"
-        self.open_properties = self.request(Key.OPEN, where=where, virtual_host=virtual_host).properties
+        where = f"opening virtual host {virtual_host!r} as user {user!r}"
+        try:
+            self.open_properties = self.request(Key.OPEN, where=where, virtual_host=virtual_host).properties
+        except RequestFailed as refused:
+            if refused.code == Code.VIRTUAL_HOST_ACCESS_FAILURE:
+                quoted, name = shlex.quote(virtual_host), shlex.quote(user)
+                refused.hint = (
+                    f"There is no such virtual host (`vibemq ctl add_vhost {quoted}` makes it) or it is closed to the "
+                    f"user (`vibemq ctl set_permissions --vhost {quoted} {name} '.*' '.*' '.*'` opens it)."
+                )
+            raise
         if heartbeat:
             self._transport.start_heartbeats(heartbeat)
         if self._server_version() >= STATS_SERVER_VERSION_MIN:
@@ -153,12 +200,12 @@ class StreamsConnection:
         numbers = self.server_properties.get("version", "0").split(".")[:2]
         return tuple(int(number) if number.isdigit() else 0 for number in numbers)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Says Close and waits a little for the answer. Never raises: what was confirmed is safe either way."""
         if self._transport.closed:
             return
         try:
-            deadline = Deadline(min(self.timeout_s, CLOSE_TIMEOUT_S), "closing")
+            deadline = Deadline(min(self.timeout_s, timeout_s), "closing")
             self._exchange(Key.CLOSE, deadline, code=Code.OK, reason="OK")
         except VibeMQError:
             return
@@ -186,17 +233,33 @@ class StreamsConnection:
     ) -> None:
         self.close()
 
-    # ---- requests ----
+    # ---- requests; timeout_s is for each wait of a call, where it is not the connection's own ----
 
-    def request(self, key: int, *, where: str = "", **fields: Any) -> Any:
+    @contextlib.contextmanager
+    def _patience(self, timeout_s: float | None) -> Iterator[None]:
+        before = self.timeout_s
+        self.timeout_s = before if timeout_s is None else timeout_s
+        try:
+            yield
+        finally:
+            self.timeout_s = before
+
+    def request(self, key: int, *, where: str = "", timeout_s: float | None = None, **fields: Any) -> Any:
         """Any command with an answer: the named tuple of the answer, or the error that fits its code."""
         command = spec.COMMAND_BY_KEY[key]
         where = where or " ".join(filter(None, (command.name, repr(fields.get("stream", "")).strip("'\""))))
         where = f"{self._transport.peer}: {where}"
-        deadline = Deadline(self.timeout_s, where)
+        deadline = Deadline(self.timeout_s if timeout_s is None else timeout_s, where)
         answer = self._exchange(key, deadline, **fields)
         if getattr(answer, "code", Code.OK) != Code.OK:
-            raise failure(where, answer.code)
+            error = failure(where, answer.code)
+            if answer.code == Code.ACCESS_REFUSED and key in RIGHTS:
+                quoted = " ".join(map(shlex.quote, (self.virtual_host, self.user)))
+                error.hint = (
+                    f"User {self.user!r} needs the permission to {RIGHTS[key]} it in virtual host "
+                    f"{self.virtual_host!r}: `vibemq ctl set_permissions --vhost {quoted} CONFIGURE WRITE READ`."
+                )
+            raise error
         return answer
 
     def _exchange(self, key: int, deadline: Deadline, **fields: Any) -> Any:
@@ -204,11 +267,16 @@ class StreamsConnection:
         self._correlation_id = (self._correlation_id + 1) & 0x3FFF_FFFF  # the upper ranges are the server's
         correlation_id = self._correlation_id
         self._awaited.add(correlation_id)
+        fate = "It was not sent as a whole, so it was not done."
         try:
             self._check()
             self._transport.send(codec.encode_request(key, correlation_id, **fields), deadline)
+            fate = "It was sent, so it may have been done."
             while correlation_id not in self._responses:
                 self._wait(deadline)
+        except TimeoutExceeded as late:
+            late.hint = f"{fate} {late.hint}"
+            raise
         finally:
             self._awaited.discard(correlation_id)
         answer_key, version, body = self._responses.pop(correlation_id)
@@ -218,25 +286,32 @@ class StreamsConnection:
             )
         return codec.decode_response(answer_key, version, body)
 
-    def create(self, stream: str, arguments: Mapping[str, object] | None = None, *, exist_ok: bool = False) -> None:
+    def create(
+        self,
+        stream: str,
+        arguments: Mapping[str, object] | None = None,
+        *,
+        exist_ok: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
         """Declares a stream; `arguments` as in `{"max-length-bytes": 1_000_000, "max-age": "12h"}`."""
         texts = {name: str(value) for name, value in (arguments or {}).items()}
         try:
-            self.request(Key.CREATE, stream=stream, arguments=texts)
+            self.request(Key.CREATE, stream=stream, arguments=texts, timeout_s=timeout_s)
         except StreamExists:
             if not exist_ok:
                 raise
 
-    def delete(self, stream: str, *, missing_ok: bool = False) -> None:
+    def delete(self, stream: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
         try:
-            self.request(Key.DELETE, stream=stream)
+            self.request(Key.DELETE, stream=stream, timeout_s=timeout_s)
         except StreamNotFound:
             if not missing_ok:
                 raise
 
-    def metadata(self, streams: Sequence[str]) -> dict[str, StreamLocation]:
+    def metadata(self, streams: Sequence[str], *, timeout_s: float | None = None) -> dict[str, StreamLocation]:
         """Where streams are. A stream that does not exist has its code, and no leader."""
-        answer = self.request(Key.METADATA, streams=list(streams))
+        answer = self.request(Key.METADATA, streams=list(streams), timeout_s=timeout_s)
         brokers = {broker.ref: (broker.host, broker.port) for broker in answer.brokers}
         return {
             item.stream: StreamLocation(
@@ -247,13 +322,13 @@ class StreamsConnection:
             for item in answer.streams
         }
 
-    def exists(self, stream: str) -> bool:
-        location = self.metadata([stream]).get(stream)
+    def exists(self, stream: str, *, timeout_s: float | None = None) -> bool:
+        location = self.metadata([stream], timeout_s=timeout_s).get(stream)
         if location is not None and location.code == Code.ACCESS_REFUSED:
             raise failure(f"{self._transport.peer}: Metadata {stream}", location.code)
         return location is not None and location.code in (Code.OK, Code.STREAM_NOT_AVAILABLE)
 
-    def stats(self, stream: str) -> dict[str, int]:
+    def stats(self, stream: str, *, timeout_s: float | None = None) -> dict[str, int]:
         """StreamStats: first_chunk_id, committed_chunk_id, ... each -1 while the stream is empty."""
         if Key.STREAM_STATS not in self.commands:
             raise RequestFailed(
@@ -262,45 +337,99 @@ class StreamsConnection:
                 code=Code.UNKNOWN_FRAME,
                 hint="first_offset and next_offset work with older brokers too.",
             )
-        return self.request(Key.STREAM_STATS, stream=stream).statistics
+        return self.request(Key.STREAM_STATS, stream=stream, timeout_s=timeout_s).statistics
 
-    def query_publisher_sequence(self, reference: str, stream: str) -> int:
+    def list_streams(self, first: str = "", *, timeout_s: float | None = None) -> Iterator[ListedStream]:
+        """The streams and queues that the user may read or write, by name, from `first` on. Of our brokers only."""
+        while True:
+            fields = {"first": first, "count": spec.LIST_STREAMS_COUNT_MAX}
+            page = self._extension(ExtensionKey.LIST_STREAMS, timeout_s=timeout_s, **fields).streams
+            for item in page:
+                yield ListedStream(item.name, bool(item.is_queue), item.arguments)
+            if not page:
+                return
+            first = page[-1].name + "\0"  # the next name that there can be
+
+    def find_stream(self, stream: str, *, timeout_s: float | None = None) -> ListedStream | None:
+        """One of them, or None where there is none that the user may read or write."""
+        page = self._extension(ExtensionKey.LIST_STREAMS, first=stream, count=1, timeout_s=timeout_s).streams
+        item = page[0] if page and page[0].name == stream else None
+        return ListedStream(item.name, bool(item.is_queue), item.arguments) if item else None
+
+    def list_offsets(self, stream: str, *, timeout_s: float | None = None) -> dict[str, int]:
+        """Every reference for which the stream has a stored offset. Of our brokers only."""
+        answer = self._extension(ExtensionKey.LIST_OFFSETS, stream=stream, timeout_s=timeout_s)
+        return {item.reference: item.offset for item in answer.offsets}
+
+    @property
+    def has_stats(self) -> bool:
+        return Key.STREAM_STATS in self.commands
+
+    @property
+    def has_listings(self) -> bool:
+        """Whether the broker is one of ours that knows list_streams, find_stream and list_offsets."""
+        return ExtensionKey.LIST_STREAMS in self.commands
+
+    def _extension(self, key: ExtensionKey, **fields: Any) -> Any:
+        if key not in self.commands:
+            raise RequestFailed(
+                f"{self._transport.peer}: {spec.COMMAND_BY_KEY[key].name} is a command of VibeMQ's, and this broker "
+                f"({self.server_properties.get('product', 'unknown')} "
+                f"{self.server_properties.get('version', 'unknown')}) does not have it",
+                code=Code.UNKNOWN_FRAME,
+                hint="Ask it for what you know by name, or use its own tools.",
+            )
+        return self.request(key, **fields)
+
+    def query_publisher_sequence(self, reference: str, stream: str, *, timeout_s: float | None = None) -> int:
         """The highest publishing id that is stored under `reference`; 0 if there is none."""
-        return self.request(Key.QUERY_PUBLISHER_SEQUENCE, reference=reference, stream=stream).sequence
+        fields = {"reference": reference, "stream": stream}
+        return self.request(Key.QUERY_PUBLISHER_SEQUENCE, timeout_s=timeout_s, **fields).sequence
 
-    def store_offset(self, reference: str, stream: str, offset: int) -> None:
+    def store_offset(self, reference: str, stream: str, offset: int, *, timeout_s: float | None = None) -> None:
         """Fire and forget: the protocol has no answer to this command."""
         frame = codec.encode_request(Key.STORE_OFFSET, reference=reference, stream=stream, offset=offset)
-        self._send(frame, f"StoreOffset {stream}")
+        self._send(frame, f"StoreOffset {stream}", timeout_s)
 
-    def query_offset(self, reference: str, stream: str) -> int | None:
+    def query_offset(self, reference: str, stream: str, *, timeout_s: float | None = None) -> int | None:
         """What was stored under `reference`, or None."""
         try:
-            return self.request(Key.QUERY_OFFSET, reference=reference, stream=stream).offset
+            return self.request(Key.QUERY_OFFSET, timeout_s=timeout_s, reference=reference, stream=stream).offset
         except RequestFailed as error:
             if error.code == Code.NO_OFFSET:
                 return None
             raise
 
+    def resolve_offset(
+        self, stream: str, offset_type: OffsetType, offset_value: int = 0, *, timeout_s: float | None = None
+    ) -> int | None:
+        """The offset at which a subscription would begin, or None where the broker does not know the command."""
+        if Key.RESOLVE_OFFSET_SPEC not in self.commands:
+            return None
+        fields: dict[str, Any] = {"offset_type": offset_type, "offset_value": offset_value, "properties": {}}
+        return int(self.request(Key.RESOLVE_OFFSET_SPEC, stream=stream, timeout_s=timeout_s, **fields).offset)
+
     # ---- where a stream begins and ends ----
 
-    def first_offset(self, stream: str) -> int:
+    def first_offset(self, stream: str, *, timeout_s: float | None = None) -> int:
         """Offset of the first message that is still there; 0 on an empty stream."""
-        if Key.STREAM_STATS in self.commands:
-            return max(0, self.stats(stream)["first_chunk_id"])
-        chunk = self._probe(stream, OffsetType.FIRST)
-        return chunk.chunk_id if chunk else 0
+        with self._patience(timeout_s):
+            if Key.STREAM_STATS in self.commands:
+                return max(0, self.stats(stream)["first_chunk_id"])
+            chunk = self._probe(stream, OffsetType.FIRST)
+            return chunk.chunk_id if chunk else 0
 
-    def next_offset(self, stream: str) -> int:
+    def next_offset(self, stream: str, *, timeout_s: float | None = None) -> int:
         """The offset after the last committed message; 0 on an empty stream."""
-        if Key.STREAM_STATS in self.commands:
-            statistics = self.stats(stream)
-            if "committed_offset" in statistics:
-                return statistics["committed_offset"] + 1
-            if statistics.get("committed_chunk_id", -1) < 0:
-                return 0
-        chunk = self._probe(stream, OffsetType.LAST)
-        return chunk.next_offset if chunk else 0
+        with self._patience(timeout_s):
+            if Key.STREAM_STATS in self.commands:
+                statistics = self.stats(stream)
+                if "committed_offset" in statistics:
+                    return statistics["committed_offset"] + 1
+                if statistics.get("committed_chunk_id", -1) < 0:
+                    return 0
+            chunk = self._probe(stream, OffsetType.LAST)
+            return chunk.next_offset if chunk else 0
 
     def _probe(self, stream: str, offset_type: OffsetType) -> Chunk | None:
         """The first chunk that a subscription would get, or None if there is none now.
@@ -322,7 +451,12 @@ class StreamsConnection:
     # ---- publishing and consuming ----
 
     def publisher(
-        self, stream: str, reference: str = "", *, unconfirmed_max: int = UNCONFIRMED_DEFAULT_COUNT_MAX
+        self,
+        stream: str,
+        reference: str = "",
+        *,
+        unconfirmed_max: int = UNCONFIRMED_DEFAULT_COUNT_MAX,
+        timeout_s: float | None = None,
     ) -> Publisher:
         """With a reference the broker drops what was published under it before; ids then go on from there."""
         publisher_id = next(
@@ -331,9 +465,10 @@ class StreamsConnection:
         if publisher_id is None:
             limit = spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX
             raise LimitExceeded("publishers on a connection", limit + 1, limit, hint="Open a second connection.")
-        first_id = self.query_publisher_sequence(reference, stream) + 1 if reference else 1
-        self.request(Key.DECLARE_PUBLISHER, publisher_id=publisher_id, reference=reference, stream=stream)
-        publisher = Publisher(self, publisher_id, stream, first_id, unconfirmed_max)
+        with self._patience(timeout_s):
+            first_id = self.query_publisher_sequence(reference, stream) + 1 if reference else 1
+            self.request(Key.DECLARE_PUBLISHER, publisher_id=publisher_id, reference=reference, stream=stream)
+        publisher = Publisher(self, publisher_id, stream, first_id, unconfirmed_max, has_reference=bool(reference))
         self._publishers[publisher_id] = publisher
         return publisher
 
@@ -345,9 +480,11 @@ class StreamsConnection:
         *,
         credit: int = CREDIT_DEFAULT_COUNT,
         properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> Subscription:
         """Chunks from a place on, without an end. Offset N gives the chunk that contains N, from its beginning."""
-        return self._subscribe(stream, offset_type, offset_value, properties or {}, credit, credit)
+        with self._patience(timeout_s):
+            return self._subscribe(stream, offset_type, offset_value, properties or {}, credit, credit)
 
     def _subscribe(
         self,
@@ -385,7 +522,13 @@ class StreamsConnection:
         return subscription
 
     def read_chunks(
-        self, stream: str, start_offset: int, end_offset: int | None = None, credit: int = CREDIT_DEFAULT_COUNT
+        self,
+        stream: str,
+        start_offset: int,
+        end_offset: int | None = None,
+        credit: int = CREDIT_DEFAULT_COUNT,
+        *,
+        timeout_s: float | None = None,
     ) -> Iterator[Chunk]:
         """The chunks that hold the offsets from start_offset up to, not including, end_offset.
 
@@ -394,14 +537,16 @@ class StreamsConnection:
         ends now. It waits at most timeout_s for each chunk, and gives up with TimeoutExceeded.
         """
         if end_offset is None:
-            end_offset = self.next_offset(stream)
+            end_offset = self.next_offset(stream, timeout_s=timeout_s)
         if start_offset >= end_offset:
             return
         granted = min(credit, CREDIT_FIRST_COUNT)
-        with self._subscribe(stream, OffsetType.OFFSET, start_offset, {}, credit, granted, end_offset) as subscription:
+        with self._patience(timeout_s):
+            found = self._subscribe(stream, OffsetType.OFFSET, start_offset, {}, credit, granted, end_offset)
+        with found as subscription:
             position = start_offset
             while position < end_offset:
-                chunk = subscription.next_chunk(self.timeout_s)
+                chunk = subscription.next_chunk(self.timeout_s if timeout_s is None else timeout_s)
                 if chunk.chunk_id >= end_offset:
                     return
                 position = chunk.next_offset
@@ -410,9 +555,10 @@ class StreamsConnection:
 
     # ---- frames ----
 
-    def _send(self, frame: bytes, what: str) -> None:
+    def _send(self, frame: bytes, what: str, timeout_s: float | None = None) -> None:
         self._check()
-        self._transport.send(frame, Deadline(self.timeout_s, f"{self._transport.peer}: {what}"))
+        patience_s = self.timeout_s if timeout_s is None else timeout_s
+        self._transport.send(frame, Deadline(patience_s, f"{self._transport.peer}: {what}"))
 
     def _wait(self, deadline: Deadline) -> None:
         """One wait for input, and all the frames that came with it."""

@@ -17,16 +17,19 @@ The examples below have a `client` that is connected.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue as queues
 import threading
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
-from vibemq.client._engine import State, StateCallback
+from vibemq.client._engine import GOODBYE_TIMEOUT_S, Engine, State, StateCallback
 from vibemq.client._faces import ClientFace, ConsumerFace, PublisherFace
 from vibemq.client._link import Feed
+from vibemq.client._moving import Moved, Progress
 from vibemq.client._native import Message
 from vibemq.client._outgoing import Batch, Flow
 from vibemq.client.aio import Connecting
@@ -51,20 +54,27 @@ def connect(
     declare: Iterable[QueueDeclaration] = (),
     fail_on_provisioning_error: bool = True,
     on_connection: StateCallback | None = None,
+    timeout_s: float | None = None,
     **settings: Any,
 ) -> Client:
     """A Client for the broker at `url`: `vibemq://user:password@host:port/?key=value` or `Host=...;Port=...`.
 
     declare: queues that are to be there, now and after each reconnect. fail_on_provisioning_error: False logs where
     that fails. on_connection: called with (state, error or None) whenever the connection comes or goes, from a thread
-    of the client, in which it may not use the client. settings: fields of vibemq.client.Settings, which win over the
-    url: keep_alive_s=5, reconnect=False and so on.
+    of the client, in which it may not use the client. timeout_s: for the connection, and once more for the login; short
+    for connect_timeout_s. settings: fields of vibemq.client.Settings, which win over the url: keep_alive_s=5,
+    reconnect=False and so on.
+
+    Every call of a client takes timeout_s, in seconds (math.inf: for ever); the default is command_timeout_s, 10. When
+    it is over, TimeoutExceeded says whether what was asked for may have been done; of messages, PublishTimeout.
 
     >>> from vibemq.client import connect
     >>> with connect("vibemq://localhost:2925/?keepAlive=15") as other:
     ...     print(other.state.value)
     connected
     """
+    if timeout_s is not None:
+        settings["connect_timeout_s"] = timeout_s
     return Client(
         parse(url, **settings),
         declare=declare,
@@ -73,18 +83,41 @@ def connect(
     )
 
 
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """The client's thread. It knows nothing of the client, so that one which nobody has any more can be told."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _finish(loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
+    """In that thread: says goodbye for a client that was not closed, and ends."""
+
+    async def close() -> None:
+        await engine.close(0.0)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        loop.stop()
+
+    loop.finishing = loop.create_task(close())  # type: ignore[attr-defined] # a loop keeps no task alive
+
+
 class Client(ClientFace):
     """A client that is connected, and connects again by itself. Made by `connect`."""
 
     def __init__(self, settings: Any, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vibemq client", daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name="vibemq client", daemon=True)
         self._thread.start()
         try:
             self._inner = self._call(Connecting(settings, options).open())
         except BaseException:
             self._stop()
             raise
+        self._inner.must_be_closed = False  # this one must
         super().__init__(self._inner._engine)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -110,16 +143,25 @@ class Client(ClientFace):
         if not self._thread.is_alive():
             self._loop.close()
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = GOODBYE_TIMEOUT_S) -> None:
         """Says goodbye and ends the client's thread. Consumers end; what is not settled goes back to its queue.
+
+        A broker that does not take our last bytes is waited for timeout_s.
 
         >>> other = connect("vibemq://localhost:2925")
         >>> other.close()
         """
         if self._loop.is_closed():
             return
-        self._call(self._inner.close())
+        self._call(self._inner.close(timeout_s))
         self._stop()
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if "_engine" not in self.__dict__ or self._loop.is_closed():
+            return
+        warn(f"unclosed {self!r} of {self._engine.settings.peer}", ResourceWarning, source=self)
+        with contextlib.suppress(RuntimeError):  # its thread was quicker
+            self._loop.call_soon_threadsafe(_finish, self._loop, self._engine)
 
     def __enter__(self) -> Client:
         return self
@@ -140,17 +182,21 @@ class Client(ClientFace):
         id: str | None = None,
         priority: Priority = None,
         raw: bool = False,
+        timeout_s: float | None = None,
     ) -> str:
         """Publishes one message and waits until the broker has it; gives its id.
 
         `payload` is anything that JSON can say (bytes go as base64 and come out as bytes), or with `raw` JSON text.
         What the broker refuses is raised: QueueFull, QueueNotFound, NotAuthorized and others of RequestFailed.
+        PublishTimeout, which says whether it may be stored, when the broker has not taken it in timeout_s.
 
         >>> id = client.publish("docs", {"number": 1}, headers={"source": "docs"}, priority="high")
         >>> client.publish("docs", '{"number": 2}', id="order-2", raw=True)
         'order-2'
         """
-        return self._call(self._inner.publish(queue, payload, headers=headers, id=id, priority=priority, raw=raw))
+        return self._call(
+            self._inner.publish(queue, payload, headers=headers, id=id, priority=priority, raw=raw, timeout_s=timeout_s)
+        )
 
     def publish_many(
         self,
@@ -161,8 +207,11 @@ class Client(ClientFace):
         headers: Headers = None,
         priority: Priority = None,
         raw: bool = False,
+        timeout_s: float | None = None,
     ) -> Summary:
         """Publishes all of them, with at most `window` messages on their way; waits until the broker has them.
+
+        PublishTimeout when none of them is acknowledged for timeout_s; those that were are stored.
 
         >>> summary = client.publish_many("docs", ({"number": n} for n in range(100)))
         >>> summary.published, summary.failed
@@ -174,8 +223,8 @@ class Client(ClientFace):
             while more:
                 batch = Batch(self._engine.core, queue)
                 more = batch.extend(iterator, count, fields, raw)
-                self._call(self._engine.send_batch(batch, flow, window))
-            self._call(self._engine.room(flow, 0))
+                self._call(self._engine.send_batch(batch, flow, window, timeout_s))
+            self._call(self._engine.room(flow, 0, timeout_s))
         except BaseException:
             self._forget(flow)
             raise
@@ -185,8 +234,12 @@ class Client(ClientFace):
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._engine.forget, flow)
 
-    def publisher(self, queue: str, *, window: int = WINDOW_DEFAULT, raw: bool = False) -> Publisher:
+    def publisher(
+        self, queue: str, *, window: int = WINDOW_DEFAULT, raw: bool = False, stored: bool = False
+    ) -> Publisher:
         """An object whose `publish` does not wait for the broker, but for room in the window.
+
+        With `stored` a payload is a whole message in bytes, as a queue keeps it (AMQP 1.0), with its id and headers.
 
         >>> with client.publisher("docs") as publisher:
         ...     for number in range(10):
@@ -194,17 +247,27 @@ class Client(ClientFace):
         ...     print(publisher.flush().published)
         10
         """
-        return Publisher(self, queue, window, raw)
+        return Publisher(self, queue, window, raw or stored, stored)
 
     # ---- consuming ----
 
     def consume(
-        self, queue: str, *, prefetch: int | None = None, auto_ack: bool = False, timeout_s: float | None = None
+        self,
+        queue: str,
+        *,
+        prefetch: int | None = None,
+        auto_ack: bool = False,
+        create: bool = False,
+        timeout_s: float | None = None,
     ) -> Consumer:
         """The messages of a queue, one after another, without an end; each is to be settled with its ack or nack.
 
         At most `prefetch` are here unsettled at a time. With `auto_ack` a message is acknowledged when the next one is
         asked for. `timeout_s` ends the iteration when nothing came for so long.
+
+        A queue may have any number of consumers on one client: each but the first has a connection of its own.
+        QueueNotFound where there is no queue, NotAQueue where there is a stream instead; `create` makes the queue, of a
+        stream for good: it keeps what the stream's retention keeps, and has no limit of messages.
 
         >>> id = client.publish("docs-consume", {"number": 1})
         >>> for message in client.consume("docs-consume"):
@@ -213,29 +276,72 @@ class Client(ClientFace):
         ...     break
         {'number': 1} 1
         """
-        return Consumer(self, queue, prefetch, auto_ack, timeout_s)
+        return Consumer(self, queue, prefetch, auto_ack, create, timeout_s)
 
-    def subscribe(self, queue: str, handler: Handler, *, prefetch: int | None = None) -> Subscription:
+    def subscribe(
+        self,
+        queue: str,
+        handler: Handler,
+        *,
+        prefetch: int | None = None,
+        create: bool = False,
+        timeout_s: float | None = None,
+    ) -> Subscription:
         """Calls `handler` with each message, one after another, in a thread: it returns = ack, it raises = nack.
 
         >>> import threading
         >>> seen = threading.Event()
-        >>> subscription = client.subscribe("docs-handled", lambda message: seen.set())
+        >>> subscription = client.subscribe("docs-handled", lambda message: seen.set(), create=True)
         >>> id = client.publish("docs-handled", "hello")
         >>> seen.wait(10)
         True
         >>> subscription.close()
         """
-        return Subscription(Consumer(self, queue, prefetch, False, None), handler)
+        return Subscription(Consumer(self, queue, prefetch, False, create, None), handler, timeout_s)
+
+    def move_messages(
+        self,
+        source: str,
+        target: str | None = None,
+        *,
+        count: int | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        timeout_s: float | None = None,
+    ) -> Moved:
+        """Moves the messages that wait in a queue to another, or without `target` dead letters to where they came from.
+
+        They go as they are stored, with id, headers, priority and content type; where from, a dead letter's header
+        x-original-queue says. Each is acknowledged when its new queue has confirmed it. At most `count`; with `dry_run`
+        it only says how many would go where, of the first 10,000 (or what the broker's queues.prefetch_max allows).
+        `progress` is called with (how many so far, of how many) in a thread of the client. timeout_s is for each wait.
+        If the program ends in between, some may be in both queues.
+
+        >>> client.create_queue("docs-failing", dead_letter=True, attempts_max=1)
+        >>> id = client.publish("docs-failing", {"number": 1})
+        >>> with client.consume("docs-failing") as consumer:
+        ...     next(consumer).nack()
+        >>> with client.consume("docs-failing.dlq", create=True) as consumer:
+        ...     number = next(consumer).payload["number"]
+        >>> client.move_messages("docs-failing.dlq")
+        Moved(queues={'docs-failing': 1}, left=0)
+        """
+        return self._call(
+            self._inner.move_messages(
+                source, target, count=count, dry_run=dry_run, progress=progress, timeout_s=timeout_s
+            )
+        )
 
     # ---- queues ----
 
-    def create_queue(self, name: str, options: QueueOptions | None = None, **changes: Any) -> None:
+    def create_queue(
+        self, name: str, options: QueueOptions | None = None, *, timeout_s: float | None = None, **changes: Any
+    ) -> None:
         """Makes a queue; if there is one already, it stays as it is. Options are the fields of QueueOptions.
 
         >>> client.create_queue("docs-new", mode="priority_based", max_messages=500, message_ttl_ms=60_000)
         """
-        self._call(self._inner.create_queue(name, options, **changes))
+        self._call(self._inner.create_queue(name, options, timeout_s=timeout_s, **changes))
 
     def declare_queue(
         self,
@@ -243,6 +349,7 @@ class Client(ClientFace):
         options: QueueOptions | None = None,
         *,
         on_conflict: OnConflict | str = OnConflict.IGNORE,
+        timeout_s: float | None = None,
         **changes: Any,
     ) -> None:
         """Makes a queue, or compares the one that is there; it is declared again after each reconnect.
@@ -253,25 +360,40 @@ class Client(ClientFace):
 
         >>> client.declare_queue("docs-declared", max_messages=500, on_conflict="fail")
         """
-        self._call(self._inner.declare_queue(name, options, on_conflict=on_conflict, **changes))
+        self._call(self._inner.declare_queue(name, options, on_conflict=on_conflict, timeout_s=timeout_s, **changes))
 
-    def delete_queue(self, name: str) -> None:
-        """Deletes a queue with all its messages; also if there is none.
+    def delete_queue(self, name: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
+        """Deletes a queue with all its messages; QueueNotFound if there is none, unless `missing_ok`.
 
         >>> client.create_queue("docs-short")
         >>> client.delete_queue("docs-short")
         """
-        self._call(self._inner.delete_queue(name))
+        self._call(self._inner.delete_queue(name, missing_ok=missing_ok, timeout_s=timeout_s))
 
-    def purge_queue(self, name: str) -> None:
+    def purge_queue(self, name: str, *, timeout_s: float | None = None) -> None:
         """Drops the messages that wait in a queue. Only brokers of ours know how.
 
         >>> client.create_queue("docs-purge")
         >>> client.purge_queue("docs-purge")
         """
-        self._call(self._inner.purge_queue(name))
+        self._call(self._inner.purge_queue(name, timeout_s=timeout_s))
 
-    def queue_info(self, name: str) -> QueueInfo:
+    def alter_queue(self, name: str, *, timeout_s: float | None = None, **changes: Any) -> None:
+        """Changes options of a queue that is there; its messages stay. Only brokers of ours know how.
+
+        Options are the fields of QueueOptions but for `mode` and `durability`, which cannot change; what is not named
+        stays as it is, and None is what the broker's configuration says. A smaller limit or time drops messages
+        (at once; where nobody uses the queue, a limit when the next message comes), so who may alter a queue is who may
+        create and delete it.
+
+        >>> client.create_queue("docs-altered", max_messages=500)
+        >>> client.alter_queue("docs-altered", max_messages=700, overflow="block_publisher")
+        >>> client.queue_info("docs-altered").options.max_messages
+        700
+        """
+        self._call(self._inner.alter_queue(name, timeout_s=timeout_s, **changes))
+
+    def queue_info(self, name: str, *, timeout_s: float | None = None) -> QueueInfo:
         """How many messages are in a queue, and its options. QueueNotFound if there is none.
 
         >>> client.create_queue("docs-info", max_messages=7)
@@ -279,90 +401,98 @@ class Client(ClientFace):
         >>> info.messages, info.options.max_messages
         (0, 7)
         """
-        return self._call(self._inner.queue_info(name))
+        return self._call(self._inner.queue_info(name, timeout_s=timeout_s))
 
-    def list_queues(self) -> list[str]:
+    def list_queues(self, *, timeout_s: float | None = None) -> list[str]:
         """The names of the queues that the user may see.
 
         >>> client.create_queue("docs-listed")
         >>> "docs-listed" in client.list_queues()
         True
         """
-        return self._call(self._inner.list_queues())
+        return self._call(self._inner.list_queues(timeout_s=timeout_s))
 
     # ---- users; brokers answer these while authorization is on, and mostly to superusers ----
 
-    def create_user(self, name: str, password: str) -> None:
+    def create_user(self, name: str, password: str, *, timeout_s: float | None = None) -> None:
         """Makes a user, who may do nothing until something is granted.
 
         >>> client.create_user("docs-ada", "lovelace 1843")  # doctest: +SKIP
         """
-        self._call(self._inner.create_user(name, password))
+        self._call(self._inner.create_user(name, password, timeout_s=timeout_s))
 
-    def delete_user(self, name: str) -> None:
+    def delete_user(self, name: str, *, timeout_s: float | None = None) -> None:
         """Removes a user and what was granted.
 
         >>> client.delete_user("docs-ada")  # doctest: +SKIP
         """
-        self._call(self._inner.delete_user(name))
+        self._call(self._inner.delete_user(name, timeout_s=timeout_s))
 
-    def change_password(self, name: str, password: str) -> None:
+    def change_password(self, name: str, password: str, *, timeout_s: float | None = None) -> None:
         """Gives a user another password.
 
         >>> client.change_password("docs-ada", "babbage 1791")  # doctest: +SKIP
         """
-        self._call(self._inner.change_password(name, password))
+        self._call(self._inner.change_password(name, password, timeout_s=timeout_s))
 
-    def grant(self, name: str, pattern: str, *operations: str | QueueOperation) -> None:
+    def grant(self, name: str, pattern: str, *operations: str | QueueOperation, timeout_s: float | None = None) -> None:
         """Lets a user do these operations with the queues that the pattern matches; replaces what it said before.
 
         >>> client.grant("docs-ada", "orders.*", "Publish", "Subscribe")  # doctest: +SKIP
         """
-        self._call(self._inner.grant(name, pattern, *operations))
+        self._call(self._inner.grant(name, pattern, *operations, timeout_s=timeout_s))
 
-    def revoke(self, name: str, pattern: str) -> None:
+    def revoke(self, name: str, pattern: str, *, timeout_s: float | None = None) -> None:
         """Takes back what was granted by exactly this pattern.
 
         >>> client.revoke("docs-ada", "orders.*")  # doctest: +SKIP
         """
-        self._call(self._inner.revoke(name, pattern))
+        self._call(self._inner.revoke(name, pattern, timeout_s=timeout_s))
 
-    def list_users(self) -> list[User]:
+    def list_users(self, *, timeout_s: float | None = None) -> list[User]:
         """All users, by name.
 
         >>> [user.name for user in client.list_users()]  # doctest: +SKIP
         ['docs-ada', 'vibemq']
         """
-        return self._call(self._inner.list_users())
+        return self._call(self._inner.list_users(timeout_s=timeout_s))
 
-    def permissions(self, name: str) -> list[Permission]:
+    def permissions(self, name: str, *, timeout_s: float | None = None) -> list[Permission]:
         """What a user may do.
 
         >>> client.permissions("docs-ada")  # doctest: +SKIP
         [Permission(pattern='orders.*', operations=('Publish', 'Subscribe'))]
         """
-        return self._call(self._inner.permissions(name))
+        return self._call(self._inner.permissions(name, timeout_s=timeout_s))
 
 
 class Publisher(PublisherFace):
     """Publishes to one queue, pipelined; made by Client.publisher. Leaving `with` flushes. Threads may share it."""
 
-    def __init__(self, client: Client, queue: str, window: int, raw: bool) -> None:
-        super().__init__(client._engine, queue, window, raw, Flow())
+    def __init__(self, client: Client, queue: str, window: int, raw: bool, stored: bool = False) -> None:
+        super().__init__(client._engine, queue, window, raw, Flow(), stored)
         self._client = client
         self._lock = threading.Lock()  # around the batch; the loop's thread never waits for it
 
     def publish(
-        self, payload: Any, *, headers: Headers = None, id: str | None = None, priority: Priority = None
+        self,
+        payload: Any,
+        *,
+        headers: Headers = None,
+        id: str | None = None,
+        priority: Priority = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Publishes without waiting for the broker, unless the window is full.
+
+        PublishTimeout when it stays full for timeout_s: no message that is not acknowledged by then is sent any more.
 
         >>> with client.publisher("docs") as publisher:
         ...     publisher.publish({"number": 1}, headers={"source": "docs"})
         """
         with self._lock:
             if self._add(payload, headers, id, priority):
-                self._client._call(self._engine.send_batch(self._take(), self._flow, self._window))
+                self._client._call(self._engine.send_batch(self._take(), self._flow, self._window, timeout_s))
             elif self._batch.count == 1:
                 loop = self._engine.loop
                 loop.call_soon_threadsafe(loop.call_later, LINGER_S, self._send, self._batch)
@@ -380,16 +510,18 @@ class Publisher(PublisherFace):
         finally:
             self._lock.release()
 
-    def flush(self) -> Summary:
+    def flush(self, timeout_s: float | None = None) -> Summary:
         """Waits until every message is acknowledged or refused: what happened since the last flush.
+
+        PublishTimeout, which says what may be stored, when nothing was acknowledged for timeout_s.
 
         >>> client.publisher("docs").flush()
         Summary(published=0, failed=[])
         """
         with self._lock:
             batch = self._take()
-            self._client._call(self._engine.send_batch(batch, self._flow, self._window + batch.count))
-        self._client._call(self._engine.room(self._flow, 0))
+            self._client._call(self._engine.send_batch(batch, self._flow, self._window + batch.count, timeout_s))
+        self._client._call(self._engine.room(self._flow, 0, timeout_s))
         return self._summary()
 
     def __enter__(self) -> Publisher:
@@ -411,21 +543,27 @@ class Consumer(ConsumerFace):
     """
 
     def __init__(
-        self, client: Client, queue: str, prefetch: int | None, auto_ack: bool, timeout_s: float | None
+        self,
+        client: Client,
+        queue: str,
+        prefetch: int | None,
+        auto_ack: bool,
+        create: bool,
+        timeout_s: float | None,
     ) -> None:
         super().__init__(queue, auto_ack, timeout_s)
         self._client = client
-        self._feed = Feed(queue, prefetch, self._arrived, self._ended)
+        self._feed = Feed(queue, prefetch, create, self._arrived, self._ended)
         self._box: queues.SimpleQueue[list[Message] | VibeMQError | None] = queues.SimpleQueue()
 
-    def open(self) -> None:
+    def open(self, timeout_s: float | None = None) -> None:
         """Subscribes now.
 
         >>> consumer = client.consume("docs")
         >>> consumer.open()
         >>> consumer.close()
         """
-        self._client._call(self._client._engine.subscribe(self._feed))
+        self._client._call(self._client._engine.subscriptions.add(self._feed, timeout_s))
         self._open = True
 
     def _arrived(self, messages: list[Message]) -> None:
@@ -464,7 +602,7 @@ class Consumer(ConsumerFace):
         self._over = True
         self._box.put(None)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """Unsubscribes; messages that are not settled go back to the queue.
 
         >>> with client.consume("docs", timeout_s=0.1) as consumer:
@@ -472,7 +610,7 @@ class Consumer(ConsumerFace):
         """
         self.stop()
         if not self._client._loop.is_closed():
-            self._client._call(self._client._engine.unsubscribe(self._feed))
+            self._client._call(self._client._engine.subscriptions.remove(self._feed, timeout_s))
         self._open = False
 
     def __enter__(self) -> Consumer:
@@ -488,15 +626,15 @@ class Consumer(ConsumerFace):
 
     def __del__(self) -> None:
         if self._open:
-            self._client._engine.abandon(self._feed)
+            self._client._engine.subscriptions.abandon(self._feed)
 
 
 class Subscription:
     """A handler at work in a thread; made by Client.subscribe."""
 
-    def __init__(self, consumer: Consumer, handler: Handler) -> None:
+    def __init__(self, consumer: Consumer, handler: Handler, timeout_s: float | None = None) -> None:
         self._consumer, self._handler = consumer, handler
-        consumer.open()
+        consumer.open(timeout_s)
         self._thread = threading.Thread(target=self._run, name=f"vibemq {consumer.queue}", daemon=True)
         self._thread.start()
 
@@ -513,13 +651,15 @@ class Subscription:
         except VibeMQError as error:
             log.warning("subscription to queue %s ended: %s", self._consumer.queue, error)
 
-    def close(self) -> None:
-        """Unsubscribes once the message at hand is done. The handler itself may call it.
+    def close(self, timeout_s: float | None = None) -> None:
+        """Unsubscribes once the message at hand is done, however long that takes. The handler itself may call it.
 
-        >>> subscription = client.subscribe("docs-closed", print)
+        timeout_s is for the broker's answer.
+
+        >>> subscription = client.subscribe("docs-closed", print, create=True)
         >>> subscription.close()
         """
         self._consumer.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._consumer.close()
+        self._consumer.close(timeout_s)

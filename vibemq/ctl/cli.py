@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -94,7 +95,7 @@ def _timeout(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option("-n", "--node", metavar="NODE", help="Taken and not used: the data directory says which broker.")
 @click.option("-l", "--longnames", is_flag=True, help="Taken and not used.")
 @click.option("--priority", type=int, default=0, metavar="N", help="set_policy: the highest that matches holds.")
-@click.option("--apply-to", default="all", metavar="WHAT", help="set_policy: all, queues, streams or exchanges.")
+@click.option("--apply-to", default="all", metavar="WHAT", help="set_policy: all, queues, streams, classic_queues ...")
 @click.option("--partitions", type=int, metavar="N", help="add_super_stream: how many (3 unless told).")
 @click.option("--binding-keys", metavar="A,B", help="add_super_stream: one partition for each key.")
 @click.option("--routing-keys", metavar="A,B", help="The same, as older tools call it.")
@@ -119,7 +120,9 @@ def ctl(ctx: click.Context, command: str, words: tuple[str, ...], **options: Any
     try:
         found = COMMANDS.get(command)
         if found is None:
-            raise Refused(USAGE, f"Command '{command}' not found; `vibemq ctl --help` lists all")
+            near = get_close_matches(command, COMMANDS, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise Refused(USAGE, f"Command '{command}' not found; {meant}`vibemq ctl --help` lists all")
         _refuse_options_of_others(ctx, found)
         _run(command, found, words, options)
     except (Refused, VibeMQError) as problem:

@@ -36,14 +36,15 @@ class Command:
 
 
 _CONNECTION_COLUMNS = ("auth_mechanism", "client_properties", "conn_name", "connected_at", "connection_state",
-                       "frame_max", "heartbeat", "host", "node", "peer_host", "peer_port", "port", "ssl",
+                       "frame_max", "heartbeat", "host", "node", "peer_host", "peer_port", "pid", "port", "ssl",
                        "subscriptions", "user", "vhost")  # fmt: skip
 _CONSUMER_COLUMNS = ("connection_pid", "subscription_id", "stream", "messages_consumed", "offset", "offset_lag",
                      "credits", "active", "activity_status", "properties")  # fmt: skip
 _PUBLISHER_COLUMNS = ("connection_pid", "publisher_id", "stream", "reference", "messages_published",
                       "messages_confirmed", "messages_errored")  # fmt: skip
 _STATUS_COLUMNS = ("role", "node", "offset", "committed_offset", "first_offset", "readers", "segments")
-_QUEUE_COLUMNS = ("messages_ready", "messages_unacknowledged", "consumers", "type", "arguments", "policy", "state",
+_QUEUE_COLUMNS = ("messages_ready", "messages_unacknowledged", "messages_dropped", "messages_refused", "consumers",
+                  "type", "arguments", "options", "policy", "state",
                   "durable", "auto_delete", "exclusive", "vhost", "first_offset", "next_offset", "message_bytes",
                   "segments")  # fmt: skip
 _BINDING_COLUMNS = ("source_name", "source_kind", "destination_name", "destination_kind", "routing_key", "arguments")
@@ -54,11 +55,27 @@ COMMANDS: dict[str, Command] = {
     # ---- the broker ----
     "status": Command(work.status, "", "Shows what runs and how it is.", "Status of node ..."),
     "ping": Command(work.ping, "", "Checks that the broker and all its workers answer.", "Will ping the broker ..."),
+    "alarms": Command(
+        work.alarms, "", "Shows alarms that are in effect.", "Asking node for any known resource alarm ..."
+    ),
+    "check_alarms": Command(
+        work.check_alarms, "", "Fails where an alarm is in effect.", "Asking node for any known resource alarm ..."
+    ),
+    "check_local_alarms": Command(
+        work.check_alarms, "", "As check_alarms: there is one node.", "Asking node for any local resource alarm ..."
+    ),
+    "drain": Command(
+        work.drain,
+        "",
+        "Maintenance: refuses newcomers and sends everybody away, until revive or the next start.",
+        "Will put node into maintenance mode ...",
+    ),
+    "revive": Command(work.revive, "", "Ends maintenance.", "Will revive node ..."),
     # ---- definitions ----
     "export_definitions": Command(
         work.export_definitions,
         "<file>",
-        "Writes what is set up as JSON, - is standard output; it says what is left out.",
+        "Writes what is set up as JSON, - is standard output; with the hashes of passwords.",
         "Exporting definitions in JSON to {file} ...",
     ),
     "import_definitions": Command(
@@ -80,6 +97,12 @@ COMMANDS: dict[str, Command] = {
         "<username> [<password>]",
         "Changes a user's password, which is asked for or read from standard input where it is not given.",
         'Changing password for user "{username}" ...',
+    ),
+    "clear_password": Command(
+        work.clear_password,
+        "<username>",
+        "Takes a user's password away, who comes in by a certificate only from then on.",
+        'Clearing password for user "{username}" ...',
     ),
     "set_user_tags": Command(
         work.set_user_tags,
@@ -138,7 +161,7 @@ COMMANDS: dict[str, Command] = {
     "set_policy": Command(
         work.set_policy,
         "<name> <pattern> <definition>",
-        "Sets a policy for the streams that the pattern matches; the definition is JSON.",
+        "Sets a policy for the streams and queues that the pattern matches; the definition is JSON.",
         'Setting policy "{name}" for pattern "{pattern}" to "{definition}" with priority "{priority}" '
         'for vhost "{vhost}" ...',
         options=("priority", "apply-to"),
@@ -234,6 +257,15 @@ COMMANDS: dict[str, Command] = {
         (),
         _BOXES,
     ),
+    "list_stream_tracking": Command(
+        work.list_stream_tracking,
+        "<stream>",
+        "Lists the offsets that consumers of a stream have stored, with their lag, and its publishers' last ids.",
+        "Listing tracking information for stream {stream} on vhost {vhost} ...",
+        ("type", "name", "tracking_value", "lag"),
+        (),
+        _BOXES,
+    ),
     "restart_stream": Command(
         work.restart_stream,
         "<stream>",
@@ -241,7 +273,13 @@ COMMANDS: dict[str, Command] = {
         "Restarting stream {stream} in vhost {vhost} ...",
     ),
     "delete_queue": Command(
-        work.delete_queue, "<queue>", "Deletes a stream.", "Deleting queue '{queue}' on vhost '{vhost}' ..."
+        work.delete_queue, "<queue>", "Deletes a stream or a queue.", "Deleting queue '{queue}' on vhost '{vhost}' ..."
+    ),
+    "alter_queue": Command(
+        work.alter_queue,
+        "<queue> <options>",
+        "Changes options of a queue, as a JSON object; null gives one back to the configuration.",
+        "Changing options of queue '{queue}' on vhost '{vhost}' ...",
     ),
     "list_queues": Command(
         work.list_queues,

@@ -7,15 +7,13 @@ Either way it is the management API that answers (vibemq.admin.api), so there is
 from __future__ import annotations
 
 import http.client
-import json
-import os
 import socket
 from typing import Any
 from urllib.parse import quote
 
-from vibemq.errors import SetupError, UserError, VibeMQError
+from vibemq.admin import ctl_socket
+from vibemq.errors import UserError, VibeMQError
 
-SOCKET_NAME = "ctl.sock"
 TIMEOUT_DEFAULT_S = 60.0
 
 
@@ -56,7 +54,7 @@ class Link:
         makes_data: bool = False,
     ) -> Any:
         """The answer's body; ``makes_data``: a data directory that is missing is made.  Raises Failed, UserError."""
-        connection = self._connect()
+        connection = ctl_socket.connect(self.directory, self._timeout_s)
         if connection is None:
             if needs_broker:
                 raise UserError(
@@ -72,43 +70,12 @@ class Link:
 
     # ---- with a broker ----
 
-    def _connect(self) -> socket.socket | None:
-        """None: nobody listens."""
-        try:
-            folder = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        except OSError as problem:
-            raise _unreachable(self.directory, problem) from None
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        link.settimeout(self._timeout_s)
-        try:
-            # Through the descriptor, because an address has room for 107 bytes and paths are longer.
-            link.connect(f"/proc/self/fd/{folder}/{SOCKET_NAME}")
-            return link
-        except (FileNotFoundError, ConnectionRefusedError):
-            link.close()
-            return None
-        except OSError as problem:
-            link.close()
-            raise _unreachable(self.directory, problem) from None
-        finally:
-            os.close(folder)
-
     def _online(self, link: socket.socket, method: str, where: str, body: Any, reason: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("localhost", timeout=self._timeout_s)
-        connection.sock = link
+        headers = {"X-Reason": " ".join(reason.split()).encode("ascii", "backslashreplace").decode()}
         try:
-            text = None if body is None else json.dumps(body)
-            headers = {"Content-Type": "application/json", "X-Reason": " ".join(reason.split())}
-            connection.request(method, f"/api{where}", text, {name: _ascii(value) for name, value in headers.items()})
-            response = connection.getresponse()
-            read = response.read()
+            return ctl_socket.request(link, self._timeout_s, method, where, body, headers)
         except (OSError, http.client.HTTPException) as problem:
             raise Failed(503, f"the broker did not answer: {problem}") from problem
-        finally:
-            connection.close()
-        return response.status, json.loads(read) if read else None
 
     # ---- without ----
 
@@ -133,14 +100,3 @@ class Link:
                 open_metadata(self._config_path, self._data_dir).close()
             answer = make_and_keep_owner(self.directory, work)
         return answer.status, answer.body
-
-
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode()
-
-
-def _unreachable(directory: str, problem: OSError) -> SetupError:
-    return SetupError(
-        f"cannot reach the broker in {directory}: {problem.strerror}",
-        hint="run this as the account that serves, or as root",
-    )

@@ -57,6 +57,12 @@ def _boxes(rows: Rows, columns: Sequence[str]) -> Iterator[str]:
     yield f"└{'┴'.join(rules)}┘"
 
 
+def _terms(pairs: dict[str, Any]) -> str:
+    """A map as RabbitMQ's tools print one, which others parse: [{"key","value"},...]; other values as JSON."""
+    texts = (f"{{{json.dumps(key)},{json.dumps(value, separators=(',', ':'))}}}" for key, value in pairs.items())
+    return f"[{','.join(texts)}]"
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return ""
@@ -65,5 +71,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_cell, value))}]"
     if isinstance(value, dict):
-        return json.dumps(value, separators=(",", ":"))
+        return _terms(value)
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in str(value))

@@ -8,6 +8,8 @@ exit code and the words of RabbitMQ's tools.
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +18,8 @@ from typing import Any
 
 import click
 
-from vibemq.cli_users import ask_password
 from vibemq.ctl.link import Failed, Link
+from vibemq.terminal import ask_password
 
 #: What a super stream's partitions may be given, as options of `add_super_stream`.
 STREAM_ARGUMENTS = ("max-length-bytes", "max-age", "stream-max-segment-size-bytes", "queue-leader-locator",
@@ -82,7 +84,7 @@ def _password(order: Order) -> str:
     """As a word on the line it may be empty, for a user without one; but there everybody on the machine can read it."""
     if "password" in order.words:
         return order.words["password"]
-    asked = ask_password(order.words["username"], from_stdin=not sys.stdin.isatty())
+    asked = ask_password(order.words["username"], from_stdin=not sys.stdin.isatty(), twice=True)
     if not asked:
         raise Refused(USAGE, "a password is needed, as a word or on standard input")
     return asked
@@ -96,6 +98,11 @@ def delete_user(order: Order) -> Any:
 def change_password(order: Order) -> Any:
     name, body = order.words["username"], {"password": _password(order)}
     _refusing(order, _no_user(name), lambda: order.link.ask("PUT", "users", name, "password", body=body))
+
+
+def clear_password(order: Order) -> Any:
+    name = order.words["username"]
+    _refusing(order, _no_user(name), lambda: order.link.ask("DELETE", "users", name, "password"))
 
 
 def set_user_tags(order: Order) -> Any:
@@ -220,6 +227,7 @@ def list_stream_connections(order: Order) -> Any:
         {
             **connection,
             "conn_name": connection["name"],
+            "pid": connection["name"],  # as connection_pid of its publishers and consumers
             "heartbeat": connection["timeout"],
             "connection_state": connection["state"],
             "subscriptions": subscriptions.count(connection["name"]),
@@ -316,6 +324,22 @@ def stream_status(order: Order) -> Any:
     return _refusing(order, _no_stream(order, order.words["stream"]), lambda: order.link.get(*where, needs_broker=True))
 
 
+def list_stream_tracking(order: Order) -> Any:
+    """``lag``: of a stored offset, how many messages come after it; a publisher's id has none."""
+    name = order.words["stream"]
+    missing = _no_stream(order, name)
+    where = ("stream", order.vhost, name)
+    found = _refusing(order, missing, lambda: order.link.get(*where, "tracking", needs_broker=True))
+    (status, *_) = _refusing(order, missing, lambda: order.link.get(*where, "status", needs_broker=True))
+    end = status["offset"]
+    offsets = [
+        {"type": "offset", "name": reference, "tracking_value": at, "lag": max(0, end - at)}
+        for reference, at in sorted(found["offsets"].items())
+    ]
+    writers = [{"type": "writer", "name": each, "tracking_value": at} for each, at in sorted(found["writers"].items())]
+    return offsets + writers
+
+
 def restart_stream(order: Order) -> Any:
     where = ("stream", order.vhost, order.words["stream"], "restart")
     _refusing(
@@ -329,6 +353,21 @@ def delete_queue(order: Order) -> Any:
     found = _refusing(order, missing, lambda: order.link.get(*where))
     _refusing(order, missing, lambda: order.link.ask("DELETE", *where, needs_broker=True))
     return f"Queue was successfully deleted with {found['messages_ready']} ready messages"
+
+
+def alter_queue(order: Order) -> Any:
+    name = order.words["queue"]
+    try:
+        options = json.loads(order.words["options"])
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise Refused(
+            DATA, 'the options are no JSON object; an example is {"max_messages": 5000, "message_ttl_ms": null}'
+        )
+    where = ("queues", order.vhost, name, "options")
+    missing = _no_stream(order, name)
+    _refusing(order, missing, lambda: order.link.ask("PUT", *where, body=options))
 
 
 def list_queues(order: Order) -> Any:
@@ -365,11 +404,21 @@ def export_definitions(order: Order) -> Any:
         click.echo(text, nl=False)
     else:
         try:
-            Path(name).write_text(text, encoding="utf-8")
+            _write_private(name, text)
         except OSError as problem:
             raise Refused(DATA, f"cannot write {name}: {problem.strerror}") from None
     for information in document["information"]:
         click.echo(f"vibemq: {information}", err=True)
+
+
+def _write_private(name: str, text: str) -> None:
+    """For this account's eyes only, whatever the umask: hashes of passwords are in it."""
+    with open(
+        os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
+    ) as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fchmod(file.fileno(), 0o600)
+        file.write(text)
 
 
 def import_definitions(order: Order) -> Any:
@@ -388,6 +437,10 @@ def import_definitions(order: Order) -> Any:
 # ---- the broker ----
 
 
+_ALARMS = {"disk": "disk_free_alarm", "memory": "mem_alarm"}
+_ALARM_WORDS = {"disk": "Free disk space alarm", "memory": "Memory alarm"}
+
+
 def status(order: Order) -> Any:
     (node,) = _refusing(order, {}, lambda: order.link.get("nodes", needs_broker=True))
     overview = order.link.get("overview")
@@ -401,7 +454,9 @@ def status(order: Order) -> Any:
         "rabbitmq_version": overview["rabbitmq_version"],
         "node": node["name"],
         "data_directory": node["db_dir"],
-        "alarms": ["disk"] if node["disk_free_alarm"] else [],
+        "alarms": [name for name, key in _ALARMS.items() if node[key]],
+        "memory_used": node["mem_used"],
+        "memory_limit": node["mem_limit"],
         "disk_free": node["disk_free"],
         "disk_free_limit": node["disk_free_limit"],
         "workers": node["workers"],
@@ -415,5 +470,43 @@ def status(order: Order) -> Any:
 
 
 def ping(order: Order) -> Any:
-    _refusing(order, {}, lambda: order.link.get("healthchecks", "node", needs_broker=True))
+    """An alarm is no reason to fail, nor is maintenance: it answers."""
+    try:
+        order.link.get("health", "checks", "ready-to-serve-clients", needs_broker=True)
+    except Failed as failed:
+        if "maintenance" not in str(failed):
+            raise Refused(UNAVAILABLE, str(failed)) from failed
     return "Ping succeeded"
+
+
+def _alarms(order: Order) -> tuple[str, list[str]]:
+    """The node, and its alarms in words."""
+    (node,) = _refusing(order, {}, lambda: order.link.get("nodes", needs_broker=True))
+    return node["name"], [f"{_ALARM_WORDS[name]} on node {node['name']}" for name, key in _ALARMS.items() if node[key]]
+
+
+def _no_alarms(node: str) -> str:
+    return f"Node {node} reported no alarms, local or clusterwide"
+
+
+def alarms(order: Order) -> Any:
+    node, found = _alarms(order)
+    return "\n".join(found) or _no_alarms(node)
+
+
+def check_alarms(order: Order) -> Any:
+    """As alarms, and fails where there are any."""
+    node, found = _alarms(order)
+    if found:
+        raise Refused(UNAVAILABLE, "\n".join(found), "`vibemq ctl status` shows what is free and what is needed")
+    return _no_alarms(node)
+
+
+def drain(order: Order) -> Any:
+    _refusing(order, {}, lambda: order.link.ask("PUT", "maintenance", needs_broker=True))
+    return "Nobody is let in from now on, and all are asked to leave. `vibemq ctl revive` ends that."
+
+
+def revive(order: Order) -> Any:
+    _refusing(order, {}, lambda: order.link.ask("DELETE", "maintenance", needs_broker=True))
+    return "Everybody is let in again."

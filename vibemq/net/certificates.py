@@ -10,10 +10,12 @@ Sessions are not resumed: connections live long, and a ticket would outlive the 
 Importing this loads OpenSSL, 14 MB, so only a broker with [tls] does.
 """
 
+import datetime
 import logging
+import math
 import re
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography import x509
 from OpenSSL import SSL, crypto
@@ -28,8 +30,13 @@ _OTHERS_KEY = ("key values mismatch", "key type mismatch", "no certificate assig
 _BY_TLS = "SSL routines"
 _KEY_BEGINS = b"PRIVATE KEY-----"
 _HAS_PASSPHRASE = re.compile(rb"^(-----BEGIN |Proc-Type:.*)ENCRYPTED", re.MULTILINE)
-_REVOKED_BEGINS = b"-----BEGIN X509 CRL-----"
+_LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 _FILE_BYTES_MAX = 1 << 20  # what is looked at for messages: a chain of certificates has some KiB
+_LISTS_BYTES_MAX = 64 << 20  # of one file with lists of revoked certificates: some 40 bytes for each of them
+_DAY_S = 86400
+#: A certificate or list that ends within so many days is a warning, once a day.  Where renewing is automatic it is done
+#: before: of 90 days with 30 left, of 45 with 15.
+ENDS_SOON_DAYS = 14
 #: Up to TLS 1.2: keys that are made for one connection, encryption that no weak hash guards.
 _CIPHERS = b"@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES:!aNULL:!SHA1:!AESCCM"
 _OPTIONS = SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_TICKET | SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE
@@ -54,7 +61,8 @@ class Certificates:
 
     def __init__(self, options: Tls) -> None:
         self.options = options
-        self.context = _load(options)
+        self.context, self._lists = _load(options)
+        self.ends_s: float | None = None  # Unix time; None when that cannot be read
         openssl.check(self.accept())  # now, and not when the first client comes
         logger.info("TLS is done by %s", SSL.OpenSSL_version(SSL.OPENSSL_VERSION).decode())
         self._announce("was read")
@@ -64,7 +72,7 @@ class Certificates:
         """Read the files again, for connections made from now on."""
         self.stale = False
         try:
-            self.context = _load(self.options)
+            self.context, self._lists = _load(self.options)
         except (ConfigError, OSError) as problem:  # OSError: a file went away between two looks at it
             hint = f" ({problem.hint})" if isinstance(problem, ConfigError) and problem.hint else ""
             logger.error("the TLS certificates are kept as they were: %s%s", problem, hint)
@@ -93,28 +101,73 @@ class Certificates:
             return None
         return {"subject": _subject(certificate), "subjectAltName": _alternatives(certificate)}
 
+    def say_ends(self, now_s: float) -> None:
+        """For once a day: warn of what ends soon or has ended."""
+        self._say_end(now_s)
+        self._say_lists_end(now_s)
+
+    def _say_end(self, now_s: float) -> None:
+        if self.ends_s is not None:
+            path = self.options.certificate
+            _say_end(f"the TLS certificate in {path}", self.ends_s, now_s, "clients refuse to connect")
+
+    def _say_lists_end(self, now_s: float) -> None:
+        for each in self._lists:
+            refused = "the client certificates of that authority are refused"
+            _say_end(f"the list of certificates revoked by {each.issuer}", each.ends_s, now_s, refused)
+
     def _announce(self, done: str) -> None:
         """Log what was done, and what an operator who is asked why clients refuse to connect wants to know."""
         path, certificate = self.options.certificate, self.accept().get_certificate()
         assert certificate is not None  # or the files would have been refused
+        now_s = time.time()
+        self.ends_s = None
         try:
-            begins, ends = (certificate.get_notBefore() or b"").decode(), (certificate.get_notAfter() or b"").decode()
-            ended = certificate.has_expired()
+            begins_s, ends_s = _seconds(certificate.get_notBefore()), _seconds(certificate.get_notAfter())
         except (ValueError, crypto.Error):  # OpenSSL shows it all the same
             logger.warning("the TLS certificate %s from %s; until when it is valid cannot be read", done, path)
-            return
-        if ended:
-            why = f"it ended on {_day(ends)}"
-        elif begins > time.strftime("%Y%m%d%H%M%SZ", time.gmtime()):
-            why = f"it is not valid before {_day(begins)}"
         else:
-            logger.info("the TLS certificate %s from %s; it is valid until %s", done, path, _day(ends))
-            return
-        logger.warning("the TLS certificate %s from %s; clients will refuse it, %s", done, path, why)
+            self.ends_s = ends_s
+            why = ""
+            if ends_s <= now_s:
+                why = f"it ended on {_day(ends_s)}"
+            elif begins_s > now_s:
+                why = f"it is not valid before {_day(begins_s)}"
+            if why:
+                logger.warning("the TLS certificate %s from %s; clients will refuse it, %s", done, path, why)
+            else:
+                logger.info("the TLS certificate %s from %s; it is valid until %s", done, path, _day(ends_s))
+                self._say_end(now_s)
+        for each in self._lists:
+            logger.info("%s has revoked %d certificates, says %s", each.issuer, each.size, each.path)
+        self._say_lists_end(now_s)
 
 
-def _day(time_text: str) -> str:
-    return f"{time_text[:4]}-{time_text[4:6]}-{time_text[6:8]}"
+class _List(NamedTuple):
+    """A list of revoked certificates."""
+
+    path: str
+    issuer: str
+    size: int
+    ends_s: float
+
+
+def _say_end(what: str, ends_s: float, now_s: float, then: str) -> None:
+    days = (ends_s - now_s) / _DAY_S
+    if days <= 0:
+        logger.error("%s ended on %s: %s until it is renewed and SIGHUP sent", what, _day(ends_s), then)
+    elif days <= ENDS_SOON_DAYS:
+        logger.warning("%s ends on %s, in %d days: after that %s", what, _day(ends_s), days, then)
+
+
+def _seconds(asn1_time: bytes | None) -> float:
+    """Unix time; ValueError."""
+    text = (asn1_time or b"").decode()
+    return datetime.datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=datetime.UTC).timestamp()
+
+
+def _day(at_s: float) -> str:
+    return datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y-%m-%d")
 
 
 def _subject(certificate: x509.Certificate) -> tuple[tuple[tuple[str, str], ...], ...]:
@@ -133,13 +186,13 @@ def _alternatives(certificate: x509.Certificate) -> tuple[tuple[str, str], ...]:
     return tuple((_ALTERNATIVES[type(name)], name.value) for name in names if type(name) in _ALTERNATIVES)
 
 
-def _load(options: Tls) -> SSL.Context:
+def _load(options: Tls) -> tuple[SSL.Context, list[_List]]:
     if not options.certificate:
         raise ConfigError(
             "[tls] has options, but tls.certificate names no file: no port would speak TLS",
             hint="set tls.certificate to the PEM file of the certificate, or leave the other options of [tls] out",
         )
-    for option in ("certificate", "key", "client_ca"):
+    for option in ("certificate", "key", "client_ca", "client_crl"):
         _check_readable(option, getattr(options, option))
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     context.set_min_proto_version(SSL.TLS1_2_VERSION)
@@ -152,7 +205,12 @@ def _load(options: Tls) -> SSL.Context:
     _use_key(context, options)
     context.set_verify(VERIFY[options.verify])
     if options.verify == "none":
-        return context
+        if options.client_crl:
+            raise ConfigError(
+                f"tls.client_crl names {options.client_crl!r}, but tls.verify is 'none': no client shows a certificate",
+                hint="set tls.verify to 'optional' or 'required', or leave tls.client_crl out",
+            )
+        return context, []
     if not options.client_ca:
         raise ConfigError(
             f"tls.verify is {options.verify!r}, but tls.client_ca names no file",
@@ -165,9 +223,62 @@ def _load(options: Tls) -> SSL.Context:
             f"tls.client_ca {options.client_ca!r} holds no certificates that can be read: {_first(problem)[1]}",
             hint="name the PEM file with the authorities whose client certificates are accepted",
         ) from None
-    if _REVOKED_BEGINS in _read(options.client_ca):
-        logger.warning("tls.client_ca %r has lists of revoked certificates, which are not looked at", options.client_ca)
-    return context
+    return context, _use_lists(context, options)
+
+
+def _use_lists(context: SSL.Context, options: Tls) -> list[_List]:
+    """Have revoked certificates refused: by the lists of client_crl, and those beside authorities in client_ca.
+
+    As soon as there is one, every authority needs one, as with other servers: whether its certificates are revoked
+    would otherwise not be known, and OpenSSL refuses them.
+    """
+    found: list[_List] = []
+    store = context.get_cert_store()
+    assert store is not None  # a context has one from its beginning
+    for option, path in (("client_ca", options.client_ca), ("client_crl", options.client_crl)):
+        text = _read(path, _LISTS_BYTES_MAX + 1) if path else b""
+        if len(text) > _LISTS_BYTES_MAX:
+            raise ConfigError(
+                f"tls.{option} {path!r} is larger than {_LISTS_BYTES_MAX} bytes",
+                hint="have the authority leave certificates that have ended out of its list",
+            )
+        blocks = _LIST.findall(text)
+        if option == "client_crl" and path and not blocks:
+            raise ConfigError(
+                f"tls.client_crl {path!r} holds no list of revoked certificates",
+                hint="a PEM file is needed; `openssl crl -inform der -in FILE -out NEW` makes one of DER",
+            )
+        for block in blocks:
+            try:
+                listed = x509.load_pem_x509_crl(block)
+                ends = listed.next_update_utc
+                found.append(
+                    _List(path, listed.issuer.rfc4514_string(), len(listed), ends.timestamp() if ends else math.inf)
+                )
+                if option == "client_crl":
+                    store.add_crl(listed)  # those of client_ca were read with it
+            except (ValueError, crypto.Error) as problem:
+                raise ConfigError(
+                    f"tls.{option} {path!r} has a list of revoked certificates that cannot be read: {problem}",
+                    hint="have the authority issue it anew",
+                ) from None
+    if found:
+        store.set_flags(crypto.X509StoreFlags.CRL_CHECK | crypto.X509StoreFlags.CRL_CHECK_ALL)
+        _warn_of_authorities_without(found, options.client_ca)
+    return found
+
+
+def _warn_of_authorities_without(lists: list[_List], path: str) -> None:
+    try:
+        authorities = {each.subject.rfc4514_string() for each in x509.load_pem_x509_certificates(_read(path))}
+    except ValueError:  # cryptography is stricter than OpenSSL, which has taken them
+        return
+    for authority in sorted(authorities - {each.issuer for each in lists}):
+        logger.warning(
+            "there is no list of the certificates that %s has revoked, so all of its client certificates are refused; "
+            "put one into tls.client_crl",
+            authority,
+        )
 
 
 def _use_certificate(context: SSL.Context, options: Tls) -> None:
@@ -227,6 +338,6 @@ def _check_readable(option: str, path: str) -> None:
         ) from None
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, bytes_max: int = _FILE_BYTES_MAX) -> bytes:
     with open(path, "rb") as file:
-        return file.read(_FILE_BYTES_MAX)
+        return file.read(bytes_max)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from vibemq.net.door cimport Session
+from vibemq.net.room cimport Room
 from vibemq.net.sockets cimport iovec
 from vibemq.net.tls cimport Tls
 
@@ -24,6 +25,14 @@ cdef class Connection:
     cdef object loop                    # server.turn.Loop: told when this connection wants a turn
     cdef uint8_t *inbox                 # an incomplete frame, or frames not yet taken by a busy session
     cdef size_t inbox_size, inbox_capacity
+    cdef Room room                      # what all connections of the worker keep together
+    cdef size_t counted, counted_out    # of it: what this one keeps beyond its share, and what its peer does not read
+    cdef int part                       # which part of the room that is counted in
+    cdef size_t promised                # bytes that the inbox may grow to, the whole frame at its front; 0: nothing
+    cdef bint waits                     # for such a promise; not read meanwhile
+    cdef int64_t held_ms                # since when it has kept others waiting; 0: it does not
+    cdef uint64_t held_bytes            # sent and received until then
+    cdef public bint is_trusted         # reads as much at once as there is room for: its peer has logged in
     cdef uint8_t *outbox                # frames to send, [outbox_head, outbox_size)
     cdef size_t outbox_head, outbox_size, outbox_capacity
     cdef public bint blocked            # the socket took less than was offered: wait until it is writable
@@ -31,6 +40,8 @@ cdef class Connection:
     cdef public bint closed
     cdef public object problem          # why it must end at its next turn; None
     cdef public int64_t closing_ms      # when `closing` was first seen by the clock; 0 before
+    cdef public bint leaving            # its session was told that the broker ends, and is asked at each tick
+    cdef public bint lingering          # half closed: all is sent, and the peer's end is awaited
     cdef public bint queued             # already in the loop's list of connections to send
     cdef bint paused                    # not watched for input
     cdef int watched                    # bits registered with the poller
@@ -41,6 +52,11 @@ cdef class Connection:
     cdef int _take(self, const uint8_t *data, size_t size) except -1
     cdef int _take_inbox(self) except -1
     cdef int _inbox_reserve(self, size_t size) except -1
+    cdef int _count(self) except -1
+    cdef bint _ask_room(self) except -1
+    cdef int _end_promise(self) except -1
+    cdef int _leave_room(self) except -1
+    cdef int make_way(self, int64_t now_ms, bint wanted) except -1
     cdef int _block(self) except -1
     cpdef pause(self)
     cdef Py_ssize_t receive(self, ReceiveBuffer shared) except -2
@@ -50,8 +66,10 @@ cdef class Connection:
     cdef int prepend(self, const uint8_t *data, size_t size) except -1
     cdef bint flush(self) except -1
     cdef bint all_sent(self)
+    cdef bint is_shaking_hands(self)
     cdef bint has_unread(self)
     cdef size_t pending(self)           # bytes in the outbox
     cdef Py_ssize_t send(self, iovec *iov, int count, bint outbox_first) except -2
     cdef int want_turn(self) except -1
     cdef int close_after_flush(self) except -1
+    cdef int half_close(self) except -1

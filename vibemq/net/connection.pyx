@@ -3,20 +3,22 @@
 
 Reading goes through a buffer that all connections of a worker share, so an idle
 connection owns no buffer at all; only the incomplete frame at the end of a read is kept.
-A large incomplete frame is read straight into memory of its own size, so a peer that
-sends it drop by drop costs no copying.  Writing collects small frames in the outbox and
+A large incomplete frame is read straight into memory that grows with what has come, so a peer that sends it drop by
+drop costs little copying, and one that promises much and sends little no memory.  How much all connections keep
+together is bounded (net/room.pyx).  Writing collects small frames in the outbox and
 sends them with whatever the session gathers in one call.  With TLS (net/tls.pyx) the same
 calls go through it: bytes count as sent once they are encrypted.
 
-Invariants: outbox_head <= outbox_size <= outbox_capacity; inbox_size <= inbox_capacity;
-a closed connection has fd -1 and no memory.
+Invariants: outbox_head <= outbox_size <= outbox_capacity; inbox_size <= inbox_capacity; while it is promised room,
+inbox_capacity <= promised; who waits for a promise is paused; a closed connection has fd -1, no memory and no room.
 """
 
 import os
 
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove
-from vibemq.net.sockets cimport socket_receive, socket_send
+from vibemq.net.room cimport HOLD_BYTES_MIN, HOLD_MS, LARGE, READ as READ_PART, SHARE_BYTES, SMALL, SMALL_FRAME_BYTES
+from vibemq.net.sockets cimport socket_end_output, socket_receive, socket_send
 
 from vibemq.errors import ConnectionClosed, LimitExceeded
 
@@ -24,8 +26,10 @@ cdef enum:
     # One read of one connection in one turn.  Half of a common 1 MiB second-level cache:
     # the bytes are still there when they are copied into the chunk.
     RECEIVE_BYTES = 512 * 1024
+    # Read at least, beside what is kept.
+    READ_BYTES_MIN = 4 * 1024
     # From here on an incomplete frame is read straight to where it is kept.
-    DIRECT_BYTES_MIN = 16 * 1024
+    DIRECT_BYTES_MIN = SHARE_BYTES
     # Replies and confirms waiting for a peer that does not read; then it is not read either.
     OUTBOX_BYTES_PAUSE = 1 << 20
     # And here the peer is given up: a single reply may be large, a heap of them is an attack.
@@ -33,6 +37,11 @@ cdef enum:
     # As selectors.EVENT_READ and EVENT_WRITE.
     READ = 1
     WRITE = 2
+
+
+cdef inline int _part(size_t promised) noexcept:
+    """Of the room, for a connection that is promised so much: 0 is nothing, and it keeps what it has read."""
+    return READ_PART if promised == 0 else SMALL if promised <= SMALL_FRAME_BYTES else LARGE
 
 
 cdef class ReceiveBuffer:
@@ -51,6 +60,8 @@ cdef class Connection:
         """``certificates`` (net.certificates.Certificates): of a port that speaks TLS."""
         self.fd = fd
         self.loop = loop
+        self.room = loop.room
+        self.is_trusted = True
         self.peer_host, self.peer_port = _as_dialled(peer_address[0]), peer_address[1]
         self.local_host, self.local_port = _as_dialled(local_address[0]), local_address[1]
         self.peer = f"{_show(self.peer_host, self.peer_port)} -> {_show(self.local_host, self.local_port)}"
@@ -112,18 +123,20 @@ cdef class Connection:
         """Read once and let the session take whole frames; -1 when the peer is gone, else bytes read."""
         cdef uint8_t *data
         cdef size_t had = self.inbox_size
-        cdef size_t wanted
+        cdef size_t size
         cdef ssize_t n
         if self.tls is not None and not self.tls.established:
             return self._shake_hands()
         if had >= DIRECT_BYTES_MIN and self.session.wanted > had:
-            wanted = self.session.wanted
-            self._inbox_reserve(wanted)
-            n = self._recv(self.inbox + had, wanted - had)
+            if self.session.wanted > self.promised and not self._ask_room():
+                return 0
+            size = min(self.session.wanted, 2 * had)
+            self._inbox_reserve(size)
+            n = self._recv(self.inbox + had, size - had)
             if n <= 0:
                 return n
             self.inbox_size += n
-            if self.inbox_size == wanted:
+            if self.inbox_size == self.session.wanted:
                 self._take_inbox()
             return n
         if had:
@@ -131,7 +144,8 @@ cdef class Connection:
                 raise LimitExceeded("unread input", had, shared.size // 2)
             memcpy(shared.data, self.inbox, had)
         data = shared.data
-        n = self._recv(data + had, shared.size - had)
+        size = min(shared.size, self.room.readable() if self.is_trusted else <size_t> SHARE_BYTES)
+        n = self._recv(data + had, max(size, had + READ_BYTES_MIN) - had)
         if n <= 0:
             return n
         self.inbox_size = 0
@@ -169,13 +183,92 @@ cdef class Connection:
             self.inbox = NULL
             self.inbox_capacity = 0
         self.inbox_size = left
-        if self.session.busy or self.outbox_size - self.outbox_head > OUTBOX_BYTES_PAUSE:
+        if self.promised and used:  # the frame at the front, which it was for
+            self._end_promise()
+        if self.counted or left > SHARE_BYTES:
+            self._count()
+        if not self.closing and (self.session.busy or self.outbox_size - self.outbox_head > OUTBOX_BYTES_PAUSE):
             self.pause()
         return 0
 
     cdef int _take_inbox(self) except -1:
         # The session reads from the inbox itself; _take moves the rest to its front.
         return self._take(self.inbox, self.inbox_size)
+
+    cdef int _count(self) except -1:
+        """Tell the room what this connection keeps now, and who waits for it if that is less."""
+        cdef size_t keeps = max(self.inbox_capacity, self.promised), unread = 0
+        cdef size_t freed = self.counted
+        cdef int part = self.part
+        keeps = keeps - SHARE_BYTES if keeps > SHARE_BYTES else 0
+        if self.outbox_capacity > OUTBOX_BYTES_PAUSE:
+            unread = self.outbox_capacity - OUTBOX_BYTES_PAUSE
+        self.room.taken[part] -= self.counted
+        self.part = _part(self.promised)
+        self.room.taken[self.part] += keeps
+        self.counted = keeps
+        if part != READ_PART and (keeps < freed or self.part != part):
+            self.room.serve(part)
+        if unread != self.counted_out:
+            freed = self.counted_out
+            self.room.taken[LARGE] += unread - freed
+            self.counted_out = unread
+            if unread < freed:
+                self.room.serve(LARGE)
+        return 0
+
+    cdef bint _ask_room(self) except -1:
+        """Room for the whole frame at the front, before more of it is read; False: it waits for that."""
+        cdef int part = _part(self.session.wanted)
+        if not self.room.waiting[part] and self.promised_room():
+            return True
+        self.waits = True
+        self.room.waiting[part][self] = None
+        self.pause()
+        return False
+
+    def promised_room(self) -> bool:
+        """Take a promise for the frame at the front, if there is one to be had."""
+        cdef int part = _part(self.session.wanted)
+        if not self.room.may_promise(part, self.session.wanted):
+            return False
+        self._end_promise()
+        self.room.promises[part] += 1
+        self.promised = self.session.wanted
+        self.held_ms = 0
+        self._count()
+        if self.waits:
+            self.waits = False
+            self.want_turn()  # the loop resumes it
+        return True
+
+    cdef int _end_promise(self) except -1:
+        """Whoever calls it counts afterwards."""
+        if self.promised:
+            self.room.promises[_part(self.promised)] -= 1
+            self.promised = 0
+        return 0
+
+    cdef int _leave_room(self) except -1:
+        """Nothing is kept here any more, and nothing waited for."""
+        if self.waits:
+            self.waits = False
+            self.room.waiting[_part(self.session.wanted)].pop(self, None)
+        self._end_promise()
+        return self._count()
+
+    cdef int make_way(self, int64_t now_ms, bint wanted) except -1:
+        """Twice a second, `wanted` saying whether somebody waits for room: no peer may keep that for hardly anything."""
+        cdef uint64_t moved = self.bytes_in + self.bytes_out
+        if not wanted or not ((self.promised and not self.session.busy) or self.counted_out):
+            self.held_ms = 0
+        elif self.held_ms == 0 or (now_ms - self.held_ms > HOLD_MS and moved - self.held_bytes >= HOLD_BYTES_MIN):
+            self.held_ms, self.held_bytes = now_ms, moved
+        elif now_ms - self.held_ms > HOLD_MS:
+            raise LimitExceeded(
+                f"it sent and took only {moved - self.held_bytes} bytes in {HOLD_MS // 1000} s, with {self.inbox_size} of a "
+                f"frame's {self.promised} bytes here, while others waited for room (server.unfinished_input_max_bytes)")
+        return 0
 
     cdef int _inbox_reserve(self, size_t size) except -1:
         if size > self.inbox_capacity:
@@ -194,7 +287,7 @@ cdef class Connection:
 
     cdef int resume(self) except -1:
         """Read again, beginning with what was kept."""
-        if self.closed or self.session.busy or (self.tls is not None and self.tls.working):
+        if self.closed or self.waits or self.session.busy or (self.tls is not None and self.tls.working):
             return 0
         if self.outbox_size - self.outbox_head > OUTBOX_BYTES_PAUSE:
             return 0
@@ -233,6 +326,8 @@ cdef class Connection:
                     raise MemoryError
                 self.outbox = grown
                 self.outbox_capacity = need
+                if need > OUTBOX_BYTES_PAUSE:
+                    self._count()
         self.outbox_size += size
         self.want_turn()
         return self.outbox + self.outbox_size - size
@@ -293,6 +388,8 @@ cdef class Connection:
                 free(self.outbox)
                 self.outbox = NULL
                 self.outbox_capacity = 0
+                if self.counted_out:
+                    self._count()
         return n - <ssize_t> pending
 
     cdef bint flush(self) except -1:
@@ -315,6 +412,9 @@ cdef class Connection:
             if self.tls.has_unsent():
                 return False
         return self.outbox_head == self.outbox_size
+
+    cdef bint is_shaking_hands(self):
+        return self.tls is not None and not self.tls.established
 
     cdef bint has_unread(self):
         """Is there something to receive that the poller does not report?"""
@@ -358,6 +458,25 @@ cdef class Connection:
         """Send what is queued, then close; input is ignored from now on."""
         self.close_after_flush()
 
+    cdef int half_close(self) except -1:
+        """Everything is sent: say that no more comes, and pass over what the peer still sends, until it ends too.
+
+        To close while input is unread resets the connection, and a reset may cost the peer what it has not read yet.
+        """
+        self.lingering = self.closing = True
+        if self.tls is not None:
+            self.tls.say_goodbye(self.fd)
+            self.tls = None  # what comes now is looked at by nobody
+        free(self.inbox)
+        self.inbox = NULL
+        self.inbox_size = self.inbox_capacity = 0
+        self._leave_room()
+        self.session.wanted = 0
+        self.paused = self.blocked = False
+        self._watch()
+        socket_end_output(self.fd)
+        return 0
+
     def _watch(self):
         cdef int bits = (0 if self.paused else READ) | (WRITE if self.blocked else 0)
         if bits != self.watched and not self.closed:
@@ -392,6 +511,7 @@ cdef class Connection:
             self.inbox = self.outbox = NULL
             self.inbox_size = self.inbox_capacity = 0
             self.outbox_head = self.outbox_size = self.outbox_capacity = 0
+            self._leave_room()
 
 
 def _as_dialled(host: str) -> str:

@@ -3,6 +3,22 @@ from libc.stdint cimport int64_t, uint8_t
 from vibemq.net.connection cimport Connection
 
 
+# Why a session is not read, each with what lifts it.  Whatever lifts one must still be read, by somebody: the table
+# "Pauses" in ARCHITECTURE.md says how.
+cpdef enum Pause:
+    PAUSE_COMMAND = 1      # a helper thread works on a command, and replies keep the order of requests: its result
+    PAUSE_TURN = 2         # it has had its share of this turn: the next deliver()
+    PAUSE_UNCONFIRMED = 4  # too many messages wait for a sync: syncs
+    PAUSE_PARKED = 8       # too much is parked before full queues: consumers of those queues, block_timeout_ms
+    PAUSE_ALARM = 16       # too little disk or memory is free, and it publishes: consumers, retention, an operator
+    PAUSE_ENDING = 32      # the broker ends, and nothing is in flight: nothing, the connection ends with its last sync
+
+
+# What a person is shown as "blocked".
+cdef enum:
+    PAUSES_SHOWN = 4 | 8 | 16
+
+
 # The contract between a connection and the door it came through.  One Session per
 # connection; every method runs in the worker's loop and may not block.
 cdef class Session:
@@ -10,9 +26,15 @@ cdef class Session:
     # Bytes that the frame at the front needs in all, when receive() left an incomplete one
     # and could read its length; 0 when unknown.  The connection then makes room for just that.
     cdef size_t wanted
-    # True while no more bytes may be given to receive(): a helper thread works on a command, and
-    # replies keep the order of requests; or too much is unconfirmed; or it has had its share of this turn.
+    # True while no more bytes may be given to receive(); what pause() and go_on() are for keeps it so while any
+    # reason is left.
     cdef bint busy
+    cdef readonly unsigned int pauses  # of Pause
+
+    # Give receive() nothing more, for this reason.
+    cdef int pause(self, unsigned int reason) except -1
+    # This reason is over: read on, unless another is left.
+    cdef int go_on(self, unsigned int reason) except -1
 
     # The connection exists and is registered; send greetings if the protocol has any.  A TLS
     # handshake, if the port speaks it, is still to come: it has to fit in the first deadline.

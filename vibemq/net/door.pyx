@@ -34,6 +34,25 @@ cdef class Session:
     def ending(self) -> bool:
         return self.connection.closing or self.connection.closed
 
+    cdef int pause(self, unsigned int reason) except -1:
+        self.pauses |= reason
+        if not self.busy:
+            self.busy = True
+            self.connection.pause()
+        return 0
+
+    cdef int go_on(self, unsigned int reason) except -1:
+        self.pauses &= ~reason
+        if self.busy and not self.pauses:
+            self.busy = False
+            self.connection.want_turn()  # the loop resumes it, when nobody is in the middle of anything
+        return 0
+
+    @property
+    def shown_state(self) -> str:
+        """For people."""
+        return "blocked" if self.pauses & PAUSES_SHOWN else "running"
+
     def finish(self):
         """Send what is queued, then close the connection."""
         self.connection.close_after_flush()

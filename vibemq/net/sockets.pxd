@@ -11,3 +11,5 @@ cdef extern from "<sys/uio.h>" nogil:
 cdef ssize_t socket_receive(int fd, uint8_t *data, size_t size) noexcept
 # One gathering call: bytes taken, 0 when the socket is full.  Raises ConnectionClosed, which names the peer.
 cdef ssize_t socket_send(int fd, str peer, iovec *pieces, size_t count) except -1
+# No more is sent; what the peer sends can still be received.
+cdef void socket_end_output(int fd) noexcept

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two system calls on a connected socket.  Neither waits, and neither raises a signal."""
+"""The system calls on a connected socket.  None waits, and none raises a signal."""
 
 import os
 
@@ -11,6 +11,7 @@ cdef extern from "<sys/socket.h>" nogil:
     enum:
         MSG_NOSIGNAL
         MSG_DONTWAIT
+        SHUT_WR
     struct msghdr:
         void *msg_name
         unsigned int msg_namelen
@@ -21,6 +22,7 @@ cdef extern from "<sys/socket.h>" nogil:
         int msg_flags
     ssize_t c_recv "recv" (int fd, void *data, size_t size, int flags)
     ssize_t c_sendmsg "sendmsg" (int fd, const msghdr *message, int flags)
+    int c_shutdown "shutdown" (int fd, int how)
 
 
 cdef ssize_t socket_receive(int fd, uint8_t *data, size_t size) noexcept:
@@ -57,3 +59,7 @@ cdef ssize_t socket_send(int fd, str peer, iovec *pieces, size_t count) except -
         if errno == EPIPE or errno == ECONNRESET:
             raise ConnectionClosed(peer)
         raise ConnectionClosed(f"{peer}: {os.strerror(errno)}")
+
+
+cdef void socket_end_output(int fd) noexcept:
+    c_shutdown(fd, SHUT_WR)  # it fails only where the peer is gone, which the next receive tells

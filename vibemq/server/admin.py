@@ -13,7 +13,9 @@ from vibemq.admin.api.service import Api
 from vibemq.admin.http import Server
 from vibemq.admin.users import Authenticator
 from vibemq.admin.workers import Workers
+from vibemq.broker.disk import Reserve
 from vibemq.config import Config
+from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import listeners
 from vibemq.server.context import AdminContext
 from vibemq.storage.metadata import Metadata
@@ -34,6 +36,9 @@ async def _serve(context: AdminContext) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     metadata = Metadata(context.metadata_path)
+    # Deleting a stream is a way to empty a full disk.
+    reserve = Reserve(context.data_dir, context.config.store.disk_free_min_bytes)
+    metadata.make_room, metadata.retry = reserve.make_room, reserve.retry
     api = Api(
         context.config,
         metadata,
@@ -41,16 +46,19 @@ async def _serve(context: AdminContext) -> None:
         node_name(context.config, context.addresses),
         context.addresses,
         context.started_ms,
+        context.conditions,
     )
     server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback))
     await server.listen(context.http, context.ctl)
     log.info("the management API is ready")
     while not stop.is_set() and os.getppid() == context.supervisor_pid:
+        say_due()
         try:
             await asyncio.wait_for(stop.wait(), ORPHAN_CHECK_S)
         except TimeoutError:
             continue
     await server.close()
+    say_rest()
 
 
 def node_name(config: Config, addresses: dict[str, str]) -> str:

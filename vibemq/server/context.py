@@ -12,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from vibemq.broker.alarms import Conditions
 from vibemq.config import Config
 
 if TYPE_CHECKING:
     from vibemq.net.certificates import Certificates
+    from vibemq.server.hangs import Beats
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class WorkerContext:
     doorbell_fds: list[int]  # one eventfd for each worker, by index; non-blocking
     ready_fd: int  # write one byte when every listener accepts, then close it
     supervisor_pid: int  # when os.getppid() is another, the supervisor is dead
+    beats: Beats  # to be counted up BEATS_PER_S times a second: else this worker is taken for one that hangs
     # door name ("streams", "streams-tls") -> listening socket, non-blocking, of this worker alone.
     # The supervisor keeps a copy, so connections that wait in it survive the worker.
     listeners: dict[str, socket.socket] = field(default_factory=dict)
@@ -40,6 +43,7 @@ class WorkerContext:
     handovers: list[tuple[socket.socket, socket.socket]] = field(default_factory=list)
     # This worker's end of the socket for questions of the admin process; None when there is no such process.
     inquiry: socket.socket | None = None
+    conditions: Conditions = field(default_factory=Conditions)  # shared by all processes
 
     @property
     def metadata_path(self) -> str:
@@ -58,6 +62,7 @@ class AdminContext:
     addresses: dict[str, str]  # door name -> HOST:PORT as shown in the ready line
     started_ms: int  # when the broker started, by the wall clock
     supervisor_pid: int
+    conditions: Conditions = field(default_factory=Conditions)
 
     @property
     def metadata_path(self) -> str:

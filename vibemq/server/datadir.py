@@ -13,11 +13,28 @@ import pwd
 import time
 
 from vibemq.errors import AlreadyRunning, ConfigError, SetupError
+from vibemq.storage import ownership
 
 WAIT_S = 5.0  # workers notice their supervisor's death within a second and then finish what is in flight
 _POLL_S = 0.02
+BOOT_ID, OWN_FILES = "/proc/sys/kernel/random/boot_id", "/proc/self/fd"
 
 log = logging.getLogger("vibemq.server")
+
+
+def require_proc() -> None:
+    """What the broker reads below /proc is there.  Raises SetupError."""
+    try:
+        with open(BOOT_ID, "rb") as file:
+            is_there = bool(file.read(1)) and os.path.isdir(OWN_FILES)
+    except OSError:
+        is_there = False
+    if not is_there:
+        raise SetupError(
+            f"/proc is not there as the kernel has it: needed are {BOOT_ID}, which tells a log whether the machine was "
+            f"started anew, and {OWN_FILES}, through which the socket of `vibemq ctl` is made",
+            hint="mount it (`mount -t proc proc /proc`), and let a container see it",
+        )
 
 
 def prepare(path: str) -> None:
@@ -27,14 +44,16 @@ def prepare(path: str) -> None:
         for folder in (path, f"{path}/streams"):
             if not os.path.isdir(folder):
                 os.mkdir(folder, 0o700)
-        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied", path)
+        if refused := ownership.refusal(path, directory=True):
+            raise SetupError(f"cannot use the data directory {path}: {refused.why}", hint=refused.hint)
         if os.stat(path).st_mode & 0o077:
             log.warning("%s may be entered by other accounts; `chmod 700 %s` keeps messages private", path, path)
     except OSError as problem:
+        refused = ownership.of_error(problem, str(problem.filename or path), directory=True)
         raise SetupError(
-            f"cannot use the data directory {path}: {problem.strerror} ({problem.filename})",
-            hint="choose another with --data-dir, or make this one writable for your account",
+            f"cannot use the data directory {path}: "
+            + (refused.why if refused else f"{problem.strerror} ({problem.filename})"),
+            hint=refused.hint if refused else "choose another with --data-dir, or make this one writable",
         ) from None
 
 
@@ -46,7 +65,11 @@ def acquire(path: str) -> int:
     try:
         fd = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as problem:
-        raise SetupError(f"cannot open {path}/lock: {problem.strerror}") from None
+        refused = ownership.of_error(problem, f"{path}/lock")
+        raise SetupError(
+            f"cannot open {path}/lock: {refused.why if refused else problem.strerror}",
+            hint=refused.hint if refused else "",
+        ) from None
     deadline = time.monotonic() + WAIT_S
     told = False
     while not _try_lock(fd):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retention on a timer: drop what is too old or too much, also where nobody publishes any more.
 
-Policies hold from the next look on: when any of them has changed, that look sets the limits of every
+Whoever changes a policy applies it (broker/catalog.py); when any has changed, the next look sets the limits of every
 stream anew, because a stream does not say whether a policy was ever meant for it.
 
 The supervisor does this between its other work, so it is cut into slices: a worker that dies
@@ -14,7 +14,7 @@ import time
 
 import vibemq.storage.log as logs
 from vibemq.errors import StorageError, VibeMQError
-from vibemq.storage.arguments import has_retention, log_options
+from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, has_retention, log_options
 from vibemq.storage.metadata import Metadata, StreamRecord
 
 SLICE_S = 0.02
@@ -26,11 +26,17 @@ log = logging.getLogger("vibemq.server")
 class Housekeeper:
     """Looks at every stream with a retention limit once in each interval."""
 
-    def __init__(self, metadata: Metadata, interval_s: float, segment_size_bytes: int) -> None:
-        """``segment_size_bytes`` is for streams that do not say.  Limits are as recovery has just set them."""
+    def __init__(
+        self,
+        metadata: Metadata,
+        interval_s: float,
+        segment_size_bytes: int,
+        chunk_messages_max: int = CHUNK_MESSAGES_MAX,
+    ) -> None:
+        """The last two are for streams that do not say.  Limits are as recovery has just set them."""
         self._metadata = metadata
         self._interval_s = interval_s
-        self._segment_size_bytes = segment_size_bytes
+        self._defaults = segment_size_bytes, chunk_messages_max
         self._page: list[tuple[StreamRecord, dict[str, str]]] = []  # with the arguments that hold
         self._slot = -1
         self._policies = metadata.held_policies()  # all limits are as they were with these
@@ -66,7 +72,9 @@ class Housekeeper:
         if not found:
             return False
         self._slot = found[-1].slot
-        held = [(record, self._policies_now.arguments(record)) for record in found]
+        # What recovery refused, the log has told: not again in each interval.
+        usable = [record for record in found if not logs.is_refused(record.directory)]
+        held = [(record, self._policies_now.arguments(record)) for record in usable]
         self._page = [entry for entry in held if self._is_changed(entry[0]) or has_retention(entry[1])]
         return True
 
@@ -80,7 +88,7 @@ class Housekeeper:
         self._unset.discard(record.incarnation)
         try:
             if is_changed:
-                options = log_options(arguments, record.durability, self._segment_size_bytes)
+                options = log_options(arguments, record.durability, *self._defaults)
                 logs.set_limits(record.directory, **options)
                 is_changed = False
             if has_retention(arguments):

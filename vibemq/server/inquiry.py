@@ -23,6 +23,7 @@ from vibemq.errors import VibeMQError
 
 if TYPE_CHECKING:
     from vibemq.broker.parts import Broker
+    from vibemq.net.certificates import Certificates
     from vibemq.server.turn import Loop
 
 QUESTION_BYTES_MAX = 64 * 1024
@@ -34,8 +35,11 @@ logger = logging.getLogger(__name__)
 class Inquiries:
     """The questions that come through one socket, for one worker."""
 
-    def __init__(self, channel: socket.socket, loop: Loop, broker: Broker) -> None:
+    def __init__(
+        self, channel: socket.socket, loop: Loop, broker: Broker, certificates: Certificates | None = None
+    ) -> None:
         self._channel = channel
+        self._certificates = certificates
         self._loop = loop
         self._broker = broker
         self._answers: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -85,7 +89,8 @@ class Inquiries:
     # ---- the answers ----
 
     def _status(self, _: dict[str, Any]) -> object:
-        return {"pid": os.getpid(), "connections": len(self._loop.connections)}
+        ends_s = None if self._certificates is None else self._certificates.ends_s
+        return {"pid": os.getpid(), "connections": len(self._loop.connections), "certificate_ends_s": ends_s}
 
     def _sessions(self, question: dict[str, Any]) -> object:
         """Connections from the descriptor after ``after`` on; ``next`` is the last one shown, None at the end."""

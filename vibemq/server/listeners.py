@@ -56,12 +56,15 @@ def bind(door: str, host: str, port: int, count: int) -> list[socket.socket]:
     family, address = resolve(host)
     bound: list[socket.socket] = []
     try:
-        if port:
-            _new(family, reuse_port=False, address=(address, port)).close()
-        for _ in range(count):
-            # The kernel never picks a port for 0 that anybody else uses, with or without SO_REUSEPORT.
-            bound.append(_new(family, reuse_port=True, address=(address, port)))
-            port = bound[0].getsockname()[1]
+        # The kernel never picks a port for 0 that anybody else uses, with or without SO_REUSEPORT.
+        with _new(family, reuse_port=port == 0, address=(address, port)) as first:
+            if port:
+                first.close()
+            # It would pick another one when a socket that was bound to 0 is shut down and listens again, after
+            # maintenance: so that one goes, and all that stay are bound to the number.
+            number = port or first.getsockname()[1]
+            for _ in range(count):
+                bound.append(_new(family, reuse_port=True, address=(address, number)))
     except OSError as problem:
         for listener in bound:
             listener.close()

@@ -108,6 +108,8 @@ class Workers:
     # ---- what happens to them ----
 
     def _on_ready(self, worker: Worker) -> None:
+        if worker.ready_fd < 0:  # it has died, which was told at the same time and is known already
+            return
         try:
             said = os.read(worker.ready_fd, 1)
         except BlockingIOError:
@@ -167,6 +169,15 @@ class Workers:
                     signal.pidfd_send_signal(worker.pidfd, number)
                 except ProcessLookupError:  # it has just ended; its pidfd tells the loop
                     continue
+
+    def replace(self, index: int, why: str) -> None:
+        """Kill the worker on that seat; its death brings another."""
+        worker = self.seats[index]
+        log.error("worker %d, pid %d, is killed and replaced: %s", index, worker.pid, why)
+        try:
+            signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
+        except ProcessLookupError:  # it has just ended; its pidfd tells the loop
+            return
 
     def stop(self) -> None:
         self.stopping = True

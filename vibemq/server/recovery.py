@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Before the workers start: make every stream's log usable, and clear away what nobody owns.
 
-One damaged stream never keeps the others from starting: it is logged with file and
-position, and opening it fails until somebody looks.
+One stream that cannot be recovered never keeps the others from starting: it is logged with file and position, and
+opening it fails with that reason until the next start.  So is one of which any file was written by a newer version: of
+that nothing is touched.
 
 A directory that the metadata does not know is what a crash left of a creation or a
 deletion, or what is left when the metadata was lost.  It is removed only if that can
@@ -14,10 +15,12 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 
 import vibemq.storage.log as logs
+from vibemq.broker.disk import Reserve
 from vibemq.errors import StorageError, VibeMQError
-from vibemq.storage.arguments import log_options
+from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, log_options
 from vibemq.storage.ledger import disown
 from vibemq.storage.metadata import Metadata, StreamRecord
 from vibemq.storage.offsets import StoredOffsets
@@ -27,8 +30,18 @@ _INCARNATION = re.compile(r"[0-9a-f]{16}")
 log = logging.getLogger("vibemq.server")
 
 
-def recover_all(metadata: Metadata, segment_size_bytes: int, queue_segment_size_bytes: int) -> int:
-    """Recover every stream, and set its limits as they are now; returns how many were usable."""
+def recover_all(
+    metadata: Metadata,
+    segment_size_bytes: int,
+    queue_segment_size_bytes: int,
+    chunk_messages_max: int = CHUNK_MESSAGES_MAX,
+    *,
+    reserve: Reserve,
+) -> int:
+    """Recover every stream, and set its limits as they are now; returns how many were usable.
+
+    What recovery writes (copies of what it cuts, indexes) gets the reserve where the disk is full.
+    """
     began = time.monotonic()
     usable = checked = checked_bytes = 0
     known: set[str] = set()
@@ -40,23 +53,19 @@ def recover_all(metadata: Metadata, segment_size_bytes: int, queue_segment_size_
             # A queue that was a stream before keeps the size of one.
             is_queue = record.queue is not None and not record.queue.get("keep")
             segment = queue_segment_size_bytes if is_queue else segment_size_bytes
-            report = _recover(record, policies.arguments(record), segment)
+            recover = partial(_recover, record, policies.arguments(record), segment, chunk_messages_max)
+            report = reserve.retry(recover)
         except VibeMQError as problem:
             log.error("stream %r (%s) cannot be used: %s", record.name, record.directory, problem)
+            if isinstance(problem, StorageError):
+                logs.refuse(record.directory, problem)
             continue
         usable += 1
         if report is None or not report.ran:
             continue
         checked += 1
         checked_bytes += report.bytes_checked
-        if report.cut:
-            log.warning(
-                "stream %r: %s was cut at byte %d, %d bytes dropped: what followed was not completely written",
-                record.name,
-                report.cut_path,
-                report.cut_position,
-                report.cut_bytes,
-            )
+        _tell_cuts(record.name, report)
         if time.monotonic() - told > 5:
             told = time.monotonic()
             log.info("recovery: %d streams so far, %d bytes checked", checked, checked_bytes)
@@ -67,9 +76,9 @@ def recover_all(metadata: Metadata, segment_size_bytes: int, queue_segment_size_
 
 
 def _recover(
-    record: StreamRecord, arguments: Mapping[str, str], segment_size_bytes: int
+    record: StreamRecord, arguments: Mapping[str, str], segment_size_bytes: int, chunk_messages_max: int
 ) -> "logs.RecoveryReport | None":
-    options = log_options(arguments, record.durability, segment_size_bytes)
+    options = log_options(arguments, record.durability, segment_size_bytes, chunk_messages_max)
     if not os.path.isdir(record.directory):
         log.error("stream %r: its directory %s is missing; an empty one is made", record.name, record.directory)
         logs.create(record.directory, **options)
@@ -85,6 +94,30 @@ def _recover(
     elif logs.ledger_recover(record.directory):
         log.warning("queue %r: what was settled is not known any more; what is kept is delivered again", record.name)
     return report
+
+
+def _tell_cuts(name: str, report: "logs.RecoveryReport") -> None:
+    for cut in report.cuts:
+        if cut.position:
+            log.warning(
+                "stream %r: %s was cut at byte %d, because from there on it was not completely written; "
+                "the %d bytes cut off are kept in %s",
+                name,
+                cut.path,
+                cut.position,
+                cut.size_bytes,
+                cut.kept,
+            )
+        else:
+            log.warning(
+                "stream %r: %s, %d bytes, cannot be read or lies behind what was lost; it is kept as %s",
+                name,
+                cut.path,
+                cut.size_bytes,
+                cut.kept,
+            )
+    if report.cut_count > len(report.cuts):
+        log.warning("stream %r: %d cuts in all, %d bytes", name, report.cut_count, report.cut_bytes)
 
 
 def _pull_back_offsets(record: StreamRecord) -> None:
@@ -126,11 +159,12 @@ def _clear_orphans(streams_dir: str, known: set[str]) -> None:
             logs.remove(directory)
             log.info("removed %s, left over from an interrupted creation or deletion", directory)
         else:
-            log.warning("%s belongs to no stream; it is kept, because it holds messages", directory)
+            log.warning("%s belongs to no stream; it is kept, because it may hold messages", directory)
 
 
 def _holds_nothing(directory: str) -> bool:
     try:
+        logs.check_versions(directory)
         held = logs.Log(directory)
     except StorageError as problem:
         # A creation ends with the control page, and so does a removal; that of another boot cannot be believed.

@@ -25,11 +25,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from vibemq.broker.alarms import Conditions
+from vibemq.broker.disk import Reserve
+from vibemq.broker.memory import MemoryWatch
 from vibemq.config import Config, Micromsg2, Native, Signalr, Streams, Tls
 from vibemq.errors import ConfigError, VibeMQError
+from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import admin_process, datadir, handover, listeners, logs
 from vibemq.server.admin_process import AdminProcess, AdminRun
 from vibemq.server.context import AdminContext, WorkerContext, WorkerRun, metadata_path
+from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.processes import OUR_SIGNALS, Worker, Workers
 from vibemq.storage.metadata import Metadata
 
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 
 #: Descriptors that a worker needs besides its connections: logs, indexes, control blocks.
 FILES_RESERVED = 4096
+CERTIFICATES_SAID_EACH_S = 86400.0  # that they end soon: a line a day is seen and does not bury others
 #: How long the admin process may finish answers after the last worker has ended.
 ADMIN_END_S = 2.0
 #: timeout(1) and service managers send SIGTERM to a process and then to its group: that is one request.
@@ -90,12 +96,19 @@ class Supervisor:
         self.doorbell_fds: list[int] = []
         self.handovers: list[handover.Channel] = []
         self.certificates: Certificates | None = None
+        self.certificates_said_s = 0.0
         self.selector = selectors.DefaultSelector()
         self.signals_read, self.signals_write = socket.socketpair()
         # One byte that workers look at on SIGHUP: the log level that holds now.
         self.level = mmap.mmap(-1, 1)
         self.level[0] = LEVELS.index(config.server.log_level)
+        self.beats = Beats(config.worker_count)
         self.workers = Workers(run, self.selector, self._context, self._in_worker, self._announce, self._on_broken)
+        self.conditions = Conditions()
+        store = config.store
+        self.memory = MemoryWatch(
+            self.conditions, store.memory_high_watermark_percent, store.memory_high_watermark_bytes
+        )
         self.admin_run = admin_run
         self.admin: AdminProcess | None = None
         self.started_ms = time.time_ns() // 1_000_000
@@ -107,12 +120,14 @@ class Supervisor:
                 "no door is open: streams.enabled, native.enabled, signalr.enabled and micromsg2.enabled are false",
                 hint="set one of them to true",
             )
+        datadir.require_proc()
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
         if self.config.tls != Tls():
             from vibemq.net.certificates import Certificates  # loads OpenSSL, which few brokers need
 
             self.certificates = Certificates(self.config.tls)  # while root, if we are, may read the key
+            self.certificates_said_s = time.monotonic()
         metadata = Metadata(metadata_path(self.data_dir))
         self._ensure_superuser(metadata)
         self._refuse_strangers(metadata)
@@ -122,7 +137,8 @@ class Supervisor:
             datadir.drop_privileges(self.config.server.user, self.data_dir)
         elif os.geteuid() == 0:
             log.warning("running as root; server.user (--user) names an account to continue as")
-        self._recover(metadata)
+        reserve = self._keep_reserve()
+        self._recover(metadata, reserve)
         self._raise_file_limit()
         self._share()
         self._watch_signals()
@@ -184,13 +200,32 @@ class Supervisor:
             if self.admin.http is not None:
                 self.addresses[admin_process.NAME] = listeners.shown(self.admin.http)
 
-    def _recover(self, metadata: Metadata) -> None:
+    def _keep_reserve(self) -> Reserve:
+        """Before recovery, which writes, too: where the disk is full it gets what was kept for it."""
+        reserve = Reserve(self.data_dir, self.config.store.disk_free_min_bytes)
+        reserve.make_room()
+        try:
+            if not reserve.fill():
+                log.warning("%s is nearly full: there is no room for the reserve now", self.data_dir)
+        except OSError as problem:
+            log.warning("the reserve in %s cannot be made: %s", self.data_dir, problem.strerror)
+        return reserve
+
+    def _recover(self, metadata: Metadata, reserve: Reserve) -> None:
         from vibemq.server import housekeeping, recovery
 
         store = self.config.store
-        recovery.recover_all(metadata, store.segment_size_bytes, self.config.queues.segment_size_bytes)
+        recovery.recover_all(
+            metadata,
+            store.segment_size_bytes,
+            self.config.queues.segment_size_bytes,
+            store.chunk_messages_max,
+            reserve=reserve,
+        )
         metadata.close()  # a connection must not cross a fork
-        self.housekeeper = housekeeping.Housekeeper(metadata, store.retention_interval_s, store.segment_size_bytes)
+        self.housekeeper = housekeeping.Housekeeper(
+            metadata, store.retention_interval_s, store.segment_size_bytes, store.chunk_messages_max
+        )
 
     def _raise_file_limit(self) -> None:
         needed = self.config.server.connections_max + FILES_RESERVED
@@ -241,8 +276,10 @@ class Supervisor:
             certificates=self.certificates,
             ready_fd=ready_fd,
             supervisor_pid=self.pid,
+            beats=self.beats,
             handovers=self.handovers,
             inquiry=None if self.admin is None else self.admin.inquiries[worker.index][0],
+            conditions=self.conditions,
         )
 
     def _admin_context(self) -> AdminContext:
@@ -256,6 +293,7 @@ class Supervisor:
             addresses=self.addresses,
             started_ms=self.started_ms,
             supervisor_pid=self.pid,
+            conditions=self.conditions,
         )
 
     def _in_worker(self, worker: Worker) -> None:
@@ -309,10 +347,13 @@ class Supervisor:
         for worker in self.workers.seats:
             self.workers.start(worker)
         self._start_admin()
+        self.hangs = HangWatch(self.beats, self.config.server.worker_hang_s, time.monotonic())
         while self.stop_deadline_s is None or self.workers.any_alive or (self.admin is not None and self.admin.alive):
             for key, _ in self.selector.select(self._timeout_s()):
                 key.data()
             self._due(time.monotonic())
+            say_due()
+        say_rest()
         log.info("stopped")
         return 1 if self.workers.killed or self.failed else 0
 
@@ -323,12 +364,16 @@ class Supervisor:
     def _timeout_s(self) -> float:
         times = [
             self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due,
+            self.memory.due,
+            self.hangs.due if self.stop_deadline_s is None else None,
             self.workers.next_start_s(),
             None if self.admin is None else self.admin.restart_at_s,
         ]
         return max(0.0, min(due for due in times if due is not None) - time.monotonic())
 
     def _due(self, now_s: float) -> None:
+        if now_s >= self.memory.due:
+            self.memory.look(self._pids())
         if self.stop_deadline_s is not None:
             if not self.workers.any_alive and not self.without_workers:
                 self.without_workers = True
@@ -340,8 +385,25 @@ class Supervisor:
         self.workers.start_due(now_s)
         if self.admin is not None and self.admin.restart_at_s is not None and self.admin.restart_at_s <= now_s:
             self._start_admin()
+        if self.hangs.due is not None and now_s >= self.hangs.due:
+            self._look_for_hangs(now_s)
         if now_s >= self.housekeeper.due:
             self.housekeeper.run_slice()
+        if self.certificates is not None and now_s >= self.certificates_said_s + CERTIFICATES_SAID_EACH_S:
+            self.certificates_said_s = now_s
+            self.certificates.say_ends(time.time())
+
+    def _pids(self) -> list[int]:
+        """Of all processes of the broker."""
+        admin = [self.admin.pid] if self.admin is not None and self.admin.alive else []
+        return [self.pid, *admin, *(worker.pid for worker in self.workers.seats if worker.alive)]
+
+    def _look_for_hangs(self, now_s: float) -> None:
+        alive = [(worker.index, worker.pid) for worker in self.workers.seats if worker.alive]
+        found = self.hangs.look(now_s, alive)
+        if found is not None:
+            index, silent_s = found
+            self.workers.replace(index, f"it has done nothing for {silent_s:.0f} s")
 
     def _announce(self) -> None:
         if self.announced or not self.workers.all_ready:

@@ -21,11 +21,15 @@ from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport StreamTable
 from vibemq.net.connection cimport Connection, ReceiveBuffer
 from vibemq.net.poller cimport Poller
+from vibemq.net.room cimport Room
 from vibemq.storage cimport core
 from vibemq.storage.log cimport Board
 
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
+from vibemq.net.hosts import host_of
 from vibemq.net.relay import join
+from vibemq.once_a_minute import OnceAMinute, say_due
+from vibemq.server.listeners import BACKLOG
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +44,8 @@ cdef extern from "<sys/epoll.h>" nogil:
 cdef enum:
     TICK_MS = 500            # heartbeats and deadlines are in seconds
     ACCEPTS_PER_TURN = 64    # a storm of connections does not starve those that exist
-    FULL_LOG_MS = 60_000     # between two words on connections that must wait
     CLOSING_MS_MAX = 10_000  # for a peer to take the end of what it asked for
+    LINGERING_MS_MAX = 500   # at the broker's end, for a peer to end its side: those that are alive do it at once
 
 cdef int READ = 1
 cdef int WRITE = 2
@@ -58,6 +62,7 @@ cdef class Loop:
     cdef object on_access            # called when users or permissions may have changed
     cdef readonly object helpers
     cdef ReceiveBuffer shared
+    cdef readonly Room room          # for what the connections keep of input that they cannot use yet
     cdef readonly dict connections   # fd -> Connection
     cdef list by_fd                  # fd -> Connection or None, for the fast path
     cdef dict listeners              # fd -> (socket, door, certificates or None)
@@ -66,20 +71,25 @@ cdef class Loop:
     cdef readonly int connections_max
     cdef int64_t next_tick_ms
     cdef public bint draining
+    cdef readonly bint suspended      # maintenance: nobody is let in, and who is here is sent away
+    cdef int64_t suspended_ms         # until when they may take to leave
     cdef bint full
-    cdef int64_t full_told_ms         # when the log was last told so
+    cdef object says_full            # OnceAMinute: each that ends lets one in, and it is full again
+    cdef object says_ended           # OnceAMinute, by address and kind: anybody may connect to be thrown out
 
-    def __init__(self, poller, Board board, QueueTable queues, groups, helpers, timers, on_access, int connections_max):
+    def __init__(self, poller, Board board, QueueTable queues, groups, helpers, timers, on_access, int connections_max,
+                 size_t unfinished_input_max):
         self.poller = poller
         self.fast = poller if isinstance(poller, Poller) else None
         self.board, self.queues, self.table, self.helpers = board, queues, queues.streams, helpers
         self.groups, self.timers, self.on_access = groups, timers, on_access
         self.shared = ReceiveBuffer()
+        self.room = Room(unfinished_input_max)
         self.connections, self.listeners, self.attended = {}, {}, {}
         self.by_fd = [None] * 1024
         self.wanting = []
         self.connections_max = connections_max
-        self.full_told_ms = -FULL_LOG_MS
+        self.says_full, self.says_ended = OnceAMinute(logger), OnceAMinute(logger, logging.INFO)
         poller.register(board.doorbell_fd, READ)
 
     # ---- what connections ask of the loop ----
@@ -123,7 +133,7 @@ cdef class Loop:
 
     def stop_accepting(self):
         for fd, (listener, _, _) in self.listeners.items():
-            if not self.full:
+            if not self.full and not self.suspended:
                 self.poller.unregister(fd)
             listener.close()  # newcomers are refused at once instead of waiting for nobody
         self.listeners.clear()
@@ -258,7 +268,7 @@ cdef class Loop:
 
     def adopt(self, int fd, peer, local, bint is_relayed, door, bytes data):
         """A connection that another worker has accepted, and what it has read of it.  False: there is no room."""
-        if self.draining or len(self.connections) >= self.connections_max:
+        if self.draining or self.suspended or len(self.connections) >= self.connections_max:
             return False
         connection = Connection(fd, self, peer, local)
         connection.is_relayed = is_relayed
@@ -281,10 +291,7 @@ cdef class Loop:
         """The kernel's backlog holds newcomers until there may be room again."""
         if not self.full:
             self.full = True
-            if self.queues.now_ms >= self.full_told_ms + FULL_LOG_MS:  # each that ends lets one in, and it is full again
-                self.full_told_ms = self.queues.now_ms
-                logger.warning("%d connections, no more are accepted for now: %s; told once a minute",
-                               len(self.connections), why)
+            self.says_full.say(why, "%d connections, no more are accepted for now: %s", len(self.connections), why)
             for fd in self.listeners:
                 self.poller.unregister(fd)
 
@@ -314,29 +321,50 @@ cdef class Loop:
                 if connection.has_unread() and connection.receive(self.shared) < 0:
                     self.close(connection)
                 elif connection.closing and connection.all_sent():
-                    self.close(connection)
+                    self._all_sent(connection)
             except Exception as problem:
                 self._failed(connection, problem)
         return 0
 
+    cdef int _all_sent(self, Connection connection) except -1:
+        """It was to be closed after that.  At the broker's end peers are in the middle of sending: see half_close."""
+        if connection.lingering:
+            return 0
+        if connection.leaving and not connection.is_shaking_hands():
+            connection.half_close()
+            connection.closing_ms = self.queues.now_ms
+        else:
+            self.close(connection)
+        return 0
+
     cdef int _tick(self, int64_t now_ms) except -1:
         cdef Connection connection
+        cdef bint is_wanted = self.room.is_wanted
         for connection in list(self.connections.values()):
             try:
+                connection.make_way(now_ms, is_wanted)
                 if connection.closing:
                     # A peer that does not take what is left does not keep its place for ever.
                     connection.closing_ms = connection.closing_ms or now_ms
-                    if now_ms - connection.closing_ms > CLOSING_MS_MAX or (connection.blocked and self.draining):
+                    most = LINGERING_MS_MAX if connection.lingering else CLOSING_MS_MAX
+                    if now_ms - connection.closing_ms > most or (connection.blocked and connection.leaving):
                         self.close(connection)
                         continue
+                if connection.lingering:
+                    continue
                 connection.session.tick(now_ms)
-                if self.draining:
+                if self.draining or self.suspended:
+                    connection.leaving = True
+                if self.suspended and not self.draining and now_ms >= self.suspended_ms:
+                    self.close(connection)
+                elif connection.leaving:
                     connection.session.shutdown()
             except Exception as problem:
                 self._failed(connection, problem)
         self.table.tick(now_ms)
         self.queues.tick(now_ms)
         self.on_access()
+        say_due()
         if self.full and len(self.connections) < self.connections_max:
             self._accept_again()
         return 0
@@ -348,7 +376,8 @@ cdef class Loop:
         if isinstance(problem, (ConnectionClosed, ProtocolError, LimitExceeded)):
             # Some begin with the peer's name, for clients have them too.
             said = str(problem).removeprefix(connection.peer).removeprefix(": ")
-            logger.info("%s: closed: %s", connection.peer, said or "it went away")
+            what = (host_of(connection.peer_host), type(problem))
+            self.says_ended.say(what, "%s: closed: %s", connection.peer, said or "it went away")
         else:
             logger.error("%s: closed by an error of ours", connection.peer, exc_info=problem)
         self.close(connection)
@@ -369,8 +398,35 @@ cdef class Loop:
         if self.full:
             self._accept_again()
 
+    def suspend(self, int64_t timeout_ms):
+        """Maintenance: refuse newcomers, also those who wait in the kernel, and send everybody away."""
+        if self.suspended or self.draining:
+            return
+        self.suspended, self.suspended_ms = True, self.queues.now_ms + timeout_ms
+        self.queues.ending = True  # nothing that consumers have is theirs to have failed
+        for fd, (listener, _, _) in self.listeners.items():
+            if not self.full:
+                self.poller.unregister(fd)
+            # A worker that was here before may have done it.  Twice would be too often: the kernel notes the second
+            # one for good, and whoever is accepted after maintenance is shut down from the start.
+            if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                listener.shutdown(socket.SHUT_RDWR)  # the supervisor's copy of it too: it listens no more
+        self.next_tick_ms = 0
+
+    def revive(self):
+        """The end of maintenance.  Who is leaving leaves, and may come back."""
+        if not self.suspended or self.draining:
+            return
+        self.suspended = self.queues.ending = False
+        for fd, (listener, _, _) in self.listeners.items():
+            listener.listen(BACKLOG)
+            if not self.full:
+                self.poller.register(fd, READ)
+
     def _accept_again(self):
         self.full = False
+        if self.suspended:
+            return
         for fd in self.listeners:
             self.poller.register(fd, READ)
 

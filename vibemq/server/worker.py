@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -22,19 +23,20 @@ from vibemq.admin.permissions import EVERYTHING, Accesses
 from vibemq.admin.rights import Rights
 from vibemq.admin.tokens import Tokens
 from vibemq.admin.users import Authenticator
+from vibemq.broker.alarms import Alarm, Alarms
 from vibemq.broker.catalog import Catalog
-from vibemq.broker.disk import DiskWatch
 from vibemq.broker.fanout import FanOut
 from vibemq.broker.groups import Groups
 from vibemq.broker.messages import Messages
 from vibemq.broker.parts import Broker
-from vibemq.broker.policy import DeliveryMode, has_ttl
+from vibemq.broker.policy import DeliveryMode, has_ttl, policy
 from vibemq.broker.queue_table import QueueTable
 from vibemq.broker.rotation import Rotation
 from vibemq.broker.stream import StreamTable
 from vibemq.broker.timers import Timers
 from vibemq.errors import StorageError, VibeMQError
 from vibemq.net.poller import Poller
+from vibemq.once_a_minute import say_rest
 from vibemq.protocols.micromsg2.door import Micromsg2Door
 from vibemq.protocols.native.door import NativeDoor
 from vibemq.protocols.signalr.door import SignalRDoor
@@ -42,6 +44,7 @@ from vibemq.protocols.streams.door import StreamsDoor
 from vibemq.server import listeners
 from vibemq.server.context import WorkerContext
 from vibemq.server.handover import Handovers
+from vibemq.server.hangs import BEATS_PER_S
 from vibemq.server.helpers import Helpers
 from vibemq.server.inquiry import Inquiries
 from vibemq.server.turn import Loop
@@ -49,7 +52,7 @@ from vibemq.storage.groups import GroupTable
 from vibemq.storage.ledger import has_consumers_of
 from vibemq.storage.log import Board
 from vibemq.storage.mail import Mail
-from vibemq.storage.metadata import Metadata
+from vibemq.storage.metadata import Metadata, StreamRecord
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 logger = logging.getLogger(__name__)
@@ -88,12 +91,24 @@ class Worker:
         self.mail = Mail(context.mail_fd, self.board, context.worker_count)
         self.groups = Groups(GroupTable(context.groups_fd, self.board))
         self.timers = Timers()
+        self.beat_timer = self.timers.timer(self._beat)
         self.queues = QueueTable(
             streams, self.mail, Messages(self.helpers), self.timers, config.queues, self._make_home
         )
+        self.alarms = Alarms(
+            config.data_path,
+            config.store.disk_free_min_bytes,
+            context.conditions,
+            self.timers,
+            self.helpers,
+            fills_reserve=context.index == 0,
+        )
+        streams.alarms, self.queues.reserve = self.alarms, self.alarms.reserve
+        metadata.make_room, metadata.retry = self.alarms.reserve.make_room, self.alarms.reserve.retry
+        self.alarms.listen(self._set_alarms)
         self.accesses = Accesses(metadata)
         self.rights = Rights(metadata, config.guest.allow_loopback)
-        self.adopting: list[tuple[str, str]] = []
+        self.adopting: list[tuple[str, str, bool]] = []  # virtual host, queue, are its options others
         self.adopt_timer = self.timers.timer(self._adopt_some)
         poller = selectors.DefaultSelector() if os.environ.get("VIBEMQ_POLLER") == "selectors" else Poller()
         self.loop = Loop(
@@ -105,6 +120,7 @@ class Worker:
             self.timers,
             self._look_at_access,
             config.server.connections_max,
+            config.server.unfinished_input_max_bytes,
         )
         self.doors: dict[str, Any] = {}
         handovers = Handovers(self.loop, context.index, context.handovers, self.doors)
@@ -115,7 +131,7 @@ class Worker:
             groups=self.groups,
             catalog=self.catalog,
             board=self.board,
-            disk=DiskWatch(config.data_path, config.store.disk_free_min_bytes, self.timers, self.helpers),
+            alarms=self.alarms,
             helpers=self.helpers,
             timers=self.timers,
             authenticator=authenticator,
@@ -134,7 +150,7 @@ class Worker:
         names = {name.removesuffix(listeners.TLS) for name in context.listeners}
         self.doors.update({name: DOORS[name](config, broker) for name in names})
         if context.inquiry is not None:
-            inquiries = Inquiries(context.inquiry, self.loop, broker)
+            inquiries = Inquiries(context.inquiry, self.loop, broker, context.certificates)
             self.loop.attend(context.inquiry.fileno(), inquiries.answer_one)
 
     def _adopt(self) -> None:
@@ -143,17 +159,23 @@ class Worker:
         And if this worker's predecessor was home to a queue when it died, somebody says what is true of it now.
         """
 
-        def look() -> list[tuple[str, str]]:
-            return [
-                (record.vhost, record.name)
-                for record in self.queues.metadata.queues(DEFAULT_VHOST)
-                if has_ttl(record.queue) or self._was_home_to_consumers(record.directory)
-            ]
+        policies = self.queues.metadata.held_policies()
 
-        def found(names: list[tuple[str, str]] | None, error: BaseException | None) -> None:
+        def needs_home(record: StreamRecord) -> bool:
+            options = policies.options(record)
+            return has_ttl(options) or self._was_home_to_consumers(record.directory)
+
+        self._adopt_those(needs_home)
+
+    def _adopt_those(self, needs_home: Callable[[StreamRecord], bool], altered: bool = False) -> None:
+        def look() -> list[tuple[str, str, bool]]:
+            queues = self.queues.metadata.queues(DEFAULT_VHOST)
+            return [(record.vhost, record.name, altered) for record in queues if needs_home(record)]
+
+        def found(names: list[tuple[str, str, bool]] | None, error: BaseException | None) -> None:
             if error is not None:
                 logger.error("queues that need a home cannot be listed: %s", error)
-            self.adopting = names or []
+            self.adopting += names or []
             self._adopt_some(0)
 
         self.helpers.submit(look, found)
@@ -165,11 +187,13 @@ class Worker:
             return True  # opening it says what is wrong
 
     def _adopt_some(self, now_ms: int) -> None:
-        for virtual_host, name in self.adopting[:ADOPTED_PER_TURN]:
+        for virtual_host, name, altered in self.adopting[:ADOPTED_PER_TURN]:
             try:
-                self.queues.find(virtual_host, name).adopt()
+                self.queues.adopt(virtual_host, name, altered)
             except VibeMQError as problem:
-                logger.error("queue %s: has no home now, so its messages do not expire: %s", name, problem)
+                logger.error(
+                    "queue %s: has no home now, so no message that is too old or too many leaves it: %s", name, problem
+                )
         del self.adopting[:ADOPTED_PER_TURN]
         if self.adopting:
             self.adopt_timer.set(self.queues.now_ms + 1)
@@ -179,14 +203,43 @@ class Worker:
         return kind(queue, generation, self.catalog.create_dead_letter_queue)
 
     def _look_at_access(self) -> None:
-        """Twice a second, and when another worker says so: users or permissions may have changed."""
+        """Twice a second, and when another worker says so: users, permissions or queues' options may have changed."""
+        self._look_at_maintenance()
         try:
             self.accesses.refresh()
             self.rights.refresh()
         except StorageError as problem:
             logger.error("users and permissions cannot be looked at: %s", problem)
             return
-        self.queues.access_generation = self.accesses.generation
+        self._set_alarms()
+        before = self.queues.look_at_options()
+        if before is not None:
+            after = self.queues.metadata.held_policies()
+
+            def drops_more(record: StreamRecord) -> bool:
+                options = after.options(record)
+                return options != before.options(record) and policy(options, self.queues.defaults).drops_waiting
+
+            self._adopt_those(drops_more, altered=True)
+
+    def _look_at_maintenance(self) -> None:
+        drained = self.context.conditions.is_drained
+        if drained == self.loop.suspended or self.stopping:
+            return
+        if drained:
+            logger.info("maintenance: newcomers are refused, and %d connections sent away", len(self.loop.connections))
+            self.loop.suspend(self.context.config.server.shutdown_timeout_s * 1000)
+        else:
+            logger.info("the end of maintenance: newcomers are let in")
+            self.loop.revive()
+
+    def _set_alarms(self) -> None:
+        """Publishers were let in with a generation of rights: while an alarm is in effect, no such one holds."""
+        self.queues.set_alarms(
+            None if self.alarms.in_effect else self.accesses.generation,
+            Alarm.DISK in self.alarms.in_effect,
+            self.alarms.holds_copies,
+        )
 
     def _tell_access_changed(self) -> None:
         self._look_at_access()
@@ -200,9 +253,11 @@ class Worker:
         self.groups.seats_changed()  # with a single worker nobody else looks after its predecessor's members
         self.board.seat_taken()
         self._adopt()
+        self._beat(time.monotonic_ns() // 1_000_000)
         for name, listener in self.context.listeners.items():
             certificates = self.context.certificates if name.endswith(listeners.TLS) else None
             self.loop.listen(listener, self.doors[name.removesuffix(listeners.TLS)], certificates)
+        self._look_at_maintenance()  # before anybody is let in
         os.write(self.context.ready_fd, b"R")
         os.close(self.context.ready_fd)
         while not self.stopping and os.getppid() == self.context.supervisor_pid:
@@ -210,6 +265,10 @@ class Worker:
             if self.context.certificates is not None and self.context.certificates.stale:
                 self.context.certificates.refresh()
         return self._drain()
+
+    def _beat(self, now_ms: int) -> None:
+        self.context.beats.beat(self.context.index)
+        self.beat_timer.set(now_ms + 1000 // BEATS_PER_S)
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
@@ -231,4 +290,5 @@ class Worker:
             logger.warning("%d connections did not end within %.1f s: %s%s", count, timeout_s, peers, more)
         for connection in list(self.loop.connections.values()):
             self.loop.close(connection)
+        say_rest()
         return 0

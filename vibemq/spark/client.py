@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from vibemq.client.streams import StreamsConnection
-from vibemq.errors import ConnectionClosed, RequestFailed, StreamNotFound, TimeoutExceeded
+from vibemq.errors import ConnectionClosed, RequestFailed, StreamNotFound, TimeoutExceeded, VibeMQError
 from vibemq.spark.options import Options
 
 log = logging.getLogger("vibemq.spark")
@@ -107,6 +107,8 @@ def _connect(options: Options) -> StreamsConnection:
             )
         except AWAY as failed:
             refused.append(str(failed))  # it says which endpoint
+        except VibeMQError as failed:
+            raise _with_remedy(failed) from None
     raise BrokerAway("; ".join(refused))
 
 
@@ -130,12 +132,11 @@ def connection(options: Options) -> Iterator[StreamsConnection]:
     except RequestFailed as failed:
         if failed.code == CODE_NO_SUBSCRIPTION:
             raise BrokerAway(str(failed)) from failed
-        raise
+        raise _with_remedy(failed) from None
     except StreamNotFound as failed:
         if _all_exist(taken, options.streams):
             raise BrokerAway(str(failed)) from failed
-        # Spark shows nothing but the message.
-        raise StreamNotFound(f"{failed}. {failed.hint}", hint=failed.hint) from failed
+        raise _with_remedy(failed) from None
     except AWAY as failed:
         raise BrokerAway(f"{type(failed).__name__}: {failed}") from failed
     finally:
@@ -143,6 +144,14 @@ def connection(options: Options) -> Iterator[StreamsConnection]:
             _pool.setdefault(_key(options), []).append(_Idle(taken, time.monotonic()))
         else:
             _close(taken)
+
+
+def _with_remedy(failed: VibeMQError) -> VibeMQError:
+    """The same with its hint in the message: Spark shows nothing else."""
+    if failed.hint and failed.hint not in failed.message:
+        failed.message = f"{failed.message}. {failed.hint}"
+        failed.args = (failed.message,)
+    return failed
 
 
 def _all_exist(taken: StreamsConnection, streams: tuple[str, ...]) -> bool:

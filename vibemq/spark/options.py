@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +34,8 @@ KNOWN = {
     "passwordEnv": "the environment variable that holds the password, read where the connection is made",
     "passwordFile": "the file that holds the password, read where the connection is made",
     "vhost": "virtual host, default /",
-    "stream": "one stream",
-    "subscribe": "several streams, separated by commas",
+    "stream": "one stream or several, separated by commas; a comma in a name is written \\,",
+    "subscribe": "the same, by Kafka's name",
     "columns": "columns to read, separated by commas; default value, offset, timestamp, stream",
     "includeHeaders": "true: also the columns message_id and headers; default false",
     "valueFormat": "binary: the message's body (default); raw: the bytes as stored",
@@ -50,6 +51,7 @@ KNOWN = {
     "brokerDownTimeoutMs": "how long the broker may be away before the query fails, default 120000",
     "latestOffsetPollMs": "an idle query asks for new records no more often than this, default 50",
 }
+_COMMA = re.compile(r"(?<!\\),")
 _BY_LOWER = {name.lower(): name for name in KNOWN}
 
 
@@ -162,9 +164,13 @@ def _known(name: str) -> str:
 def _streams(options: Mapping[str, str]) -> tuple[str, ...]:
     if ("stream" in options) == ("subscribe" in options):
         raise ConfigError("options stream and subscribe: give exactly one of them")
-    names = [options["stream"]] if "stream" in options else [name.strip() for name in options["subscribe"].split(",")]
+    given = options["stream"] if "stream" in options else options["subscribe"]
+    names = [name.strip().replace("\\,", ",") for name in _COMMA.split(given)]
     if not all(names) or len(set(names)) < len(names):
-        raise ConfigError("options stream and subscribe: a stream's name is empty or given twice")
+        raise ConfigError(
+            f"options stream and subscribe: in {given!r} a stream's name is empty or given twice; "
+            "names are separated by commas, and a comma in one is written \\,"
+        )
     return tuple(sorted(names))
 
 

@@ -15,10 +15,12 @@ MAX_LENGTH_BYTES = "max-length-bytes"
 MAX_AGE = "max-age"
 SEGMENT_SIZE_BYTES = "stream-max-segment-size-bytes"
 FILTER_SIZE_BYTES = "stream-filter-size-bytes"
+CHUNK_MESSAGES = "stream-max-chunk-messages"
 
 SEGMENT_SIZE_BYTES_MAX = 3_000_000_000  # positions fit 32 bits with one chunk to spare
 FILTER_SIZE_BYTES_MIN, FILTER_SIZE_BYTES_MAX = 16, 255
 FILTER_SIZE_BYTES_DEFAULT = 16
+CHUNK_MESSAGES_MAX = 2048  # CHUNK_MESSAGES_MAX of csrc/log/chunk.h
 _UNITS_MS = {
     "Y": 365 * 86_400_000,
     "M": 30 * 86_400_000,
@@ -40,6 +42,7 @@ class LogOptions(TypedDict):
     retention_age_ms_max: int
     durability: str
     filter_size_bytes: int
+    chunk_messages_max: int
 
 
 def max_age_ms(text: str) -> int:
@@ -51,14 +54,16 @@ def max_age_ms(text: str) -> int:
 
 
 def size_bytes(name: str, text: str, most: int, least: int = 0) -> int:
-    """A size in bytes, ``least`` to ``most``.  Raises LimitExceeded."""
+    """A size in bytes, or a count, ``least`` to ``most``.  Raises LimitExceeded."""
     if _BYTES.fullmatch(text) is None or not least <= int(text) <= most:
         raise LimitExceeded(f"{name} must be an integer from {least} to {most}, but is {text!r}")
     return int(text)
 
 
-def log_options(arguments: Mapping[str, str], durability: str, segment_size_bytes: int) -> LogOptions:
-    """How a stream with these arguments is kept; ``segment_size_bytes`` is for those that do not say."""
+def log_options(
+    arguments: Mapping[str, str], durability: str, segment_size_bytes: int, chunk_messages_max: int = CHUNK_MESSAGES_MAX
+) -> LogOptions:
+    """How a stream with these arguments is kept; the last two are for those that do not say."""
     segment = size_bytes(SEGMENT_SIZE_BYTES, arguments.get(SEGMENT_SIZE_BYTES, "0"), SEGMENT_SIZE_BYTES_MAX)
     return {
         "segment_bytes_max": segment or segment_size_bytes,
@@ -70,6 +75,9 @@ def log_options(arguments: Mapping[str, str], durability: str, segment_size_byte
             arguments.get(FILTER_SIZE_BYTES, str(FILTER_SIZE_BYTES_DEFAULT)),
             FILTER_SIZE_BYTES_MAX,
             FILTER_SIZE_BYTES_MIN,
+        ),
+        "chunk_messages_max": size_bytes(
+            CHUNK_MESSAGES, arguments.get(CHUNK_MESSAGES, str(chunk_messages_max)), CHUNK_MESSAGES_MAX, 1
         ),
     }
 

@@ -7,6 +7,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "base/error.h" nogil:
     ctypedef enum err:
         OK
+        ERR_DISK_FULL
         ERR_NO_MEMORY
         ERR_CORRUPT
         ERR_TRUNCATED
@@ -140,6 +141,7 @@ cdef extern from "ledger/ledger.h" nogil:
     uint64_t ledger_pack(ledger_word w)
     ledger_word ledger_unpack(uint64_t word)
     err ledger_create(const char *directory, uint64_t base, bint sync, fault *f)
+    err ledger_version_check(const char *directory, fault *f)
     err ledger_open(const char *directory, ledger **out, fault *f)
     void ledger_close(ledger *l)
     ledger_control *ledger_control_of "ledger_control" (ledger *l)
@@ -171,7 +173,8 @@ cdef extern from *:
     LEDGER_FIELD(home) LEDGER_FIELD(base) LEDGER_FIELD(next) LEDGER_FIELD(departed) LEDGER_FIELD(purge)
     LEDGER_FIELD(workers) LEDGER_FIELD(blocked) LEDGER_FIELD(consumers) LEDGER_FIELD(in_flight)
     LEDGER_FIELD(delivered) LEDGER_FIELD(redelivered) LEDGER_FIELD(acked) LEDGER_FIELD(expired)
-    LEDGER_FIELD(dropped) LEDGER_FIELD(dead_lettered)
+    LEDGER_FIELD(dropped) LEDGER_FIELD(dead_lettered) LEDGER_FIELD(purged) LEDGER_FIELD(refused)
+    LEDGER_FIELD(looked)
     #undef LEDGER_FIELD
     static inline int ledger_home_swap(struct ledger_control *c, uint64_t from, uint64_t to)
     { return atomic_compare_exchange_strong(&c->home, &from, to); }
@@ -219,6 +222,12 @@ cdef extern from *:
     void ledger_expired_add(ledger_control *c, uint64_t v) nogil
     void ledger_dropped_add(ledger_control *c, uint64_t v) nogil
     void ledger_dead_lettered_add(ledger_control *c, uint64_t v) nogil
+    void ledger_purged_add(ledger_control *c, uint64_t v) nogil
+    void ledger_refused_add(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_looked(ledger_control *c) nogil
+    void ledger_looked_set(ledger_control *c, uint64_t v) nogil
+    uint64_t ledger_dropped(ledger_control *c) nogil
+    uint64_t ledger_refused(ledger_control *c) nogil
     uint64_t ledger_word_get(ledger_entry *e) nogil
     void ledger_word_set(ledger_entry *e, uint64_t w) nogil
     bint ledger_word_swap(ledger_entry *e, uint64_t from_, uint64_t to) nogil
@@ -401,19 +410,22 @@ cdef extern from "log/batch.h" nogil:
     void batch_clear(batch *b)
     void batch_limit(batch *b, uint64_t size)
     void batch_filter_size(batch *b, uint32_t size)
+    void batch_chunk_messages(batch *b, uint32_t first, uint32_t most)
+    uint32_t batch_chunk_messages_next(const batch *b)
     err batch_add(batch *b, const uint8_t *entry, uint32_t size, uint32_t records)
-    err batch_reference_intern(batch *b, const char *text, uint32_t size, uint32_t *index)
+    err batch_reference_add(batch *b, const char *text, uint32_t size, uint32_t *index)
     err batch_add_tracked(batch *b, const uint8_t *entry, uint32_t size, uint32_t records,
                           uint32_t reference, uint64_t publishing_id)
     void batch_part_kinds(batch *b, bint is_sub_batch)
     void batch_filter(batch *b, const uint8_t *value, uint32_t size)
     err batch_seal(batch *b, fault *f)
+    bint batch_dropped(const batch *b, uint32_t reference, uint32_t *at, uint32_t *number)
 
 
 cdef extern from "log/log.h" nogil:
     struct log_options:
         uint64_t segment_bytes_max, segment_chunks_max, retention_bytes_max, retention_age_ms_max
-        uint32_t durability, filter_bytes
+        uint32_t durability, filter_bytes, chunk_messages_max
 
     struct log "log":
         pass
@@ -433,6 +445,7 @@ cdef extern from "log/log.h" nogil:
     control *log_control(log *l)
     err log_set_limits(log *l, const log_options *options, fault *f)
     uint32_t log_filter_bytes(const log *l)
+    uint32_t log_chunk_messages(const log *l)
     err log_append(log *l, batch *b, log_appended *out, fault *f)
     err log_publisher_sequence(log *l, const char *reference, uint32_t size, uint64_t *out, fault *f)
     err log_sync(log *l, uint64_t *durable_offset, fault *f)
@@ -491,14 +504,24 @@ cdef extern from "log/reader.h" nogil:
 
 
 cdef extern from "log/recovery.h" nogil:
+    enum:
+        RECOVERY_CUTS_MAX
+    struct recovery_cut:
+        uint64_t position, bytes
+        char *path
+        char *kept
     struct recovery_report:
         bint ran
         uint64_t chunks_checked, bytes_checked
-        bint cut
-        uint64_t cut_position, cut_bytes
-        char *cut_path
+        uint32_t cut_count
+        uint64_t cut_bytes
+        recovery_cut cuts[1]  # RECOVERY_CUTS_MAX
 
     err recovery_run(const char *directory, const log_options *options, recovery_report *out, fault *f)
+
+
+cdef extern from "log/version.h" nogil:
+    err version_check(const char *directory, fault *f)
 
 
 cdef extern from "log/retention.h" nogil:

@@ -16,12 +16,37 @@ undone by it.
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from vibemq.errors import StorageError
+from vibemq.storage import ownership
 
+REFUSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")  # and their kinds, which begin so
 BUSY_TIMEOUT_MS = 10_000  # writers of other processes hold the lock for milliseconds
+
+Self = TypeVar("Self", bound="Database")
+Words = ParamSpec("Words")
+Result = TypeVar("Result")
+
+
+def again_when_full(
+    method: Callable[Concatenate[Self, Words], Result],
+) -> Callable[Concatenate[Self, Words], Result]:
+    """For a method that is one transaction and does nothing else: it is run again as ``retry`` says.
+
+    SQLite undoes a transaction that meets a full disk, so it is begun anew.
+    """
+
+    @wraps(method)
+    def again(self: Self, /, *args: Words.args, **kwargs: Words.kwargs) -> Result:
+        found: Result = self.retry(partial(method, self, *args, **kwargs))
+        return found
+
+    return again
 
 
 class Database:
@@ -33,7 +58,12 @@ class Database:
     def __init__(self, path: str, migrations: tuple[str, ...]) -> None:
         self.path = os.path.abspath(path)
         self._migrations = migrations
+        #: Called before each transaction: on a full disk it is given what was kept for it (broker/disk.py).
+        self.make_room: Callable[[], None] = lambda: None
+        #: Does a transaction, again where it raised ERR_DISK_FULL and there is more of what was kept.
+        self.retry: Callable[[Callable[[], Any]], Any] = lambda write: write()
         self._local = threading.local()
+        self._is_ours = False  # looked at once: a newer one cannot come while a broker runs
 
     def version(self) -> int:
         """Another number whenever anything was committed, here or in another process; some microseconds.
@@ -60,6 +90,7 @@ class Database:
                 raise RuntimeError(f"{self.path}: this connection was opened before a fork; close() it there first")
             return db
         _make_private(self.path)
+        self._refuse_newer()
         db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, cached_statements=64)
         try:
             db.execute("PRAGMA journal_mode = WAL")
@@ -87,6 +118,7 @@ class Database:
         """One transaction; ``synced`` makes it survive a power cut before it returns."""
         try:
             db = self._connection()
+            self.make_room()
             if synced:
                 db.execute("PRAGMA synchronous = FULL")
             try:
@@ -107,18 +139,39 @@ class Database:
         except sqlite3.Error as problem:
             raise _storage_error(self.path, problem) from problem
 
+    def _refuse_newer(self) -> None:
+        """Raises StorageError where the schema is newer than ours, and changes no byte of any file.
+
+        By a connection that cannot write: an ordinary one would carry the write-ahead log over when it is closed.
+        Without such a log (or with an empty one) none is made either.
+        """
+        if self._is_ours:
+            return
+        has_log = os.path.exists(f"{self.path}-wal") and os.path.getsize(f"{self.path}-wal") > 0
+        mode = "mode=ro" if has_log else "mode=ro&immutable=1"
+        address = f"file:{urllib.parse.quote(self.path)}?{mode}"
+        db = sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
+        try:
+            self._require_known(_schema_version(db))
+        finally:
+            db.close()
+        self._is_ours = True
+
+    def _require_known(self, version: int) -> None:
+        if version > len(self._migrations):
+            raise StorageError(
+                "ERR_VERSION",
+                f"{self.path}: schema version {version}, "
+                f"but this VibeMQ knows only versions up to {len(self._migrations)}; nothing was changed",
+                hint="it was written by a newer VibeMQ: start that one, or restore the data directory as it was before",
+            )
+
     def _migrate(self, db: sqlite3.Connection) -> None:
         """Bring the schema to this version; several processes may try at once, one does it."""
         db.execute("BEGIN IMMEDIATE")
         try:
             version = _schema_version(db)
-            if version > len(self._migrations):
-                raise StorageError(
-                    "ERR_INVALID",
-                    f"{self.path}: schema version {version}, "
-                    f"but this VibeMQ knows only versions up to {len(self._migrations)}",
-                    hint="it was written by a newer VibeMQ: use that one",
-                )
+            self._require_known(version)
             for script in self._migrations[version:]:
                 for statement in filter(str.strip, script.split(";")):
                     db.execute(statement)
@@ -145,7 +198,9 @@ def _make_private(path: str) -> None:
     except FileExistsError:
         return
     except OSError as problem:
-        raise StorageError("ERR_IO", f"cannot open {path}: {problem.strerror}") from problem
+        refused = ownership.of_error(problem, path)
+        why = refused.why if refused else problem.strerror
+        raise StorageError("ERR_IO", f"cannot open {path}: {why}", hint=refused.hint if refused else "") from problem
 
 
 def _sync_directory(path: str) -> None:
@@ -161,4 +216,9 @@ def _storage_error(path: str, problem: sqlite3.Error) -> StorageError:
     code = {"SQLITE_FULL": "ERR_DISK_FULL", "SQLITE_CORRUPT": "ERR_CORRUPT", "SQLITE_NOTADB": "ERR_CORRUPT"}.get(
         name, "ERR_IO"
     )
+    if name.startswith(REFUSED):  # SQLite does not say which of its files, and why
+        files = [(path + suffix, False) for suffix in ("", "-wal", "-shm")]
+        for file, is_directory in (*files, (os.path.dirname(path), True)):
+            if refused := ownership.refusal(file, directory=is_directory):
+                return StorageError(code, f"cannot use {path}: {refused.why}", hint=refused.hint)
     return StorageError(code, f"{path}: {problem}" + (f" ({name})" if name else ""))

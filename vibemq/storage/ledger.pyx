@@ -22,7 +22,7 @@ cdef extern from "ledger/ledger.h" nogil:
     struct ledger_control:
         uint32_t magic, version
         uint64_t home, departed, consumers, in_flight
-        uint64_t delivered, redelivered, acked, expired, dropped, dead_lettered
+        uint64_t delivered, redelivered, acked, expired, dropped, dead_lettered, purged, refused
     void ledger_disown(ledger_control *c)
 
 
@@ -38,6 +38,8 @@ class QueueStats(NamedTuple):
     expired: int
     dropped: int
     dead_lettered: int
+    purged: int
+    refused: int  # by a full queue: their publishers were told
 
 
 def queue_stats(str directory, uint64_t next_offset) -> QueueStats:
@@ -46,7 +48,7 @@ def queue_stats(str directory, uint64_t next_offset) -> QueueStats:
     _read(directory, &page)
     waiting = next_offset - page.departed if next_offset > page.departed else 0
     return QueueStats(waiting, page.in_flight, page.consumers, page.delivered, page.redelivered, page.acked,
-                      page.expired, page.dropped, page.dead_lettered)
+                      page.expired, page.dropped, page.dead_lettered, page.purged, page.refused)
 
 
 def has_consumers_of(str directory, uint32_t worker) -> bool:
@@ -86,6 +88,8 @@ cdef int _read(str directory, ledger_control *page) except -1:
                            f"{path}: {problem.strerror}") from problem
     if len(read) == needed:
         memcpy(page, <const char *> read, needed)
-    if len(read) < needed or page.magic != _MAGIC or page.version != _VERSION:
-        raise StorageError("ERR_CORRUPT", f"{path} is no ledger's page of version {_VERSION}")
+    if len(read) < needed or page.magic != _MAGIC:
+        raise StorageError("ERR_CORRUPT", f"{path} is no ledger's page")
+    if page.version != _VERSION:
+        raise StorageError("ERR_VERSION", f"{path} is of version {page.version}, known is version {_VERSION}")
     return 0

@@ -46,19 +46,31 @@ WORKERS_MAX = core.DOORBELL_WORKERS_MAX
 DURABILITIES = {"os": core.DURABILITY_OS, "disk": core.DURABILITY_DISK}
 
 cdef enum:
+    AGE_OF_ALL_MS = -(1 << 30)  # whatever is there is older, by any clock
     AGE_PARTS = 8  # segments in which what age keeps lies, at least: it goes on time but for one part
 
 
+class Cut(NamedTuple):
+    """What recovery took out of a log: a file from ``position`` on, or (0) all of it; ``kept`` is the file it is in now."""
+
+    path: str
+    position: int
+    size_bytes: int
+    kept: str
+
+
 class RecoveryReport(NamedTuple):
-    """What recovery found; ``ran`` is False where the log was written in this boot."""
+    """What recovery found; ``ran`` is False where the log was written in this boot.
+
+    ``cuts`` names the first of ``cut_count`` cuts, ``cut_bytes`` is the sum of them all.
+    """
 
     ran: bool
     chunks_checked: int
     bytes_checked: int
-    cut: bool
-    cut_path: str
-    cut_position: int
-    cut_bytes: int
+    cuts: tuple[Cut, ...] = ()
+    cut_count: int = 0
+    cut_bytes: int = 0
 
 
 class LogStats(NamedTuple):
@@ -78,7 +90,8 @@ cdef object storage_error(err code, const fault *f):
 
 
 cdef core.log_options _options(uint64_t segment_bytes_max, uint64_t retention_bytes_max,
-                               uint64_t retention_age_ms_max, str durability, uint32_t filter_size_bytes):
+                               uint64_t retention_age_ms_max, str durability, uint32_t filter_size_bytes,
+                               uint32_t chunk_messages_max):
     cdef core.log_options o
     o.segment_bytes_max = segment_bytes_max
     o.segment_chunks_max = 0
@@ -86,17 +99,19 @@ cdef core.log_options _options(uint64_t segment_bytes_max, uint64_t retention_by
     o.retention_age_ms_max = retention_age_ms_max
     o.durability = DURABILITIES[durability]
     o.filter_bytes = filter_size_bytes
+    o.chunk_messages_max = chunk_messages_max
     return o
 
 
 def create(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
-           uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0):
+           uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0,
+           uint32_t chunk_messages_max=0):
     """Make an empty log; sizes in bytes, age in ms, 0 means the default or no limit.
 
     Raises StorageError (ERR_EXISTS, ERR_DISK_FULL, ERR_IO, ERR_INVALID).
     """
     cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability,
-                                       filter_size_bytes)
+                                       filter_size_bytes, chunk_messages_max)
     cdef fault f
     cdef err e
     cdef bytes path = os.fsencode(directory)
@@ -108,21 +123,62 @@ def create(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_by
 
 
 def recover(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
-            uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0) -> RecoveryReport:
-    """Make a log usable that another boot wrote; in the same boot only its limits are set (DESIGN: recovery)."""
+            uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0,
+            uint32_t chunk_messages_max=0) -> RecoveryReport:
+    """Make a log usable that another boot wrote; in the same boot only its limits are set (DESIGN: recovery).
+
+    Raises StorageError; where it is ERR_VERSION, of the log or its ledger, nothing was written.
+    """
     cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability,
-                                       filter_size_bytes)
+                                       filter_size_bytes, chunk_messages_max)
     cdef core.recovery_report r
     cdef fault f
     cdef err e
     cdef bytes path = os.fsencode(directory)
     cdef const char *p = path
     with nogil:
-        e = core.recovery_run(p, &o, &r, &f)
+        e = core.ledger_version_check(p, &f)  # of the log's own files recovery_run sees to it
+        if e == OK:
+            e = core.recovery_run(p, &o, &r, &f)
     if e != OK:
         raise storage_error(e, &f)
-    return RecoveryReport(r.ran, r.chunks_checked, r.bytes_checked, r.cut,
-                          (<bytes> r.cut_path).decode(errors="replace") if r.cut else "", r.cut_position, r.cut_bytes)
+    cuts = [Cut(os.fsdecode(<bytes> r.cuts[i].path), r.cuts[i].position, r.cuts[i].bytes, os.fsdecode(<bytes> r.cuts[i].kept))
+            for i in range(min(r.cut_count, core.RECOVERY_CUTS_MAX))]
+    return RecoveryReport(r.ran, r.chunks_checked, r.bytes_checked, tuple(cuts), r.cut_count, r.cut_bytes)
+
+
+def check_versions(str directory):
+    """Is every file of a log, and of its ledger, in a format that we know?  Writes nothing.
+
+    Raises StorageError: ERR_VERSION names the file, its version and ours.
+    """
+    cdef fault f
+    cdef bytes path = os.fsencode(directory)
+    cdef err e = core.version_check(path, &f)
+    if e == OK:
+        e = core.ledger_version_check(path, &f)
+    if e != OK:
+        raise storage_error(e, &f)
+
+
+#: Logs that the start found unusable, with the reason: nobody in this process or forked from it opens them.
+_refused: dict[str, StorageError] = {}
+
+
+def refuse(str directory, problem: StorageError):
+    """Keep everybody from a log until the next start: who opens it gets ``problem``.  Before the fork."""
+    _refused[directory] = problem
+
+
+def is_refused(str directory) -> bool:
+    return directory in _refused
+
+
+def require_usable(str directory):
+    """Raises StorageError where the start refused this log."""
+    problem = _refused.get(directory)
+    if problem is not None:
+        raise StorageError(problem.code, problem.message)  # a new one: its traceback is its own
 
 
 def remove(str directory):
@@ -198,6 +254,7 @@ cdef class Log:
 
     def __cinit__(self, str directory):
         cdef fault f
+        require_usable(directory)
         cdef bytes path = os.fsencode(directory)
         cdef err e = core.log_open(path, &self.raw, &f)
         if e != OK:
@@ -228,11 +285,17 @@ cdef class Log:
         """Of the Bloom filters that new chunks get."""
         return core.log_filter_bytes(self.raw)
 
+    @property
+    def chunk_messages_max(self) -> int:
+        """How many messages a new chunk may have."""
+        return core.log_chunk_messages(self.raw)
+
     def set_limits(self, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
-                   uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0):
+                   uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0,
+                   uint32_t chunk_messages_max=0):
         """Change the limits for every process, from its next append or retention on; the durability stays."""
         cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability,
-                                           filter_size_bytes)
+                                           filter_size_bytes, chunk_messages_max)
         cdef fault f
         cdef err e = core.log_set_limits(self.raw, &o, &f)
         if e != OK:
@@ -419,6 +482,27 @@ def drop_before(str directory, uint64_t offset) -> int:
     if e != OK and e != ERR_END:
         raise storage_error(e, &f)
     return report.segments_dropped
+
+
+def drop_settled(str directory, uint64_t offset) -> int:
+    """As drop_before; a log that ends at `offset` begins a new segment first, so that nothing of it stays.  May block."""
+    cdef Log held = Log(directory)
+    cdef core.boolean rolled = False
+    cdef core.commit committed
+    cdef uint64_t durable
+    cdef fault f
+    cdef err e
+    core.control_committed(held.control, &committed)
+    if committed.next_offset == offset:
+        with nogil:
+            e = core.retention_roll_aged(held.raw, AGE_OF_ALL_MS, &rolled, &f)
+            # As in apply_retention: what is not durable does not go.
+            if e == OK and rolled and held.control.durability == core.DURABILITY_DISK:
+                e = core.log_sync(held.raw, &durable, &f)
+        if e != OK:
+            raise storage_error(e, &f)
+    held.close()
+    return drop_before(directory, offset)
 
 
 def ledger_create(str directory, uint64_t base, bint sync):

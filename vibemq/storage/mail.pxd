@@ -9,18 +9,19 @@ cpdef enum Letter:
     LETTER_HELLO = 1     # H: I am the home; tell me your consumers and what they have in flight
     LETTER_YOURS = 2     # H: you are the home from now on
     LETTER_HAND = 3      # H: message `offset` is your consumer's
-    LETTER_JOIN = 4      # C: here is a consumer: `count` is its prefetch, `low` its `seen`, `received` whether it is fresh
+    LETTER_JOIN = 4      # C: here is a consumer: `count` is its prefetch, `low` its `seen`, `received` whether it is fresh,
+                         # `index` whether its prefetch is the queue's, `attempts` the key of its peer (host and user)
     LETTER_KEPT = 5      # C: it has message `offset` in flight
     LETTER_TOLD = 6      # C: that was all I have for this queue
     LETTER_LEAVE = 7     # C: the consumer is gone; what it had in flight was given back before
     LETTER_SETTLED = 8   # C: `count` messages are settled; nothing below `low` is in flight or waits
-    LETTER_RETURNED = 9  # C: message `offset` was given back; ready after `count` ms
+    LETTER_RETURNED = 9  # C: message `offset` was given back; ready after `count` ms, and `index`: it cannot have it
 
 
 # One cell of a ring.  Every field means something only for the letters that say so above.
 cdef struct letter:
     uint8_t kind, sender         # sender: the worker's index
-    uint16_t index               # of the message in its entry
+    uint16_t index               # HAND: of the message in its entry
     uint32_t slot, tag           # the queue: its stream's slot, and which incarnation has it
     uint32_t generation          # of the home, as its sender knows it
     # Of the sender's seat and of the receiver's: what a dead worker wrote or was to read is not its successor's.

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vibemq.errors import LimitExceeded, StreamExists, StreamNotFound
+from vibemq.storage.database import again_when_full
 from vibemq.storage.policies import Policies, PolicyRecord
 from vibemq.storage.routing import (
     PARTITION_ORDER,
@@ -156,12 +157,20 @@ MIGRATIONS = (
     """
     ALTER TABLE users ADD COLUMN verifier TEXT NOT NULL DEFAULT '';
     """,
+    # streams.altered: accounts.queue_changes as it was when this queue's options were last changed; 0: never.
+    """
+    ALTER TABLE streams ADD COLUMN altered INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX altered_queues ON streams (altered) WHERE altered > 0;
+    ALTER TABLE accounts ADD COLUMN queue_changes INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 _STREAM_COLUMNS = "vhost, name, incarnation, slot, durability, arguments, created_ms, queue"
 _FIND = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE vhost = ? AND name = ?"
 _AT = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE slot = ?"
 _PAGE = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE slot > ? ORDER BY slot LIMIT {PAGE_ROWS}"
+_FROM = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE vhost = ? AND name >= ? ORDER BY name LIMIT {PAGE_ROWS}"
+_ALTERED = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE altered > 0 AND altered > ? AND queue IS NOT NULL"
 _QUEUES_PAGE = f"""
     SELECT {_STREAM_COLUMNS} FROM streams
     WHERE vhost = ? AND queue IS NOT NULL AND slot > ? ORDER BY slot LIMIT {PAGE_ROWS}
@@ -300,6 +309,7 @@ class Metadata(Vhosts, Routing, Policies):
         kept = None if queue is None else json.dumps(dict(queue), sort_keys=True)
         return self._record((vhost, name, incarnation, -1, durability, json.dumps(arguments), now_ms, kept))
 
+    @again_when_full
     def delete_stream(self, vhost: str, name: str) -> StreamRecord:
         """Forget a stream and return what it was; its slot is free from now on.  Raises StreamNotFound."""
         known = self.find_stream(vhost, name)
@@ -338,6 +348,43 @@ class Metadata(Vhosts, Routing, Policies):
                 prepare(record)
         return record
 
+    @again_when_full
+    def alter_queue(
+        self, vhost: str, name: str, change: Callable[[dict[str, object]], Mapping[str, object]]
+    ) -> StreamRecord:
+        """Give a queue the options that ``change`` makes of those it has; nothing is written where they are the same.
+
+        The change raises `queue_changes` in the same transaction.  Raises StreamNotFound, also for a stream that is no
+        queue, StorageError, or what ``change`` raises.
+        """
+        known = self.find_stream(vhost, name)
+        with self._writing(synced=known is not None and known.durability == "disk") as db:
+            row = db.execute(_FIND, (vhost, name)).fetchone()
+            record = None if row is None else self._record(row)
+            if record is None or record.queue is None:
+                raise _no_stream(vhost, name)
+            options = dict(change(dict(record.queue)))
+            if options == record.queue:
+                return record
+            kept = json.dumps(options, sort_keys=True)
+            db.execute("UPDATE accounts SET queue_changes = queue_changes + 1")
+            db.execute(
+                "UPDATE streams SET queue = ?, altered = (SELECT queue_changes FROM accounts) WHERE slot = ?",
+                (kept, record.slot),
+            )
+        return replace(record, queue=json.loads(kept))
+
+    def queue_changes(self) -> int:
+        """How often options of queues were changed; some microseconds."""
+        with self._reading() as db:
+            changes: int = db.execute("SELECT queue_changes FROM accounts").fetchone()[0]
+        return changes
+
+    def queues_altered_since(self, changes: int) -> list[StreamRecord]:
+        """Queues whose options were changed after `queue_changes` was that."""
+        with self._reading() as db:
+            return [self._record(row) for row in db.execute(_ALTERED, (changes,))]
+
     def find_stream(self, vhost: str, name: str) -> StreamRecord | None:
         """Look a stream up; some microseconds."""
         with self._reading() as db:
@@ -361,6 +408,11 @@ class Metadata(Vhosts, Routing, Policies):
         """The next page of streams whose slot is higher; empty at the end."""
         with self._reading() as db:
             return [self._record(row) for row in db.execute(_PAGE, (slot,))]
+
+    def streams_from(self, vhost: str, first: str) -> list[StreamRecord]:
+        """A page of a vhost's streams in the order of their names, the first not before ``first``; empty at the end."""
+        with self._reading() as db:
+            return [self._record(row) for row in db.execute(_FROM, (vhost, first))]
 
     def queues(self, vhost: str) -> Iterator[StreamRecord]:
         """All queues of a vhost by slot, read in pages: nothing is held between two of them."""

@@ -18,6 +18,7 @@ from vibemq.storage.core cimport ERR_NOT_FOUND, OK, boolean, err, fault, offsets
 from vibemq.storage.log cimport storage_error
 
 from vibemq.errors import LimitExceeded
+from vibemq.storage.log import require_usable
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ cdef class StoredOffsets:
 
     def __cinit__(self, str directory):
         cdef fault f
+        require_usable(directory)
         cdef bytes path = os.fsencode(directory)
         cdef err e = core.offsets_open(path, &self.raw, &f)
         if e != OK:
@@ -117,14 +119,19 @@ def _written(found):
 
 
 class OffsetFiles:
-    """The handles one worker keeps: those used last, at most OPEN_MAX."""
+    """The handles one worker keeps, of streams that somebody there has a use for: those used last, at most OPEN_MAX."""
 
     def __init__(self, most: int = OPEN_MAX):
         self.most = most
         self.held = OrderedDict()
+        self.users = {}  # directory -> how many have a use for it
+
+    def attach(self, directory: str):
+        """Somebody stores or asks for offsets there from now on, and holds the stream open meanwhile."""
+        self.users[directory] = self.users.get(directory, 0) + 1
 
     def of(self, directory: str) -> StoredOffsets:
-        """The handle for a stream's directory; to be used at once, not kept."""
+        """The handle for a stream's directory, by somebody who is attached; to be used at once, not kept."""
         held = self.held.get(directory)
         if held is None:
             if len(self.held) >= self.most:
@@ -134,8 +141,15 @@ class OffsetFiles:
             self.held.move_to_end(directory)
         return held
 
-    def forget(self, directory: str):
-        """The stream is gone: give back its descriptor."""
+    def detach(self, directory: str):
+        """Whoever was attached has gone, or the stream has: with the last one goes the descriptor.
+
+        So none is left of a stream that is deleted later, of which a worker that has it open no more hears nothing.
+        """
+        left = self.users.pop(directory) - 1
+        if left:
+            self.users[directory] = left
+            return
         held = self.held.pop(directory, None)
         if held is not None:
             held.close()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies: settings for all streams of a virtual host whose names match a pattern.
+"""Policies: settings for all streams and queues of a virtual host whose names match a pattern.
 
-Of the policies that match a stream, the one with the highest priority holds, alone; its values
-override the stream's own arguments.  A stream keeps its arguments as it was made with, so what a
-policy changed comes back when the policy goes.  ``accounts.policy_changes`` counts the changes, so
-that others find out with one small read whether anything has to be looked at again.
+Of the policies that match a stream and say anything of streams, the one with the highest priority holds, alone;
+its values override the stream's own arguments, and so it is with queues and their options.  Both keep what they
+were made with, so what a policy changed comes back when the policy goes.  ``accounts.policy_changes`` counts the
+changes, so that others find out with one small read whether anything has to be looked at again.
 """
 
 import json
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vibemq.errors import LimitExceeded, UserError
+from vibemq.storage import queue_policies
 from vibemq.storage.arguments import (
+    CHUNK_MESSAGES,
+    CHUNK_MESSAGES_MAX,
     FILTER_SIZE_BYTES,
     FILTER_SIZE_BYTES_MAX,
     FILTER_SIZE_BYTES_MIN,
@@ -23,7 +26,7 @@ from vibemq.storage.arguments import (
     SEGMENT_SIZE_BYTES_MAX,
     max_age_ms,
 )
-from vibemq.storage.database import Database
+from vibemq.storage.database import Database, again_when_full
 from vibemq.storage.patterns import Pattern, pattern
 from vibemq.storage.vhosts import require_vhost
 
@@ -35,9 +38,12 @@ SIZES = {
     MAX_LENGTH_BYTES: range(2**63),
     SEGMENT_SIZE_BYTES: range(SEGMENT_SIZE_BYTES_MAX + 1),
     FILTER_SIZE_BYTES: range(FILTER_SIZE_BYTES_MIN, FILTER_SIZE_BYTES_MAX + 1),
+    CHUNK_MESSAGES: range(1, CHUNK_MESSAGES_MAX + 1),
 }
-#: The kinds of things that concern streams; the others are kept for tools and change nothing.
+STREAM_KEYS = (MAX_AGE, *SIZES)
+#: The kinds of things that concern streams, and queues; the others are kept for tools and change nothing.
 STREAMS_TOO = ("all", "queues", "streams")
+QUEUES_TOO = ("all", "queues", "classic_queues")
 APPLY_TO = (*STREAMS_TOO, "classic_queues", "quorum_queues", "exchanges")
 
 _COLUMNS = "vhost, name, pattern, definition, priority, apply_to"
@@ -54,30 +60,53 @@ class PolicyRecord:
 
 
 class HeldPolicies:
-    """All policies that concern streams, as of one moment; never changed, so all threads may share it."""
+    """All policies, as of one moment; never changed, so all threads may share it."""
 
-    __slots__ = ("_by_vhost", "changes")
+    __slots__ = ("_queues", "_streams", "changes")
 
     def __init__(self, changes: int, policies: Iterable[PolicyRecord]) -> None:
         self.changes = changes  # how many there had been
-        self._by_vhost: dict[str, list[tuple[Pattern, PolicyRecord]]] = {}  # the first that matches holds
+        # By virtual host; the first that matches holds.
+        self._streams: dict[str, list[tuple[Pattern, PolicyRecord]]] = {}
+        self._queues: dict[str, list[tuple[Pattern, PolicyRecord]]] = {}
         for policy in sorted(policies, key=lambda policy: (-policy.priority, policy.name)):
-            if policy.apply_to in STREAMS_TOO:
-                self._by_vhost.setdefault(policy.vhost, []).append((pattern(policy.pattern), policy))
+            for held, kinds, keys in (
+                (self._streams, STREAMS_TOO, STREAM_KEYS),
+                (self._queues, QUEUES_TOO, queue_policies.QUEUE_KEYS),
+            ):
+                if policy.apply_to in kinds and not policy.definition.keys().isdisjoint(keys):
+                    held.setdefault(policy.vhost, []).append((pattern(policy.pattern), policy))
 
-    def of(self, vhost: str, stream: str) -> PolicyRecord | None:
-        """The policy that holds for a stream of this name."""
-        for compiled, policy in self._by_vhost.get(vhost, ()):
-            if compiled.matches(stream):
+    def of(self, vhost: str, name: str, *, is_queue: bool = False) -> PolicyRecord | None:
+        """The policy that holds for a stream, or a queue, of this name."""
+        for compiled, policy in (self._queues if is_queue else self._streams).get(vhost, ()):
+            if compiled.matches(name):
                 return policy
         return None
+
+    def is_for_queues_as(self, other: "HeldPolicies") -> bool:
+        """Do both say the same of every queue?"""
+        mine, theirs = (
+            {vhost: [policy for _, policy in found] for vhost, found in held._queues.items()} for held in (self, other)
+        )
+        return mine == theirs
 
     def arguments(self, record: "StreamRecord") -> dict[str, str]:
         """The arguments that hold for this stream; a queue's retention is its own business."""
         policy = None if record.queue is not None else self.of(record.vhost, record.name)
         if policy is None:
             return record.arguments
-        return {**record.arguments, **{key: str(value) for key, value in policy.definition.items()}}
+        said = {key: str(value) for key, value in policy.definition.items() if key in STREAM_KEYS}
+        return {**record.arguments, **said}
+
+    def options(self, record: "StreamRecord") -> dict[str, object]:
+        """The options that hold for this queue; none for a stream."""
+        if record.queue is None:
+            return {}
+        policy = self.of(record.vhost, record.name, is_queue=True)
+        if policy is None:
+            return record.queue
+        return {**record.queue, **queue_policies.options(record.name, policy.definition)}
 
 
 class Policies(Database):
@@ -85,6 +114,7 @@ class Policies(Database):
 
     _held = HeldPolicies(-1, ())  # what was read last
 
+    @again_when_full
     def set_policy(
         self,
         vhost: str,
@@ -116,6 +146,7 @@ class Policies(Database):
             db.execute("UPDATE accounts SET policy_changes = policy_changes + 1")
         return had is None
 
+    @again_when_full
     def clear_policy(self, vhost: str, name: str) -> bool:
         """Was there one?"""
         with self._writing(synced=True) as db:
@@ -154,13 +185,17 @@ class Policies(Database):
             self._held = held = HeldPolicies(changes, self.policies())
         return held
 
-    def policy_of(self, vhost: str, stream: str) -> PolicyRecord | None:
-        """The policy that holds for a stream of this name."""
-        return self.held_policies().of(vhost, stream)
+    def policy_of(self, vhost: str, name: str, *, is_queue: bool = False) -> PolicyRecord | None:
+        """The policy that holds for a stream, or a queue, of this name."""
+        return self.held_policies().of(vhost, name, is_queue=is_queue)
 
     def effective_arguments(self, record: "StreamRecord") -> dict[str, str]:
         """The arguments that hold for this stream."""
         return self.held_policies().arguments(record)
+
+    def effective_options(self, record: "StreamRecord") -> dict[str, object]:
+        """The options that hold for this queue."""
+        return self.held_policies().options(record)
 
 
 def _checked(definition: Mapping[str, object]) -> dict[str, int | str]:
@@ -181,9 +216,15 @@ def _checked(definition: Mapping[str, object]) -> dict[str, int | str]:
             raise UserError(f"{key} is {value!r}: a whole number from {least} to {most} is needed")
         elif key == MAX_AGE:
             raise UserError(f'{key} is {value!r}: text like "12h" is needed')
+        elif key in queue_policies.QUEUE_KEYS and isinstance(value, int | str):
+            queue_policies.check(key, value)
+            kept[key] = value
+        elif key in queue_policies.QUEUE_KEYS:
+            raise UserError(f"{key} is {value!r}: a number or text is needed")
         else:
             raise UserError(
-                f"{key!r} cannot be set by a policy", hint=f"what can be set: {', '.join([MAX_AGE, *SIZES])}"
+                f"{key!r} cannot be set by a policy; what can be is, of streams: {', '.join(STREAM_KEYS)}; "
+                f"of queues: {', '.join(queue_policies.QUEUE_KEYS)}"
             )
     return kept
 

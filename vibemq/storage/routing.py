@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vibemq.errors import ExchangeExists, ExchangeNotFound, StreamNotFound
-from vibemq.storage.database import Database
+from vibemq.storage.database import Database, again_when_full
 from vibemq.storage.vhosts import require_vhost
 
 SUPER_STREAM = "x-super-stream"
@@ -94,6 +94,7 @@ class Routing(Database):
 
     # ---- exchanges and bindings, as tools ask ----
 
+    @again_when_full
     def add_exchange(self, vhost: str, name: str, arguments: Mapping[str, object]) -> bool:
         """Make a direct exchange; False: the same one was there.  Raises ExchangeExists, VhostNotFound."""
         with self._writing(synced=True) as db:
@@ -106,6 +107,7 @@ class Routing(Database):
             raise ExchangeExists(f"exchange {name!r} in virtual host {vhost!r} has other arguments: {found.arguments}")
         return False
 
+    @again_when_full
     def delete_exchange(self, vhost: str, name: str) -> None:
         """With its bindings; the streams stay.  Raises ExchangeNotFound."""
         with self._writing(synced=True) as db:
@@ -122,6 +124,7 @@ class Routing(Database):
             rows = db.execute(f"{_EXCHANGES} WHERE ?1 IS NULL OR vhost = ?1 ORDER BY vhost, name", (vhost,)).fetchall()
         return [_exchange_record(row) for row in rows]
 
+    @again_when_full
     def add_binding(
         self, vhost: str, exchange: str, stream: str, routing_key: str, arguments: Mapping[str, object]
     ) -> bool:
@@ -133,6 +136,7 @@ class Routing(Database):
                 raise StreamNotFound(f"there is no stream {stream!r} in vhost {vhost!r}")
             return insert_binding(db, vhost, exchange, stream, routing_key, arguments)
 
+    @again_when_full
     def delete_binding(
         self, vhost: str, exchange: str, stream: str, routing_key: str, arguments: Mapping[str, object]
     ) -> bool:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vibemq.errors import UserExists, UserNotFound
-from vibemq.storage.database import Database
+from vibemq.storage.database import Database, again_when_full
 
 _COLUMNS = "name, tags, created_ms, password_hash, is_superuser, updated_ms, verifier"
 _RIGHTS = """
@@ -63,6 +63,7 @@ class Rights:
 class Users(Database):
     """Users and permissions; the tables are storage.metadata's."""
 
+    @again_when_full
     def add_user(
         self,
         name: str,
@@ -85,6 +86,7 @@ class Users(Database):
             _insert(db, name, password_hash, verifier, tags, is_superuser)
         return is_superuser
 
+    @again_when_full
     def add_first_superuser(self, name: str, password_hash: str, verifier: str = "") -> bool:
         """If there is no superuser, make this one, or make it of the user of that name; was it done?"""
         with self._changing_accounts() as db:
@@ -98,6 +100,7 @@ class Users(Database):
         with self._reading() as db:
             return _has_superuser(db)
 
+    @again_when_full
     def delete_user(self, name: str, superusers_too: bool = True) -> bool:
         """Delete a user with all permissions; False: it is a superuser and was spared.  Raises UserNotFound."""
         with self._changing_accounts() as db:
@@ -117,6 +120,7 @@ class Users(Database):
         """Raises UserNotFound."""
         self._update_user(name, is_superuser=int(is_superuser))
 
+    @again_when_full
     def put_user(self, name: str, tags: tuple[str, ...], password_hash: str | None, verifier: str = "") -> bool:
         """Make a user, or change the tags and, if there is a hash, the password of one; was one made?
 
@@ -148,6 +152,7 @@ class Users(Database):
 
     # ---- permissions ----
 
+    @again_when_full
     def grant(self, name: str, pattern: str, operations: Iterable[int]) -> None:
         """Let the user do these operations, and no others, by this pattern.  Raises UserNotFound."""
         kept = json.dumps(sorted({int(operation) for operation in operations}))
@@ -159,6 +164,7 @@ class Users(Database):
                 (name, pattern, kept, _now_ms()),
             )
 
+    @again_when_full
     def revoke(self, name: str, pattern: str) -> bool:
         """Take the entry with exactly this pattern away; was there one?  Raises UserNotFound."""
         with self._changing_accounts() as db:
@@ -194,6 +200,7 @@ class Users(Database):
         with self._reading() as db:
             return bool(db.execute("SELECT guest_removed FROM accounts").fetchone()[0])
 
+    @again_when_full
     def set_guest_removed(self, removed: bool) -> None:
         with self._changing_accounts() as db:
             db.execute("UPDATE accounts SET guest_removed = ?", (int(removed),))
@@ -219,6 +226,7 @@ class Users(Database):
         with self._reading() as db:
             return dict(db.execute("SELECT name, created_ms FROM users"))
 
+    @again_when_full
     def _update_user(self, name: str, **columns: object) -> None:
         with self._changing_accounts() as db:
             if not _update(db, name, **columns):

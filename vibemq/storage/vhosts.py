@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vibemq.errors import UserError, VhostNotFound
+from vibemq.storage.database import again_when_full
 from vibemq.storage.patterns import pattern
 from vibemq.storage.users import Users, require_user
 
@@ -60,6 +61,7 @@ class KeptRights:
 class Vhosts(Users):
     """Virtual hosts and permissions in them; the tables are storage.metadata's."""
 
+    @again_when_full
     def add_vhost(self, name: str, description: str = "", tags: Iterable[str] = ()) -> bool:
         """Make a virtual host; False: it was there, and has the description and tags now.  Raises UserError."""
         size = len(name.encode(errors="surrogatepass"))
@@ -76,6 +78,7 @@ class Vhosts(Users):
             )
         return not exists
 
+    @again_when_full
     def delete_vhost(self, name: str) -> None:
         """Forget a vhost that has no streams, with its permissions, exchanges and policies.
 
@@ -102,6 +105,7 @@ class Vhosts(Users):
 
     # ---- permissions ----
 
+    @again_when_full
     def set_permissions(self, vhost: str, user: str, configure: str, write: str, read: str) -> bool:
         """Let the user do this in the vhost, instead of what it could do there; was there no permission before?
 
@@ -121,6 +125,7 @@ class Vhosts(Users):
             )
         return had is None
 
+    @again_when_full
     def clear_permissions(self, vhost: str, user: str) -> bool:
         """Close the vhost for the user; was it open?  Raises VhostNotFound, UserNotFound."""
         with self._changing_accounts() as db:

@@ -13,8 +13,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/rabbitmq/rabbitmq-stream-go-client/pkg/amqp"
+	"github.com/rabbitmq/rabbitmq-stream-go-client/pkg/ha"
 	"github.com/rabbitmq/rabbitmq-stream-go-client/pkg/message"
 	"github.com/rabbitmq/rabbitmq-stream-go-client/pkg/stream"
 )
@@ -23,6 +25,11 @@ var (
 	given  = map[string]string{}
 	output sync.Mutex
 )
+
+const pace = 2 * time.Millisecond
+
+// attemptsMax is how often a consumer tries to come back, a pace apart.
+const attemptsMax = 5000
 
 type fields map[string]any
 
@@ -187,7 +194,7 @@ func consume(env *stream.Environment) error {
 			enough <- true
 		}
 	}
-	for {
+	for attempts := 0; ; attempts++ {
 		if has("super") {
 			options := stream.NewSuperStreamConsumerOptions().SetOffset(startingPoint(env, last))
 			consumer, err := env.NewSuperStreamConsumer(given["stream"], onMessage, options)
@@ -212,8 +219,13 @@ func consume(env *stream.Environment) error {
 		}
 		consumer, err := env.NewConsumer(given["stream"], onMessage, options)
 		if err != nil {
-			return err
+			if attempts == 0 || attempts > attemptsMax {
+				return err
+			}
+			time.Sleep(pace) // the environment's own connection has been closed too, and is on its way back
+			continue
 		}
+		attempts = 0
 		closed := consumer.NotifyClose()
 		say("subscribed", nil)
 		select {
@@ -226,6 +238,37 @@ func consume(env *stream.Environment) error {
 			}
 			say("closed", nil)
 		}
+	}
+}
+
+// through uses the part of the library that connects again by itself.
+func through(env *stream.Environment) error {
+	confirmed := func(statuses []*stream.ConfirmationStatus) {
+		for _, status := range statuses {
+			if status.IsConfirmed() {
+				body := string(status.GetMessage().GetData()[0])
+				number, _ := strconv.Atoi(strings.TrimPrefix(body, "go-"))
+				say("confirmed", fields{"number": number})
+			}
+		}
+	}
+	onMessage := func(context stream.ConsumerContext, message *amqp.Message) {
+		say("message", fields{"body": string(message.GetData()), "offset": context.Consumer.GetOffset()})
+	}
+	options := stream.NewConsumerOptions().SetOffset(stream.OffsetSpecification{}.First())
+	if _, err := ha.NewReliableConsumer(env, given["stream"], options, onMessage); err != nil {
+		return err
+	}
+	producer, err := ha.NewReliableProducer(env, given["stream"], stream.NewProducerOptions(), confirmed)
+	if err != nil {
+		return err
+	}
+	say("subscribed", nil)
+	for i := 0; ; i++ {
+		if err := producer.Send(amqp.NewMessage([]byte(fmt.Sprintf("go-%d", i)))); err != nil {
+			return err
+		}
+		time.Sleep(pace)
 	}
 }
 
@@ -258,6 +301,8 @@ func main() {
 			err = publish(env)
 		case "consume":
 			err = consume(env)
+		case "through":
+			err = through(env)
 		default:
 			err = manage(env, os.Args[1])
 		}

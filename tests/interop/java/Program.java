@@ -26,6 +26,7 @@ public class Program {
   static final Map<String, String> given = new HashMap<>();
   static String stream;
   static int count;
+  static final long PACE_MS = 2;
 
   static void say(String event, Object... fields) {
     StringBuilder line = new StringBuilder("{\"event\": \"" + event + "\"");
@@ -170,6 +171,39 @@ public class Program {
     }
   }
 
+  /** The client recovers by itself, and sends again what was not confirmed. */
+  static void through() throws Exception {
+    try (Environment environment = open()) {
+      environment
+          .consumerBuilder()
+          .stream(stream)
+          .offset(OffsetSpecification.first())
+          .noTrackingStrategy()
+          .messageHandler(
+              (context, message) ->
+                  say(
+                      "message",
+                      "body",
+                      new String(message.getBodyAsBinary(), StandardCharsets.UTF_8),
+                      "offset",
+                      context.offset()))
+          .build();
+      Producer producer =
+          environment.producerBuilder().stream(stream).maxUnconfirmedMessages(50).enqueueTimeout(Duration.ZERO).build();
+      say("subscribed");
+      for (int number = 0; ; number++) {
+        int sent = number;
+        byte[] body = ("java-" + number).getBytes(StandardCharsets.UTF_8);
+        producer.send(
+            producer.messageBuilder().addData(body).build(),
+            status -> {
+              if (status.isConfirmed()) say("confirmed", "number", sent);
+            });
+        Thread.sleep(PACE_MS);
+      }
+    }
+  }
+
   static void manage(String command) throws Exception {
     try (Environment environment = open()) {
       if (command.equals("delete")) {
@@ -199,6 +233,9 @@ public class Program {
           break;
         case "consume":
           consume();
+          break;
+        case "through":
+          through();
           break;
         default:
           manage(words[0]);

@@ -11,6 +11,8 @@ const given = {}
 for (let i = 0; i < words.length; i += 2) given[words[i].slice(2)] = words[i + 1]
 const { stream, reference, filter } = given
 const count = Number(given.count ?? 0)
+const PACE_MS = 2
+const PAUSE_MS = 200
 
 const say = (event, fields = {}) => process.stdout.write(JSON.stringify({ event, ...fields }) + "\n")
 
@@ -94,10 +96,10 @@ async function consume() {
     // A deleted stream closes its connection too, and the client tells of that first.
     const onClosed = () => setImmediate(end, "closed")
     const client = await open({ metadata_update: () => end("gone"), connection_closed: onClosed })
-    let consumer
+    let partitions
     const onMessage = async (message, partition) => {
       if (over) return
-      const from = partition ?? consumer
+      const from = partition ?? partitions
       last = message.offset
       received++
       const fields = { body: message.content.toString(), client: message.applicationProperties?.client }
@@ -110,9 +112,12 @@ async function consume() {
     const offset = await startingPoint(client, last)
     if (given.super) {
       const params = { superStream: stream, offset, consumerRef: reference ?? "interop" }
-      consumer = await client.declareSuperStreamConsumer(params, onMessage)
+      partitions = await client.declareSuperStreamConsumer(params, onMessage)
     } else {
-      consumer = await client.declareConsumer(
+      // On a busy machine the first messages may be read together with the answer to Subscribe: they wait for it.
+      let isDeclared
+      const declared = new Promise((resolve) => (isDeclared = resolve))
+      const consumer = await client.declareConsumer(
         {
           stream,
           offset,
@@ -127,8 +132,9 @@ async function consume() {
             : undefined,
           filter: filter ? { values: [filter], postFilterFunc: () => true, matchUnfiltered: false } : undefined,
         },
-        (message) => onMessage(message)
+        (message) => declared.then(() => onMessage(message, consumer))
       )
+      isDeclared()
     }
     say("subscribed")
     const reason = await ended
@@ -138,6 +144,48 @@ async function consume() {
     }
     say(reason)
     if (reason === "gone") return
+  }
+}
+
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
+
+// The client does not connect again by itself: it says that a connection has ended, and another one is made.
+async function through() {
+  let number = 0
+  let last
+  for (;;) {
+    let isOpen = true
+    let lost
+    const ended = new Promise((resolve) => (lost = resolve))
+    const onClosed = () => {
+      isOpen = false
+      lost()
+    }
+    try {
+      const onConfirm = (confirm) => {
+        for (const id of confirm.publishingIds) say("confirmed", { number: Number(id) })
+      }
+      const client = await open({ connection_closed: onClosed, publish_confirm: onConfirm })
+      const publisher = await client.declarePublisher({ stream, connectionClosedListener: onClosed })
+      const offset = last === undefined ? Offset.first() : Offset.offset(last + 1n)
+      await client.declareConsumer({ stream, offset, connectionClosedListener: onClosed }, (message) => {
+        if (!isOpen) return
+        last = message.offset
+        say("message", { body: message.content.toString(), offset: Number(last) })
+      })
+      say("subscribed")
+      while (isOpen) {
+        const sent = publisher.basicSend(BigInt(number), Buffer.from(`js-${number}`)).then(() => publisher.flush())
+        number++
+        await Promise.race([sent, ended])
+        await sleep(PACE_MS)
+      }
+    } catch (failed) {
+      process.stderr.write(`${failed?.message ?? failed}\n`)
+    }
+    isOpen = false
+    say("closed")
+    await sleep(PAUSE_MS)
   }
 }
 
@@ -152,7 +200,7 @@ async function manage() {
   await client.close()
 }
 
-const commands = { publish, consume, create: manage, delete: manage }
+const commands = { publish, consume, through, create: manage, delete: manage }
 commands[command]()
   .then(() => process.exit(0))
   .catch((failed) => {

@@ -2,6 +2,7 @@
 """The interoperability program of rstream; ../README.md has the words of its command line and what it prints."""
 
 import asyncio
+import contextlib
 import json
 import os
 import ssl
@@ -13,6 +14,7 @@ from rstream import AMQPMessage, CompressionType, ConsumerOffsetSpecification, O
 command, words = sys.argv[1], sys.argv[2:]
 given = dict(zip((word.removeprefix("--") for word in words[::2]), words[1::2], strict=True))
 stream, count = given["stream"], int(given.get("count", "0"))
+PACE_S, PAUSE_S = 0.002, 0.2
 reference, wanted_filter = given.get("reference"), given.get("filter")
 NAMED = {"first": OffsetType.FIRST, "last": OffsetType.LAST, "next": OffsetType.NEXT}
 
@@ -147,6 +149,49 @@ async def consume() -> None:
         ended = asyncio.get_running_loop().create_future()
 
 
+async def through() -> None:
+    """The client says that a connection has ended, and another one is made."""
+    number, last = 0, -1
+
+    async def on_confirm(status: rstream.ConfirmationStatus) -> None:
+        if status.is_confirmed:
+            say("confirmed", number=status.message_id)
+
+    async def on_message(message: AMQPMessage, context: rstream.MessageContext) -> None:
+        nonlocal last
+        if context.offset > last:
+            last = context.offset
+            say("message", body=bytes(message.body).decode(), offset=last)
+
+    while True:
+        lost = asyncio.Event()
+
+        async def on_closed(_: rstream.OnClosedErrorInfo, lost: asyncio.Event = lost) -> None:
+            lost.set()
+
+        producer = rstream.Producer(**connection(), on_close_handler=on_closed, default_batch_publishing_delay=0.01)
+        consumer = rstream.Consumer(**connection(), on_close_handler=on_closed)
+        try:
+            await producer.start()
+            await consumer.start()
+            at = ConsumerOffsetSpecification(OffsetType.OFFSET, last + 1)
+            await consumer.subscribe(stream, on_message, decoder=rstream.amqp_decoder, offset_specification=at)
+            say("subscribed")
+            while not lost.is_set():
+                message = AMQPMessage(body=b"rstream-%d" % number)
+                message.publishing_id = number
+                number += 1
+                await producer.send(stream, message, on_publish_confirm=on_confirm)
+                await asyncio.sleep(PACE_S)
+        except Exception as failed:
+            print(f"{type(failed).__name__}: {failed}", file=sys.stderr)
+        say("closed")
+        for client in (producer, consumer):
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(client.close(), PAUSE_S)
+        await asyncio.sleep(PAUSE_S)
+
+
 async def manage() -> None:
     partitions = int(given.get("partitions", "0"))
     if partitions or "super" in given:
@@ -165,7 +210,9 @@ async def manage() -> None:
 
 
 try:
-    asyncio.run({"publish": publish, "consume": consume, "create": manage, "delete": manage}[command]())
+    asyncio.run(
+        {"publish": publish, "consume": consume, "through": through, "create": manage, "delete": manage}[command]()
+    )
 except Exception as failed:
     cause = failed.__context__ or failed  # what went wrong first, when closing went wrong after it
     say("error", text=f"{type(cause).__name__}: {cause}", code=getattr(cause, "code", 0))

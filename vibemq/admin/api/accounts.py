@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vibemq.admin import tool_users
@@ -31,6 +35,9 @@ from vibemq.storage.metadata import PolicyRecord, VhostPermission, VhostRecord
 if TYPE_CHECKING:
     from vibemq.admin.api.service import Api
 
+log = logging.getLogger("vibemq.admin")
+_POLICIES = threading.Lock()  # held while one of them is changed and applied
+
 # ---- who asks ----
 
 
@@ -45,6 +52,15 @@ def caller_of(api: Api, name: str) -> Caller:
 
 def whoami(api: Api, call: Call) -> Any:
     return {"name": call.caller.name, "tags": list(call.caller.tags)}
+
+
+def log_change(api: Api, call: Call) -> Answer:
+    """What was changed in the files beside us, by `vibemq users`: for the log, and for the workers to look at once."""
+    if call.caller is not OWNER:
+        raise Refused(403, "forbidden", "only `vibemq users`, beside the data, says what it has changed")
+    log.info("%s, by %s", text(call, "change"), text(call, "by"))
+    api.accounts_changed()
+    return NO_CONTENT
 
 
 # ---- users ----
@@ -66,12 +82,20 @@ def get_user(api: Api, call: Call) -> Any:
     raise not_found()
 
 
+def may_everything(api: Api, caller: Caller) -> bool:
+    """Superusers, guest, and who may open the socket beside the data."""
+    return caller is OWNER or _is_superuser(api, caller.name)
+
+
+def _is_superuser(api: Api, name: str) -> bool:
+    found = api.metadata.find_user(name)
+    return name == GUEST or (found is not None and found.is_superuser)
+
+
 def _spare_superusers(api: Api, call: Call) -> None:
     """The tag administrator is less than a superuser, and must not become one by way of a password.  Raises Refused."""
-    name, caller = call.path["user"], call.caller
-    known = {user: api.metadata.find_user(user) for user in (name, caller.name)}
-    may_all = {user for user, found in known.items() if user == GUEST or (found is not None and found.is_superuser)}
-    if caller is not OWNER and name in may_all and caller.name not in may_all:
+    name = call.path["user"]
+    if _is_superuser(api, name) and not may_everything(api, call.caller):
         raise Refused(403, "forbidden", f"only a superuser, or `vibemq ctl` beside the data, may change user {name!r}")
 
 
@@ -83,8 +107,9 @@ def put_user(api: Api, call: Call) -> Answer:
     texts = {name: optional_text(call.body, name) for name in ("password", "password_hash")}
     if not any(texts.values()) and not any(call.path["user"] == known for known, _ in _users(api)):
         texts = {"password_hash": ""}
-    hashing = optional_text(call.body, "hashing_algorithm") or ""
-    anew = tool_users.put_user(api.metadata, call.path["user"], tags_of(call.body["tags"]), **texts, hashing=hashing)
+    hashing, verifier = (optional_text(call.body, name) or "" for name in ("hashing_algorithm", "verifier"))
+    tags = tags_of(call.body["tags"])
+    anew = tool_users.put_user(api.metadata, call.path["user"], tags, **texts, hashing=hashing, verifier=verifier)
     api.accounts_changed()
     return made(anew)
 
@@ -100,6 +125,13 @@ def add_user(api: Api, call: Call) -> Answer:
 def put_password(api: Api, call: Call) -> Answer:
     _spare_superusers(api, call)
     tool_users.change_password(api.metadata, call.path["user"], text(call, "password"))
+    api.accounts_changed()
+    return NO_CONTENT
+
+
+def delete_password(api: Api, call: Call) -> Answer:
+    _spare_superusers(api, call)
+    tool_users.clear_password(api.metadata, call.path["user"])
     api.accounts_changed()
     return NO_CONTENT
 
@@ -268,22 +300,35 @@ def get_policy(api: Api, call: Call) -> Any:
 def put_policy(api: Api, call: Call) -> Answer:
     _require_policymaker(api, call)
     priority = call.body.get("priority", 0)
-    anew = api.metadata.set_policy(
-        call.path["vhost"],
-        call.path["name"],
-        text(call, "pattern"),
-        mapping(call, "definition"),
-        priority,
-        text(call, "apply-to", "all"),
-    )
+    with _changing_policies(api):
+        anew = api.metadata.set_policy(
+            call.path["vhost"],
+            call.path["name"],
+            text(call, "pattern"),
+            mapping(call, "definition"),
+            priority,
+            text(call, "apply-to", "all"),
+        )
     return made(anew)
 
 
 def delete_policy(api: Api, call: Call) -> Answer:
     _require_policymaker(api, call)
-    if not api.metadata.clear_policy(call.path["vhost"], call.path["name"]):
+    with _changing_policies(api):
+        was_there = api.metadata.clear_policy(call.path["vhost"], call.path["name"])
+    if not was_there:
         raise not_found()
     return NO_CONTENT
+
+
+@contextmanager
+def _changing_policies(api: Api) -> Iterator[None]:
+    """What is changed counts at once; one change after the other, or an earlier one could be applied last."""
+    with _POLICIES:
+        before = api.metadata.held_policies()
+        yield
+        api.catalog.apply_policies(before)
+        api.accounts_changed()  # workers look at their queues
 
 
 def _require_policymaker(api: Api, call: Call) -> None:

@@ -15,7 +15,6 @@ from vibemq.storage.log import Log, LogStats
 from vibemq.storage.metadata import StreamRecord
 
 _GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
-_EMPTY = LogStats(0, 0, -1, 0, 0)
 
 
 class Counts(NamedTuple):
@@ -42,6 +41,9 @@ class Counts(NamedTuple):
         return self.ready + self.unacknowledged
 
 
+NOTHING = Counts(LogStats(0, 0, -1, 0, 0), None)
+
+
 def counts_of(record: StreamRecord) -> Counts:
     """Nothing at all for one that is being deleted.  Raises StorageError where files are damaged."""
     try:
@@ -53,5 +55,5 @@ def counts_of(record: StreamRecord) -> Counts:
         return Counts(stats, None if record.queue is None else queue_stats(record.directory, stats.next_offset))
     except StorageError as problem:
         if problem.code in _GONE:
-            return Counts(_EMPTY, None)
+            return NOTHING
         raise

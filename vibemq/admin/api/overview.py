@@ -3,22 +3,30 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import platform
-import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vibemq
 from vibemq.admin.api.calls import Answer, Call, not_found
 from vibemq.admin.api.connections import STREAM_PROTOCOL, protocol_of
-from vibemq.admin.api.counts import counts_of
-from vibemq.errors import VibeMQError
+from vibemq.admin.api.counts import NOTHING, Counts, counts_of
+from vibemq.admin.api.health import alarms_of, is_drained
+from vibemq.broker.alarms import Alarm
+from vibemq.broker.disk import free_bytes
+from vibemq.errors import StorageError, VibeMQError
+from vibemq.storage.metadata import StreamRecord
+from vibemq.storage.offsets import StoredOffsets
 
 if TYPE_CHECKING:
     from vibemq.admin.api.service import Api
 
 CLUSTER_NAME = "vibemq"
+#: Of all streams together, those that lag most: a page that Prometheus takes in a second.
+STORED_OFFSETS_SHOWN_MAX = 10_000
 
 #: What listeners speak, by their names in the ready line, where that is not the name itself.
 PROTOCOLS = {
@@ -38,7 +46,10 @@ def overview(api: Api, call: Call) -> Any:
     ready = unacknowledged = 0
     consumers = sum(len(session.get("subscriptions", ())) for session in sessions)
     for record in records:
-        counts = counts_of(record)
+        try:
+            counts = counts_of(record)
+        except StorageError:  # the log says so, and the others are wanted all the same
+            continue
         ready, unacknowledged = ready + counts.ready, unacknowledged + counts.unacknowledged
     version = api.config.streams.product_version
     return {
@@ -90,14 +101,6 @@ def auth(api: Api, call: Call) -> Any:
     return {"oauth_enabled": False}
 
 
-def health(api: Api, call: Call) -> Answer:
-    """Does every worker answer?"""
-    down = len(api.workers) - len(api.workers.ask_all("status"))
-    if down:
-        return Answer(503, {"status": "failed", "reason": f"{down} of {len(api.workers)} workers do not answer"})
-    return Answer(200, {"status": "ok"})
-
-
 def _listener(api: Api, door: str, address: str) -> dict[str, Any]:
     host, _, port = address.rpartition(":")
     protocol = PROTOCOLS.get(door, door)
@@ -106,10 +109,8 @@ def _listener(api: Api, door: str, address: str) -> dict[str, Any]:
 
 def _node(api: Api) -> dict[str, Any]:
     limit = api.config.store.disk_free_min_bytes
-    try:
-        free = shutil.disk_usage(os.path.dirname(api.metadata.path)).free
-    except OSError:
-        free = 0
+    alarms = alarms_of(api)
+    used, watermark = (0, 0) if api.conditions is None else api.conditions.memory
     answers = api.workers.ask_all("status")
     return {
         "name": api.node,
@@ -119,16 +120,25 @@ def _node(api: Api) -> dict[str, Any]:
         "uptime": time.time_ns() // 1_000_000 - api.started_ms,
         "processors": os.cpu_count(),
         "rates_mode": "none",
-        "mem_alarm": False,
-        "disk_free": free,
+        "mem_used": used,
+        "mem_limit": watermark,
+        "mem_alarm": Alarm.MEMORY in alarms,
+        "disk_free": _disk_free(api),
         "disk_free_limit": limit,
-        "disk_free_alarm": free < limit,
-        "being_drained": False,
+        "disk_free_alarm": Alarm.DISK in alarms,
+        "being_drained": is_drained(api),
         "partitions": [],
         "db_dir": os.path.dirname(api.metadata.path),
         "os": platform.platform(),
         "workers": [{"pid": answer["pid"], "connections": answer["connections"]} for answer in answers],
     }
+
+
+def _disk_free(api: Api) -> int:
+    try:
+        return free_bytes(os.path.dirname(api.metadata.path))
+    except OSError:
+        return 0
 
 
 # ---- metrics ----
@@ -143,12 +153,9 @@ _QUEUE_METRICS = (
     ("acked_total", "counter", "messages that were acknowledged", "acked"),
     ("dead_lettered_total", "counter", "messages that went to the dead-letter queue", "dead_lettered"),
     ("expired_total", "counter", "messages that were older than the queue's time to live", "expired"),
-    (
-        "dropped_total",
-        "counter",
-        "messages without room, purged, or failed without a dead-letter queue",
-        "dropped",
-    ),
+    ("dropped_total", "counter", "messages lost to a limit, the time to live or failed attempts", "dropped"),
+    ("refused_total", "counter", "messages that a full queue did not take, as their publishers were told", "refused"),
+    ("purged_total", "counter", "messages that waited when the queue was purged", "purged"),
 )
 
 
@@ -157,37 +164,95 @@ def metrics(api: Api, call: Call) -> Answer:
     page = _Page()
     answers = api.workers.ask_all("status")
     page.add("vibemq_build_info", "gauge", "the version that runs", 1, version=vibemq.__version__)
+    alarms, used, watermark = alarms_of(api), 0, 0
+    if api.conditions is not None:
+        used, watermark = api.conditions.memory
+    page.add(
+        "vibemq_alarms_free_disk_space_watermark",
+        "gauge",
+        "1 while too little disk is free to take messages",
+        int(Alarm.DISK in alarms),
+    )
+    page.add(
+        "vibemq_alarms_memory_used_watermark",
+        "gauge",
+        "1 while too much memory is used to take messages",
+        int(Alarm.MEMORY in alarms),
+    )
+    page.add("vibemq_being_drained", "gauge", "1 in maintenance mode", int(is_drained(api)))
+    page.add("vibemq_disk_space_available_bytes", "gauge", "free where the data lies", _disk_free(api))
+    page.add(
+        "vibemq_disk_space_available_limit_bytes",
+        "gauge",
+        "below this the disk alarm is in effect",
+        api.config.store.disk_free_min_bytes,
+    )
+    page.add("vibemq_memory_used_bytes", "gauge", "of all processes, without the page cache", used)
+    page.add("vibemq_memory_limit_bytes", "gauge", "above this the memory alarm is in effect; 0: never", watermark)
     page.add("vibemq_uptime_seconds", "gauge", "since the broker started", time.time() - api.started_ms / 1000)
     page.add("vibemq_workers", "gauge", "worker processes", len(api.workers))
     page.add("vibemq_workers_answering", "gauge", "worker processes that answer", len(answers))
     page.add("vibemq_connections", "gauge", "open connections", sum(answer["connections"] for answer in answers))
+    ends = [answer["certificate_ends_s"] for answer in answers if answer.get("certificate_ends_s") is not None]
+    if ends:
+        about = "Unix time at which the TLS certificate ends that the doors show"
+        page.add("vibemq_tls_certificate_not_after_seconds", "gauge", about, min(ends))
+    behind: list[_Behind] = []
     for record in api.metadata.streams():
         try:
             counts = counts_of(record)
         except VibeMQError:  # damaged: the log says so, and the others are wanted all the same
             continue
+        with suppress(VibeMQError):  # so may these be alone, and what else is known of the stream is wanted
+            behind += _stored_offsets(record, counts)
         names = {"vhost": record.vhost, "stream": record.name}
         page.add("vibemq_stream_messages", "gauge", "records that are kept", counts.kept, **names)
         page.add("vibemq_stream_bytes", "gauge", "size of the segments", counts.log.size_bytes, **names)
         page.add("vibemq_stream_segments", "gauge", "segment files", counts.log.segment_count, **names)
-        page.add("vibemq_stream_next_offset", "counter", "offset of the next record", counts.log.next_offset, **names)
+        page.add("vibemq_stream_next_offset", "gauge", "offset of the next record", counts.log.next_offset, **names)
         if counts.queue is not None:
             for name, kind, about, field in _QUEUE_METRICS:
                 number = getattr(counts.queue, field)
                 page.add(f"vibemq_queue_{name}", kind, about, number, vhost=record.vhost, queue=record.name)
+    for one in heapq.nlargest(STORED_OFFSETS_SHOWN_MAX, behind, key=lambda one: one.lag):
+        names = {"vhost": one.record.vhost, "stream": one.record.name, "reference": one.reference}
+        page.add("vibemq_stored_offset", "gauge", "offset that a consumer has stored", one.offset, **names)
+        page.add("vibemq_stored_offset_lag", "gauge", "messages behind a stored offset", one.lag, **names)
+    page.add("vibemq_stored_offsets", "gauge", "stored offsets; those that lag most are shown", len(behind))
     for session in api.workers.sessions():
         if protocol_of(session) != STREAM_PROTOCOL:
             continue
         for one in session.get("publishers", ()):
             names = _labels(session, one, one["publisher_id"], one["reference"])
-            page.add("vibemq_publisher_published", "counter", "messages published", one["published"], **names)
-            page.add("vibemq_publisher_confirmed", "counter", "messages confirmed", one["confirmed"], **names)
-            page.add("vibemq_publisher_errored", "counter", "messages refused", one["errored"], **names)
+            page.add("vibemq_publisher_published_total", "counter", "messages published", one["published"], **names)
+            page.add("vibemq_publisher_confirmed_total", "counter", "messages confirmed", one["confirmed"], **names)
+            page.add("vibemq_publisher_errored_total", "counter", "messages refused", one["errored"], **names)
         for one in session.get("subscriptions", ()):
             names = _labels(session, one, one["subscription_id"], str(one["properties"].get("name", "")))
-            page.add("vibemq_consumer_consumed", "counter", "messages delivered", one["consumed"], **names)
+            page.add("vibemq_consumer_consumed_total", "counter", "messages delivered", one["consumed"], **names)
             page.add("vibemq_consumer_offset_lag", "gauge", "messages behind the end", one["offset_lag"], **names)
     return Answer(200, page.text())
+
+
+class _Behind(NamedTuple):
+    """A stored offset, and how many messages come after it."""
+
+    record: StreamRecord
+    reference: str
+    offset: int
+    lag: int
+
+
+def _stored_offsets(record: StreamRecord, counts: Counts) -> list[_Behind]:
+    if counts is NOTHING:
+        return []
+    stored = StoredOffsets(record.directory)
+    try:
+        found = stored.all()
+    finally:
+        stored.close()
+    end = counts.log.next_offset - 1
+    return [_Behind(record, name.decode(errors="backslashreplace"), at, max(0, end - at)) for name, at in found.items()]
 
 
 def _labels(session: dict[str, Any], user: dict[str, Any], number: int, name: str) -> dict[str, Any]:

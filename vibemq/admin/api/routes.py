@@ -8,7 +8,7 @@ but what its tools ask for and cannot be had is answered with a reason.
 
 from __future__ import annotations
 
-from vibemq.admin.api import accounts, connections, definitions, overview, streams
+from vibemq.admin.api import accounts, connections, definitions, health, overview, streams
 from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, NOBODY
 from vibemq.admin.api.service import Handler
 
@@ -22,10 +22,16 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/nodes/{node}", MONITORING, overview.get_node),
     ("GET", "/whoami", MANAGEMENT, accounts.whoami),
     ("GET", "/auth", NOBODY, overview.auth),
-    ("GET", "/health/checks/alarms", MONITORING, overview.health),
-    ("GET", "/health/checks/local-alarms", MONITORING, overview.health),
-    ("GET", "/healthchecks/node", MONITORING, overview.health),
-    ("GET", "/aliveness-test/{vhost}", MANAGEMENT, overview.health),
+    ("GET", "/health/checks/alarms", MONITORING, health.alarms),
+    ("GET", "/health/checks/local-alarms", MONITORING, health.local_alarms),
+    ("GET", "/health/checks/is-in-service", MONITORING, health.in_service),
+    ("GET", "/health/checks/ready-to-serve-clients", MONITORING, health.ready_to_serve_clients),
+    ("GET", "/health/checks/port-listener/{port}", MONITORING, health.port_listener),
+    ("GET", "/health/checks/protocol-listener/{protocol}", MONITORING, health.protocol_listener),
+    ("GET", "/health/checks/virtual-hosts", MONITORING, health.virtual_hosts),
+    ("GET", "/health/checks/node-is-quorum-critical", MONITORING, health.quorum),
+    ("GET", "/healthchecks/node", MONITORING, health.node),
+    ("GET", "/aliveness-test/{vhost}", MANAGEMENT, health.node),
     ("GET", "/metrics", MONITORING, overview.metrics),
     ("GET", "/definitions", ADMINISTRATOR, definitions.export),
     ("POST", "/definitions", ADMINISTRATOR, definitions.import_),
@@ -53,13 +59,18 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("PUT", "/stream/super-streams/{vhost}/{name}", MANAGEMENT, streams.put_super_stream),
     ("GET", "/stream/{vhost}/{name}/tracking", MANAGEMENT, streams.tracking),
     # ---- of our own ----
+    ("PUT", "/maintenance", ADMINISTRATOR, health.drain),
+    ("DELETE", "/maintenance", ADMINISTRATOR, health.revive),
     ("DELETE", "/stream/super-streams/{vhost}/{name}", MANAGEMENT, streams.delete_super_stream),
     ("GET", "/stream/groups", MANAGEMENT, connections.list_groups),
     ("GET", "/stream/groups/{vhost}", MANAGEMENT, connections.list_groups),
     ("GET", "/stream/{vhost}/{name}/status", MANAGEMENT, streams.status),
     ("POST", "/stream/{vhost}/{name}/restart", MANAGEMENT, streams.restart),
+    ("POST", "/changes", ADMINISTRATOR, accounts.log_change),
+    ("PUT", "/queues/{vhost}/{name}/options", MANAGEMENT, streams.put_queue_options),
     ("POST", "/users/{user}", ADMINISTRATOR, accounts.add_user),
     ("PUT", "/users/{user}/password", ADMINISTRATOR, accounts.put_password),
+    ("DELETE", "/users/{user}/password", ADMINISTRATOR, accounts.delete_password),
     ("PUT", "/users/{user}/tags", ADMINISTRATOR, accounts.put_tags),
     # ---- streams, exchanges, bindings ----
     ("GET", "/queues", MANAGEMENT, streams.list_queues),

@@ -30,6 +30,7 @@ from vibemq.admin.api.calls import (
 from vibemq.admin.api.shown import Columns
 from vibemq.admin.rights import Rights, VhostRights
 from vibemq.admin.workers import NoAnswer, Workers
+from vibemq.broker.alarms import Conditions
 from vibemq.broker.arguments import BadArgument
 from vibemq.broker.catalog import Catalog, Deleted
 from vibemq.config import Config
@@ -96,7 +97,9 @@ class Api:
         node: str,
         addresses: Mapping[str, str],
         started_ms: int,
+        conditions: Conditions | None = None,
     ) -> None:
+        """``conditions``: None where no broker runs."""
         from vibemq.admin.api.routes import ROUTES
 
         self.config = config
@@ -105,6 +108,7 @@ class Api:
         self.node = node
         self.addresses = addresses
         self.started_ms = started_ms
+        self.conditions = conditions
         self.catalog = Catalog(config, _Table(metadata, workers))  # type: ignore[arg-type]
         self._rights = Rights(metadata, config.guest.allow_loopback)
         self._rights_lock = threading.Lock()

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vibemq.admin.api.calls import (
@@ -25,10 +26,11 @@ from vibemq.admin.api.calls import (
     optional_text,
     text,
 )
-from vibemq.admin.api.counts import Counts, counts_of
+from vibemq.admin.api.counts import NOTHING, Counts, counts_of
 from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.catalog import checked_name
-from vibemq.errors import ExchangeNotFound, StreamExists, StreamNotFound
+from vibemq.broker.policy import CHANGEABLE, DeliveryMode, Overflow, altered, policy, stored_options
+from vibemq.errors import ExchangeNotFound, StorageError, StreamExists, StreamNotFound
 from vibemq.storage.log import Log
 from vibemq.storage.metadata import BindingRecord, ExchangeRecord, StreamRecord
 
@@ -57,7 +59,8 @@ def get_queue(api: Api, call: Call) -> Any:
     return _queue(api, find(api, call), _consumers(api))
 
 
-def put_queue(api: Api, call: Call) -> Answer:
+def put_queue(api: Api, call: Call, durability: str | None = None) -> Answer:
+    """``durability`` is what a stream has whose arguments do not say it."""
     vhost, given = call.path["vhost"], mapping(call, "arguments")
     kind = given.get("x-queue-type", STREAM_TYPE)
     if kind != STREAM_TYPE:
@@ -66,7 +69,9 @@ def put_queue(api: Api, call: Call) -> Answer:
         raise bad_request("a stream is durable, and neither auto_delete nor exclusive")
     try:
         name = checked_name(call.path["name"])
-        wanted = stream_arguments(protocol_arguments(given), api.config.store)
+        arguments = protocol_arguments(given)
+        said = arguments if durability is None else {"durability": durability, **arguments}
+        wanted = replace(stream_arguments(said, api.config.store), given=arguments)
     except BadArgument as problem:
         raise bad_request(str(problem)) from None
     api.require_rights(call, vhost, configure=[name])
@@ -82,6 +87,61 @@ def put_queue(api: Api, call: Call) -> Answer:
     return CREATED
 
 
+def put_definition(api: Api, call: Call) -> Answer:
+    """A stream, or a queue with our own options, as ``definition`` describes it."""
+    options = call.body.get("queue_options")
+    durability = optional_text(call.body, "durability")
+    if options is None:
+        return put_queue(api, call, durability)
+    vhost = call.path["vhost"]
+    try:
+        name, wanted = checked_name(call.path["name"]), stored_options(mapping(call, "queue_options"))
+    except BadArgument as problem:
+        raise bad_request(str(problem)) from None
+    api.require_rights(call, vhost, configure=[name])
+    was_stream = wanted.pop("keep", False)
+    there = api.metadata.find_stream(vhost, name)
+    if there is not None and there.queue is None and not was_stream:
+        raise bad_request(f"'{name}' in vhost '{vhost}' is there as a stream, not a queue")
+    if was_stream and (there is None or there.queue is None):  # whose retention it still has
+        arguments = {key: value for key, value in mapping(call, "arguments").items() if key != "x-queue-type"}
+        put_queue(api, replace(call, body={**call.body, "arguments": arguments}), durability)
+    try:
+        api.catalog.create_queue(vhost, name, wanted)
+    except StreamExists as problem:
+        record = problem.record
+        if not isinstance(record, StreamRecord) or record.queue is None:
+            raise
+        different = sorted(
+            option
+            for option in (record.queue.keys() | wanted.keys()) - {"keep"}
+            if record.queue.get(option) != wanted.get(option)
+        )
+        if different:
+            raise bad_request(
+                f"queue '{name}' in vhost '{vhost}' is there with another {', '.join(different)}"
+            ) from None
+        return NO_CONTENT
+    return CREATED
+
+
+def definition(record: StreamRecord) -> dict[str, Any]:
+    """All that it takes to make a stream or queue anew; a queue has the arguments that it had as a stream."""
+    arguments = tool_arguments(record.arguments)
+    made = {
+        "name": record.name,
+        "vhost": record.vhost,
+        "durable": True,
+        "auto_delete": False,
+        "arguments": arguments,
+        "durability": record.durability,
+    }
+    if record.queue is None:
+        return made
+    named = {"type": "classic", "arguments": {**arguments, "x-queue-type": "classic"}}
+    return {**made, **named, "queue_options": record.queue}
+
+
 def delete_queue(api: Api, call: Call) -> Answer:
     record = find(api, call)
     api.require_rights(call, record.vhost, configure=[record.name])
@@ -94,6 +154,29 @@ def delete_queue(api: Api, call: Call) -> Answer:
     except StreamNotFound:
         raise not_found() from None
     api.streams_deleted([gone])
+    return NO_CONTENT
+
+
+def put_queue_options(api: Api, call: Call) -> Answer:
+    """Of our own: options of a queue, by the names that its row shows; null gives one back to the configuration."""
+    record = find(api, call)
+    if record.queue is None:
+        raise bad_request(f"'{record.name}' is a stream, and has no options of a queue; policies change its retention")
+    if not call.body:
+        raise bad_request(f"no option to change was given; there are {', '.join(CHANGEABLE)}")
+    changes = dict(call.body)
+    if isinstance(changes.get("overflow"), str):
+        word = changes["overflow"].upper().replace("-", "_")
+        changes["overflow"] = int(Overflow[word]) if word in Overflow.__members__ else changes["overflow"]
+    if isinstance(changes.get("mode"), str):
+        word = changes["mode"].upper().replace("-", "_")
+        changes["mode"] = int(DeliveryMode[word]) if word in DeliveryMode.__members__ else changes["mode"]
+    letters = []
+    if changes.get("dead_letter") or changes.get("dead_letter_queue"):
+        letters = [policy(altered(record.name, record.queue, changes), api.config.queues).dead_letter_name(record.name)]
+    api.require_rights(call, record.vhost, configure=[record.name], write=letters)
+    api.catalog.alter_queue(record.vhost, record.name, changes)
+    api.accounts_changed()
     return NO_CONTENT
 
 
@@ -215,7 +298,12 @@ def _consumers_of(record: StreamRecord, counts: Counts, streams: Counter[tuple[s
 
 
 def _queue(api: Api, record: StreamRecord, consumers: Counter[tuple[str, str]]) -> dict[str, Any]:
-    counts, policy = counts_of(record), api.metadata.policy_of(record.vhost, record.name)
+    state, counts = "running", NOTHING
+    try:
+        counts = counts_of(record)
+    except StorageError:  # the log says why, and the others are wanted all the same
+        state = "down"
+    applied = api.metadata.policy_of(record.vhost, record.name, is_queue=record.queue is not None)
     kind = STREAM_TYPE if record.queue is None else "classic"
     return {
         "name": record.name,
@@ -227,22 +315,32 @@ def _queue(api: Api, record: StreamRecord, consumers: Counter[tuple[str, str]]) 
         "leader": api.node,
         "members": [api.node],
         "online": [api.node],
-        "state": "running",
+        "state": state,
         "type": kind,
         "types": kind,
         "messages": counts.messages,
         "messages_ready": counts.ready,
         "messages_unacknowledged": counts.unacknowledged,
+        "messages_dropped": 0 if counts.queue is None else counts.queue.dropped,
+        "messages_refused": 0 if counts.queue is None else counts.queue.refused,
         "consumers": _consumers_of(record, counts, consumers),
         "message_bytes": counts.log.size_bytes,
         "segments": counts.log.segment_count,
         "first_offset": counts.log.first_offset,
         "next_offset": counts.log.next_offset,
         "arguments": tool_arguments(record.arguments) if record.queue is None else {},
-        "policy": None if policy is None else policy.name,
-        "effective_policy_definition": {} if policy is None else policy.definition,
+        "options": {} if record.queue is None else _options(api, record),
+        "policy": None if applied is None else applied.name,
+        "effective_policy_definition": {} if applied is None else applied.definition,
         "operator_policy": None,
     }
+
+
+def _options(api: Api, record: StreamRecord) -> dict[str, Any]:
+    """Those that hold for a queue: its own, over the configuration's and under a policy's."""
+    queue = policy(api.metadata.effective_options(record), api.config.queues)
+    shown = {name: getattr(queue, name) for name in CHANGEABLE}
+    return {"mode": queue.mode.name.lower(), **shown, "overflow": queue.overflow.name.lower()}
 
 
 # ---- super streams ----

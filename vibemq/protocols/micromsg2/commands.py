@@ -23,7 +23,7 @@ from vibemq.broker.policy import FAN_OUTS, DeliveryMode, policy
 from vibemq.broker.reader import offset_of_word
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.micromsg2.codec import BadCommand, parse_command
-from vibemq.protocols.micromsg2.destinations import Refused, Target, target_of
+from vibemq.protocols.micromsg2.destinations import Refused, Target, check_new, target_of
 from vibemq.protocols.micromsg2.filters import BadFilter, compile_filter
 from vibemq.protocols.micromsg2.options import queue_options
 from vibemq.protocols.micromsg2.spec import CONTROL_BYTES_MAX, FRAME_FAULTS, ErrorCode, ExtensionName
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFETCH_AUTO = 4096  # settled as soon as they are sent, so this is only what one turn may write
+PREFETCH_DIGITS_MAX = 9  # more than any window holds
 LIST_BYTES_MAX = 60_000  # of the destinations in an answer, which has to fit in a COMMAND
 ID_CHARACTERS_MAX = 255  # of a command: they come back, percent-encoded, with the answer
 PEER_TEXT_MAX = 200  # of what a peer says of itself, in the log
@@ -162,8 +163,12 @@ def require_read(session: Micromsg2Session, name: str) -> None:
 
 
 def may_publish(session: Micromsg2Session, publisher: Any, index: int) -> bool:
-    """Ask again, because rights have changed since the last time; a refusal is answered here."""
+    """Ask again: rights have changed since the last time, or an alarm is in effect; a refusal is answered here."""
     if not check_access(session):
+        return False
+    why = admission.refusal_now(session.door.broker, session.peer)
+    if why:
+        session.refuse_message(index, ErrorCode.SERVER_ERROR.encode(), why.encode(), publisher.destination)
         return False
     try:
         if publisher.queue is None:
@@ -209,6 +214,12 @@ def open_queue(
 ) -> None:
     """Call ``then(queue)``, now or after it was made, or ``failed(problem)``."""
     door, name = session.door, target.name
+    try:
+        if door.queues.metadata.find_stream(DEFAULT_VHOST, name) is None:
+            check_new(target)
+    except (Refused, StorageError) as problem:
+        failed(problem)
+        return
 
     def opened(queue: Any) -> None:
         if not target.fits(queue.policy.is_fan_out):
@@ -249,6 +260,10 @@ def first_send(
         session.publish_again(destination, properties, payload, dotnet_type, index)
 
     if not check_access(session):
+        return
+    why = admission.refusal_now(session.door.broker, session.peer)
+    if why:
+        session.refuse_message(index, ErrorCode.SERVER_ERROR.encode(), why.encode(), destination)
         return
     try:
         target = target_of(destination, session.door.config.default_queue)
@@ -468,9 +483,10 @@ def _prefetch(command: Command) -> int:
     text = command.value("prefetch")
     if text is None:
         return most
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+    digits = text.lstrip("0")
+    if not (digits.isascii() and digits.isdigit()):
         raise Refused(ErrorCode.BAD_COMMAND, f"prefetch needs a number from 1 on, had '{text:.20}'")
-    return min(int(text), most)
+    return most if len(digits) > PREFETCH_DIGITS_MAX else min(int(digits), most)
 
 
 def unsubscribe(command: Command) -> None:
@@ -485,6 +501,8 @@ def create(command: Command) -> None:
     options = {**target.options, **queue_options(command.pairs)}
     if not target.fits(options.get("mode", DeliveryMode.ROUND_ROBIN) in FAN_OUTS):
         raise Refused(ErrorCode.BAD_COMMAND, f"mode contradicts the prefix {target.prefix}")
+    if session.door.queues.metadata.find_stream(DEFAULT_VHOST, target.name) is None:
+        check_new(target)
     check_kind(session, target)
     letters = options.get("dead_letter_queue") or (f"{target.name}.dlq" if options.get("dead_letter") else None)
     if letters is not None:

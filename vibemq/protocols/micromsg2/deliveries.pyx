@@ -10,7 +10,7 @@ What filters leave out takes no room, so nothing but time bounds it: all filters
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp
 
-from vibemq.broker.consumer cimport UNDELIVERABLE, UNWANTED, WRITTEN
+from vibemq.broker.consumer cimport UNDELIVERABLE, UNWANTED, WRITTEN, peer_key
 from vibemq.broker.inflight cimport NO_SLOT
 from vibemq.broker.payload cimport payload_of
 from vibemq.broker.queue cimport Queue
@@ -123,6 +123,7 @@ cdef class Subscription(Consumer):
     def __init__(self, Micromsg2Session session, str name, Outlet outlet not None, int number, bint is_auto):
         self.session, self.name, self.outlet, self.number, self.is_auto = session, name, outlet, number, is_auto
         self.deliveries = session.in_flight
+        self.peer = peer_key(session.user, session.peer_address)
 
     def __str__(self):
         return self.session.peer

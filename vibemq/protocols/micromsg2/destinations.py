@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES, RESERVED_PREFIX
+from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES, RESERVED_PREFIX, queue_name_fits
 from vibemq.broker.policy import DeliveryMode
 from vibemq.protocols.micromsg2.spec import DESTINATION_BYTES_MAX, QUEUE_PREFIX, TOPIC_PREFIX, ErrorCode
 
@@ -23,6 +23,19 @@ class Refused(Exception):
         super().__init__(f"{code}: {text}")
         self.code = code
         self.text = text
+
+
+#: What people and other brokers write before a slash -> what they mean.
+PREFIX_MEANT = {
+    "queues": QUEUE_PREFIX,
+    "queue:": QUEUE_PREFIX,
+    "q": QUEUE_PREFIX,
+    "": QUEUE_PREFIX,
+    "topics": TOPIC_PREFIX,
+    "topic:": TOPIC_PREFIX,
+    "t": TOPIC_PREFIX,
+    "exchange": TOPIC_PREFIX,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,21 @@ class Target:
         right, is_there = (QUEUE_PREFIX, "queue") if self.prefix == TOPIC_PREFIX else (TOPIC_PREFIX, "topic")
         text = f"'{self.name}' is a {is_there}; its destination is {right}{self.name}"
         return Refused(ErrorCode.WRONG_KIND, text)
+
+
+def check_new(target: Target) -> None:
+    """A queue is about to be made by this name: one that other doors could not name is a mistake.  Raises Refused."""
+    if queue_name_fits(target.name):
+        return
+    word, slash, rest = target.name.partition("/")
+    if slash and word.lower() in PREFIX_MEANT and queue_name_fits(rest) and rest:
+        meant = f"'{PREFIX_MEANT[word.lower()]}{rest}' was probably meant"
+    else:
+        meant = f"its destination is {QUEUE_PREFIX}NAME or {TOPIC_PREFIX}NAME"
+    raise Refused(
+        ErrorCode.INVALID_NAME,
+        f"a new queue's name has letters, digits, '-', '_' and '.' only, had '{target.name:.100}': {meant}",
+    )
 
 
 def target_of(destination: bytes, default: str = "") -> Target:

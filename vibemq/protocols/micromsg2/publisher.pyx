@@ -9,7 +9,9 @@ are cumulative; the ERROR that says so is written before any of them.
 
 from libc.string cimport memcpy
 
-from vibemq.broker.publisher cimport QUEUE_FULL, QUEUE_NOT_FOUND, ROOM, ROOM_ELSEWHERE, ROOM_LATER, SERVER_ERROR
+from vibemq.broker.publisher cimport (
+    PARKED_TOO_MUCH, QUEUE_FULL, QUEUE_NOT_FOUND, ROOM, ROOM_ELSEWHERE, ROOM_LATER, SERVER_ERROR,
+)
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.micromsg2.properties cimport message_write
@@ -37,7 +39,9 @@ cdef class Publisher(QueuePublisher):
         if room == ROOM:
             return self._append(entry, size, index)
         what = (index, (<const char *> entry)[:size])
-        if room == ROOM_LATER:
+        if room == ROOM_LATER and self.session.parks_no_more():
+            self._refuse(index, QUEUE_FULL, PARKED_TOO_MUCH)
+        elif room == ROOM_LATER:
             self.park(what, size)
         elif room == ROOM_ELSEWHERE:
             self._redirect(what)

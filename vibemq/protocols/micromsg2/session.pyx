@@ -20,6 +20,7 @@ from vibemq.broker.inflight cimport NO_SLOT, delivery
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.net.connection cimport Connection
+from vibemq.net.door cimport PAUSE_ENDING
 from vibemq.broker.reader cimport LogReader
 from vibemq.protocols.micromsg2.deliveries cimport Outlet, Subscription, TopicReader
 from vibemq.protocols.micromsg2.publisher cimport Publisher
@@ -380,6 +381,9 @@ cdef class Micromsg2Session(QueueSession):
     def make_dead_letter_queue(self, publisher, what):
         commands.make_dead_letter_queue(self, publisher, what)
 
+    cdef bint consumes(self):
+        return len(self.subscriptions) != 0
+
     # ---- deliver ----
 
     cdef bint may_write(self) noexcept:
@@ -475,6 +479,8 @@ cdef class Micromsg2Session(QueueSession):
         self.shutting_down = True
         if self.state != "open" or self._has_done_its_work():
             commands.say_goodbye(self)
+        elif self.in_flight.count == 0 and self.sending is None:
+            self.pause(PAUSE_ENDING)  # the peer could only send more to be acknowledged, without end
         return 0
 
     cdef int close(self) except -1:
@@ -505,7 +511,7 @@ cdef class Micromsg2Session(QueueSession):
             "client_properties": {} if agreed is None else {
                 "connection_name": self.identity, "extensions": ";".join(agreed.ids),
             },
-            "state": "blocked" if self.throttled or self.blocked else "running",
+            "state": self.shown_state,
             "publishers": [
                 {"stream": (<Publisher> publisher).stream.name}
                 for publisher in islice(self.publishers.values(), DESCRIBED_MAX)

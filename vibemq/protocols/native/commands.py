@@ -21,22 +21,34 @@ from vibemq.broker.admission import (
     SUBSCRIPTIONS_MAX,
     Ended,
     access_now,
-    log_refusal,
     needs_login,
+    refusal_now,
     with_queue,
 )
+from vibemq.broker.arguments import BadArgument
 from vibemq.broker.helping import in_helper
 from vibemq.broker.policy import ACK_TIMEOUT_MS_MIN
-from vibemq.errors import AccountError, LimitExceeded, StorageError, StreamExists, StreamNotFound
+from vibemq.errors import AccountError, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
 from vibemq.protocols.native import compression
-from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, frame_of, is_json
-from vibemq.protocols.native.options import READERS, BadOption, options_of, queue_info, queue_options
+from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, is_json
+from vibemq.protocols.native.options import (
+    READERS,
+    BadOption,
+    altered_options,
+    options_of,
+    queue_info,
+    queue_options,
+)
+from vibemq.protocols.native.replies import FRESH_ID, error, failed, log_refused, not_authorized, reply
 from vibemq.protocols.native.spec import (
     COMMAND_BY_TYPE,
-    COMPRESSION_BY_NAME,
+    DEAD_LETTER_SUFFIX,
+    DEDUP_CLIENT_BYTES,
     FEATURE_DEDUP,
     FEATURE_NAMES,
+    FORM_STORED,
     REASON_SERVER_SHUTDOWN,
+    STORED_EXTRA_BYTES,
     Command,
     ErrorCode,
     Header,
@@ -51,9 +63,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The id of a frame that answers none.
-FRESH_ID = b"server"
 PREFETCH_HEADER = "prefetch"
+CREATE_HEADER = Header.CREATE.value
 DORMANT_LOOKS_PER_TICK = 64  # lookups of some microseconds each, twice a second
 
 
@@ -97,66 +108,6 @@ def _name(number: int) -> str:
 
 def _action(command: Command) -> str:
     return wire_name(command)[0].lower() + wire_name(command)[1:]
-
-
-# ---- answers ----
-
-
-def reply(
-    session: NativeSession,
-    request: Message,
-    command: Command,
-    *,
-    queue: str | None = None,
-    payload: bytes | None = None,
-    headers: dict[str, str] | None = None,
-) -> None:
-    """The answer to a request, compressed when that was agreed and is worth it; never larger than clients read."""
-    body = encode_body(
-        command, request.id, queue=queue, payload=payload, headers=headers, text_layout=session.text_layout
-    )
-    if session.compression and len(body) >= session.compression_threshold:
-        packed = compression.compress(session.compression, body)
-        if packed is not None and len(packed) <= session.frame_max:
-            session.write(frame_of(packed, COMPRESSION_BY_NAME[session.compression]))
-            return
-    if len(body) > session.frame_max:
-        text = f"The answer has {len(body)} bytes, more than the {session.frame_max} that clients read."
-        error(session, request, ErrorCode.SERVER_ERROR, text)
-        return
-    session.write(frame_of(body))
-
-
-def error(session: NativeSession, request: Message, code: str, text: str) -> None:
-    session.refuse_frame(request.id, str(code).encode(), text.encode(errors="replace")[:65_535])
-
-
-def not_authorized(session: NativeSession, request_id: bytes, operation: QueueOperation, queue: str) -> None:
-    """All that it tells, the peer has said itself: nobody has looked whether there is such a queue."""
-    _log_refusal(session, operation, queue)
-    text = f"Access denied. User '{session.user}' lacks the permission {wire_name(operation)} for queue '{queue}'."
-    session.refuse_frame(request_id, ErrorCode.NOT_AUTHORIZED.encode(), text.encode(errors="replace"))
-
-
-def _log_refusal(session: NativeSession, operation: QueueOperation, queue: str) -> None:
-    log_refusal(session.peer, session.user, wire_name(operation), queue, session.refusals)
-
-
-def refuse_framing(session: NativeSession, problem: Exception, request_id: bytes = b"") -> None:
-    """Bytes that are no frame: say so, and close, because nobody knows where the next one begins."""
-    logger.info("%s: refused: %s", session.peer, problem)
-    session.refuse_frame(request_id or FRESH_ID, ErrorCode.INVALID_MESSAGE.encode(), str(problem).encode()[:65_535])
-    session.finish()
-
-
-def failed(session: NativeSession, request: Message, problem: BaseException) -> None:
-    """A handler or the disk failed: the peer is told, and goes on."""
-    if isinstance(problem, LimitExceeded | StorageError):
-        logger.error("%s: %s", session.peer, problem)
-        error(session, request, ErrorCode.SERVER_ERROR, str(problem))
-    else:
-        logger.error("%s: a command failed by an error of ours", session.peer, exc_info=problem)
-        error(session, request, ErrorCode.SERVER_ERROR, "The broker could not do this; its log says why.")
 
 
 # ---- the connection ----
@@ -269,6 +220,9 @@ def _connected(session: NativeSession, request: Message, user: str, access: Any)
     wanted = {name.strip().lower() for name in request.headers.get(Header.FEATURES, "").split(",")}
     session.features = frozenset(wanted.intersection(FEATURE_NAMES))
     session.dedup = FEATURE_DEDUP in session.features
+    client = request.headers.get(Header.CLIENT, "").encode(errors="replace")
+    session.client = client if len(client) == DEDUP_CLIENT_BYTES else None
+    session.read_max = session.frame_max + (STORED_EXTRA_BYTES if FORM_STORED in session.features else 0)
     headers = {Header.CONNECTION_ID.value: session.connection_id, Header.SERVER_VERSION.value: door.server_version}
     if session.compression:
         headers[Header.NEGOTIATED_COMPRESSION.value] = session.compression
@@ -320,7 +274,7 @@ def _use_access(session: NativeSession, access: Any) -> None:
         queue = name.decode()
         if not access.may(QueueOperation.SUBSCRIBE, queue):
             session.remove_subscription(name)
-            _log_refusal(session, QueueOperation.SUBSCRIBE, queue)
+            log_refused(session, QueueOperation.SUBSCRIBE, queue)
             text = f"Access denied: the subscription of user '{session.user}' to queue '{queue}' has ended."
             session.refuse_frame(FRESH_ID, ErrorCode.NOT_AUTHORIZED.encode(), text.encode())
 
@@ -329,8 +283,13 @@ def _use_access(session: NativeSession, access: Any) -> None:
 
 
 def may_publish(session: NativeSession, request_id: bytes, queue: str) -> bool:
-    """Ask again, because rights have changed since the last time; a refusal is answered here."""
+    """Ask again: rights have changed since the last time, or an alarm is in effect; a refusal is answered here."""
     if not check_access(session):
+        return False
+    why = refusal_now(session.door.broker, session.peer)
+    if why:
+        text = f"The message is not stored: {why}."
+        session.refuse_frame(request_id, ErrorCode.SERVER_ERROR.encode(), text.encode())
         return False
     if session.access.may(QueueOperation.PUBLISH, queue):
         return True
@@ -354,12 +313,33 @@ def first_publish(session: NativeSession, body: bytes) -> None:
     _with_queue(session, request, opened_queue)
 
 
-def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], None]) -> None:
-    """Call ``then(queue)``, after making the queue if it does not exist and that is allowed."""
+def publish_stored(session: NativeSession, request: Message) -> None:
+    """A message as another queue had it: nothing is looked at but whether there is room for it."""
+    name = (request.queue or "").encode()
+    body = encode_body(Command.PUBLISH_STORED, request.id, queue=request.queue, payload=request.payload)
+
+    def opened_queue(queue: Any) -> None:
+        publisher = session.publishers.get(name)
+        if publisher is None or publisher.queue is not queue:
+            session.add_publisher(queue, name)  # type: ignore[union-attr]
+            publisher = session.publishers[name]
+        publisher.publish_stored(body)
+
+    if may_publish(session, request.id, request.queue or ""):
+        _with_queue(session, request, opened_queue)
+
+
+def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], None], *, wanted: bool = True) -> None:
+    """Call ``then(queue)``, after making the queue if it does not exist, and that is ``wanted`` and allowed.
+
+    By the protocol using a queue makes it, also of a stream.
+    """
     door, name = session.door, request.queue or ""
 
     def refused(problem: Exception) -> None:
-        if isinstance(problem, StreamNotFound):
+        if isinstance(problem, StreamIsNoQueue):
+            error(session, request, ErrorCode.NOT_A_QUEUE, f"'{name}' is a stream, not a queue.")
+        elif isinstance(problem, StreamNotFound):
             error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
         else:
             failed(session, request, problem)
@@ -368,7 +348,9 @@ def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], 
         door.broker,
         DEFAULT_VHOST,
         name,
-        may_create=door.auto_create
+        may_convert=True,
+        may_create=wanted
+        and door.auto_create
         and (not door.auto_create_needs_permission or session.access.may(QueueOperation.CREATE_QUEUE, name)),
         then=then,
         failed=refused,
@@ -386,6 +368,10 @@ def subscribe(session: NativeSession, request: Message) -> None:
         most = session.door.queues.defaults.prefetch_max
         error(session, request, ErrorCode.INVALID_MESSAGE, f"Header prefetch must be a number from 1 to {most}.")
         return
+    create = request.headers.get(CREATE_HEADER, "true").lower()
+    if create not in ("true", "false"):
+        error(session, request, ErrorCode.INVALID_MESSAGE, f"Header {CREATE_HEADER} must be true or false.")
+        return
     if len(session.subscriptions) >= SUBSCRIPTIONS_MAX and name not in session.subscriptions:
         error(session, request, ErrorCode.SERVER_ERROR, f"At most {SUBSCRIPTIONS_MAX} subscriptions each.")
         return
@@ -396,12 +382,13 @@ def subscribe(session: NativeSession, request: Message) -> None:
         reply(session, request, Command.SUBSCRIBE_ACK, queue=request.queue, headers=headers)
         known = session.subscriptions.get(name)
         if known is None:
-            known = session.add_subscription(name, prefetch)
+            stored = FORM_STORED in session.features and request.headers.get(Header.FORM) == FORM_STORED
+            known = session.add_subscription(name, prefetch, stored)
             session.attach(known, queue)
         elif known.dormant:
             session.attach(known, queue)
 
-    _with_queue(session, request, opened_queue)
+    _with_queue(session, request, opened_queue, wanted=create == "true")
 
 
 def _text(raw: bytes) -> str:
@@ -454,7 +441,7 @@ def create_queue(session: NativeSession, request: Message) -> None:
         return
     stored = options.stored()
     if request.payload in (None, b"null"):
-        # What was not said is not stored, so it follows the configuration; a payload says everything.
+        # What was not said is not stored, so it follows the configuration; a payload says everything but the limit.
         stored = {field: value for field, value in stored.items() if _is_said(field, request.headers)}
 
     def done(_: Any, problem: BaseException | None) -> None:
@@ -468,6 +455,37 @@ def create_queue(session: NativeSession, request: Message) -> None:
         reply(session, request, Command.CREATE_QUEUE, queue=name)
 
     in_helper(session, partial(session.door.catalog.create_queue, DEFAULT_VHOST, name, stored), done)
+
+
+def alter_queue(session: NativeSession, request: Message) -> None:
+    """Who may delete a queue and make it anew may change it as well: a smaller limit or time drops messages."""
+    name, broker = request.queue or "", session.door.broker
+    if not session.access.may(QueueOperation.DELETE_QUEUE, name):
+        not_authorized(session, request.id, QueueOperation.DELETE_QUEUE, name)
+        return
+    try:
+        changes = altered_options(request.payload)
+    except BadOption as problem:
+        error(session, request, problem.error_code, str(problem))
+        return
+    letters = changes.get("dead_letter_queue") or (name + DEAD_LETTER_SUFFIX if changes.get("dead_letter") else None)
+    if letters is not None and not session.access.may(QueueOperation.PUBLISH, letters):
+        not_authorized(session, request.id, QueueOperation.PUBLISH, letters)
+        return
+
+    def done(_: Any, problem: BaseException | None) -> None:
+        if isinstance(problem, StreamNotFound):
+            error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
+        elif isinstance(problem, BadArgument):
+            error(session, request, ErrorCode.INVALID_PAYLOAD, f"{problem}.")
+        elif problem is not None:
+            failed(session, request, problem)
+        else:
+            broker.tell_access_changed()
+            logger.info("%s: user %r changes queue %s: %s", session.peer, session.user, name, changes)
+            reply(session, request, Command.ALTER_QUEUE, queue=name)
+
+    in_helper(session, partial(session.door.catalog.alter_queue, DEFAULT_VHOST, name, changes), done)
 
 
 def _is_said(field: str, headers: dict[str, str]) -> bool:
@@ -513,14 +531,18 @@ def info(session: NativeSession, request: Message) -> None:
             reply(session, request, Command.QUEUE_INFO, queue=name)  # an Error would break .NET declarations
         return
     waiting, in_flight, consumers = queue.counts()
+    dropped, refused = queue.losses()
     queue.release(None)
     payload = queue_info(
         name,
-        options_of(record.queue, door.option_defaults),
+        options_of(door.queues.metadata.effective_options(record), door.option_defaults),
         record.created_ms,
         message_count=waiting,
         subscriber_count=consumers,
         in_flight_count=in_flight,
+        dropped_count=dropped,
+        refused_count=refused,
+        prefetch_max=door.queues.defaults.prefetch_max,
         text_layout=session.text_layout,
     )
     reply(session, request, Command.QUEUE_INFO, queue=name, payload=payload)
@@ -624,6 +646,7 @@ STATES: dict[str, dict[int, Answer]] = {
     "refused": {},  # an answer is held back; nothing is read meanwhile
     "open": {
         **BEFORE,
+        Command.PUBLISH_STORED: publish_stored,
         Command.SUBSCRIBE: subscribe,
         Command.UNSUBSCRIBE: unsubscribe,
         Command.CREATE_QUEUE: create_queue,
@@ -631,6 +654,7 @@ STATES: dict[str, dict[int, Answer]] = {
         Command.QUEUE_INFO: info,
         Command.LIST_QUEUES: list_queues,
         Command.PURGE_QUEUE: purge_queue,
+        Command.ALTER_QUEUE: alter_queue,
         **dict.fromkeys(ADMIN, admin),
     },
     "leaving": {},  # Disconnect has come; what was published is still confirmed

@@ -9,6 +9,7 @@ larger as a Deliver than clients read is given back as undeliverable.
 
 from libc.string cimport memcmp
 
+from vibemq.broker.consumer cimport peer_key
 from vibemq.broker.messages cimport message_view
 from vibemq.broker.payload cimport HEADER_TEXT_BYTES_MAX, VALUE_TEXT_BYTES, as_json, payload_of, value_of
 from vibemq.net.connection cimport Connection
@@ -45,6 +46,7 @@ cdef class Subscription(Consumer):
     def __init__(self, NativeSession session, bytes name, int number, uint32_t wanted):
         self.session, self.name, self.number, self.wanted = session, name, number, wanted
         self.deliveries = session.in_flight
+        self.peer = peer_key(session.user, session.peer_address)
 
     cdef bint room(self) noexcept:
         cdef Connection connection = (<NativeSession> self.session).connection
@@ -94,6 +96,10 @@ cdef class Subscription(Consumer):
                     p = put_header(p, pair.key, pair.key_bytes, value, value_size)
         if base64:
             p = put_header(p, ENCODING, ENCODING_SIZE, BASE64, 6)
+        return self._finish(session, out, p, size, attempts)
+
+    cdef int _finish(self, NativeSession session, uint8_t *out, uint8_t *p, size_t size, uint32_t attempts) except -1:
+        """The last header, and the frame is whole."""
         p = put_str16(p, ATTEMPTS, ATTEMPTS_SIZE)
         bytes_store16(p, decimal_size(attempts))
         frame_end(put_decimal(p + 2, attempts), session.text_layout)
@@ -132,3 +138,20 @@ cdef class Subscription(Consumer):
     cdef int failed(self, object problem) except -1:
         (<NativeSession> self.session).connection.fail(problem)
         return 0
+
+
+cdef class StoredSubscription(Subscription):
+    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
+        cdef NativeSession session = <NativeSession> self.session
+        cdef size_t headers = header_size(ATTEMPTS_SIZE, decimal_size(attempts))
+        cdef size_t size = frame_size(id_size, len(self.name), m.size, headers, session.text_layout)
+        cdef uint8_t *out
+        cdef uint8_t *p
+        if size - FRAME_HEADER_BYTES > session.read_max:
+            return UNDELIVERABLE
+        out = session.connection.outbox_reserve(size)
+        p = frame_begin(out, size, TYPE_DELIVER, id, id_size, <char *> self.name, len(self.name))
+        bytes_store32(p, m.size)
+        p = put_bytes(p + 4, m.data, m.size)
+        bytes_store16(p, 1)
+        return self._finish(session, out, p + 2, size, attempts)

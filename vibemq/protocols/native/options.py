@@ -46,10 +46,10 @@ class BadOption(ProtocolError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """As declared; the last five are our additions, where None leaves it to the broker's configuration."""
+    """As declared; None leaves it to the broker's configuration.  The last five are our additions."""
 
     mode: DeliveryMode = DeliveryMode.ROUND_ROBIN
-    max_messages: int = 10_000
+    max_messages: int | None = None  # .NET peers always say one, their own default of 10,000 included
     message_ttl_ms: int | None = None
     dead_letter: bool = False
     dead_letter_queue: str | None = None
@@ -200,11 +200,27 @@ def queue_options(headers: Mapping[str, str], payload: bytes | None, defaults: Q
     """The options of a CreateQueue: a payload member wins over a header.
 
     What neither says is that of `defaults`, but with a payload the option's own default: a .NET peer leaves out what
-    it does not want.
+    it does not want.  It never leaves out how many messages may wait, so where that is missing it is the broker's.
     """
     members = _members(payload)
     given = _read(headers, in_payload=False) | _read(members or {}, in_payload=True)
     return replace(defaults if members is None else OPTION_DEFAULTS, **given)
+
+
+def altered_options(payload: bytes | None) -> dict[str, Any]:
+    """The changes of an AlterQueue: values to store, and None for what is given back to the configuration.
+
+    Unlike at CreateQueue, what is not known is refused: nobody may believe that it was changed.
+    """
+    members = _members(payload) or {}
+    fields = {name: field for field, (names, _) in READERS.items() for name in names}
+    if unknown := [name for name in members if name not in fields]:
+        raise BadOption(unknown[0][:60], f"one of {', '.join(sorted(fields))}", members[unknown[0]], in_payload=True)
+    if not members:
+        raise BadOption("payload", "an option to change", "none", in_payload=True)
+    given = {fields[name]: None for name, value in members.items() if value is None}
+    read = _read(members, in_payload=True)
+    return {**given, **{name: int(value) if isinstance(value, IntEnum) else value for name, value in read.items()}}
 
 
 def _members(payload: bytes | None) -> dict[str, Any] | None:
@@ -245,6 +261,9 @@ def queue_info(
     message_count: int,
     subscriber_count: int,
     in_flight_count: int = 0,
+    dropped_count: int = 0,
+    refused_count: int = 0,
+    prefetch_max: int | None = None,
     text_layout: bool = False,
 ) -> bytes:
     """The JSON payload of a QueueInfo reply. `message_count` is of waiting messages; enumerations are numbers, or
@@ -258,7 +277,7 @@ def queue_info(
         "messageCount": min(message_count, INT32_MAX),
         "subscriberCount": min(subscriber_count, INT32_MAX),
         "deliveryMode": member(options.mode),
-        "maxSize": min(options.max_messages, INT32_MAX),
+        "maxSize": min(options.max_messages or 0, INT32_MAX),
         "createdAt": format_time(created_ms),
         "messageTtl": None if options.message_ttl_ms is None else format_time_span(options.message_ttl_ms),
         "enableDeadLetterQueue": options.dead_letter,
@@ -268,6 +287,9 @@ def queue_info(
         "deliveryModeName": wire_name(options.mode),
         "overflowStrategyName": wire_name(options.overflow),
         "inFlightCount": min(in_flight_count, INT32_MAX),
+        "droppedCount": dropped_count,
+        "refusedCount": refused_count,
+        "prefetchMax": prefetch_max,
         "effectiveDeadLetterQueueName": options.dead_letter_name(name) if options.dead_letter else None,
     }
     info |= {READERS[field][0][0]: getattr(options, field) for field in ADDITIONS}

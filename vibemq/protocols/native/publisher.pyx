@@ -6,15 +6,17 @@ and its PublishAck is written at once, but to the side: it leaves when the batch
 when a sync covers it.  If that fails, each of these acks becomes an Error (broker/publisher.pyx).
 """
 
-from libc.string cimport memcmp, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from vibemq.broker.payload cimport scratch_room
-from vibemq.broker.publisher cimport QUEUE_FULL, ROOM_ELSEWHERE, ROOM_LATER, ROOM_NONE, SERVER_ERROR
+from vibemq.broker.publisher cimport (
+    PARKED_TOO_MUCH, QUEUE_FULL, ROOM_ELSEWHERE, ROOM_LATER, ROOM_NONE, SERVER_ERROR,
+)
 from vibemq.broker.queue cimport Queue
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, amqp_map, amqp_properties, bytes_load32, bytes_store32, writer_bytes
 from vibemq.protocols.native.wire cimport (
-    FRAME_HEADER_BYTES, FRAME_OK, HEADERS_MAX, deliver_fits, frame_parse, header_next, is_resend,
+    FRAME_HEADER_BYTES, FRAME_OK, HEADERS_MAX, TYPE_PUBLISH_STORED, deliver_fits, frame_parse, header_next, is_resend,
     publish_ack_size, publish_ack_write,
 )
 
@@ -93,13 +95,37 @@ cdef size_t message_write(const native_frame *frame, uint8_t **out) except 0:
     return w.at - data
 
 
+cdef uint8_t *stored_entry(const native_frame *frame) except NULL:
+    """The entry of a PublishStored, in the scratch memory."""
+    cdef uint8_t *data = scratch_room(4 + frame.payload_size)
+    bytes_store32(data, frame.payload_size)
+    memcpy(data + 4, frame.payload, frame.payload_size)
+    return data
+
+
+cdef int parse_again(const uint8_t *body, size_t size, native_frame *frame) except -1:
+    """Of a frame that was read when it came.  A message is never passed over in silence."""
+    if frame_parse(body, size, frame) != FRAME_OK:
+        raise AssertionError("a frame that was read once cannot be read again")
+    return 0
+
+
 cdef class Publisher(QueuePublisher):
     def __init__(self, session, Connection connection, Queue queue, bytes name):
         self.session, self.connection = session, connection
-        if queue.policy.dead_letter:
-            letters = queue.policy.dead_letter_name(queue.name).encode()
-            self.letter_bytes = LETTER_ADDED_BYTES + max(len(letters), len(name))
+        self.reference = self.session.client
         self.begin(queue.stream, queue, name)
+        self._count_letter_bytes()
+
+    def _count_letter_bytes(self):
+        self.letter_bytes = 0
+        if self.queue.policy.dead_letter:
+            letters = self.queue.policy.dead_letter_name(self.queue.name).encode()
+            self.letter_bytes = LETTER_ADDED_BYTES + max(len(letters), len(self.name))
+
+    def altered(self):
+        QueuePublisher.altered(self)
+        self._count_letter_bytes()
 
     # ---- in ----
 
@@ -112,6 +138,8 @@ cdef class Publisher(QueuePublisher):
         if self.queue.max_messages:
             room = self.room_for(1)
             if room == ROOM_LATER:
+                if self.session.parks_no_more():
+                    return self._refuse(frame, QUEUE_FULL, PARKED_TOO_MUCH)
                 return self.park((<char *> body)[:body_size], body_size)
             if room == ROOM_ELSEWHERE:
                 return self._redirect(frame, body, body_size)
@@ -123,6 +151,9 @@ cdef class Publisher(QueuePublisher):
     cdef int _append(self, const native_frame *frame) except -1:
         cdef uint8_t *entry = NULL
         cdef size_t size = message_write(frame, &entry)
+        return self._append_entry(frame, entry, size)
+
+    cdef int _append_entry(self, const native_frame *frame, const uint8_t *entry, size_t size) except -1:
         cdef uint64_t number = 0
         cdef bint tracked = self.session.dedup and self._number_of(frame, &number)
         if self.add(entry, <uint32_t> size, 1, self.reference if tracked else None, number) != OK:
@@ -131,6 +162,25 @@ cdef class Publisher(QueuePublisher):
         publish_ack_write(self.note(size), frame.id, frame.id_size, <char *> self.name, len(self.name),
                           self.session.text_layout)
         return 0
+
+    def publish_stored(self, bytes body):
+        """A PublishStored: its payload is the message as another queue had it."""
+        cdef native_frame frame
+        cdef uint8_t *entry
+        cdef int room
+        parse_again(<const uint8_t *> <char *> body, len(body), &frame)
+        room = self.room_for(1)
+        if room == ROOM_LATER and not self.session.parks_no_more():
+            self.park(body, len(body))
+        elif room == ROOM_NONE or room == ROOM_LATER or (room == ROOM_ELSEWHERE and not self.find_letters()):
+            self._refuse(&frame, QUEUE_FULL,
+                         b"The queue holds its maximum of %d messages." % self.queue.max_messages)
+        else:
+            entry = stored_entry(&frame)
+            if room == ROOM_ELSEWHERE:
+                self.redirect(entry, 4 + frame.payload_size, (<char *> frame.id)[:frame.id_size])
+            else:
+                self._append_entry(&frame, entry, 4 + frame.payload_size)
 
     cdef bint _number_of(self, const native_frame *frame, uint64_t *number) except -1:
         """The number in an id of a client that has its duplicates dropped; False where the id is another kind."""
@@ -174,9 +224,8 @@ cdef class Publisher(QueuePublisher):
 
     cdef int _refuse_body(self, const uint8_t *body, size_t size, bytes code, bytes text) except -1:
         cdef native_frame frame
-        if frame_parse(body, size, &frame) == FRAME_OK:
-            self._refuse(&frame, code, text)
-        return 0
+        parse_again(body, size, &frame)
+        return self._refuse(&frame, code, text)
 
     cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1:
         if unconfirmed:
@@ -198,9 +247,10 @@ cdef class Publisher(QueuePublisher):
     cdef int publish_parked(self, object what) except -1:
         cdef native_frame frame
         cdef bytes body = what
-        if frame_parse(<const uint8_t *> <char *> body, len(body), &frame) == FRAME_OK:
-            self._append(&frame)
-        return 0
+        parse_again(<const uint8_t *> <char *> body, len(body), &frame)
+        if frame.type == TYPE_PUBLISH_STORED:
+            return self._append_entry(&frame, stored_entry(&frame), 4 + frame.payload_size)
+        return self._append(&frame)
 
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1:
         cdef bytes body = what

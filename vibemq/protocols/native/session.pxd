@@ -20,8 +20,10 @@ cdef class NativeSession(QueueSession):
     cdef public str compression        # negotiated name, None: nothing is compressed
     cdef public uint8_t flags_max      # highest compression flag that this peer may use
     cdef public frozenset features
+    cdef public bytes client           # with which digits its numbered ids begin; None: not said
     cdef public bint dedup             # one of them, asked for each message
     cdef public uint32_t frame_max
+    cdef public uint32_t read_max      # of a frame that comes: with the feature `stored` a little more
     cdef public uint32_t compression_threshold
     cdef readonly dict publishers      # queue name (bytes) -> Publisher
     cdef object publisher_cached
@@ -49,4 +51,5 @@ cdef class NativeSession(QueueSession):
     cdef bint _limited(self) noexcept
     cdef bint _has_confirmed_all(self)
     cdef bint _has_done_its_work(self)
+    cdef int _end_when_done(self) except -1
     cdef int _keep_alive(self, int64_t now_ms) except -1

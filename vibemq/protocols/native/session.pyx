@@ -18,8 +18,9 @@ from vibemq.broker.inflight cimport NO_SLOT
 from vibemq.broker.consumer cimport Consumer
 from vibemq.broker.queue cimport Queue
 from vibemq.net.connection cimport Connection
+from vibemq.net.door cimport PAUSE_ENDING
 from vibemq.protocols.native.codec cimport fault_text, malformed
-from vibemq.protocols.native.deliveries cimport Subscription
+from vibemq.protocols.native.deliveries cimport StoredSubscription, Subscription
 from vibemq.protocols.native.publisher cimport Publisher
 from vibemq.protocols.native.wire cimport (
     CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK, TYPE_CONNECT,
@@ -30,7 +31,7 @@ from vibemq.storage cimport core
 from vibemq.storage.core cimport bytes_load32
 
 from vibemq.errors import LimitExceeded
-from vibemq.protocols.native import commands
+from vibemq.protocols.native import commands, replies
 from vibemq.protocols.native.compression import decompress
 from vibemq.protocols.native.codec import MalformedFrame
 from vibemq.protocols.native.spec import ErrorCode
@@ -57,7 +58,7 @@ cdef class NativeSession(QueueSession):
         self.text_layout, self.layout_fixed = door.text_layout, door.layout_fixed
         self.flags_max = 2
         self.features = frozenset()
-        self.frame_max = door.config.frame_max_bytes
+        self.frame_max = self.read_max = door.config.frame_max_bytes
         self.compression_threshold = door.config.compression_threshold_bytes
         self.publishers, self.subscriptions, self.by_number = {}, {}, []
         self.in_flight = InFlight()
@@ -79,21 +80,21 @@ cdef class NativeSession(QueueSession):
         cdef int fault
         cdef int controls = 0
         while size - at > 0:
-            fault = frame_header(data + at, size - at, self.frame_max, self.flags_max, &body_size, &flags)
+            fault = frame_header(data + at, size - at, self.read_max, self.flags_max, &body_size, &flags)
             if fault == FRAME_NEEDS_MORE:
                 if size - at >= 4:
                     self.wanted = <size_t> body_size + FRAME_HEADER_BYTES
                 break
             if fault != FRAME_OK:
                 had = data[at + 4] if fault == FRAME_UNKNOWN_FLAGS else bytes_load32(data + at)
-                commands.refuse_framing(self, malformed(fault, self.frame_max, had))
+                replies.refuse_framing(self, malformed(fault, self.read_max, had))
                 return size
             if flags:
                 try:
                     body = decompress(flags, (<char *> data)[at + FRAME_HEADER_BYTES:at + FRAME_HEADER_BYTES + body_size],
                                       self.decompressed_max)
                 except (MalformedFrame, LimitExceeded) as problem:
-                    commands.refuse_framing(self, problem)
+                    replies.refuse_framing(self, problem)
                     return size
                 # What was small on the wire may have been much work: it counts by what it became.
                 controls += 1 + <int> (len(body) // BYTES_PER_CONTROL)
@@ -119,7 +120,7 @@ cdef class NativeSession(QueueSession):
         cdef native_frame frame
         cdef int fault = frame_parse(body, size, &frame)
         if fault != FRAME_OK:
-            commands.refuse_framing(self, malformed(fault, frame.needed, frame.had),
+            replies.refuse_framing(self, malformed(fault, frame.needed, frame.had),
                                     (<char *> frame.id)[:frame.id_size] if frame.id_size else b"")
             return 1
         if self.state == "open":
@@ -243,8 +244,9 @@ cdef class NativeSession(QueueSession):
     def publish_body(self, bytes body):
         """A Publish whose queue had to be opened first; it was counted and checked when it came."""
         cdef native_frame frame
-        if frame_parse(<const uint8_t *> <char *> body, len(body), &frame) == FRAME_OK:
-            self._publish(&frame, <const uint8_t *> <char *> body, len(body))
+        if frame_parse(<const uint8_t *> <char *> body, len(body), &frame) != FRAME_OK:
+            raise AssertionError("a frame that was read once cannot be read again")
+        self._publish(&frame, <const uint8_t *> <char *> body, len(body))
 
     def add_publisher(self, Queue queue, bytes name):
         """Its first Publish asks whether it is allowed: rights may have changed while the queue was made."""
@@ -264,7 +266,7 @@ cdef class NativeSession(QueueSession):
         if self.publisher_cached is publisher:
             self.publisher_cached = None
 
-    def add_subscription(self, bytes name, int prefetch) -> Subscription:
+    def add_subscription(self, bytes name, int prefetch, bint stored=False) -> Subscription:
         """Remember it; ``attach`` gives it a queue."""
         for number, taken in enumerate(self.by_number):
             if taken is None:
@@ -272,14 +274,13 @@ cdef class NativeSession(QueueSession):
         else:
             number = len(self.by_number)
             self.by_number.append(None)
-        subscription = Subscription(self, name, number, prefetch)
+        subscription = (StoredSubscription if stored else Subscription)(self, name, number, prefetch)
         self.by_number[number] = self.subscriptions[name] = subscription
         return subscription
 
     def attach(self, Subscription subscription, Queue queue):
-        prefetch = subscription.wanted or queue.policy.prefetch or self.door.queues.defaults.prefetch
         subscription.dormant = False
-        queue.add_consumer(subscription, min(prefetch, self.door.queues.defaults.prefetch_max))
+        queue.add_consumer(subscription, subscription.wanted)
 
     def remove_subscription(self, bytes name, bint lost=False) -> bool:
         cdef Subscription subscription = self.subscriptions.pop(name, None)
@@ -324,7 +325,7 @@ cdef class NativeSession(QueueSession):
             "frame_max": self.frame_max,
             "connected_at": self.connected_ms,
             "client_properties": {"version": self.client_version} if self.client_version else {},
-            "state": "blocked" if self.throttled or self.blocked else "running",
+            "state": self.shown_state,
             "publishers": [
                 {"stream": publisher.queue.name} for publisher in islice(self.publishers.values(), DESCRIBED_MAX)
             ],
@@ -336,6 +337,9 @@ cdef class NativeSession(QueueSession):
     @property
     def in_flight_count(self) -> int:
         return self.in_flight.count
+
+    cdef bint consumes(self):
+        return len(self.subscriptions) != 0
 
     # ---- deliver ----
 
@@ -368,8 +372,8 @@ cdef class NativeSession(QueueSession):
             if self.dormant:
                 self.dormant = False
                 commands.wake_dormant(self)
-        if self.shutting_down and self._has_done_its_work():
-            self.finish()
+        if self.shutting_down:
+            self._end_when_done()
         return 0
 
     cdef bint _has_done_its_work(self):
@@ -389,8 +393,15 @@ cdef class NativeSession(QueueSession):
         if not self.shutting_down:
             self.shutting_down = True
             commands.say_goodbye(self)
-            if self._has_done_its_work():
-                self.finish()
+            self._end_when_done()
+        return 0
+
+    cdef int _end_when_done(self) except -1:
+        """With nothing in flight the peer could only send more to be confirmed, without end."""
+        if self._has_done_its_work():
+            self.finish()
+        elif self.in_flight.count == 0:
+            self.pause(PAUSE_ENDING)
         return 0
 
     cdef int close(self) except -1:

@@ -48,6 +48,7 @@ class Command(IntEnum):
     UNSUBSCRIBE = 24
     UNSUBSCRIBE_ACK = 25
     DELIVER = 26
+    PUBLISH_STORED = 27
     ACK = 30
     NACK = 31
     CREATE_QUEUE = 40
@@ -55,6 +56,7 @@ class Command(IntEnum):
     QUEUE_INFO = 42
     LIST_QUEUES = 43
     PURGE_QUEUE = 44
+    ALTER_QUEUE = 45
     ADMIN_CREATE_USER = 50
     ADMIN_DELETE_USER = 51
     ADMIN_CHANGE_PASSWORD = 52
@@ -143,6 +145,7 @@ class ErrorCode(StrEnum):
     QUEUE_NOT_FOUND = "QUEUE_NOT_FOUND"
     QUEUE_EXISTS = "QUEUE_EXISTS"
     QUEUE_FULL = "QUEUE_FULL"
+    NOT_A_QUEUE = "NOT_A_QUEUE"  # ours, told only to those who sent the header vibemq-create
     SERVER_ERROR = "SERVER_ERROR"
 
 
@@ -159,6 +162,9 @@ class Header(StrEnum):
     FEATURES = (
         "features"  # ours: comma-separated names of FEATURES, in Connect what is wanted, in ConnectAck what is given
     )
+    CLIENT = "vibemq-client"  # ours: with which digits the ids begin that are numbers, for the feature dedup
+    FORM = "vibemq-form"  # ours: which form of messages Subscribe asks for
+    CREATE = "vibemq-create"  # ours: whether Subscribe makes a queue, also of a stream
     REASON = "reason"
     PRIORITY = "priority"
     CORRELATION_ID = "correlationId"
@@ -177,10 +183,20 @@ class Header(StrEnum):
 REASON_SERVER_SHUTDOWN = "server_shutdown"
 PAYLOAD_ENCODING_BASE64 = "base64"
 DEAD_LETTER_SUFFIX = ".dlq"  # of the dead-letter queue's name where none was given
-FEATURES = {"nack": Command.NACK, "purge": Command.PURGE_QUEUE}
+FEATURES = {
+    "nack": Command.NACK,
+    "purge": Command.PURGE_QUEUE,
+    "stored": Command.PUBLISH_STORED,
+    "alter": Command.ALTER_QUEUE,
+}
+# With the feature `stored` the payload of a PublishStored is the message as it is stored, and so is that of a Deliver
+# to a Subscribe with the header vibemq-form: its id, the types of its headers and all else of it pass as they are.
+FORM_STORED = "stored"
+STORED_EXTRA_BYTES = 131_072  # by which such a frame may be larger: the id is in it twice, and AMQP adds to it
 # A feature that is no command: ids are 16 hexadecimal digits of the client and 16 of a number that rises. A message
 # whose number is not above the last stored one of its client and queue is confirmed and not stored again.
 FEATURE_DEDUP = "dedup"
+DEDUP_CLIENT_BYTES = 16  # hex digits of a client, before as many of its message numbers (publisher.pyx)
 FEATURE_NAMES = (*FEATURES, FEATURE_DEDUP)
 
 # ---- what a frame may get wrong ----
@@ -265,6 +281,7 @@ COMMANDS: tuple[CommandRule, ...] = (
     CommandRule(Command.UNSUBSCRIBE, CLIENT, Command.UNSUBSCRIBE_ACK, needs_queue=True),
     CommandRule(Command.UNSUBSCRIBE_ACK, SERVER),
     CommandRule(Command.DELIVER, SERVER),
+    _queue(Command.PUBLISH_STORED, Command.PUBLISH_ACK, QueueOperation.PUBLISH, feature="stored"),
     CommandRule(Command.ACK, CLIENT),
     CommandRule(Command.NACK, CLIENT, feature="nack"),
     _queue(Command.CREATE_QUEUE, Command.CREATE_QUEUE, QueueOperation.CREATE_QUEUE),
@@ -272,6 +289,7 @@ COMMANDS: tuple[CommandRule, ...] = (
     _queue(Command.QUEUE_INFO, Command.QUEUE_INFO, QueueOperation.GET_QUEUE_INFO),
     CommandRule(Command.LIST_QUEUES, BOTH, Command.LIST_QUEUES),
     _queue(Command.PURGE_QUEUE, Command.PURGE_QUEUE, QueueOperation.PURGE_QUEUE, feature="purge"),
+    _queue(Command.ALTER_QUEUE, Command.ALTER_QUEUE, QueueOperation.CREATE_QUEUE, feature="alter"),
     _admin(Command.ADMIN_CREATE_USER),
     _admin(Command.ADMIN_DELETE_USER),
     _admin(Command.ADMIN_CHANGE_PASSWORD),

@@ -31,6 +31,7 @@ cdef enum:
     TYPE_UNSUBSCRIBE = 24
     TYPE_UNSUBSCRIBE_ACK = 25
     TYPE_DELIVER = 26
+    TYPE_PUBLISH_STORED = 27   # our addition, as 31
     TYPE_ACK = 30
     TYPE_NACK = 31             # our addition, as 44: only between peers that asked for it
     TYPE_CREATE_QUEUE = 40
@@ -38,6 +39,7 @@ cdef enum:
     TYPE_QUEUE_INFO = 42
     TYPE_LIST_QUEUES = 43
     TYPE_PURGE_QUEUE = 44
+    TYPE_ALTER_QUEUE = 45
     TYPE_ADMIN_FIRST = 50
     TYPE_ADMIN_LAST = 56
     TYPE_ERROR = 99

@@ -11,10 +11,11 @@ import math
 
 import msgspec
 
-from libc.stdint cimport uint64_t
-from libc.string cimport memcmp, memset
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
+from libc.string cimport memchr, memcmp, memset
 from vibemq.broker.payload cimport scratch_room
 from vibemq.protocols.signalr.envelope cimport ENCODING_JSON, RECORD_DEPTH_MAX, text_of
+from vibemq.protocols.signalr.json_reader cimport hex4
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     AMQP_BOOL, AMQP_DOUBLE, AMQP_INT, AMQP_STRING, AMQP_UINT, amqp_map, amqp_properties, amqp_value, bytes_store32,
@@ -142,6 +143,42 @@ cdef bint is_json_type(const uint8_t *text, uint32_t size) noexcept:
     return is_plain_json_type(text, size) or size > 5 and (<const char *> text)[size - 5:size] == b"+json"
 
 
+cdef bint halves_a_pair(const uint8_t *p, const uint8_t *end) noexcept nogil:
+    """Has JSON, which was checked, an escape that is half of a UTF-16 surrogate pair?  It is JSON, but no text."""
+    cdef uint32_t unit
+    cdef bint wants_low = False  # the escape just before was the first half
+    while True:
+        if wants_low and (end - p < 6 or p[0] != c"\\" or p[1] != c"u"):
+            return True
+        p = <const uint8_t *> memchr(p, c"\\", end - p)
+        if p == NULL:
+            return False
+        if p[1] != c"u":
+            p += 2
+            continue
+        unit = hex4(p + 2) & 0xFC00
+        if wants_low != (unit == 0xDC00):
+            return True
+        wants_low = unit == 0xD800
+        p += 6
+
+
+cdef bint is_finite(value) except -1:
+    """Is every number in a decoded value one that JSON can write?  Others would become null without a word."""
+    cdef object kind = type(value)
+    if kind is float:
+        return math.isfinite(value)
+    if kind is list or kind is tuple:
+        for each in value:
+            if not is_finite(each):
+                return False
+    elif kind is dict:
+        for name, each in (<dict> value).items():
+            if not is_finite(name) or not is_finite(each):
+                return False
+    return True
+
+
 cdef tuple body_of(span body, int encoding, Wanted wanted, span *payload):
     """Sets payload; (content type, what payload points into or None).  Raises HubError."""
     cdef uint8_t first = body.data[0]
@@ -159,6 +196,9 @@ cdef tuple body_of(span body, int encoding, Wanted wanted, span *payload):
             raise HubError(ErrorCode.INVALID_BODY, f"The body is not base64: {problem}.") from None
         type = given or BINARY_TYPE
     elif encoding == ENCODING_JSON and is_json:
+        if halves_a_pair(body.data, body.data + body.size):
+            raise HubError(ErrorCode.INVALID_BODY, "The body has half a surrogate pair, as of a string that was cut "
+                                                   "inside an emoji, which many clients cannot read.")
         payload[0] = body
         return given or JSON_TYPE, None
     elif is_text:
@@ -175,7 +215,10 @@ cdef tuple body_of(span body, int encoding, Wanted wanted, span *payload):
                                                "as base64 with encoding 'base64'.")
     else:
         try:
-            made = msgspec.json.encode(value_of((<const char *> body.data)[:body.size], encoding))
+            value = value_of((<const char *> body.data)[:body.size], encoding)
+            if not is_finite(value):
+                raise ValueError("it has no word for NaN and infinity")
+            made = msgspec.json.encode(value)
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
             raise HubError(ErrorCode.INVALID_BODY, f"The body cannot be stored as JSON: {problem}.") from None
         type = given or JSON_TYPE

@@ -6,7 +6,7 @@ tag is ``sequence << 20 | slot``, below 2^53: the slot finds it among what the c
 search, and the sequence tells whether the slot still holds it.
 """
 
-from vibemq.broker.consumer cimport UNDELIVERABLE
+from vibemq.broker.consumer cimport UNDELIVERABLE, peer_key
 from vibemq.broker.inflight cimport NO_SLOT, delivery
 from vibemq.broker.queue cimport Queue
 from vibemq.protocols.signalr.envelope cimport DIALECT_V1, ENCODING_JSON, TYPE_INVOCATION
@@ -97,6 +97,7 @@ cdef class HubSubscription(Consumer):
         self.hub, self.number, self.outlet, self.is_auto = hub, number, outlet, is_auto
         self.when_deleted = when_deleted
         self.deliveries = hub.in_flight
+        self.peer = peer_key(hub.user, hub.address)
 
     cdef bint room(self) noexcept:
         return self.hub.in_flight.count < IN_FLIGHT_MAX and self.hub.room()
@@ -130,7 +131,9 @@ cdef int settle_one(Consumer consumer, int32_t slot, bint nack, bint requeue, in
         return queue.settle(consumer, slot)
     if requeue:
         return queue.give_back(consumer, slot, True, delay_ms)
-    return queue.refuse(consumer, slot)
+    # No attempt will do better, says the peer: with all of them used up the home takes the message out of the queue.
+    consumer.deliveries.slots[slot].strikes = <uint32_t> queue.policy.attempts_max
+    return queue.give_back(consumer, slot, False, 0)
 
 
 cdef int settle(HubConnection hub, int64_t tag, bint multiple, bint nack, bint requeue, int64_t delay_ms) except -1:

@@ -15,12 +15,14 @@ import logging
 import secrets
 import struct
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import vibemq
 from vibemq.broker.admission import GUEST
 from vibemq.broker.parts import Broker
 from vibemq.config import Config
+from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr.hub import HubConnection
 from vibemq.protocols.signalr.session import HttpSession, seat_epoch, tick
 from vibemq.protocols.signalr.spec import CLOSE_NORMAL, LONG_POLLING, Encoding
@@ -56,6 +58,7 @@ class SignalRDoor:
         self.allowed_hosts = frozenset(_host_of(origin) for origin in self.allowed_origins)
         self.places: dict[str, Place] = {}  # by token
         self._waiting: dict[str, Place] = {}  # those without a transport
+        self._waiting_by_host: Counter[str] = Counter()
         self._polling: dict[str, Place] = {}  # those whose transport has a socket only now and then
         #: Those with a socket, which the loop bounds, and as many between two polls; those that wait have their own.
         self._places_max = config.server.connections_max + config.signalr.waiting_max
@@ -84,9 +87,12 @@ class SignalRDoor:
 
     # ---- hub connections ----
 
-    def open_place(self, request: Request, *, wants_stateful: bool = False, has_socket: bool = False) -> Place | None:
+    def open_place(
+        self, request: Request, address: str, *, wants_stateful: bool = False, has_socket: bool = False
+    ) -> Place | None:
         """A new hub connection for whoever asks; None: too many have no socket already."""
-        if not has_socket and (len(self._waiting) >= self.config.waiting_max or len(self.places) >= self._places_max):
+        waiting = len(self._waiting)
+        if not has_socket and (waiting >= self.config.waiting_max or len(self.places) >= self._places_max):
             return None
         token = self._new_token()
         connection_id = base64.urlsafe_b64encode(secrets.token_bytes(CONNECTION_ID_BYTES)).decode().rstrip("=")
@@ -99,7 +105,7 @@ class SignalRDoor:
             is_alpha2=request.query.get("dialect") == "alpha2",
             wants_stateful=wants_stateful,
         )
-        place = self.places[token] = Place(self, hub, request.user, wants_stateful)
+        place = self.places[token] = Place(self, hub, request.user, address, wants_stateful)
         if self._timer.due_ms > self.now_ms() + LOOK_MS:
             self._timer.set(self.now_ms() + LOOK_MS)
         return place
@@ -117,7 +123,7 @@ class SignalRDoor:
 
     def drop(self, place: Place) -> None:
         self.places.pop(place.token, None)
-        self._waiting.pop(place.token, None)
+        self.stop_waiting(place)
         self._polling.pop(place.token, None)
 
     def transport_lost(self, place: Place, transport: Any, why: str) -> None:
@@ -133,13 +139,26 @@ class SignalRDoor:
 
     def begin_to_wait(self, place: Place) -> None:
         if place.kind == LONG_POLLING:
-            self._waiting.pop(place.token, None)
+            self.stop_waiting(place)
             self._polling[place.token] = place
-        else:
+        elif place.token not in self._waiting:
             self._waiting[place.token] = place
+            self._waiting_by_host[place.host] += 1
 
     def stop_waiting(self, place: Place) -> None:
-        self._waiting.pop(place.token, None)
+        if self._waiting.pop(place.token, None) is not None:
+            self._waiting_by_host[place.host] -= 1
+            if not self._waiting_by_host[place.host]:
+                del self._waiting_by_host[place.host]
+
+    def has_its_share(self, address: str) -> bool:
+        """Do as many hub connections of one host wait already as may of one?"""
+        return self._waiting_by_host[host_of(address)] >= self.config.waiting_per_address_max
+
+    def address_of(self, hub: HubConnection) -> str:
+        """Where it was negotiated from."""
+        place = self.places.get(hub.token)
+        return "" if place is None else place.host
 
     def access_of(self, user: str) -> Any:
         """What this user may do; None: there is no such user."""
@@ -162,10 +181,22 @@ class SignalRDoor:
 class Place:
     """Where a hub connection is found, what it speaks through, and until when it is kept without a socket."""
 
-    __slots__ = ("door", "early_bytes", "expires_ms", "hub", "is_over", "kind", "transport", "user", "wants_stateful")
+    __slots__ = (
+        "door",
+        "early_bytes",
+        "expires_ms",
+        "host",
+        "hub",
+        "is_over",
+        "kind",
+        "transport",
+        "user",
+        "wants_stateful",
+    )
 
-    def __init__(self, door: SignalRDoor, hub: HubConnection, user: str, wants_stateful: bool) -> None:
+    def __init__(self, door: SignalRDoor, hub: HubConnection, user: str, address: str, wants_stateful: bool) -> None:
         self.door, self.hub, self.user, self.wants_stateful = door, hub, user, wants_stateful
+        self.host = host_of(address)
         self.kind = ""  # the name of the transport that it began with
         self.transport: Any = None
         self.expires_ms = 0  # 0: it has a socket

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.envelope import parse_handshake
+from vibemq.protocols.signalr.refused import refusing
 from vibemq.protocols.signalr.spec import ENCODING_BY_NAME, PROTOCOL_VERSION_MAX, Dialect, Encoding
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
-
-logger = logging.getLogger(__name__)
 
 STATEFUL_VERSION = 2
 
@@ -37,7 +35,8 @@ def take(hub: HubConnection, record: bytes) -> None:
 
 def reject(hub: HubConnection, error: str | None) -> None:
     """A handshake that comes to nothing; early peers (None) read no answer."""
-    logger.info("%s: closed in the handshake: %s", hub.peer, error or "not supported")
+    what = (hub.address, "handshake")
+    refusing.say(what, "%s: closed in the handshake: %s", hub.peer, error or "not supported")
     if error is not None:
         hub.answer_handshake(error)
     hub.end_in_handshake(error)

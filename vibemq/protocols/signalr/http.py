@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import GUEST, needs_login
 from vibemq.errors import LimitExceeded, ProtocolError
+from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import demo
+from vibemq.protocols.signalr.refused import logins, refusing
 from vibemq.protocols.signalr.request import BINARY, JSON, NO_CACHE, TEXT, Refusal, Request, head_of, parse, response
 from vibemq.protocols.signalr.spec import LONG_POLLING, NEGOTIATE_VERSION_MAX, SERVER_SENT_EVENTS, WEB_SOCKETS
 
@@ -100,7 +102,8 @@ def answer(session: HttpSession, request: Request) -> bool:
 def refuse(session: HttpSession, request: Request | None, refusal: Refusal, close: bool = False) -> None:
     status = refusal.status
     if status not in (401, 404):  # a wrong login has its own line, and clients come late with a Close
-        logger.info("%s: %s: %s", session.peer, request or "a request", refusal)
+        what = (host_of(session.peer_address), status)
+        refusing.say(what, "%s: %s: %s", session.peer, request or "a request", refusal)
     headers = list(refusal.headers)
     if status == 401:
         headers.append(("WWW-Authenticate", "Bearer"))  # of Basic, browsers would ask the user
@@ -195,7 +198,7 @@ def identify(session: HttpSession, request: Request) -> bool:
     if scheme == "bearer" and credentials:
         user = door.broker.tokens.user_of(credentials, session.is_loopback)
         if user is None:
-            logger.info("%s: an access token was refused", session.peer)
+            refusing.say((host_of(session.peer_address), "token"), "%s: an access token was refused", session.peer)
         if user is None or not _let_in(door, request, user):
             raise Refusal(401)
         return True
@@ -248,9 +251,9 @@ def _judged(session: HttpSession, request: Request, user: str, verdict: Any) -> 
     if verdict.name == "OK" and _let_in(door, request, user):
         return True
     if verdict.name == "LOOPBACK_ONLY":
-        logger.warning("%s: user %r may only come from this machine", session.peer, user)
+        logins.say(host_of(session.peer_address), "%s: user %r may only come from this machine", session.peer, user)
     else:
-        logger.warning("%s: login refused for user %r", session.peer, user)
+        logins.say(host_of(session.peer_address), "%s: login refused for user %r", session.peer, user)
     # Held back, so that guessing gets slow.
     request.refusal = Refusal(401)
     session.wait()
@@ -323,7 +326,11 @@ def negotiate(session: HttpSession, request: Request) -> None:
 
 
 def _negotiated(session: HttpSession, request: Request, wants_stateful: bool) -> Place:
-    place = session.door.open_place(request, wants_stateful=wants_stateful)
+    door, address = session.door, session.peer_address
+    if door.has_its_share(address):
+        refusal = "Too many connections of this address were negotiated and not used (signalr.waiting_per_address_max)."
+        raise Refusal(503, refusal, [("Retry-After", "5")])
+    place = door.open_place(request, address, wants_stateful=wants_stateful)
     if place is None:
         raise Refusal(503, "Too many connections were negotiated and not used.", [("Retry-After", "5")])
     place.wait()
@@ -391,7 +398,7 @@ def _place_of_upgrade(session: HttpSession, request: Request) -> Place:
     """A WebSocket may begin without negotiating.  One client sends a connectionId that it has made up."""
     if request.query.get("id") or request.connection_token in session.door.places:
         return _find(session.door, request)
-    place = session.door.open_place(request, has_socket=True)
+    place = session.door.open_place(request, session.peer_address, has_socket=True)
     assert place is not None  # only those without a socket are counted
     return place
 
@@ -444,7 +451,7 @@ def post(session: HttpSession, request: Request) -> bool:
     try:
         session.hand_body(place.hub)
     except (ProtocolError, LimitExceeded) as problem:
-        logger.info("%s: hub connection closed: %s", session.peer, problem)
+        refusing.say((host_of(session.peer_address), "body"), "%s: hub connection closed: %s", session.peer, problem)
     except Exception:
         logger.exception("%s: hub connection closed by an error of ours", session.peer)
     else:

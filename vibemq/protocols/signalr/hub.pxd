@@ -36,11 +36,13 @@ cdef class HubConnection:
     cdef bytearray partial             # a record whose end has not come
     cdef list held                     # [(record, is text)] that wait for the first transport
     cdef size_t held_size
+    cdef object dropped                # a record that nobody will be sent
     cdef uint8_t *latest               # the record that is being written: stateful reconnect keeps a copy
     cdef size_t latest_size
     cdef bint latest_is_text, latest_is_numbered
-    cdef bint has_written, has_heard, has_pinged, is_shutting_down, was_full, was_lost
+    cdef bint has_written, has_heard, has_pinged, is_shutting_down, was_full, was_lost, is_given_up
     cdef int64_t written_ms, heard_ms, opened_ms, lost_ms
+    cdef int64_t acked_ms              # when the peer last acknowledged; if it had not to, when it last had to begin
     cdef Replay replay                 # None without stateful reconnect
     cdef public bint working           # invocations wait: a helper thread is busy with one before them
     cdef size_t record_max
@@ -64,6 +66,8 @@ cdef class HubConnection:
     cdef int complete_raw(self, const uint8_t *id, uint32_t id_size, const uint8_t *value, uint32_t size) except -1
 
     cpdef bint holds_back(self)
+    cdef int _is_full(self) except -1
+    cdef int _acknowledged(self, int64_t number) except -1
     cdef int _socket_lost(self) except -1
     cdef int _over(self, str why, bint was_lost) except -1
     cdef int _keep(self, const uint8_t *data, size_t size) except -1

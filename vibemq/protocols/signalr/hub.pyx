@@ -5,10 +5,8 @@ Publish, Ack and Nack are acted upon in place, without a Python object for each 
 ``methods``, plain Python.  A handshake with a version speaks version 1 (or 2, which may lose its socket: replay.pyx),
 one without speaks the early dialect.  Everything a peer has begun is registered while its record is parsed
 (invocations.py), so that a cancel or an upload's end may be in the same read.
-
 Records of types 1 to 5 are written by ``record``, then ``written``; what comes before the first transport is held.
-When the connection is over, its messages go back to their queues, and what it has published is kept but confirmed to
-nobody.
+When it is over, its messages go back to their queues, and what it has published is kept but confirmed to nobody.
 """
 
 import logging
@@ -18,7 +16,6 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from vibemq.broker.consumer cimport Consumer
 from vibemq.broker.queue cimport Queue
-from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr cimport answers
 from vibemq.protocols.signalr.deliveries cimport HubSubscription, settle
 from vibemq.protocols.signalr.envelope cimport (
@@ -28,16 +25,18 @@ from vibemq.protocols.signalr.envelope cimport (
     parse_json, parse_messagepack, text_of,
 )
 from vibemq.protocols.signalr.json_reader cimport integer_of
+from vibemq.protocols.signalr.limits cimport HELD_BACK_BYTES_MAX
 from vibemq.protocols.signalr.messagepack_reader cimport MP_INTEGER, head_read, mp_head
 from vibemq.protocols.signalr.publisher cimport HubPublisher
 from vibemq.protocols.signalr.websocket cimport CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from vibemq.protocols.signalr.writers cimport completion_size, completion_write, span_of, span_of_bytes
 from vibemq.storage cimport core
 
-from vibemq.errors import LimitExceeded, ProtocolError
+from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
 from vibemq.protocols.signalr import handshake, methods, spec
 from vibemq.protocols.signalr.envelope import encode_handshake_answer, group_decode, raw_of, value_of
 from vibemq.protocols.signalr.invocations import Call, Invocations
+from vibemq.protocols.signalr.refused import closing
 from vibemq.protocols.signalr.spec import LONG_POLLING, NOTHING
 
 logger = logging.getLogger(__name__)
@@ -82,6 +81,10 @@ cdef class HubConnection:
         return f"hub connection {self.connection_id}" if self.transport is None else self.transport.peer
 
     @property
+    def address(self) -> str:
+        return self.door.address_of(self)
+
+    @property
     def carries_binary(self) -> bool:
         return self.transport is None or self.transport.carries_binary
 
@@ -99,6 +102,7 @@ cdef class HubConnection:
         """The first transport, or the next one of a stateful reconnect."""
         previous, self.transport = self.transport, transport
         self.is_paused = False
+        self.acked_ms = self.queues.now_ms
         if self.is_open and self.dialect == DIALECT_V1 and self.encoding == ENCODING_MESSAGEPACK \
                 and not transport.carries_binary:
             return self.protocol_error(spec.transport_not_binary("messagepack"))
@@ -133,29 +137,41 @@ cdef class HubConnection:
         self.lost_ms = self.queues.now_ms
         return 0
 
-    def close(self, str error=None, bint allow_reconnect=False, int code=CLOSE_NORMAL):
+    def close(self, str error=None, bint allow_reconnect=False, int code=CLOSE_NORMAL, str reason=""):
         """Tell the peer, if its dialect has words for it, and end."""
         cdef Transport transport = self.transport
         if self.closed:
             return
         if self.is_open and self.dialect == DIALECT_V1 and transport is not None:
             answers.close(self, error, allow_reconnect)
-        self._over(error or "", False)
+        self._over(error or reason, False)
         if transport is not None:
-            transport.end(code, error or "")
+            transport.end(code, error or reason)
 
     def protocol_error(self, str text):
         """The peer does what the protocol does not allow, and nobody knows what it would mean next."""
-        logger.info("%s: closed: %s", self.peer, text)
+        closing.say((self.address, "closed"), "%s: closed: %s", self.peer, text)
         self.close(spec.closed_with_error(f"InvalidDataException: {text}"), code=CLOSE_INTERNAL_ERROR)
 
     def fail(self, problem):
         """End the connection at its next turn: for those who are in the middle of telling many."""
+        if isinstance(problem, (ConnectionClosed, LimitExceeded, ProtocolError)):
+            self.give_up(f"{problem}.")
+            return
         logger.error("%s: %s", self.peer, problem, exc_info=problem)
         self.queues.timers.timer(self._fail).set(0)
 
     def _fail(self, now_ms):
         self.close(spec.closed_with_error(), True, CLOSE_INTERNAL_ERROR)
+
+    def give_up(self, str text):
+        """As ``fail``, where it is the peer's doing."""
+        if self.is_given_up or self.closed:
+            return
+        self.is_given_up = True
+        closing.say((self.address, "given up"), "%s: closed: %s", self.peer, text)
+        error = spec.closed_with_error(f"InvalidOperationException: {text}")
+        self.queues.timers.timer(lambda _: self.close(error, code=CLOSE_INTERNAL_ERROR)).set(0)
 
     cdef int _over(self, str why, bint was_lost) except -1:
         """Give everything back.  `was_lost`: without a goodbye, so what was in flight may have been what went wrong."""
@@ -297,11 +313,26 @@ cdef class HubConnection:
             if m.type == TYPE_SEQUENCE:
                 self.replay.resume(m.sequence)
             elif m.type == TYPE_ACK:
-                self.replay.acknowledged(m.sequence)
-                if self.was_full and not self.holds_back():
-                    self.was_full = False
-                    self.room_again()
-                    self.calls.go_on()
+                self._acknowledged(m.sequence)
+        return 0
+
+    cdef int _acknowledged(self, int64_t number) except -1:
+        self.replay.acknowledged(number)
+        self.acked_ms = self.queues.now_ms
+        if self.was_full and not self.holds_back():
+            self.was_full = False
+            self.room_again()
+            self.calls.go_on()
+            self._pause_or_resume()
+        return 0
+
+    cdef int _is_full(self) except -1:
+        """The peer must acknowledge before it is sent more, so whatever it sends is read."""
+        if not self.was_full:
+            self.was_full, self.acked_ms = True, self.queues.now_ms
+            self._pause_or_resume()
+        if self.replay.bytes > HELD_BACK_BYTES_MAX:
+            self.give_up(f"More than {HELD_BACK_BYTES_MAX} bytes were sent and never acknowledged.")
         return 0
 
     cdef int _completed(self, const hub_message *m) except -1:
@@ -311,10 +342,10 @@ cdef class HubConnection:
         if upload is not None:
             upload.end((<const char *> m.error.data)[:m.error.size].decode(errors="replace") if m.has_error else None)
         elif self.in_flight.count:
-            value = None
-            if m.has_payload and not m.has_error:
-                value = value_of((<const char *> m.payload.data)[:m.payload.size], self.encoding)
-            self.delivered(id, not m.has_error and value is not False, FAILED_CALL_DELAY_MS if m.has_error else 0)
+            # Whatever a handler returns is well, but for false.
+            false = b"false" if self.encoding == ENCODING_JSON else b"\xc2"
+            well = not m.has_error and (<const char *> m.payload.data)[:m.payload.size if m.has_payload else 0] != false
+            self.delivered(id, well, FAILED_CALL_DELAY_MS if m.has_error else 0)
         return 0
 
     # ---- invocations ----
@@ -387,7 +418,10 @@ cdef class HubConnection:
             if self.pulls:
                 self._end_pulls()
         else:
-            tags = value_of((<const char *> raw.data)[:raw.size], self.encoding)
+            try:
+                tags = value_of((<const char *> raw.data)[:raw.size], self.encoding)
+            except ProtocolError:
+                return self._call(m)
             if type(tags) is not list or not all([type(one) is int for one in tags]):
                 return self._call(m)
             settled = self.settle(tags, False, nack, True, 0)
@@ -420,20 +454,6 @@ cdef class HubConnection:
         if id.startswith(b"d") and id[1:].isdigit() and len(id) < 18:
             self.settle([int(id[1:])], False, not well, True, delay_ms)
 
-    def publish_call(self, call, HubPublisher publisher, bytes body, options):
-        """A Publish that came through Python: from here on the publisher answers it."""
-        self.publish(publisher, call.hand_over(), body, options, 0)
-
-    def publish(self, HubPublisher publisher, bytes id, bytes body, options, int64_t upload):
-        cdef span raw
-        raw.data, raw.size = <const uint8_t *> <const char *> body, <uint32_t> len(body)
-        if id is None:
-            publisher.publish(NULL, 0, False, raw, self.encoding, options, upload)
-        else:
-            publisher.publish(<const uint8_t *> <const char *> id, <uint32_t> len(id), True, raw, self.encoding, options,
-                              upload)
-        self.has_published = True
-
     def keep_published(self):
         """Have all that was published so far in the logs, so that the next method finds it there."""
         cdef HubPublisher publisher
@@ -442,26 +462,6 @@ cdef class HubConnection:
             for publisher in list(self.publishers.values()):
                 if publisher.stream.batch != NULL:
                     publisher.stream.persist()
-
-    def ready_publisher(self, bytes name):
-        """The way into a queue, if it is open and this user's rights are those that opened it."""
-        cdef HubPublisher publisher = self.publishers.get(name)
-        if publisher is None or publisher.generation != self.queues.access_generation \
-                or core.control_is_deleted(publisher.stream.log.control):
-            return None
-        return publisher
-
-    def open_publisher(self, bytes name, Stream stream, Queue queue):
-        """The way into a queue, for a user that may publish to it; `queue`: None where the stream is none."""
-        cdef HubPublisher publisher = self.publishers.get(name)
-        if publisher is not None and publisher.stream is not stream:  # deleted, and its doorbell not heard yet
-            self.forget_publisher(name, publisher)
-            publisher.close()
-            publisher = None
-        if publisher is None:
-            publisher = self.publishers[name] = HubPublisher(self, stream, queue, name)
-        publisher.generation = self.queues.access_generation
-        return publisher
 
     def forget_publisher(self, bytes name, publisher):
         if self.publishers.get(name) is publisher:
@@ -492,11 +492,14 @@ cdef class HubConnection:
             self.by_number[consumer.number] = consumer
             if consumer.is_auto:
                 self.autos.append(consumer)
+            else:
+                self._count_consumers(1)
 
     def settle_when_sent(self, HubSubscription consumer):
         """It was handed what nobody will acknowledge."""
         consumer.is_auto = True
         self.autos.append(consumer)
+        self._count_consumers(-1)
 
     def remove_subscription(self, int64_t id):
         cdef HubSubscription consumer
@@ -511,6 +514,8 @@ cdef class HubConnection:
             self.free_numbers.append(consumer.number)
             if consumer.is_auto:
                 self.autos.remove(consumer)
+            else:
+                self._count_consumers(-1)
         elif subscribed.reader is not None:
             subscribed.reader.close()
 
@@ -522,10 +527,11 @@ cdef class HubConnection:
             self.latest = self.transport.reserve(size, is_text)
         else:
             kept = bytearray(size)
-            if self.replay is None:
-                if self.held_size + size > self.record_max:
-                    raise LimitExceeded("records before the first transport: bytes", self.held_size + size,
-                                        self.record_max)
+            if self.replay is None and self.held_size + size > self.record_max:
+                # No exception: whoever writes may be a timer, or a queue that tells many.
+                self.give_up(f"More than {self.record_max} bytes of answers wait for the first transport.")
+                self.dropped = kept
+            elif self.replay is None:
                 self.held_size += size
                 self.held.append((kept, is_text))
             else:
@@ -539,6 +545,8 @@ cdef class HubConnection:
     cdef int written(self) except -1:
         if self.replay is not None and self.latest_is_numbered:
             self.replay.keep(self.latest, self.latest_size)
+            if self.replay.bytes > self.replay.bytes_max:
+                self._is_full()
         return 0
 
     cdef int _write(self, record, bint is_text, bint is_numbered) except -1:
@@ -574,8 +582,6 @@ cdef class HubConnection:
         if id is not None and not self.closed:
             self.fail_call(id, spec.hub_exception(method, code, text, self.dialect))
 
-    # ---- limits ----
-
     def count_unconfirmed(self, Py_ssize_t more):
         self.limits.count_unconfirmed(more)
         self._pause_or_resume()
@@ -585,12 +591,17 @@ cdef class HubConnection:
         self._pause_or_resume()
 
     def count_waiting(self, Py_ssize_t more):
-        if not self.limits.count_waiting(more, self.holds_back()):
-            self.fail(ProtocolError("The peer acknowledges nothing, and goes on calling methods."))
+        self.limits.count_waiting(more)
+        if more > 0 and self.limits.waiting_bytes > HELD_BACK_BYTES_MAX and self.holds_back():
+            self.give_up(f"More than {HELD_BACK_BYTES_MAX} bytes of calls wait for acknowledgements of what was sent.")
+        self._pause_or_resume()
+
+    def _count_consumers(self, int more):
+        self.limits.consumers += more
         self._pause_or_resume()
 
     def _pause_or_resume(self):
-        self.wants_pause = self.limits.wants_pause
+        self.wants_pause = self.is_shutting_down or self.limits.wants_pause(self.holds_back())
         if self.transport is not None and self.wants_pause != self.is_paused:
             self.is_paused = self.wants_pause
             if self.wants_pause:
@@ -603,16 +614,12 @@ cdef class HubConnection:
 
     cpdef bint holds_back(self):
         """Has the peer of a stateful connection acknowledged too little to be sent more?"""
-        if self.replay is not None and self.replay.is_full:
-            self.was_full = True
-            return True
-        return False
+        return self.replay is not None and self.replay.bytes > self.replay.bytes_max
 
     cdef bint room(self) noexcept:
         if self.transport is None or self.is_shutting_down:
             return False
         if self.replay is not None and self.replay.bytes > self.replay.bytes_max:
-            self.was_full = True
             return False
         return self.transport.room()
 
@@ -645,7 +652,7 @@ cdef class HubConnection:
         config = self.door.config
         if self.closed:
             return 0
-        if self.has_heard or self.is_paused or self.working:
+        if self.has_heard or self.is_paused:
             self.has_heard, self.heard_ms = False, now_ms
         if self.has_written:
             self.has_written, self.written_ms = False, now_ms
@@ -665,11 +672,15 @@ cdef class HubConnection:
                 self.transport.keep_alive()  # the dialect has no pings
         else:
             if self.has_pinged and now_ms - self.heard_ms > config.client_timeout_s * 1000:
-                logger.info("%s: silent for %d s, closed", self.peer, config.client_timeout_s)
+                closing.say((self.address, "silent"), "%s: silent for %d s, closed", self.peer, config.client_timeout_s)
                 self.close(spec.closed_with_error("TimeoutException: The client has not sent anything for "
                                                   f"{config.client_timeout_s} s."), True, CLOSE_INTERNAL_ERROR)
                 return 0
             if self.replay is not None:
+                if self.holds_back() and now_ms - self.acked_ms > config.stateful_ack_timeout_s * 1000:
+                    self.give_up("Nothing was acknowledged for "
+                                 f"{config.stateful_ack_timeout_s} s, with all sent that is kept for a reconnect.")
+                    return 0
                 told = self.replay.to_tell()
                 if told:
                     answers.sequence(self, TYPE_ACK, told)
@@ -678,8 +689,12 @@ cdef class HubConnection:
         return 0
 
     cdef int shutdown(self) except -1:
-        """Called at every tick while the broker shuts down: what was published is confirmed, then the peer sent off."""
+        """At every tick while the broker ends: confirm, then send off, without an error, at which pysignalr would end."""
         self.is_shutting_down = True
-        if not self.closed and not self.limits.unconfirmed and not self.working:
-            self.close(spec.SERVER_SHUTTING_DOWN, True)
+        if self.limits.unconfirmed or self.working:
+            self._pause_or_resume()
+        elif not self.closed:
+            if self.is_paused and self.transport is not None:
+                self.transport.resume()  # the peer's own close is read
+            self.close(None, True, reason=spec.SERVER_SHUTTING_DOWN)
         return 0

@@ -155,8 +155,11 @@ class Call:
             if hub.closed:
                 return
             hub.calls.working = None  # before `done`, which may need a helper again
-            self.answer(lambda: done(result if problem is None else problem))
-            hub.calls.go_on()
+            try:
+                self.answer(lambda: done(result if problem is None else problem))
+                hub.calls.go_on()
+            except Exception as later:  # the answer could not be written
+                hub.fail(later)
 
         hub.calls.working = self
         hub.working = True

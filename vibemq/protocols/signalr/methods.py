@@ -14,15 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from vibemq.broker import admission
 from vibemq.broker.admission import Ended, access_now
 from vibemq.broker.operations import Operation
 from vibemq.protocols.signalr import spec
-from vibemq.protocols.signalr.envelope import value_of
+from vibemq.protocols.signalr.envelope import MalformedFrame, elements_of, value_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
-from vibemq.protocols.signalr.spec import Dialect, Encoding, ErrorCode
+from vibemq.protocols.signalr.spec import Dialect, ErrorCode
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
@@ -105,10 +103,10 @@ class Method:
             wanted = least if call.count < least else len(self.parameters)
             raise BadCall(f"Invocation provides {call.count} argument(s) but target expects {wanted}.")
         encoding = call.hub.encoding
-        raws = raw_elements(call.arguments, encoding)
+        raws = elements_of(call.arguments, encoding)
         values: list[Any] = []
         for parameter, element in zip(self.parameters, raws, strict=False):
-            value: Any = element if parameter.read is raw else value_of(element, encoding)
+            value: Any = element if parameter.read is raw else argument_of(parameter.name, element, encoding)
             if value is not None or not parameter.may_be_missing:
                 try:
                     value = parameter.read(value)
@@ -118,10 +116,14 @@ class Method:
         return values + [None] * (len(self.parameters) - len(values))
 
 
-def raw_elements(array: bytes, encoding: int) -> list[bytes]:
-    """The elements of a raw array, undecoded."""
-    decoder = msgspec.json if encoding == Encoding.JSON else msgspec.msgpack
-    return [bytes(element) for element in decoder.decode(array, type=list[msgspec.Raw])]
+def argument_of(name: str, value: bytes, encoding: int) -> Any:
+    """The value of an argument, or of a part of one.  Raises HubError where it is none: half a surrogate pair, a number
+    that no client could hold, a text that is no UTF-8."""
+    try:
+        return value_of(value, encoding)
+    except MalformedFrame as problem:
+        text = f"{name[:60]}: needed a value that can be read, had one of which the reader says: {problem.had}."
+        raise HubError(ErrorCode.INVALID_ARGUMENT, text) from None
 
 
 class MethodTable:
@@ -139,6 +141,9 @@ class MethodTable:
             return do
 
         return take
+
+    def all(self) -> list[Method]:
+        return list(self._exact.values())
 
     def find(self, name: str) -> Method | None:
         return self._exact.get(name) or self._folded.get(name.lower())

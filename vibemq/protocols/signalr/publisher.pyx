@@ -86,6 +86,28 @@ class Uploaded:
         self.known.pop(self.number, None)
 
 
+def ready_publisher(HubConnection hub, bytes name):
+    """The way into a queue, if it is open and this user's rights are those that opened it."""
+    cdef HubPublisher publisher = hub.publishers.get(name)
+    if publisher is None or publisher.generation != hub.queues.access_generation \
+            or core.control_is_deleted(publisher.stream.log.control):
+        return None
+    return publisher
+
+
+def open_publisher(HubConnection hub, bytes name, Stream stream, Queue queue):
+    """The way into a queue, for a user that may publish to it; `queue`: None where the stream is none."""
+    cdef HubPublisher publisher = hub.publishers.get(name)
+    if publisher is not None and publisher.stream is not stream:  # deleted, and its doorbell not heard yet
+        hub.forget_publisher(name, publisher)
+        publisher.close()
+        publisher = None
+    if publisher is None:
+        publisher = hub.publishers[name] = HubPublisher(hub, stream, queue, name)
+    publisher.generation = max(hub.queues.access_generation, -1)  # under an alarm that came meanwhile it asks again
+    return publisher
+
+
 cdef class HubPublisher(QueuePublisher):
     def __init__(self, HubConnection hub, Stream stream, Queue queue, bytes name):
         """`queue`: None where the stream is none."""
@@ -113,6 +135,15 @@ cdef class HubPublisher(QueuePublisher):
         if self.queue is None or not self.queue.max_messages:
             return self._lay(id, id_size, has_id, upload, entry, size, 1, wanted.id)
         return self._take((<char *> id)[:id_size] if has_id else None, upload, entry, size, 1, wanted.id)
+
+    def publish_bytes(self, bytes id, bytes body, options, int64_t upload):
+        """As ``publish``, for Python.  `id`: None when nobody waits for an answer."""
+        cdef span raw = span_of(<char *> body, len(body))
+        if id is None:
+            self.publish(NULL, 0, False, raw, self.hub.encoding, options, upload)
+        else:
+            self.publish(<const uint8_t *> <char *> id, <uint32_t> len(id), True, raw, self.hub.encoding, options, upload)
+        self.hub.has_published = True
 
     def publish_batch(self, id, list messages, int encoding, int64_t upload=0):
         """[(raw body, options or None)], of which all are kept or none.  `id`: None when nobody waits for an answer."""
@@ -185,6 +216,10 @@ cdef class HubPublisher(QueuePublisher):
                                 f"The queue holds {self.queue.max_messages} messages, so the batch never fits.")
         what = (id, upload, (<const char *> entry)[:size], records, message_id)
         if room == ROOM_LATER:
+            if self.hub.limits.parks_no_more():
+                return self._refuse(id, upload, records, ErrorCode.QUEUE_FULL,
+                                    "The queue is full, and as much as may wait for room waits already: have this "
+                                    "connection acknowledge first, or publish through one without subscriptions.")
             return self.park(what, size)
         if room == ROOM_ELSEWHERE:
             return self._redirect(what)
@@ -328,7 +363,7 @@ cdef class HubPublisher(QueuePublisher):
     # ---- a full queue ----
 
     def fits(self, what) -> bool:
-        return self.queue.waiting() + what[3] <= self.queue.max_messages
+        return self.has_room(what[3])
 
     cdef int publish_parked(self, object what) except -1:
         cdef bytes id, entry, message_id
@@ -369,9 +404,11 @@ cdef class HubPublisher(QueuePublisher):
 
         def made(_, problem):
             waiting, self.letterless = self.letterless, []
-            if self.closed:
-                return
-            if problem is None and not self.find_letters():
+            if self.closed and not self.deleted:
+                return  # the connection is gone
+            if self.deleted:
+                problem = "its queue was deleted"
+            elif problem is None and not self.find_letters():
                 problem = f"the dead-letter queue '{name}' was deleted"
             for what in waiting:
                 if problem is not None:

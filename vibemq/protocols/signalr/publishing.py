@@ -10,25 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from vibemq.broker.admission import with_queue
+from vibemq.broker.admission import refusal_now, with_queue
 from vibemq.broker.operations import Operation
 from vibemq.errors import StreamNotFound
-from vibemq.protocols.signalr.envelope import value_of
+from vibemq.protocols.signalr.envelope import elements_of, members_of
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError, Upload
 from vibemq.protocols.signalr.methods import (
     METHODS,
     BadCall,
+    argument_of,
     needed,
     optional,
     raw,
-    raw_elements,
     require,
     require_right,
     text,
 )
-from vibemq.protocols.signalr.publisher import Uploaded
+from vibemq.protocols.signalr.publisher import Uploaded, open_publisher, ready_publisher
 from vibemq.protocols.signalr.queue_methods import not_found
 from vibemq.protocols.signalr.queue_options import queue_name
 from vibemq.protocols.signalr.spec import MESSAGE_OPTIONS, Encoding, ErrorCode
@@ -70,24 +68,26 @@ def open_queue(call: Call, name: str, then: Callable[[Any], None]) -> Any:
 
 
 def with_publisher(call: Call, name: str, then: Callable[[HubPublisher], None]) -> Any:
-    """Call ``then`` with the way into a queue or stream, for a user that may publish to it."""
+    """Call ``then`` with the way into a queue or stream, for a user that may publish to it, unless an alarm holds."""
     hub, key = call.hub, name.encode()
-    publisher = hub.ready_publisher(key)
+    if why := refusal_now(hub.door.broker, hub.peer):
+        raise HubError(ErrorCode.SERVER_ERROR, f"The message is not stored: {why}.")
+    publisher = ready_publisher(hub, key)
     if publisher is not None:
         then(publisher)
         return LATER
     record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is not None and record.queue is None:
         require_right(hub, "write", name)
-        then(hub.open_publisher(key, hub.door.broker.streams.find(DEFAULT_VHOST, name), None))
+        then(open_publisher(hub, key, hub.door.broker.streams.find(DEFAULT_VHOST, name), None))
         return LATER
     require(hub, Operation.Publish, name)
-    return open_queue(call, name, lambda queue: then(hub.open_publisher(key, queue.stream_of(), queue)))
+    return open_queue(call, name, lambda queue: then(open_publisher(hub, key, queue.stream_of(), queue)))
 
 
 @METHODS.add("Publish", needed("queue"), needed("body", raw), optional("options"), only_publishes=True)
 def publish(call: Call, queue: str, body: bytes, options: dict[str, Any] | None) -> Any:
-    return with_publisher(call, queue, lambda publisher: call.hub.publish_call(call, publisher, body, options))
+    return with_publisher(call, queue, lambda publisher: publisher.publish_bytes(call.hand_over(), body, options, 0))
 
 
 @METHODS.add("PublishBatch", needed("queue"), needed("messages", raw), optional("options"), only_publishes=True)
@@ -96,7 +96,7 @@ def publish_batch(call: Call, queue: str, messages: bytes, options: dict[str, An
     encoding = call.hub.encoding
     if not is_array(messages, encoding):
         raise BadCall("Argument 'messages' must be an array.")
-    batch = [message_of(element, encoding, options) for element in raw_elements(messages, encoding)]
+    batch = [message_of(element, encoding, options) for element in elements_of(messages, encoding)]
 
     def opened(publisher: HubPublisher) -> None:
         id = call.hand_over()
@@ -118,19 +118,10 @@ def is_object(value: bytes, encoding: int) -> bool:
     return value[:1] in (b"\xde", b"\xdf") or 0x80 <= value[0] <= 0x8F
 
 
-def members(value: bytes, encoding: int) -> dict[str, bytes] | None:
-    """The raw members of an object; None: its keys are not all texts."""
-    decoder = msgspec.json if encoding == Encoding.JSON else msgspec.msgpack
-    try:
-        return {name: bytes(member) for name, member in decoder.decode(value, type=dict[str, msgspec.Raw]).items()}
-    except msgspec.ValidationError:
-        return None
-
-
 def message_of(element: bytes, encoding: int, options: dict[str, Any] | None) -> Message:
     """A body, or an object of a body and options, which win over those of the batch."""
     if is_object(element, encoding):
-        found = members(element, encoding)
+        found = members_of(element, encoding)
         if found is not None and "body" in found and found.keys() <= MESSAGE_OPTIONS | {"body"}:
             return envelope(found, encoding, options)
     return element, options
@@ -138,7 +129,7 @@ def message_of(element: bytes, encoding: int, options: dict[str, Any] | None) ->
 
 def envelope(found: dict[str, bytes], encoding: int, options: dict[str, Any] | None) -> Message:
     body = found.pop("body")
-    own = {name: value_of(member, encoding) for name, member in found.items()}
+    own = {name: argument_of(name, member, encoding) for name, member in found.items()}
     return body, ({**(options or {}), **own} if own else options)
 
 
@@ -159,13 +150,13 @@ class Feed:
 
     def publisher(self, name: str) -> HubPublisher | None:
         """The way into this queue; None: it will be opened, and then the items are taken again."""
-        publisher = self.hub.ready_publisher(name.encode())
+        publisher = ready_publisher(self.hub, name.encode())
         if publisher is not None or self.is_opening:
             return publisher
         self.is_opening = self.is_asking = True
         with_publisher(self.call, name, self.opened)
         self.is_asking = False
-        return self.hub.ready_publisher(name.encode())
+        return ready_publisher(self.hub, name.encode())
 
     def opened(self, _: HubPublisher) -> None:
         self.is_opening = False
@@ -187,10 +178,10 @@ class Feed:
             publisher = self.publisher(name)
             if publisher is None:
                 return False
-            self.hub.publish(publisher, None, *message, self.uploaded.number)
+            publisher.publish_bytes(None, *message, self.uploaded.number)
             return True
         batches: dict[str, list[Message]] = {}
-        for element in raw_elements(item, encoding):
+        for element in elements_of(item, encoding):
             name, message = self.addressed(element)
             batches.setdefault(name, []).append(message)
         ways = {name: self.publisher(name) for name in batches}
@@ -206,12 +197,12 @@ class Feed:
         if self.queue is not None:
             return self.queue, (item, None)
         encoding = self.hub.encoding
-        found = members(item, encoding) if is_object(item, encoding) else None
+        found = members_of(item, encoding) if is_object(item, encoding) else None
         if found is None or "queue" not in found or "body" not in found:
             raise HubError(
                 ErrorCode.INVALID_ARGUMENT, "An item must be {queue, body}, because the stream names no queue."
             )
-        name = value_of(found.pop("queue"), encoding)
+        name = argument_of("queue", found.pop("queue"), encoding)
         if not isinstance(name, str):
             raise HubError(ErrorCode.INVALID_ARGUMENT, "An item's queue must be a string.")
         return name, envelope(found, encoding, None)

@@ -84,7 +84,8 @@ def described(hub: HubConnection, record: StreamRecord) -> dict[str, Any]:
         waiting, in_flight, consumers = queue.counts()
         stats = queue.stream_of().log.stats()
         info |= {"type": type_of(queue.policy), "messages": waiting, "consumers": consumers, "unacked": in_flight}
-        info |= shown_options(record.name, record.queue, record.durability, broker.queues.defaults)
+        holding = broker.queues.metadata.effective_options(record)
+        info |= shown_options(record.name, holding, record.durability, broker.queues.defaults)
         queue.release(None)
     return info | {"bytes": stats.size_bytes, "firstOffset": stats.first_offset, "nextOffset": stats.next_offset}
 

@@ -28,10 +28,6 @@ cdef class Replay:
         self.bytes += size
         return 0
 
-    @property
-    def is_full(self) -> bool:
-        return self.bytes > self.bytes_max
-
     def acknowledged(self, int64_t number):
         """The peer has everything up to `number`."""
         if number > self.total:

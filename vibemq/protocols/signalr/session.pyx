@@ -26,7 +26,9 @@ from vibemq.storage cimport core
 from vibemq.storage.log cimport Board
 
 from vibemq.errors import ConnectionClosed
+from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import http
+from vibemq.protocols.signalr.refused import refusing
 from vibemq.protocols.signalr.request import CONTINUE, HEAD_BYTES_MAX, Refusal
 from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
 from vibemq.storage.vhosts import DEFAULT_VHOST
@@ -296,7 +298,7 @@ cdef class HttpSession(Session):
                 return size
             elif event.kind == EVENT_FAULT:
                 fault = event.fault.decode()
-                logger.info("%s: closed: %s", self.connection.peer, fault)
+                refusing.say((host_of(self.peer_address), "frame"), "%s: closed: %s", self.connection.peer, fault)
                 self._fault(event.close_code, fault)
                 return size
             if self.connection.closing or self.connection.closed:
@@ -379,8 +381,9 @@ cdef class HttpSession(Session):
 
     cdef int shutdown(self) except -1:
         if self.transport is None:
-            if self.request is None:
-                self.connection.close_after_flush()
+            # A request that is not answered yet waits for the rest of itself, for a hub that takes no more, or for a
+            # login: none of these is worth waiting for, and nothing was promised to its peer.
+            self.connection.close_after_flush()
         elif not self.transport.over:
             self.transport.hub.shutdown()
         return 0

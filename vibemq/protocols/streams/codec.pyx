@@ -24,8 +24,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from vibemq.errors import ProtocolError, VibeMQError
 from vibemq.protocols.streams.layout cimport (
-    ARRAY, BYTES, CHUNK, ENTRY, ITEMS, MAP, NULLABLE_STRING, OFFSET, OFFSET_TYPE, OFFSET_TYPE_OR_NONE, SIGNED, STATISTICS,
-    STRING, UNSIGNED, Op, Plan, Step,
+    ARRAY, BYTES, CHUNK, ENTRY, ITEMS, MAP, MAP_TO_END, NULLABLE_STRING, OFFSET, OFFSET_TYPE, OFFSET_TYPE_OR_NONE, SIGNED,
+    STATISTICS, STRING, UNSIGNED, Op, Plan, Step,
 )
 
 from vibemq.protocols.streams import layout, spec
@@ -60,6 +60,7 @@ cdef dict REQUEST_PLANS = layout.REQUEST_PLANS
 cdef dict RESPONSE_PLANS = layout.RESPONSE_PLANS
 cdef Plan CHUNK_PLAN = layout.CHUNK_PLAN
 cdef int MAP_PAIR_SIZE_MIN = 4  # two empty strings
+cdef int PROPERTIES_COUNT_MAX = spec.PROPERTIES_COUNT_MAX
 cdef int STATISTIC_SIZE_MIN = 10  # an empty string and its i64
 cdef uint64_t SUB_BATCH_BIT = spec.ENTRY_SUB_BATCH_BIT
 cdef int OFFSET_TYPE_TIMESTAMP = spec.OffsetType.TIMESTAMP
@@ -103,6 +104,19 @@ cdef class Reader:
         if count < 0 or (item_size_min > 0 and count > self.left() // item_size_min):
             raise MalformedFrame(where, f"{count} items of {item_size_min} bytes or more", f"{self.left()} bytes")
         return count
+
+    cdef dict pairs_to_end(self, str where):
+        """As the reference server reads properties: the count before them is not believed, or looked at."""
+        cdef dict pairs = {}
+        cdef int count = 0
+        self.take(4, where)
+        while self.left():
+            count += 1
+            if count > PROPERTIES_COUNT_MAX:
+                raise MalformedFrame(where, f"{PROPERTIES_COUNT_MAX} pairs or fewer", f"{self.left()} bytes more")
+            name = self.string(where, "")
+            pairs[name] = self.string(where, "")
+        return pairs
 
     cdef object string(self, str where, object null):
         # Read as u16, as the reference server does; only 0xFFFF is a null.
@@ -168,6 +182,8 @@ cdef object read_value(Reader reader, Step step, int version, list before):
             name = reader.string(step.where, "")
             pairs[name] = reader.string(step.where, "")
         return pairs
+    if op == MAP_TO_END:
+        return reader.pairs_to_end(step.where)
     if op == STATISTICS:
         pairs = {}
         for i in range(reader.count(STATISTIC_SIZE_MIN, step.where)):
@@ -203,7 +219,7 @@ cdef list read_fields(Reader reader, Plan plan, int version):
         ):
             values.append(None)
         elif step.may_be_absent and reader.left() == 0:
-            values.append({} if step.op == MAP else step.default)
+            values.append({} if step.op == MAP_TO_END else step.default)
         else:
             values.append(read_value(reader, step, version, values))
     return values
@@ -339,7 +355,7 @@ cdef int write_value(bytearray out, Step step, value, int version, before) excep
         write_number(out, len(value), 4, True, step.where)
     except TypeError:
         raise UnencodableValue(step.where, "something with a length", repr(value)) from None
-    if op == MAP:
+    if op == MAP or op == MAP_TO_END:
         for name, text in value.items():
             write_string(out, name, step.where)
             write_string(out, text, step.where)

@@ -22,6 +22,7 @@ from vibemq.protocols.streams.handshake import (
     tune,
     update_secret,
 )
+from vibemq.protocols.streams.listing import list_offsets, list_streams
 from vibemq.protocols.streams.publishing import declare_publisher, delete_publisher, query_publisher_sequence
 from vibemq.protocols.streams.replies import (
     HEARTBEAT,
@@ -30,13 +31,12 @@ from vibemq.protocols.streams.replies import (
     internal_error,
     malformed,
     refuse,
-    say_goodbye,
     step_begins,
     stream_gone,
     stream_unavailable,
 )
 from vibemq.protocols.streams.rights import changed as rights_changed
-from vibemq.protocols.streams.spec import Code, Key
+from vibemq.protocols.streams.spec import Code, ExtensionKey, Key
 from vibemq.protocols.streams.streams import create, delete, metadata, resolve_offset_spec, stream_stats
 from vibemq.protocols.streams.subscribing import (
     ask_consumer,
@@ -62,7 +62,6 @@ __all__ = [
     "internal_error",
     "malformed",
     "rights_changed",
-    "say_goodbye",
     "step_begins",
     "stream_gone",
     "stream_unavailable",
@@ -98,7 +97,9 @@ def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> N
         malformed(session, problem)
         return
     state = session.state
-    if state == "open" and session.rights_generation != session.door.rights.generation and not rights_changed(session):
+    # A secret that is renewed looks the rights up itself, and says so when they are gone.
+    is_stale = state == "open" and session.rights_generation != session.door.rights.generation
+    if is_stale and key != Key.SASL_AUTHENTICATE and not rights_changed(session):
         return
     step.do(session, request)
     if step.then and session.state == state:
@@ -110,7 +111,9 @@ def exchange_versions(session: StreamsSession, request: Any) -> None:
     for key, _, version_max in request.versions:
         if key == Key.DELIVER and version_max >= 2:
             session.announce_deliver_v2()
-    answer(session, request, Key.EXCHANGE_COMMAND_VERSIONS, versions=spec.COMMAND_VERSIONS)
+    is_ours = session.peer_properties.get("product") == spec.OWN_PRODUCT
+    versions = spec.COMMAND_VERSIONS + spec.EXTENSION_VERSIONS if is_ours else spec.COMMAND_VERSIONS
+    answer(session, request, Key.EXCHANGE_COMMAND_VERSIONS, versions=versions)
 
 
 def close_requested(session: StreamsSession, request: Any) -> None:
@@ -161,6 +164,8 @@ STATES: dict[str, dict[int, Step]] = {
         Key.CREATE_SUPER_STREAM: Step(create_super_stream),
         Key.DELETE_SUPER_STREAM: Step(delete_super_stream),
         Key.RESOLVE_OFFSET_SPEC: Step(resolve_offset_spec),
+        ExtensionKey.LIST_STREAMS: Step(list_streams),
+        ExtensionKey.LIST_OFFSETS: Step(list_offsets),
     },
     # We have sent Close: only the answer counts, and a Close that crossed it.
     "closing": {

@@ -24,7 +24,7 @@ cdef class Subscription(StreamUser):
     cdef size_t partial               # bytes already sent of the frame at the reader's place
     cdef bint partial_v2              # that frame is a Deliver 2,
     cdef uint64_t partial_committed   # and began with this committed chunk id
-    cdef bint cold                    # a helper thread reads ahead for it
+    cdef bint cold                    # nothing is sent yet: a helper thread reads ahead for it, or its answer goes first
     cdef bint queued                  # in its owner's `ready`
 
     cdef bint wants(self) noexcept
@@ -35,7 +35,7 @@ cdef class Subscription(StreamUser):
 cdef class Deliveries:
     cdef object session               # told of what is rare
     cdef Connection connection
-    cdef object helpers
+    cdef object helpers, timers
     cdef readonly dict by_id          # id -> Subscription
     cdef list ready                   # subscriptions with credit and perhaps something to read, in turn
     cdef Subscription partial         # whose frame is half out: nothing else may be sent first

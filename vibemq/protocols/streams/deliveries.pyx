@@ -9,6 +9,7 @@ Specification: the RabbitMQ Streams protocol.
 
 import logging
 import os
+import time
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
@@ -41,6 +42,7 @@ cdef enum:
     SCRATCH_BYTES_KEPT = 4 << 20       # a larger chunk's buffer is given back after use
     NOTHING = -1
     OFFSET_NONE = 0                    # as offset type: where its Subscribe said
+    FIRST_DELIVER_MS = 2               # after the answer: a client that is not busy has read that by then
 
 
 # What all streams sessions of a worker use to gather one send; only valid within one call.
@@ -209,19 +211,28 @@ cdef class Subscription(StreamUser):
 cdef class Deliveries:
     """The subscriptions of one connection."""
 
-    def __init__(self, session, Connection connection, helpers):
-        self.session, self.connection, self.helpers = session, connection, helpers
+    def __init__(self, session, Connection connection, helpers, timers):
+        self.session, self.connection, self.helpers, self.timers = session, connection, helpers, timers
         self.by_id, self.ready = {}, []
 
     def add(self, Stream stream, int subscription_id, int offset_type, long long value, long long credit,
             dict properties, bint grouped) -> Subscription:
-        """Attach a reader; its first chunk leaves after the reply that the caller writes.
+        """Attach a reader.  Its first chunk leaves by itself, FIRST_DELIVER_MS after the reply that the caller writes.
 
         Where it is `grouped` it waits until its group makes it active.  Raises StorageError, LimitExceeded.
         """
-        subscription = Subscription(self, stream, subscription_id, offset_type, value, credit, properties, grouped)
+        cdef Subscription subscription = Subscription(
+            self, stream, subscription_id, offset_type, value, credit, properties, grouped)
+
+        def answered(now_ms):
+            subscription.cold = False
+            if subscription.attached and not self.connection.closed:
+                self.want(subscription)
+
         self.by_id[subscription_id] = subscription
-        self.want(subscription)
+        if not grouped:
+            subscription.cold = True
+            self.timers.timer(answered).set(time.monotonic_ns() // 1_000_000 + FIRST_DELIVER_MS)
         return subscription
 
     def begin(self, Subscription subscription, int offset_type, long long value):

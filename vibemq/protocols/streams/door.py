@@ -26,16 +26,18 @@ class StreamsDoor:
         self.queues = broker.queues
         self.groups = broker.groups
         self.catalog = broker.catalog
-        self.disk = broker.disk
+        self.broker = broker
+        self.alarms = broker.alarms
         self.board = broker.board
         self.opened = 0  # connections that have a virtual host
         self.authenticator = broker.authenticator
         self.rights = broker.rights
         self.guest_allowed = config.guest.allow_loopback
         self.helpers = broker.helpers
+        self.timers = broker.timers
         self.offsets = OffsetFiles()
         self.publishing: set[StreamsSession] = set()  # sessions with publishers
-        self.disk.listen(self._disk_changed)
+        self.alarms.listen(self._alarms_changed)
         self.unconfirmed_max = config.streams.unconfirmed_max
         self.sub_batch_uncompressed_max = config.streams.sub_batch_uncompressed_max_bytes
         self.properties = {
@@ -64,10 +66,10 @@ class StreamsDoor:
         self.opened -= 1
         self.board.connections(self.opened)
 
-    def _disk_changed(self, is_full: bool) -> None:
-        """Who publishes is not read while the disk is full; who only consumes goes on."""
+    def _alarms_changed(self) -> None:
+        """Who publishes is not read while an alarm is in effect; who only consumes goes on."""
         for session in self.publishing:
-            session.set_blocked(is_full)
+            session.set_alarmed(bool(self.alarms.in_effect))
 
     def queue_of(self, stream: Any) -> Any:
         """The queue that this stream is the log of; None when it is a plain stream."""

@@ -160,7 +160,7 @@ def open_(session: StreamsSession, request: Any) -> None:
         fail_later(session, encode_response(Key.OPEN, request.correlation_id, Code.VIRTUAL_HOST_ACCESS_FAILURE))
         return
     session.counted = True
-    session.frame_max = session.negotiated_frame_max
+    session.opened()
     host, port = advertised(session)
     answer(session, request, Key.OPEN, properties={"advertised_host": host, "advertised_port": str(port)})
     session.start_heartbeats(session.door.now_ms())

@@ -8,6 +8,7 @@ cdef enum Op:
     NULLABLE_STRING
     BYTES
     MAP
+    MAP_TO_END
     STATISTICS
     ARRAY
     ITEMS

@@ -8,14 +8,14 @@ plan carries the named tuple that a decoder makes; TYPES holds them all by name.
 from collections import namedtuple
 
 from vibemq.protocols.streams import spec
-from vibemq.protocols.streams.spec import CHUNK_HEADER, COMMANDS, Items
+from vibemq.protocols.streams.spec import CHUNK_HEADER, COMMANDS, EXTENSIONS, Items
 
 # The type's name in the table: operation, width where it is a number, smallest size on the wire.
 cdef dict WIRE_TYPES = {
     "u8": (UNSIGNED, 1, 1), "u16": (UNSIGNED, 2, 2), "u24": (UNSIGNED, 3, 3), "u32": (UNSIGNED, 4, 4),
     "u64": (UNSIGNED, 8, 8), "i16": (SIGNED, 2, 2), "i32": (SIGNED, 4, 4), "i64": (SIGNED, 8, 8),
     "string": (STRING, 0, 2), "nullable_string": (NULLABLE_STRING, 0, 2), "bytes": (BYTES, 0, 4),
-    "map": (MAP, 0, 4), "statistics": (STATISTICS, 0, 4), "offset_type": (OFFSET_TYPE, 2, 2),
+    "map": (MAP, 0, 4), "map_to_end": (MAP_TO_END, 0, 4), "statistics": (STATISTICS, 0, 4), "offset_type": (OFFSET_TYPE, 2, 2),
     "offset_type_or_none": (OFFSET_TYPE_OR_NONE, 2, 2), "offset": (OFFSET, 8, 8), "entry": (ENTRY, 0, 4),
     "chunk": (CHUNK, 0, spec.CHUNK_HEADER_SIZE_BYTES),
 }
@@ -72,8 +72,8 @@ cdef Plan plan_of(layout):
     return None if layout is None else make_plan(layout.name, layout.fields, layout.ignored_tail_size_bytes)
 
 
-REQUEST_PLANS = {int(command.key): plan_of(command.request) for command in COMMANDS}
+REQUEST_PLANS = {int(command.key): plan_of(command.request) for command in COMMANDS + EXTENSIONS}
 RESPONSE_PLANS = {
-    int(command.key): plan_of(command.response) for command in COMMANDS if command.response is not None
+    int(command.key): plan_of(command.response) for command in COMMANDS + EXTENSIONS if command.response is not None
 }
 CHUNK_PLAN = make_plan("Chunk", CHUNK_HEADER, 0, False)

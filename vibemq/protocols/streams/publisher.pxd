@@ -19,6 +19,8 @@ cdef class Publisher(StreamUser):
 
     cdef int reserve(self, size_t count) except -1
     cdef int begin(self) except -1
+    cdef size_t _part_duplicates(self, size_t count) except? 0
+    cdef int _await_sync(self, const uint8_t *ids, size_t count, uint64_t first_offset, uint64_t next_offset) except -1
     cdef int _confirm(self, const uint8_t *ids, size_t count) except -1
     cdef int _refuse(self, const uint8_t *ids, size_t count, int code) except -1
 

@@ -3,12 +3,13 @@
 
 Each id is answered exactly once, by PublishConfirm or PublishError, in frames that hold a
 whole batch: when the batch is persisted or, with durability `disk`, when a sync covers it.
+What was a duplicate has a frame of its own, behind that: there are clients that drop one which names an id twice.
 Specification: the RabbitMQ Streams protocol.
 """
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memmove
 
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, bytes_store16, bytes_store32
@@ -45,25 +46,60 @@ cdef class Publisher(StreamUser):
         """Before this publisher's first entry in a batch."""
         self.stream.add_waiting(self)
         if len(self.reference):
-            if core.batch_reference_intern(self.stream.batch, self.reference, <uint32_t> len(self.reference),
-                                           &self.reference_index) != OK:
+            if core.batch_reference_add(self.stream.batch, self.reference, <uint32_t> len(self.reference),
+                                        &self.reference_index) != OK:
                 raise MemoryError
         return 0
 
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
         cdef size_t count = self.id_count
+        cdef size_t kept = count
         self.id_count = 0
+        if ok and self.stream.deduplicated != NULL and len(self.reference):
+            kept = self._part_duplicates(count)
         if not ok:
             deleted = core.control_is_deleted(self.stream.log.control)
             self._refuse(self.ids, count, CODE_PUBLISHER_DOES_NOT_EXIST if deleted else CODE_INTERNAL_ERROR)
         elif self.stream.is_disk_durable and not self.deleted:
-            self.unsynced.append(((<char *> self.ids)[:count * PUBLISHING_ID_BYTES], first_offset, next_offset))
+            if kept:
+                self._await_sync(self.ids, kept, first_offset, next_offset)
+            if kept < count:
+                self._await_sync(self.ids + kept * PUBLISHING_ID_BYTES, count - kept, first_offset, next_offset)
             self.session.count_unconfirmed(count)
         else:
-            self._confirm(self.ids, count)
+            self._confirm(self.ids, kept)
+            if kept < count:
+                self._confirm(self.ids + kept * PUBLISHING_ID_BYTES, count - kept)
         if self.id_capacity > IDS_KEPT:
             free(self.ids)
             self.ids, self.id_capacity = NULL, 0
+        return 0
+
+    cdef size_t _part_duplicates(self, size_t count) except? 0:
+        """Put the ids that were duplicates behind the others; how many others there are."""
+        cdef uint32_t at = 0, number = 0
+        cdef size_t kept = 0, dropped = 0, i
+        cdef bint is_dropped = core.batch_dropped(self.stream.deduplicated, self.reference_index, &at, &number)
+        cdef uint8_t *others
+        if not is_dropped:
+            return count
+        others = <uint8_t *> malloc(count * PUBLISHING_ID_BYTES)
+        if others == NULL:
+            raise MemoryError
+        for i in range(count):
+            if is_dropped and number == i:
+                memcpy(others + dropped * PUBLISHING_ID_BYTES, self.ids + i * PUBLISHING_ID_BYTES, PUBLISHING_ID_BYTES)
+                dropped += 1
+                is_dropped = core.batch_dropped(self.stream.deduplicated, self.reference_index, &at, &number)
+            else:
+                memmove(self.ids + kept * PUBLISHING_ID_BYTES, self.ids + i * PUBLISHING_ID_BYTES, PUBLISHING_ID_BYTES)
+                kept += 1
+        memcpy(self.ids + kept * PUBLISHING_ID_BYTES, others, dropped * PUBLISHING_ID_BYTES)
+        free(others)
+        return kept
+
+    cdef int _await_sync(self, const uint8_t *ids, size_t count, uint64_t first_offset, uint64_t next_offset) except -1:
+        self.unsynced.append(((<char *> ids)[:count * PUBLISHING_ID_BYTES], first_offset, next_offset))
         return 0
 
     cdef int on_durable(self, uint64_t durable) except -1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vibemq.broker.admission import refusal_now
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.replies import answer, find
 from vibemq.protocols.streams.rights import find_with, refused
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 def declare_publisher(session: StreamsSession, request: Any) -> None:
     key = Key.DECLARE_PUBLISHER
     reference = request.reference.encode()
-    full = session.door.disk.is_full or len(session.publishers) >= spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX
-    if full:
+    refused_now = refusal_now(session.door.broker, session.peer)
+    if refused_now or len(session.publishers) >= spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX:
         answer(session, request, key, Code.PRECONDITION_FAILED)
         return
     if refused(session, request, key, "write", request.stream):

@@ -11,15 +11,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError, StorageError, StreamNotFound
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import MalformedFrame, encode_response, encode_server_frame
-from vibemq.protocols.streams.spec import Code, Key
+from vibemq.protocols.streams.spec import AnyKey, Code, Key
 
 if TYPE_CHECKING:
     from vibemq.broker.stream import Stream
     from vibemq.protocols.streams.session import StreamsSession
 
 logger = logging.getLogger(__name__)
+_unusable = OnceAMinute(logger, logging.ERROR)  # a client tries again for as long as it runs
 
 HEARTBEAT = encode_server_frame(Key.HEARTBEAT)
 #: Of our Close, as RabbitMQ numbers it.
@@ -30,11 +32,11 @@ OFFSET_MAX = 2**63 - 1
 # ---- answers ----
 
 
-def answer(session: StreamsSession, request: Any, key: Key, code: Code = Code.OK, **fields: Any) -> None:
+def answer(session: StreamsSession, request: Any, key: AnyKey, code: Code = Code.OK, **fields: Any) -> None:
     session.write(encode_response(key, request.correlation_id, code, **fields))
 
 
-def find(session: StreamsSession, request: Any, key: Key) -> Stream | None:
+def find(session: StreamsSession, request: Any, key: AnyKey) -> Stream | None:
     """The stream a request names; None after the error has been answered."""
     try:
         stream: Stream = session.door.table.find(session.virtual_host, request.stream)
@@ -42,7 +44,7 @@ def find(session: StreamsSession, request: Any, key: Key) -> Stream | None:
     except StreamNotFound:
         answer(session, request, key, Code.STREAM_DOES_NOT_EXIST)
     except StorageError as problem:
-        logger.error("stream %s cannot be opened: %s", request.stream, problem)
+        _unusable.say(request.stream, "stream %s cannot be opened: %s", request.stream, problem)
         answer(session, request, key, Code.STREAM_NOT_AVAILABLE)
     return None
 
@@ -138,14 +140,6 @@ def close(session: StreamsSession, code: int, reason: str) -> None:
     session.at_deadline = _finish
 
 
-def say_goodbye(session: StreamsSession) -> None:
-    """The broker shuts down."""
-    if session.state == "open":
-        close(session, Code.OK, "the broker is shutting down")
-    else:
-        session.finish()
-
-
 def _finish(session: StreamsSession) -> None:
     session.finish()
 
@@ -160,7 +154,6 @@ def fail_later(session: StreamsSession, frame: bytes) -> None:
 
 def stream_gone(session: StreamsSession, stream: Stream) -> None:
     """After the last publisher and subscription on a deleted stream is gone: once per connection."""
-    session.door.offsets.forget(stream.log.directory)
     if not session.uses(stream):
         stream_unavailable(session, stream.name)
 

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from vibemq.protocols.streams.replies import answer, find, stream_unavailable
-from vibemq.protocols.streams.spec import Code, Key
+from vibemq.protocols.streams.spec import AnyKey, Code
 
 if TYPE_CHECKING:
     from vibemq.broker.stream import Stream
@@ -66,7 +66,7 @@ def drop_all(session: StreamsSession) -> None:
         session.deliveries.remove(subscription_id)
 
 
-def refused(session: StreamsSession, request: Any, key: Key, right: str, *names: str) -> bool:
+def refused(session: StreamsSession, request: Any, key: AnyKey, right: str, *names: str) -> bool:
     """Is the right missing for any of these names?  Then that has been answered."""
     may = getattr(session.rights, right)
     for name in names:
@@ -77,6 +77,6 @@ def refused(session: StreamsSession, request: Any, key: Key, right: str, *names:
     return False
 
 
-def find_with(session: StreamsSession, request: Any, key: Key, right: str) -> Stream | None:
+def find_with(session: StreamsSession, request: Any, key: AnyKey, right: str) -> Stream | None:
     """The stream a request names, for somebody with this right to it; None after the refusal has been answered."""
     return None if refused(session, request, key, right, request.stream) else find(session, request, key)

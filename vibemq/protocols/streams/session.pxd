@@ -33,16 +33,11 @@ cdef class StreamsSession(Session):
     cdef bint parts_kinds              # a sub-batch shares its chunk with nothing
     cdef readonly Deliveries deliveries
     cdef readonly Py_ssize_t unconfirmed   # entries waiting for a sync
-    cdef bint throttled                # busy because of them
-    cdef bint blocked                  # busy because the disk is full
-    cdef bint working                  # busy because a helper thread works on a command
     cdef public int64_t deadline_ms    # of the handshake step, of the answer to our Close; 0: none
     cdef public object at_deadline     # what happens then
     cdef int64_t beat_checked_ms, silence_checked_ms
     cdef uint64_t beat_bytes_out, silence_bytes_in
     cdef int silent_checks
-    cdef bint shutting_down
-    cdef bint yielded                  # busy because others have their turn first
     cdef size_t skip                   # bytes of a refused frame that are still to come
 
     cdef int _frame(self, const uint8_t *p, size_t size) except -1

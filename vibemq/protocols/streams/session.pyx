@@ -14,6 +14,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from vibemq.net.connection cimport Connection
+from vibemq.net.door cimport PAUSE_ALARM, PAUSE_COMMAND, PAUSE_ENDING, PAUSE_TURN, PAUSE_UNCONFIRMED
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_FULL, OK, bytes_load16, bytes_load32, err
 from vibemq.protocols.streams.deliveries cimport Subscription
@@ -26,7 +27,7 @@ from vibemq.protocols.streams.wire cimport (
 from vibemq.errors import ConnectionClosed
 from vibemq.protocols.streams import commands
 from vibemq.protocols.streams.codec import MalformedFrame, encode_server_frame
-from vibemq.protocols.streams.spec import Code, Key
+from vibemq.protocols.streams.spec import FRAME_SIZE_DEFAULT_BYTES, Code, Key
 
 cdef enum:
     CONTROLS_PER_TURN = 32  # control commands cost tens of microseconds: the loop's millisecond
@@ -38,9 +39,15 @@ cdef class Tracking(StreamUser):
     def __init__(self, StreamsSession session, Stream stream):
         self.session = session
         stream.attach(self)
+        session.door.offsets.attach(stream.log.directory)
+
+    def end(self):
+        self.session.door.offsets.detach(self.stream.log.directory)
+        self.stream.detach(self)
 
     cdef int on_deleted(self) except -1:
-        self.session.tracked.pop(self.stream, None)
+        if self.session.tracked.pop(self.stream, None) is not None:
+            self.end()
         self.session.stream_gone(self.stream)
         return 0
 
@@ -55,6 +62,7 @@ cdef class StreamsSession(Session):
         self.door = door
         self.state = commands.FIRST_STATE
         self.frame_max = door.config.initial_frame_max_bytes
+        connection.is_trusted = False
         self.parts_kinds = door.config.one_sub_batch_per_chunk
         self.virtual_host = self.user = self.mechanism = ""
         self.rights_generation = 0
@@ -62,7 +70,7 @@ cdef class StreamsSession(Session):
         self.pending, self.tracked = {}, {}
         self.peer_properties = {}
         self.publishers = {}
-        self.deliveries = Deliveries(self, connection, door.helpers)
+        self.deliveries = Deliveries(self, connection, door.helpers, door.timers)
 
     cdef int open(self) except -1:
         commands.step_begins(self)
@@ -98,7 +106,7 @@ cdef class StreamsSession(Session):
             if self.connection.closing or self.connection.closed or self.connection.problem is not None:
                 return size
             if controls >= CONTROLS_PER_TURN:
-                self.yielded = self.busy = True
+                self.pause(PAUSE_TURN)
                 self.connection.want_turn()
             if self.busy:
                 break
@@ -224,12 +232,13 @@ cdef class StreamsSession(Session):
     def count_unconfirmed(self, Py_ssize_t more):
         """Stop reading while too much waits for a sync; go on at three quarters of the limit."""
         self.unconfirmed += more
-        if not self.throttled and self.unconfirmed >= <Py_ssize_t> self.door.unconfirmed_max:
-            self.throttled = self.busy = True
-            self.connection.pause()
-        elif self.throttled and self.unconfirmed * 4 <= <Py_ssize_t> self.door.unconfirmed_max * 3:
-            self.throttled = False
-            self._go_on()
+        if not self.pauses & PAUSE_UNCONFIRMED:
+            if self.unconfirmed >= <Py_ssize_t> self.door.unconfirmed_max:
+                self.pause(PAUSE_UNCONFIRMED)
+        elif self.unconfirmed * 4 <= <Py_ssize_t> self.door.unconfirmed_max * 3:
+            self.go_on(PAUSE_UNCONFIRMED)
+        if self.pauses & PAUSE_ENDING and not self.unconfirmed:
+            self.finish()
 
     # ---- what commands do to this session ----
 
@@ -266,7 +275,7 @@ cdef class StreamsSession(Session):
             self.publisher_cached = None
         if not self.publishers:
             self.door.publishing.discard(self)
-            self.set_blocked(False)
+            self.set_alarmed(False)
 
     def track(self, Stream stream):
         """It has stored or asked for an offset there: it is told when the stream goes, and finds it open meanwhile."""
@@ -275,7 +284,7 @@ cdef class StreamsSession(Session):
             return
         if len(self.tracked) >= TRACKED_MAX:
             oldest = self.tracked.pop(next(iter(self.tracked)))
-            oldest.stream.detach(oldest)
+            oldest.end()
         self.tracked[stream] = Tracking(self, stream)
 
     def uses(self, Stream stream) -> bool:
@@ -315,28 +324,25 @@ cdef class StreamsSession(Session):
 
     def set_busy(self):
         """A helper thread works on a command; the next one waits for its reply."""
-        self.working = self.busy = True
+        self.pause(PAUSE_COMMAND)
 
     def resume(self):
         """The helper thread has finished."""
-        self.working = False
-        self._go_on()
+        self.go_on(PAUSE_COMMAND)
 
-    def set_blocked(self, bint blocked):
-        """The disk is full: read nothing more from who publishes; or it is not any more."""
-        if blocked == self.blocked:
-            return
-        self.blocked = blocked
-        if blocked:
-            self.busy = True
-            self.connection.pause()
-        else:
-            self._go_on()
+    def set_alarmed(self, bint alarmed):
+        """A disk or memory alarm: read nothing more from who publishes; or it is over."""
+        if alarmed:
+            self.pause(PAUSE_ALARM)
+        elif self.pauses & PAUSE_ALARM:
+            self.go_on(PAUSE_ALARM)
 
-    def _go_on(self):
-        self.busy = self.working or self.throttled or self.blocked or self.yielded
-        if not self.busy:
-            self.connection.want_turn()  # the loop resumes it, when nobody is in the middle of anything
+    def opened(self):
+        """It has logged in and has a virtual host."""
+        # What a client answers by default is no promise (rstream does not keep it); what bounds memory is ours.
+        kept = self.negotiated_frame_max < FRAME_SIZE_DEFAULT_BYTES
+        self.frame_max = self.negotiated_frame_max if kept else self.door.config.frame_max_bytes
+        self.connection.is_trusted = True
 
     def write(self, bytes frame):
         """Queue a whole frame."""
@@ -364,7 +370,7 @@ cdef class StreamsSession(Session):
             "heartbeat": self.heartbeat_s,
             "connected_at": self.connected_ms,
             "client_properties": self.peer_properties,
-            "state": "blocked" if self.throttled or self.blocked else "running",
+            "state": self.shown_state,
             "publishers": [
                 {
                     "publisher_id": publisher.publisher_id,
@@ -382,9 +388,8 @@ cdef class StreamsSession(Session):
     # ---- deliver ----
 
     cdef bint deliver(self) except -1:
-        if self.yielded:
-            self.yielded = False
-            self._go_on()
+        if self.pauses & PAUSE_TURN:
+            self.go_on(PAUSE_TURN)
         return self.deliveries.send()
 
     # ---- time ----
@@ -394,7 +399,9 @@ cdef class StreamsSession(Session):
             self.deadline_ms = 0
             self.at_deadline(self)
         elif self.state == "open":
-            if self.rights_generation != self.door.rights.generation and not commands.rights_changed(self):
+            # A command in a helper thread is answered first; one that renews the secret says what became of the rights.
+            is_stale = self.rights_generation != self.door.rights.generation and not self.pauses & PAUSE_COMMAND
+            if is_stale and not commands.rights_changed(self):
                 return 0
             if self.heartbeat_s:
                 self._beat(now_ms)
@@ -431,10 +438,15 @@ cdef class StreamsSession(Session):
     # ---- the end ----
 
     cdef int shutdown(self) except -1:
-        """Say goodbye once nothing of this connection waits for a sync any more; called again until then."""
-        if not self.shutting_down and not self.unconfirmed:
-            self.shutting_down = True
-            commands.say_goodbye(self)
+        """The broker ends: take no more, and end the connection once nothing of it waits for a sync any more.
+
+        Without a Close, which is final for clients (README.md).  Called at every tick until the connection is gone.
+        """
+        if not self.pauses & PAUSE_ENDING:
+            self.pause(PAUSE_ENDING)
+            self.persist()
+        if not self.unconfirmed:
+            self.finish()
         return 0
 
     cdef int close(self) except -1:
@@ -446,6 +458,6 @@ cdef class StreamsSession(Session):
         for subscription_id in list(self.deliveries.by_id):
             self.deliveries.remove(subscription_id)
         while self.tracked:
-            stream, tracking = self.tracked.popitem()
-            (<Stream> stream).detach(tracking)
+            _, tracking = self.tracked.popitem()
+            tracking.end()
         return 0

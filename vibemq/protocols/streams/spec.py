@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of the RabbitMQ Streams protocol and the layout of each of its 31 commands.
+"""The numbers of the RabbitMQ Streams protocol and the layout of each of its 31 commands, and of two of our own.
 
 COMMANDS is the only description of the wire in this tree: the codec compiles its plans from it, the
 exhaustive tests walk it and the table in README.md is printed from it, so the three cannot disagree.
@@ -10,6 +10,8 @@ A field is written as on the wire, in wire order. Its type is one of
   nullable_string                 the same, but -1 reads as None (a filter value)
   bytes                           i32 length and data; -1 reads as empty
   map                             i32 count of string pairs
+  map_to_end                      the same as the last field, but read to the end of the frame whatever the count says:
+                                  one client writes the map's size in bytes there
   statistics                      i32 count of pairs (string, i64)
   array<T>                        i32 count of T
   offset_type, offset_type_or_none   u16, an OffsetType
@@ -36,9 +38,10 @@ TLS_CLIENT_HELLO_FIRST_BYTE = 0x16  # as first byte on the plain port: the peer 
 
 # ---- limits: each with its unit in its name and its reason beside it ----
 
-FRAME_SIZE_MAX_DEFAULT_BYTES = 1_048_576  # what a server proposes in Tune; clients cut their batches to it
+FRAME_SIZE_DEFAULT_BYTES = 1_048_576  # what clients ask for in Tune unless told otherwise, and cut their batches to
 STRING_SIZE_MAX_BYTES = 32_767  # the length is an i16 for most clients
 COMMAND_SIZE_MAX_BYTES = 262_144  # of what is decoded in one go, and nobody has a turn meanwhile; Publish is not
+PROPERTIES_COUNT_MAX = 4096  # of a map_to_end; they are kept as long as their connection or subscription
 METADATA_STREAMS_COUNT_MAX = 4096  # the answer is made in one go; several times the partitions of a large super stream
 REFERENCE_SIZE_MAX_BYTES = 255  # a reference is written with a one-byte size into chunk trailers
 PUBLISHERS_PER_CONNECTION_COUNT_MAX = 256  # the id is a u8
@@ -47,6 +50,10 @@ HEARTBEAT_DEFAULT_S = 60  # what a server proposes in Tune
 CLOSE_WAIT_S = 10  # time a peer has to answer our Close
 SUB_BATCH_UNCOMPRESSED_SIZE_MAX_BYTES = 67_108_864  # a consumer allocates this much on our word
 
+LIST_STREAMS_COUNT_MAX = 256  # in one answer, which is made in one go: some 100 KB with the longest names
+LIST_STREAMS_SIZE_MAX_BYTES = 524_288  # of one answer: arguments may have as much as a Create; half a default frame
+
+OWN_PRODUCT = "VibeMQ"  # what our clients name themselves in their peer properties
 LEADER_NONE = 0xFFFF  # leaderRef in Metadata: there is none
 
 
@@ -84,6 +91,20 @@ class Key(IntEnum):
     CREATE_SUPER_STREAM = 0x001D
     DELETE_SUPER_STREAM = 0x001E
     RESOLVE_OFFSET_SPEC = 0x001F
+
+
+class ExtensionKey(IntEnum):
+    """Commands of our own.
+
+    A server announces them to clients that call themselves OWN_PRODUCT, and to nobody else: another client may
+    stumble over keys that it does not know. A client sends them only where they were announced.
+    """
+
+    LIST_STREAMS = 0x7001
+    LIST_OFFSETS = 0x7002
+
+
+AnyKey = Key | ExtensionKey
 
 
 class Code(IntEnum):
@@ -203,7 +224,7 @@ class Layout:
 class Command:
     """`sent_by` says who originates the frame without RESPONSE_BIT; `response` travels the other way, with it."""
 
-    key: Key
+    key: AnyKey
     sent_by: frozenset[str]
     request: Layout
     response: Layout | None = None
@@ -225,7 +246,7 @@ STREAM = Field("stream", "string")
 NAME = Field("name", "string")
 PUBLISHER_ID = Field("publisher_id", "u8")
 SUBSCRIPTION_ID = Field("subscription_id", "u8")
-PROPERTIES = Field("properties", "map", may_be_absent=True, default={})
+PROPERTIES = Field("properties", "map_to_end", may_be_absent=True, default={})
 OFFSET_TYPE = Field("offset_type", "offset_type")
 OFFSET_VALUE = Field("offset_value", "offset", only_if=("offset_type", (4, 5)), default=0)
 STREAMS = Field("streams", "array<string>", on_error=())
@@ -247,7 +268,9 @@ def _response(name: str, *fields: Field) -> Layout:
     return Layout(name + "Response", (CORRELATION_ID, CODE, *fields))
 
 
-def _exchange(key: Key, name: str, *fields: Field, answer: tuple[Field, ...] = (), exchanged: bool = True) -> Command:
+def _exchange(
+    key: AnyKey, name: str, *fields: Field, answer: tuple[Field, ...] = (), exchanged: bool = True
+) -> Command:
     """The common shape: the client asks with a correlation id and the server answers with a code."""
     return Command(key, CLIENT, _request(name, *fields), _response(name, *answer), exchanged=exchanged)
 
@@ -369,7 +392,7 @@ COMMANDS: tuple[Command, ...] = (
     _exchange(
         Key.PEER_PROPERTIES,
         "PeerProperties",
-        Field("properties", "map", default={}),
+        Field("properties", "map_to_end", default={}),
         answer=(Field("properties", "map", on_error={}),),
         exchanged=False,
     ),
@@ -434,13 +457,43 @@ COMMANDS: tuple[Command, ...] = (
     ),
 )
 
-COMMAND_BY_KEY: dict[int, Command] = {int(command.key): command for command in COMMANDS}
+EXTENSIONS: tuple[Command, ...] = (
+    _exchange(  # in the order of their names, from the first that is not before `first`; none is the end
+        ExtensionKey.LIST_STREAMS,
+        "ListStreams",
+        Field("first", "string"),
+        Field("count", "u16"),
+        answer=(
+            Field(
+                "streams",
+                Items("ListedStream", (NAME, Field("is_queue", "u8"), Field("arguments", "map"))),
+                on_error=(),
+            ),
+        ),
+        exchanged=False,
+    ),
+    _exchange(
+        ExtensionKey.LIST_OFFSETS,
+        "ListOffsets",
+        STREAM,
+        answer=(
+            Field(
+                "offsets",
+                Items("StoredOffset", (Field("reference", "string"), Field("offset", "u64"))),
+                on_error=(),
+            ),
+        ),
+        exchanged=False,
+    ),
+)
+
+COMMAND_BY_KEY: dict[int, Command] = {int(command.key): command for command in COMMANDS + EXTENSIONS}
 
 
-def markdown_table() -> str:
-    """COMMANDS for README.md: one row for each frame."""
+def markdown_table(commands: tuple[Command, ...] = COMMANDS) -> str:
+    """Commands for README.md: one row for each frame."""
     rows = ["| key | frame | from | versions | fields |", "|---|---|---|---|---|"]
-    for command in COMMANDS:
+    for command in commands:
         versions = "1" if command.version_max == 1 else f"1 to {command.version_max}"
         rows.append(_row(int(command.key), command.request, command.sent_by, versions))
         if command.response is not None:
@@ -467,6 +520,8 @@ def _row(key: int, layout: Layout, sent_by: frozenset[str], versions: str) -> st
 COMMAND_VERSIONS: tuple[tuple[int, int, int], ...] = tuple(
     (int(command.key), 1, command.version_max) for command in COMMANDS if command.exchanged
 )
+#: What our own clients are told besides.
+EXTENSION_VERSIONS: tuple[tuple[int, int, int], ...] = tuple((int(command.key), 1, 1) for command in EXTENSIONS)
 
 # ---- chunks: the same 48 bytes on disk and on the wire ----
 

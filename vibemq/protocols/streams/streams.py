@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OWN_PRODUCT = "VibeMQ"  # our own clients name themselves so in their peer properties
 OFFSET_NONE_SET = -1
 LOOKUPS_IN_LOOP_MAX = 64  # of streams in one command: some microseconds each, in a loop that may not stop for one ms
 
@@ -133,10 +132,11 @@ def stream_stats(session: StreamsSession, request: Any) -> None:
         "committed_chunk_id": OFFSET_NONE_SET if empty else stats.last_chunk,
         "committed_offset": OFFSET_NONE_SET if empty else stats.next_offset - 1,
     }
-    if session.peer_properties.get("product") == OWN_PRODUCT:
+    if session.peer_properties.get("product") == spec.OWN_PRODUCT:
         # Which stream of this name it is: a checkpoint must not go on in a recreated one.
         identity = int(stream.incarnation, 16)
         statistics["incarnation"] = identity - (1 << 64) if identity >= 1 << 63 else identity
+        statistics["segments"], statistics["size_bytes"] = stats.segment_count, stats.size_bytes
     answer(session, request, key, statistics=statistics)
     session.door.table.release_if_unused(stream)
 

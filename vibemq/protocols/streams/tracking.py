@@ -8,9 +8,11 @@ holds the stream from then on (a Tracking), so that it hears of the stream's end
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.replies import answer
 from vibemq.protocols.streams.rights import find_with
@@ -20,13 +22,15 @@ if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
 
 logger = logging.getLogger(__name__)
+not_stored = OnceAMinute(logger)
 
 
 def store_offset(session: StreamsSession, request: Any) -> None:
     reference = request.reference.encode()
     problem = _not_stored(session, request.stream, reference, request.offset)
     if problem:
-        logger.warning(
+        not_stored.say(
+            (request.stream, reference),
             "%s: offset %d of %r on %s not stored: %s",
             session.peer,
             request.offset,
@@ -45,8 +49,11 @@ def _not_stored(session: StreamsSession, name: str, reference: bytes, offset: in
     try:
         stream = session.door.table.find(session.virtual_host, name)
         session.track(stream)
-        session.door.offsets.of(stream.log.directory).store(reference, offset)
-    except (StreamNotFound, LimitExceeded, StorageError) as problem:
+        stored = session.door.offsets.of(stream.log.directory)
+        session.door.alarms.reserve.retry(partial(stored.store, reference, offset))
+    except StreamNotFound:
+        return "there is no such stream"
+    except (LimitExceeded, StorageError) as problem:
         return str(problem)
     return ""
 

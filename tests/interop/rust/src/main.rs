@@ -14,6 +14,10 @@ use rabbitmq_stream_client::types::{
 };
 use rabbitmq_stream_client::{ConfirmationStatus, Environment, FilterConfiguration, TlsConfiguration};
 use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout, Duration};
+
+const PACE: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(200);
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -95,6 +99,13 @@ async fn publish(given: &Given, environment: Environment) -> Outcome {
         producer.close().await?;
     } else if let Some(reference) = reference {
         let mut producer = environment.producer().name(reference).build(&given.stream()).await?;
+        if given.get("twice").is_some() {
+            let twice = messages.iter().flat_map(|each| [each.clone(), each.clone()]).collect();
+            let confirmed = producer.batch_send_with_confirm(twice).await.map_err(|failed| format!("{failed:?}"))?;
+            say("confirmed", &[("count", confirmed.len().to_string())]);
+            let _ = timeout(PAUSE, producer.close()).await; // to drop it open would block for good
+            return Ok(());
+        }
         producer.batch_send(messages, teller(told)).await?;
         wait(&mut answers, count).await?;
         producer.close().await?;
@@ -206,6 +217,41 @@ async fn consume(given: &Given, environment: Environment) -> Outcome {
     }
 }
 
+/// The client does not connect again by itself: whoever finds a connection gone makes another.
+async fn through(given: &Given, environment: Environment) -> Outcome {
+    tokio::join!(publish_through(given, &environment), consume_through(given, &environment));
+    Ok(())
+}
+
+async fn publish_through(given: &Given, environment: &Environment) {
+    let mut number = 0;
+    loop {
+        if let Ok(producer) = environment.producer().build(&given.stream()).await {
+            while let Ok(true) = producer.send_with_confirm(message(number, false)).await.map(|sent| sent.confirmed()) {
+                say("confirmed", &[("number", number.to_string())]);
+                number += 1;
+                sleep(PACE).await;
+            }
+            number += 1; // this one may be stored or not
+            let _ = timeout(PAUSE, producer.close()).await; // to drop it open would block for good
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+async fn consume_through(given: &Given, environment: &Environment) {
+    let (mut received, mut last) = (0, None);
+    loop {
+        let offset = last.map_or(OffsetSpecification::First, |last| OffsetSpecification::Offset(last + 1));
+        if let Ok(mut consumer) = environment.consumer().offset(offset).build(&given.stream()).await {
+            say("subscribed", &[]);
+            read(given, &mut consumer, &mut received, &mut last).await;
+            say("closed", &[]);
+        }
+        sleep(PAUSE).await;
+    }
+}
+
 async fn manage(given: &Given, environment: Environment, command: &str) -> Outcome {
     let stream = given.stream();
     match (command, given.get("partitions"), given.get("super")) {
@@ -226,6 +272,7 @@ async fn run(command: &str, given: Given) -> Outcome {
     match command {
         "publish" => publish(&given, environment).await,
         "consume" => consume(&given, environment).await,
+        "through" => through(&given, environment).await,
         _ => manage(&given, environment, command).await,
     }
 }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network between a client and the broker that can be cut: what goes through it, ends in the middle."""
+"""A network between a client and the broker that can be cut, where what goes through it ends in the middle; or that can
+lose everything for a while, as behind a switch that is off: nobody is told, and nothing comes through."""
 
 from __future__ import annotations
 
@@ -20,6 +21,9 @@ class Network:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
         self.lock = threading.Lock()
+        self.works = threading.Event()
+        self.works.set()
+        self.has_swallowed = threading.Event()  # something came while it was lost
         self.open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -30,9 +34,19 @@ class Network:
         for end in ends:
             _reset(end)
 
+    def lose(self) -> None:
+        """Nothing comes through from now on; connections are not told."""
+        self.has_swallowed.clear()
+        self.works.clear()
+
+    def restore(self) -> None:
+        """What was under way comes through after all, as TCP sends it again."""
+        self.works.set()
+
     def close(self) -> None:
         self.listener.close()
         self.cut()
+        self.restore()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -47,6 +61,9 @@ class Network:
     def _forward(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
+                if not self.works.is_set():
+                    self.has_swallowed.set()
+                    self.works.wait()
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
             return

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * version: is every file of a log in a format that we know?
+ *
+ * A file is of another version when its magic is right and, where its header has a check, that is right
+ * too, and only the version is not ours.  Anything else with wrong bytes is damaged: recovery knows what to do.
+ * Nothing is written here.
+ */
+#ifndef VIBEMQ_LOG_VERSION_H
+#define VIBEMQ_LOG_VERSION_H
+
+#include <stdint.h>
+
+#include "../base/error.h"
+
+/* All files of a log's directory, before anything is written there.  ERR_VERSION names such a
+ * file, its version and ours.  ERR_NOT_FOUND (no such directory), ERR_IO, ERR_NO_MEMORY. */
+err version_check(const char *directory, struct fault *f);
+
+/* One mapped file (machine's own order, no check), of whatever size.  ERR_VERSION, ERR_IO. */
+err version_check_mapped(int fd, const char *path, uint32_t magic, uint32_t known, struct fault *f);
+
+#endif

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is the broker well? RabbitMQ's health checks by its names and words, and maintenance: drain and revive.
+
+Alarms are looked at here, from the disk and from the page that the supervisor writes, without asking a worker: what is
+said of them holds while workers hang.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from vibemq.admin.api.calls import NO_CONTENT, Answer, Call, bad_request
+from vibemq.broker.alarms import Alarm, in_effect
+
+if TYPE_CHECKING:
+    from vibemq.admin.api.service import Api
+
+OK: dict[str, Any] = {"status": "ok"}
+
+
+def alarms_of(api: Api) -> list[Alarm]:
+    data_dir = os.path.dirname(api.metadata.path)
+    return in_effect(data_dir, api.config.store.disk_free_min_bytes, api.conditions)
+
+
+def is_drained(api: Api) -> bool:
+    return api.conditions is not None and api.conditions.is_drained
+
+
+def node(api: Api, call: Call) -> Answer:
+    """No alarm, and every worker answers."""
+    found = alarms_of(api)
+    if found:
+        names = ", ".join(found)
+        return _failed(f"resource alarm(s) in effect: {names}", alarms=_shown(api, found))
+    return _workers(api)
+
+
+def alarms(api: Api, call: Call) -> Answer:
+    return _alarms(api, "There are alarms in effect in the cluster")
+
+
+def local_alarms(api: Api, call: Call) -> Answer:
+    return _alarms(api, "There are alarms in effect on the node")
+
+
+def in_service(api: Api, call: Call) -> Answer:
+    if is_drained(api):
+        return _failed("this node is in maintenance mode: `vibemq ctl revive` ends that")
+    return Answer(200, OK)
+
+
+def ready_to_serve_clients(api: Api, call: Call) -> Answer:
+    """Whoever connects is served: every worker answers, which is said first (`vibemq ctl ping`), and no maintenance."""
+    found = _workers(api)
+    return found if found.status != 200 else in_service(api, call)
+
+
+def port_listener(api: Api, call: Call) -> Answer:
+    wanted = call.path["port"]
+    if not (wanted.isascii() and wanted.isdigit()):
+        raise bad_request(f"a port is a number, had {wanted!r}")
+    ports = [] if is_drained(api) else [int(address.rpartition(":")[2]) for address in api.addresses.values()]
+    if int(wanted) in ports:
+        return Answer(200, OK | {"port": int(wanted)})
+    return _failed("No active listener", missing=int(wanted), ports=ports)
+
+
+def protocol_listener(api: Api, call: Call) -> Answer:
+    """``protocol`` may be a door's name or what the overview calls it."""
+    from vibemq.admin.api.overview import PROTOCOLS
+
+    wanted = call.path["protocol"]
+    doors = [] if is_drained(api) else list(api.addresses)
+    protocols = [PROTOCOLS.get(door, door) for door in doors]
+    if wanted.lower() in (name.lower() for name in (*doors, *protocols)):
+        return Answer(200, OK | {"protocol": wanted})
+    return _failed("No active listener", missing=wanted, protocols=protocols)
+
+
+def virtual_hosts(api: Api, call: Call) -> Answer:
+    """They are rows of a database that has just been read; none can be down by itself."""
+    api.metadata.vhosts()
+    return Answer(200, OK)
+
+
+def quorum(api: Api, call: Call) -> Answer:
+    """One node alone is critical for nothing that another could take over."""
+    return Answer(200, OK)
+
+
+# ---- maintenance ----
+
+
+def drain(api: Api, call: Call) -> Answer:
+    """Workers refuse newcomers and send everybody away, as at a stop, within half a second."""
+    return _set_drained(api, drained=True)
+
+
+def revive(api: Api, call: Call) -> Answer:
+    return _set_drained(api, drained=False)
+
+
+def _set_drained(api: Api, *, drained: bool) -> Answer:
+    if api.conditions is None:
+        raise bad_request("no broker runs")
+    api.conditions.is_drained = drained
+    return NO_CONTENT
+
+
+# ---- how it is said ----
+
+
+def _alarms(api: Api, reason: str) -> Answer:
+    found = alarms_of(api)
+    return _failed(reason, alarms=_shown(api, found)) if found else _workers(api)
+
+
+def _workers(api: Api) -> Answer:
+    down = len(api.workers) - len(api.workers.ask_all("status"))
+    if down:
+        return _failed(f"{down} of {len(api.workers)} workers do not answer")
+    return Answer(200, OK)
+
+
+def _shown(api: Api, found: list[Alarm]) -> list[dict[str, str]]:
+    return [{"node": api.node, "resource": str(alarm)} for alarm in found]
+
+
+def _failed(reason: str, **more: Any) -> Answer:
+    return Answer(503, {"status": "failed", "reason": reason, **more})

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disk and memory alarms: when no more messages may come in, at any door, until there is room again.
+
+On a disk that is full not even retention could do its work, and a machine without memory ends processes; so publishers
+stop while some is left, and whoever makes room goes on: consumers, retention, whoever deletes.  ``refusal`` is what
+each door asks (admission.py), ``listen`` tells it of a change.
+
+The disk is looked at by every worker for itself, in a helper thread, because a file system may hang: all see the same
+disk.  The nearer the floor, the more often: the floor is a promise to those who need what is below it.  What uses
+memory are all processes together, so the supervisor adds it up and tells the others by a page that all share
+(Conditions).  The admin process looks for itself (``in_effect``), so what it says holds while workers hang.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import mmap
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vibemq.broker.disk import Reserve, free_bytes
+from vibemq.once_a_minute import OnceAMinute
+
+if TYPE_CHECKING:
+    from vibemq.broker.timers import Timers
+
+logger = logging.getLogger(__name__)
+
+#: Between two looks.  An idle worker wakes up for nothing else as often as the first.
+LOOK_MS_MAX = 1000
+LOOK_MS_MIN = 20
+LOOK_FULL_MS = 250  # publishers wait for it
+#: What a disk may fill by, by all who write to it: what the page cache takes on a good machine.
+FILL_BYTES_PER_MS = 4_000_000
+#: The broker's own copies, of dead letters, stop at this part of the floor: the rest is for those who empty the disk.
+COPIES_PART = 2
+
+_IS_DRAINED, _HAS_MEMORY_ALARM, _MEMORY_AT = 0, 1, 8  # each written by one process only
+_MEMORY = struct.Struct("=QQ")
+
+
+class Alarm(enum.StrEnum):
+    """By RabbitMQ's names."""
+
+    DISK = "disk"
+    MEMORY = "memory"
+
+
+class Conditions:
+    """What holds for the whole broker, in a page that its processes share; it must be made before they are forked."""
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, _MEMORY_AT + _MEMORY.size)
+
+    @property
+    def is_drained(self) -> bool:
+        """Maintenance: nobody is let in, and who is here is asked to leave.  The admin process says so."""
+        return self._page[_IS_DRAINED] != 0
+
+    @is_drained.setter
+    def is_drained(self, drained: bool) -> None:
+        self._page[_IS_DRAINED] = drained
+
+    @property
+    def has_memory_alarm(self) -> bool:
+        return self._page[_HAS_MEMORY_ALARM] != 0
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes that are used, and the high watermark; 0: there is none."""
+        used, watermark = _MEMORY.unpack_from(self._page, _MEMORY_AT)
+        return used, watermark
+
+    def set_memory(self, used: int, watermark: int, *, is_alarm: bool) -> None:
+        """The supervisor has looked."""
+        _MEMORY.pack_into(self._page, _MEMORY_AT, used, watermark)
+        self._page[_HAS_MEMORY_ALARM] = is_alarm
+
+
+def in_effect(data_dir: str, free_min_bytes: int, conditions: Conditions | None) -> list[Alarm]:
+    """As the admin process sees it, without asking anybody; a disk that cannot be asked counts as full."""
+    found = []
+    if free_min_bytes:
+        try:
+            is_full = free_bytes(data_dir) < free_min_bytes
+        except OSError:
+            is_full = True
+        if is_full:
+            found.append(Alarm.DISK)
+    if conditions is not None and conditions.has_memory_alarm:
+        found.append(Alarm.MEMORY)
+    return found
+
+
+class Alarms:
+    """One worker's view of them."""
+
+    def __init__(
+        self,
+        data_dir: str,
+        free_min_bytes: int,
+        conditions: Conditions,
+        timers: Timers,
+        helpers: Any,
+        *,
+        fills_reserve: bool = False,
+    ) -> None:
+        """``fills_reserve``: one worker does for all."""
+        self.in_effect: frozenset[Alarm] = frozenset()
+        self.holds_copies = False  # no dead letter may be written either
+        self.reserve = Reserve(data_dir, free_min_bytes)
+        self._data_dir, self._free_min_bytes, self._conditions = data_dir, free_min_bytes, conditions
+        self._helpers, self._fills_reserve = helpers, fills_reserve
+        self._listeners: list[Callable[[], None]] = []
+        self._says = OnceAMinute(logger, logging.WARNING)
+        self._free: int | None = None  # at the last look
+        self._timer = timers.timer(self._look)
+        self._timer.set(0)
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call ``changed()`` in the worker's loop whenever ``in_effect`` or ``holds_copies`` has changed."""
+        self._listeners.append(changed)
+
+    @property
+    def refusal(self) -> str:
+        """Why no message may come in now, for a peer; "" when it may."""
+        if Alarm.DISK in self.in_effect:
+            return (
+                f"the broker's disk has less than {self._free_min_bytes} bytes free (disk alarm); "
+                "publish again when consumers or retention have made room"
+            )
+        if Alarm.MEMORY in self.in_effect:
+            return "the broker uses more memory than its high watermark (memory alarm); publish again later"
+        return ""
+
+    def met_full_disk(self) -> None:
+        """A write of a publisher's found no room: nobody needs to look whether there is."""
+        if self._free_min_bytes:
+            self._found(0)
+
+    # ---- looking ----
+
+    def _look(self, now_ms: int) -> None:
+        def back(free: int | None, error: BaseException | None) -> None:
+            if error is not None:  # what was known of it holds on
+                self._says.say("unknown", "free space at %s cannot be asked: %s", self._data_dir, error)
+            else:
+                self._free = free
+            self._found(self._free)
+            self._timer.set(now_ms + self._next_look_ms(self._free))
+
+        if self._free_min_bytes:
+            self._helpers.submit(self._work, back)
+        else:
+            back(None, None)
+
+    def _work(self) -> int:
+        if self._fills_reserve:
+            try:
+                self.reserve.fill()
+            except OSError as problem:
+                self._says.say("reserve", "the reserve in %s cannot be filled: %s", self._data_dir, problem.strerror)
+        return free_bytes(self._data_dir)
+
+    def _next_look_ms(self, free: int | None) -> int:
+        if free is None:
+            return LOOK_MS_MAX
+        if free < self._free_min_bytes:
+            return LOOK_FULL_MS
+        return min(max((free - self._free_min_bytes) // FILL_BYTES_PER_MS, LOOK_MS_MIN), LOOK_MS_MAX)
+
+    def _found(self, free: int | None) -> None:
+        now = set()
+        if free is not None and free < self._free_min_bytes:
+            now.add(Alarm.DISK)
+        if self._conditions.has_memory_alarm:
+            now.add(Alarm.MEMORY)
+        holds_copies = free is not None and free < self._free_min_bytes // COPIES_PART
+        if now == self.in_effect and holds_copies == self.holds_copies:
+            return
+        self._say(now, free)
+        self.in_effect, self.holds_copies = frozenset(now), holds_copies
+        for changed in self._listeners:
+            changed()
+
+    def _say(self, now: set[Alarm], free: int | None) -> None:
+        if Alarm.DISK in now - self.in_effect:
+            self._says.say(
+                "disk alarm",
+                "disk alarm: %d bytes are free at %s, %d are needed: no messages are taken (store.disk_free_min_bytes)",
+                free,
+                self._data_dir,
+                self._free_min_bytes,
+            )
+        elif Alarm.DISK in self.in_effect - now:
+            self._says.say(
+                "no disk alarm",
+                "the disk alarm is over: %d bytes are free at %s, publishers go on",
+                free,
+                self._data_dir,
+            )
+        used, watermark = self._conditions.memory
+        if Alarm.MEMORY in now - self.in_effect:
+            self._says.say("memory alarm", "memory alarm: %d bytes are used, at most %d may be", used, watermark)
+        elif Alarm.MEMORY in self.in_effect - now:
+            self._says.say("no memory alarm", "the memory alarm is over: %d bytes are used, publishers go on", used)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages from one queue into others, as they are stored: dead letters back to where they came from, for instance.
+
+A message is acknowledged at its source after the target has confirmed it, so it is never in neither. What a lost
+connection left unanswered is published once: the frame bears a number of this client, by which the broker knows it
+again, beside the message's own id. When this process itself ends in between, up to WINDOW_COUNT messages are in both
+queues, each with the same id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from vibemq.client._amqp import read
+from vibemq.client._native import Message
+from vibemq.client._outgoing import NO_FIELDS, Batch, Flow
+from vibemq.client.publishing import summary
+from vibemq.errors import ConfigError, InvalidRequest, QueueNotFound
+from vibemq.protocols.native.spec import FORM_STORED, ErrorCode, Header
+
+if TYPE_CHECKING:
+    from vibemq.client._engine import Engine
+    from vibemq.client.aio import AsyncConsumer
+
+WINDOW_COUNT = 64  # messages on their way: hides the round trip, and bounds what a crash leaves in both queues
+PREFETCH_COUNT = 4 * WINDOW_COUNT  # or as many as the broker allows
+REMEMBERED_COUNT = 4 * (PREFETCH_COUNT + WINDOW_COUNT)  # more than several lost connections take
+DRY_RUN_COUNT_MAX = 10_000  # messages that are looked at, all of which this process holds until the end
+IDLE_S = 0.2  # a source that sends nothing for so long is asked whether it is empty
+
+
+class Moved(NamedTuple):
+    """How many messages went to which queue, or with dry_run would go; `left` do not say where they came from."""
+
+    queues: dict[str, int]
+    left: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.queues.values())
+
+
+Progress = Callable[[int, int], object]
+
+
+class Mover:
+    def __init__(self, engine: Engine, source: str, target: str | None, timeout_s: float | None) -> None:
+        if target == source:
+            raise ConfigError(f"queue {source}: needed another queue to move to, had the same")
+        self._engine, self._source, self._target, self._timeout_s = engine, source, target, timeout_s
+        self._known: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._left = 0
+        self._confirmed: dict[bytes, int] = {}  # what went last, and on which connection it was acknowledged
+
+    async def run(self, consumer: AsyncConsumer, count: int, dry_run: bool, progress: Progress | None) -> Moved:
+        if FORM_STORED not in self._engine.features:
+            raise InvalidRequest(
+                f"{self._engine.settings.peer}: this broker does not hand out messages as they are stored",
+                code=ErrorCode.UNKNOWN_COMMAND.value,
+                hint="It is too old, or not one of ours.",
+            )
+        taken, silent_s = 0, 0.0
+        async with consumer:
+            while taken < count:
+                messages = await consumer._some(min(WINDOW_COUNT, count - taken))
+                if messages:
+                    silent_s = 0.0
+                    taken += len(messages)
+                    await self._move(messages, dry_run)
+                    if progress is not None:
+                        progress(taken, count)
+                    continue
+                silent_s += IDLE_S
+                info = await self._engine.find_queue(self._source, timeout_s=self._timeout_s)
+                if info is None or not info.messages or silent_s >= self._engine.patience_s(self._timeout_s):
+                    break  # it is empty, or others have what is in it
+        return Moved(dict(self._counts), self._left)
+
+    async def _move(self, messages: list[Message], dry_run: bool) -> None:
+        going: dict[str, list[Message]] = {}
+        for message in messages:
+            where = self._target or read(message.raw)[2].get(Header.ORIGINAL_QUEUE) or ""
+            if self._is_confirmed(message):
+                message.ack()
+            elif not where or where == self._source:
+                self._left += 1
+            else:
+                await self._check(where)
+                going.setdefault(where, []).append(message)
+        if not dry_run:
+            await self._publish(going)
+        self._counts.update({where: len(found) for where, found in going.items()})
+
+    async def _check(self, where: str) -> None:
+        """A queue that is not there would be made by being published to, and not as it was."""
+        if where in self._known:
+            return
+        if not await self._engine.is_there(where, self._timeout_s):
+            raise QueueNotFound(
+                f"queue {where}, to which messages of {self._source} should go, does not exist",
+                code=ErrorCode.QUEUE_NOT_FOUND.value,
+                hint=f"Make it, with the options it should have (`vibemq queues create {where}`), or name another.",
+            )
+        self._known.add(where)
+
+    async def _publish(self, going: dict[str, list[Message]]) -> None:
+        flow, order = Flow(), []
+        try:
+            for where, messages in going.items():
+                batch = Batch(self._engine.core, where, True)
+                for message in messages:
+                    batch.add(message.raw, NO_FIELDS, True)
+                    order.append(message)
+                self._engine.submit(batch, flow)
+            await self._engine.room(flow, 0, self._timeout_s)
+        except BaseException:
+            self._engine.forget(flow)
+            raise
+        became = summary(flow, self._target or f"of dead letters of {self._source}")
+        refused = {one.index for one in became.failed}
+        for index, message in enumerate(order):
+            if index not in refused:
+                self._remember(message)
+                message.ack()
+        became.raise_failed()  # those that were refused stay where they are
+
+    def _is_confirmed(self, message: Message) -> bool:
+        """Does it come again because the connection took our acknowledgement with it?"""
+        if message.attempts == 1:
+            return False
+        if self._confirmed.get(_digest(message), self._engine.core.epoch) == self._engine.core.epoch:
+            return False
+        self._remember(message)
+        return True
+
+    def _remember(self, message: Message) -> None:
+        # A connection that is gone by now cannot take the acknowledgement, and one that goes now may not.
+        self._confirmed[_digest(message)] = self._engine.core.epoch - message.stale
+        if len(self._confirmed) > REMEMBERED_COUNT:
+            del self._confirmed[next(iter(self._confirmed))]
+
+
+def _digest(message: Message) -> bytes:
+    return hashlib.blake2b(message.raw, digest_size=16).digest()
