@@ -85,4 +85,4 @@ def test_descriptors_of_answers_are_closed(pairs, monkeypatch):
         answer(theirs, number, number)
         assert asked.ask(0, "status") == number
         theirs.recv(1000)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # what an earlier test forgot may go meanwhile

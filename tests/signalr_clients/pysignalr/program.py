@@ -2,6 +2,8 @@
 """The program of pysignalr: ../README.md has what it does.
 
 Its access_token_factory is asked only when the connection is negotiated already, so the token goes into the headers.
+Its ``run`` ends where nobody listens when it negotiates again, which is up to chance while a broker restarts: who wants
+to be connected again calls it again.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ RECONNECT_S = 0.2
 
 class Program:
     client: SignalRClient
+    reconnects: bool
     running: asyncio.Task[None]
 
     async def connect(
@@ -35,6 +38,7 @@ class Program:
         reconnect: bool = False,
         stateful: bool = False,
     ) -> None:
+        self.reconnects = reconnect
         self.client = client = SignalRClient(
             url,
             PROTOCOLS[encoding](),
@@ -67,11 +71,15 @@ class Program:
         say("connected", **{"as": number})
 
     async def _run(self) -> None:
-        try:
-            await self.client.run()
-        except Exception as problem:
-            say("closed", text=f"{type(problem).__name__}: {problem}")
-            raise
+        while True:
+            try:
+                await self.client.run()
+            except Exception as problem:
+                if self.reconnects and isinstance(problem, OSError):
+                    await asyncio.sleep(RECONNECT_S)
+                    continue
+                say("closed", text=f"{type(problem).__name__}: {problem}")
+                raise
 
     async def invoke(self, number: int, method: str, arguments: list[Any]) -> None:
         async def completed(completion: Any) -> None:
