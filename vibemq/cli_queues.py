@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-IDLE_S = 0.2  # a queue that sends nothing for so long is asked whether it is empty
+IDLE_S, PATIENCE_S = 0.2, 30.0  # a queue that sends nothing for so long is asked whether it is empty; is given up
 PREFETCH_MAX = 256  # as many as the broker gives without being told; with --count no more than wanted
 
 
@@ -113,13 +113,13 @@ def publish(
     """
     if payload is not None and file is not None:
         raise click.UsageError("PAYLOAD and --file cannot be used together")
+    if count != 1 and payload is None:
+        raise click.UsageError("--count needs PAYLOAD")
     if as_json and payload is None:
         if text or headers or priority:
             raise click.UsageError("with --json each line says of itself what --text, --header and --priority would")
         _publish_records(queue, file, rate, window, **connection)
         return
-    if payload is None and count != 1:
-        raise click.UsageError("--count needs PAYLOAD")
     with _connect(**connection) as client:  # first: a password may be the first line of standard input
         if payload is not None:
             bodies: Iterable[bytes] = (_body(payload, text) for _ in range(count))
@@ -273,25 +273,27 @@ def consume(
             _consumer(client, queue, wanted, create, None if follow else IDLE_S, as_json) as consumer,
         ):
             watch_reader(consumer.stop)
-            left = count
+            left, silent_s = count, 0.0
             while left is None or left > 0:
                 message = next(consumer, None)
                 if message is None:
                     if follow or no_ack or nobody_reads() or _is_empty(client, queue):
                         break
+                    if (silent_s := silent_s + IDLE_S) >= PATIENCE_S:
+                        click.echo(f"vibemq: what is left in {queue} is put off, or too large for a client", err=True)
+                        break
                     continue
-                sys.stdout.write(_line(message, as_json, consumer._feed.stored) + "\n")
-                sys.stdout.flush()  # before the broker is told that it may forget it
+                silent_s = 0.0
+                click.echo(_line(message, as_json, consumer._feed.stored))  # before the broker is told to forget it
                 if not no_ack:
                     message.ack()
                 left = None if left is None else left - 1
 
 
 def _is_empty(client: "Client", queue: str) -> bool:
-    try:
+    with contextlib.suppress(RequestFailed):  # then silence has to be enough
         return client.queue_info(queue).messages == 0
-    except RequestFailed:  # then silence has to be enough
-        return True
+    return True
 
 
 def _consumer(
@@ -634,8 +636,7 @@ def queues_alter(
     """Change options of a queue that is there; its messages stay.
 
     What is not given stays as it is. A smaller --ttl drops at once what is too old. A smaller --max-messages drops
-    the oldest with --overflow drop_oldest: at once, or when the next message comes where nobody uses the queue. All
-    this needs the permissions CreateQueue and DeleteQueue.
+    the oldest with --overflow drop_oldest: at once. All this needs the permissions CreateQueue and DeleteQueue.
     """
     for option, given in (("mode", mode), ("durability", durability)):
         if given is not None:
@@ -644,10 +645,9 @@ def queues_alter(
                 f"OTHER --{option} {given}` and move the messages there, or delete the queue and make it anew"
             )
     changes: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    if ttl is not None:
-        changes["message_ttl_ms"] = round(ttl * 1000)
-    if ack_timeout is not None:
-        changes["ack_timeout_ms"] = round(ack_timeout * 1000)
+    for key, seconds in (("message_ttl_ms", ttl), ("ack_timeout_ms", ack_timeout)):
+        if seconds is not None:
+            changes[key] = round(seconds * 1000)
     if dead_letter is not None or options["dead_letter_queue"]:
         changes["dead_letter"] = dead_letter is not False
     if both := changes.keys() & set(reset):
@@ -692,7 +692,7 @@ def queues_purge(name: str, yes: bool, as_json: bool, **connection: Any) -> None
 
 
 def _confirm(verb: str, name: str, info: "QueueInfo | None") -> None:
-    held = "" if info is None else f" with {messages_text(info.messages)}"
+    held = f" with {messages_text(info.messages)}" if info else ""
     click.confirm(f"{verb} queue {name}{held}?", abort=True, err=True)
 
 

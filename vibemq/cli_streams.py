@@ -12,13 +12,22 @@ import re
 import signal
 import ssl
 import sys
+import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from vibemq.errors import RequestFailed, SetupError, StreamExists, StreamNotFound, UserError, VibeMQError
+from vibemq.errors import (
+    RequestFailed,
+    SetupError,
+    StreamExists,
+    StreamNotFound,
+    TimeoutExceeded,
+    UserError,
+    VibeMQError,
+)
 from vibemq.terminal import (
     EXIT_INTERRUPTED,
     ask_login,
@@ -442,19 +451,19 @@ class _From(click.ParamType[Start]):
             return Start(words[text.lower()])
         if text.isascii() and text.isdigit() and int(text) < 2**63:
             return Start(OffsetType.OFFSET, int(text))
-        if match := re.fullmatch(r"([0-9]{1,9})([smhd])(?: ago)?", text):
-            when = datetime.now(UTC) - timedelta(seconds=int(match[1]) * AGO[match[2]])
-        else:
-            try:
-                when = datetime.fromisoformat(text)
-            except ValueError:
-                self.fail(
-                    f"{text!r} is none of first, last, next, an offset, a time such as 2026-01-31T12:00:00Z, "
-                    "or how long ago, such as 10m",
-                    param,
-                    ctx,
-                )
-        return Start(OffsetType.TIMESTAMP, max(0, int(when.timestamp() * 1000)))
+        try:
+            if match := re.fullmatch(r"([0-9]{1,9})([smhd])(?: ago)?", text):
+                when_s = max(0.0, time.time() - int(match[1]) * AGO[match[2]])
+            else:
+                when_s = max(0.0, datetime.fromisoformat(text).timestamp())
+        except (ValueError, OverflowError):  # the latter of years that there are not in every time zone
+            self.fail(
+                f"{text!r} is none of first, last, next, an offset, a time such as 2026-01-31T12:00:00Z, "
+                "or how long ago, such as 10m",
+                param,
+                ctx,
+            )
+        return Start(OffsetType.TIMESTAMP, int(when_s * 1000))
 
 
 @streams.command("tail")
@@ -515,7 +524,12 @@ def _chunks(client: "StreamsConnection", name: str, start: Start, follow: bool) 
             if follow:
                 if nobody_reads():
                     return
-            elif chunk is None or chunk.next_offset >= end:
+            elif chunk is None:
+                raise TimeoutExceeded(
+                    f"stream {name}: nothing came within {client.timeout_s:g} s, before its end at {end}",
+                    hint="Is the broker overloaded?",
+                )
+            elif chunk.next_offset >= end:
                 return
 
 

@@ -113,7 +113,7 @@ def users_list(as_json: bool, config_path: str | None, data_dir: str | None) -> 
 @config_option
 @data_dir_option
 def users_remove(name: str, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
-    """Remove a user and all permissions.  Open connections of the streams door stay until they end."""
+    """Remove a user and all permissions.  Open connections of this user are closed."""
     metadata = open_metadata(config_path, data_dir)
     had_superuser = metadata.has_superuser()
     metadata.delete_user(name)

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from running import broker
 
 from vibemq.cli import main
-from vibemq.client import connect
+from vibemq.client import OverflowStrategy, _moving, connect
 from vibemq.client.micromsg2 import Micromsg2Client
 from vibemq.client.streams import StreamsConnection
-from vibemq.errors import ConfigError, QueueFull, QueueNotFound
+from vibemq.errors import ConfigError, InvalidRequest, QueueFull, QueueNotFound
 
 PREFETCH_MAX = 100  # less than moving would take
 names = (f"moving-{number}" for number in itertools.count())
@@ -109,6 +109,44 @@ def test_messages_move_byte_by_byte_as_they_are_stored(running, client, source, 
     assert stored(running, target) == stored(running, source)
     info = client.queue_info(source)
     assert (info.messages, info.in_flight) == (0, 0)
+
+
+def test_moving_into_a_full_queue_that_redirects_makes_its_dead_letter_queue(client, source):
+    target = next(names)
+    client.create_queue(target, max_messages=2, overflow=OverflowStrategy.REDIRECT_TO_DLQ, dead_letter=True)
+    for n in range(5):
+        client.publish(source, {"n": n})
+    assert client.move_messages(source, target).queues == {target: 5}
+    assert client.queue_info(target).messages == 2
+    with client.consume(f"{target}.dlq", timeout_s=5) as letters:
+        assert [next(letters).payload["n"] for _ in range(3)] == [2, 3, 4]
+
+
+def with_letters(client, source, count):
+    """As many dead letters of it, behind three messages that say nothing of where they came from."""
+    client.create_queue(source, max_messages=1, overflow=OverflowStrategy.REDIRECT_TO_DLQ, dead_letter=True)
+    for n in range(3):
+        client.publish(f"{source}.dlq", {"stranger": n})
+    client.publish_many(source, range(count + 1))
+    client.alter_queue(source, max_messages=0)
+
+
+def test_letters_that_say_no_origin_stay_however_long_the_others_take(client, source, monkeypatch):
+    monkeypatch.setattr(_moving, "SUBSCRIBED_S", 0.0)  # it subscribes again after each part
+    with_letters(client, source, 2 * PREFETCH_MAX)
+    moved = client.move_messages(f"{source}.dlq")
+    assert (moved.queues, moved.left) == ({source: 2 * PREFETCH_MAX}, 3)
+    assert client.queue_info(source).messages == 2 * PREFETCH_MAX + 1
+    with client.consume(f"{source}.dlq", timeout_s=1) as letters:
+        assert [letter.payload["stranger"] for letter in letters] == [0, 1, 2]
+
+
+def test_letters_that_say_no_origin_and_hide_the_others_are_told(client, source):
+    client.publish_many(f"{source}.dlq", range(PREFETCH_MAX))
+    with_letters(client, source, 1)
+    with pytest.raises(InvalidRequest, match=f"{PREFETCH_MAX} messages that do not say where they came from"):
+        client.move_messages(f"{source}.dlq")
+    assert client.queue_info(source).messages == 1
 
 
 def test_what_the_command_line_prints_it_takes_and_makes_the_same_messages_of(running, client, run, source, target):

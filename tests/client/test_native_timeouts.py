@@ -5,13 +5,14 @@ import asyncio
 import inspect
 import math
 import pickle
+import threading
 
 import pytest
 from native_server import NativeServer
 
 from vibemq.client import aconnect, aio, connect, micromsg2, streams, sync
-from vibemq.errors import ConfigError, PublishTimeout, TimeoutExceeded
-from vibemq.protocols.native.spec import Command
+from vibemq.errors import ConfigError, ConnectionClosed, NotAuthorized, PublishTimeout, TimeoutExceeded
+from vibemq.protocols.native.spec import Command, ErrorCode
 
 LATER = {"reconnect_initial_delay_s": 300}  # until the test lets it
 QUICK = {"reconnect_initial_delay_s": 0.01, "reconnect_max_delay_s": 0.02}
@@ -151,6 +152,51 @@ def test_a_command_without_an_answer_may_have_been_done(server, call):
     with connect(server.url) as client, pytest.raises(TimeoutExceeded, match="nothing came within") as raised:
         call(client)
     assert "may have been done" in raised.value.hint
+
+
+def test_a_subscription_that_ran_out_of_time_is_taken_back(server):
+    """The broker may have made it all the same, and its messages would go to nobody."""
+    server.replies[Command.SUBSCRIBE] = lambda connection, frame: []
+    with connect(server.url) as client:
+        with pytest.raises(TimeoutExceeded):
+            client.consume("q").open(0.05)
+        assert [frame.queue for frame in server.await_frames(Command.UNSUBSCRIBE)] == ["q"]
+
+
+def test_who_may_not_consume_a_queue_any_more_loses_that_consumer_and_not_the_connection(server):
+    with connect(server.url, **QUICK) as client, client.consume("q") as consumer:
+        server.await_frames(Command.SUBSCRIBE)
+        server.replies[Command.SUBSCRIBE] = lambda connection, frame: connection.refuse(frame, ErrorCode.NOT_AUTHORIZED)
+        server.drop()
+        client.publish("other", 1)
+        with pytest.raises(NotAuthorized):
+            next(consumer)
+
+
+def test_who_waits_while_another_thread_closes_the_client_is_told(server):
+    told = []
+
+    def ask(client):
+        try:
+            client.list_queues(timeout_s=math.inf)
+        except ConnectionClosed as problem:
+            told.append(problem)
+
+    client = connect(server.url, **LATER)
+    lose(server, client)
+    threads = [threading.Thread(target=ask, args=(client,)) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    client.close()
+    for thread in threads:
+        thread.join(20)
+    assert len(told) == len(threads)
+
+
+def test_a_consumer_may_wait_for_ever(server):
+    with connect(server.url) as client:
+        client.publish("q", 1)
+        assert next(client.consume("q", timeout_s=math.inf)).payload == 1
 
 
 def test_asyncio_calls_end_as_well(server):

@@ -265,9 +265,12 @@ class Engine:
             link.transport.close()
         self.end(None)
         if link is not None and not link.gone:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(timeout_s):
                     await link.closed.wait()
+            except TimeoutError:
+                if link.transport is not None:
+                    link.transport.abort()
 
     def end(self, why: VibeMQError | None) -> None:
         """For good: everybody who waits is told."""
@@ -467,6 +470,14 @@ class Engine:
         if answer.type == Command.ERROR:
             raise refusal(f"{self.settings.peer}: {what}", answer.error_code, answer.error_message)
         return answer
+
+    def post(self, command: Command, queue: str) -> None:
+        """Sends it, if there is a connection; nobody waits for the answer."""
+        if self._link is not None:
+            frame = codec.encode_frame(
+                command, self.core.request_id(), queue=queue, text_layout=self.settings.text_layout
+            )
+            self._link.write(self.core.packed(frame))
 
     # ---- publishing ----
 

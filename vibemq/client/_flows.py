@@ -142,8 +142,11 @@ class Publisher:
         if self._connection._publishers.get(self.publisher_id) is not self:
             return
         try:
-            self.flush(timeout_s)
-            self._connection.request(Key.DELETE_PUBLISHER, publisher_id=self.publisher_id, timeout_s=timeout_s)
+            try:
+                self.flush(timeout_s)
+            finally:  # or the next publisher of this connection would be refused its number
+                if not self._connection.closed:
+                    self._connection.request(Key.DELETE_PUBLISHER, publisher_id=self.publisher_id, timeout_s=timeout_s)
         finally:
             del self._connection._publishers[self.publisher_id]
 

@@ -30,7 +30,7 @@ class Link:
         self.input = bytearray()
         self.ended = False
         try:
-            plain = socket.create_connection((host, port), timeout_s)
+            plain = socket.create_connection((host, port), None if math.isinf(timeout_s) else timeout_s)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             address = ipaddress.ip_address(plain.getpeername()[0].partition("%")[0])
             self._socket = tls.wrap_socket(plain, server_hostname=host) if tls else plain

@@ -10,6 +10,7 @@ queues, each with the same id.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +30,7 @@ WINDOW_COUNT = 64  # messages on their way: hides the round trip, and bounds wha
 PREFETCH_COUNT = 4 * WINDOW_COUNT  # or as many as the broker allows
 REMEMBERED_COUNT = 4 * (PREFETCH_COUNT + WINDOW_COUNT)  # more than several lost connections take
 DRY_RUN_COUNT_MAX = 10_000  # messages that are looked at, all of which this process holds until the end
+SUBSCRIBED_S = 8.0  # then it subscribes again: queues wait 30 s for an acknowledgement, unless told otherwise
 IDLE_S = 0.2  # a source that sends nothing for so long is asked whether it is empty
 
 
@@ -47,23 +49,37 @@ Progress = Callable[[int, int], object]
 
 
 class Mover:
-    def __init__(self, engine: Engine, source: str, target: str | None, timeout_s: float | None) -> None:
+    def __init__(self, engine: Engine, source: str, target: str | None, prefetch: int, timeout_s: float | None) -> None:
         if target == source:
             raise ConfigError(f"queue {source}: needed another queue to move to, had the same")
         self._engine, self._source, self._target, self._timeout_s = engine, source, target, timeout_s
+        self._prefetch = prefetch
         self._known: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._left = 0
         self._confirmed: dict[bytes, int] = {}  # what went last, and on which connection it was acknowledged
 
-    async def run(self, consumer: AsyncConsumer, count: int, dry_run: bool, progress: Progress | None) -> Moved:
+    async def run(
+        self, consume: Callable[[], AsyncConsumer], count: int, dry_run: bool, progress: Progress | None
+    ) -> Moved:
         if FORM_STORED not in self._engine.features:
             raise InvalidRequest(
                 f"{self._engine.settings.peer}: this broker does not hand out messages as they are stored",
                 code=ErrorCode.UNKNOWN_COMMAND.value,
                 hint="It is too old, or not one of ours.",
             )
-        taken, silent_s = 0, 0.0
+        taken, is_over = 0, False
+        while not is_over:
+            taken, self._left = taken - self._left, 0  # these come again
+            taken, is_over = await self._subscribed(consume(), taken, count, dry_run, progress)
+        return Moved(dict(self._counts), self._left)
+
+    async def _subscribed(
+        self, consumer: AsyncConsumer, taken: int, count: int, dry_run: bool, progress: Progress | None
+    ) -> tuple[int, bool]:
+        """One subscription, which ends before the broker takes what stays in the queue for not acknowledged in time."""
+        loop = self._engine.loop
+        until, silent_s = loop.time() + (math.inf if dry_run else SUBSCRIBED_S), 0.0
         async with consumer:
             while taken < count:
                 messages = await consumer._some(min(WINDOW_COUNT, count - taken))
@@ -73,12 +89,23 @@ class Mover:
                     await self._move(messages, dry_run)
                     if progress is not None:
                         progress(taken, count)
+                    if loop.time() >= until and taken < count:
+                        return taken, False
                     continue
                 silent_s += IDLE_S
                 info = await self._engine.find_queue(self._source, timeout_s=self._timeout_s)
-                if info is None or not info.messages or silent_s >= self._engine.patience_s(self._timeout_s):
-                    break  # it is empty, or others have what is in it
-        return Moved(dict(self._counts), self._left)
+                if info is None or not info.messages:
+                    break
+                if self._left >= self._prefetch:
+                    raise InvalidRequest(
+                        f"queue {self._source}: {self._left} messages that do not say where they came from lie before "
+                        "others, and no more are handed out at once",
+                        code=ErrorCode.QUEUE_FULL.value,
+                        hint=f"Move them away first: vibemq queues move {self._source} QUEUE --count {self._left}",
+                    )
+                if silent_s >= self._engine.patience_s(self._timeout_s):
+                    break  # others have what is in it
+        return taken, True
 
     async def _move(self, messages: list[Message], dry_run: bool) -> None:
         going: dict[str, list[Message]] = {}

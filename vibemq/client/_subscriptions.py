@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING
 
 from vibemq.client._link import Feed
 from vibemq.client._native import Message
-from vibemq.errors import ConnectionClosed, NotAQueue, QueueNotFound, TimeoutExceeded, VibeMQError
+from vibemq.errors import (
+    ConnectionClosed,
+    NotAQueue,
+    NotAuthorized,
+    QueueNotFound,
+    RequestFailed,
+    TimeoutExceeded,
+    VibeMQError,
+)
 from vibemq.protocols.native.spec import FORM_STORED, Command, Header
 
 if TYPE_CHECKING:
@@ -36,6 +44,7 @@ class Subscriptions:
         self._engine = engine
         self.feeds: dict[str, Feed] = {}
         self._beside: dict[Feed, Engine] = {}
+        self._begun: set[str] = set()  # queues whose subscription was asked for on a connection that is being opened
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def add(self, feed: Feed, timeout_s: float | None = None) -> None:
@@ -52,8 +61,10 @@ class Subscriptions:
         self.feeds[feed.queue] = feed
         try:
             await self._subscribe(feed, end - engine.loop.time())
-        except BaseException:
+        except BaseException as error:
             self.feeds.pop(feed.queue, None)
+            if not isinstance(error, RequestFailed):  # it may be made all the same, and nobody would take its messages
+                engine.post(Command.UNSUBSCRIBE, feed.queue)
             raise
 
     @contextlib.asynccontextmanager
@@ -90,11 +101,15 @@ class Subscriptions:
         await self._engine.exchange(Command.SUBSCRIBE, feed.queue, headers=headers, timeout_s=timeout_s)
 
     async def begin_again(self) -> None:
-        """After a reconnect: a queue that is not there any more ends its consumer, and nobody else."""
+        """After a reconnect: a queue that one may not consume any more ends its consumer, and nobody else."""
+        self._begun.clear()
         for feed in list(self.feeds.values()):
+            if self.feeds.get(feed.queue) is not feed:
+                continue  # removed meanwhile
+            self._begun.add(feed.queue)
             try:
                 await self._subscribe(feed)
-            except (QueueNotFound, NotAQueue) as gone:
+            except (QueueNotFound, NotAQueue, NotAuthorized) as gone:
                 self.feeds.pop(feed.queue, None)
                 feed.end(gone)
 
@@ -115,6 +130,8 @@ class Subscriptions:
         try:
             if engine.is_connected:
                 await engine.exchange(Command.UNSUBSCRIBE, feed.queue, timeout_s=engine.patience_s(timeout_s))
+            elif feed.queue in self._begun:
+                engine.post(Command.UNSUBSCRIBE, feed.queue)
         except ConnectionClosed:
             return  # then the subscription is gone as well
         finally:

@@ -13,6 +13,7 @@ read and written at once, so with TLS both happen under one lock; nobody waits f
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import ssl
@@ -66,7 +67,7 @@ class Transport:
         self._closed = threading.Event()
         self._sent_at = time.monotonic()
         try:
-            plain = socket.create_connection((host, port), timeout_s)
+            plain = socket.create_connection((host, port), None if math.isinf(timeout_s) else timeout_s)
         except OSError as error:
             # A TimeoutError without a number is Python's own: nobody refused, our patience ended.
             ours = isinstance(error, TimeoutError) and error.errno is None

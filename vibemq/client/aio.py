@@ -289,15 +289,19 @@ class AsyncClient(ClientFace):
         >>> (await client.move_messages("docs-async-some", "docs-async-other")).total
         1
         """
-        mover = Mover(self._engine, source, target, timeout_s)
         info = await self.queue_info(source, timeout_s=timeout_s)
         wanted = info.messages if count is None else min(count, info.messages)
         prefetch = min(DRY_RUN_COUNT_MAX if dry_run else PREFETCH_COUNT, info.raw.get("prefetchMax", DRY_RUN_COUNT_MAX))
         if dry_run:  # nothing that it looks at is acknowledged
             wanted = min(wanted, prefetch)
-        consumer = AsyncConsumer(self._engine, source, prefetch, False, False, IDLE_S)
-        consumer._feed.stored = True
-        return await mover.run(consumer, wanted, dry_run, progress)
+        mover = Mover(self._engine, source, target, prefetch, timeout_s)
+
+        def consume() -> AsyncConsumer:
+            consumer = AsyncConsumer(self._engine, source, prefetch, False, False, IDLE_S)
+            consumer._feed.stored = True
+            return consumer
+
+        return await mover.run(consume, wanted, dry_run, progress)
 
     # ---- queues ----
 
@@ -369,7 +373,7 @@ class AsyncClient(ClientFace):
 
         Options are the fields of QueueOptions but for `mode` and `durability`, which cannot change; what is not named
         stays as it is, and None is what the broker's configuration says. A smaller limit or time drops messages
-        (at once; where nobody uses the queue, a limit when the next message comes), so who may alter a queue is who may
+        at once, so who may alter a queue is who may
         create and delete it.
 
         >>> await client.create_queue("docs-async-altered", max_messages=500)

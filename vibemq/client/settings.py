@@ -109,7 +109,8 @@ def parse(text: str | None, **options: Any) -> Settings:
             hint=f"Did you mean {SCHEME}{host or 'localhost'}?{for_streams}",
         )
     elif "=" not in text:
-        raise ConfigError(f"connection string: {text!r} is none", hint=f"Did you mean {SCHEME}{text}?")
+        shown = text if "@" not in text else "..." + text[text.rindex("@") :]  # before it may be a password
+        raise ConfigError(f"connection string: {shown!r} is none", hint=f"Did you mean {SCHEME}{shown}?")
     else:
         given, rest = _pairs(text)
     known = {f.name for f in fields(Settings)}
@@ -144,17 +145,20 @@ def _url(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     for item in filter(None, query.split("&")):
         key, equals, value = item.partition("=")
         if not equals:
-            raise ConfigError(f"connection string: needed key=value, had {item!r}")
+            raise ConfigError("connection string: needed key=value in each part after the ?; one has no =")
         pairs[unquote(key).lower()] = unquote(value)
     return given, pairs
 
 
 def _pairs(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     pairs = {}
-    for segment in _segments(text):
+    for number, segment in enumerate(_segments(text), 1):
         key, equals, value = segment.partition("=")
         if not equals:
-            raise ConfigError(f"connection string: needed Key=value, had {segment.strip()!r}")
+            raise ConfigError(
+                f"connection string: part {number} is no Key=value",  # which it may have from a password
+                hint='A value with ; in it is put into double quotes: Password="a;b".',
+            )
         pairs[key.strip().lower()] = _unquoted(value.strip())
     given: dict[str, Any] = {"host": pairs.pop("host", "") or "localhost"}
     if port := pairs.pop("port", ""):
@@ -203,7 +207,11 @@ def _is_port(text: str) -> bool:
 
 def _port(text: str) -> int:
     if not _is_port(text):
-        raise ConfigError(f"connection string: needed a port from 1 to 65535, had {text!r}")
+        had = f", had {text}" if text.isascii() and text.isdigit() else ""  # what is no number may be of a password
+        raise ConfigError(
+            f"connection string: needed a port from 1 to 65535{had}",
+            hint="In a URL, / : @ and ? in a user or password are written as %2F %3A %40 and %3F.",
+        )
     return int(text)
 
 

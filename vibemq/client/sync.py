@@ -17,8 +17,10 @@ The examples below have a `client` that is connected.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
+import math
 import queue as queues
 import threading
 import warnings
@@ -91,15 +93,19 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
 def _finish(loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
     """In that thread: says goodbye for a client that was not closed, and ends."""
 
     async def close() -> None:
         await engine.close(0.0)
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await _cancel_others()
         loop.stop()
 
     loop.finishing = loop.create_task(close())  # type: ignore[attr-defined] # a loop keeps no task alive
@@ -133,12 +139,18 @@ class Client(ClientFace):
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:  # by another thread's close()
+            raise self._engine.failure() from None
         except BaseException:
             future.cancel()  # Ctrl-C: nobody waits any longer
             raise
 
     def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        async def stop() -> None:
+            await _cancel_others()  # other threads wait for them
+            self._loop.stop()
+
+        asyncio.run_coroutine_threadsafe(stop(), self._loop)
         self._thread.join(STOP_TIMEOUT_S)
         if not self._thread.is_alive():
             self._loop.close()
@@ -383,7 +395,7 @@ class Client(ClientFace):
 
         Options are the fields of QueueOptions but for `mode` and `durability`, which cannot change; what is not named
         stays as it is, and None is what the broker's configuration says. A smaller limit or time drops messages
-        (at once; where nobody uses the queue, a limit when the next message comes), so who may alter a queue is who may
+        at once, so who may alter a queue is who may
         create and delete it.
 
         >>> client.create_queue("docs-altered", max_messages=500)
@@ -583,7 +595,7 @@ class Consumer(ConsumerFace):
             if (message := self._next_here()) is not None:
                 return message
             try:
-                news = self._box.get(timeout=self._timeout_s)
+                news = self._box.get(timeout=None if self._timeout_s == math.inf else self._timeout_s)
             except queues.Empty:
                 raise StopIteration from None
             if isinstance(news, list):

@@ -413,11 +413,10 @@ def export_definitions(order: Order) -> Any:
 
 def _write_private(name: str, text: str) -> None:
     """For this account's eyes only, whatever the umask: hashes of passwords are in it."""
-    with open(
-        os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
-    ) as file:
+    with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            os.fchmod(file.fileno(), 0o600)
+            os.fchmod(file.fileno(), 0o600)  # refused for a file of another account, which stays as it is
+            file.truncate(0)
         file.write(text)
 
 
