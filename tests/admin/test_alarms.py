@@ -219,6 +219,25 @@ def test_maintenance_sends_everybody_away_refuses_newcomers_and_ends(tmp_path: P
             stays.socket.close()
 
 
+def test_a_worker_that_starts_when_maintenance_is_over_lets_newcomers_in(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with broker(folder, workers=1) as running:
+        assert ctl(folder, "drain").returncode == 0
+        (killed,) = running.worker_pids()
+        with stopped([running.process.pid]):  # it starts no other until maintenance is over
+            os.kill(killed, signal.SIGKILL)
+            assert ctl(folder, "revive").returncode == 0
+
+        def lets_in() -> bool:
+            try:
+                connected(running).socket.close()
+            except OSError:
+                return False
+            return True
+
+        wait_until(lets_in, "the end of maintenance")
+
+
 def test_a_worker_that_does_not_answer_is_said_during_maintenance_too() -> None:
     """`vibemq ctl ping` passes over maintenance, and over nothing else."""
     conditions = Conditions()

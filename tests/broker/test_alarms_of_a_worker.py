@@ -19,7 +19,12 @@ FLOOR = 50_000_000
 class AtOnce:
     """Helper threads without the threads."""
 
+    def __init__(self) -> None:
+        self.hangs = False
+
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        if self.hangs:
+            return
         try:
             result = work()
         except OSError as problem:
@@ -32,10 +37,11 @@ class Worker:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free: int | OSError = 10 * FLOOR
         self.now_ms, self.changes = 0, 0
-        self.timers, self.conditions = Timers(), Conditions()
+        self.timers, self.conditions, self.helpers = Timers(), Conditions(), AtOnce()
         monkeypatch.setattr(alarms, "free_bytes", self.free_bytes)
         monkeypatch.setattr(disk, "free_bytes", self.free_bytes)
-        self.alarms = Alarms(str(folder), FLOOR, self.conditions, self.timers, AtOnce())
+        self.alarms = Alarms(str(folder), FLOOR, self.conditions, self.timers, self.helpers)
+        self.timer = self.alarms._timer
         self.alarms.listen(self.changed)
 
     def free_bytes(self, _: str) -> int:
@@ -49,9 +55,9 @@ class Worker:
     def look(self, free: int | OSError) -> int:
         """One look that finds so much; how many ms until the next."""
         self.free = free
-        self.now_ms = max(self.now_ms, self.timers.next_ms)
+        self.now_ms = max(self.now_ms, self.timer.due_ms)
         self.timers.run(self.now_ms)
-        return self.timers.next_ms - self.now_ms
+        return self.timer.due_ms - self.now_ms
 
 
 @pytest.fixture
@@ -83,6 +89,23 @@ def test_a_write_that_met_a_full_disk_needs_no_look(worker: Worker) -> None:
     assert worker.alarms.in_effect == {Alarm.DISK}
     worker.look(10 * FLOOR)
     assert not worker.alarms.in_effect
+
+
+def test_a_write_that_met_a_full_disk_is_told_as_what_it_is(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    worker.look(10 * FLOOR)
+    worker.alarms.met_full_disk()
+    assert "a write found no room" in caplog.text
+
+
+def test_memory_is_looked_at_while_the_disk_does_not_answer(worker: Worker) -> None:
+    worker.look(FLOOR - 1)
+    worker.helpers.hangs = True
+    assert worker.look(FLOOR - 1) == LOOK_MS_MAX
+    for is_alarm in (True, False):
+        worker.conditions.set_memory(7, 5, is_alarm=is_alarm)
+        assert worker.look(FLOOR - 1) == LOOK_MS_MAX
+        assert (Alarm.MEMORY in worker.alarms.in_effect) == is_alarm
+    assert worker.alarms.in_effect == {Alarm.DISK}
 
 
 def test_a_disk_that_cannot_be_asked_is_as_it_was_and_memory_counts_all_the_same(worker: Worker) -> None:

@@ -9,7 +9,7 @@ from running import broker
 
 from vibemq.protocols.native import compression
 from vibemq.protocols.native.codec import encode_body, frame_of
-from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, Command, Compression
+from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, LOGIN_FRAME_BYTES_MAX, Command, Compression
 
 NAMES = list(COMPRESSION_BY_NAME)
 BIG = b'"' + b"x" * 5000 + b'"'
@@ -175,8 +175,8 @@ def test_a_damaged_body_gets_an_error_and_the_connection_closes(served, peer, na
 def test_before_login_no_body_may_become_more_than_a_frame(tight, name):
     with connected(tight) as other, NativePeer(tight) as raw:
         # Exactly the maximum is read; what is in it is another matter.
-        fits = encode_body(Command.PUBLISH, b"m", queue="q", payload=b'"' + b"x" * (BODY_BYTES_MAX - 16) + b'"')
-        assert len(fits) == BODY_BYTES_MAX
+        fits = encode_body(Command.PUBLISH, b"m", queue="q", payload=b'"' + b"x" * (LOGIN_FRAME_BYTES_MAX - 16) + b'"')
+        assert len(fits) == LOGIN_FRAME_BYTES_MAX
         raw.write(packed(name, fits))
         assert raw.next().error_code in ("NOT_AUTHENTICATED", "INVALID_MESSAGE")
         raw.write(packed(name, fits + b"\0"))

@@ -8,7 +8,7 @@ from native_peer import BODY_BYTES_MAX, FRESH_ID, NativePeer, connected, wait_un
 from running import broker
 
 from vibemq.protocols.native.codec import encode_body, encode_frame, frame_of
-from vibemq.protocols.native.spec import Command
+from vibemq.protocols.native.spec import LOGIN_FRAME_BYTES_MAX, Command
 
 # ---- no frames ----
 
@@ -54,6 +54,14 @@ def test_what_is_no_frame_gets_an_error_and_the_connection_closes(served, peer, 
         assert (error.error_code, error.id) == ("INVALID_MESSAGE", id)
         assert error.error_message
     peer.ping()
+
+
+def test_a_stranger_may_not_send_a_large_frame(served):
+    with NativePeer(served) as raw:
+        raw.write((LOGIN_FRAME_BYTES_MAX + 1).to_bytes(4, "big") + b"\0")
+        (error,) = raw.rest()
+        assert error.error_code == "INVALID_MESSAGE"
+        assert f"had {LOGIN_FRAME_BYTES_MAX + 1}" in error.error_message
 
 
 def test_nothing_behind_a_fault_is_acted_upon(peer, other, name):

@@ -42,3 +42,4 @@ def test_who_consumes_what_it_publishes_is_read_however_much_of_it_is_parked(tmp
         assert delivered == kept
         assert PARKED_BYTES_MAX // BODY_BYTES <= len(kept) < COUNT, "what fits in 16 MiB waits, the rest is refused"
         assert set(answered.values()) == {"", "QUEUE_FULL"}
+        assert peer.info("q")["refusedCount"] == COUNT - len(kept)

@@ -14,7 +14,7 @@ from full_disk import ToldFree
 from running import Running, broker
 
 import vibemq.client
-from vibemq.errors import ServerFailed
+from vibemq.errors import QueueFull, ServerFailed
 
 NEEDED = 1_000_000
 MUCH, AT_THE_FLOOR, BELOW_HALF = str(NEEDED), str(NEEDED - 1), str(NEEDED // 2 - 1)
@@ -120,3 +120,23 @@ def test_what_was_parked_before_a_full_queue_does_not_come_in_on_a_full_disk(lim
             await parked
 
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
+
+
+def test_what_waited_too_long_during_an_alarm_was_not_kept_out_by_the_queue(free: ToldFree, tmp_path: Path) -> None:
+    flags = ("--set", f"store.disk_free_min_bytes={NEEDED}", "--set", "queues.block_timeout_ms=5000")
+
+    async def work(served: Running) -> None:
+        async with vibemq.client.aconnect(address(served)) as client:
+            await client.create_queue("q", max_messages=1, overflow=vibemq.client.OverflowStrategy.BLOCK_PUBLISHER)
+            await client.publish("q", "first")
+            parked = asyncio.ensure_future(client.publish("q", "parked"))
+            await asyncio.sleep(0)  # it is written first
+            await client.publish("other", 1)
+            free.say(AT_THE_FLOOR)
+            await until(lambda: refused(client), "the disk alarm")
+            with pytest.raises(QueueFull, match="no messages were taken"):
+                await parked
+            assert (await client.queue_info("q")).refused == 0
+
+    with broker(tmp_path / "data", *flags, workers=1) as served:
+        asyncio.run(asyncio.wait_for(work(served), WAIT_S))

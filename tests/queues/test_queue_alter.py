@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from queue_peer import Command, QueuePeer, Refused, on_worker, payloads, wait_until
+from queue_peer import Command, QueuePeer, Refused, on_worker, payloads, stopped, wait_until, worker_pid
 from running import broker
 
 from vibemq.storage.ledger import queue_stats
@@ -51,6 +51,26 @@ def test_a_publisher_that_waits_for_room_gets_it_by_a_change(peer, connect, name
     waiting = publisher.start_publish(name, 2)
     alter(peer, name, **change)
     publisher.answer(waiting)
+
+
+@pytest.mark.parametrize("change", [{"maxQueueSize": 0}, {"overflowStrategy": "dropOldest"}])
+def test_what_waits_for_room_is_not_overtaken_when_the_options_change(served, connect_to, name, change):
+    """A number stored after a higher one would be a duplicate, which is confirmed and not stored."""
+    numbers = [f"{name:0>16}{number:016x}" for number in range(1, 5)]
+    publisher, other = connect_to(0, features="dedup"), connect_to(1, features=FEATURES)
+    other.create(name, maxQueueSize=1, overflowStrategy=BLOCK_PUBLISHER)
+    publisher.publish(name, 1, id=numbers[0])
+    waiting = [publisher.start_publish(name, number + 1, id=numbers[number]) for number in (1, 2)]
+    publisher.ask(Command.PING)
+    with stopped(worker_pid(served, 0)):  # when it goes on it finds the change and the next publish at once
+        alter(other, name, **change)
+        waiting.append(publisher.start_publish(name, 4, id=numbers[3]))
+    for each in waiting:
+        publisher.answer(each)
+    kept = [1, 2, 3, 4] if "maxQueueSize" in change else [4]
+    wait_until(lambda: other.info(name)["droppedCount"] == len(numbers) - len(kept), "each was stored once")
+    other.subscribe(name)
+    assert payloads(other.take(len(kept))) == kept
 
 
 def test_a_time_to_live_holds_for_what_waits_already_and_can_be_taken_away(peer, name):

@@ -56,6 +56,23 @@ def test_a_long_backlog_is_passed_on_and_waits_again_without_being_listed(single
     publisher.delete(name)
 
 
+def test_what_an_heir_owes_is_cut_by_drop_oldest_too(connect, name):
+    publisher, leaves, inherits = connect(features="nack,purge,alter"), connect(), connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK, maxQueueSize=0)
+    stuck(leaves, publisher, name, 20)
+    heir(inherits, publisher, name, 2)
+    leaves.unsubscribe(name)
+    assert payload(inherits.delivery()) == 0
+    limit = b'{"maxQueueSize": 5, "overflowStrategy": 0}'
+    publisher.ask(Command.ALTER_QUEUE, queue=name, payload=limit)
+    publisher.publish(name, "newest")  # the 22nd: five are kept, and what is with the consumer
+    wait_until(lambda: publisher.info(name)["droppedCount"] == 16, "1 to 16 are dropped")
+    publisher.await_counts(name, 4, 2)
+    inherits.unsubscribe(name)
+    leaves.subscribe(name, prefetch=10)
+    assert payloads(leaves.take(5)) == [17, 18, 19, "last", "newest"]
+
+
 def test_heirs_that_came_at_different_times_each_get_everything_once(connect, name):
     publisher, first, second, third = [connect() for _ in range(4)]
     publisher.create(name, mode=FAN_OUT_WITH_ACK)

@@ -11,8 +11,10 @@ import ssl
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from authority import Authority
@@ -171,6 +173,28 @@ def test_what_worked_is_kept_when_the_new_files_do_not(
         check=True, capture_output=True, text=True,
     ).stdout.removeprefix("notAfter=").split()[0]  # fmt: skip
     assert f"was read again from {certificate}; it is valid until {ends}" in caplog.text
+
+
+def test_a_worker_reads_them_beside_its_loop_and_again_where_a_signal_came_meanwhile(authority: Authority) -> None:
+    issued = authority.issue("beside")
+    certificates = Certificates(Tls(certificate=issued.certificate, key=issued.key))
+    before = certificates.context
+    works: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
+
+    class Later:
+        def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+            works.append((work, done))
+
+    certificates.stale = True
+    certificates.refresh_by(Later())
+    certificates.stale = True  # the files may be newer than what is being read
+    certificates.refresh_by(Later())
+    assert (len(works), certificates.context is before) == (1, True)
+    work, done = works.pop()
+    done(work(), None)
+    assert certificates.stale and certificates.context is not before
+    certificates.refresh_by(Later())
+    assert (len(works), certificates.stale) == (1, False)
 
 
 def test_a_library_that_does_not_fit_is_refused_with_what_helps(

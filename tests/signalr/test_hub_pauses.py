@@ -12,6 +12,7 @@ from http_peer import unmasked
 from hub_peer import HubPeer, fresh
 from running import Running, broker
 
+from vibemq.client import connect
 from vibemq.protocols.signalr.spec import MessageType
 
 BODY_BYTES, MESSAGES = 64_000, 300  # more than the 16 MiB of one connection that may wait for room in full queues
@@ -55,6 +56,8 @@ def test_the_acks_that_make_room_for_the_same_connections_messages_are_read(pati
         writer.join()
         assert answered * BODY_BYTES > 15 << 20
         assert 0 < refused < MESSAGES // 2
+        with connect(f"vibemq://{patient.host}:{patient.native_port}") as client:
+            assert client.queue_info(name).refused == refused
 
 
 def test_a_connection_that_only_publishes_waits_until_others_make_room(patient: Running) -> None:

@@ -34,6 +34,8 @@ LOOK_MS_MIN = 20
 LOOK_FULL_MS = 250  # publishers wait for it
 #: What a disk may fill by, by all who write to it: what the page cache takes on a good machine.
 FILL_BYTES_PER_MS = 4_000_000
+#: As bytes that are free: a write has failed for want of room, whatever the file system says of itself.
+NO_ROOM = -1
 #: The broker's own copies, of dead letters, stop at this part of the floor: the rest is for those who empty the disk.
 COPIES_PART = 2
 
@@ -116,6 +118,7 @@ class Alarms:
         self._listeners: list[Callable[[], None]] = []
         self._says = OnceAMinute(logger, logging.WARNING)
         self._free: int | None = None  # at the last look
+        self._is_asking = False  # a file system may hang
         self._timer = timers.timer(self._look)
         self._timer.set(0)
 
@@ -138,12 +141,19 @@ class Alarms:
     def met_full_disk(self) -> None:
         """A write of a publisher's found no room: nobody needs to look whether there is."""
         if self._free_min_bytes:
-            self._found(0)
+            self._free = NO_ROOM
+            self._found(NO_ROOM)
 
     # ---- looking ----
 
     def _look(self, now_ms: int) -> None:
+        self._timer.set(now_ms + LOOK_MS_MAX)  # memory is looked at also while the disk does not answer
+        if not self._free_min_bytes or self._is_asking:
+            self._found(self._free)
+            return
+
         def back(free: int | None, error: BaseException | None) -> None:
+            self._is_asking = False
             if error is not None:  # what was known of it holds on
                 self._says.say("unknown", "free space at %s cannot be asked: %s", self._data_dir, error)
             else:
@@ -151,10 +161,8 @@ class Alarms:
             self._found(self._free)
             self._timer.set(now_ms + self._next_look_ms(self._free))
 
-        if self._free_min_bytes:
-            self._helpers.submit(self._work, back)
-        else:
-            back(None, None)
+        self._is_asking = True
+        self._helpers.submit(self._work, back)
 
     def _work(self) -> int:
         if self._fills_reserve:
@@ -186,7 +194,9 @@ class Alarms:
             changed()
 
     def _say(self, now: set[Alarm], free: int | None) -> None:
-        if Alarm.DISK in now - self.in_effect:
+        if Alarm.DISK in now - self.in_effect and free == NO_ROOM:
+            self._says.say("no room", "disk alarm: a write found no room at %s: no messages are taken", self._data_dir)
+        elif Alarm.DISK in now - self.in_effect:
             self._says.say(
                 "disk alarm",
                 "disk alarm: %d bytes are free at %s, %d are needed: no messages are taken (store.disk_free_min_bytes)",

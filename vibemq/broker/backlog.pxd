@@ -42,7 +42,7 @@ cdef class Backlog(Decider):
     cdef bint making                  # its queue is being made
     cdef list graves                  # heap of (due ms, offset, reason, attempts): dead, and not on their way yet
     cdef dict burying                 # offset -> (reason, attempts) of those whose copy is not kept yet
-    cdef set dead                     # offsets of both
+    cdef dict dead                    # offsets of both, with the reason
     cdef ledger_entry *entry          # of the message in hand
     cdef ledger_word word
 

@@ -61,7 +61,7 @@ cdef class Backlog(Decider):
         cdef commit committed
         self.queue, self.make_dead_letter_queue = queue, make_dead_letter_queue
         self.raw, self.control = queue.raw, queue.control
-        self.delayed, self.graves, self.burying, self.dead = [], [], {}, set()
+        self.delayed, self.graves, self.burying, self.dead = [], [], {}, {}
         self.unreadable_end = NOWHERE
         self.timer = queue.table.timers.timer(self._on_time)
         self.cursor = Cursor(queue.table.messages, queue.stream.log, queue.key)
@@ -489,7 +489,7 @@ cdef class Backlog(Decider):
             return 0  # another copy of it is on its way already
         if entry != NULL and self.entries_are_owned:
             core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_DEAD)
-        self.dead.add(offset)
+        self.dead[offset] = reason
         heapq.heappush(self.graves, (0, offset, reason, attempts))
         return self.queue.mark()
 
@@ -521,7 +521,7 @@ cdef class Backlog(Decider):
                     return False
             heapq.heappop(self.graves)
             if entry == NULL or (self.entries_are_owned and w.state != LEDGER_DEAD):
-                self.dead.discard(offset)
+                self.dead.pop(offset, None)
                 continue  # settled meanwhile
             self.burying[offset] = (reason, attempts)
             try:
@@ -579,7 +579,7 @@ cdef class Backlog(Decider):
             if ok:
                 core.ledger_dead_lettered_add(self.control, 1)
                 self.settle_dead(offset, reason)
-                self.dead.discard(offset)
+                self.dead.pop(offset, None)
             else:
                 due_ms = self.queue.table.now_ms + RETRY_MS
                 heapq.heappush(self.graves, (due_ms, offset, reason, attempts))

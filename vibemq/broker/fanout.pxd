@@ -23,5 +23,6 @@ cdef class FanOut(Home):
     cdef int _search(self) except -1
     cdef uint64_t _unsettled(self, uint64_t offset, uint64_t end) except? 0
     cdef int _copies(self, Member to, int *budget) except -1
+    cdef bint _is_leaving(self, uint64_t offset) except -1
     cdef int _pass(self, Member to, bint came_back, uint64_t offset) except -1
     cdef int _go_on(self, Member to, uint64_t offset) except -1

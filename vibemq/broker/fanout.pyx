@@ -245,7 +245,7 @@ cdef class FanOut(Home):
                 self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                 break
             word = core.ledger_word_get(entry) if entry != NULL else <uint64_t> LEDGER_SETTLED
-            if word & 7 != LEDGER_SETTLED and not (self.dead and offset in self.dead):
+            if word & 7 != LEDGER_SETTLED and not (self.dead and self._is_leaving(offset)):
                 if word & 7 == LEDGER_READY:
                     orphaned = self.deserted or self.taking_over  # else it was taken out of the queue
                 else:
@@ -358,11 +358,15 @@ cdef class FanOut(Home):
             if entry == NULL and f.code != OK:
                 break
             if entry != NULL and core.ledger_word_get(entry) & 7 != LEDGER_SETTLED \
-                    and not (self.dead and offset in self.dead):
+                    and not (self.dead and self._is_leaving(offset)):
                 break
             offset += 1
             self.looks -= 1
         return offset
+
+    cdef bint _is_leaving(self, uint64_t offset) except -1:
+        """Is it on its way out of the queue for all?  An undeliverable copy is one member's."""
+        return self.dead.get(offset, FailureReason.UNDELIVERABLE) is not FailureReason.UNDELIVERABLE
 
     cdef int _pass(self, Member to, bint came_back, uint64_t offset) except -1:
         if came_back:
@@ -418,6 +422,11 @@ cdef class FanOut(Home):
             if m.cursor < first:
                 self._count_out(FailureReason.QUEUE_FULL, first - m.cursor)
                 m.cursor = first
+                self.settling = True
+            if m.owed and m.owed[0][0] < first:
+                left = deque(without(m.owed, [(0, first)]))
+                self._count_out(FailureReason.QUEUE_FULL, length(m.owed) - length(left))
+                m.owed = left
                 self.settling = True
         return False
 

@@ -20,6 +20,7 @@ cdef class Member:
     cdef uint64_t aside_seen          # rotation: nothing that was set aside until then is for it
     cdef bint able                    # stands in the rotation
     cdef bint gone
+    cdef bint failed              # it could not take a message, and its connection is ending
     cdef uint64_t handed, received    # remote: how many were sent to it, and how many of those had come
     cdef uint64_t reported            # remote: the lowest offset that it had not settled
     # Fan-out: each member has its own place.

@@ -180,7 +180,7 @@ cdef class Home(Backlog):
 
     cdef bint _can(self, Member m) noexcept:
         """May it be given one more now?"""
-        if m.gone or m.outstanding >= m.prefetch:
+        if m.gone or m.failed or m.outstanding >= m.prefetch:
             return False
         if m.consumer is not None and not m.consumer.room():
             m.consumer.stalled = True
@@ -352,7 +352,7 @@ cdef class Home(Backlog):
             try:
                 to.consumer.take(m, attempts, strikes)
             except Exception as problem:
-                to.gone = True
+                to.failed = True
                 to.consumer.failed(problem)
             return 0
         to.handed += 1

@@ -14,7 +14,7 @@ cdef enum:
 cdef bytes QUEUE_FULL, QUEUE_NOT_FOUND, SERVER_ERROR, PARKED_TOO_MUCH
 
 
-# One connection's way into one queue, or into a stream that is none.  The last methods, `fits` and
+# One connection's way into one queue, or into a stream that is none.  The last methods, and
 # ``answer_redirected(tokens, ok)`` are the door's.
 cdef class QueuePublisher(StreamUser):
     cdef readonly Queue queue         # None: a stream that is no queue
@@ -37,7 +37,8 @@ cdef class QueuePublisher(StreamUser):
     cdef int begin(self, Stream stream, Queue queue, bytes name) except -1
     # What is to become of `count` messages.
     cdef int room_for(self, uint64_t count) except -1
-    cdef int _count_refused(self, uint64_t count) except -1
+    # For operators: so many got QUEUE_FULL.
+    cdef int count_refused(self, uint64_t count) except -1
     # Lay an entry into this turn's batch; `reference`: of a publisher whose duplicates are dropped, or None.
     cdef err add(self, const uint8_t *entry, uint32_t size, uint32_t records, bytes reference, uint64_t number) except *
     cdef uint8_t *note(self, size_t size) except NULL
@@ -52,4 +53,5 @@ cdef class QueuePublisher(StreamUser):
     cdef int forget(self) except -1
     cdef int publish_parked(self, object what) except -1
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1
+    cdef uint64_t records_of(self, object what) except? 0
     cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1

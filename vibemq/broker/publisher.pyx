@@ -78,8 +78,11 @@ cdef class QueuePublisher(StreamUser):
 
     cdef int room_for(self, uint64_t count) except -1:
         cdef Queue queue = self.queue
-        if queue is None or not queue.max_messages or queue.overflow == OVERFLOW_DROP_OLDEST:
+        if queue is None:
             return ROOM
+        if not queue.max_messages or queue.overflow == OVERFLOW_DROP_OLDEST:
+            # What was parked before the queue's options changed goes first: with a lower number, it would be a duplicate.
+            return ROOM_LATER if self.parked else ROOM
         if not self.parked:
             if queue.waiting() + count <= queue.max_messages:
                 return ROOM
@@ -89,10 +92,10 @@ cdef class QueuePublisher(StreamUser):
             return ROOM_LATER
         if queue.overflow == OVERFLOW_REDIRECT and queue.policy.dead_letter:
             return ROOM_ELSEWHERE
-        self._count_refused(count)
+        self.count_refused(count)
         return ROOM_NONE
 
-    cdef int _count_refused(self, uint64_t count) except -1:
+    cdef int count_refused(self, uint64_t count) except -1:
         """For operators, who are told at the end of the turn; the publisher is told by its door."""
         core.ledger_refused_add(self.queue.control, count)
         self.queue.refused += count
@@ -210,15 +213,17 @@ cdef class QueuePublisher(StreamUser):
         """There may be room: publish what was parked.  False while some of it still waits."""
         if self.queue.closed:  # deleted: on_deleted refuses them
             return True
-        if self.queue.table.access_generation == NOBODY_MAY_PUBLISH:  # and not these either, whatever the queue has room for
-            return False
         while self.parked and self.fits(self.parked[0][0]):
             self.publish_parked(self._unpark())
         return not self.parked
 
     def fits(self, what) -> bool:
         """Has the queue room for this?"""
-        return self.has_room(1)
+        return self.has_room(self.records_of(what))
+
+    cdef uint64_t records_of(self, object what) except? 0:
+        """How many messages this is, of what was parked."""
+        return 1
 
     def has_room(self, uint64_t count) -> bool:
         """For what was parked: its limit and what it does then may be others than before."""
@@ -244,9 +249,13 @@ cdef class QueuePublisher(StreamUser):
             if came_ms + timeout_ms > now_ms:
                 self.timer.set(came_ms + timeout_ms)
                 return
-            self._count_refused(1)
+            if self.queue.table.access_generation == NOBODY_MAY_PUBLISH:
+                why = b"For %d ms no messages were taken (disk or memory alarm)." % timeout_ms
+            else:
+                self.count_refused(self.records_of(self.parked[0][0]))
+                why = b"The queue stayed full for %d ms." % timeout_ms
             try:
-                self.refuse_parked(self._unpark(), QUEUE_FULL, b"The queue stayed full for %d ms." % timeout_ms)
+                self.refuse_parked(self._unpark(), QUEUE_FULL, why)
             except LimitExceeded as problem:  # a peer that does not read its errors
                 self.failed(problem)
                 return

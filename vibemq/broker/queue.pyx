@@ -615,7 +615,8 @@ cdef class Queue(StreamUser):
             return False
         if self.home is not None:
             more = self.home.dispatch()
-        if self.waiting_publishers and not self.closed:
+        # Under an alarm they wait, whatever room there is: set_alarms() marks the queue when it is over.
+        if self.waiting_publishers and not self.closed and self.table.access_generation != NOBODY_MAY_PUBLISH:
             waiting, self.waiting_publishers = self.waiting_publishers, []
             for publisher in waiting:
                 try:

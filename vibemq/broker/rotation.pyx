@@ -54,7 +54,7 @@ cdef class Rotation(Home):
         return self.has_room(m)
 
     cdef int has_room(self, Member m) except -1:
-        if not m.able and not m.gone and m.outstanding < m.prefetch:
+        if not m.able and not m.gone and not m.failed and m.outstanding < m.prefetch:
             m.able = True
             self.able.append(m)
         return 0

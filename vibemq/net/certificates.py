@@ -10,11 +10,14 @@ Sessions are not resumed: connections live long, and a ticket would outlive the 
 Importing this loads OpenSSL, 14 MB, so only a broker with [tls] does.
 """
 
+from __future__ import annotations
+
 import datetime
 import logging
 import math
 import re
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 from cryptography import x509
@@ -66,18 +69,37 @@ class Certificates:
         openssl.check(self.accept())  # now, and not when the first client comes
         logger.info("TLS is done by %s", SSL.OpenSSL_version(SSL.OPENSSL_VERSION).decode())
         self._announce("was read")
+        self._is_reading = False
         self.stale = False  # set by a signal's handler, which may do no more
 
     def refresh(self) -> None:
         """Read the files again, for connections made from now on."""
         self.stale = False
         try:
-            self.context, self._lists = _load(self.options)
-        except (ConfigError, OSError) as problem:  # OSError: a file went away between two looks at it
-            hint = f" ({problem.hint})" if isinstance(problem, ConfigError) and problem.hint else ""
-            logger.error("the TLS certificates are kept as they were: %s%s", problem, hint)
+            found = _load(self.options)
+        except (ConfigError, OSError) as problem:
+            self._was_read(None, problem)
         else:
+            self._was_read(found, None)
+
+    def refresh_by(self, helpers: Any) -> None:
+        """As ``refresh``, without waiting for it: lists of revoked certificates may be long."""
+        if self._is_reading:
+            return  # still stale: what is being read may be older than the signal
+        self.stale, self._is_reading = False, True
+        helpers.submit(partial(_load, self.options), self._was_read)
+
+    def _was_read(self, found: tuple[SSL.Context, list[_List]] | None, problem: BaseException | None) -> None:
+        self._is_reading = False
+        if found is not None:
+            self.context, self._lists = found
             self._announce("was read again")
+            return
+        if not isinstance(problem, (ConfigError, OSError)):  # OSError: a file went away between two looks at it
+            logger.error("the TLS certificates are kept as they were", exc_info=problem)
+            return
+        hint = f" ({problem.hint})" if isinstance(problem, ConfigError) and problem.hint else ""
+        logger.error("the TLS certificates are kept as they were: %s%s", problem, hint)
 
     def accept(self) -> SSL.Connection:
         """The server's end of a new connection, between memory buffers."""

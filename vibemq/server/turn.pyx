@@ -418,10 +418,16 @@ cdef class Loop:
         if not self.suspended or self.draining:
             return
         self.suspended = self.queues.ending = False
-        for fd, (listener, _, _) in self.listeners.items():
-            listener.listen(BACKLOG)
-            if not self.full:
+        self.listen_again()
+        if not self.full:
+            for fd in self.listeners:
                 self.poller.register(fd, READ)
+
+    def listen_again(self):
+        """A worker that came while maintenance ended has sockets from before, which listen no more."""
+        for listener, _, _ in self.listeners.values():
+            if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                listener.listen(BACKLOG)
 
     def _accept_again(self):
         self.full = False

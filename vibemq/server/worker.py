@@ -258,12 +258,14 @@ class Worker:
             certificates = self.context.certificates if name.endswith(listeners.TLS) else None
             self.loop.listen(listener, self.doors[name.removesuffix(listeners.TLS)], certificates)
         self._look_at_maintenance()  # before anybody is let in
+        if not self.loop.suspended:
+            self.loop.listen_again()
         os.write(self.context.ready_fd, b"R")
         os.close(self.context.ready_fd)
         while not self.stopping and os.getppid() == self.context.supervisor_pid:
             self.loop.turn()
             if self.context.certificates is not None and self.context.certificates.stale:
-                self.context.certificates.refresh()
+                self.context.certificates.refresh_by(self.helpers)
         return self._drain()
 
     def _beat(self, now_ms: int) -> None:

@@ -466,8 +466,12 @@ cdef extern from *:
 
 
 def segments(str directory) -> list[int]:
-    """First offsets of a log's segments, rising; never empty."""
-    found = sorted(int(name[:20]) for name in os.listdir(directory) if name.endswith(".segment") and name[:20].isdigit())
+    """First offsets of a log's segments, rising; never empty.  Raises StorageError."""
+    try:
+        names = os.listdir(directory)
+    except OSError as problem:
+        raise StorageError("ERR_IO", f"{directory} cannot be listed: {problem.strerror}") from None
+    found = sorted(int(name[:20]) for name in names if name.endswith(".segment") and name[:20].isdigit())
     return found or [0]
 
 

@@ -40,6 +40,7 @@ cdef class Publisher(QueuePublisher):
             return self._append(entry, size, index)
         what = (index, (<const char *> entry)[:size])
         if room == ROOM_LATER and self.session.parks_no_more():
+            self.count_refused(1)
             self._refuse(index, QUEUE_FULL, PARKED_TOO_MUCH)
         elif room == ROOM_LATER:
             self.park(what, size)

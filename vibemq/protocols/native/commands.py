@@ -222,7 +222,7 @@ def _connected(session: NativeSession, request: Message, user: str, access: Any)
     session.dedup = FEATURE_DEDUP in session.features
     client = request.headers.get(Header.CLIENT, "").encode(errors="replace")
     session.client = client if len(client) == DEDUP_CLIENT_BYTES else None
-    session.read_max = session.frame_max + (STORED_EXTRA_BYTES if FORM_STORED in session.features else 0)
+    session.trust(session.frame_max + (STORED_EXTRA_BYTES if FORM_STORED in session.features else 0))
     headers = {Header.CONNECTION_ID.value: session.connection_id, Header.SERVER_VERSION.value: door.server_version}
     if session.compression:
         headers[Header.NEGOTIATED_COMPRESSION.value] = session.compression
@@ -579,8 +579,11 @@ def make_dead_letter_queue(session: NativeSession, name: str, source: QueuePolic
     catalog = session.door.catalog
 
     def done(_: Any, problem: BaseException | None) -> None:
+        request = decode_body(publish)
         if problem is not None:
-            failed(session, decode_body(publish), problem)
+            failed(session, request, problem)
+        elif request.type == Command.PUBLISH_STORED:
+            publish_stored(session, request)
         else:
             session.publish_body(publish)
 

@@ -135,10 +135,11 @@ cdef class Publisher(QueuePublisher):
             return self._refuse(frame, INVALID_MESSAGE,
                                 b"With the headers of a dead letter the message would be larger than the %d bytes "
                                 b"that clients read." % self.session.frame_max)
-        if self.queue.max_messages:
+        if self.queue.max_messages or self.parked:
             room = self.room_for(1)
             if room == ROOM_LATER:
                 if self.session.parks_no_more():
+                    self.count_refused(1)
                     return self._refuse(frame, QUEUE_FULL, PARKED_TOO_MUCH)
                 return self.park((<char *> body)[:body_size], body_size)
             if room == ROOM_ELSEWHERE:
@@ -172,7 +173,11 @@ cdef class Publisher(QueuePublisher):
         room = self.room_for(1)
         if room == ROOM_LATER and not self.session.parks_no_more():
             self.park(body, len(body))
-        elif room == ROOM_NONE or room == ROOM_LATER or (room == ROOM_ELSEWHERE and not self.find_letters()):
+        elif room == ROOM_ELSEWHERE and not self.find_letters():
+            self._make_letters(body)
+        elif room == ROOM_NONE or room == ROOM_LATER:
+            if room == ROOM_LATER:
+                self.count_refused(1)
             self._refuse(&frame, QUEUE_FULL,
                          b"The queue holds its maximum of %d messages." % self.queue.max_messages)
         else:
@@ -256,13 +261,15 @@ cdef class Publisher(QueuePublisher):
         cdef bytes body = what
         return self._refuse_body(<const uint8_t *> <char *> body, len(body), code, text)
 
+    def _make_letters(self, bytes body):
+        """The dead-letter queue does not exist: this comes back, as if just received, when it has been made."""
+        self.session.make_dead_letter_queue(self.queue.policy.dead_letter_name(self.queue.name), self.queue.policy, body)
+
     cdef int _redirect(self, const native_frame *frame, const uint8_t *body, size_t body_size) except -1:
         """The message goes to the dead-letter queue instead."""
         cdef uint8_t *entry = NULL
         if not self.find_letters():
-            # It comes back, as if just received, when that queue has been made.
-            self.session.make_dead_letter_queue(self.queue.policy.dead_letter_name(self.queue.name), self.queue.policy,
-                                                (<char *> body)[:body_size])
+            self._make_letters((<char *> body)[:body_size])
             return 0
         size = message_write(frame, &entry)
         return self.redirect(entry, size, (<char *> frame.id)[:frame.id_size])

@@ -23,7 +23,7 @@ cdef class NativeSession(QueueSession):
     cdef public bytes client           # with which digits its numbered ids begin; None: not said
     cdef public bint dedup             # one of them, asked for each message
     cdef public uint32_t frame_max
-    cdef public uint32_t read_max      # of a frame that comes: with the feature `stored` a little more
+    cdef uint32_t read_max             # of a frame that comes: with the feature `stored` a little more
     cdef public uint32_t compression_threshold
     cdef readonly dict publishers      # queue name (bytes) -> Publisher
     cdef object publisher_cached

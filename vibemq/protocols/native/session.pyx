@@ -34,7 +34,7 @@ from vibemq.errors import LimitExceeded
 from vibemq.protocols.native import commands, replies
 from vibemq.protocols.native.compression import decompress
 from vibemq.protocols.native.codec import MalformedFrame
-from vibemq.protocols.native.spec import ErrorCode
+from vibemq.protocols.native.spec import LOGIN_FRAME_BYTES_MAX, ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 cdef enum:
@@ -58,7 +58,8 @@ cdef class NativeSession(QueueSession):
         self.text_layout, self.layout_fixed = door.text_layout, door.layout_fixed
         self.flags_max = 2
         self.features = frozenset()
-        self.frame_max = self.read_max = door.config.frame_max_bytes
+        self.frame_max = door.config.frame_max_bytes
+        self.read_max, connection.is_trusted = min(self.frame_max, LOGIN_FRAME_BYTES_MAX), False
         self.compression_threshold = door.config.compression_threshold_bytes
         self.publishers, self.subscriptions, self.by_number = {}, {}, []
         self.in_flight = InFlight()
@@ -113,7 +114,7 @@ cdef class NativeSession(QueueSession):
     @property
     def decompressed_max(self) -> int:
         """Before a login a frame may not become more than it may be."""
-        return self.door.config.decompressed_max_bytes if self.state == "open" else self.frame_max
+        return self.door.config.decompressed_max_bytes if self.state == "open" else self.read_max
 
     cdef int _body(self, const uint8_t *body, size_t size) except -1:
         """One whole body; 1 when it was a control command."""
@@ -240,6 +241,10 @@ cdef class NativeSession(QueueSession):
         return False
 
     # ---- what commands do to this session ----
+
+    def trust(self, size_t read_max):
+        """The peer is let in: its frames may be so large from here on."""
+        self.read_max, self.connection.is_trusted = read_max, True
 
     def publish_body(self, bytes body):
         """A Publish whose queue had to be opened first; it was counted and checked when it came."""
@@ -384,7 +389,7 @@ cdef class NativeSession(QueueSession):
         if self.connection.bytes_in != self.heard_bytes:
             self.heard_bytes, self.heard_ms = self.connection.bytes_in, now_ms
         elif self.door.config.keepalive_timeout_s and now_ms - self.heard_ms > self.door.config.keepalive_timeout_s * 1000 \
-                and not self.busy:
+                and not self.busy and not self.connection.waits:
             commands.silent(self)
         return 0
 

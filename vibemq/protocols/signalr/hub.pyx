@@ -101,7 +101,7 @@ cdef class HubConnection:
     def attach(self, Transport transport not None):
         """The first transport, or the next one of a stateful reconnect."""
         previous, self.transport = self.transport, transport
-        self.is_paused = False
+        self.is_paused = self.is_shutting_down = False  # maintenance may be over
         self.acked_ms = self.queues.now_ms
         if self.is_open and self.dialect == DIALECT_V1 and self.encoding == ENCODING_MESSAGEPACK \
                 and not transport.carries_binary:

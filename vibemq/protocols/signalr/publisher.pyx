@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count as numbers
 
 from libc.string cimport memcpy
-from vibemq.broker.publisher cimport QUEUE_NOT_FOUND, ROOM, ROOM_ELSEWHERE, ROOM_LATER
+from vibemq.broker.publisher cimport QUEUE_NOT_FOUND, ROOM, ROOM_ELSEWHERE, ROOM_LATER, ROOM_NONE
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr.bodies cimport GIVEN_ID_BYTES_MAX, entry_write, wanted_of
@@ -132,7 +132,7 @@ cdef class HubPublisher(QueuePublisher):
             if uploaded is None:
                 return 0  # an item before it was refused, and its peer has heard so
             uploaded.given += 1
-        if self.queue is None or not self.queue.max_messages:
+        if self.queue is None or not self.queue.max_messages and not self.parked:
             return self._lay(id, id_size, has_id, upload, entry, size, 1, wanted.id)
         return self._take((<char *> id)[:id_size] if has_id else None, upload, entry, size, 1, wanted.id)
 
@@ -211,12 +211,15 @@ cdef class HubPublisher(QueuePublisher):
             return self._lay(<const uint8_t *> <char *> id if id is not None else NULL,
                              <uint32_t> len(id) if id is not None else 0, id is not None, upload, entry, size, records,
                              message_id)
-        if records > self.queue.max_messages:
+        if records > self.queue.max_messages > 0:
+            if room != ROOM_NONE:
+                self.count_refused(records)
             return self._refuse(id, upload, records, ErrorCode.QUEUE_FULL,
                                 f"The queue holds {self.queue.max_messages} messages, so the batch never fits.")
         what = (id, upload, (<const char *> entry)[:size], records, message_id)
         if room == ROOM_LATER:
             if self.hub.limits.parks_no_more():
+                self.count_refused(records)
                 return self._refuse(id, upload, records, ErrorCode.QUEUE_FULL,
                                     "The queue is full, and as much as may wait for room waits already: have this "
                                     "connection acknowledge first, or publish through one without subscriptions.")
@@ -362,8 +365,8 @@ cdef class HubPublisher(QueuePublisher):
 
     # ---- a full queue ----
 
-    def fits(self, what) -> bool:
-        return self.has_room(what[3])
+    cdef uint64_t records_of(self, object what) except? 0:
+        return (<tuple> what)[3]
 
     cdef int publish_parked(self, object what) except -1:
         cdef bytes id, entry, message_id

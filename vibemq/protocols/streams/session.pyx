@@ -425,7 +425,7 @@ cdef class StreamsSession(Session):
             self.beat_bytes_out = self.connection.bytes_out
             self.beat_checked_ms = now_ms
         if now_ms - self.silence_checked_ms >= <int64_t> self.heartbeat_s * 1000:
-            if self.connection.bytes_in != self.silence_bytes_in or self.busy:
+            if self.connection.bytes_in != self.silence_bytes_in or self.busy or self.connection.waits:
                 self.silent_checks = 0
             else:
                 self.silent_checks += 1
