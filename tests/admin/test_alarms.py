@@ -26,6 +26,8 @@ from vibemq.broker.alarms import Conditions
 from vibemq.broker.memory import high_watermark_bytes, total_bytes, used_bytes
 from vibemq.client import connect
 from vibemq.errors import ServerFailed
+from vibemq.protocols.native.codec import encode_frame
+from vibemq.protocols.native.spec import Command
 
 NEEDED = 1_000_000
 MUCH, LITTLE = str(NEEDED), str(NEEDED - 1)
@@ -103,6 +105,7 @@ def test_a_disk_alarm_is_said_everywhere_also_while_all_workers_hang(
 def half_sent(running: Running) -> socket.socket:
     """Most of a frame of 1 MiB, which the broker keeps until the rest comes."""
     opened = socket.create_connection((running.host, running.native_port))
+    opened.sendall(encode_frame(Command.CONNECT, b"c"))
     opened.sendall((MIB - 100).to_bytes(4, "big") + b"\0" + bytes(MIB - 1000))
     return opened
 

@@ -33,12 +33,17 @@ def queue():
     return next(names)
 
 
-def counts_when_nobody_consumes(client, queue):
-    """Whose worker does not count the consumers itself hears a moment later that they have gone."""
+def await_subscribers(client, queue, count):
+    """Whose worker does not count the consumers itself hears a moment later that they have come or gone."""
     deadline = time.monotonic() + DEADLINE_S
-    while (info := client.queue_info(queue)).subscribers:
+    while (info := client.queue_info(queue)).subscribers != count:
         assert time.monotonic() < deadline, info
         time.sleep(0.01)
+    return info
+
+
+def counts_when_nobody_consumes(client, queue):
+    info = await_subscribers(client, queue, 0)
     return info.messages, info.in_flight
 
 
@@ -73,7 +78,7 @@ def test_consumers_of_one_client_share_a_queue(client, queue):
     consumers = [client.consume(queue, prefetch=1) for _ in range(3)]
     for consumer in consumers:
         consumer.open()
-    assert client.queue_info(queue).subscribers == 3
+    await_subscribers(client, queue, 3)  # another worker counts them
     client.publish_many(queue, range(3))
     messages = [next(consumer) for consumer in consumers]  # each has one, and no room for another's
     assert sorted(message.payload for message in messages) == [0, 1, 2]

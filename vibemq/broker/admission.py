@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
+from vibemq.net.hosts import host_of
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 refusing = OnceAMinute(logger)
+closing = OnceAMinute(logger, logging.INFO)
 
 GUEST = "guest"
 SUBSCRIPTIONS_MAX = 2048  # of one connection, which all end in one turn when it does: 7 us each
@@ -43,6 +45,15 @@ def refusal_now(broker: Broker, peer: str) -> str:
     if why:
         refusing.say("publishes", "publishes are refused, the last one of %s: %s", peer, why)
     return why
+
+
+def log_closing(session: Any, kind: str, text: str, *arguments: object) -> None:
+    """A connection ends by its peer's doing: anybody may connect to be thrown out, and that must not fill the disk.
+
+    Once a minute for each door, address and `kind`, with the count.
+    """
+    subject = (type(session), host_of(session.peer_address), kind)
+    closing.say(subject, f"%s: {text}", session.peer, *arguments)
 
 
 def needs_login(broker: Broker) -> bool:

@@ -27,6 +27,7 @@ cdef class QueuePublisher(StreamUser):
     cdef bint interned
     # (notes, count, first offset, next offset, are offsets known) of batches that wait for a sync
     cdef list unsynced
+    cdef bint has_parked
     cdef object parked                # deque of (what, its bytes, when it came): messages that a full queue holds back
     cdef object timer
     cdef object letters               # broker.deadletters.DeadLetters, once something was redirected

@@ -82,7 +82,7 @@ cdef class QueuePublisher(StreamUser):
             return ROOM
         if not queue.max_messages or queue.overflow == OVERFLOW_DROP_OLDEST:
             # What was parked before the queue's options changed goes first: with a lower number, it would be a duplicate.
-            return ROOM_LATER if self.parked else ROOM
+            return ROOM_LATER if self.has_parked else ROOM
         if not self.parked:
             if queue.waiting() + count <= queue.max_messages:
                 return ROOM
@@ -206,6 +206,7 @@ cdef class QueuePublisher(StreamUser):
             self.timer.at_most(self.queue.table.now_ms + self.queue.table.defaults.block_timeout_ms)
         size += PARKED_OVERHEAD_BYTES
         self.parked.append((what, size, self.queue.table.now_ms))
+        self.has_parked = True
         self.count_waiting(0, size)
         return 0
 
@@ -239,6 +240,7 @@ cdef class QueuePublisher(StreamUser):
 
     def _unpark(self):
         what, size, _ = self.parked.popleft()
+        self.has_parked = bool(self.parked)
         self.count_waiting(0, -<Py_ssize_t> size)
         return what
 

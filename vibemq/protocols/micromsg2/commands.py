@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker import admission
-from vibemq.broker.admission import SUBSCRIPTIONS_MAX, Ended, access_now, with_queue
+from vibemq.broker.admission import SUBSCRIPTIONS_MAX, Ended, access_now, log_closing, with_queue
 from vibemq.broker.glob import Glob, fold
 from vibemq.broker.helping import in_helper
 from vibemq.broker.operations import Operation
@@ -46,7 +46,7 @@ PEER_ERRORS_LOGGED_MAX = 16  # of one connection: a flood must not fill the disk
 
 def protocol_error(session: Micromsg2Session, code: ErrorCode, text: str) -> None:
     """Nobody knows what the next bytes would mean: say so, and close."""
-    logger.info("%s: closed: %s: %s", session.peer, code, text)
+    log_closing(session, code, "closed: %s: %s", code, text)
     session.write_error(code, text)
     session.finish()
 
@@ -77,7 +77,7 @@ def refuse_message(session: Micromsg2Session, code: str, text: str) -> None:
 
     SharpMessaging reads none, and would send the message or wait for ever, so its connection ends."""
     if session.is_sharp:
-        logger.info("%s: closed: %s: %s", session.peer, code, text)
+        log_closing(session, code, "closed: %s: %s", code, text)
         session.finish()
     else:
         session.write_error(code, text)
@@ -91,7 +91,6 @@ def told_error(session: Micromsg2Session, payload: bytes) -> None:
 
 
 def silent(session: Micromsg2Session) -> None:
-    logger.info("%s: no heartbeat, closed", session.peer)
     protocol_error(session, ErrorCode.TOO_SLOW, "no heartbeat came")
 
 

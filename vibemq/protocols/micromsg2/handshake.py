@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vibemq.broker.admission import GUEST, needs_login
+from vibemq.broker.admission import GUEST, log_closing, needs_login
 from vibemq.broker.helping import in_helper
 from vibemq.protocols.micromsg2 import commands, extensions
 from vibemq.protocols.micromsg2.codec import (
@@ -89,7 +89,7 @@ def take(session: Micromsg2Session, data: bytes) -> int:
 
 def refuse(session: Micromsg2Session, text: str, logged: str = "") -> None:
     """Say `text` and close; the log says `logged` instead, if that is given."""
-    logger.info("%s: refused in the handshake: %.*s", session.peer, ERROR_BYTES_MAX, logged or text)
+    log_closing(session, "handshake", "refused in the handshake: %.*s", ERROR_BYTES_MAX, logged or text)
     session.write(encode_error(text))
     session.finish()
 

@@ -21,6 +21,7 @@ from vibemq.broker.admission import (
     SUBSCRIPTIONS_MAX,
     Ended,
     access_now,
+    log_closing,
     needs_login,
     refusal_now,
     with_queue,
@@ -116,7 +117,7 @@ def _action(command: Command) -> str:
 def opened(session: NativeSession) -> None:
     door = session.door
     if not door.admits(session.peer_address):
-        logger.info("%s: its address connects too often, closed", session.peer)
+        log_closing(session, "rate", "its address connects too often, closed")
         session.refuse_frame(FRESH_ID, ErrorCode.RATE_LIMITED.encode(), b"Too many connections from this address.")
         session.finish()
         return
@@ -131,14 +132,14 @@ def await_connect(session: NativeSession) -> None:
 
 
 def _too_slow(session: NativeSession) -> None:
-    logger.info("%s: did not log in within %d s, closed", session.peer, session.door.config.handshake_timeout_s)
+    log_closing(session, "slow", "did not log in within %d s, closed", session.door.config.handshake_timeout_s)
     error_text = b"No successful Connect in time."
     session.refuse_frame(FRESH_ID, ErrorCode.AUTH_REQUIRED.encode(), error_text)
     session.finish()
 
 
 def silent(session: NativeSession) -> None:
-    logger.info("%s: silent for %d s, closed", session.peer, session.door.config.keepalive_timeout_s)
+    log_closing(session, "silent", "silent for %d s, closed", session.door.config.keepalive_timeout_s)
     session.finish()
 
 

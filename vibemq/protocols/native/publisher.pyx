@@ -135,7 +135,7 @@ cdef class Publisher(QueuePublisher):
             return self._refuse(frame, INVALID_MESSAGE,
                                 b"With the headers of a dead letter the message would be larger than the %d bytes "
                                 b"that clients read." % self.session.frame_max)
-        if self.queue.max_messages or self.parked:
+        if self.queue.max_messages or self.has_parked:
             room = self.room_for(1)
             if room == ROOM_LATER:
                 if self.session.parks_no_more():

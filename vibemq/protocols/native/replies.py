@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from vibemq.broker.admission import log_refusal
+from vibemq.broker.admission import log_closing, log_refusal
 from vibemq.errors import LimitExceeded, StorageError
 from vibemq.protocols.native import compression
 from vibemq.protocols.native.codec import Message, encode_body, frame_of
@@ -63,7 +63,7 @@ def log_refused(session: NativeSession, operation: QueueOperation, queue: str) -
 
 def refuse_framing(session: NativeSession, problem: Exception, request_id: bytes = b"") -> None:
     """Bytes that are no frame: say so, and close, because nobody knows where the next one begins."""
-    logger.info("%s: refused: %s", session.peer, problem)
+    log_closing(session, "frame", "refused: %s", problem)
     session.refuse_frame(request_id or FRESH_ID, ErrorCode.INVALID_MESSAGE.encode(), str(problem).encode()[:65_535])
     session.finish()
 

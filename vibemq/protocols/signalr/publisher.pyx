@@ -132,7 +132,7 @@ cdef class HubPublisher(QueuePublisher):
             if uploaded is None:
                 return 0  # an item before it was refused, and its peer has heard so
             uploaded.given += 1
-        if self.queue is None or not self.queue.max_messages and not self.parked:
+        if self.queue is None or not self.queue.max_messages and not self.has_parked:
             return self._lay(id, id_size, has_id, upload, entry, size, 1, wanted.id)
         return self._take((<char *> id)[:id_size] if has_id else None, upload, entry, size, 1, wanted.id)
 

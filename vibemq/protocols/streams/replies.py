@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from vibemq.broker.admission import log_closing
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError, StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
@@ -83,7 +84,7 @@ def malformed(session: StreamsSession, problem: MalformedFrame) -> None:
 
 def refuse(session: StreamsSession, why: str) -> None:
     """Before Open the socket closes without a word; afterwards with Close 13."""
-    logger.info("%s: refused: %s", session.peer, why)
+    log_closing(session, "frame", "refused: %s", why)
     if session.state == "open":
         close(session, Code.UNKNOWN_FRAME, "unknown frame")
     else:
@@ -92,10 +93,10 @@ def refuse(session: StreamsSession, why: str) -> None:
 
 def frame_too_large(session: StreamsSession, size: int, first: bytes) -> None:
     if session.state != "open" and first[:1] == bytes([spec.TLS_CLIENT_HELLO_FIRST_BYTE]):
-        logger.warning("%s: speaks TLS to the plain port, closed", session.peer)
+        log_closing(session, "tls", "speaks TLS to the plain port, closed")
         session.finish()
         return
-    logger.info("%s: a frame of %d bytes, at most %d allowed", session.peer, size, session.frame_max)
+    log_closing(session, "size", "a frame of %d bytes, at most %d allowed", size, session.frame_max)
     if session.state == "open":
         close(session, Code.FRAME_TOO_LARGE, "frame too large")
     else:
@@ -128,7 +129,7 @@ def step_begins(session: StreamsSession) -> None:
 
 
 def _handshake_too_slow(session: StreamsSession) -> None:
-    logger.info("%s: no progress in state %s, closed", session.peer, session.state)
+    log_closing(session, "slow", "no progress in state %s, closed", session.state)
     session.finish()
 
 
