@@ -21,6 +21,7 @@
 /* Invariant: begin <= at <= end. */
 struct scan {
     const uint8_t *at, *end, *begin;
+    bool has_escapes;
 };
 
 /* `data` may be NULL when there are no bytes. */
@@ -74,6 +75,7 @@ INLINE bool string_skip(struct scan *s)
         uint8_t stop = *s->at;
         if (stop == '"') break;
         if (stop == '\\') {
+            s->has_escapes = true;
             s->at++;
             if (!escape_skip(s)) return false;
         } else if (stop >= 0x80) {
@@ -221,13 +223,47 @@ static err document_check(struct scan *s, uint32_t depth_max)
     return expected == EXPECT_NOTHING ? OK : ERR_TRUNCATED;
 }
 
-err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
+err json_check_escapes(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position, bool *has_escapes)
 {
     CHECK(depth_max <= JSON_DEPTH_MAX);
     struct scan s = scan_of(data, size);
     err result = document_check(&s, depth_max);
     *position = (uint64_t)(s.at - s.begin);
+    *has_escapes = s.has_escapes;
     return result;
+}
+
+err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
+{
+    bool has_escapes;
+    return json_check_escapes(data, size, depth_max, position, &has_escapes);
+}
+
+static uint32_t hex4(const uint8_t *p)
+{
+    uint32_t value = 0;
+    for (int i = 0; i < 4; i++)
+        value = value << 4 | (is_digit(p[i]) ? p[i] - (uint32_t)'0' : (p[i] | 0x20u) - 'a' + 10);
+    return value;
+}
+
+bool json_has_lone_surrogate(const uint8_t *data, uint64_t size)
+{
+    const uint8_t *p = data, *end = data + size;
+    bool wants_low = false; /* the escape just before was the first half */
+    for (;;) {
+        if (wants_low && (end - p < 6 || p[0] != '\\' || p[1] != 'u')) return true;
+        p = memchr(p, '\\', (size_t)(end - p));
+        if (!p) return false;
+        if (p[1] != 'u') {
+            p += 2;
+            continue;
+        }
+        uint32_t half = hex4(p + 2) & 0xFC00;
+        if (wants_low != (half == 0xDC00)) return true;
+        wants_low = half == 0xD800;
+        p += 6;
+    }
 }
 
 /* ---- strings ---- */

@@ -7,6 +7,7 @@
 #ifndef VIBEMQ_MESSAGE_JSON_H
 #define VIBEMQ_MESSAGE_JSON_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "../base/bytes.h"
@@ -20,6 +21,12 @@
  * text goes on as this one does (ERR_CORRUPT) or that opens an array or object too many (ERR_LIMIT);
  * ERR_TRUNCATED, with position == size, when more bytes could still make it JSON. */
 err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position);
+
+/* As json_check, and whether there is a backslash in any of its strings. */
+err json_check_escapes(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position, bool *has_escapes);
+
+/* Has JSON, which was checked, an escape that is half of a UTF-16 surrogate pair?  It is JSON, but no text. */
+bool json_has_lone_surrogate(const uint8_t *data, uint64_t size);
 
 /* What the strings below take at most; a caller compares the sizes with its own limits first. */
 #define JSON_STRING_SIZE_MAX(bytes) (2 + 6 * (uint64_t)(bytes))

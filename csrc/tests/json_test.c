@@ -12,13 +12,26 @@ static err check_depth(const void *data, size_t size, uint32_t depth_max, uint64
     uint64_t slow_position;
     uint8_t *copy = malloc(size ? size : 1);
     memcpy(copy, data, size);
-    err result = json_check(copy, size, depth_max, position);
+    bool has_escapes;
+    err result = json_check_escapes(copy, size, depth_max, position, &has_escapes);
+    if (result == OK) EXPECT_EQ(has_escapes, size > 0 && memchr(copy, '\\', size) != NULL);
     err slow = json_reference_check(copy, size, depth_max, &slow_position);
     free(copy);
     if (result != slow || *position != slow_position)
         test_failed(__FILE__, __LINE__, "%s at %" PRIu64 ", but the reference %s at %" PRIu64 ": %.*s",
                     error_name(result), *position, error_name(slow), slow_position, (int)size, (const char *)data);
     return result;
+}
+
+TEST(a_lone_surrogate_is_half_of_a_pair_that_is_not_there)
+{
+    static const char *lone[] = {"\"\\ud83d\"", "\"\\ude00\"", "\"\\ud83dx\\ude00\"", "\"\\ude00\\ud83d\"",
+                                 "\"\\ud83d\\n\"", "\"\\ud83d\\ud83d\\ude00\"", "[\"\\uD83D\",\"\\uDE00\"]"};
+    static const char *whole[] = {"\"\\ud83d\\ude00\"", "\"\\uD83D\\uDE00\"", "\"\\\\ud83d\"", "\"\\u00e9\\n\"", "1"};
+    for (size_t i = 0; i < sizeof lone / sizeof *lone; i++)
+        EXPECT(json_has_lone_surrogate((const uint8_t *)lone[i], strlen(lone[i])));
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
+        EXPECT(!json_has_lone_surrogate((const uint8_t *)whole[i], strlen(whole[i])));
 }
 
 static err check(const char *text)

@@ -391,6 +391,8 @@ cdef extern from "message/json.h" nogil:
     uint64_t JSON_STRING_SIZE_MAX(uint64_t size)
     uint64_t JSON_BASE64_SIZE(uint64_t size)
     err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
+    err json_check_escapes(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position, boolean *has_escapes)
+    bint json_has_lone_surrogate(const uint8_t *data, uint64_t size)
     err json_string_write(writer_bytes *w, const uint8_t *text, uint64_t size)
     err json_base64_write(writer_bytes *w, const uint8_t *data, uint64_t size)
 

@@ -17,8 +17,9 @@ cdef class Wanted:
 
 
 cdef Wanted wanted_of(object options)
-# The entry of a message, with its four bytes of length, in the worker's scratch memory; its size.
-cdef size_t entry_write(span body, int encoding, Wanted wanted, uint8_t **out) except 0
+# The entry of a message, with its four bytes of length, in the worker's scratch memory; its size.  `has_escapes`: JSON
+# that may have any.
+cdef size_t entry_write(span body, int encoding, bint has_escapes, Wanted wanted, uint8_t **out) except 0
 cdef bint is_json_type(const uint8_t *text, uint32_t size) noexcept
 # application/json and nothing else.
 cdef bint is_plain_json_type(const uint8_t *text, uint32_t size) noexcept

@@ -11,11 +11,10 @@ import math
 
 import msgspec
 
-from libc.stdint cimport uint32_t, uint64_t, uint8_t
-from libc.string cimport memchr, memcmp, memset
+from libc.stdint cimport uint64_t
+from libc.string cimport memcmp, memset
 from vibemq.broker.payload cimport scratch_room
 from vibemq.protocols.signalr.envelope cimport ENCODING_JSON, RECORD_DEPTH_MAX, text_of
-from vibemq.protocols.signalr.json_reader cimport hex4
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     AMQP_BOOL, AMQP_DOUBLE, AMQP_INT, AMQP_STRING, AMQP_UINT, amqp_map, amqp_properties, amqp_value, bytes_store32,
@@ -143,26 +142,6 @@ cdef bint is_json_type(const uint8_t *text, uint32_t size) noexcept:
     return is_plain_json_type(text, size) or size > 5 and (<const char *> text)[size - 5:size] == b"+json"
 
 
-cdef bint halves_a_pair(const uint8_t *p, const uint8_t *end) noexcept nogil:
-    """Has JSON, which was checked, an escape that is half of a UTF-16 surrogate pair?  It is JSON, but no text."""
-    cdef uint32_t unit
-    cdef bint wants_low = False  # the escape just before was the first half
-    while True:
-        if wants_low and (end - p < 6 or p[0] != c"\\" or p[1] != c"u"):
-            return True
-        p = <const uint8_t *> memchr(p, c"\\", end - p)
-        if p == NULL:
-            return False
-        if p[1] != c"u":
-            p += 2
-            continue
-        unit = hex4(p + 2) & 0xFC00
-        if wants_low != (unit == 0xDC00):
-            return True
-        wants_low = unit == 0xD800
-        p += 6
-
-
 cdef bint is_finite(value) except -1:
     """Is every number in a decoded value one that JSON can write?  Others would become null without a word."""
     cdef object kind = type(value)
@@ -179,7 +158,7 @@ cdef bint is_finite(value) except -1:
     return True
 
 
-cdef tuple body_of(span body, int encoding, Wanted wanted, span *payload):
+cdef tuple body_of(span body, int encoding, bint has_escapes, Wanted wanted, span *payload):
     """Sets payload; (content type, what payload points into or None).  Raises HubError."""
     cdef uint8_t first = body.data[0]
     cdef bytes given = wanted.content_type
@@ -196,7 +175,7 @@ cdef tuple body_of(span body, int encoding, Wanted wanted, span *payload):
             raise HubError(ErrorCode.INVALID_BODY, f"The body is not base64: {problem}.") from None
         type = given or BINARY_TYPE
     elif encoding == ENCODING_JSON and is_json:
-        if halves_a_pair(body.data, body.data + body.size):
+        if has_escapes and core.json_has_lone_surrogate(body.data, body.size):
             raise HubError(ErrorCode.INVALID_BODY, "The body has half a surrogate pair, as of a string that was cut "
                                                    "inside an emoji, which many clients cannot read.")
         payload[0] = body
@@ -249,14 +228,14 @@ cdef int write_headers(writer_bytes *w, Wanted wanted) except -1:
     return 0
 
 
-cdef size_t entry_write(span body, int encoding, Wanted wanted, uint8_t **out) except 0:
+cdef size_t entry_write(span body, int encoding, bint has_escapes, Wanted wanted, uint8_t **out) except 0:
     cdef writer_bytes w
     cdef amqp_properties properties
     cdef span payload
     cdef bytes type, kept
     cdef size_t room
     cdef uint8_t *data
-    type, kept = body_of(body, encoding, wanted, &payload)  # kept: what payload points into
+    type, kept = body_of(body, encoding, has_escapes, wanted, &payload)  # kept: what payload points into
     room = 4 + core.amqp_size_max(<uint32_t> len(wanted.headers),
                                    <uint64_t> payload.size + wanted.bytes + len(type))
     data = scratch_room(room)
@@ -286,5 +265,5 @@ def encode_message(bytes body not None, int encoding, options=None) -> bytes:
     cdef span raw
     cdef size_t size
     raw.data, raw.size = <const uint8_t *> <char *> body, <uint32_t> len(body)
-    size = entry_write(raw, encoding, wanted_of(options), &entry)
+    size = entry_write(raw, encoding, True, wanted_of(options), &entry)
     return (<char *> entry)[4:size]

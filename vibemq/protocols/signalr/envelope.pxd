@@ -7,6 +7,7 @@ writers.pxd writes what these read.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
+from vibemq.storage.core cimport boolean
 
 cdef enum:
     DIALECT_V1 = 0
@@ -85,6 +86,7 @@ cdef struct hub_message:
     span stream_ids           # raw likewise: an array of strings
     uint32_t stream_id_count
     bint nonblocking          # an Invocation that is never answered, whether or not it has an id
+    boolean has_escapes       # of JSON, anywhere in the record
     bint has_payload
     span payload              # an item or a result, raw
     bint has_error

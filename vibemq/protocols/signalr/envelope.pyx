@@ -25,10 +25,10 @@ from vibemq.protocols.signalr.json_reader cimport (
     members_find, space_skip, text_decode, value_end,
 )
 from vibemq.protocols.signalr.messagepack_reader cimport (
-    MP_ARRAY, MP_INTEGER, MP_MAP, MP_STR, body_skip, head_read, head_take, mp_control, mp_cursor, mp_early, mp_head, mp_v1,
+    MP_ARRAY, MP_INTEGER, MP_STR, body_skip, head_read, head_take, mp_control, mp_cursor, mp_early, mp_head, mp_v1,
     value_skip,
 )
-from vibemq.storage.core cimport ERR_LIMIT, OK, err, json_check, utf8_is_valid
+from vibemq.storage.core cimport ERR_LIMIT, OK, err, json_check, json_check_escapes, utf8_is_valid
 
 from vibemq.protocols.signalr import spec
 
@@ -212,7 +212,7 @@ cdef int parse_json(const uint8_t *record, size_t size, int dialect, hub_message
     memset(out, 0, sizeof(hub_message))
     if size > VARINT_MAX:
         return FAULT_LENGTH
-    checked = json_check(record, size, RECORD_DEPTH_MAX, &position)
+    checked = json_check_escapes(record, size, RECORD_DEPTH_MAX, &position, &out.has_escapes)
     if checked != OK:
         return FAULT_DEPTH if checked == ERR_LIMIT else FAULT_JSON
     begin = space_skip(record, record + size)
@@ -411,63 +411,6 @@ def value_of(bytes raw not None, int encoding):
         return msgspec.json.decode(raw) if encoding == ENCODING_JSON else msgspec.msgpack.decode(raw)
     except (ValueError, RecursionError, TypeError, OverflowError) as error:  # msgspec's own are ValueErrors
         raise MalformedFrame("value", "one value that can be read", f"{error}") from None
-
-
-def elements_of(bytes array not None, int encoding) -> list:
-    """The raw elements of a raw array from a record, undecoded, whatever texts and numbers are in them."""
-    cdef const uint8_t *p = <const uint8_t *> PyBytes_AS_STRING(array)
-    cdef const uint8_t *end = p + len(array)
-    cdef const uint8_t *begin
-    cdef list found = []
-    cdef mp_head head
-    if encoding == ENCODING_JSON:
-        end -= 1  # the bracket
-        p = space_skip(p + 1, end)
-        while p < end:
-            begin, p = p, value_end(p, end)
-            found.append((<const char *> begin)[:p - begin])
-            p = space_skip(space_skip(p, end) + 1, end)  # over the comma
-        return found
-    p = head_read(p, end, &head)
-    while head.size:
-        begin, p = p, value_skip(p, end)
-        found.append((<const char *> begin)[:p - begin])
-        head.size -= 1
-    return found
-
-
-def members_of(bytes value not None, int encoding):
-    """The raw members of a raw object from a record, by their names; None: it is none, or a name is no text."""
-    cdef const uint8_t *p = <const uint8_t *> PyBytes_AS_STRING(value)
-    cdef const uint8_t *end = p + len(value)
-    cdef const uint8_t *begin
-    cdef bint is_json = encoding == ENCODING_JSON
-    cdef dict found = {}
-    cdef mp_head head
-    cdef span raw, name
-    head.size = 0
-    if is_json:
-        end -= 1  # the bracket
-        p = space_skip(p + 1, end) if p[0] == c"{" else NULL
-    else:
-        p = head_read(p, end, &head)
-        if head.kind != MP_MAP:
-            return None
-    if p == NULL:
-        return None
-    while p < end if is_json else head.size:
-        raw.data, begin = p, value_end(p, end) if is_json else value_skip(p, end)
-        raw.size = <uint32_t> (begin - p)
-        if not text_of(raw, encoding, &name):
-            return None
-        if is_json:
-            begin = space_skip(space_skip(begin, end) + 1, end)  # over the colon
-        p = value_end(begin, end) if is_json else value_skip(begin, end)
-        found[(<const char *> name.data)[:name.size].decode()] = (<const char *> begin)[:p - begin]
-        if is_json:
-            p = space_skip(space_skip(p, end) + 1, end)
-        head.size -= 2
-    return found
 
 
 def raw_of(value, int encoding):

@@ -395,7 +395,7 @@ cdef class HubConnection:
         if publisher.generation != self.queues.access_generation \
                 or core.control_is_deleted(publisher.stream.log.control):
             return self._call(m)
-        publisher.publish(m.id.data, m.id.size, m.has_id and not m.nonblocking, body, self.encoding, None, 0)
+        publisher.publish(m.id.data, m.id.size, m.has_id and not m.nonblocking, body, self.encoding, m.has_escapes, None, 0)
         self.has_published = True
         return 0
 

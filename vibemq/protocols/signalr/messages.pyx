@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole hub messages as Python sees them, to records and back: for tests, and for whoever wants to look at some.
+"""Hub messages as Python sees them: the raw parts of what methods are given, and whole messages, to records and back,
+for tests and whoever wants to look at some.
 
-The work is done by envelope.pyx and writers.pxd, as in the broker; here it only gets Python values.
+The work is done by envelope.pyx and writers.pxd, as in the broker; here it only gets Python values.  The parts are not in
+envelope.pyx because another user of its small functions would keep the compiler from inlining them there.
 """
 
 from typing import NamedTuple
@@ -14,8 +16,10 @@ from vibemq.protocols.signalr cimport writers
 from vibemq.protocols.signalr.envelope cimport (
     DIALECT_V1, ENCODING_JSON, ID_BYTES_MAX, RESULT_ERROR, RESULT_VALUE, RESULT_VOID, TARGET_BYTES_MAX, TYPE_CLOSE,
     TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_STREAM_COMPLETION, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM,
-    VARINT_MAX, argument, hub_message, next_record, parse_json, parse_messagepack, span, stream_id,
+    VARINT_MAX, argument, hub_message, next_record, parse_json, parse_messagepack, span, stream_id, text_of,
 )
+from vibemq.protocols.signalr.json_reader cimport space_skip, value_end
+from vibemq.protocols.signalr.messagepack_reader cimport MP_MAP, head_read, mp_head, value_skip
 from vibemq.protocols.signalr.writers cimport span_of_bytes
 
 from vibemq.protocols.signalr import spec
@@ -232,3 +236,63 @@ cdef bytes encode_control(message, int encoding):
         out = PyBytes_FromStringAndSize(NULL, writers.sequence_size(encoding, sequence))
         p = writers.sequence_write(<uint8_t *> PyBytes_AS_STRING(out), encoding, type, sequence)
     return whole(out, p)
+
+
+# ---- parts of raw values ----
+
+
+def elements_of(bytes array not None, int encoding) -> list:
+    """The raw elements of a raw array from a record, undecoded, whatever texts and numbers are in them."""
+    cdef const uint8_t *p = <const uint8_t *> PyBytes_AS_STRING(array)
+    cdef const uint8_t *end = p + len(array)
+    cdef const uint8_t *begin
+    cdef list found = []
+    cdef mp_head head
+    if encoding == ENCODING_JSON:
+        end -= 1  # the bracket
+        p = space_skip(p + 1, end)
+        while p < end:
+            begin, p = p, value_end(p, end)
+            found.append((<const char *> begin)[:p - begin])
+            p = space_skip(space_skip(p, end) + 1, end)  # over the comma
+        return found
+    p = head_read(p, end, &head)
+    while head.size:
+        begin, p = p, value_skip(p, end)
+        found.append((<const char *> begin)[:p - begin])
+        head.size -= 1
+    return found
+
+
+def members_of(bytes value not None, int encoding):
+    """The raw members of a raw object from a record, by their names; None: it is none, or a name is no text."""
+    cdef const uint8_t *p = <const uint8_t *> PyBytes_AS_STRING(value)
+    cdef const uint8_t *end = p + len(value)
+    cdef const uint8_t *begin
+    cdef bint is_json = encoding == ENCODING_JSON
+    cdef dict found = {}
+    cdef mp_head head
+    cdef span raw, name
+    head.size = 0
+    if is_json:
+        end -= 1  # the bracket
+        p = space_skip(p + 1, end) if p[0] == c"{" else NULL
+    else:
+        p = head_read(p, end, &head)
+        if head.kind != MP_MAP:
+            return None
+    if p == NULL:
+        return None
+    while p < end if is_json else head.size:
+        raw.data, begin = p, value_end(p, end) if is_json else value_skip(p, end)
+        raw.size = <uint32_t> (begin - p)
+        if not text_of(raw, encoding, &name):
+            return None
+        if is_json:
+            begin = space_skip(space_skip(begin, end) + 1, end)  # over the colon
+        p = value_end(begin, end) if is_json else value_skip(begin, end)
+        found[(<const char *> name.data)[:name.size].decode()] = (<const char *> begin)[:p - begin]
+        if is_json:
+            p = space_skip(space_skip(p, end) + 1, end)
+        head.size -= 2
+    return found

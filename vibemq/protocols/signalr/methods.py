@@ -18,8 +18,9 @@ from vibemq.broker import admission
 from vibemq.broker.admission import Ended, access_now
 from vibemq.broker.operations import Operation
 from vibemq.protocols.signalr import spec
-from vibemq.protocols.signalr.envelope import MalformedFrame, elements_of, value_of
+from vibemq.protocols.signalr.envelope import MalformedFrame, value_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
+from vibemq.protocols.signalr.messages import elements_of
 from vibemq.protocols.signalr.spec import Dialect, ErrorCode
 
 if TYPE_CHECKING:

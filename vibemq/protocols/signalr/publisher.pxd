@@ -25,10 +25,10 @@ cdef class HubPublisher(QueuePublisher):
     cdef set progressed               # uploads of which something was kept just now
 
     # One message.  `id`: of the invocation, if it has one and wants an answer.  `options`: a dict or None.  `upload`:
-    # the number of the Uploaded that it is part of; then there is no answer of its own.
-    cdef int publish(self, const uint8_t *id, uint32_t id_size, bint has_id, span body, int encoding, object options,
-                     int64_t upload) except -1
-    cdef size_t _entry(self, span body, int encoding, Wanted wanted, uint8_t **out) except 0
+    # the number of the Uploaded that it is part of; then there is no answer of its own.  `has_escapes`: it may.
+    cdef int publish(self, const uint8_t *id, uint32_t id_size, bint has_id, span body, int encoding, bint has_escapes,
+                     object options, int64_t upload) except -1
+    cdef size_t _entry(self, span body, int encoding, bint has_escapes, Wanted wanted, uint8_t **out) except 0
     cdef Wanted _wanted(self, object options)
     cdef int _take(self, bytes id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
                    bytes message_id) except -1

@@ -117,14 +117,14 @@ cdef class HubPublisher(QueuePublisher):
 
     # ---- in ----
 
-    cdef int publish(self, const uint8_t *id, uint32_t id_size, bint has_id, span body, int encoding, object options,
-                     int64_t upload) except -1:
+    cdef int publish(self, const uint8_t *id, uint32_t id_size, bint has_id, span body, int encoding, bint has_escapes,
+                     object options, int64_t upload) except -1:
         cdef uint8_t *entry = NULL
         cdef size_t size
         cdef Wanted wanted
         try:
             wanted = self._wanted(options)
-            size = self._entry(body, encoding, wanted, &entry)
+            size = self._entry(body, encoding, has_escapes, wanted, &entry)
         except HubError as problem:
             return self._refuse((<char *> id)[:id_size] if has_id else None, upload, 0, problem.code, problem.text)
         if upload:
@@ -140,9 +140,10 @@ cdef class HubPublisher(QueuePublisher):
         """As ``publish``, for Python.  `id`: None when nobody waits for an answer."""
         cdef span raw = span_of(<char *> body, len(body))
         if id is None:
-            self.publish(NULL, 0, False, raw, self.hub.encoding, options, upload)
+            self.publish(NULL, 0, False, raw, self.hub.encoding, True, options, upload)
         else:
-            self.publish(<const uint8_t *> <char *> id, <uint32_t> len(id), True, raw, self.hub.encoding, options, upload)
+            self.publish(<const uint8_t *> <char *> id, <uint32_t> len(id), True, raw, self.hub.encoding, True, options,
+                         upload)
         self.hub.has_published = True
 
     def publish_batch(self, id, list messages, int encoding, int64_t upload=0):
@@ -157,7 +158,7 @@ cdef class HubPublisher(QueuePublisher):
                 raise HubError(ErrorCode.INVALID_ARGUMENT,
                                f"A batch has 1 to {MESSAGES_PER_BATCH_MAX} messages, had {len(messages)}.")
             for body, options in messages:
-                size = self._entry(span_of(<char *> body, len(body)), encoding, self._wanted(options), &entry)
+                size = self._entry(span_of(<char *> body, len(body)), encoding, True, self._wanted(options), &entry)
                 total += size
                 if total > BATCH_BYTES_MAX:
                     raise HubError(ErrorCode.LIMIT_EXCEEDED,
@@ -181,8 +182,8 @@ cdef class HubPublisher(QueuePublisher):
             pieces = bytes(made) + pieces
         self._take(id, upload, <const uint8_t *> <char *> pieces, len(pieces), <uint32_t> len(parts), None)
 
-    cdef size_t _entry(self, span body, int encoding, Wanted wanted, uint8_t **out) except 0:
-        cdef size_t size = entry_write(body, encoding, wanted, out)
+    cdef size_t _entry(self, span body, int encoding, bint has_escapes, Wanted wanted, uint8_t **out) except 0:
+        cdef size_t size = entry_write(body, encoding, has_escapes, wanted, out)
         if size + DELIVERY_ADDS_BYTES > self.record_max:
             raise HubError(ErrorCode.LIMIT_EXCEEDED,
                            f"A message has at most {self.record_max - DELIVERY_ADDS_BYTES} bytes, or nobody could be "

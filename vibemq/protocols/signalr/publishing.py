@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from vibemq.broker.admission import refusal_now, with_queue
 from vibemq.broker.operations import Operation
 from vibemq.errors import StreamNotFound
-from vibemq.protocols.signalr.envelope import elements_of, members_of
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError, Upload
+from vibemq.protocols.signalr.messages import elements_of, members_of
 from vibemq.protocols.signalr.methods import (
     METHODS,
     BadCall,
