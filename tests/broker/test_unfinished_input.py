@@ -4,11 +4,15 @@
 import contextlib
 import select
 import threading
+import time
 
 import pytest
+from full_disk import ToldFree
 from peer import DEADLINE_S, Peer, connected, publish_frame
 from running import broker, resident_bytes
 
+from vibemq.client import connect
+from vibemq.errors import ServerFailed
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
 
@@ -89,6 +93,29 @@ def test_who_keeps_room_and_does_not_go_on_is_closed_when_somebody_waits(calm):
         large.send(frame(FRAME_BYTES))
         assert large.confirmed(1) == [1]
         assert first.rest() == b"" or second.rest() == b""
+
+
+def test_who_is_not_read_during_an_alarm_does_not_keep_the_room_of_others(tmp_path, monkeypatch):
+    told = ToldFree(tmp_path, monkeypatch, "1000000")
+    flags = ("--set", f"server.unfinished_input_max_bytes={LIMIT_BYTES}", "--set", "store.disk_free_min_bytes=1000000")
+    with broker(tmp_path / "data", *flags, workers=1) as running, contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(connected(running)) for _ in range(6)]
+        peers[0].create("s")
+        for peer in peers:
+            peer.declare("s")
+            send_what_is_taken(peer, frame(MIB)[:-1000])
+        client = stack.enter_context(connect(f"vibemq://{running.host}:{running.native_port}"))
+        told.say("999999")
+        deadline = time.monotonic() + DEADLINE_S
+        with pytest.raises(ServerFailed, match="disk alarm"):
+            while time.monotonic() < deadline:
+                client.publish("q", 1)
+        with pytest.raises(ServerFailed, match="disk alarm"):  # which it hears when its frame has been read
+            client.publish("q", "x" * 900_000, timeout_s=DEADLINE_S)
+        told.say("1000000")
+        for peer in peers:
+            peer.send(frame(MIB)[-1000:])
+            assert peer.confirmed(1) == [1]
 
 
 def test_large_frames_of_many_at_once_all_come_through(calm):

@@ -260,10 +260,14 @@ cdef class Connection:
     cdef int make_way(self, int64_t now_ms, bint wanted) except -1:
         """Twice a second, `wanted` saying whether somebody waits for room: no peer may keep that for hardly anything."""
         cdef uint64_t moved = self.bytes_in + self.bytes_out
-        if not wanted or not ((self.promised and not self.session.busy) or self.counted_out):
+        if not wanted or not (self.promised or self.counted_out):
             self.held_ms = 0
         elif self.held_ms == 0 or (now_ms - self.held_ms > HOLD_MS and moved - self.held_bytes >= HOLD_BYTES_MIN):
             self.held_ms, self.held_bytes = now_ms, moved
+        elif now_ms - self.held_ms > HOLD_MS and self.session.busy and not self.counted_out:
+            self.held_ms = 0
+            self._end_promise()  # it is not read, and not by its own doing; it asks again when it is
+            self._count()
         elif now_ms - self.held_ms > HOLD_MS:
             raise LimitExceeded(
                 f"it sent and took only {moved - self.held_bytes} bytes in {HOLD_MS // 1000} s, with {self.inbox_size} of a "
