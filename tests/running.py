@@ -62,6 +62,13 @@ def _title(pid: str) -> str:
         return ""
 
 
+def written(_: object) -> str:
+    """What all processes have written to standard error in this test.
+
+    capfd has put a file there, which it empties when it is read: what comes in that moment would be lost."""
+    return os.pread(2, os.fstat(2).st_size, 0).decode(errors="replace")
+
+
 def resident_bytes(pid: int) -> int:
     """Memory of a process that it shares with nobody, and its part of what it shares."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from peer import DEADLINE_S, Peer, connected, publish_frame, wait_until
-from running import broker
+from running import broker, written
 
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams import spec
@@ -314,6 +314,6 @@ def test_a_file_that_ends_too_early_costs_its_last_chunk(tmp_path, capfd):
         with connected(running) as peer:
             peer.subscribe("s", credit=100)
             assert [peer.chunk().chunk_id for _ in range(4)] == [0, 10, 20, 30]
-            wait_until(lambda: "damaged" in capfd.readouterr().err, "a report")
+            wait_until(lambda: "damaged" in written(capfd), "a report")
             assert len(running.worker_pids()) == 2
             peer.ask(Key.METADATA, streams=[])

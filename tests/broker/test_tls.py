@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from peer import DEADLINE_S, Peer, publish_frame, readable, wait_until
-from running import Running, broker
+from running import Running, broker, written
 
 from vibemq.bench.load import Load, run
 from vibemq.client.streams import StreamsConnection
@@ -74,14 +74,7 @@ def client(running: Running, context: ssl.SSLContext) -> StreamsConnection:
 
 def said(capfd: pytest.CaptureFixture[str], words: str, times: int = 1) -> None:
     """Until the broker, started in this test, has logged these words, each time by another of its processes."""
-    log = ""
-
-    def logged() -> bool:
-        nonlocal log
-        log += capfd.readouterr().err
-        return log.count(words) >= times
-
-    wait_until(logged, f"the log says {words!r}")
+    wait_until(lambda: written(capfd).count(words) >= times, f"the log says {words!r}")
 
 
 # ---- frames as ever ----

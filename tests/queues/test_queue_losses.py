@@ -6,7 +6,7 @@ import re
 
 import pytest
 from queue_peer import Command, QueuePeer, Refused, wait_until
-from running import broker
+from running import broker, written
 
 from vibemq.client import connect as connect_client
 from vibemq.storage.metadata import Metadata
@@ -119,7 +119,6 @@ def test_a_queue_made_anew_under_its_name_says_for_itself_what_fails(tmp_path, c
             file.seek(4)  # the version, which is not known then
             file.write(b"\xff\xff\xff\xff")
         metadata.close()
-        log = ""
         for times in (1, 2):
             peer.create("q", maxRetryAttempts=1, enableDeadLetterQueue=True)
             peer.publish("q", times)
@@ -127,9 +126,7 @@ def test_a_queue_made_anew_under_its_name_says_for_itself_what_fails(tmp_path, c
             peer.nack(peer.delivery())
 
             def is_said(times=times):
-                nonlocal log
-                log += capfd.readouterr().err
-                return log.count("queue q: its dead-letter queue q.dlq cannot be opened") == times
+                return written(capfd).count("queue q: its dead-letter queue q.dlq cannot be opened") == times
 
             wait_until(is_said, "the second is not taken for the first")
             peer.delete("q")
