@@ -23,8 +23,8 @@ from vibemq.client.micromsg2 import Micromsg2Client
 from vibemq.client.streams import StreamsConnection
 
 DEADLINE_S = 60
-WARM_UP, MEASURED = 500, 2000
-BLOCKS_PER_CONNECTION_MAX = 0.3  # 600 in all: weak references, caches and sets that grow in steps; a leak has 1 or more
+WARM_UP, MEASURED = 500, 5000
+BLOCKS_PER_CONNECTION_MAX = 0.1  # 500 in all: weak references, caches and sets that grow in steps
 BYTES_PER_CONNECTION_MAX = 16.0
 
 #: Runs in each process of the broker, because this folder is on its path: SIGUSR1 writes down what is in use.
@@ -90,7 +90,7 @@ def counted(pid: int, folder: Path, wake: Callable[[], None]) -> tuple[int, int]
 
 
 @pytest.mark.parametrize("connect", [streams_dialled, streams, native, signalr, micromsg2])
-def test_two_thousand_connections_leave_no_memory_in_use(tmp_path, monkeypatch, connect):
+def test_thousands_of_connections_leave_no_memory_in_use(tmp_path, monkeypatch, connect):
     folder = tmp_path / "counts"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(COUNTS)
@@ -106,5 +106,6 @@ def test_two_thousand_connections_leave_no_memory_in_use(tmp_path, monkeypatch, 
         for _ in range(MEASURED):
             connect(served)
         blocks_now, size_now = counted(pid, folder, lambda: streams_dialled(served))
+        print(f"{blocks_now - blocks} blocks, {size_now - size} bytes after {MEASURED} connections")
         assert (blocks_now - blocks) / MEASURED <= BLOCKS_PER_CONNECTION_MAX
         assert (size_now - size) / MEASURED <= BYTES_PER_CONNECTION_MAX
