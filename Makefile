@@ -30,7 +30,7 @@ SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vi
 .NOTPARALLEL:
 
 run: $(VENV)/.run $(VENV)/.built
-	$(BIN)/vibemq ingest --demo
+	$(BIN)/python examples/ingest/ingest.py --demo
 
 test: $(VENV)/.test $(VENV)/.built
 	$(MAKE) -C csrc -j $(shell nproc) test CC=$(CC)
@@ -42,6 +42,7 @@ interop: $(VENV)/.test $(VENV)/.built
 check: $(VENV)/.test $(VENV)/.built
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/ingest
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py
 
 san:
@@ -61,7 +62,7 @@ bench: $(VENV)/.test $(VENV)/.built
 clean:
 	$(MAKE) -C csrc clean
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks $(VENV)
-	find vibemq pyspark_vibemq tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find vibemq pyspark_vibemq examples tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 	find vibemq -name '*.so' -delete
 
 # ---- the environment; a stamp for each step, so that a second run takes no time ----
@@ -83,12 +84,12 @@ $(VENV)/.made:
 	$(BIN)/python -m pip install -q "setuptools>=80" "cython>=3.1"
 	@touch $@
 
-$(VENV)/.run: $(VENV)/.made pyproject.toml setup.py
-	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local]"
+$(VENV)/.run: $(VENV)/.made pyproject.toml setup.py examples/ingest/requirements.txt
+	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local]" -r examples/ingest/requirements.txt
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.made pyproject.toml setup.py
-	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local,test]"
+$(VENV)/.test: $(VENV)/.made pyproject.toml setup.py examples/ingest/requirements.txt
+	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local,test]" -r examples/ingest/requirements.txt
 	@touch $@
 
 # Only what has changed is built again.

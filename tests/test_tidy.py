@@ -16,7 +16,7 @@ NOT_BARE = re.compile(r"^\s*except\s*:", re.M)
 ASSERT = re.compile(r"(?<![\w])assert\s*\(")
 SOURCE_SUFFIXES = {".c", ".h", ".py", ".pyx", ".pxd", ".sh", ".yml"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".md", ".toml", ".in", ".cfg"}
-FOLDERS = ("csrc", "vibemq", "pyspark_vibemq", "tests", "benchmarks", ".github", ".ci")
+FOLDERS = ("csrc", "vibemq", "pyspark_vibemq", "examples", "tests", "benchmarks", ".github", ".ci")
 SKIPPED = {"build", "corpus", "__pycache__", "dist"}
 
 

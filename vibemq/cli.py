@@ -48,12 +48,6 @@ class _Main(click.Group):
             "vibemq",
             "Manage a broker with the words of rabbitmqctl and rabbitmq-streams.",
         ),
-        "ingest": (
-            "vibemq.spark.ingest_cli",
-            "ingest",
-            "vibemq[spark-local]",
-            "Stream data into Parquet with Spark; try --demo.",
-        ),
         "publish": ("vibemq.cli_queues", "publish", "vibemq", "Publish arguments, or lines, into a queue."),
         "queues": ("vibemq.cli_queues", "queues", "vibemq", "The queues of a broker, wherever it is."),
         "streams": ("vibemq.cli_streams", "streams", "vibemq", "The streams of a broker, wherever it is."),

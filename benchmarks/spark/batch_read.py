@@ -20,9 +20,9 @@ from pathlib import Path
 
 import click
 
+from vibemq.bench.servers import VibeMQ
 from vibemq.client.streams import StreamsConnection
 from vibemq.spark import local_session
-from vibemq.spark.demo import broker
 
 PUBLISH_COUNT = 20_000
 LETTERS = b"abcdefghijklmnopqrstuvwxyz0123456789"
@@ -57,7 +57,10 @@ def publish(endpoints: str, stream: str, messages: list[bytes]) -> float:
 def main(endpoints: str, rows: int, size: int, streams: int, rounds: int) -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vibemq-bench-")))
-        endpoints = endpoints or stack.enter_context(broker(folder, 2)).streams
+        if not endpoints:
+            server = VibeMQ(folder / "broker", workers=2)
+            stack.callback(server.stop)
+            endpoints = f"127.0.0.1:{server.start().streams_port}"
         names = [f"bench-{os.getpid()}-{number}" for number in range(streams)]
         messages = payloads(rows // streams, size)
         checksum = streams * sum(zlib.crc32(message) for message in messages)

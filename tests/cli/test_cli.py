@@ -29,7 +29,7 @@ def test_version(run):
 def test_help_lists_every_command_without_loading_any(run):
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("bench", "config", "ctl", "ingest", "log", "serve", "users"):
+    for command in ("bench", "config", "ctl", "log", "serve", "users"):
         assert f"  {command} " in result.stdout
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vibemq ingest` as a person runs it, and that its check would have noticed."""
+"""The ingest example as a person runs it, and that its check would have noticed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(150)]
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "vibemq.cli", "ingest", *arguments]
+    return [sys.executable, "examples/ingest/ingest.py", *arguments]
 
 
 def children(pid):
@@ -78,7 +78,7 @@ def test_an_interrupt_leaves_nothing_behind(spark, tmp_path):
 @pytest.fixture(scope="module")
 def sampled(spark, own_broker, tmp_path_factory):
     """A stream with a little telemetry in it, written to Parquet in this session."""
-    from vibemq.spark import ingest as work
+    import job as work
 
     output = tmp_path_factory.mktemp("ingest")
     native = f"127.0.0.1:{own_broker.native_port}"

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
-from vibemq.spark.ingest import Progress
-from vibemq.spark.ingest_cli import ingest
-from vibemq.spark.report import Line, busy_shares
-from vibemq.spark.telemetry import Sampler
+from ingest import ingest
+from job import Progress
+from report import Line, busy_shares
+from telemetry import Sampler
 
 FILES = {
     "stat": "cpu  10 0 20 970 0\ncpu0 10 0 20 970 0\nintr 5 1 2\nctxt 77\nbtime 1\nprocesses 9\nprocs_running 2\n",

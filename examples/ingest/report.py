@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `vibemq ingest` shows: one live line while it runs, then a short table and a plot."""
+"""What the example shows: one live line while it runs, then a short table and a plot."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from job import Job, Outcome, Progress
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-
-from vibemq.spark.ingest import Job, Outcome, Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

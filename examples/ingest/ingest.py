@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vibemq ingest`: streams to Parquet with Spark on this machine, and `--demo`, which needs nothing prepared."""
+"""Streams into Parquet with Spark on this machine; with `--demo` it needs nothing prepared.
+
+    python examples/ingest/ingest.py --demo
+    python examples/ingest/ingest.py --endpoints localhost:5552 --stream orders --output orders-parquet
+
+It needs "vibemq[spark-local]" and, for the plot, what stands in requirements.txt.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +18,12 @@ from pathlib import Path
 from types import FrameType
 
 import click
+from demo import broker
+from job import Job, Progress, prepare, run
+from report import Line, plot, show
 
-from vibemq.errors import SetupError
-from vibemq.spark.session import local_session
+from vibemq.errors import SetupError, VibeMQError
+from vibemq.spark import local_session
 
 DEMO_SECONDS = 15.0
 DEMO_MESSAGES = 220_000
@@ -62,8 +71,8 @@ def ingest(
     """Read streams into Parquet with Spark, check the result, and plot it.
 
     \b
-    vibemq ingest --demo
-    vibemq ingest --endpoints localhost:5552 --stream orders --output orders-parquet
+    ingest.py --demo
+    ingest.py --endpoints localhost:5552 --stream orders --output orders-parquet
     """
     if demo and (endpoints or streams):
         raise click.UsageError("--demo starts a broker of its own: leave --endpoints and --stream out")
@@ -86,8 +95,6 @@ def ingest(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vibemq-ingest-")))
         native = ""
         if demo:
-            from vibemq.spark.demo import broker
-
             endpoints, native = stack.enter_context(broker(folder, DEMO_WORKERS))
             streams = ("telemetry",)
         assert endpoints is not None
@@ -117,18 +124,15 @@ def _run(
     native: str,
 ) -> bool:
     """Do the job in a session of its own; whether what was found is what must be."""
-    from vibemq.spark import ingest as work
-    from vibemq.spark.report import Line, plot, show
-
     if sample and not seconds:
         raise SetupError("--sample needs a time", hint="for example --seconds 15")
-    job = work.Job(options, streams, output.absolute(), seconds, sample, messages, partition_by, native)
-    work.prepare(job)
-    progress = work.Progress()
+    job = Job(options, streams, output.absolute(), seconds, sample, messages, partition_by, native)
+    prepare(job)
+    progress = Progress()
     with Line(progress) as line:
         line.tell("starting Spark")
         with _session(folder) as spark:
-            outcome = work.run(job, spark, progress, line.tell)
+            outcome = run(job, spark, progress, line.tell)
             line.tell("plotting")
             picture = plot(job, spark, progress)
             line.tell("stopping")
@@ -163,3 +167,10 @@ def _ended_by_terminate() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    try:
+        ingest()
+    except VibeMQError as failed:
+        sys.exit(f"ingest: {failed}" + (f"\n  hint: {failed.hint}" if failed.hint else ""))

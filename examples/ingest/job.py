@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job behind `vibemq ingest`: streams into Parquet with Spark, and proof that nothing is missing or twice.
+"""The job: streams into Parquet with Spark, and proof that nothing is missing or twice.
 
 One query reads the streams and writes Parquet with a checkpoint. It runs for as long as
 is asked, is stopped, and is started again from its checkpoint with Trigger.AvailableNow until
@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from telemetry import SPARK_SCHEMA, Sampler
+
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import SetupError, VibeMQError
 from vibemq.spark.options import Options, parse
-from vibemq.spark.telemetry import SPARK_SCHEMA, Sampler
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
