@@ -15,12 +15,11 @@ import pytest
 from hub_peer import HubPeer, fresh
 from running import Running, broker
 
-import vibemq.protocols.signalr.door  # noqa: F401  what fills the table of methods needs it first
+from vibemq.protocols.signalr.door import METHODS
 from vibemq.protocols.signalr.envelope import MalformedFrame
 from vibemq.protocols.signalr.messages import Message, decode
 from vibemq.protocols.signalr.methods import Method, raw
 from vibemq.protocols.signalr.spec import Encoding, MessageType
-from vibemq.protocols.signalr.surface import METHODS
 
 DEEP = 50
 JSON_VALUES = (

@@ -2,6 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.consumer cimport Consumer
 from vibemq.broker.messages cimport message_view
+from vibemq.broker.reader cimport LogReader
 from vibemq.protocols.signalr.hub cimport HubConnection
 from vibemq.protocols.signalr.items cimport item
 
@@ -32,6 +33,12 @@ cdef class HubSubscription(Consumer):
 
     # The transport has sent all that was written.
     cdef int sent(self) except -1
+
+
+cdef class HubReader(LogReader):
+    cdef HubConnection hub
+    cdef readonly Outlet outlet
+    cdef object when_over
 
 
 # Settle or give back what a tag names, with `multiple` also what its subscription was handed before; how many.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hub connection is subscribed to, and the writing of deliveries into its records.
+"""What a hub connection is subscribed to, what it reads and what it pulls, and the writing of deliveries into its records.
 
 A delivery is made once for all who get it (items.pyx) and copied behind a head that a subscription keeps ready.  Its
 tag is ``sequence << 20 | slot``, below 2^53: the slot finds it among what the connection has in flight without a
@@ -9,6 +9,7 @@ search, and the sequence tells whether the slot still holds it.
 from vibemq.broker.consumer cimport UNDELIVERABLE, peer_key
 from vibemq.broker.inflight cimport NO_SLOT, delivery
 from vibemq.broker.queue cimport Queue
+from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr.envelope cimport DIALECT_V1, ENCODING_JSON, TYPE_INVOCATION
 from vibemq.protocols.signalr.items cimport delivery_size, delivery_write, item_of
 from vibemq.protocols.signalr.writers cimport (
@@ -16,6 +17,10 @@ from vibemq.protocols.signalr.writers cimport (
     item_begin, item_end, item_size, json_text_put, json_text_size, mp_text_put, mp_text_size, put, span_of,
     stream_item_head_size, stream_item_head_write,
 )
+
+from vibemq.broker.reader import NO_MAX
+from vibemq.errors import StreamNotFound
+from vibemq.protocols.signalr.spec import ErrorCode
 
 cdef enum:
     SLOT_BITS = 20
@@ -123,6 +128,82 @@ cdef class HubSubscription(Consumer):
     cdef int failed(self, object problem) except -1:
         self.hub.fail(problem)
         return 0
+
+
+# ---- logs that are read: nothing is acknowledged, every delivery has the tag 0 ----
+
+
+cdef class HubReader(LogReader):
+    def __init__(self, HubConnection hub, Stream stream not None, Outlet outlet not None, uint64_t offset,
+                 uint64_t most=NO_MAX, bint follows=True, when_over=None):
+        """``when_over(code, text)`` is called once when it ends by itself: None, None after the last message."""
+        self.hub, self.outlet, self.when_over = hub, outlet, when_over
+        super().__init__(hub.queues, stream, offset, most, follows)
+
+    def __str__(self):
+        return self.hub.peer
+
+    cdef bint room(self) noexcept:
+        return self.hub.room()
+
+    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size) except -1:
+        return self.outlet.write(m, self.key, id, id_size, False, 0)
+
+    def ended(self, problem):
+        if self.when_over is None:
+            return
+        if problem is None:
+            self.when_over(None, None)
+        elif isinstance(problem, StreamNotFound):
+            self.when_over(ErrorCode.QUEUE_NOT_FOUND, f"'{self.stream.name}' was deleted.")
+        else:
+            self.when_over(ErrorCode.SERVER_ERROR, "The stream cannot be read here; the broker's log says why.")
+
+    cdef int failed(self, object problem) except -1:
+        self.hub.fail(problem)
+        return 0
+
+
+# ---- messages that one call pulls ----
+
+
+cdef class PullOutlet(Outlet):
+    """Keeps a delivery, as a raw value."""
+
+    cdef object pull
+    cdef readonly bytes taken
+
+    def __init__(self, HubConnection hub, bytes queue, pull):
+        super().__init__(hub, queue)
+        self.pull = pull
+
+    cdef int write(self, const message_view *m, uint64_t key, const uint8_t *id, uint32_t id_size, bint redelivered,
+                   uint64_t tag) except -1:
+        cdef int encoding = self.hub.encoding
+        cdef const item *of = item_of(m, key, self.queue, id, id_size, redelivered, encoding)
+        cdef size_t size = delivery_size(of, tag, encoding)
+        if size + <size_t> self.pull.adds > self.record_max:
+            return UNDELIVERABLE
+        if not self.pull.fits(size):
+            return 0  # it goes back to the queue with its consumer, as soon as the call is answered
+        taken = bytes(size)
+        delivery_write(<uint8_t *> <char *> taken, of, tag, encoding)
+        self.taken = taken
+        self.pull.came(taken)
+        return 0
+
+
+cdef class PullConsumer(HubSubscription):
+    cdef bint room(self) noexcept:
+        cdef PullOutlet outlet = <PullOutlet> self.outlet
+        return outlet.taken is None and not outlet.pull.is_full and HubSubscription.room(self)
+
+    @property
+    def taken(self):
+        return (<PullOutlet> self.outlet).taken
+
+
+# ---- acknowledging ----
 
 
 cdef int settle_one(Consumer consumer, int32_t slot, bint nack, bint requeue, int64_t delay_ms) except -1:

@@ -23,7 +23,9 @@ from vibemq.broker.admission import GUEST
 from vibemq.broker.parts import Broker
 from vibemq.config import Config
 from vibemq.net.hosts import host_of
+from vibemq.protocols.signalr import message_methods, publishing, queue_methods  # noqa: F401  they fill METHODS
 from vibemq.protocols.signalr.hub import HubConnection
+from vibemq.protocols.signalr.methods import METHODS
 from vibemq.protocols.signalr.session import HttpSession, seat_epoch, tick
 from vibemq.protocols.signalr.spec import CLOSE_NORMAL, LONG_POLLING, Encoding
 from vibemq.protocols.signalr.transports import LongPollingTransport
@@ -42,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 class SignalRDoor:
     name = "SignalR"
+    methods = METHODS
 
     def __init__(self, config: Config, broker: Broker) -> None:
         self.config = config.signalr

@@ -1,5 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hub method raises to refuse; a file of its own, because all of the door imports it."""
+"""How this door refuses: the error that a hub method raises, and lines in the log, one a minute with their number."""
+
+from __future__ import annotations
+
+import logging
+
+from vibemq.once_a_minute import OnceAMinute
+
+#: Requests and handshakes; subjects are (address, what).
+refusing = OnceAMinute(logging.getLogger("vibemq.protocols.signalr.http"), logging.INFO)
+#: Hub connections that end by their peer's doing.
+closing = OnceAMinute(logging.getLogger("vibemq.protocols.signalr.hub"), logging.INFO)
+#: Logins, which operators look for.
+logins = OnceAMinute(logging.getLogger("vibemq.protocols.signalr.http"), logging.WARNING)
 
 
 class HubError(Exception):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.envelope import parse_handshake
-from vibemq.protocols.signalr.refused import refusing
+from vibemq.protocols.signalr.errors import refusing
 from vibemq.protocols.signalr.spec import ENCODING_BY_NAME, PROTOCOL_VERSION_MAX, Dialect, Encoding
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from vibemq.broker.inflight cimport InFlight
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.protocols.signalr.envelope cimport hub_message, span
 from vibemq.protocols.signalr.limits cimport Limits
-from vibemq.protocols.signalr.replay cimport Replay
 from vibemq.protocols.signalr.transports cimport Transport
 
 
@@ -43,7 +42,7 @@ cdef class HubConnection:
     cdef bint has_written, has_heard, has_pinged, is_shutting_down, was_full, was_lost, is_given_up
     cdef int64_t written_ms, heard_ms, opened_ms, lost_ms
     cdef int64_t acked_ms              # when the peer last acknowledged; if it had not to, when it last had to begin
-    cdef Replay replay                 # None without stateful reconnect
+    cdef object replay                 # reconnect.Replay; None without stateful reconnect
     cdef public bint working           # invocations wait: a helper thread is busy with one before them
     cdef size_t record_max
     cdef bint is_paused                # the transport was told

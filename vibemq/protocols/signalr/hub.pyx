@@ -2,7 +2,7 @@
 """One hub connection: hub messages in, completions and stream items out, over whatever transport it has just now.
 
 Publish, Ack and Nack are acted upon in place, without a Python object for each message; what else is called goes to
-``methods``, plain Python.  A handshake with a version speaks version 1 (or 2, which may lose its socket: replay.pyx),
+``methods``, plain Python.  A handshake with a version speaks version 1 (or 2, which may lose its socket: reconnect.pyx),
 one without speaks the early dialect.  Everything a peer has begun is registered while its record is parsed
 (invocations.py), so that a cancel or an upload's end may be in the same read.
 Records of types 1 to 5 are written by ``record``, then ``written``; what comes before the first transport is held.
@@ -36,7 +36,8 @@ from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
 from vibemq.protocols.signalr import handshake, methods, spec
 from vibemq.protocols.signalr.envelope import encode_handshake_answer, group_decode, raw_of, value_of
 from vibemq.protocols.signalr.invocations import Call, Invocations
-from vibemq.protocols.signalr.refused import closing
+from vibemq.protocols.signalr.errors import closing
+from vibemq.protocols.signalr.reconnect import Replay
 from vibemq.protocols.signalr.spec import LONG_POLLING, NOTHING
 
 logger = logging.getLogger(__name__)
@@ -45,18 +46,6 @@ cdef size_t HANDSHAKE_BYTES_MAX = spec.HANDSHAKE_BYTES_MAX
 
 cdef enum:
     FAILED_CALL_DELAY_MS = 1000  # a peer without a handler would have a message's attempts used up at once
-
-cdef object _table = None
-
-
-cdef object table():
-    """The methods; what fills it needs this module first."""
-    global _table
-    if _table is None:
-        from vibemq.protocols.signalr.surface import METHODS
-        _table = METHODS
-    return _table
-
 
 cdef class HubConnection:
     def __init__(self, door, str connection_id, str token, str user, access, *, bint is_alpha2=False,
@@ -69,7 +58,7 @@ cdef class HubConnection:
         self.in_flight = InFlight()
         self.publishers, self.by_number, self.subscriptions, self.pulls, self.refusals = {}, [], {}, [], set()
         self.calls = Invocations(self)
-        self.methods = table()
+        self.methods = door.methods
         self.partial, self.held, self.autos, self.free_numbers = bytearray(), [], [], []
         self.record_max = door.config.message_max_bytes
         self.limits = Limits(door.config.unconfirmed_max)
@@ -115,7 +104,7 @@ cdef class HubConnection:
                 self._socket_lost()
                 previous.end(CLOSE_NORMAL, "")
             answers.sequence(self, TYPE_SEQUENCE, self.replay.first)
-            for record in self.replay.records():
+            for record in list(self.replay.unacked):
                 self._write(record, self.encoding == ENCODING_JSON, False)
         self._pause_or_resume()
         self.room_again()
@@ -271,7 +260,7 @@ cdef class HubConnection:
         """The handshake has come."""
         self.dialect, self.encoding, self.is_open = dialect, encoding, True
         if is_stateful:
-            self.replay = Replay(spec.STATEFUL_BUFFER_BYTES_MAX)
+            self.replay = Replay()
 
     def answer_handshake(self, error=None):
         self._write(encode_handshake_answer(error), True, False)
@@ -311,7 +300,7 @@ cdef class HubConnection:
             self.close()
         elif self.replay is not None:
             if m.type == TYPE_SEQUENCE:
-                self.replay.resume(m.sequence)
+                self.replay.goes_on_with(m.sequence)
             elif m.type == TYPE_ACK:
                 self._acknowledged(m.sequence)
         return 0
@@ -544,8 +533,8 @@ cdef class HubConnection:
 
     cdef int written(self) except -1:
         if self.replay is not None and self.latest_is_numbered:
-            self.replay.keep(self.latest, self.latest_size)
-            if self.replay.bytes > self.replay.bytes_max:
+            self.replay.keep((<const char *> self.latest)[:self.latest_size])
+            if self.replay.is_full:
                 self._is_full()
         return 0
 
@@ -614,12 +603,10 @@ cdef class HubConnection:
 
     cpdef bint holds_back(self):
         """Has the peer of a stateful connection acknowledged too little to be sent more?"""
-        return self.replay is not None and self.replay.bytes > self.replay.bytes_max
+        return self.replay is not None and self.replay.is_full
 
     cdef bint room(self) noexcept:
-        if self.transport is None or self.is_shutting_down:
-            return False
-        if self.replay is not None and self.replay.bytes > self.replay.bytes_max:
+        if self.transport is None or self.is_shutting_down or self.holds_back():
             return False
         return self.transport.room()
 

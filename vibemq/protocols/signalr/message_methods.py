@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hub methods that bring messages in and out.  Publishing is in publishing.py, the pulling of messages in pulls.py.
+"""The hub methods that bring messages in and out.  Publishing is in publishing.py.
 
 A subscription answers a stream invocation with its deliveries, or calls a method of the peer's.  It is found by its id,
 ends with its call, its queue or its right, and gives back what its peer had not acknowledged.
@@ -7,14 +7,17 @@ ends with its call, its queue or its right, and gives back what its peer had not
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import SUBSCRIPTIONS_MAX
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES
 from vibemq.broker.operations import Operation
+from vibemq.broker.reader import offset_of_time, offset_of_word
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr import spec
-from vibemq.protocols.signalr.deliveries import HubSubscription, Outlet
+from vibemq.protocols.signalr.deliveries import HubReader, HubSubscription, Outlet, PullConsumer, PullOutlet
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.methods import (
     METHODS,
@@ -27,9 +30,8 @@ from vibemq.protocols.signalr.methods import (
 )
 from vibemq.protocols.signalr.publishing import open_queue
 from vibemq.protocols.signalr.queue_methods import not_found
-from vibemq.protocols.signalr.queue_options import flag, invalid, one_of, read_options, whole_from
-from vibemq.protocols.signalr.reader import HubReader, offset_from
-from vibemq.protocols.signalr.spec import NUMBER_MAX, Dialect, ErrorCode
+from vibemq.protocols.signalr.queue_options import flag, invalid, one_of, read_options, type_of, whole_from
+from vibemq.protocols.signalr.spec import NUMBER_MAX, Dialect, Encoding, ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -39,6 +41,11 @@ if TYPE_CHECKING:
 PREFETCH_MANUAL = 100
 PREFETCH_AUTO = 1000  # settled as soon as they are sent, so this is only what one turn may write
 DELAY_MS_MAX = 86_400_000
+PULLED_MAX = 256  # messages of one Receive: each has a consumer, of some microseconds
+PULL_WAIT_MS_MAX = 600_000
+PULL_LOOK_MS = 10
+PULL_GRACE_MS = 250  # for a home on another worker to hand over what there is
+RESULT_ADDS_BYTES = 64  # around the deliveries of an answer, without the invocation's id
 
 
 class Subscribed:
@@ -119,6 +126,29 @@ def consume(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, strea
 
     require(hub, Operation.Subscribe, name)
     return open_queue(call, name, opened)
+
+
+def offset_from(stream: Any, place: Any) -> int:
+    """The offset that `from` means: "first", "last", "next", an offset, or a time.  Raises HubError, StorageError."""
+    if place is None:
+        place = "next"
+    if isinstance(place, dict) and set(place) == {"timestamp"}:
+        time = place["timestamp"]
+        if isinstance(time, (int, float)) and not isinstance(time, bool) and 0 <= time < 2**53:
+            return offset_of_time(stream, int(time))
+    elif isinstance(place, str):
+        offset = offset_of_word(stream, place)
+        if offset is not None:
+            return offset
+        with suppress(ValueError, OverflowError, OSError):
+            return offset_of_time(stream, int(datetime.fromisoformat(place).astimezone().timestamp() * 1000))
+    elif isinstance(place, (int, float)) and not isinstance(place, bool) and 0 <= place < 2**63 and place == int(place):
+        return int(place)
+    raise HubError(
+        ErrorCode.INVALID_ARGUMENT,
+        'Option \'from\' must be "first", "last", "next", an offset, an ISO 8601 time, or {timestamp: '
+        f"milliseconds since 1970}}, had {place!r:.60}.",
+    )
 
 
 def read(
@@ -228,6 +258,110 @@ def read_stream(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     assert subscribed.reader is not None
     subscribed.reader.pump()
     return LATER
+
+
+class Pull:
+    """One Receive that waits for messages.
+
+    Each message that is wanted gets a consumer of its own that may have one in flight.  So whatever home the queue has,
+    on this worker or on another, hands over no more than was asked for; a consumer that has got nothing leaves when the
+    call is answered, the others when their message is settled.
+    """
+
+    def __init__(self, call: Call, queue: Any, most: int, wait_ms: int, is_auto: bool) -> None:
+        hub = call.hub
+        self.call, self.hub, self.queue, self.is_auto = call, hub, queue, is_auto
+        self.deliveries: list[bytes] = []
+        self.ways: list[Subscribed] = []
+        self.adds = RESULT_ADDS_BYTES + 2 * len(call.id or b"")
+        self.bytes, self.bytes_max, self.is_full = self.adds, hub.door.config.message_max_bytes, False
+        now_ms = hub.queues.now_ms
+        if call.is_cancelled:
+            wait_ms = 0
+        self.due_ms, self.grace_ms = now_ms + wait_ms, now_ms + max(wait_ms, PULL_GRACE_MS)
+        self.timer = hub.queues.timers.timer(self.look)
+        call.on_cancel, call.on_over = self.finish, self.close
+        name = queue.name
+        for _ in range(most):
+            subscribed = Subscribed(hub, name, None)
+            outlet = PullOutlet(hub, name.encode(), self)
+            consumer = PullConsumer(hub, hub.next_number(), outlet, is_auto=False, when_deleted=self.deleted)
+            hub.add_subscription(subscribed, consumer)
+            self.ways.append(subscribed)
+            queue.add_consumer(consumer, 1)
+        self.timer.set(0)
+
+    def fits(self, size: int) -> bool:
+        """The answer is one record, which must not be larger than what peers read."""
+        self.bytes += size + 1
+        self.is_full = self.is_full or self.bytes > self.bytes_max
+        if self.is_full:
+            self.timer.set(0)
+        return not self.is_full
+
+    def came(self, delivery: bytes) -> None:
+        """In the middle of the queue's work: what follows from it waits for the next turn."""
+        self.deliveries.append(delivery)
+        self.timer.set(0)
+
+    def look(self, _: int) -> None:
+        now_ms = self.hub.queues.now_ms
+        if self.deliveries or now_ms >= self.grace_ms or (now_ms >= self.due_ms and not self.queue.counts()[0]):
+            self.finish()
+        else:
+            self.timer.set(min(now_ms + PULL_LOOK_MS, self.grace_ms) if now_ms >= self.due_ms else self.due_ms)
+
+    def deleted(self) -> None:
+        self.call.refuse(ErrorCode.QUEUE_NOT_FOUND, f"Queue '{self.queue.name}' was deleted.")
+
+    def finish(self) -> None:
+        if self.hub.encoding == Encoding.JSON:
+            self.call.complete_raw(b"[" + b",".join(self.deliveries) + b"]")
+        else:
+            count = len(self.deliveries)
+            head = bytes([0x90 + count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
+            self.call.complete_raw(head + b"".join(self.deliveries))
+
+    def close(self) -> None:
+        """The call is over: consumers with a message stay until that is settled."""
+        self.timer.cancel()
+        for subscribed in self.ways:
+            consumer: Any = subscribed.consumer
+            if self.hub.closed or consumer.taken is None:
+                subscribed.close()
+            else:
+                self.hub.add_pull(subscribed)
+                if self.is_auto:
+                    self.hub.settle_when_sent(consumer)
+
+
+@METHODS.add("Receive", needed("queue"), optional("options"))
+def receive(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
+    """Up to ``max`` messages; with none there it waits for the first one, ``waitMs`` at most."""
+    readers = {
+        "max": whole_from(1, PULLED_MAX),
+        "waitMs": whole_from(0, PULL_WAIT_MS_MAX),
+        "ack": one_of("auto", "manual"),
+    }
+    wanted = read_options(options or {}, readers)
+    if call.id is None:
+        return None  # messages would go to nobody, and count as settled
+    check_count(call.hub)
+    require(call.hub, Operation.Subscribe, queue)
+    record = call.hub.queues.metadata.find_stream(DEFAULT_VHOST, queue)
+    if record is not None and record.queue is None:  # it would become a queue
+        raise HubError(ErrorCode.NOT_SUPPORTED, f"'{queue}' is a stream, which nobody takes from; use ReadStream.")
+
+    def opened(found: Any) -> None:
+        if type_of(found.policy) != "queue":
+            found.close_if_unused()
+            raise HubError(
+                ErrorCode.NOT_SUPPORTED,
+                f"'{queue}' is a topic, which keeps nothing for those who are not subscribed; use Subscribe.",
+            )
+        Pull(call, found, wanted.get("max", 1), wanted.get("waitMs", 0), wanted.get("ack", "auto") == "auto")
+
+    return open_queue(call, queue, opened)
 
 
 @METHODS.add("Ack", needed("tags", tags), optional("options"))
