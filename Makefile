@@ -53,6 +53,7 @@ fuzz: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -q -m fuzz tests
 
 bench: $(VENV)/.test $(VENV)/.built
+	$(BIN)/python benchmarks/setup.py -q build_ext --inplace
 	$(MAKE) -C csrc bench CC=$(CC)
 	$(BIN)/python -m pytest -q benchmarks
 	$(BIN)/python benchmarks/signalr.py --rounds 3
@@ -63,7 +64,7 @@ clean:
 	$(MAKE) -C csrc clean
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks $(VENV)
 	find vibemq pyspark_vibemq examples tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
-	find vibemq -name '*.so' -delete
+	find vibemq benchmarks -name '*.so' -delete
 
 # ---- the environment; a stamp for each step, so that a second run takes no time ----
 

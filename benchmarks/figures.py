@@ -6,8 +6,8 @@ import json
 import resource
 from pathlib import Path
 
+from benchmarks.servers import VibeMQ
 from vibemq.bench.cpu import tree_pids
-from vibemq.bench.servers import VibeMQ
 
 MEMORY = ("Pss", "Pss_Anon", "Pss_File", "Pss_Shmem")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vibemq.bench import queues, report
-from vibemq.bench.commands import tell
+from benchmarks import peers, report
+from benchmarks.commands import tell
+from benchmarks.servers import Server
 from vibemq.bench.queues import QueueLoad
-from vibemq.bench.servers import Server
 
 WORKERS = 2
 MESSAGES_MIN = 16
@@ -28,7 +28,7 @@ class DoorLoad:
 
 
 def one_queue(load: QueueLoad) -> dict[str, Any]:
-    return queues.run(load).figures()
+    return peers.run(load).figures()
 
 
 def measured(load: DoorLoad, servers: Sequence[Server], rounds: int, scale: float, baseline: str) -> dict[str, Any]:

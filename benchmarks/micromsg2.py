@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from loads import WORKERS, DoorLoad, measured, one_queue, table
 
-from vibemq.bench import fanout, report
-from vibemq.bench.commands import extent_options, output_option, show, tell
-from vibemq.bench.fanout import DIGITS, FanOut
+from benchmarks import fanout, report
+from benchmarks.commands import extent_options, output_option, show, tell
+from benchmarks.fanout import DIGITS, FanOut
+from benchmarks.loads import WORKERS, DoorLoad, measured, one_queue, table
+from benchmarks.servers import Null, NullMicromsg2, Server, VibeMQ, VibeMQMicromsg2
 from vibemq.bench.queues import QueueLoad
-from vibemq.bench.servers import Null, NullMicromsg2, Server, VibeMQ, VibeMQMicromsg2
 
 WINDOW = 1_000
 SUBSCRIBERS = 100

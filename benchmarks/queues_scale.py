@@ -13,11 +13,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from figures import arguments_of, memory_mb, show
-
-from vibemq.bench.peers import Native
+from benchmarks.figures import arguments_of, memory_mb, show
+from benchmarks.servers import VibeMQ
+from vibemq.bench.native import Native
 from vibemq.bench.queues import QueueLoad, run
-from vibemq.bench.servers import VibeMQ
 from vibemq.protocols.native import codec
 from vibemq.protocols.native.spec import Command
 

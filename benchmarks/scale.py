@@ -17,11 +17,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from figures import arguments_of, memory_mb, show
-
+from benchmarks.figures import arguments_of, memory_mb, show
+from benchmarks.servers import VibeMQ
 from vibemq.bench.cpu import tree_pids
 from vibemq.bench.load import Load, run
-from vibemq.bench.servers import VibeMQ
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams.codec import encode_request
 from vibemq.protocols.streams.spec import Key

@@ -2,7 +2,7 @@
 """Start VibeMQ, and RabbitMQ where Debian's is installed, and measure them in alternation (`make bench`).
 
 Both run on this machine, in folders and on ports of their own, with the durability that a confirm has by
-default: the page cache. Arguments are handed on to `vibemq bench compare`:
+default: the page cache. Arguments are handed on to `python -m benchmarks compare`:
 
     python benchmarks/side_by_side.py --rounds 5 --scenario publish --output result
 """
@@ -13,7 +13,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from vibemq.bench.servers import RabbitMQStreams, Server, VibeMQ
+from benchmarks.servers import RabbitMQStreams, Server, VibeMQ
 
 
 def main(arguments: list[str]) -> int:
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
             stack.callback(server.start().stop)
             address = f"{server.name}=127.0.0.1:{server.streams_port}"
             targets += ["--target", f"{address},pid={server.pid},durability={server.durability}"]
-        command = [sys.executable, "-m", "vibemq.cli", "bench", "compare", *targets, *arguments]
+        command = [sys.executable, "-m", "benchmarks", "compare", *targets, *arguments]
         return subprocess.run(command, check=False).returncode
 
 

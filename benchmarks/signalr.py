@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from figures import as_many_files_as_allowed, memory_mb
-from loads import WORKERS, DoorLoad, measured, one_queue, table
 
-from vibemq.bench import fanout, report
-from vibemq.bench.commands import extent_options, output_option, show, tell
-from vibemq.bench.cpu import tree_cpu_s
-from vibemq.bench.fanout import FanOut
-from vibemq.bench.queues import QueueLoad
-from vibemq.bench.servers import (
+from benchmarks import fanout, report
+from benchmarks.commands import extent_options, output_option, show, tell
+from benchmarks.fanout import FanOut
+from benchmarks.figures import as_many_files_as_allowed, memory_mb
+from benchmarks.loads import WORKERS, DoorLoad, measured, one_queue, table
+from benchmarks.peers.signalr import HubWire, json_record
+from benchmarks.servers import (
     NullSignalR,
     NullSignalRMessagePack,
     Server,
@@ -36,7 +35,8 @@ from vibemq.bench.servers import (
     VibeMQSignalRMessagePack,
     version_of,
 )
-from vibemq.bench.signalr import HubWire, json_record
+from vibemq.bench.cpu import tree_cpu_s
+from vibemq.bench.queues import QueueLoad
 from vibemq.errors import VibeMQError
 
 CLIENT_PING_S = 10.0  # more often than clients do

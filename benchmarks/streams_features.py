@@ -21,9 +21,9 @@ from typing import Any
 
 import click
 
+from benchmarks.report import ROUNDS_DEFAULT_COUNT, warm_memory
+from benchmarks.servers import VibeMQ
 from vibemq.bench.load import Load, Result, run
-from vibemq.bench.report import ROUNDS_DEFAULT_COUNT, warm_memory
-from vibemq.bench.servers import VibeMQ
 
 PUBLISH = Load(mode="pub", messages=10_000_000, group=8)
 CONSUME = Load(mode="con", messages=20_000_000)

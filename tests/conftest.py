@@ -19,7 +19,7 @@ TOGETHER = (
     "tests/signalr_clients/",  # another one
     "tests/doors/",  # one broker, and another Java runtime
 )
-FIRST = ("tests/packaging/", *TOGETHER, "tests/cli/", "tests/broker/", "tests/queues/", "tests/test_benchmarks.py")
+FIRST = ("tests/packaging/", *TOGETHER, "tests/cli/", "tests/broker/", "tests/queues/", "tests/benchmarks/")
 PROCESSES_MAX = 8  # each collects every test before it begins
 #: For Spark's Java: what runs for seconds is not worth being compiled twice, nor threads that collect its garbage.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -19,7 +19,7 @@ import pytest
 from peer import GUEST, Frame, Peer
 from running import broker
 
-from vibemq.bench.servers import RabbitMQStreams
+from benchmarks.servers import RabbitMQStreams
 from vibemq.protocols.streams import codec, spec
 from vibemq.protocols.streams.spec import Key, OffsetType
 

@@ -5,7 +5,7 @@ import pytest
 from native_server import NativeServer
 from running import broker
 
-from vibemq.bench.servers import RabbitMQStreams
+from benchmarks.servers import RabbitMQStreams
 from vibemq.client import connect
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vibemq.bench import servers
+from benchmarks import servers
 from vibemq.client.streams import StreamsConnection
 
 USER, PASSWORD = "interop", "programs-only"  # no blanks: the Go client makes a URL of it

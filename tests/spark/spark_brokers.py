@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from vibemq.bench.servers import free_port
+from benchmarks.servers import free_port
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import VibeMQError
 

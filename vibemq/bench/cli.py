@@ -1,33 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vibemq bench`: one run by default, `vibemq bench compare` for servers side by side."""
+"""`vibemq bench`: one run over the streams protocol; `vibemq bench queues`: one over the native protocol."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from vibemq.bench.commands import (
-    RunByDefault,
-    all_of,
-    broker_pid_option,
-    extent_options,
-    load_options,
-    output_option,
-    scenario_option,
-    show,
-    tell,
-    timeout_option,
-)
-from vibemq.bench.compare import SCENARIOS, Comparison, Scenario, Target, markdown
+from vibemq.bench.commands import RunByDefault, all_of, broker_pid_option, load_options, timeout_option
 from vibemq.bench.load import MODES, Load, Result, run
 from vibemq.bench.queues_cli import queues
-from vibemq.bench.report import warm_memory
-from vibemq.errors import UserError
 
 DEFAULTS = Load()
 
@@ -116,44 +101,3 @@ def _show(result: Result) -> None:
             value = "  ".join(f"{percentile} {number:,}" for percentile, number in value.items())
         table.add_row(name, f"{value:,}" if isinstance(value, int | float) else value)
     Console().print(table)
-
-
-@bench.command()
-@click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    required=True,
-    metavar="NAME=HOST:PORT[,pid=N][,durability=TEXT][,tls_ca=FILE][,ARGUMENT=VALUE]",
-    help="A server; repeatable. Arguments are for Create.",
-)
-@scenario_option(SCENARIOS)
-@click.option("--baseline", help="Ratios are against this target. Default: the last one.")
-@extent_options
-@output_option
-@common_options
-def compare(
-    targets: tuple[str, ...],
-    scenarios: tuple[Scenario, ...],
-    baseline: str | None,
-    rounds: int,
-    scale: float,
-    warm_mb: int,
-    output: Path | None,
-    **common: Any,
-) -> None:
-    """Several servers in alternation: medians, spread and ratios."""
-    parsed = tuple(Target.parse(target) for target in targets)
-    if len({target.name for target in parsed}) != len(parsed):
-        raise UserError("targets: needed a name of its own for each")
-    comparison = Comparison(
-        parsed,
-        scenarios,
-        baseline or parsed[-1].name,
-        rounds,
-        scale,
-        Load(**common),
-    )
-    warm_memory(warm_mb)
-    measured = comparison.run(tell)
-    show(measured, markdown(measured), output)

@@ -7,10 +7,8 @@ A Peer holds one connection for commands and makes the connections whose sockets
 from __future__ import annotations
 
 import socket
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from vibemq.bench._audience import Audience
 from vibemq.bench._flow import Consumer, Publisher, Tally
 from vibemq.errors import VibeMQError
 
@@ -115,23 +113,3 @@ class Peer:
 
     def close(self) -> None:
         """Ends the connection for commands."""
-
-
-class TopicPeer(Peer):
-    """One whose protocol also has topics, for a fan-out."""
-
-    @abstractmethod
-    def create_topic(self) -> None:
-        """Each message goes to all that are subscribed."""
-
-    @abstractmethod
-    def subscriber(self, filter: str = "") -> Wire:
-        """A connection that gets the topic's messages, and need not acknowledge them."""
-
-    @abstractmethod
-    def subscribers(self) -> int:
-        """How many the topic has."""
-
-    @abstractmethod
-    def audience(self, **options: Any) -> Audience:
-        """One thread's subscribers."""

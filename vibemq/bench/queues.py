@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of the queue load generator: publish, deliver and acknowledge, against any server that peers.py knows.
+"""One run of the queue load generator: publish, deliver and acknowledge, against any server whose protocol has a Peer.
 
 A run in which anything was refused or lost is an error and no figure; with `verify` every message must come once and
 in its queue's order, and every ack must be for a message that waited for one.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,8 @@ from typing import Any
 
 from vibemq.bench._flow import SIZE_MIN, Consumer, Flow, Publisher, Tally
 from vibemq.bench.cpu import only_on
-from vibemq.bench.peers import PEERS, Peer
+from vibemq.bench.native import Native
+from vibemq.bench.peer import Peer
 from vibemq.bench.running import POLL_S, Outcome, Run, check_load
 from vibemq.errors import UserError, VibeMQError
 
@@ -29,6 +30,7 @@ MODES = {
     "lat": "publish at --rate and measure each message from its scheduled sending to its arrival",
 }
 PERCENTILES = {"p50": 50.0, "p99": 99.0, "p999": 99.9}
+PEERS: dict[str, type[Peer]] = {"native": Native}
 SETTLED_TIMEOUT_S = 10.0  # acks are not answered: the server needs a moment until it has read the last one
 
 
@@ -74,8 +76,6 @@ class QueueLoad:
     def check(self) -> None:
         """Refuses what would not measure what it says."""
         check_load(self, MODES, ("messages", "window", "group", "prefetch", "publishers", "consumers", "queues"))
-        if self.protocol not in PEERS:
-            raise UserError(f"protocol: needed one of {', '.join(PEERS)}, had {self.protocol}")
         if self.size_bytes < SIZE_MIN:
             raise UserError(
                 f"size: needed {SIZE_MIN} bytes or more, had {self.size_bytes}",
@@ -132,13 +132,17 @@ class QueueResult(Outcome):
         return figures | self.percentiles(PERCENTILES)
 
 
-def run(load: QueueLoad, look: Callable[[], None] | None = None) -> QueueResult:
+def run(
+    load: QueueLoad, look: Callable[[], None] | None = None, peers: Mapping[str, type[Peer]] = PEERS
+) -> QueueResult:
     """Creates the queues, runs the load, deletes them, and gives the figures; raises if anything was lost.
 
     look: is called when all is done and everything is still connected.
     """
+    if load.protocol not in peers:
+        raise UserError(f"protocol: needed one of {', '.join(peers)}, had {load.protocol}")
     load.check()
-    peer = PEERS[load.protocol](load)
+    peer = peers[load.protocol](load)
     try:
         if load.publishes:
             peer.create()

@@ -1,38 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vibemq bench queues`: one run against a server that is there, or `compare` for servers that it starts itself."""
+"""`vibemq bench queues`: one run against a server that is there."""
 
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import click
 
-from vibemq.bench.commands import (
-    RunByDefault,
-    broker_pid_option,
-    extent_options,
-    load_options,
-    output_option,
-    scenario_option,
-    show,
-    tell,
-    timeout_option,
-)
-from vibemq.bench.peers import PEERS
-from vibemq.bench.queues import MODES, QueueLoad, run
-from vibemq.bench.queues_compare import QUEUE_SCENARIOS, QueueComparison, QueueScenario, installed, markdown
-from vibemq.bench.report import warm_memory
-from vibemq.bench.servers import NAMED, SERVERS
+from vibemq.bench.commands import RunByDefault, broker_pid_option, load_options, timeout_option
+from vibemq.bench.queues import MODES, PEERS, QueueLoad, run
 
 DEFAULTS = QueueLoad()
 
 
 @click.group(cls=RunByDefault, no_args_is_help=True)
 def queues() -> None:
-    """Measure queues: publish, deliver and acknowledge, at VibeMQ or another server.
+    """Measure queues: publish, deliver and acknowledge.
 
     Without a command it runs once: `vibemq bench queues --mode both`.
     """
@@ -69,45 +53,3 @@ def run_command(**options: Any) -> None:
     if options["mode"] == "rtt":
         options["window"] = options["group"] = 1
     click.echo(json.dumps(run(QueueLoad(**options)).figures()))
-
-
-@queues.command()
-@click.option(
-    "--server",
-    "names",
-    multiple=True,
-    type=click.Choice([*SERVERS, *NAMED]),
-    help=f"Started for this; repeatable. Default: of {', '.join(SERVERS)} all that are installed.",
-)
-@scenario_option(QUEUE_SCENARIOS)
-@click.option("--baseline", help="Ratios are against this server. Default: nats, or the last one without it.")
-@extent_options
-@click.option("--verify", is_flag=True, help="Check every message and every ack.")
-@click.option("--folder", type=click.Path(path_type=Path), help="For the servers' data. Default: a temporary one.")
-@output_option
-def compare(
-    names: tuple[str, ...],
-    scenarios: tuple[QueueScenario, ...],
-    baseline: str | None,
-    rounds: int,
-    scale: float,
-    verify: bool,
-    warm_mb: int,
-    folder: Path | None,
-    output: Path | None,
-) -> None:
-    """Starts servers and measures them in alternation: medians, spread and ratios."""
-    with tempfile.TemporaryDirectory(dir=folder) as data:
-        servers = installed(names or tuple(SERVERS), Path(data), tell)
-        known = [server.name for server in servers]
-        comparison = QueueComparison(
-            servers,
-            scenarios,
-            baseline or ("nats" if "nats" in known else known[-1]),
-            rounds,
-            scale,
-            verify,
-        )
-        warm_memory(warm_mb)
-        measured = comparison.run(tell)
-    show(measured, markdown(measured), output)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a queue is made, filled, read and looked into at each server: all that happens before and after the load.
+"""How a queue is made, filled, read and looked into at servers of others: all that happens before and after the load.
 
 What a server promises with a confirm is the same everywhere: the page cache has the message (see servers.py).
 """
@@ -10,117 +10,23 @@ import json
 import socket
 import struct
 import uuid
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vibemq.bench._flow import NUMBER_MARK, QUEUE_MARK, Consumer, Publisher, Tally, body
-from vibemq.bench._peers import AmqpConsumer, AmqpPublisher, NatsConsumer, NatsPublisher, RedisConsumer, RedisPublisher
-from vibemq.bench._queue_load import EchoPublisher, NativeConsumer, NativePublisher
-from vibemq.bench.micromsg2 import Micromsg2
+from benchmarks.peers._peers import (
+    AmqpConsumer,
+    AmqpPublisher,
+    EchoPublisher,
+    NatsConsumer,
+    NatsPublisher,
+    RedisConsumer,
+    RedisPublisher,
+)
+from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, Tally, body
+from vibemq.bench.native import Native
 from vibemq.bench.peer import Peer, Wire
-from vibemq.bench.signalr import SignalR, SignalRMessagePack
+from vibemq.bench.queues import QueueLoad
 from vibemq.errors import VibeMQError
 from vibemq.protocols.native import codec
-from vibemq.protocols.native.spec import Command, Header, OverflowStrategy
-
-if TYPE_CHECKING:
-    from vibemq.bench.queues import QueueLoad
-
-PIPELINE_COUNT = 200  # commands on the way when thousands of queues are made
-NATIVE_ID_PREFIX_SIZE = 24  # of the 32 hex digits that .NET clients use for an id; the others are the number
-
-
-# ---- ours ----
-
-
-class Native(Peer):
-    port_default = 2925
-
-    def __init__(self, load: QueueLoad) -> None:
-        super().__init__(load)
-        self.control = self.connect()
-
-    def connect(self) -> Wire:
-        wire, load = self.wire(), self.load
-        headers = {"clientVersion": "vibemq bench"}
-        if load.user:
-            headers |= {Header.AUTH_USERNAME.value: load.user, Header.AUTH_PASSWORD.value: load.password}
-        wire.send(codec.encode_frame(Command.CONNECT, "connect", headers=headers))
-        self.reply(wire)
-        return wire
-
-    def reply(self, wire: Wire) -> codec.Message:
-        size, _ = struct.unpack(">IB", wire.exactly(5))
-        message = codec.decode_body(wire.exactly(size))
-        if message.type == Command.ERROR:
-            raise VibeMQError(f"the broker answered {message.error_code}: {message.error_message}")
-        return message
-
-    def names(self) -> list[str]:
-        load = self.load
-        return [f"{load.queue}-{i:08x}" for i in range(load.queues)] if load.queues > 1 else [load.queue]
-
-    def request(self, command: Command, names: Sequence[str], payload: bytes | None = None) -> Iterator[codec.Message]:
-        """The command for each queue, some of them on the way at a time."""
-        for begin in range(0, len(names), PIPELINE_COUNT):
-            part = names[begin : begin + PIPELINE_COUNT]
-            self.control.send(b"".join(codec.encode_frame(command, "c", queue=name, payload=payload) for name in part))
-            for _ in part:
-                yield self.reply(self.control)
-
-    def create(self) -> None:
-        self.delete()
-        options = {
-            "mode": 0,
-            "maxQueueSize": 0,
-            "overflowStrategy": OverflowStrategy.DROP_NEWEST,
-            "prefetch": self.load.prefetch,
-            **({"durability": self.load.durability} if self.load.durability else {}),
-        }
-        for _ in self.request(Command.CREATE_QUEUE, self.names(), json.dumps(options).encode()):
-            pass
-
-    def delete(self) -> None:
-        for _ in self.request(Command.DELETE_QUEUE, self.names()):
-            pass
-
-    def left(self) -> int:
-        infos = [json.loads(reply.payload or b"{}") for reply in self.request(Command.QUEUE_INFO, self.names())]
-        return sum(info.get("messageCount", 0) + info.get("inFlightCount", 0) for info in infos)
-
-    def publish_frame(self) -> bytes:
-        load = self.load
-        queue = f"{load.queue}-".encode() + QUEUE_MARK if load.queues > 1 else load.queue.encode()
-        # The marks are no characters of a queue's name; the load thread makes them such.
-        prefix = uuid.uuid4().hex[:NATIVE_ID_PREFIX_SIZE].encode()
-        return codec.encode_frame(Command.PUBLISH, prefix + NUMBER_MARK, queue=queue, payload=body(load.size_bytes))
-
-    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
-        wire = self.connect()
-        options = self.publishing(number)
-        return wire.socket, NativePublisher(
-            fd=wire.socket.fileno(), early=wire.rest(), frame=self.publish_frame(), **options
-        )
-
-    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
-        wire = self.connect()
-        early = b""
-        for name in self.names()[number % self.load.queues :: self.load.consumers]:
-            wire.send(codec.encode_frame(Command.SUBSCRIBE, "subscribe", queue=name))
-            while True:  # what waits in the queues before is delivered in between
-                head = wire.exactly(5)
-                frame = head + wire.exactly(int.from_bytes(head[:4], "big"))
-                if frame[6] == Command.SUBSCRIBE_ACK:
-                    break
-                if frame[6] == Command.ERROR:
-                    code = codec.decode_body(frame[5:]).error_code
-                    raise VibeMQError(f"Subscribe {name}: the broker answered {code}")
-                early += frame
-        options = self.consuming(tally)
-        return wire.socket, NativeConsumer(fd=wire.socket.fileno(), early=early + wire.rest(), **options)
-
-    def close(self) -> None:
-        self.control.close()
 
 
 class Echo(Native):
@@ -418,15 +324,3 @@ class Amqp(Peer):
 
     def close(self) -> None:
         self.control.close()
-
-
-PEERS: dict[str, type[Peer]] = {
-    "native": Native,
-    "echo": Echo,
-    "nats": Nats,
-    "redis": Redis,
-    "amqp": Amqp,
-    "signalr": SignalR,
-    "signalr-messagepack": SignalRMessagePack,
-    "micromsg2": Micromsg2,
-}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native protocol's load threads, and those for the bare round trip that theirs is compared with.
+"""The native protocol's load threads.
 
 Frames are skipped by their length and told apart by their type; an id is only read where acks are verified or timed.
 """
@@ -114,17 +114,3 @@ cdef class NativeConsumer(Consumer):
             p += size
         self.gain(count)
         return self.fail(p, b"needed a frame, had other bytes", 31) if wrong else p
-
-
-cdef class EchoPublisher(Publisher):
-    """Counts answers of a fixed size: what a round trip costs without any broker in it."""
-
-    cdef size_t reply_size
-
-    def __cinit__(self, *, int reply_size, **_):
-        self.reply_size = reply_size
-
-    cdef const uint8_t *take(self, const uint8_t *p, const uint8_t *end) noexcept nogil:
-        cdef size_t count = <size_t>(end - p) // self.reply_size
-        self.settle(count)
-        return p + count * self.reply_size

@@ -19,7 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vibemq.bench.peers import PEERS, Echo
 from vibemq.bench.queues import QueueLoad
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import VibeMQError
@@ -28,9 +27,7 @@ START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 40.0
 RABBITMQ_HOME = Path("/usr/lib/rabbitmq/bin")
 # What is started is this VibeMQ, installed or not.
-PYTHON_PATH = os.pathsep.join(
-    filter(None, [str(Path(__file__).resolve().parent.parent.parent), os.environ.get("PYTHONPATH")])
-)
+PYTHON_PATH = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")]))
 
 
 def free_port() -> int:
@@ -114,6 +111,8 @@ class Server:
 
     def greet(self) -> None:
         """Connects once."""
+        from benchmarks.peers import PEERS
+
         PEERS[self.protocol](QueueLoad(protocol=self.protocol, port=self.port, timeout_s=5.0)).close()
 
     def stop(self) -> None:
@@ -211,7 +210,7 @@ class Null(Server):
         return ["queue"]
 
     def launch(self) -> None:
-        process = self.spawn([sys.executable, "-m", "vibemq.bench.null", *self.arguments()], PYTHONPATH=PYTHON_PATH)
+        process = self.spawn([sys.executable, "-m", "benchmarks.peers.null", *self.arguments()], PYTHONPATH=PYTHON_PATH)
         self.port = int(self.ready_line(process)["port"])
 
 
@@ -249,6 +248,8 @@ class EchoServer(Null):
     protocol = "echo"
 
     def arguments(self) -> list[str]:
+        from benchmarks.peers.others import Echo
+
         return ["echo", *map(str, Echo(QueueLoad(protocol="echo")).sizes())]
 
 

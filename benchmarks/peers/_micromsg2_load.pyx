@@ -7,7 +7,7 @@ consumer acknowledges when half of its window has come, and whenever nothing mor
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t
 
-from vibemq.bench._audience cimport Audience, listener
+from benchmarks.peers._audience cimport Audience, listener
 from vibemq.bench._flow cimport Consumer, Publisher, fail_with, load, wait_for
 from vibemq.protocols.micromsg2.wire cimport (
     ACK_FRAME_BYTES, FRAGMENT_BYTES, FRAME_ERROR, FRAME_EXTENSION, FRAME_MESSAGE, PARSE_NEEDS_MORE, PARSE_OK,

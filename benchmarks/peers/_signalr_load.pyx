@@ -9,9 +9,9 @@ costs an exclusive-or for each patch, and none for a body.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
-from vibemq.bench._audience cimport Audience, listener
+from benchmarks.peers._audience cimport Audience, listener
 from vibemq.bench._flow cimport PATCHES_MAX, Consumer, Publisher, fail_with, get_hex8
-from vibemq.bench._signalr cimport (
+from benchmarks.peers._signalr cimport (
     COMPLETION, FOUND, STREAM_ITEM, WRONG, WS_BINARY, WS_TEXT, cursor, cursor_set, delivery, delivery_of, header_put,
     hub_mask, hub_xor8, mask_of, next_record, record,
 )

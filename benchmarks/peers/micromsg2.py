@@ -9,9 +9,10 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.peers._micromsg2_load import Micromsg2Audience, Micromsg2Consumer, Micromsg2Publisher
+from benchmarks.peers.topic import TopicPeer
 from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, Tally, body
-from vibemq.bench._micromsg2_load import Micromsg2Audience, Micromsg2Consumer, Micromsg2Publisher
-from vibemq.bench.peer import TopicPeer, Wire
+from vibemq.bench.peer import Wire
 from vibemq.errors import VibeMQError
 from vibemq.protocols.micromsg2 import extensions
 from vibemq.protocols.micromsg2.codec import (

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from benchmarks.peers._signalr_load import SignalRAudience, SignalRConsumer, SignalRPublisher
+from benchmarks.peers.topic import TopicPeer
 from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, Tally, body
-from vibemq.bench._signalr_load import SignalRAudience, SignalRConsumer, SignalRPublisher
-from vibemq.bench.peer import TopicPeer, Wire
+from vibemq.bench.peer import Wire
 from vibemq.errors import VibeMQError
 from vibemq.protocols.signalr.spec import PORT_DEFAULT
 

@@ -10,14 +10,24 @@ import threading
 import pytest
 from click.testing import CliRunner
 
-from vibemq.bench import queues_compare
+from benchmarks import queues_compare
+from benchmarks.__main__ import main as bench
+from benchmarks.peers import PEERS, run
+from benchmarks.peers._peers import (
+    AmqpConsumer,
+    AmqpPublisher,
+    EchoPublisher,
+    NatsConsumer,
+    NatsPublisher,
+    RedisConsumer,
+    RedisPublisher,
+)
+from benchmarks.peers.others import amqp_frame, amqp_method, resp_word, short
+from benchmarks.servers import NAMED, SERVERS
 from vibemq.bench._flow import NUMBER_MARK, QUEUE_MARK, STAMP_MARK, Tally, body
-from vibemq.bench._peers import AmqpConsumer, AmqpPublisher, NatsConsumer, NatsPublisher, RedisConsumer, RedisPublisher
-from vibemq.bench._queue_load import EchoPublisher, NativeConsumer, NativePublisher
-from vibemq.bench.cli import bench
-from vibemq.bench.peers import PEERS, amqp_frame, amqp_method, resp_word, short
-from vibemq.bench.queues import QueueLoad, run
-from vibemq.bench.servers import NAMED, SERVERS
+from vibemq.bench._native import NativeConsumer, NativePublisher
+from vibemq.bench.cli import bench as users_bench
+from vibemq.bench.queues import QueueLoad
 from vibemq.errors import TimeoutExceeded, UserError, VibeMQError
 from vibemq.protocols.native import codec
 from vibemq.protocols.native.spec import Command
@@ -399,7 +409,7 @@ def test_what_would_not_be_measured_is_refused(options):
 
 
 def test_a_comparison_alternates_and_reports(tmp_path):
-    arguments = ["queues", "compare", "--server", "null", "--server", "echo", "--rounds", "3", "--scale", "0.0005"]
+    arguments = ["queues", "--server", "null", "--server", "echo", "--rounds", "3", "--scale", "0.0005"]
     arguments += ["--verify", "--warm-mb", "1", "--folder", str(tmp_path), "--output", str(tmp_path / "report")]
     shown = CliRunner().invoke(bench, [*arguments, "--baseline", "null"], catch_exceptions=False)
     assert shown.exit_code == 0, shown.output
@@ -434,7 +444,7 @@ def test_a_failed_run_is_reported_and_the_others_go_on(monkeypatch, tmp_path):
         return run(load)
 
     monkeypatch.setattr(queues_compare, "run", fail_once)
-    arguments = ["queues", "compare", "--server", "null", "--rounds", "2", "--scale", "0.0005", "--scenario", "publish"]
+    arguments = ["queues", "--server", "null", "--rounds", "2", "--scale", "0.0005", "--scenario", "publish"]
     shown = CliRunner().invoke(bench, [*arguments, "--folder", str(tmp_path)], catch_exceptions=False)
     assert shown.exit_code == 1 and "**1 failed**" in shown.output
 
@@ -443,12 +453,11 @@ def test_the_command_prints_json(tmp_path):
     running = SERVERS["null"](tmp_path).start()
     try:
         common = ["queues", "--port", str(running.port), "-n", "500", "--broker-pid", str(running.pid)]
-        shown = CliRunner().invoke(bench, [*common, "--mode", "rtt"], catch_exceptions=False)
+        shown = CliRunner().invoke(users_bench, [*common, "--mode", "rtt"], catch_exceptions=False)
     finally:
         running.stop()
     figures = json.loads(shown.output)
     assert (figures["confirmed"], figures["window"]) == (500, 1) and "broker_cpu_us_per_msg" in figures
-    assert "compare" in CliRunner().invoke(bench, ["queues", "--help"]).output
 
 
 def test_every_server_speaks_a_protocol_that_is_there():

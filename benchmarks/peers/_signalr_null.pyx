@@ -12,7 +12,7 @@ from libc.stdlib cimport free
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
 from vibemq.bench._flow cimport Buffer, buffer_reserve, receive_some, send_all
-from vibemq.bench._signalr cimport (
+from benchmarks.peers._signalr cimport (
     FOUND, NEEDS_MORE, SEPARATOR, WS_BINARY, WS_CLOSE, WS_TEXT, frame, frame_at, header_put, hub_mask, mask_of, skip,
 )
 

@@ -8,13 +8,13 @@ import threading
 import msgspec
 import pytest
 
-from vibemq.bench import fanout, queues
+from benchmarks import fanout, peers
+from benchmarks.fanout import FanOut
+from benchmarks.peers._signalr_load import SignalRAudience, SignalRConsumer, SignalRPublisher
+from benchmarks.peers.signalr import BINARY, TEXT, frame_head, json_record, masked, messagepack_record
+from benchmarks.servers import HUBS
 from vibemq.bench._flow import NUMBER_MARK, STAMP_MARK, Tally, body
-from vibemq.bench._signalr_load import SignalRAudience, SignalRConsumer, SignalRPublisher
-from vibemq.bench.fanout import FanOut
 from vibemq.bench.queues import QueueLoad
-from vibemq.bench.servers import HUBS
-from vibemq.bench.signalr import BINARY, TEXT, frame_head, json_record, masked, messagepack_record
 from vibemq.errors import UserError, VibeMQError
 
 JOIN_TIMEOUT_S = 20
@@ -50,7 +50,7 @@ HANDS_ON = pytest.mark.parametrize("hub", [name for name in HUBS if name != "nul
 )
 def test_every_invocation_is_completed(hub, options):
     asked = load(hub, **options)
-    result = queues.run(asked)
+    result = peers.run(asked)
     assert (result.sent, result.confirmed) == (asked.messages, asked.messages)
 
 
@@ -60,7 +60,7 @@ def test_every_invocation_is_completed(hub, options):
 )
 def test_every_delivery_is_counted(hub, options):
     asked = load(hub, **options)
-    assert queues.run(asked).consumed == asked.messages
+    assert peers.run(asked).consumed == asked.messages
 
 
 @HANDS_ON
@@ -381,7 +381,7 @@ def test_a_server_that_is_no_hub_is_said():
         answering = threading.Thread(target=refuse, args=(listener,))
         answering.start()
         with pytest.raises(VibeMQError, match=r"needed a WebSocket, the server answered HTTP/1\.1 404"):
-            queues.run(QueueLoad(protocol="signalr", port=listener.getsockname()[1], timeout_s=JOIN_TIMEOUT_S))
+            peers.run(QueueLoad(protocol="signalr", port=listener.getsockname()[1], timeout_s=JOIN_TIMEOUT_S))
         join(answering)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The null servers as processes: `python -m vibemq.bench.null KIND`.
+"""The null servers as processes: `python -m benchmarks.peers.null KIND`.
 
 KIND is `queue`, `signalr`, `micromsg2`, or `echo REQUEST_BYTES REPLY_BYTES`.
 
@@ -9,8 +9,8 @@ They say their port on the first line and run until they are ended.
 import socket
 import sys
 
-from vibemq.bench import _micromsg2_null, _signalr_null
-from vibemq.bench._null import echo, serve
+from benchmarks.peers import _micromsg2_null, _signalr_null
+from benchmarks.peers._null import echo, serve
 
 
 def main(arguments: list[str]) -> None:

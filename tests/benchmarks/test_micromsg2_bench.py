@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from vibemq.bench import fanout, queues
+from benchmarks import fanout, peers
+from benchmarks.fanout import FanOut
+from benchmarks.peers._micromsg2_load import Micromsg2Audience, Micromsg2Consumer, Micromsg2Publisher
+from benchmarks.servers import NAMED
 from vibemq.bench._flow import NUMBER_MARK, STAMP_MARK, Tally, body
-from vibemq.bench._micromsg2_load import Micromsg2Audience, Micromsg2Consumer, Micromsg2Publisher
-from vibemq.bench.fanout import FanOut
 from vibemq.bench.queues import QueueLoad
-from vibemq.bench.servers import NAMED
 from vibemq.errors import UserError, VibeMQError
 from vibemq.protocols.micromsg2.codec import (
     decode_frame,
@@ -56,7 +56,7 @@ def load(server, **options):
 )
 def test_every_message_is_acknowledged(server, options):
     asked = load(server, **options)
-    result = queues.run(asked)
+    result = peers.run(asked)
     assert (result.sent, result.confirmed) == (asked.messages, asked.messages)
 
 
@@ -72,12 +72,12 @@ def test_every_message_is_acknowledged(server, options):
 )
 def test_every_delivery_is_counted(server, options):
     asked = load(server, **options)
-    assert queues.run(asked).consumed == asked.messages
+    assert peers.run(asked).consumed == asked.messages
 
 
 def test_what_a_publisher_left_is_consumed_later(server):
-    queues.run(load(server, mode="pub", keep=True))
-    assert queues.run(load(server, mode="con", verify=False)).consumed == 2_000
+    peers.run(load(server, mode="pub", keep=True))
+    assert peers.run(load(server, mode="con", verify=False)).consumed == 2_000
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "lat", "rate": 2_000.0}], ids=str)
@@ -313,7 +313,7 @@ def test_a_server_that_refuses_is_said():
         answering = threading.Thread(target=refuse, args=(listener,))
         answering.start()
         with pytest.raises(VibeMQError, match="AUTH_REQUIRED: who are you"):
-            queues.run(QueueLoad(protocol="micromsg2", port=listener.getsockname()[1], timeout_s=JOIN_TIMEOUT_S))
+            peers.run(QueueLoad(protocol="micromsg2", port=listener.getsockname()[1], timeout_s=JOIN_TIMEOUT_S))
         join(answering)
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vibemq.bench import report
-from vibemq.bench.queues import QueueLoad, run
-from vibemq.bench.report import ROUNDS_DEFAULT_COUNT
-from vibemq.bench.servers import NAMED, SERVERS, Server
+from benchmarks import report
+from benchmarks.peers import run
+from benchmarks.report import ROUNDS_DEFAULT_COUNT
+from benchmarks.servers import NAMED, SERVERS, Server
+from vibemq.bench.queues import QueueLoad
 from vibemq.errors import UserError
 
 RATE_20K = 20_000.0

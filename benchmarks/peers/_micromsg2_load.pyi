@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from vibemq.bench._audience import Audience
+from benchmarks.peers._audience import Audience
 from vibemq.bench._flow import Consumer, Publisher
 
 class Micromsg2Publisher(Publisher):

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vibemq.bench._audience import Audience
-from vibemq.bench.peer import TopicPeer
-from vibemq.bench.peers import PEERS
+from benchmarks.peers import PEERS
+from benchmarks.peers._audience import Audience
+from benchmarks.peers.topic import TopicPeer
 from vibemq.bench.queues import SETTLED_TIMEOUT_S, QueueLoad, QueueResult
 from vibemq.bench.running import POLL_S, Run
 from vibemq.errors import UserError, VibeMQError

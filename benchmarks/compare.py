@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vibemq.bench import report
+from benchmarks import report
+from benchmarks.report import ROUNDS_DEFAULT_COUNT
 from vibemq.bench.load import Load, connect, run
-from vibemq.bench.report import ROUNDS_DEFAULT_COUNT
 from vibemq.errors import UserError
 
 

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the compiled parts of benchmarks/ beside their sources, with the .pxd files of the VibeMQ that is there:
+
+python benchmarks/setup.py -q build_ext --inplace
+"""
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+os.chdir(Path(__file__).resolve().parent.parent)
+FLAGS = [
+    "-std=gnu11",
+    "-O" + os.environ.get("VIBEMQ_OPTIMIZE", "3"),
+    "-fno-strict-aliasing",
+    "-g0",
+    "-Wno-unused-function",
+]
+
+setup(
+    name="vibemq-benchmarks",
+    packages=[],
+    ext_modules=cythonize(
+        [
+            Extension(
+                f"benchmarks.peers.{path.stem}",
+                [str(path)],
+                include_dirs=["csrc"],
+                define_macros=[("_GNU_SOURCE", None)],
+                extra_compile_args=FLAGS,
+            )
+            for path in sorted(Path("benchmarks/peers").glob("*.pyx"))
+        ],
+        build_dir="build/cython",
+        nthreads=os.cpu_count() or 1,
+        cache=os.environ.get("VIBEMQ_CYTHON_CACHE", False),
+        compiler_directives={
+            "language_level": "3",
+            "boundscheck": False,
+            "wraparound": False,
+            "cdivision": True,
+            "freethreading_compatible": False,
+        },
+    ),
+)
