@@ -18,7 +18,7 @@ from vibemq.terminal import ask_password, json_option, print_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from vibemq.admin.permissions import Operation
+    from vibemq.access.permissions import Operation
     from vibemq.storage.metadata import Metadata
 
 Result = TypeVar("Result")
@@ -60,7 +60,7 @@ def users_add(
     The first user of all is a superuser.  Others may do nothing but what `vibemq users grant` lets
     them on the native door, and `vibemq ctl set_permissions` on the streams door.
     """
-    from vibemq.admin.users import add_user
+    from vibemq.access.users import add_user
 
     path = data_path(config_path, data_dir)
     password = ask_password(name, password_stdin, twice=True)  # before anything is made
@@ -140,7 +140,7 @@ def users_remove(name: str, as_json: bool, config_path: str | None, data_dir: st
 @data_dir_option
 def users_passwd(name: str, password_stdin: bool, as_json: bool, config_path: str | None, data_dir: str | None) -> None:
     """Change a user's password; asks for it."""
-    from vibemq.admin.users import change_password
+    from vibemq.access.users import change_password
 
     metadata = open_metadata(config_path, data_dir)
     change_password(metadata, name, ask_password(name, password_stdin, twice=True))
@@ -166,7 +166,7 @@ def users_token(name: str, lifetime_s: int, as_json: bool, config_path: str | No
     SignalR clients give it instead of a password, browsers as ?access_token=.  It ends early when the user is
     removed or gets another password.
     """
-    from vibemq.admin.tokens import Tokens
+    from vibemq.access.tokens import Tokens
 
     token = Tokens(open_metadata(config_path, data_dir), None).issue(name, lifetime_s)
     click.echo(json.dumps({"accessToken": token, "expiresIn": lifetime_s}) if as_json else token)
@@ -192,7 +192,7 @@ def users_grant(
     Subscribe, CreateQueue, DeleteQueue, PurgeQueue, GetQueueInfo or ListQueues.  What was granted by the
     same pattern before is replaced.
     """
-    from vibemq.admin.permissions import check_pattern
+    from vibemq.access.permissions import check_pattern
 
     wanted = _operations(operations)
     check_pattern(pattern)
@@ -253,7 +253,7 @@ def users_permissions(name: str, as_json: bool, config_path: str | None, data_di
 
 
 def _operations(names: tuple[str, ...]) -> "list[Operation]":
-    from vibemq.admin.permissions import Operation, operation_named
+    from vibemq.access.permissions import Operation, operation_named
 
     found = set()
     for name in names:
@@ -266,7 +266,7 @@ def _operations(names: tuple[str, ...]) -> "list[Operation]":
 
 
 def _names(operations: "Iterable[int]") -> list[str]:
-    from vibemq.admin.permissions import Operation
+    from vibemq.access.permissions import Operation
 
     return [Operation(number).name for number in operations]
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from vibemq.access.users import Verdict
 from vibemq.admin import http
 from vibemq.admin.api.calls import Answer
-from vibemq.admin.users import Verdict
 
 
 class Api:

@@ -10,7 +10,7 @@ import pytest
 from peer import Peer, connected, publish_frame, server_of
 from running import broker
 
-from vibemq.admin.users import add_user, change_password
+from vibemq.access.users import add_user, change_password
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, ExtensionKey, Key, OffsetType
 from vibemq.server.context import metadata_path

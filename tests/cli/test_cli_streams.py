@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from running import ENVIRONMENT, Running, broker
 
-from vibemq.admin.users import add_user
+from vibemq.access.users import add_user
 from vibemq.cli import main
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams.spec import ExtensionKey

@@ -11,7 +11,7 @@ import pytest
 from peer import connected, wait_until
 from running import ENVIRONMENT, broker
 
-from vibemq.admin.passwords import verified
+from vibemq.access.passwords import verified
 from vibemq.client import connect
 from vibemq.ctl import shown
 from vibemq.ctl.commands import COMMANDS

@@ -11,7 +11,7 @@ import pytest
 from door_clients import DEADLINE_S, micromsg2_client, native_client
 from running import Running, broker
 
-from vibemq.admin.users import add_user
+from vibemq.access.users import add_user
 from vibemq.client import Client, connect
 from vibemq.client.micromsg2 import Message, Micromsg2Client
 from vibemq.storage.metadata import Metadata

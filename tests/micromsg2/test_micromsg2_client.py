@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from scripted_server import playing
 
-from vibemq.admin import scram
+from vibemq.access import proofs
 from vibemq.client import _micromsg2_link, micromsg2
 from vibemq.client.micromsg2 import Micromsg2Client, Refused, client_proof
 from vibemq.errors import (
@@ -122,7 +122,7 @@ def test_of_a_sharp_messaging_server_only_what_it_knows_is_taken_and_its_window_
 
 # ---- login ----
 
-CHALLENGE = scram.Challenge(bytes(range(16)), 1000, bytes(range(24)))
+CHALLENGE = proofs.Challenge(bytes(range(16)), 1000, bytes(range(24)))
 ASKED = f"microauth:mechanism=hmac-sha256,salt={CHALLENGE.salt.hex()},rounds=1000,nonce={CHALLENGE.nonce.hex()}"
 
 
@@ -141,15 +141,15 @@ def far_away(monkeypatch):
 @pytest.mark.parametrize(("user", "password"), [("bob", "secret"), ("zoë", "pässword, and more")])
 def test_the_proof_is_the_one_that_the_broker_expects(user, password):
     proof = client_proof(user, password, CHALLENGE.salt, CHALLENGE.rounds, CHALLENGE.nonce)
-    assert proof == scram.client_proof(user, password, CHALLENGE)
-    assert scram.make_verifier(password, CHALLENGE.salt, 1000).accepts(user, CHALLENGE, proof)
+    assert proof == proofs.client_proof(user, password, CHALLENGE)
+    assert proofs.make_verifier(password, CHALLENGE.salt, 1000).accepts(user, CHALLENGE, proof)
 
 
 def test_a_password_goes_to_this_machine_only(far_away):
     def script(server):
         server.handshake(f"json;{ASKED}")
         assert server.c1.required == b"json;microauth:user=bob"
-        proof = scram.client_proof("bob", "secret", CHALLENGE).hex()
+        proof = proofs.client_proof("bob", "secret", CHALLENGE).hex()
         assert server.c2.required == f"json;microauth:user=bob,proof={proof}".encode()
 
     with playing(script) as port:

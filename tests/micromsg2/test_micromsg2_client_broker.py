@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from micromsg2_peer import wait_until
 
-from vibemq.admin.users import add_user
+from vibemq.access.users import add_user
 from vibemq.client import micromsg2
 from vibemq.client.micromsg2 import Micromsg2Client, Refused
 from vibemq.errors import ConnectionClosed, ProtocolError, TimeoutExceeded

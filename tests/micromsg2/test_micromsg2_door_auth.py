@@ -8,9 +8,9 @@ import pytest
 from micromsg2_peer import PASSWORD, ROOT, USUAL, Micromsg2Peer, code, wait_until
 from running import broker
 
-from vibemq.admin.scram import Challenge, client_proof
-from vibemq.admin.users import add_user, change_password
-from vibemq.broker.operations import Operation
+from vibemq.access.permissions import Operation
+from vibemq.access.proofs import Challenge, client_proof
+from vibemq.access.users import add_user, change_password
 from vibemq.protocols.micromsg2.codec import ErrorFrame, Handshake, encode_handshake, percent_encode
 from vibemq.protocols.micromsg2.extensions import lists_of
 from vibemq.server.context import metadata_path

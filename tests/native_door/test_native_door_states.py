@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vibemq.admin.permissions import EVERYTHING
+from vibemq.access.permissions import EVERYTHING
 from vibemq.protocols.native import commands
 from vibemq.protocols.native.codec import encode_body
 from vibemq.protocols.native.spec import COMMAND_BY_TYPE, COMMANDS, FEATURES, Command

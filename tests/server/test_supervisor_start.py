@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vibemq.admin.users import add_user
+from vibemq.access.users import add_user
 from vibemq.storage.metadata import Metadata
 
 READY_S_MAX = 1.5

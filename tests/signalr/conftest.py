@@ -10,7 +10,7 @@ import pytest
 from http_peer import MESSAGE_BYTES_MAX, ORIGIN, PASSWORDS, HttpPeer
 from running import Running, broker
 
-from vibemq.admin.users import add_user
+from vibemq.access.users import add_user
 from vibemq.storage.metadata import Metadata
 
 SHORT = (

@@ -9,8 +9,8 @@ import pytest
 from hub_peer import HubPeer, fresh
 from running import Running, broker
 
-from vibemq.admin.users import add_user
-from vibemq.broker.operations import Operation
+from vibemq.access.permissions import Operation
+from vibemq.access.users import add_user
 from vibemq.storage.metadata import Metadata
 
 PASSWORD = "a password of hers"

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from vibemq import cli
-from vibemq.admin.tokens import TOKEN_CHARACTERS_MAX, Tokens
-from vibemq.admin.users import Authenticator, add_user, change_password
+from vibemq.access.tokens import TOKEN_CHARACTERS_MAX, Tokens
+from vibemq.access.users import Authenticator, add_user, change_password
 from vibemq.errors import UserNotFound
 from vibemq.storage.metadata import Metadata
 

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from vibemq.access.users import GUEST, Authenticator, Verdict
 from vibemq.admin.api.accounts import caller_of
 from vibemq.admin.api.calls import OWNER, Answer, Caller
 from vibemq.admin.api.service import Api
-from vibemq.admin.users import GUEST, Authenticator, Verdict
 
 PREFIX = "/api"
 THREADS_MAX = 8  # requests at once; the rest waits

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vibemq.access.users import GUEST
 from vibemq.errors import StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
 from vibemq.net.hosts import host_of
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
+    from vibemq.access.permissions import Access
     from vibemq.broker.parts import Broker
 
 logger = logging.getLogger(__name__)
@@ -23,7 +25,6 @@ logger = logging.getLogger(__name__)
 refusing = OnceAMinute(logger)
 closing = OnceAMinute(logger, logging.INFO)
 
-GUEST = "guest"
 SUBSCRIPTIONS_MAX = 2048  # of one connection, which all end in one turn when it does: 7 us each
 REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -58,11 +59,11 @@ def log_closing(session: Any, kind: str, text: str, *arguments: object) -> None:
 
 def needs_login(broker: Broker) -> bool:
     """Once anybody has a password, and wherever other machines can reach, everybody must say who they are."""
-    return broker.is_public or broker.accesses.has_users  # type: ignore[no-any-return]
+    return broker.is_public or broker.accesses.has_users
 
 
-def access_now(broker: Broker, user: str, access: Any) -> Any:
-    """The admin.permissions.Access of a connection that had `access` before, or why it has Ended."""
+def access_now(broker: Broker, user: str, access: Access) -> Access | Ended:
+    """What a connection that had `access` before may do now, or why it has Ended."""
     if user == GUEST:
         return access  # not a user that somebody could change
     if not user:
@@ -71,7 +72,7 @@ def access_now(broker: Broker, user: str, access: Any) -> Any:
     return Ended.DELETED if now is None or now.created_ms != access.created_ms else now
 
 
-def stream_right(broker: Broker, user: str, access: Any, right: str, stream: str) -> bool:
+def stream_right(broker: Broker, user: str, access: Access, right: str, stream: str) -> bool:
     """May the user `configure`, `write` or `read` this stream, which is no queue?"""
     if not user or access.is_superuser:
         return True

@@ -3,21 +3,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vibemq.access.connection_rate import ConnectionRate
+    from vibemq.access.permissions import Accesses
+    from vibemq.access.rights import Rights
+    from vibemq.access.tokens import Tokens
+    from vibemq.access.users import Authenticator
     from vibemq.broker.alarms import Alarms
     from vibemq.broker.catalog import Catalog
     from vibemq.broker.groups import Groups
     from vibemq.broker.queue_table import QueueTable
     from vibemq.broker.stream import StreamTable
+    from vibemq.broker.timers import Timers
     from vibemq.storage.log import Board
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """One worker's part of the broker.  What comes from vibemq.admin has no type here: doors do not know it."""
+    """One worker's part of the broker.  What comes from vibemq.server has no type here: it lies above."""
 
     streams: StreamTable
     queues: QueueTable
@@ -26,16 +33,14 @@ class Broker:
     alarms: Alarms
     board: Board
     helpers: Any  # server.helpers.Helpers
-    timers: Any  # broker.timers.Timers
-    authenticator: Any  # admin.users.Authenticator: who somebody is
-    accesses: Any  # admin.permissions.Accesses: what they may do with queues
-    rights: Any  # admin.rights.Rights: what they may configure, write and read in a vhost
-    tokens: Any  # admin.tokens.Tokens: a user for a while, without a password
-    accounts: Any  # the module admin.accounts: users and permissions by command
-    everything: Any  # the access of somebody who may do all, where nobody has to log in
-    connection_rate: Any  # admin.limits.ConnectionRate: how often an address may come through the native door
+    timers: Timers
+    authenticator: Authenticator  # who somebody is
+    accesses: Accesses  # what they may do with queues
+    rights: Rights  # what they may configure, write and read in a vhost
+    tokens: Tokens  # a user for a while, without a password
+    connection_rate: ConnectionRate  # how often an address may come through the native door
     is_public: bool  # listens where other machines can reach
     handovers: Any  # server.handover.Handovers: gives a connection to another worker
-    tell_access_changed: Any  # () -> None: the other workers look again
+    tell_access_changed: Callable[[], None]  # the other workers look again
     worker: int
     worker_count: int

@@ -31,7 +31,7 @@ cdef class QueueParts:
     cdef uint32_t next_consumer
     cdef readonly int64_t now_ms      # the loop's clock, taken once a turn
     cdef public bint ending           # this worker says goodbye to everybody
-    # Of admin.permissions.Accesses, for publishers to compare with what let them in; NOBODY_MAY_PUBLISH while an
+    # Of access.permissions.Accesses, for publishers to compare with what let them in; NOBODY_MAY_PUBLISH while an
     # alarm is in effect, so that each of them asks again.
     cdef public int64_t access_generation
     cdef public object reserve        # broker.disk.Reserve

@@ -9,9 +9,9 @@ import os
 import signal
 import socket
 
+from vibemq.access.users import Authenticator
 from vibemq.admin.api.service import Api
 from vibemq.admin.http import Server
-from vibemq.admin.users import Authenticator
 from vibemq.admin.workers import Workers
 from vibemq.broker.disk import Reserve
 from vibemq.config import Config

@@ -168,7 +168,7 @@ class Supervisor:
         return ports
 
     def _ensure_superuser(self, metadata: Metadata) -> None:
-        from vibemq.admin.users import ensure_superuser
+        from vibemq.access.users import ensure_superuser
 
         name, password = self.config.native.superuser_name, self.config.native.superuser_password
         if password and ensure_superuser(metadata, name, password):

@@ -17,12 +17,11 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from vibemq.admin import accounts
-from vibemq.admin.limits import ConnectionRate
-from vibemq.admin.permissions import EVERYTHING, Accesses
-from vibemq.admin.rights import Rights
-from vibemq.admin.tokens import Tokens
-from vibemq.admin.users import Authenticator
+from vibemq.access.connection_rate import ConnectionRate
+from vibemq.access.permissions import Accesses
+from vibemq.access.rights import Rights
+from vibemq.access.tokens import Tokens
+from vibemq.access.users import Authenticator
 from vibemq.broker.alarms import Alarm, Alarms
 from vibemq.broker.catalog import Catalog
 from vibemq.broker.fanout import FanOut
@@ -138,8 +137,6 @@ class Worker:
             accesses=self.accesses,
             rights=self.rights,
             tokens=Tokens(metadata, authenticator),
-            accounts=accounts,
-            everything=EVERYTHING,
             connection_rate=ConnectionRate(config.native.connections_per_address_per_minute),
             is_public=not listeners.is_loopback(listeners.resolve(config.server.host)[1]),
             tell_access_changed=self._tell_access_changed,

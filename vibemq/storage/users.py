@@ -3,9 +3,9 @@
 
 Every change is synced before it returns and raises ``accounts.changes`` in the same transaction,
 so that a process finds out with one small read that rights may be others than before.
-What an operation number means is vibemq.admin's; here it is only kept.
+What an operation number means is access.permissions'; here it is only kept.
 
-A password is kept as a hash and as a verifier (vibemq.admin.scram), which are set together or not at all: who sets
+A password is kept as a hash and as a verifier (vibemq.access.proofs), which are set together or not at all: who sets
 a hash and names no verifier takes the old one away, for it would let the old password in.
 """
 
@@ -208,7 +208,7 @@ class Users(Database):
     # ---- the key of this database ----
 
     def token_key(self) -> bytes:
-        """What access tokens are signed with (vibemq.admin.tokens), and unknown users' salts are made of (scram)."""
+        """What access tokens are signed with (access.tokens), and unknown users' salts made of (access.proofs)."""
         with self._reading() as db:
             key: bytes = db.execute("SELECT token_key FROM accounts").fetchone()[0]
         return key

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vibemq.admin import tool_users
+from vibemq.access import tool_users
+from vibemq.access.users import GUEST
 from vibemq.admin.api.calls import (
     ADMINISTRATOR,
     LEVELS,
@@ -28,7 +29,6 @@ from vibemq.admin.api.calls import (
     optional_text,
     text,
 )
-from vibemq.admin.users import GUEST
 from vibemq.errors import UserExists, UserNotFound, VhostNotFound
 from vibemq.storage.metadata import PolicyRecord, VhostPermission, VhostRecord
 

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import vibemq
+from vibemq.access.passwords import exported_hash
+from vibemq.access.permissions import Operation, check_pattern, operation_named
+from vibemq.access.users import GUEST
 from vibemq.admin.api import accounts, streams
 from vibemq.admin.api.calls import NO_CONTENT, Answer, Call, Refused, bad_request, text
-from vibemq.admin.passwords import exported_hash
-from vibemq.admin.permissions import Operation, check_pattern, operation_named
-from vibemq.admin.users import GUEST
 from vibemq.errors import UserError
 
 if TYPE_CHECKING:

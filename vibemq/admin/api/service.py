@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from vibemq.access.rights import Rights, VhostRights
 from vibemq.admin.api.calls import (
     ADMINISTRATOR,
     MANAGEMENT,
@@ -28,7 +29,6 @@ from vibemq.admin.api.calls import (
     not_authorised,
 )
 from vibemq.admin.api.shown import Columns
-from vibemq.admin.rights import Rights, VhostRights
 from vibemq.admin.workers import NoAnswer, Workers
 from vibemq.broker.alarms import Conditions
 from vibemq.broker.arguments import BadArgument

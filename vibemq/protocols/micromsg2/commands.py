@@ -14,11 +14,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vibemq.access.glob import Glob, fold
+from vibemq.access.permissions import Operation
 from vibemq.broker import admission
 from vibemq.broker.admission import SUBSCRIPTIONS_MAX, Ended, access_now, log_closing, with_queue
-from vibemq.broker.glob import Glob, fold
 from vibemq.broker.helping import in_helper
-from vibemq.broker.operations import Operation
 from vibemq.broker.policy import FAN_OUTS, DeliveryMode, policy
 from vibemq.broker.reader import offset_of_word
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound

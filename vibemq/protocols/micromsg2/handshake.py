@@ -13,7 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vibemq.broker.admission import GUEST, log_closing, needs_login
+from vibemq.access.permissions import EVERYTHING, Access
+from vibemq.access.users import GUEST, Verdict
+from vibemq.broker.admission import log_closing, needs_login
 from vibemq.broker.helping import in_helper
 from vibemq.protocols.micromsg2 import commands, extensions
 from vibemq.protocols.micromsg2.codec import (
@@ -140,7 +142,7 @@ def agreement(session: Micromsg2Session, c2: Handshake) -> None:
     if not needs_login(door.broker):
         # Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret.
         guest = user == GUEST and authenticator.check_cached(GUEST, password or "", session.is_loopback)
-        let_in(session, GUEST if guest and guest.name == "OK" else "", door.broker.everything)
+        let_in(session, GUEST if guest is Verdict.OK else "", EVERYTHING)
         return
     if user is None or (password is None and (proof is None or shake.challenge is None)):
         text = "microauth needs a user, and the proof for our challenge or, over TLS or on this machine, a password"
@@ -160,7 +162,7 @@ def agreement(session: Micromsg2Session, c2: Handshake) -> None:
         refuse(session, f"{ErrorCode.AUTH_FAILED}: {text}")
 
 
-def check_proof(session: Micromsg2Session, user: str, proof: str) -> Any:
+def check_proof(session: Micromsg2Session, user: str, proof: str) -> Verdict:
     """The verdict on an answer to the challenge; some microseconds."""
     try:
         sent = bytes.fromhex(proof)
@@ -169,7 +171,7 @@ def check_proof(session: Micromsg2Session, user: str, proof: str) -> Any:
     return session.door.authenticator.check_proof(user, session.shake.challenge, sent, session.is_loopback)
 
 
-def judge(session: Micromsg2Session, user: str, work: Callable[[], Any]) -> None:
+def judge(session: Micromsg2Session, user: str, work: Callable[[], Verdict]) -> None:
     def done(verdict: Any, problem: BaseException | None) -> None:
         if problem is not None:
             raise problem
@@ -178,14 +180,14 @@ def judge(session: Micromsg2Session, user: str, work: Callable[[], Any]) -> None
     in_helper(session, work, done, submit=session.door.helpers.submit_hash)
 
 
-def judged(session: Micromsg2Session, user: str, verdict: Any) -> None:
-    if verdict.name == "OK":
+def judged(session: Micromsg2Session, user: str, verdict: Verdict) -> None:
+    if verdict is Verdict.OK:
         broker = session.door.broker
-        access = broker.everything if user == GUEST else broker.accesses.of(user)
+        access = EVERYTHING if user == GUEST else broker.accesses.of(user)
         if access is not None:
             let_in(session, user, access)
             return
-    if verdict.name == "LOOPBACK_ONLY":
+    if verdict is Verdict.LOOPBACK_ONLY:
         logger.warning("%s: user %r may only come from this machine", session.peer, user)
     else:
         logger.warning("%s: login refused for user %.*r", session.peer, USER_CHARACTERS_MAX, user)
@@ -198,7 +200,7 @@ def _answer_refused(session: Micromsg2Session) -> None:
     refuse(session, f"{ErrorCode.AUTH_FAILED}: wrong user or password")
 
 
-def let_in(session: Micromsg2Session, user: str, access: Any) -> None:
+def let_in(session: Micromsg2Session, user: str, access: Access) -> None:
     """The connection is open."""
     shake = session.shake
     session.user, session.access = user, access

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from vibemq.access.permissions import EVERYTHING, Access
+from vibemq.access.users import GUEST, Verdict
 from vibemq.broker.admission import (
-    GUEST,
     SUBSCRIPTIONS_MAX,
     Ended,
     access_now,
@@ -30,7 +31,7 @@ from vibemq.broker.arguments import BadArgument
 from vibemq.broker.helping import in_helper
 from vibemq.broker.policy import ACK_TIMEOUT_MS_MIN
 from vibemq.errors import AccountError, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
-from vibemq.protocols.native import compression
+from vibemq.protocols.native import accounts, compression
 from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, is_json
 from vibemq.protocols.native.options import (
     READERS,
@@ -61,6 +62,7 @@ from vibemq.storage.vhosts import DEFAULT_VHOST
 if TYPE_CHECKING:
     from vibemq.broker.policy import QueuePolicy
     from vibemq.protocols.native.session import NativeSession
+    from vibemq.storage.metadata import Metadata
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +165,7 @@ def connect(session: NativeSession, request: Message) -> None:
     if not needs_login(session.door.broker):
         # Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret.
         guest = user == GUEST and authenticator.check_cached(GUEST, password or "", session.is_loopback)
-        _connected(session, request, GUEST if guest and guest.name == "OK" else "", session.door.broker.everything)
+        _connected(session, request, GUEST if guest is Verdict.OK else "", EVERYTHING)
         return
     if password is None:
         error(session, request, ErrorCode.AUTH_REQUIRED, "Username and password are required.")
@@ -185,14 +187,14 @@ def connect(session: NativeSession, request: Message) -> None:
     in_helper(session, work, done, submit=session.door.helpers.submit_hash)
 
 
-def _judged(session: NativeSession, request: Message, user: str, verdict: Any) -> None:
-    if verdict.name == "OK":
+def _judged(session: NativeSession, request: Message, user: str, verdict: Verdict) -> None:
+    if verdict is Verdict.OK:
         broker = session.door.broker
-        access = broker.everything if user == GUEST else broker.accesses.of(user)
+        access = EVERYTHING if user == GUEST else broker.accesses.of(user)
         if access is not None:
             _connected(session, request, user, access)
             return
-    if verdict.name == "LOOPBACK_ONLY":
+    if verdict is Verdict.LOOPBACK_ONLY:
         logger.warning("%s: user %r may only come from this machine", session.peer, user)
     else:
         logger.warning("%s: login refused for user %r", session.peer, user)
@@ -212,7 +214,7 @@ def _judged(session: NativeSession, request: Message, user: str, verdict: Any) -
     session.at_deadline = answer
 
 
-def _connected(session: NativeSession, request: Message, user: str, access: Any) -> None:
+def _connected(session: NativeSession, request: Message, user: str, access: Access) -> None:
     door = session.door
     session.user, session.state, session.deadline_ms = user, "open", 0
     session.client_version = _shown(request.headers.get(Header.CLIENT_VERSION, "")[:64])
@@ -268,7 +270,7 @@ def _send_off(session: NativeSession, code: ErrorCode, text: bytes) -> bool:
     return False
 
 
-def _use_access(session: NativeSession, access: Any) -> None:
+def _use_access(session: NativeSession, access: Access) -> None:
     """These are the rights now; subscriptions that they do not cover end."""
     session.access = access
     for name in list(session.subscriptions):
@@ -593,14 +595,14 @@ def make_dead_letter_queue(session: NativeSession, name: str, source: QueuePolic
 
 # ---- users ----
 
-ADMIN = {
-    Command.ADMIN_CREATE_USER: "create_user",
-    Command.ADMIN_DELETE_USER: "delete_user",
-    Command.ADMIN_CHANGE_PASSWORD: "change_password",
-    Command.ADMIN_GRANT_PERMISSION: "grant",
-    Command.ADMIN_REVOKE_PERMISSION: "revoke",
-    Command.ADMIN_LIST_USERS: "list_users",
-    Command.ADMIN_GET_USER_PERMISSIONS: "user_permissions",
+ADMIN: dict[int, Callable[[Metadata, Access, accounts.Fields], object]] = {
+    Command.ADMIN_CREATE_USER: accounts.create_user,
+    Command.ADMIN_DELETE_USER: accounts.delete_user,
+    Command.ADMIN_CHANGE_PASSWORD: accounts.change_password,
+    Command.ADMIN_GRANT_PERMISSION: accounts.grant,
+    Command.ADMIN_REVOKE_PERMISSION: accounts.revoke,
+    Command.ADMIN_LIST_USERS: accounts.list_users,
+    Command.ADMIN_GET_USER_PERMISSIONS: accounts.user_permissions,
 }
 
 
@@ -620,7 +622,7 @@ def admin(session: NativeSession, request: Message) -> None:
         fields = dict(request.headers)
         if "operations" in fields:
             fields["operations"] = [name.strip() for name in fields["operations"].split(",")]
-    work = getattr(broker.accounts, ADMIN[Command(request.type)])
+    work = ADMIN[request.type]
 
     def done(answer: Any, problem: BaseException | None) -> None:
         if isinstance(problem, AccountError):

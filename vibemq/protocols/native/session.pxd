@@ -12,7 +12,7 @@ cdef class NativeSession(QueueSession):
     cdef public str user               # "" when nobody had to log in
     cdef public str connection_id
     cdef public str client_version
-    cdef public object access          # admin.permissions.Access
+    cdef public object access          # access.permissions.Access
     cdef readonly int64_t connected_ms # since 1970
     cdef readonly set refusals         # (user, operation, queue) of those in the log
     cdef public bint text_layout       # what is written: mirrors the peer

@@ -19,7 +19,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import vibemq
-from vibemq.broker.admission import GUEST
+from vibemq.access.permissions import EVERYTHING, Access
+from vibemq.access.users import GUEST
 from vibemq.broker.parts import Broker
 from vibemq.config import Config
 from vibemq.net.hosts import host_of
@@ -163,9 +164,9 @@ class SignalRDoor:
         place = self.places.get(hub.token)
         return "" if place is None else place.host
 
-    def access_of(self, user: str) -> Any:
+    def access_of(self, user: str) -> Access | None:
         """What this user may do; None: there is no such user."""
-        return self.broker.everything if user == GUEST else self.broker.accesses.of(user)
+        return EVERYTHING if user == GUEST else self.broker.accesses.of(user)
 
     # ---- time ----
 

@@ -23,7 +23,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vibemq.broker.admission import GUEST, needs_login
+from vibemq.access.permissions import EVERYTHING
+from vibemq.access.users import GUEST, Verdict
+from vibemq.broker.admission import needs_login
 from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import demo
@@ -192,8 +194,8 @@ def identify(session: HttpSession, request: Request) -> bool:
     if not needs_login(door.broker):
         # Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret.
         verdict = door.authenticator.check_cached(*basic, session.is_loopback) if basic and basic[0] == GUEST else None
-        request.user = GUEST if verdict is not None and verdict.name == "OK" else ""
-        request.access = door.broker.everything
+        request.user = GUEST if verdict is Verdict.OK else ""
+        request.access = EVERYTHING
         return True
     if scheme == "bearer" and credentials:
         user = door.broker.tokens.user_of(credentials, session.is_loopback)
@@ -245,12 +247,12 @@ def _let_in(door: SignalRDoor, request: Request, user: str) -> bool:
     return True
 
 
-def _judged(session: HttpSession, request: Request, user: str, verdict: Any) -> bool:
+def _judged(session: HttpSession, request: Request, user: str, verdict: Verdict) -> bool:
     """Let the user in, or leave the session waiting: then the result is False."""
     door = session.door
-    if verdict.name == "OK" and _let_in(door, request, user):
+    if verdict is Verdict.OK and _let_in(door, request, user):
         return True
-    if verdict.name == "LOOPBACK_ONLY":
+    if verdict is Verdict.LOOPBACK_ONLY:
         logins.say(host_of(session.peer_address), "%s: user %r may only come from this machine", session.peer, user)
     else:
         logins.say(host_of(session.peer_address), "%s: login refused for user %r", session.peer, user)

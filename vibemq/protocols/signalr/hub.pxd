@@ -11,7 +11,7 @@ cdef class HubConnection:
     cdef readonly object door          # SignalRDoor
     cdef readonly str connection_id, token
     cdef public str user               # "" when nobody had to log in
-    cdef public object access          # admin.permissions.Access
+    cdef public object access          # access.permissions.Access
     cdef public int dialect, encoding  # set by the handshake
     cdef readonly bint is_alpha2       # an early connection of ?dialect=alpha2
     cdef public bint wants_stateful    # was promised a stateful reconnect by negotiate

@@ -11,9 +11,9 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from vibemq.access.permissions import Operation
 from vibemq.broker.admission import SUBSCRIPTIONS_MAX
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES
-from vibemq.broker.operations import Operation
 from vibemq.broker.reader import offset_of_time, offset_of_word
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr import spec

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vibemq.access.permissions import Operation
 from vibemq.broker import admission
 from vibemq.broker.admission import Ended, access_now
-from vibemq.broker.operations import Operation
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.envelope import MalformedFrame, value_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from vibemq.access.permissions import Operation
 from vibemq.broker.admission import refusal_now, with_queue
-from vibemq.broker.operations import Operation
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError, Upload
 from vibemq.protocols.signalr.messages import elements_of, members_of

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import vibemq
+from vibemq.access.glob import Glob, fold
+from vibemq.access.permissions import Operation
 from vibemq.broker.arguments import BadArgument, stream_arguments
-from vibemq.broker.glob import Glob, fold
-from vibemq.broker.operations import Operation
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.methods import (

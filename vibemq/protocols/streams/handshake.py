@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vibemq.access.users import Verdict
 from vibemq.protocols.streams import rights, sasl
 from vibemq.protocols.streams.codec import encode_response, encode_server_frame
 from vibemq.protocols.streams.replies import answer, fail_later, in_helper, step_begins
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: What admin.users.Verdict is on the wire, by its name: doors do not know that module.
+#: What a login comes to, on the wire.
 VERDICTS = {
-    "OK": Code.OK,
-    "REFUSED": Code.AUTHENTICATION_FAILURE,
-    "LOOPBACK_ONLY": Code.AUTHENTICATION_FAILURE_LOOPBACK,
+    Verdict.OK: Code.OK,
+    Verdict.REFUSED: Code.AUTHENTICATION_FAILURE,
+    Verdict.LOOPBACK_ONLY: Code.AUTHENTICATION_FAILURE_LOOPBACK,
 }
 #: Answers for which whoever guesses has to wait.
 DELAYED = (
@@ -103,7 +104,7 @@ def _prove(session: StreamsSession, request: Any, done: Callable[[str, Code], No
     loopback = session.is_loopback
     verdict = door.authenticator.check_cached(who.user, who.password, loopback)
     if verdict is not None:
-        done(who.user, VERDICTS[verdict.name])
+        done(who.user, VERDICTS[verdict])
         return
 
     def checked(verdict: Any, error: BaseException | None) -> None:
@@ -111,7 +112,7 @@ def _prove(session: StreamsSession, request: Any, done: Callable[[str, Code], No
             logger.error("%s: login could not be checked: %s", session.peer, error)
             done(who.user, Code.INTERNAL_ERROR)
         else:
-            done(who.user, VERDICTS[verdict.name])
+            done(who.user, VERDICTS[verdict])
 
     work = partial(door.authenticator.check, who.user, who.password, loopback)
     in_helper(session, work, checked, submit=door.helpers.submit_hash)

@@ -3,7 +3,7 @@
 
 PLAIN and AMQPLAIN bring a user and a password.  EXTERNAL means the user that the client's TLS certificate
 names, ANONYMOUS a user that the configuration names; neither has anything to prove here.  The bytes are parsed
-without I/O; the password is for admin.users.
+without I/O; the password is for access.users.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vibemq.access.users import GUEST
+
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
 
-GUEST = "guest"
 #: How names in a certificate for which RFC 4514 has no letters are written.
 ATTRIBUTES = {
     "1.2.840.113549.1.9.1": "EMAILADDRESS",

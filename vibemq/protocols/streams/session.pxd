@@ -17,7 +17,7 @@ cdef class StreamsSession(Session):
     cdef public str virtual_host
     cdef public str user               # "" until it has logged in
     cdef public str mechanism          # by which it has
-    cdef public object rights          # admin.rights.VhostRights: what it may do here; None: nothing yet
+    cdef public object rights          # access.rights.VhostRights: what it may do here; None: nothing yet
     cdef public int64_t rights_generation  # of the rights, when they were last looked at
     cdef readonly int64_t connected_ms     # since the Unix epoch
     cdef public dict pending           # correlation id -> subscribing.Question: ConsumerUpdates without an answer

@@ -4,7 +4,7 @@
 Checking argon2 takes tens of milliseconds on purpose.  RabbitMQ keeps a salted SHA-2 hash, which whoever
 steals it can guess at far more quickly; it is accepted so that a definitions file can be imported without
 everybody's password being set anew, and goes when the password is changed.  There is no verifier to it: making one
-(admin.scram) takes the password itself.
+(access.proofs) takes the password itself.
 """
 
 import base64
@@ -14,7 +14,7 @@ import hmac
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from vibemq.admin.scram import make_verifier
+from vibemq.access.proofs import make_verifier
 from vibemq.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Hashes(NamedTuple):
     """What is stored of a password, always both at once."""
 
     password_hash: str  # by argon2id, for who sends the password
-    verifier: str  # of admin.scram, for who proves to know it
+    verifier: str  # of access.proofs, for who proves to know it
 
 
 def hash_password(password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> Hashes:

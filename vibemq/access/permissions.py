@@ -2,17 +2,17 @@
 """Who may do what with which queue, quick enough to be asked for each frame.
 
 A permission is a pattern and a set of operations; an operation is allowed if any permission whose
-pattern (broker.glob) matches the queue has it.
+pattern (access.glob) matches the queue has it.
 
 An ``Access`` is a snapshot of one user's rights.  ``Accesses`` holds those of one process and notices
 changes by the counter that every change of users raises in its transaction.
 """
 
+import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vibemq.broker.glob import Glob, fold
-from vibemq.broker.operations import Operation as Operation  # the command line sees the admin side only
+from vibemq.access.glob import Glob, fold
 from vibemq.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,6 +20,19 @@ if TYPE_CHECKING:
 
 PATTERN_CHARACTERS_MAX = 256  # as long as the longest name of a queue
 _QUEUES_REMEMBERED_MAX = 4096  # answers kept for each user; some hundred KiB
+
+
+class Operation(enum.IntEnum):
+    """What one may do with a queue.  The numbers are stored, the names are on the wire."""
+
+    Publish = 0
+    Subscribe = 1
+    CreateQueue = 2
+    DeleteQueue = 3
+    PurgeQueue = 4
+    GetQueueInfo = 5
+    ListQueues = 6
+
 
 _BY_NAME = {operation.name.lower(): operation for operation in Operation}
 

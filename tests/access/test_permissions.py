@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-from vibemq.admin import permissions
-from vibemq.admin.permissions import Access, Accesses, check_pattern, operation_named
-from vibemq.broker.glob import Glob, fold
-from vibemq.broker.operations import Operation
+from vibemq.access import permissions
+from vibemq.access.glob import Glob, fold
+from vibemq.access.permissions import Access, Accesses, Operation, check_pattern, operation_named
 from vibemq.errors import UserError
 from vibemq.storage.metadata import Metadata, Permission
 

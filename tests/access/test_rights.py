@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from vibemq.admin import rights as module
-from vibemq.admin.rights import Rights, VhostRights
+from vibemq.access import rights as module
+from vibemq.access.rights import Rights, VhostRights
 from vibemq.storage.metadata import Metadata
 
 

@@ -8,10 +8,11 @@ import secrets
 
 import pytest
 
-from vibemq.admin import accounts, scram, tool_users, users
-from vibemq.admin.permissions import Access
-from vibemq.admin.scram import Challenge, Verifier, client_proof, make_verifier
-from vibemq.admin.users import Authenticator, Verdict
+from vibemq.access import proofs, tool_users, users
+from vibemq.access.permissions import Access
+from vibemq.access.proofs import Challenge, Verifier, client_proof, make_verifier
+from vibemq.access.users import Authenticator, Verdict
+from vibemq.protocols.native import accounts
 from vibemq.storage import metadata as module
 from vibemq.storage.metadata import Metadata
 
@@ -21,8 +22,8 @@ PASSWORD = "correct horse"
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch):
     """They are there to take long, which shows nothing here."""
-    assert scram.ROUNDS >= 210_000  # what OWASP recommended at the least
-    monkeypatch.setattr(scram, "ROUNDS", 1000)
+    assert proofs.ROUNDS >= 210_000  # what OWASP recommended at the least
+    monkeypatch.setattr(proofs, "ROUNDS", 1000)
 
 
 @pytest.fixture
@@ -68,13 +69,13 @@ def test_what_is_kept_is_salt_rounds_and_a_key_that_makes_no_proof():
     kept = make_verifier("pencil", RFC_SALT, 4096)
     assert (kept.salt, kept.rounds) == (RFC_SALT, 4096)
     # A thief masks what he has, stored_key, as the client does with client_key.
-    forged = scram._masked(kept.stored_key, kept.stored_key, RFC_USER, RFC_CHALLENGE)
+    forged = proofs._masked(kept.stored_key, kept.stored_key, RFC_USER, RFC_CHALLENGE)
     assert not kept.accepts(RFC_USER, RFC_CHALLENGE, forged)
 
 
 def test_each_verifier_has_a_salt_of_its_own_and_survives_the_database():
     one, other = make_verifier(PASSWORD), make_verifier(PASSWORD)
-    assert len(one.salt) == scram.SALT_BYTES
+    assert len(one.salt) == proofs.SALT_BYTES
     assert one.salt != other.salt
     assert one.stored_key != other.stored_key
     assert Verifier.decode(one.encode()) == one
@@ -162,7 +163,7 @@ def test_no_proof_is_good_for_who_is_unknown(door):
         *(client_proof("nobody", password, challenge) for password in ("", PASSWORD)),
         bytes(32),
         secrets.token_bytes(32),
-        scram._masked(bytes(32), bytes(32), "nobody", challenge),
+        proofs._masked(bytes(32), bytes(32), "nobody", challenge),
     ]
     for proof in guesses:
         assert door.check_proof("nobody", challenge, proof, True) is Verdict.REFUSED

@@ -9,9 +9,9 @@ one password, and may do everything; whatever else would change it is refused.
 Hashing and committing block.
 """
 
-from vibemq.admin.passwords import NO_PASSWORD, OWN_HASHING, hash_password, imported_hash
-from vibemq.admin.scram import Verifier
-from vibemq.admin.users import GUEST
+from vibemq.access.passwords import NO_PASSWORD, OWN_HASHING, hash_password, imported_hash
+from vibemq.access.proofs import Verifier
+from vibemq.access.users import GUEST
 from vibemq.errors import UserError, VhostNotFound
 from vibemq.storage.metadata import Metadata, UserRecord, VhostPermission
 
@@ -32,7 +32,7 @@ def put_user(
 ) -> bool:
     """Make a user or change one, the password by itself or by RabbitMQ's or our own hash of it; was one made?
 
-    ``verifier`` belongs to a hash of our own (vibemq.admin.scram); without it there is no login by challenge.
+    ``verifier`` belongs to a hash of our own (vibemq.access.proofs); without it there is no login by challenge.
 
     An empty hash: a user without a password, who comes in by a certificate only.  Raises UserError, UserNotFound.
     """

@@ -11,7 +11,7 @@ by the counter that every change of users, vhosts and permissions raises in its 
 
 from typing import TYPE_CHECKING
 
-from vibemq.admin.users import GUEST
+from vibemq.access.users import GUEST
 from vibemq.storage.patterns import NAME_CHARACTERS_MAX, Pattern, pattern
 
 if TYPE_CHECKING:

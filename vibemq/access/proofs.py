@@ -21,7 +21,7 @@ import secrets
 from dataclasses import dataclass
 from hashlib import pbkdf2_hmac, sha256
 
-# OWASP's choice for PBKDF2-HMAC-SHA256: some 130 ms where argon2id as in admin.passwords takes 25.  The server spends
+# OWASP's choice for PBKDF2-HMAC-SHA256: some 130 ms where argon2id as in access.passwords takes 25.  The server spends
 # them when a password is set, never at a login; the client at each login.
 ROUNDS = 600_000
 SALT_BYTES = 16

@@ -6,9 +6,9 @@ import hashlib
 
 import pytest
 
-from vibemq.admin import tool_users
-from vibemq.admin.rights import Rights
-from vibemq.admin.users import Authenticator, Verdict
+from vibemq.access import tool_users
+from vibemq.access.rights import Rights
+from vibemq.access.users import Authenticator, Verdict
 from vibemq.errors import UserError, UserNotFound, VhostNotFound
 from vibemq.storage.metadata import Metadata, VhostPermission
 

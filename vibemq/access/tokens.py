@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 
-from vibemq.admin.users import GUEST, Authenticator, Verdict
+from vibemq.access.users import GUEST, Authenticator, Verdict
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.users import no_user
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from vibemq.admin import users
-from vibemq.admin.users import Authenticator, Verdict
+from vibemq.access import users
+from vibemq.access.users import Authenticator, Verdict
 from vibemq.errors import ConfigError, UserError, UserExists
 from vibemq.storage.metadata import Metadata
 

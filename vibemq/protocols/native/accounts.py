@@ -11,13 +11,12 @@ Names are compared with regard to case everywhere, or Admin could change the pas
 import logging
 from collections.abc import Mapping
 
-from vibemq.admin import passwords, users
-from vibemq.admin.permissions import Access, check_pattern, operation_named
-from vibemq.broker.operations import Operation
+from vibemq.access import passwords, users
+from vibemq.access.permissions import Access, Operation, check_pattern, operation_named
 from vibemq.errors import AccountError, UserError, UserExists, UserNotFound
 from vibemq.storage.metadata import Metadata
 
-log = logging.getLogger("vibemq.admin")
+log = logging.getLogger(__name__)
 
 #: What the door made of the payload or the headers; None: there were neither.
 Fields = Mapping[str, object] | None

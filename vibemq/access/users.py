@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may come in: users with passwords, and the built-in guest for this machine only.
 
-Passwords are kept as hashes (admin.passwords).  Checking one takes tens of milliseconds on
+Passwords are kept as hashes (access.passwords).  Checking one takes tens of milliseconds on
 purpose, so it belongs on a helper thread; a worker's loop asks ``check_cached``
 first, which knows the passwords that were right before (as a keyed hash whose key never
 leaves the process) and so lets a client reconnect without that price.  A user's row is read
 again each time, so a changed or deleted password counts at once.
 
-Who would rather not send the password asks for a challenge and proves to know it (admin.scram), at no price here.
+Who would rather not send the password asks for a challenge and proves to know it (access.proofs), at no price here.
 That takes a verifier, which is made when a password is set; imported users, and those whose password is older
 than verifiers, have none, and get challenges like users whom nobody knows.
 
 guest/guest is accepted from loopback only, and only while the configuration allows it and nobody has
 removed guest.  No user named guest can be made, so there is no second meaning of that name.
 
-What a user may do once inside is vibemq.admin.permissions'.  The first user of all is a superuser:
+What a user may do once inside is vibemq.access.permissions'.  The first user of all is a superuser:
 somebody must be able to let the others do something.
 """
 
@@ -27,12 +27,12 @@ import threading
 from functools import cache
 from hashlib import blake2b
 
-from vibemq.admin import scram
-from vibemq.admin.passwords import NO_PASSWORD, NOBODY, PASSWORD_CHARACTERS_MIN, hash_password, verified
+from vibemq.access import proofs
+from vibemq.access.passwords import NO_PASSWORD, NOBODY, PASSWORD_CHARACTERS_MIN, hash_password, verified
 from vibemq.errors import ConfigError, UserError
 from vibemq.storage.metadata import Metadata, UserRecord
 
-log = logging.getLogger("vibemq.admin")
+log = logging.getLogger("vibemq.access")
 
 GUEST = "guest"
 # As few as clients accept (RFC 7677): there is nothing to protect in a password that everybody knows.
@@ -100,25 +100,25 @@ class Authenticator:
             self._remembered[user] = (row.password_hash, self._digest(user, password))
         return Verdict.OK
 
-    def challenge(self, user: str) -> scram.Challenge:
+    def challenge(self, user: str) -> proofs.Challenge:
         """What ``user`` needs for a proof, whoever that is; about a millisecond for the first guest, or much less."""
         return self._verifier(user).challenge()
 
-    def check_proof(self, user: str, challenge: scram.Challenge, proof: bytes, loopback: bool) -> Verdict:
+    def check_proof(self, user: str, challenge: proofs.Challenge, proof: bytes, loopback: bool) -> Verdict:
         """The verdict on a proof for a challenge that ``challenge(user)`` gave; as quick, and for one proof only."""
         if not self._verifier(user).accepts(user, challenge, proof):
             return Verdict.REFUSED
         return Verdict.OK if loopback or user != GUEST else Verdict.LOOPBACK_ONLY
 
-    def _verifier(self, user: str) -> scram.Verifier:
+    def _verifier(self, user: str) -> proofs.Verifier:
         # Made in any case, or it would show in the time which users there are.
-        decoy = scram.decoy(self._metadata.token_key(), user)
+        decoy = proofs.decoy(self._metadata.token_key(), user)
         if self._is_guest(user):
             return _guest_verifier(decoy.salt)
         row = self._find(user)
         if row is None:
             return decoy
-        verifier = scram.Verifier.decode(row.verifier)
+        verifier = proofs.Verifier.decode(row.verifier)
         if verifier is None and row.password_hash != NO_PASSWORD and user not in self._told_of:
             self._told_of.add(user)
             log.warning(
@@ -191,8 +191,8 @@ def check_native_name(name: str) -> None:
 
 
 @cache
-def _guest_verifier(salt: bytes) -> scram.Verifier:
-    return scram.make_verifier(GUEST, salt, _GUEST_ROUNDS)
+def _guest_verifier(salt: bytes) -> proofs.Verifier:
+    return proofs.make_verifier(GUEST, salt, _GUEST_ROUNDS)
 
 
 def _check_name(name: str) -> None:

@@ -5,10 +5,11 @@ import itertools
 
 import pytest
 
-from vibemq.admin import accounts, users
-from vibemq.admin.permissions import Access, Accesses
-from vibemq.admin.users import Authenticator, Verdict
+from vibemq.access import users
+from vibemq.access.permissions import Access, Accesses
+from vibemq.access.users import Authenticator, Verdict
 from vibemq.errors import AccountError
+from vibemq.protocols.native import accounts
 from vibemq.storage.metadata import Metadata
 
 ROOT = Access("root", is_superuser=True)
