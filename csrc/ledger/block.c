@@ -90,8 +90,8 @@ struct ledger_entry *block_entries(struct ledger *l, uint64_t number, struct fau
 
     if (f) f->code = OK;
     /* Before the look at the file: a block that is missing now may be made right after. */
-    uint64_t next = atomic_load_explicit(&l->control->next, memory_order_acquire);
-    uint64_t base_block = atomic_load_explicit(&l->control->base, memory_order_acquire) / LEDGER_BLOCK_ENTRIES;
+    uint64_t next = word_load(&l->control->next);
+    uint64_t base_block = word_load(&l->control->base) / LEDGER_BLOCK_ENTRIES;
     if (number < base_block || number - base_block >= LEDGER_BLOCKS_MAX) return NULL;
     b = table_slot(l, number, base_block, f);
     if (!b || b->gone) return NULL;
@@ -179,7 +179,8 @@ void block_drop(struct ledger *l, uint64_t number)
 uint32_t block_settled(struct ledger_block *b, uint32_t from, uint32_t end)
 {
     uint32_t i = b->settled > from ? b->settled : from;
-    while (i < end && (atomic_load_explicit(&b->entries[i].word, memory_order_relaxed) & 7) == LEDGER_SETTLED) i++;
+    while (i < end && ledger_state_of(atomic_load_explicit(&b->entries[i].word, memory_order_relaxed)) == LEDGER_SETTLED)
+        i++;
     b->settled = i;
     return i;
 }

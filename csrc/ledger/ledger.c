@@ -23,8 +23,6 @@
 
 static const char ledger_name[] = "ledger";
 
-static uint64_t load(const _Atomic uint64_t *word) { return atomic_load_explicit(word, memory_order_acquire); }
-static void store(_Atomic uint64_t *word, uint64_t value) { atomic_store_explicit(word, value, memory_order_release); }
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
@@ -97,7 +95,7 @@ static err control_map(const char *directory, struct ledger_control **out, struc
     if (e) return e;
 
     struct ledger_control *c = page;
-    uint64_t base = load(&c->base), next = load(&c->next);
+    uint64_t base = word_load(&c->base), next = word_load(&c->next);
     if (c->magic != LEDGER_MAGIC || c->version != LEDGER_VERSION)
         e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, LEDGER_MAGIC, c->magic);
     else if (base > LEDGER_OFFSET_MAX || next > LEDGER_OFFSET_MAX ||
@@ -126,7 +124,7 @@ err ledger_open(const char *directory, struct ledger **out, struct fault *f)
         free(l);
         return e;
     }
-    l->first_block = load(&l->control->base) / LEDGER_BLOCK_ENTRIES;
+    l->first_block = word_load(&l->control->base) / LEDGER_BLOCK_ENTRIES;
     *out = l;
     return OK;
 }
@@ -153,7 +151,7 @@ static uint32_t reserve_step(uint32_t at)
 
 err ledger_reserve(struct ledger *l, uint64_t end, struct fault *f)
 {
-    uint64_t next = load(&l->control->next), base = load(&l->control->base);
+    uint64_t next = word_load(&l->control->next), base = word_load(&l->control->base);
     if (end <= next) return OK;
     if (l->reserved >= next && end <= l->reserved) return OK;
     if (end - next > LEDGER_BLOCK_ENTRIES || end > LEDGER_OFFSET_MAX)
@@ -187,13 +185,13 @@ static struct range range_at(uint64_t at, uint64_t end)
 
 static void clamp_to_entries(struct ledger *l, uint64_t *from, uint64_t *to)
 {
-    *from = most(*from, load(&l->control->base));
-    *to = least(*to, load(&l->control->next));
+    *from = most(*from, word_load(&l->control->base));
+    *to = least(*to, word_load(&l->control->next));
 }
 
 static bool wanted(uint64_t word, enum ledger_state state, uint32_t priorities)
 {
-    return (word & 7) == (uint64_t)state && (priorities == 0 || (priorities >> (word >> 3 & 3) & 1));
+    return ledger_state_of(word) == state && (priorities == 0 || (priorities >> ledger_unpack(word).priority & 1));
 }
 
 uint64_t ledger_find(struct ledger *l, uint64_t from, uint64_t to, enum ledger_state state, uint32_t priorities)
@@ -209,11 +207,22 @@ uint64_t ledger_find(struct ledger *l, uint64_t from, uint64_t to, enum ledger_s
         if (entries) {
             uint32_t settled = state == LEDGER_SETTLED ? 0 : block_known(l, r.number)->settled;
             for (uint32_t i = r.from > settled ? r.from : settled; i < r.to; i++)
-                if (wanted(load(&entries[i].word), state, priorities)) return first + i;
+                if (wanted(word_load(&entries[i].word), state, priorities)) return first + i;
         }
         at = first + LEDGER_BLOCK_ENTRIES;
     }
     return to;
+}
+
+bool ledger_each_next(struct ledger_each *at)
+{
+    for (;;) {
+        at->offset = ledger_find(at->ledger, at->from, at->to, at->state, 0);
+        if (at->offset >= at->to) return false;
+        at->from = at->offset + 1;
+        at->entry = ledger_entry(at->ledger, at->offset, NULL);
+        if (at->entry) return true;
+    }
 }
 
 uint64_t ledger_count(struct ledger *l, uint64_t from, uint64_t to, enum ledger_state state)
@@ -261,9 +270,9 @@ static bool settle_block(struct ledger *l, uint64_t number)
 
 uint64_t ledger_settle(struct ledger *l, uint64_t floor, uint32_t blocks_most)
 {
-    uint64_t old = load(&l->control->base), upto = least(floor, load(&l->control->next));
+    uint64_t old = word_load(&l->control->base), upto = least(floor, word_load(&l->control->next));
     uint64_t base = settle_base(l, old, upto);
-    if (base != old) store(&l->control->base, base);
+    if (base != old) word_store(&l->control->base, base);
 
     uint64_t first = base / LEDGER_BLOCK_ENTRIES + 1, end = upto / LEDGER_BLOCK_ENTRIES;
     if (first >= end) return base;
@@ -277,21 +286,21 @@ uint64_t ledger_settle(struct ledger *l, uint64_t floor, uint32_t blocks_most)
 
 void ledger_skip(struct ledger *l, uint64_t offset)
 {
-    uint64_t base = load(&l->control->base), next = load(&l->control->next);
+    uint64_t base = word_load(&l->control->base), next = word_load(&l->control->next);
     CHECK(offset <= LEDGER_OFFSET_MAX);
     if (offset <= base) return;
     /* A home may have had room for a whole block behind next, so that it reached into the one after. */
     uint64_t end = least(offset / LEDGER_BLOCK_ENTRIES, next / LEDGER_BLOCK_ENTRIES + 2);
     for (uint64_t number = base / LEDGER_BLOCK_ENTRIES; number < end; number++) block_drop(l, number);
     /* Base first: entries between the old next and the new do not exist, and would never be settled. */
-    store(&l->control->base, offset);
-    if (offset > next) store(&l->control->next, offset);
-    if (load(&l->control->departed) < offset) store(&l->control->departed, offset);
+    word_store(&l->control->base, offset);
+    if (offset > next) word_store(&l->control->next, offset);
+    if (word_load(&l->control->departed) < offset) word_store(&l->control->departed, offset);
 }
 
 void ledger_trim(struct ledger *l)
 {
-    uint64_t base = load(&l->control->base), next = load(&l->control->next);
+    uint64_t base = word_load(&l->control->base), next = word_load(&l->control->next);
     l->reserved = 0;
     for (uint32_t i = 0; i < l->block_count; i++) {
         struct ledger_block *b = &l->blocks[i];
@@ -323,7 +332,7 @@ err ledger_sync(const char *directory, struct fault *f)
     uint32_t count = 0;
     err e = control_map(directory, &c, f);
     if (e) return e;
-    uint64_t next = load(&c->next); /* before the list: every block that begins below it is in it, or settled */
+    uint64_t next = word_load(&c->next); /* before the list: every block that begins below it is in it, or settled */
     e = block_list(directory, &numbers, &count, f);
     for (uint32_t i = 0; !e && i < count; i++) {
         block_path(&path, directory, numbers[i]);
@@ -333,8 +342,7 @@ err ledger_sync(const char *directory, struct fault *f)
     free(numbers);
     if (!e) e = file_sync_directory(directory, f);
     if (!e) {
-        uint64_t synced = load(&c->synced);
-        while (synced < next && !atomic_compare_exchange_weak(&c->synced, &synced, next)) continue;
+        word_raise(&c->synced, next);
         file_path_name(&path, directory, ledger_name);
         e = sync_file(path.text, f);
     }
@@ -369,10 +377,10 @@ err ledger_remove(const char *directory, struct fault *f)
 void ledger_check(struct ledger *l)
 {
     struct ledger_control *c = l->control;
-    uint64_t base = load(&c->base), next = load(&c->next);
+    uint64_t base = word_load(&c->base), next = word_load(&c->next);
     CHECK(c->magic == LEDGER_MAGIC && c->version == LEDGER_VERSION);
     CHECK(base <= next && next <= LEDGER_OFFSET_MAX);
-    CHECK(load(&c->departed) <= next && load(&c->synced) <= next);
+    CHECK(word_load(&c->departed) <= next && word_load(&c->synced) <= next);
     CHECK(l->first_block <= base / LEDGER_BLOCK_ENTRIES);
     CHECK(l->block_count <= l->block_capacity);
     while (base < next) {
@@ -380,7 +388,7 @@ void ledger_check(struct ledger *l)
         struct ledger_entry *entries = block_entries(l, r.number, NULL);
         uint32_t settled = entries ? block_known(l, r.number)->settled : 0;
         for (uint32_t i = r.from; entries && i < r.to; i++) {
-            uint64_t state = atomic_load_explicit(&entries[i].word, memory_order_relaxed) & 7;
+            enum ledger_state state = ledger_state_of(atomic_load_explicit(&entries[i].word, memory_order_relaxed));
             CHECK(state != LEDGER_NONE && state <= LEDGER_DELAYED);
             CHECK(i >= settled || state == LEDGER_SETTLED);
         }

@@ -33,73 +33,25 @@
 #ifndef VIBEMQ_LEDGER_LEDGER_H
 #define VIBEMQ_LEDGER_LEDGER_H
 
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "../base/error.h"
 #include "../base/file.h"
+#include "words.h"
 
 #define LEDGER_MAGIC 0x564D514Cu /* "VMQL" */
 #define LEDGER_VERSION 1u
 #define LEDGER_CONTROL_BYTES 4096u
-#define LEDGER_ENTRY_BYTES 16u
 #define LEDGER_BLOCK_ENTRIES 16384u    /* 256 KiB: a block comes and goes every 16 ms at a million messages a second */
 #define LEDGER_BLOCK_BYTES (LEDGER_BLOCK_ENTRIES * LEDGER_ENTRY_BYTES)
 #define LEDGER_RESERVE_ENTRIES 256u    /* a page: what an almost empty queue costs on disk */
 #define LEDGER_BLOCKS_MAX 65536u       /* [base, next) spans at most 2^30 offsets: no hand-out beyond it */
 #define LEDGER_OFFSET_MAX (UINT64_C(1) << 62) /* beyond: a damaged page; so sums of offsets never wrap */
-#define LEDGER_ATTEMPTS_MAX 1023u
 #define LEDGER_SUFFIX ".ledger"
-
-enum ledger_state { LEDGER_NONE = 0, LEDGER_READY = 1, LEDGER_IN_FLIGHT = 2, LEDGER_SETTLED = 3, LEDGER_DEAD = 4,
-                    LEDGER_DELAYED = 5 };
-
-/* The first word of an entry:
- *    0..2   state           LEDGER_DEAD: being dead-lettered; LEDGER_DELAYED: given back, ready at a time that
- *                           the home knows.  Both are ready again if their home dies
- *    3..4   priority        0 low .. 3 critical
- *    5..14  attempts        how often it was handed out
- *   15..20  worker          who has it in flight: the worker's index
- *   21..31  life            and the low bits of its seat's epoch (csrc/shm/doorbell.h)
- *   32..47  index           of the message within its entry (0 unless a sub-batch)
- *   48..57  strikes        how many of the attempts ended in a timeout or a refusal: these count towards the limit
- *   58..63  spare
- */
-struct ledger_word {
-    enum ledger_state state;
-    uint32_t priority, attempts, worker, life, index, strikes;
-};
-#define LEDGER_LIFE_MASK 0x7FFu
-#define LEDGER_GENERATION_MASK 0xFFFFFFu
-
-static inline uint64_t ledger_pack(struct ledger_word w)
-{
-    return (uint64_t)w.state | (uint64_t)(w.priority & 3) << 3 | (uint64_t)(w.attempts & LEDGER_ATTEMPTS_MAX) << 5 |
-           (uint64_t)(w.worker & 63) << 15 | (uint64_t)(w.life & LEDGER_LIFE_MASK) << 21 |
-           (uint64_t)(w.index & 0xFFFF) << 32 | (uint64_t)(w.strikes & LEDGER_ATTEMPTS_MAX) << 48;
-}
-
-static inline struct ledger_word ledger_unpack(uint64_t word)
-{
-    return (struct ledger_word){
-        .state = (enum ledger_state)(word & 7), .priority = word >> 3 & 3, .attempts = word >> 5 & LEDGER_ATTEMPTS_MAX,
-        .worker = word >> 15 & 63, .life = word >> 21 & LEDGER_LIFE_MASK, .index = word >> 32 & 0xFFFF,
-        .strikes = word >> 48 & LEDGER_ATTEMPTS_MAX};
-}
-
-struct ledger_entry {
-    _Atomic uint64_t word;
-    uint64_t place; /* chunk's position in its segment << 32 | entry's position in the chunk's data; 0: look it up */
-};
-_Static_assert(sizeof(struct ledger_entry) == LEDGER_ENTRY_BYTES, "an entry is two words");
 
 /* The shared page.  Plain counters are written by the home alone. */
 struct ledger_control {
     uint32_t magic, version;
     uint8_t reserved[120];
-    _Alignas(128) _Atomic uint64_t home;     /* worker + 1 << 48 | epoch of its seat, 24 bits, << 24 | generation of
-                                                the home, 24 bits; worker + 1 is 0: nobody */
+    _Alignas(128) _Atomic uint64_t home;     /* who decides: struct ledger_home, packed */
     _Alignas(128) _Atomic uint64_t base;     /* every offset below is settled */
     _Atomic uint64_t next;                   /* from here on there are no entries: never handed out */
     _Atomic uint64_t departed;               /* next less the messages below it that are ready: what does not wait */
@@ -120,14 +72,14 @@ _Static_assert(sizeof(struct ledger_control) <= LEDGER_CONTROL_BYTES, "the contr
  * out for itself (which messages those are) stays as it is. */
 static inline void ledger_disown(struct ledger_control *c)
 {
-    uint64_t base = atomic_load(&c->base), departed = atomic_load(&c->departed), lost = atomic_load(&c->in_flight);
+    uint64_t base = word_load(&c->base), departed = word_load(&c->departed), lost = word_load(&c->in_flight);
     /* Copies of a fan-out are more than messages: at most all that is not settled waits. */
-    atomic_store(&c->departed, departed > base && departed - base > lost ? departed - lost : base);
-    atomic_store(&c->home, atomic_load(&c->home) & LEDGER_GENERATION_MASK);
-    atomic_store(&c->workers, 0);
-    atomic_store(&c->blocked, 0);
-    atomic_store(&c->consumers, 0);
-    atomic_store(&c->in_flight, 0);
+    word_store(&c->departed, departed > base && departed - base > lost ? departed - lost : base);
+    word_store(&c->home, ledger_home_without_worker(word_load(&c->home)));
+    word_store(&c->workers, 0);
+    word_store(&c->blocked, 0);
+    word_store(&c->consumers, 0);
+    word_store(&c->in_flight, 0);
 }
 
 /* What a handle knows of a block. */
@@ -193,6 +145,24 @@ static inline struct ledger_entry *ledger_entry(struct ledger *l, uint64_t offse
  * lies outside [base, next).  An offset whose block cannot be mapped now counts as found, because
  * stepping over it would lose messages: ledger_entry then says why. */
 uint64_t ledger_find(struct ledger *l, uint64_t from, uint64_t to, enum ledger_state state, uint32_t priorities);
+
+/* Home: goes over the entries of a range that are in one state, as ledger_find finds them; the state of those that
+ * were passed may be changed meanwhile.  Those whose block cannot be mapped now are left out.
+ *
+ *     struct ledger_each at = ledger_each_of(l, from, to, LEDGER_READY);
+ *     while (ledger_each_next(&at)) ... at.offset, at.entry ...
+ */
+struct ledger_each {
+    struct ledger *ledger;
+    uint64_t from, to, offset;
+    enum ledger_state state;
+    struct ledger_entry *entry;
+};
+static inline struct ledger_each ledger_each_of(struct ledger *l, uint64_t from, uint64_t to, enum ledger_state state)
+{
+    return (struct ledger_each){.ledger = l, .from = from, .to = to, .state = state};
+}
+bool ledger_each_next(struct ledger_each *at);
 
 /* How many entries of [from, to) are in `state`, for counters after a change of home. */
 uint64_t ledger_count(struct ledger *l, uint64_t from, uint64_t to, enum ledger_state state);

@@ -54,11 +54,11 @@ static err print_control(struct print *p, int fd, uint64_t size)
     if (size != sizeof page || c->magic != LEDGER_MAGIC)
         return fault_set(p->f, ERR_CORRUPT, 0, p->path, 0, sizeof page, size);
 
-    uint64_t home = c->home;
-    if (home >> 48)
-        say(p, "home: worker %" PRIu64 ", epoch %" PRIu64 ", generation %" PRIu64, (home >> 48) - 1, home >> 24 & 0xFFFFFF,
-            home & 0xFFFFFF);
-    else say(p, "home: nobody");
+    struct ledger_home home = ledger_home_unpack(c->home);
+    if (home.worker == LEDGER_NOBODY) say(p, "home: nobody");
+    else
+        say(p, "home: worker %" PRIu32 ", epoch %" PRIu32 ", generation %" PRIu32, home.worker, home.epoch,
+            home.generation);
     const struct { const char *name; uint64_t value; bool mask; } words[] = {
         {"base", c->base, false}, {"next", c->next, false}, {"departed", c->departed, false},
         {"purge", c->purge, false}, {"synced", c->synced, false}, {"workers", c->workers, true},
@@ -87,20 +87,20 @@ static void print_entry(struct print *p, uint64_t offset, const struct ledger_en
     if (w.state == LEDGER_IN_FLIGHT)
         snprintf(holder, sizeof holder, ", worker %" PRIu32 ", life %" PRIu32, w.worker, w.life);
     say(p, "offset %" PRIu64 ": %s, priority %" PRIu32 ", attempts %" PRIu32 ", strikes %" PRIu32 "%s, index %" PRIu32
-        ", chunk at %" PRIu64 ", entry at %" PRIu64, offset, state_names[w.state & 7], w.priority, w.attempts,
+        ", chunk at %" PRIu64 ", entry at %" PRIu64, offset, state_names[w.state], w.priority, w.attempts,
         w.strikes, holder, w.index, entry->place >> 32, entry->place & UINT32_MAX);
 }
 
 static void print_entries(struct print *p, uint64_t first, const struct ledger_entry *entries, uint32_t count)
 {
     uint64_t lines = 0, by_state[8] = {0};
-    for (uint32_t i = 0; i < count; i++) by_state[entries[i].word & 7]++;
+    for (uint32_t i = 0; i < count; i++) by_state[ledger_state_of(entries[i].word)]++;
     for (uint32_t state = 0; state < 8; state++)
         if (by_state[state]) say(p, "%s: %" PRIu64, state_names[state], by_state[state]);
 
     for (uint32_t i = 0; i < count && !p->stopped && (p->limit == 0 || lines < p->limit); lines++) {
-        uint32_t state = entries[i].word & 7, end = i + 1;
-        while (told_as_run(state) && end < count && (entries[end].word & 7) == state) end++;
+        uint32_t state = ledger_state_of(entries[i].word), end = i + 1;
+        while (told_as_run(state) && end < count && ledger_state_of(entries[end].word) == state) end++;
         if (told_as_run(state))
             say(p, "offsets %" PRIu64 " to below %" PRIu64 ": %s", first + i, first + end, state_names[state]);
         else print_entry(p, first + i, &entries[i]);

@@ -212,7 +212,7 @@ err control_map(const char *directory, struct control **out, struct fault *f)
     struct control *c = page;
     if (c->magic != CONTROL_MAGIC || c->version != CONTROL_VERSION || !control_of_this_boot(c, (uint64_t)st.st_ino))
         e = fault_set(f, ERR_STALE, 0, path.text, 0, CONTROL_VERSION, c->version);
-    else if (atomic_load(&c->state) == CONTROL_DELETED) e = fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
+    else if (control_is_deleted(c)) e = fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
     if (e) {
         control_unmap(c);
         return e;
@@ -255,7 +255,7 @@ err control_old_read(const char *directory, struct control_old *out, struct faul
 
     const struct control *c = (const struct control *)page;
     if (c->magic != CONTROL_MAGIC) return OK;
-    if (atomic_load(&c->state) == CONTROL_DELETED) return fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
+    if (control_is_deleted(c)) return fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
     old_durable(c, out);
     out->epoch = c->epoch;
     uint64_t count = atomic_load(&c->failed_count);

@@ -15,12 +15,9 @@
 #ifndef VIBEMQ_LOG_CONTROL_H
 #define VIBEMQ_LOG_CONTROL_H
 
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "../base/error.h"
 #include "../shm/mutex.h"
+#include "../shm/word.h"
 
 #define CONTROL_BYTES 4096u
 #define CONTROL_MAGIC 0x564D5143u /* "VMQC" */
@@ -83,6 +80,8 @@ struct control {
     _Atomic uint64_t failed[CONTROL_FAILED_MAX][2];
 };
 _Static_assert(sizeof(struct control) <= CONTROL_BYTES, "the control block is one page");
+
+static inline bool control_is_deleted(const struct control *c) { return atomic_load(&c->state) == CONTROL_DELETED; }
 
 /* What a new control block begins with. */
 struct control_init {

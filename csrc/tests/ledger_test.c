@@ -3,24 +3,6 @@
 
 #include "ledger_help.h"
 
-/* ---- entries ---- */
-
-TEST(a_word_holds_each_field_at_its_limits)
-{
-    static const struct ledger_word words[] = {
-        {0, 0, 0, 0, 0, 0, 0},
-        {LEDGER_DELAYED, 3, LEDGER_ATTEMPTS_MAX, 63, LEDGER_LIFE_MASK, 0xFFFF, LEDGER_ATTEMPTS_MAX},
-        {LEDGER_READY, 3, 0, 0, 0, 0, 0}, {LEDGER_READY, 0, LEDGER_ATTEMPTS_MAX, 0, 0, 0, 0},
-        {LEDGER_IN_FLIGHT, 0, 0, 63, 0, 0, 0}, {LEDGER_IN_FLIGHT, 0, 0, 0, LEDGER_LIFE_MASK, 0, 0},
-        {LEDGER_SETTLED, 0, 0, 0, 0, 0xFFFF, 0}, {LEDGER_DEAD, 0, 0, 0, 0, 0, LEDGER_ATTEMPTS_MAX},
-    };
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        struct ledger_word had = ledger_unpack(ledger_pack(words[i]));
-        EXPECT_MEM_EQ(&words[i], &had, sizeof had);
-        EXPECT_EQ(0, ledger_pack(words[i]) >> 58);
-    }
-}
-
 TEST(a_ledger_is_made_once_and_opened_by_all)
 {
     const char *d = help_directory();
@@ -126,6 +108,13 @@ TEST(what_a_dead_home_wrote_behind_next_is_zeroed)
 
 /* ---- looking ---- */
 
+static int never_open(const char *path, int flags, mode_t mode)
+{
+    (void)path, (void)flags, (void)mode;
+    errno = EMFILE;
+    return -1;
+}
+
 TEST(find_tells_the_first_of_a_state_and_priority)
 {
     const char *d = help_directory();
@@ -143,6 +132,49 @@ TEST(find_tells_the_first_of_a_state_and_priority)
     EXPECT_EQ(2 * BLOCK + 1, ledger_find(l, 0, 2 * BLOCK + 1, LEDGER_IN_FLIGHT, 0)); /* `to` itself is not in it */
     EXPECT_EQ(end - 10 - 1, ledger_count(l, 0, end + 5, LEDGER_READY));
     EXPECT_EQ(1, ledger_count(l, 0, UINT64_MAX, LEDGER_IN_FLIGHT));
+    ledger_close(l);
+}
+
+TEST(going_over_a_state_meets_each_of_its_entries_once_whatever_becomes_of_them)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 10);
+    uint64_t end = 3 * BLOCK + 50, found = 0, last = 0;
+    help_hand_out(l, end, LEDGER_READY);
+    help_settle(l, BLOCK, 2 * BLOCK); /* a block in the middle */
+    ledger_settle(l, UINT64_MAX, 8);
+    for (uint64_t at = 10; at < end; at += 1000)
+        if (help_state(l, at) == LEDGER_READY) help_put(l, at, (struct ledger_word){.state = LEDGER_DELAYED, .attempts = 5});
+    uint64_t delayed = ledger_count(l, 0, end, LEDGER_DELAYED), ready = ledger_count(l, 0, end, LEDGER_READY);
+    EXPECT(delayed > 30);
+    for (struct ledger_each at = ledger_each_of(l, 0, end, LEDGER_DELAYED); ledger_each_next(&at); found++) {
+        EXPECT(at.offset > last && at.offset % 1000 == 10 && at.entry == ledger_entry(l, at.offset, NULL));
+        EXPECT_EQ(5, ledger_unpack(word_load(&at.entry->word)).attempts);
+        ledger_set_state(at.entry, at.offset % 2000 == 10 ? LEDGER_READY : LEDGER_SETTLED);
+        last = at.offset;
+    }
+    EXPECT_EQ(delayed, found);
+    EXPECT_EQ(0, ledger_count(l, 0, end, LEDGER_DELAYED));
+    EXPECT(ledger_count(l, 0, end, LEDGER_READY) > ready);
+    struct ledger_each none = ledger_each_of(l, 0, end, LEDGER_DEAD);
+    EXPECT(!ledger_each_next(&none) && !ledger_each_next(&none));
+    ledger_close(l);
+}
+
+TEST(going_over_a_state_leaves_out_what_cannot_be_mapped)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, BLOCK - 2);
+    help_hand_out(l, BLOCK + 2, LEDGER_READY);
+    ledger_close(l);
+    l = help_open(d);
+    EXPECT(ledger_entry(l, BLOCK, NULL) != NULL); /* the second block is mapped, the first is not */
+    struct ledger_each at = ledger_each_of(l, 0, UINT64_MAX, LEDGER_READY);
+    help_fail_at(0, EMFILE);
+    help_faulty.open = never_open;
+    EXPECT(ledger_each_next(&at));
+    EXPECT_EQ(BLOCK, at.offset);
+    sys = &sys_real;
     ledger_close(l);
 }
 

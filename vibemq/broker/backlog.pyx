@@ -69,9 +69,9 @@ cdef class Backlog(Decider):
         self.segments = segments(queue.stream.log.directory)
         core.control_committed(queue.stream.log.control, &committed)
         # What came when nobody was home counts as new.
-        self.arrived = (core.ledger_looked(self.control) or committed.next_offset + 1) - 1
+        self.arrived = (core.word_load(&self.control.looked) or committed.next_offset + 1) - 1
         self._skip_dropped()
-        self.next = core.ledger_next(self.control)
+        self.next = core.word_load(&self.control.next)
         self.cursor.seek(self.next)
         self._ready_from_base()
         self._begin_expiry()
@@ -135,13 +135,13 @@ cdef class Backlog(Decider):
     cdef int _ready_from_base(self) except -1:
         cdef int i
         for i in range(4):
-            self.ready_from[i] = core.ledger_base(self.control)
+            self.ready_from[i] = core.word_load(&self.control.base)
         return 0
 
     cdef int news(self) except -1:
         cdef commit committed
         core.control_committed(self.queue.stream.log.control, &committed)
-        if committed.next_offset == self.heard and not core.ledger_purge(self.control):
+        if committed.next_offset == self.heard and not core.word_load(&self.control.purge):
             return 0  # asked twice a second for the sake of a ringer that was killed
         self.heard = committed.next_offset
         if self.expiry is not None:
@@ -161,13 +161,11 @@ cdef class Backlog(Decider):
     def _skip_dropped(self):
         """What retention has taken is settled."""
         first = self.queue.stream.log.stats().first_offset
-        if first > core.ledger_base(self.control):
+        if first > core.word_load(&self.control.base):
             core.ledger_skip(self.raw, first)
 
     cdef _set_ready(self, uint64_t offset):
-        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
-        if entry != NULL:
-            core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_READY)
+        core.ledger_set_state(core.ledger_entry_of(self.raw, offset, NULL), LEDGER_READY)
 
     cdef int _ready(self, uint64_t offset, uint32_t priority) except -1:
         """The entry is ready: whoever looks for messages begins at it, at the latest."""
@@ -176,9 +174,7 @@ cdef class Backlog(Decider):
         return 0
 
     cdef int _settle_one(self, uint64_t offset) except -1:
-        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
-        if entry != NULL:
-            core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_SETTLED)
+        core.ledger_set_state(core.ledger_entry_of(self.raw, offset, NULL), LEDGER_SETTLED)
         self.settling = True
         return 0
 
@@ -194,9 +190,9 @@ cdef class Backlog(Decider):
             entry = core.ledger_entry_of(self.raw, offset, NULL)
             if entry == NULL:
                 continue
-            word = core.ledger_word_get(entry)
-            if word & 7 == LEDGER_DELAYED:
-                core.ledger_word_set(entry, (word & ~<uint64_t> 7) | LEDGER_READY)
+            word = core.word_load(&entry.word)
+            if core.ledger_state_of(word) == LEDGER_DELAYED:
+                core.ledger_set_state(entry, LEDGER_READY)
                 self._ready(offset, self.level_of(word))
         return 0
 
@@ -238,7 +234,7 @@ cdef class Backlog(Decider):
                     continue
             if e == ERR_NOT_FOUND:
                 self._skip_dropped()
-                self.next = max(self.next, core.ledger_next(self.control))
+                self.next = max(self.next, core.word_load(&self.control.next))
                 self.cursor.seek(self.next)
             failing.say((self.queue.key, e), "queue %s: cannot be read: %s", self.queue.name, storage_error(e, &f))
             self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
@@ -263,7 +259,7 @@ cdef class Backlog(Decider):
         cdef err e
         cdef uint64_t offset = self.next
         cdef ledger_entry *entry
-        if m.offset > self.next and core.ledger_base(self.control) == self.next:
+        if m.offset > self.next and core.word_load(&self.control.base) == self.next:
             core.ledger_skip(self.raw, m.offset)
             self.next = offset = m.offset
         while offset <= m.offset:
@@ -278,8 +274,8 @@ cdef class Backlog(Decider):
                 self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                 return -1
             if offset < m.offset:  # there is no such message: retention or damage has taken it
-                core.ledger_word_set(entry, LEDGER_SETTLED)
-                core.ledger_next_set(self.control, offset + 1)
+                core.word_store(&entry.word, LEDGER_SETTLED)
+                core.word_store(&self.control.next, offset + 1)
                 self.settling = True
             self.next = offset + 1
             offset += 1
@@ -287,8 +283,8 @@ cdef class Backlog(Decider):
         self.word.state, self.word.priority, self.word.index = LEDGER_READY, PRIORITY_NORMAL, m.index
         self.entry = entry
         entry.place = m.place
-        core.ledger_word_set(entry, core.ledger_pack(self.word))
-        core.ledger_next_set(self.control, self.next)
+        core.word_store(&entry.word, core.ledger_pack(self.word))
+        core.word_store(&self.control.next, self.next)
         if m.segment > <uint64_t> self.segments[len(self.segments) - 1]:
             self.segments.append(m.segment)
         return 0
@@ -341,13 +337,13 @@ cdef class Backlog(Decider):
         return self._clear(self.expired, FailureReason.MESSAGE_EXPIRED)
 
     cdef bint _purge(self) except -1:
-        cdef uint64_t upto = core.ledger_purge(self.control)
+        cdef uint64_t upto = core.word_load(&self.control.purge)
         if not upto:
             return False
         self._wake_delayed_below(upto)
         if self._clear(upto, None):
             return True
-        core.ledger_purge_done(self.control, upto)  # or a later home would take what comes back from consumers
+        core.word_swap(&self.control.purge, upto, 0)  # or a later home would take what comes back from consumers
         return False
 
     cdef bint overflows(self) noexcept:
@@ -420,7 +416,7 @@ cdef class Backlog(Decider):
                 break
             self.ready -= 1
             if bury:
-                self._bury(offset, reason, core.ledger_unpack(core.ledger_word_get(self.entry)).attempts)
+                self._bury(offset, reason, core.ledger_unpack(core.word_load(&self.entry.word)).attempts)
             else:
                 out += 1
                 self._settle_one(offset)
@@ -444,14 +440,14 @@ cdef class Backlog(Decider):
         if not count:
             return
         if reason is None:
-            core.ledger_purged_add(self.control, count)
+            core.word_add(&self.control.purged, count)
             return
         if reason is FailureReason.MESSAGE_EXPIRED:
-            core.ledger_expired_add(self.control, count)
+            core.word_add(&self.control.expired, count)
         self._dropped(reason, count, 0, 0)
 
     def _dropped(self, reason, uint64_t count, uint64_t offset, uint32_t attempts):
-        core.ledger_dropped_add(self.control, count)
+        core.word_add(&self.control.dropped, count)
         times = "once" if attempts == 1 else f"{attempts} times"
         text = DROPPED[reason].format(queue=self.queue, offset=offset, times=times)
         (expiring if reason is FailureReason.MESSAGE_EXPIRED else failing).say(
@@ -461,14 +457,14 @@ cdef class Backlog(Decider):
         """Settle messages that were never handed out, unread; False when some are left for the next turn."""
         cdef message_view v
         cdef uint64_t began = self.next
-        if core.ledger_base(self.control) == self.next \
+        if core.word_load(&self.control.base) == self.next \
                 or core.ledger_settle(self.raw, self.floor(), BLOCKS_PER_TURN) == self.next:
             core.ledger_skip(self.raw, upto)
             self.next = upto
         else:
             v.offset, v.index, v.place, v.segment = min(upto, self.next + CLEAR_BUDGET) - 1, 0, 0, 0
             if self._make_entry(&v) == 0:
-                core.ledger_word_set(self.entry, LEDGER_SETTLED)
+                core.word_store(&self.entry.word, LEDGER_SETTLED)
         self._count_out(reason, self.next - began)
         self.cursor.seek(self.next)
         self.settling = True
@@ -479,16 +475,15 @@ cdef class Backlog(Decider):
 
     cdef int _bury(self, uint64_t offset, object reason, uint32_t attempts) except -1:
         """The message leaves the queue: into its dead-letter queue, or for good where it has none."""
-        cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
         if reason is FailureReason.MESSAGE_EXPIRED:
-            core.ledger_expired_add(self.control, 1)
+            core.word_add(&self.control.expired, 1)
         if not self.queue.policy.dead_letter:
             self._dropped(reason, 1, offset, attempts)
             return self._settle_one(offset)
         if offset in self.dead:
             return 0  # another copy of it is on its way already
-        if entry != NULL and self.entries_are_owned:
-            core.ledger_word_set(entry, (core.ledger_word_get(entry) & ~<uint64_t> 7) | LEDGER_DEAD)
+        if self.entries_are_owned:
+            core.ledger_set_state(core.ledger_entry_of(self.raw, offset, NULL), LEDGER_DEAD)
         self.dead[offset] = reason
         heapq.heappush(self.graves, (0, offset, reason, attempts))
         return self.queue.mark()
@@ -514,7 +509,7 @@ cdef class Backlog(Decider):
             entry = core.ledger_entry_of(self.raw, offset, NULL)
             e = OK
             if entry != NULL:
-                w = core.ledger_unpack(core.ledger_word_get(entry))
+                w = core.ledger_unpack(core.word_load(&entry.word))
                 e = self.probe.look(offset, self._segment_of(offset), entry.place, <unsigned short> w.index, &v, &f)
                 if e == ERR_NOT_CACHED:
                     self._failed_read(e, &v, self.probe)
@@ -577,7 +572,7 @@ cdef class Backlog(Decider):
             if self.stopped:
                 continue  # the next home finds them as they are
             if ok:
-                core.ledger_dead_lettered_add(self.control, 1)
+                core.word_add(&self.control.dead_lettered, 1)
                 self.settle_dead(offset, reason)
                 self.dead.pop(offset, None)
             else:
@@ -608,7 +603,7 @@ cdef class Backlog(Decider):
         cdef uint64_t base
         if not self.queue.table.makes_room or self.queue.policy.keep or self.stopped or self.making_room:
             return
-        base = core.ledger_base(self.control)
+        base = core.word_load(&self.control.base)
         core.control_committed(self.queue.stream.log.control, &committed)
         if base == committed.next_offset and <uint64_t> committed.segment < base:
             self.queue.stream.rest()  # its descriptors would keep the room

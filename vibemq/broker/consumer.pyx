@@ -59,7 +59,7 @@ cdef class Consumer:
             self.unordered = True
         if queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
             if self.write(m, id, id_size, attempts) == UNDELIVERABLE:
-                core.ledger_dropped_add(queue.control, 1)
+                core.word_add(&queue.control.dropped, 1)
                 self._say_unsuited(m.offset, "and is dropped for it, and for no other")
             return 0
         slot = self.deliveries.add(&self.own, self.number, m.offset, id, id_size, attempts, strikes,

@@ -54,7 +54,7 @@ cdef class FanOut(Home):
 
     cdef int admit(self, Member m, bint fresh, uint64_t seen) except -1:
         if fresh and len(self.members) == 1:
-            m.start = m.cursor = core.ledger_base(self.control)  # nobody was there: the backlog is its own
+            m.start = m.cursor = core.word_load(&self.control.base)  # nobody was there: the backlog is its own
             m.skip_below = self.next
         else:
             m.start = m.cursor = seen
@@ -162,18 +162,18 @@ cdef class FanOut(Home):
         cdef ledger_word w
         if entry == NULL:
             return 0
-        word = core.ledger_word_get(entry)
+        word = core.word_load(&entry.word)
         w = core.ledger_unpack(word)
         if w.state != LEDGER_SETTLED:
             w.state = LEDGER_READY
             w.attempts = min(max(w.attempts, attempts), <uint32_t> core.LEDGER_ATTEMPTS_MAX)
             w.strikes = max(w.strikes, strikes)
-            core.ledger_word_swap(entry, word, core.ledger_pack(w))
+            core.word_swap(&entry.word, word, core.ledger_pack(w))
         return 0
 
     cdef int _all_left(self, Member gone) except -1:
         """Whatever nobody has acknowledged waits for the next who comes."""
-        cdef uint64_t base = core.ledger_base(self.control)
+        cdef uint64_t base = core.word_load(&self.control.base)
         if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
             given = without([(base, min(gone.cursor, self.next))], list(gone.owed))
             self.past = joined(self.past, without(given, [(offset, offset + 1) for offset in sorted(self.dead)]))
@@ -212,7 +212,7 @@ cdef class FanOut(Home):
     cdef int _settle_past(self) except -1:
         cdef uint64_t first = self.past[0][0]
         cdef uint64_t upto = self.past[0][1]
-        cdef uint64_t base = core.ledger_base(self.control)
+        cdef uint64_t base = core.word_load(&self.control.base)
         cdef uint64_t offset
         if first <= base:
             upto = min(upto, base + SETTLED_PER_TURN)
@@ -226,7 +226,7 @@ cdef class FanOut(Home):
 
     cdef int _search(self) except -1:
         """What is in flight at nobody who lives is ready again, for all members or for who comes next."""
-        cdef uint64_t offset = max(<uint64_t> self.unsearched[0][0], core.ledger_base(self.control))
+        cdef uint64_t offset = max(<uint64_t> self.unsearched[0][0], core.word_load(&self.control.base))
         cdef uint64_t upto = min(<uint64_t> self.unsearched[0][1], offset + SEARCHED_PER_TURN)
         cdef uint64_t first = 0, end = 0
         cdef uint64_t first_start = NOWHERE
@@ -244,13 +244,13 @@ cdef class FanOut(Home):
                 self.unmapped = True
                 self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                 break
-            word = core.ledger_word_get(entry) if entry != NULL else <uint64_t> LEDGER_SETTLED
-            if word & 7 != LEDGER_SETTLED and not (self.dead and self._is_leaving(offset)):
-                if word & 7 == LEDGER_READY:
+            word = core.word_load(&entry.word) if entry != NULL else <uint64_t> LEDGER_SETTLED
+            if core.ledger_state_of(word) != LEDGER_SETTLED and not (self.dead and self._is_leaving(offset)):
+                if core.ledger_state_of(word) == LEDGER_READY:
                     orphaned = self.deserted or self.taking_over  # else it was taken out of the queue
                 else:
                     orphaned = offset < first_start and not (self.spared and offset in self.spared) and \
-                        core.ledger_word_swap(entry, word, (word & ~<uint64_t> 7) | LEDGER_READY)
+                        core.ledger_swap_state(entry, word, LEDGER_READY)
                 self.ready += orphaned
                 if orphaned and passes_on and offset < first_start:
                     if offset != end:
@@ -328,7 +328,7 @@ cdef class FanOut(Home):
                 self.looks -= 1
                 self._pass(to, came_back, offset)
                 continue
-            self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
+            self.word = core.ledger_unpack(core.word_load(&self.entry.word))
             e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, &v, &f)
             if e == ERR_NOT_CACHED:
                 self._failed_read(e, &v, self.probe)
@@ -357,7 +357,7 @@ cdef class FanOut(Home):
             entry = core.ledger_entry_of(self.raw, offset, &f)
             if entry == NULL and f.code != OK:
                 break
-            if entry != NULL and core.ledger_word_get(entry) & 7 != LEDGER_SETTLED \
+            if entry != NULL and core.ledger_state_of(core.word_load(&entry.word)) != LEDGER_SETTLED \
                     and not (self.dead and self._is_leaving(offset)):
                 break
             offset += 1
@@ -433,7 +433,7 @@ cdef class FanOut(Home):
     # ---- the end of a turn ----
 
     cdef uint64_t floor(self) except? 0:
-        cdef uint64_t floor = min(self.next, core.ledger_base(self.control) + SETTLED_PER_TURN)
+        cdef uint64_t floor = min(self.next, core.word_load(&self.control.base) + SETTLED_PER_TURN)
         cdef Member m
         for m in self.members.values():
             floor = min(floor, self._lowest(m))
@@ -442,7 +442,7 @@ cdef class FanOut(Home):
         return floor
 
     cdef int _settle_base(self) except -1:
-        cdef uint64_t began = core.ledger_base(self.control)
+        cdef uint64_t began = core.word_load(&self.control.base)
         cdef uint64_t floor = self.floor()
         cdef Member m
         if self.members:

@@ -16,7 +16,9 @@ from vibemq.broker.backlog cimport RETRY_MS
 from vibemq.broker.inflight cimport NO_SLOT
 from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, UNSUITED, Queue
 from vibemq.storage cimport core
-from vibemq.storage.core cimport LEDGER_DEAD, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_SETTLED
+from vibemq.storage.core cimport (
+    LEDGER_DEAD, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, ledger_each,
+)
 from vibemq.storage.mail cimport (
     LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
 )
@@ -99,18 +101,18 @@ cdef class Home(Backlog):
 
     def _take_over(self):
         """Make the states that another home left right, and ask the other workers what they have."""
-        cdef uint64_t base = core.ledger_base(self.control)
+        cdef uint64_t base = core.word_load(&self.control.base)
+        cdef ledger_each each
         cdef uint64_t offset
         cdef uint32_t worker
         cdef Consumer consumer
         cdef Queue queue = self.queue
-        cdef uint64_t others = core.ledger_workers(self.control) & ~(<uint64_t> 1 << queue.worker)
+        cdef uint64_t others = core.word_load(&self.control.workers) & ~(<uint64_t> 1 << queue.worker)
         cdef size_t i
         for state in (LEDGER_DEAD, LEDGER_DELAYED):  # nobody is left to finish what that home had begun
-            offset = core.ledger_find(self.raw, base, self.next, state, 0)
-            while offset < self.next:
-                self._set_ready(offset)
-                offset = core.ledger_find(self.raw, offset + 1, self.next, state, 0)
+            each = core.ledger_each_of(self.raw, base, self.next, state)
+            while core.ledger_each_next(&each):
+                core.ledger_set_state(each.entry, LEDGER_READY)
         for worker in range(queue.table.mail.workers):
             if others & (<uint64_t> 1 << worker):
                 self.awaited.add((worker, core.doorbell_epoch(queue.table.board.raw, worker)))
@@ -141,7 +143,7 @@ cdef class Home(Backlog):
         return 0
 
     cdef int _taken_over(self) except -1:
-        cdef uint64_t base = core.ledger_base(self.control)
+        cdef uint64_t base = core.word_load(&self.control.base)
         cdef uint64_t offset
         self.ready = 0
         self._ready_from_base()
@@ -208,7 +210,7 @@ cdef class Home(Backlog):
         cdef Queue queue = self.queue
         dead = set()
         for m in list(self.members.values()):
-            if m.life != core.doorbell_epoch(queue.table.board.raw, m.worker) & core.LEDGER_LIFE_MASK:
+            if m.life != core.ledger_life(core.doorbell_epoch(queue.table.board.raw, m.worker)):
                 dead.add((m.worker, m.life))
                 self._leave(m)
         for worker, epoch in list(self.awaited):
@@ -222,7 +224,7 @@ cdef class Home(Backlog):
 
     cdef int settled(self, Consumer consumer, uint64_t offset) except -1:
         cdef Member m
-        core.ledger_acked_add(self.control, 1)
+        core.word_add(&self.control.acked, 1)
         self.settling = True
         if consumer.member is not None:
             m = <Member> consumer.member
@@ -278,7 +280,7 @@ cdef class Home(Backlog):
             m.outstanding -= what.count
             self.in_flight -= what.count
             m.received, m.reported = what.received, what.low
-            core.ledger_acked_add(self.control, what.count)
+            core.word_add(&self.control.acked, what.count)
             self.settling = True
             self.has_room(m)
             self.queue.mark()
@@ -297,7 +299,7 @@ cdef class Home(Backlog):
             return 0
         m = Member()
         m.worker, m.consumer_id, m.prefetch, m.follows = what.sender, what.consumer, what.count, what.index != 0
-        m.life = core.doorbell_epoch(self.queue.table.board.raw, what.sender) & core.LEDGER_LIFE_MASK
+        m.life = core.ledger_life(core.doorbell_epoch(self.queue.table.board.raw, what.sender))
         m.peer = what.attempts
         self.members[m.worker, m.consumer_id] = m
         self.admit(m, what.received != 0, what.low)
@@ -339,12 +341,12 @@ cdef class Home(Backlog):
         self.word.attempts = min(attempts, <uint32_t> core.LEDGER_ATTEMPTS_MAX)
         self.word.strikes = strikes
         if self.entries_are_owned or (self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK
-                                      and core.ledger_word_get(self.entry) & 7 != LEDGER_SETTLED):
-            core.ledger_word_set(self.entry, core.ledger_pack(self.word))
-        core.ledger_delivered_add(self.control, 1)
+                                      and core.ledger_state_of(core.word_load(&self.entry.word)) != LEDGER_SETTLED):
+            core.word_store(&self.entry.word, core.ledger_pack(self.word))
+        core.word_add(&self.control.delivered, 1)
         self.moved = True
         if attempts > 1:
-            core.ledger_redelivered_add(self.control, 1)
+            core.word_add(&self.control.redelivered, 1)
         if to.consumer is not None:
             if self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK:
                 to.outstanding += 1
@@ -369,12 +371,12 @@ cdef class Home(Backlog):
         """What other workers see: how much waits, is in flight, and who may publish again."""
         cdef uint64_t blocked
         cdef uint64_t here = <uint64_t> 1 << self.queue.worker
-        core.ledger_departed_set(self.control, self.departed())
-        core.ledger_looked_set(self.control, self.arrived + 1)
-        core.ledger_in_flight_set(self.control, <uint64_t> max(self.in_flight, 0))
-        core.ledger_consumers_set(self.control, len(self.members))
+        core.word_store(&self.control.departed, self.departed())
+        core.word_store(&self.control.looked, self.arrived + 1)
+        core.word_store(&self.control.in_flight, <uint64_t> max(self.in_flight, 0))
+        core.word_store(&self.control.consumers, len(self.members))
         if not self.queue.is_full:
-            blocked = core.ledger_blocked_take(self.control)
+            blocked = core.word_take(&self.control.blocked)
             if blocked & here:
                 self.queue.mark()
             if blocked & ~here:

@@ -97,7 +97,7 @@ cdef class QueuePublisher(StreamUser):
 
     cdef int count_refused(self, uint64_t count) except -1:
         """For operators, who are told at the end of the turn; the publisher is told by its door."""
-        core.ledger_refused_add(self.queue.control, count)
+        core.word_add(&self.queue.control.refused, count)
         self.queue.refused += count
         return self.queue.mark()
 

@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.consumer cimport Consumer, Decider
 from vibemq.broker.messages cimport Messages, Probe, message_view
 from vibemq.broker.stream cimport Stream, StreamTable, StreamUser
-from vibemq.storage.core cimport fault, ledger, ledger_control
+from vibemq.storage.core cimport fault, ledger, ledger_control, ledger_home
 from vibemq.storage.log cimport Board
 from vibemq.storage.mail cimport Mail, letter
 
@@ -74,12 +74,13 @@ cdef class Queue(StreamUser):
     cdef int _put_off(self, uint64_t offset, const fault *f, object returned) except -1
     cdef bint _is_fan_out(self) noexcept
     cdef bint _is_ours(self, uint64_t word) noexcept
-    cdef bint _is_alive(self, uint64_t home) noexcept
+    cdef ledger_home _home_now(self) noexcept
+    cdef bint _is_alive(self, ledger_home home) noexcept
     cdef int _give_back_letter(self, Consumer consumer, const letter *what) except -1
     cdef int _give_back(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes,
                         int64_t delay_ms) except -1
     cdef int check_home(self) except -1
-    cdef int _tell_home(self, uint64_t home) except -1
+    cdef int _tell_home(self, ledger_home home) except -1
     cdef int _send(self, uint32_t to, int kind, uint32_t generation, Consumer consumer, uint64_t offset) except -1
     cdef int _send_home(self, int kind, Consumer consumer, uint64_t offset) except -1
     cdef int _to_home(self, const letter *what) except -1

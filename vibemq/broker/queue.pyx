@@ -26,7 +26,7 @@ from vibemq.broker.messages cimport message_view
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, commit, err, fault,
-    ledger_entry, ledger_word,
+    ledger_entry, ledger_home, ledger_word,
 )
 from vibemq.storage.log cimport storage_error
 from vibemq.storage.mail cimport (
@@ -40,12 +40,7 @@ from vibemq.errors import StorageError
 logger = logging.getLogger(__name__)
 
 cdef enum:
-    EPOCH_MASK = 0xFFFFFF
     OVERDUE_BUDGET = 4096    # messages given back in one turn because no acknowledgement came
-
-
-cdef inline uint64_t home_word(uint32_t worker, uint32_t epoch, uint64_t generation) noexcept:
-    return (<uint64_t> worker + 1) << 48 | <uint64_t> (epoch & EPOCH_MASK) << 24 | (generation & core.LEDGER_GENERATION_MASK)
 
 
 cdef class QueueParts:
@@ -64,13 +59,13 @@ cdef class Queue(StreamUser):
         self.tag = int(record.incarnation[:8], 16)
         self.key = <uint64_t> stream.slot << 32 | self.tag
         self.worker = table.worker
-        self.life = core.doorbell_epoch(table.board.raw, table.worker) & core.LEDGER_LIFE_MASK
+        self.life = core.ledger_life(core.doorbell_epoch(table.board.raw, table.worker))
         self.consumers, self.users, self.waiting_publishers, self.put_off = {}, set(), [], []
         directory = os.fsencode(record.directory)
         e = core.ledger_open(directory, &self.raw, &f)
         if e != OK:
             raise storage_error(e, &f)
-        self.control = core.ledger_control_of(self.raw)
+        self.control = self.raw.control
         self.probe = Probe(table.messages, stream.log, self.key)
         self.ack_timer = table.timers.timer(self._acks_overdue)
         stream.attach(self)
@@ -109,7 +104,7 @@ cdef class Queue(StreamUser):
         self.ack_timer.end()
         if self.home is not None:
             self._leave_home()
-            self._vacate()
+            core.ledger_home_leave(&self.control.home, self.worker)
         self.table.forget(self)
         self.probe.close()
         if self.stream.log.raw != NULL:
@@ -118,7 +113,7 @@ cdef class Queue(StreamUser):
     cdef uint64_t waiting(self) noexcept:
         """Messages that wait for a consumer, those in this turn's batch included."""
         cdef commit committed
-        cdef uint64_t departed = core.ledger_departed(self.control)
+        cdef uint64_t departed = core.word_load(&self.control.departed)
         core.control_committed(self.stream.log.control, &committed)
         cdef uint64_t there = committed.next_offset
         if self.stream.batch != NULL:
@@ -139,14 +134,14 @@ cdef class Queue(StreamUser):
 
     def counts(self):
         """(waiting, in flight, consumers)."""
-        if not self._is_alive(core.ledger_home(self.control)):
+        if not self._is_alive(self._home_now()):
             self.check_home()
             if self.home is not None:
                 self.home.dispatch()  # what the last home had published may be of another life
-        return self.waiting(), core.ledger_in_flight(self.control), core.ledger_consumers(self.control)
+        return self.waiting(), core.word_load(&self.control.in_flight), core.word_load(&self.control.consumers)
 
     def losses(self):  # dropped and refused
-        return core.ledger_dropped(self.control), core.ledger_refused(self.control)
+        return core.word_load(&self.control.dropped), core.word_load(&self.control.refused)
 
     def purge(self) -> int:
         """Have the home settle everything that waits now; returns how many that is."""
@@ -154,26 +149,26 @@ cdef class Queue(StreamUser):
         self.stream.persist()
         core.control_committed(self.stream.log.control, &committed)
         count = self.waiting()
-        core.ledger_purge_raise(self.control, committed.next_offset)
+        core.word_raise(&self.control.purge, committed.next_offset)
         self.call_home()
         return count
 
     def call_home(self):
         """Make the home look at this queue, wherever it is."""
-        cdef uint64_t home
+        cdef uint32_t worker
         self.check_home()
         if self.home is not None:
             self.mark()
             return
-        home = core.ledger_home(self.control)
-        if home >> 48:
-            self.table.board.mark(<uint64_t> 1 << ((home >> 48) - 1), self.stream.slot)
+        worker = self._home_now().worker
+        if worker < self.table.mail.workers:
+            self.table.board.mark(<uint64_t> 1 << worker, self.stream.slot)
 
     def wait_for_room(self, publisher):
         """``publisher.retry()`` is called when a full queue may have room again."""
         self.waiting_publishers.append(publisher)
         self.read_news()
-        core.ledger_blocked_join(self.control, self.worker)
+        core.word_bit_set(&self.control.blocked, self.worker)
         self.call_home()
 
     def stop_waiting(self, publisher):
@@ -207,7 +202,7 @@ cdef class Queue(StreamUser):
         core.control_committed(self.stream.log.control, &committed)
         consumer.seen, consumer.fresh, consumer.unordered = committed.next_offset, True, False
         self.consumers[consumer.consumer_id] = consumer
-        core.ledger_workers_join(self.control, self.worker)
+        core.word_bit_set(&self.control.workers, self.worker)
         told = self.told
         try:
             self.check_home()
@@ -247,7 +242,7 @@ cdef class Queue(StreamUser):
             self._send_home(LETTER_LEAVE, consumer, 0)
         consumer.queue = None
         if not self.consumers:
-            core.ledger_workers_leave(self.control, self.worker)
+            core.word_bit_clear(&self.control.workers, self.worker)
             self.told = 0
         self.close_if_unused()
 
@@ -280,9 +275,9 @@ cdef class Queue(StreamUser):
         cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, &f)
         cdef uint64_t word
         if entry != NULL:
-            word = core.ledger_word_get(entry)
+            word = core.word_load(&entry.word)
             if self._is_ours(word):
-                core.ledger_word_swap(entry, word, (word & ~<uint64_t> 7) | LEDGER_SETTLED)
+                core.ledger_swap_state(entry, word, LEDGER_SETTLED)
         elif f.code != OK:
             self._put_off(offset, &f, None)
         return 0
@@ -309,10 +304,8 @@ cdef class Queue(StreamUser):
     cdef bint _is_ours(self, uint64_t word) noexcept:
         """In flight at a consumer of this worker?  A copy of a fan-out is everybody's."""
         if self.mode == MODE_FAN_OUT_WITH_ACK:  # ready: another copy was given back, to a new home that does not know ours
-            return word & 7 == LEDGER_IN_FLIGHT or word & 7 == LEDGER_READY
-        if word & 7 != LEDGER_IN_FLIGHT:
-            return False
-        return (word >> 15 & 63) == self.worker and (word >> 21 & core.LEDGER_LIFE_MASK) == self.life
+            return core.ledger_state_of(word) == LEDGER_IN_FLIGHT or core.ledger_state_of(word) == LEDGER_READY
+        return core.ledger_is_held_by(word, self.worker, self.life)
 
     cdef int give_back(self, Consumer consumer, int32_t slot, bint strike, int64_t delay_ms) except -1:
         """This delivery came to nothing: the message is ready again, after `delay_ms`."""
@@ -342,13 +335,13 @@ cdef class Queue(StreamUser):
             entry = core.ledger_entry_of(self.raw, offset, &f)
             if entry == NULL:
                 return self._put_off(offset, &f, (consumer, attempts, strikes)) if f.code != OK else 0
-            word = core.ledger_word_get(entry)
+            word = core.word_load(&entry.word)
             if not self._is_ours(word):
                 return 0
             w = core.ledger_unpack(word)
             w.state = LEDGER_DELAYED if delay_ms else LEDGER_READY
             w.attempts, w.strikes = attempts if delay_ms == UNSUITED else w.attempts, strikes
-            if not core.ledger_word_swap(entry, word, core.ledger_pack(w)):
+            if not core.word_swap(&entry.word, word, core.ledger_pack(w)):
                 return 0
         if self.home is not None:
             return self.home.returned(consumer, offset, attempts, strikes, delay_ms)
@@ -401,40 +394,41 @@ cdef class Queue(StreamUser):
 
     cdef int check_home(self) except -1:
         """See to it that the queue has a home, and that it knows our consumers."""
-        cdef uint64_t home = core.ledger_home(self.control)
-        cdef uint64_t mine
-        cdef uint32_t w
+        cdef uint64_t word = core.word_load(&self.control.home)
+        cdef ledger_home home = core.ledger_home_unpack(word)
         if self.closed or core.control_is_deleted(self.stream.log.control):
             return 0
         while not self._is_alive(home):
-            w = core.doorbell_epoch(self.table.board.raw, self.worker)
-            mine = home_word(self.worker, w, home + 1)
-            if core.ledger_home_swap(self.control, home, mine):
-                self._become_home(mine)
+            claimed = core.ledger_home_claim(&self.control.home, &word, self.worker,
+                                             core.doorbell_epoch(self.table.board.raw, self.worker))
+            home = core.ledger_home_unpack(word)
+            if claimed:
+                self._become_home(home.generation)
                 return 0
-            home = core.ledger_home(self.control)
-        if <uint32_t> (home >> 48) - 1 == self.worker:
+        if home.worker == self.worker:
             if self.home is None:
-                self._become_home(home)
+                self._become_home(home.generation)
             return 0
         if self.home is not None:  # handed over
             self._leave_home()
-        if self.consumers and self.told != <uint32_t> (home & core.LEDGER_GENERATION_MASK):
+        if self.consumers and self.told != home.generation:
             self._tell_home(home)
         return 0
 
-    cdef bint _is_alive(self, uint64_t home) noexcept:
-        cdef uint64_t worker = home >> 48
-        if worker == 0 or worker > self.table.mail.workers:
-            return False
-        return (core.doorbell_epoch(self.table.board.raw, <uint32_t> worker - 1) & EPOCH_MASK) == (home >> 24 & EPOCH_MASK)
+    cdef ledger_home _home_now(self) noexcept:
+        return core.ledger_home_unpack(core.word_load(&self.control.home))
 
-    def _become_home(self, uint64_t home):
+    cdef bint _is_alive(self, ledger_home home) noexcept:
+        if home.worker >= self.table.mail.workers:  # or nobody
+            return False
+        return core.ledger_home_sits(home, core.doorbell_epoch(self.table.board.raw, home.worker))
+
+    def _become_home(self, uint32_t generation):
         self.told = 0
         core.ledger_trim(self.raw)  # another home may have dropped blocks that are mapped here
         self.becoming = True
         try:
-            self.home = self.table.make_home(self, home & core.LEDGER_GENERATION_MASK)
+            self.home = self.table.make_home(self, generation)
         except (OSError, StorageError):
             if not core.control_is_deleted(self.stream.log.control):
                 raise
@@ -445,11 +439,10 @@ cdef class Queue(StreamUser):
 
     def hand_over(self, uint32_t worker):
         """Make another worker the home: all consumers are there."""
-        cdef uint64_t home = core.ledger_home(self.control)
-        cdef uint64_t theirs = home_word(worker, core.doorbell_epoch(self.table.board.raw, worker), home + 1)
+        cdef uint64_t word = core.word_load(&self.control.home)
         self._leave_home()
-        if core.ledger_home_swap(self.control, home, theirs):
-            self._send(worker, LETTER_YOURS, <uint32_t> (theirs & core.LEDGER_GENERATION_MASK), None, 0)
+        if core.ledger_home_claim(&self.control.home, &word, worker, core.doorbell_epoch(self.table.board.raw, worker)):
+            self._send(worker, LETTER_YOURS, core.ledger_home_unpack(word).generation, None, 0)
         self.close_if_unused()
 
     def _leave_home(self):
@@ -457,13 +450,13 @@ cdef class Queue(StreamUser):
         self.home = None
         self.read_news()
 
-    cdef int _tell_home(self, uint64_t home) except -1:
+    cdef int _tell_home(self, ledger_home home) except -1:
         """Introduce all consumers of this worker to a home that does not know them."""
-        cdef uint32_t to = <uint32_t> (home >> 48) - 1
+        cdef uint32_t to = home.worker
         cdef Consumer consumer
         cdef int32_t slot
         cdef size_t i
-        self.told = home & core.LEDGER_GENERATION_MASK
+        self.told = home.generation
         for consumer in self.consumers.values():
             consumer.received = 0
             consumer.settled_count = 0
@@ -482,15 +475,15 @@ cdef class Queue(StreamUser):
         return 0
 
     cdef int _send_home(self, int kind, Consumer consumer, uint64_t offset) except -1:
-        cdef uint64_t home = core.ledger_home(self.control) >> 48
-        if 0 < home <= self.table.mail.workers:  # else whoever claims it next is told of everything
-            self._send(<uint32_t> home - 1, kind, self.told, consumer, offset)
+        cdef uint32_t home = self._home_now().worker
+        if home < self.table.mail.workers:  # else whoever claims it next is told of everything
+            self._send(home, kind, self.told, consumer, offset)
         return 0
 
     cdef int _to_home(self, const letter *what) except -1:
-        cdef uint64_t home = core.ledger_home(self.control) >> 48
-        if 0 < home <= self.table.mail.workers:
-            self.table.mail.send(<uint32_t> home - 1, what)
+        cdef uint32_t home = self._home_now().worker
+        if home < self.table.mail.workers:
+            self.table.mail.send(home, what)
         return 0
 
     cdef int _send(self, uint32_t to, int kind, uint32_t generation, Consumer consumer, uint64_t offset) except -1:
@@ -532,8 +525,7 @@ cdef class Queue(StreamUser):
     cdef int _hand(self, const letter *what) except -1:
         """A home elsewhere gives a message to one of our consumers."""
         cdef Consumer consumer
-        cdef uint64_t home = core.ledger_home(self.control)
-        if what.generation != <uint32_t> (home & core.LEDGER_GENERATION_MASK):
+        if what.generation != self._home_now().generation:
             return 0  # from a home that is gone; its successor makes the message ready again
         found = self.consumers.get(what.consumer)
         if found is None:
@@ -552,11 +544,11 @@ cdef class Queue(StreamUser):
         cdef ledger_word w
         cdef letter l = what[0]
         if entry != NULL and self.mode != MODE_FAN_OUT_WITH_ACK:
-            word = core.ledger_word_get(entry)
+            word = core.word_load(&entry.word)
             if self._is_ours(word):
                 w = core.ledger_unpack(word)
                 w.state, w.attempts = LEDGER_READY, max(w.attempts, 1) - 1
-                core.ledger_word_swap(entry, word, core.ledger_pack(w))
+                core.word_swap(&entry.word, word, core.ledger_pack(w))
         l.kind, l.sender, l.count = LETTER_RETURNED, self.worker, 0
         self.table.mail.send(what.sender, &l)
         self.close_if_unused()
@@ -625,7 +617,7 @@ cdef class Queue(StreamUser):
                 except Exception as problem:
                     (<StreamUser> publisher).failed(problem)
             if self.waiting_publishers:
-                core.ledger_blocked_join(self.control, self.worker)
+                core.word_bit_set(&self.control.blocked, self.worker)
                 # Room that came between the last look and the joining is seen by nobody else.
                 if not self.is_full and self.home is None:
                     self.mark()
@@ -667,7 +659,7 @@ cdef class Queue(StreamUser):
             self._catch_up()
         for consumer in self.consumers.values():
             if consumer.returned:  # whatever left the queue meanwhile
-                base = core.ledger_base(self.control)
+                base = core.word_load(&self.control.base)
                 consumer.returned = {at: what for at, what in consumer.returned.items() if at >= base}
         if self.consumers or self.users or self.home is not None:
             self.check_home()
@@ -687,10 +679,5 @@ cdef class Queue(StreamUser):
     def _go_home(self):
         """Nobody uses the queue here: whoever wants it next claims it."""
         self._leave_home()
-        self._vacate()
+        core.ledger_home_leave(&self.control.home, self.worker)
         self.close_if_unused()
-
-    def _vacate(self):
-        cdef uint64_t home = core.ledger_home(self.control)
-        if <uint32_t> (home >> 48) - 1 == self.worker:
-            core.ledger_home_swap(self.control, home, home & core.LEDGER_GENERATION_MASK)

@@ -13,7 +13,7 @@ from vibemq.broker.queue cimport MODE_PRIORITY_BASED, Queue
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     ERR_END, ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, OK, amqp_pair, amqp_pairs, fault,
-    ledger_entry, ledger_word,
+    ledger_each, ledger_entry, ledger_word,
 )
 from vibemq.storage.log cimport storage_error
 from vibemq.broker.backlog cimport PRIORITY_NORMAL, RETRY_MS
@@ -46,7 +46,7 @@ cdef class Rotation(Home):
         super().__init__(queue, generation, make_dead_letter_queue)
 
     cdef uint32_t level_of(self, uint64_t word) noexcept:
-        return word >> 3 & 3 if self.by_priority else 0
+        return core.ledger_unpack(word).priority if self.by_priority else 0
 
     # ---- members ----
 
@@ -65,7 +65,7 @@ cdef class Rotation(Home):
         if entry == NULL:
             self.ready += 1
             return 0
-        w = core.ledger_unpack(core.ledger_word_get(entry))
+        w = core.ledger_unpack(core.word_load(&entry.word))
         if w.state != LEDGER_READY and w.state != LEDGER_DELAYED:
             # It was found ready before its letter came, and taken on the account of another that still waits.
             self.ready += 1
@@ -83,11 +83,11 @@ cdef class Rotation(Home):
 
     cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1:
         cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
-        if entry == NULL or core.ledger_word_get(entry) & 7 != LEDGER_DELAYED:
+        if entry == NULL or core.ledger_state_of(core.word_load(&entry.word)) != LEDGER_DELAYED:
             return 0
         if offset < self.expired:
             self._set_ready(offset)
-            return self._ready(offset, self.level_of(core.ledger_word_get(entry)))
+            return self._ready(offset, self.level_of(core.word_load(&entry.word)))
         who = self.tried.get(offset)
         if who is None:
             who = set()
@@ -120,13 +120,13 @@ cdef class Rotation(Home):
         """Forget what has left the queue, and say what has not: `base` cannot pass it, nor its room on disk be given back."""
         cdef Member m
         cdef ledger_entry *entry
-        cdef uint64_t base = core.ledger_base(self.control)
+        cdef uint64_t base = core.word_load(&self.control.base)
         cdef uint64_t offset, state
         cdef size_t before = len(self.tried)
         for offset in list(self.tried):
             if offset >= base:
                 entry = core.ledger_entry_of(self.raw, offset, NULL)
-                state = core.ledger_word_get(entry) & 7 if entry != NULL else LEDGER_DELAYED
+                state = core.ledger_state_of(core.word_load(&entry.word)) if entry != NULL else LEDGER_DELAYED
                 if state == LEDGER_DELAYED or state == LEDGER_IN_FLIGHT:
                     continue
             del self.tried[offset]
@@ -155,7 +155,7 @@ cdef class Rotation(Home):
             if self.entry == NULL and f.code != OK:
                 return False  # no memory or no descriptors to map it now
             if self.entry != NULL:
-                self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
+                self.word = core.ledger_unpack(core.word_load(&self.entry.word))
             if self.entry == NULL or self.word.state != LEDGER_DELAYED:
                 del self.aside[offset]
                 return True
@@ -179,9 +179,9 @@ cdef class Rotation(Home):
         for offset in [at for at in self.aside if at < upto]:
             del self.aside[offset]
             entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if entry != NULL and core.ledger_word_get(entry) & 7 == LEDGER_DELAYED:
+            if entry != NULL and core.ledger_state_of(core.word_load(&entry.word)) == LEDGER_DELAYED:
                 self._set_ready(offset)
-                self._ready(offset, self.level_of(core.ledger_word_get(entry)))
+                self._ready(offset, self.level_of(core.word_load(&entry.word)))
         return Home._wake_delayed_below(self, upto)
 
     cdef uint64_t departed(self) except? 0:
@@ -190,46 +190,37 @@ cdef class Rotation(Home):
 
     cdef int worker_died(self, set dead) except -1:
         cdef ledger_word w
-        cdef uint64_t offset = core.ledger_find(self.raw, core.ledger_base(self.control), self.next, LEDGER_IN_FLIGHT, 0)
-        while offset < self.next:
-            entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if entry != NULL:
-                w = core.ledger_unpack(core.ledger_word_get(entry))
-                if (w.worker, w.life) in dead:
-                    self._set_ready(offset)
-                    self._ready(offset, w.priority if self.by_priority else 0)
-            offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_IN_FLIGHT, 0)
+        cdef ledger_each each = core.ledger_each_of(self.raw, core.word_load(&self.control.base), self.next, LEDGER_IN_FLIGHT)
+        while core.ledger_each_next(&each):
+            w = core.ledger_unpack(core.word_load(&each.entry.word))
+            if (w.worker, w.life) in dead:
+                core.ledger_set_state(each.entry, LEDGER_READY)
         return self._recount()
 
     cdef int _recount(self) except -1:
         """A worker that died may have given something back without its letter's getting here."""
         cdef ledger_word w
-        cdef uint64_t base = core.ledger_base(self.control)
-        cdef uint64_t offset = core.ledger_find(self.raw, base, self.next, LEDGER_DELAYED, 0)
+        cdef uint64_t base = core.word_load(&self.control.base)
+        cdef ledger_each each = core.ledger_each_of(self.raw, base, self.next, LEDGER_DELAYED)
         held = {item[1] for item in self.delayed} | self.aside.keys()
-        while offset < self.next:
-            if offset not in held:
-                self._set_ready(offset)
-            offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_DELAYED, 0)
+        while core.ledger_each_next(&each):
+            if each.offset not in held:
+                core.ledger_set_state(each.entry, LEDGER_READY)
         # What has no attempt left does not wait for a consumer with room.
-        offset = core.ledger_find(self.raw, base, self.next, LEDGER_READY, 0)
-        while offset < self.next:
-            entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if entry != NULL:
-                w = core.ledger_unpack(core.ledger_word_get(entry))
-                if w.strikes >= <uint32_t> self.queue.policy.attempts_max:
-                    self._bury(offset, reason_of(w.strikes), w.attempts)
-            offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_READY, 0)
+        each = core.ledger_each_of(self.raw, base, self.next, LEDGER_READY)
+        while core.ledger_each_next(&each):
+            w = core.ledger_unpack(core.word_load(&each.entry.word))
+            if w.strikes >= <uint32_t> self.queue.policy.attempts_max:
+                self._bury(each.offset, reason_of(w.strikes), w.attempts)
         self._ready_from_base()
         self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
         return 0
 
     cdef int taken_over(self, uint64_t base) except -1:
-        cdef uint64_t offset = core.ledger_find(self.raw, base, self.next, LEDGER_IN_FLIGHT, 0)
-        while offset < self.next:
-            if offset not in self.kept:
-                self._set_ready(offset)
-            offset = core.ledger_find(self.raw, offset + 1, self.next, LEDGER_IN_FLIGHT, 0)
+        cdef ledger_each each = core.ledger_each_of(self.raw, base, self.next, LEDGER_IN_FLIGHT)
+        while core.ledger_each_next(&each):
+            if each.offset not in self.kept:
+                core.ledger_set_state(each.entry, LEDGER_READY)
         return self._recount()
 
     # ---- one turn ----
@@ -316,7 +307,7 @@ cdef class Rotation(Home):
                 self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                 return ERR_NOT_CACHED
             self.ready -= 1
-            self.word = core.ledger_unpack(core.ledger_word_get(self.entry))
+            self.word = core.ledger_unpack(core.word_load(&self.entry.word))
             if offset < self.expired:
                 self._bury(offset, FailureReason.MESSAGE_EXPIRED, self.word.attempts)
                 continue
@@ -341,7 +332,7 @@ cdef class Rotation(Home):
             if self.fetching or self.ready >= AHEAD_MAX or self._pick_new(&v) != OK:
                 return False
             self.word.priority = priority_of(&v)
-            core.ledger_word_set(self.entry, core.ledger_pack(self.word))
+            core.word_store(&self.entry.word, core.ledger_pack(self.word))
             self._ready(v.offset, self.word.priority)
             budget -= 1
         return True

@@ -72,7 +72,7 @@ cdef class Stream:
         self.log = Log(directory)
         self.is_disk_durable = self.log.is_disk_durable
         self.chunk_messages = CHUNK_MESSAGES_FIRST
-        core.control_holders_add(self.log.control, table.worker)
+        core.word_bit_set(&self.log.control.holders, table.worker)
         self.restarts = core.doorbell_restarts(table.board.raw, self.slot)  # who restarts it now sees us holding it
         if self.log.is_deleted:  # whoever deleted it may have read the mask before we were in it
             self.close()
@@ -88,8 +88,8 @@ cdef class Stream:
 
     def close(self):
         self.table.appending.pop(self, None)
-        core.control_readers_drop(self.log.control, self.table.worker)
-        core.control_holders_drop(self.log.control, self.table.worker)
+        core.word_bit_clear(&self.log.control.readers, self.table.worker)
+        core.word_bit_clear(&self.log.control.holders, self.table.worker)
         self.log.close()
 
     # ---- users ----
@@ -113,14 +113,14 @@ cdef class Stream:
     cdef int attach_reader(self, StreamUser user) except -1:
         self.readers.append(user)
         # Before the reader looks at the commit record: an append that comes after sees the bit.
-        core.control_readers_add(self.log.control, self.table.worker)
+        core.word_bit_set(&self.log.control.readers, self.table.worker)
         return 0
 
     cdef int detach_reader(self, StreamUser user) except -1:
         if user in self.readers:
             self.readers.remove(user)
             if not self.readers and self.log.raw != NULL:
-                core.control_readers_drop(self.log.control, self.table.worker)
+                core.word_bit_clear(&self.log.control.readers, self.table.worker)
         return 0
 
     # ---- the turn ----
@@ -188,7 +188,7 @@ cdef class Stream:
             self.table.give_batch(appended_batch)
         if appended.rolled:
             self._segment_closed()
-        others = core.control_readers(self.log.control) & ~(<uint64_t> 1 << self.table.worker)
+        others = core.word_bits(&self.log.control.readers) & ~(<uint64_t> 1 << self.table.worker)
         if others:
             self.table.board.mark(others, self.slot)
         self.news()
@@ -422,7 +422,7 @@ cdef class StreamTable:
         """Every publisher and consumer of it, on any worker, is told as if it were gone; it is there again at once."""
         cdef Stream stream = self.find(virtual_host, name)
         core.doorbell_restart(self.board.raw, stream.slot)
-        self.board.mark(core.control_holders(stream.log.control), stream.slot)
+        self.board.mark(core.word_bits(&stream.log.control.holders), stream.slot)
 
     cdef int persist(self) except -1:
         """Append every batch of this turn."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only place where the C core is declared to Cython."""
+"""The C core as Cython sees it: declarations only, no C of its own."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -66,6 +66,21 @@ cdef extern from "shm/doorbell.h" nogil:
     uint32_t doorbell_take(doorbell_board *b, uint32_t worker, uint32_t *slots, uint32_t most)
 
 
+cdef extern from "shm/word.h" nogil:
+    ctypedef struct shared_word "_Atomic uint64_t":
+        pass  # through the functions below only
+
+    uint64_t word_load(const shared_word *w)
+    void word_store(shared_word *w, uint64_t value)
+    void word_add(shared_word *w, uint64_t count)
+    bint word_swap(shared_word *w, uint64_t from_, uint64_t to)
+    void word_raise(shared_word *w, uint64_t to)
+    uint64_t word_take(shared_word *w)
+    uint64_t word_bits(const shared_word *mask)
+    void word_bit_set(shared_word *mask, uint32_t bit)
+    void word_bit_clear(shared_word *mask, uint32_t bit)
+
+
 cdef extern from "shm/ring.h" nogil:
     struct ring:
         uint64_t tail, head  # through the functions below only
@@ -111,7 +126,7 @@ cdef extern from "shm/groups.h" nogil:
     uint32_t groups_dead(const groups *g, doorbell_board *b, uint32_t *rows)
 
 
-cdef extern from "ledger/ledger.h" nogil:
+cdef extern from "ledger/words.h" nogil:
     enum ledger_state:
         LEDGER_READY
         LEDGER_IN_FLIGHT
@@ -121,116 +136,69 @@ cdef extern from "ledger/ledger.h" nogil:
 
     enum:
         LEDGER_ATTEMPTS_MAX
-        LEDGER_LIFE_MASK, LEDGER_GENERATION_MASK
-
-    struct ledger:
-        pass
-
-    struct ledger_control:
-        pass
-
-    ctypedef bint boolean "bool"  # where its address is taken
-
-    struct ledger_entry:
-        uint64_t place
+        LEDGER_NOBODY
 
     struct ledger_word:
         ledger_state state
         uint32_t priority, attempts, worker, life, index, strikes
 
+    struct ledger_entry:
+        shared_word word
+        uint64_t place
+
+    struct ledger_home:
+        uint32_t worker, epoch, generation
+
     uint64_t ledger_pack(ledger_word w)
     ledger_word ledger_unpack(uint64_t word)
+    ledger_state ledger_state_of(uint64_t word)
+    uint32_t ledger_life(uint32_t epoch)
+    bint ledger_is_held_by(uint64_t word, uint32_t worker, uint32_t life)
+    void ledger_set_state(ledger_entry *entry, ledger_state state)
+    bint ledger_swap_state(ledger_entry *entry, uint64_t word, ledger_state state)
+    ledger_home ledger_home_unpack(uint64_t word)
+    bint ledger_home_sits(ledger_home h, uint32_t epoch)
+    bint ledger_home_claim(shared_word *home, uint64_t *seen, uint32_t worker, uint32_t epoch)
+    void ledger_home_leave(shared_word *home, uint32_t worker)
+
+
+cdef extern from "ledger/ledger.h" nogil:
+    enum:
+        LEDGER_MAGIC
+        LEDGER_VERSION
+
+    struct ledger_control:
+        uint32_t magic, version
+        shared_word home, base, next, departed, purge, workers, blocked, consumers, in_flight
+        shared_word delivered, redelivered, acked, expired, dropped, dead_lettered, purged, looked, refused
+
+    struct ledger:
+        ledger_control *control
+
+    struct ledger_each:
+        uint64_t offset
+        ledger_entry *entry
+
+    ctypedef bint boolean "bool"  # where its address is taken
+
+    void ledger_disown(ledger_control *c)
     err ledger_create(const char *directory, uint64_t base, bint sync, fault *f)
     err ledger_version_check(const char *directory, fault *f)
     err ledger_open(const char *directory, ledger **out, fault *f)
     void ledger_close(ledger *l)
-    ledger_control *ledger_control_of "ledger_control" (ledger *l)
     err ledger_recover(const char *directory, uint64_t first, uint64_t next, boolean *anew, fault *f)
     err ledger_sync(const char *directory, fault *f)
     err ledger_reserve(ledger *l, uint64_t end, fault *f)
     ledger_entry *ledger_entry_of "ledger_entry" (ledger *l, uint64_t offset, fault *f)
     uint64_t ledger_find(ledger *l, uint64_t from_, uint64_t to, ledger_state state, uint32_t priorities)
+    ledger_each ledger_each_of(ledger *l, uint64_t from_, uint64_t to, ledger_state state)
+    bint ledger_each_next(ledger_each *at)
     uint64_t ledger_count(ledger *l, uint64_t from_, uint64_t to, ledger_state state)
     uint64_t ledger_settle(ledger *l, uint64_t floor, uint32_t blocks_most)
     void ledger_skip(ledger *l, uint64_t offset)
     void ledger_trim(ledger *l)
     err ledger_print(const char *path, uint64_t limit, int (*line)(void *context, const char *text) noexcept with gil,
                      void *context, fault *f)
-
-
-# The ledger's words as plain functions: C11 atomics have no Cython spelling.
-cdef extern from *:
-    """
-    #include <stdatomic.h>
-    #include "ledger/ledger.h"
-    #define LEDGER_FIELD(name) \
-        static inline uint64_t ledger_##name(struct ledger_control *c) \
-        { return atomic_load_explicit(&c->name, memory_order_acquire); } \
-        static inline void ledger_##name##_set(struct ledger_control *c, uint64_t v) \
-        { atomic_store_explicit(&c->name, v, memory_order_release); } \
-        static inline void ledger_##name##_add(struct ledger_control *c, uint64_t v) \
-        { atomic_fetch_add_explicit(&c->name, v, memory_order_relaxed); }
-    LEDGER_FIELD(home) LEDGER_FIELD(base) LEDGER_FIELD(next) LEDGER_FIELD(departed) LEDGER_FIELD(purge)
-    LEDGER_FIELD(workers) LEDGER_FIELD(blocked) LEDGER_FIELD(consumers) LEDGER_FIELD(in_flight)
-    LEDGER_FIELD(delivered) LEDGER_FIELD(redelivered) LEDGER_FIELD(acked) LEDGER_FIELD(expired)
-    LEDGER_FIELD(dropped) LEDGER_FIELD(dead_lettered) LEDGER_FIELD(purged) LEDGER_FIELD(refused)
-    LEDGER_FIELD(looked)
-    #undef LEDGER_FIELD
-    static inline int ledger_home_swap(struct ledger_control *c, uint64_t from, uint64_t to)
-    { return atomic_compare_exchange_strong(&c->home, &from, to); }
-    static inline void ledger_mask_add(_Atomic uint64_t *mask, unsigned w) { atomic_fetch_or(mask, UINT64_C(1) << w); }
-    static inline void ledger_mask_drop(_Atomic uint64_t *mask, unsigned w) { atomic_fetch_and(mask, ~(UINT64_C(1) << w)); }
-    static inline void ledger_workers_join(struct ledger_control *c, unsigned w) { ledger_mask_add(&c->workers, w); }
-    static inline void ledger_workers_leave(struct ledger_control *c, unsigned w) { ledger_mask_drop(&c->workers, w); }
-    static inline void ledger_blocked_join(struct ledger_control *c, unsigned w) { ledger_mask_add(&c->blocked, w); }
-    static inline uint64_t ledger_blocked_take(struct ledger_control *c)
-    { return atomic_load(&c->blocked) ? atomic_exchange(&c->blocked, 0) : 0; }
-    static inline void ledger_purge_raise(struct ledger_control *c, uint64_t to)
-    {
-        uint64_t had = atomic_load(&c->purge);
-        while (had < to && !atomic_compare_exchange_weak(&c->purge, &had, to)) {}
-    }
-    static inline void ledger_purge_done(struct ledger_control *c, uint64_t upto)
-    { atomic_compare_exchange_strong(&c->purge, &upto, 0); }
-    static inline uint64_t ledger_word_get(struct ledger_entry *e) { return atomic_load_explicit(&e->word, memory_order_acquire); }
-    static inline void ledger_word_set(struct ledger_entry *e, uint64_t w) { atomic_store_explicit(&e->word, w, memory_order_release); }
-    static inline int ledger_word_swap(struct ledger_entry *e, uint64_t from, uint64_t to)
-    { return atomic_compare_exchange_strong(&e->word, &from, to); }
-    """
-    uint64_t ledger_home(ledger_control *c) nogil
-    bint ledger_home_swap(ledger_control *c, uint64_t from_, uint64_t to) nogil
-    uint64_t ledger_base(ledger_control *c) nogil
-    uint64_t ledger_next(ledger_control *c) nogil
-    void ledger_next_set(ledger_control *c, uint64_t v) nogil
-    uint64_t ledger_departed(ledger_control *c) nogil
-    void ledger_departed_set(ledger_control *c, uint64_t v) nogil
-    uint64_t ledger_purge(ledger_control *c) nogil
-    void ledger_purge_raise(ledger_control *c, uint64_t to) nogil
-    void ledger_purge_done(ledger_control *c, uint64_t upto) nogil
-    uint64_t ledger_workers(ledger_control *c) nogil
-    void ledger_workers_join(ledger_control *c, unsigned w) nogil
-    void ledger_workers_leave(ledger_control *c, unsigned w) nogil
-    void ledger_blocked_join(ledger_control *c, unsigned w) nogil
-    uint64_t ledger_blocked_take(ledger_control *c) nogil
-    uint64_t ledger_consumers(ledger_control *c) nogil
-    void ledger_consumers_set(ledger_control *c, uint64_t v) nogil
-    uint64_t ledger_in_flight(ledger_control *c) nogil
-    void ledger_in_flight_set(ledger_control *c, uint64_t v) nogil
-    void ledger_delivered_add(ledger_control *c, uint64_t v) nogil
-    void ledger_redelivered_add(ledger_control *c, uint64_t v) nogil
-    void ledger_acked_add(ledger_control *c, uint64_t v) nogil
-    void ledger_expired_add(ledger_control *c, uint64_t v) nogil
-    void ledger_dropped_add(ledger_control *c, uint64_t v) nogil
-    void ledger_dead_lettered_add(ledger_control *c, uint64_t v) nogil
-    void ledger_purged_add(ledger_control *c, uint64_t v) nogil
-    void ledger_refused_add(ledger_control *c, uint64_t v) nogil
-    uint64_t ledger_looked(ledger_control *c) nogil
-    void ledger_looked_set(ledger_control *c, uint64_t v) nogil
-    uint64_t ledger_dropped(ledger_control *c) nogil
-    uint64_t ledger_refused(ledger_control *c) nogil
-    uint64_t ledger_word_get(ledger_entry *e) nogil
-    void ledger_word_set(ledger_entry *e, uint64_t w) nogil
-    bint ledger_word_swap(ledger_entry *e, uint64_t from_, uint64_t to) nogil
 
 
 cdef extern from "log/chunk.h" nogil:
@@ -281,7 +249,9 @@ cdef extern from "log/control.h" nogil:
     struct control:
         uint32_t durability
         uint64_t segment_bytes_max
+        shared_word retention_age_ms_max, readers, holders
 
+    bint control_is_deleted(const control *c)
     void control_committed(const control *c, commit *out)
 
 
@@ -542,29 +512,3 @@ cdef extern from "log/dump.h" nogil:
 
     err dump_file(const char *path, const dump_options *options,
                   int (*line)(void *context, const char *text) noexcept with gil, void *context, fault *f)
-
-
-# Masks of workers in the control block, as plain functions: C11 atomics have no Cython spelling.
-cdef extern from *:
-    """
-    #include <stdatomic.h>
-    #include "log/control.h"
-    static inline void masks_add(_Atomic uint64_t *mask, unsigned worker) { atomic_fetch_or(mask, UINT64_C(1) << worker); }
-    static inline void masks_drop(_Atomic uint64_t *mask, unsigned worker) { atomic_fetch_and(mask, ~(UINT64_C(1) << worker)); }
-    static inline void control_readers_add(struct control *c, unsigned w) { masks_add(&c->readers, w); }
-    static inline void control_readers_drop(struct control *c, unsigned w) { masks_drop(&c->readers, w); }
-    static inline void control_holders_add(struct control *c, unsigned w) { masks_add(&c->holders, w); }
-    static inline void control_holders_drop(struct control *c, unsigned w) { masks_drop(&c->holders, w); }
-    static inline uint64_t control_readers(struct control *c) { return atomic_load(&c->readers); }
-    static inline uint64_t control_holders(struct control *c) { return atomic_load(&c->holders); }
-    static inline int control_is_deleted(struct control *c) { return atomic_load(&c->state) == CONTROL_DELETED; }
-    static inline uint64_t control_retention_age_ms(struct control *c) { return atomic_load(&c->retention_age_ms_max); }
-    """
-    void control_readers_add(control *c, unsigned w) nogil
-    void control_readers_drop(control *c, unsigned w) nogil
-    void control_holders_add(control *c, unsigned w) nogil
-    void control_holders_drop(control *c, unsigned w) nogil
-    uint64_t control_readers(control *c) nogil
-    uint64_t control_holders(control *c) nogil
-    bint control_is_deleted(control *c) nogil
-    uint64_t control_retention_age_ms(control *c) nogil

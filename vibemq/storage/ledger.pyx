@@ -12,18 +12,10 @@ from typing import NamedTuple
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
+from vibemq.storage cimport core
+from vibemq.storage.core cimport LEDGER_MAGIC, LEDGER_NOBODY, LEDGER_VERSION, ledger_control
 
 from vibemq.errors import StorageError
-
-cdef extern from "ledger/ledger.h" nogil:
-    enum:
-        _MAGIC "LEDGER_MAGIC"
-        _VERSION "LEDGER_VERSION"
-    struct ledger_control:
-        uint32_t magic, version
-        uint64_t home, departed, consumers, in_flight
-        uint64_t delivered, redelivered, acked, expired, dropped, dead_lettered, purged, refused
-    void ledger_disown(ledger_control *c)
 
 
 class QueueStats(NamedTuple):
@@ -46,30 +38,42 @@ def queue_stats(str directory, uint64_t next_offset) -> QueueStats:
     """``next_offset``: the log's.  Raises StorageError, with ERR_NOT_FOUND where there is no ledger (any more)."""
     cdef ledger_control page
     _read(directory, &page)
-    waiting = next_offset - page.departed if next_offset > page.departed else 0
-    return QueueStats(waiting, page.in_flight, page.consumers, page.delivered, page.redelivered, page.acked,
-                      page.expired, page.dropped, page.dead_lettered, page.purged, page.refused)
+    departed = core.word_load(&page.departed)
+    return QueueStats(
+        next_offset - departed if next_offset > departed else 0, core.word_load(&page.in_flight),
+        core.word_load(&page.consumers), core.word_load(&page.delivered), core.word_load(&page.redelivered),
+        core.word_load(&page.acked), core.word_load(&page.expired), core.word_load(&page.dropped),
+        core.word_load(&page.dead_lettered), core.word_load(&page.purged), core.word_load(&page.refused),
+    )
 
 
 def has_consumers_of(str directory, uint32_t worker) -> bool:
     """Does it tell of consumers, or of messages with them, by the word of a home on that worker?"""
     cdef ledger_control page
     _read(directory, &page)
-    return page.home >> 48 == worker + <uint64_t> 1 and (page.consumers or page.in_flight)
+    return _home(&page) == worker and _tells_of_consumers(&page)
 
 
 def disown(str directory) -> None:
     """Nobody lives who was home or had consumers; only before the first worker starts.  Raises StorageError."""
     cdef ledger_control page
     _read(directory, &page)
-    if page.home >> 48 or page.consumers or page.in_flight:
-        ledger_disown(&page)
+    if _home(&page) != LEDGER_NOBODY or _tells_of_consumers(&page):
+        core.ledger_disown(&page)
         path = _path(directory)
         try:
             with open(path, "r+b", buffering=0) as file:
                 file.write((<char *> &page)[:sizeof(page)])
         except OSError as problem:
             raise StorageError("ERR_IO", f"{path}: {problem.strerror}") from problem
+
+
+cdef uint32_t _home(ledger_control *page) noexcept:
+    return core.ledger_home_unpack(core.word_load(&page.home)).worker
+
+
+cdef bint _tells_of_consumers(ledger_control *page) noexcept:
+    return core.word_load(&page.consumers) or core.word_load(&page.in_flight)
 
 
 def _path(directory):
@@ -88,8 +92,8 @@ cdef int _read(str directory, ledger_control *page) except -1:
                            f"{path}: {problem.strerror}") from problem
     if len(read) == needed:
         memcpy(page, <const char *> read, needed)
-    if len(read) < needed or page.magic != _MAGIC:
+    if len(read) < needed or page.magic != LEDGER_MAGIC:
         raise StorageError("ERR_CORRUPT", f"{path} is no ledger's page")
-    if page.version != _VERSION:
-        raise StorageError("ERR_VERSION", f"{path} is of version {page.version}, known is version {_VERSION}")
+    if page.version != LEDGER_VERSION:
+        raise StorageError("ERR_VERSION", f"{path} is of version {page.version}, known is version {LEDGER_VERSION}")
     return 0

@@ -307,7 +307,7 @@ cdef class Log:
 
     def holders(self) -> int:
         """Mask of the workers that have this stream open."""
-        return core.control_holders(self.control)
+        return core.word_bits(&self.control.holders)
 
     def stats(self) -> LogStats:
         cdef core.log_stats_t s
@@ -374,7 +374,7 @@ cdef class Log:
         cdef core.retention_report report
         cdef core.boolean rolled = False
         cdef uint64_t durable
-        cdef uint64_t age_ms = core.control_retention_age_ms(self.control)
+        cdef uint64_t age_ms = core.word_load(&self.control.retention_age_ms_max)
         cdef fault f
         cdef err e = OK
         with nogil:
