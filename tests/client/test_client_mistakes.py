@@ -11,7 +11,7 @@ import pytest
 from native_server import NativeServer
 from running import ENVIRONMENT, broker
 
-from vibemq.client import QueueDeclaration, QueueOptions, connect
+from vibemq.client import QueueDeclaration, QueueOptions, _link, connect
 from vibemq.client.micromsg2 import Micromsg2Client
 from vibemq.client.settings import parse
 from vibemq.client.streams import StreamsConnection
@@ -215,10 +215,10 @@ def test_a_client_that_nobody_has_any_more_ends_its_thread(server):
 def test_reconnecting_that_fails_by_surprise_is_told(server, monkeypatch):
     client = connect(server.url, reconnect_initial_delay_s=0.01)
 
-    async def ending():
+    async def ending(link):
         raise RuntimeError("cannot schedule new futures after shutdown")
 
-    monkeypatch.setattr(client._engine, "_open_link", ending)
+    monkeypatch.setattr(_link.Link, "open", ending)
     server.drop()
     with pytest.raises(VibeMQError, match="could not reconnect: RuntimeError"):
         client.publish("q", 1, timeout_s=30)

@@ -18,9 +18,10 @@ import pytest
 from running import broker
 
 import vibemq.client
-from vibemq.client import _faces, aio, queues, settings, sync
+from vibemq.client import aio, consuming, publishing, queues, settings, sync
 
-FACES = {"sync": sync, "aio": aio, "both": _faces}
+FACES = {module.__name__: module for module in (sync, aio, publishing, consuming)}
+NOT_FOR_USERS = {"Connecting", "batch_count", "fields_of", "summary"}
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +44,10 @@ def here(url, monkeypatch):
     return {"connect": vibemq.client.connect, "aconnect": vibemq.client.aconnect}
 
 
-def examples(module) -> list[doctest.DocTest]:
-    return [test for test in doctest.DocTestFinder().find(module, module.__name__) if test.examples]
+def examples(module, *, with_await: bool = False) -> list[doctest.DocTest]:
+    """Those of asyncio's face, or the others: they are of what is named Async..., and of aconnect."""
+    found = [test for test in doctest.DocTestFinder().find(module, module.__name__) if test.examples]
+    return [test for test in found if (".Async" in test.name or test.name.endswith("aconnect")) is with_await]
 
 
 def run_sync(test: doctest.DocTest, names: dict) -> None:
@@ -54,7 +57,9 @@ def run_sync(test: doctest.DocTest, names: dict) -> None:
     assert results.failed == 0, output.getvalue()
 
 
-@pytest.mark.parametrize("module", [vibemq.client, sync, _faces, queues, settings], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [vibemq.client, sync, aio, publishing, consuming, queues, settings], ids=lambda module: module.__name__
+)
 def test_examples_do_what_they_say(url, here, module):
     with sync.connect(url) as client:
         for test in examples(module):
@@ -66,7 +71,7 @@ def test_examples_with_await_do_what_they_say(url, here):
 
     async def main() -> None:
         async with aio.aconnect(url) as client:
-            for test in examples(aio):
+            for test in [each for module in FACES.values() for each in examples(module, with_await=True)]:
                 names = {**here, "client": client, "asyncio": asyncio}
                 for example in test.examples:
                     if doctest.SKIP in example.options:
@@ -97,7 +102,7 @@ def test_every_public_function_has_an_example(face):
     module = FACES[face]
     without = []
     for name, thing in vars(module).items():
-        if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__ or name == "Connecting":
+        if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__ or name in NOT_FOR_USERS:
             continue
         members = vars(thing).items() if inspect.isclass(thing) else [("", thing)]
         for member, value in members:

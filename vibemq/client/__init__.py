@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from vibemq.client._engine import State
     from vibemq.client._moving import Moved
     from vibemq.client._native import Message
-    from vibemq.client.aio import AsyncClient, AsyncConsumer, AsyncPublisher, AsyncSubscription, aconnect
-    from vibemq.client.publishing import Refused, Summary
+    from vibemq.client.aio import AsyncClient, aconnect
+    from vibemq.client.consuming import AsyncConsumer, AsyncSubscription, Consumer, Subscription
+    from vibemq.client.publishing import AsyncPublisher, Publisher, Refused, Summary
     from vibemq.client.queues import Difference, OnConflict, Permission, QueueDeclaration, QueueInfo, Severity, User
     from vibemq.client.settings import Settings
-    from vibemq.client.sync import Client, Consumer, Publisher, Subscription, connect
+    from vibemq.client.sync import Client, connect
     from vibemq.protocols.native.options import QueueOptions
     from vibemq.protocols.native.spec import DeliveryMode, OverflowStrategy, Priority, QueueOperation
 
@@ -27,19 +28,14 @@ _WHERE = {
     "vibemq.client._engine": ("State",),
     "vibemq.client._moving": ("Moved",),
     "vibemq.client._native": ("Message",),
-    "vibemq.client.aio": ("AsyncClient", "AsyncConsumer", "AsyncPublisher", "AsyncSubscription", "aconnect"),
-    "vibemq.client.publishing": ("Refused", "Summary"),
+    "vibemq.client.aio": ("AsyncClient", "aconnect"),
+    "vibemq.client.consuming": ("AsyncConsumer", "AsyncSubscription", "Consumer", "Subscription"),
+    "vibemq.client.publishing": ("AsyncPublisher", "Publisher", "Refused", "Summary"),
     "vibemq.client.queues": (
-        "Difference",
-        "OnConflict",
-        "Permission",
-        "QueueDeclaration",
-        "QueueInfo",
-        "Severity",
-        "User",
+        *("Difference", "OnConflict", "Permission", "QueueDeclaration", "QueueInfo", "Severity", "User"),
     ),
     "vibemq.client.settings": ("Settings",),
-    "vibemq.client.sync": ("Client", "Consumer", "Publisher", "Subscription", "connect"),
+    "vibemq.client.sync": ("Client", "connect"),
     "vibemq.protocols.native.options": ("QueueOptions",),
     "vibemq.protocols.native.spec": ("DeliveryMode", "OverflowStrategy", "Priority", "QueueOperation"),
 }

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client's connection as an asyncio program: it opens it, keeps it alive, and makes a new one when it is lost.
+"""One client as an asyncio program: it opens a connection, makes a new one when that is lost, and knows who waits.
 
-All decisions about frames are the Core's; here is what needs time: deadlines, pings, back-off. Everything runs in the
-event loop's thread, but for `settle`, which any thread may call.
+All decisions about frames are the Core's, and what belongs to one connection is the Link's; here is what lasts longer.
+Everything runs in the event loop's thread, but for `forget`, `settle` and `abandon`, which any thread may call.
 
     CONNECTING -> CONNECTED -> RECONNECTING -> CONNECTED ...       CLOSED from everywhere, and for ever
 
-A request belongs to its connection and fails with it. A message belongs to the client: it goes out again on the next
-connection until it is acknowledged, or until whoever waits for that has lost patience: then it is forgotten, and
-PublishTimeout says whether it may be stored. The time without a connection counts.
+A message belongs to the client: it goes out again on the next connection until it is acknowledged, or until whoever
+waits for that has lost patience: then it is forgotten, and PublishTimeout says whether it may be stored. The time
+without a connection counts.
+
+The protocol has one subscription for a queue on a connection. So the first consumer of a queue uses the client's own
+connection, and each further one, while the first is there, one of its own: to the broker they are two consumers, each
+with its own prefetch, as if two clients had made them. Such a connection ends with its consumer or with the client.
+A consumer that is dropped without a word is unsubscribed behind its back; whoever consumes its queue next waits for
+that, and gets what it had not settled.
 """
 
 from __future__ import annotations
@@ -16,52 +22,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from enum import Enum
 from typing import Any
+from weakref import WeakMethod
 
-from vibemq import __version__
-from vibemq.client._doors import who_speaks, wrong_door
-from vibemq.client._link import Link
+from vibemq.client._link import Link, limit, within
 from vibemq.client._native import Core, Message
 from vibemq.client._outgoing import Batch, Flow
-from vibemq.client._refusals import refusal
-from vibemq.client._subscriptions import Subscriptions
-from vibemq.client.queues import (
-    OnConflict,
-    QueueDeclaration,
-    QueueInfo,
-    differences,
-    info_of,
-    names_of,
-    options_payload,
-)
+from vibemq.client.queues import OnConflict, QueueDeclaration, declare
 from vibemq.client.settings import Settings
 from vibemq.errors import (
     AuthenticationFailed,
     ConfigError,
     ConnectionClosed,
+    InvalidRequest,
+    NotAQueue,
     NotAuthorized,
-    ProtocolError,
     PublishTimeout,
     QueueConflict,
     QueueNotFound,
-    TimeoutExceeded,
+    RequestFailed,
     VibeMQError,
 )
 from vibemq.protocols.native import codec
-from vibemq.protocols.native.options import ADDITIONS
-from vibemq.protocols.native.spec import (
-    COMPRESSION_BY_NAME,
-    FEATURE_NAMES,
-    Command,
-    Header,
-    command_name,
-)
+from vibemq.protocols.native.spec import FEATURE_NAMES, FORM_STORED, Command, ErrorCode, Header, command_name
 
 log = logging.getLogger("vibemq.client")
 
@@ -77,15 +65,44 @@ class State(Enum):
     CLOSED = "closed"
 
 
-def messages_were(count: int) -> str:
-    return "1 message was" if count == 1 else f"{count} messages were"
-
-
 StateCallback = Callable[[State, VibeMQError | None], object]
 
 
+class Feed:
+    """One subscription: where its messages go, and who is told when no more will come.
+
+    It does not keep its consumer alive: one that is dropped without a word unsubscribes by that.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        prefetch: int | None,
+        create: bool,
+        sink: Callable[[list[Message]], None],
+        on_end: Callable[[VibeMQError | None], None],
+    ) -> None:
+        self.queue, self.prefetch, self.create = queue, prefetch, create
+        self.stored = False  # its messages come as they are stored
+        self.leaving = False  # nobody wants its messages any more, though the broker may not know it yet
+        self.left = asyncio.Event()  # and now it does
+        self._sink, self._on_end = WeakMethod(sink), WeakMethod(on_end)
+
+    def give(self, messages: list[Message]) -> None:
+        if (sink := self._sink()) is not None:
+            sink(messages)
+
+    def end(self, why: VibeMQError | None) -> None:
+        self.left.set()
+        if (on_end := self._on_end()) is not None:
+            on_end(why)
+
+
 class Engine:
-    """All of a client but its faces; made in a running event loop."""
+    """All of a client but its faces; made in a running event loop.
+
+    Invariant: a Feed is in `_feeds`, or in `_beside` with its connection, or has ended.
+    """
 
     def __init__(
         self,
@@ -102,20 +119,20 @@ class Engine:
         self.state = State.CONNECTING
         self.features: frozenset[str] = frozenset()
         self.server_version = ""
-        self.connection_id = ""
-        self.subscriptions = Subscriptions(self)
         self.declarations = [*declare, *(QueueDeclaration(name) for name in settings.queues)]
         self._fail_on_provisioning_error = fail_on_provisioning_error
         self._on_connection = on_connection
         self._thread_id = threading.get_ident()
-        self._link: Link | None = None
-        self._requests: dict[bytes, asyncio.Future[codec.Message]] = {}
+        self._link = Link(settings, self.core, self._received, self._lost)
         self._flows: set[Flow] = set()  # those that somebody waits for
         self._settled: deque[tuple[Message, int]] = deque()  # never replaced: other threads append
         self._settling = False
+        self._feeds: dict[str, Feed] = {}
+        self._beside: dict[Feed, Engine] = {}
+        self._begun: set[str] = set()  # queues whose subscription was asked for on a connection that is being opened
+        self._abandoning: set[asyncio.Task[None]] = set()
         self._connected: asyncio.Future[None] = self.loop.create_future()
         self._reconnecting: asyncio.Task[None] | None = None
-        self._ping: asyncio.TimerHandle | None = None
         self._failure: VibeMQError | None = None
 
     # ---- opening, losing, closing ----
@@ -126,19 +143,23 @@ class Engine:
         try:
             await self._establish(first=True)
         except BaseException as error:
-            self.end(error if isinstance(error, VibeMQError) else ConnectionClosed(f"{self.settings.peer}: given up"))
+            self.end(self._given_up(error))
             raise
 
+    def _given_up(self, error: BaseException) -> VibeMQError:
+        return error if isinstance(error, VibeMQError) else ConnectionClosed(f"{self.settings.peer}: given up")
+
     async def _establish(self, *, first: bool) -> None:
-        link = await self._open_link()
+        link = self._link = Link(self.settings, self.core, self._received, self._lost)
         try:
-            async with self._deadline(self.settings.connect_timeout_s, "logging in"):
-                await self._log_in(link)
+            answer = await link.open()
+            granted = answer.headers.get(Header.FEATURES, "")
+            self.features = frozenset(word.strip() for word in granted.split(",")).intersection(FEATURE_NAMES)
+            self.server_version = answer.headers.get(Header.SERVER_VERSION, "")
             await self._provision(first)
-            await self.subscriptions.begin_again()
+            await self._subscribe_again()
         except BaseException as error:
-            self._link = None
-            link.end(error if isinstance(error, VibeMQError) else ConnectionClosed(f"{self.settings.peer}: given up"))
+            link.end(self._given_up(error))
             raise
         if link.gone:
             raise link.why or ConnectionClosed(f"{self.settings.peer}: the connection ended at once")
@@ -147,86 +168,32 @@ class Engine:
         self._tell(State.CONNECTED, None)
         if not self._connected.done():
             self._connected.set_result(None)
-        self._ping = self.loop.call_later(self.settings.keep_alive_s, self._keep_alive, link)
+        link.keep_alive()
 
-    async def _open_link(self) -> Link:
-        peer = self.settings.peer
-        context = None
-        if self.settings.tls:
-            context = ssl.create_default_context()
-            if self.settings.skip_cert_validation:
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        try:
-            async with self._deadline(self.settings.connect_timeout_s, "connecting"):
-                _, link = await self.loop.create_connection(
-                    lambda: Link(self), self.settings.host, self.settings.port, ssl=context
-                )
-        except TimeoutExceeded:
-            raise
-        except OSError as error:
-            raise ConnectionClosed(
-                f"{peer}: could not connect: {error.strerror or error}",
-                hint=(
-                    f"The native door has no TLS: leave tls out. {wrong_door('native')}"
-                    if isinstance(error, ssl.SSLError)
-                    else "Does the broker run, is this its native port, and can this machine reach it?"
-                ),
-            ) from error
-        return link
+    async def _provision(self, first: bool) -> None:
+        for wanted in self.declarations:
+            on_conflict = wanted.on_conflict if first else OnConflict.IGNORE
+            try:
+                await declare(self._link.exchange, wanted, on_conflict, is_ours=bool(self.features))
+            except (QueueConflict, ConnectionClosed, AuthenticationFailed):
+                raise
+            except VibeMQError as error:
+                if self._fail_on_provisioning_error:
+                    raise
+                log.warning("queue %s could not be declared: %s", wanted.name, error)
 
-    def attached(self, link: Link) -> None:
-        """Before its first byte is read: nothing is left of the connection before."""
-        self._link = link
-        self.core.restart()
-
-    async def _log_in(self, link: Link) -> None:
-        settings = self.settings
-        headers = {
-            Header.CLIENT_VERSION.value: f"vibemq-python/{__version__}",
-            Header.SUPPORTED_COMPRESSION.value: ",".join(settings.compression),
-            Header.FEATURES.value: ",".join(FEATURE_NAMES),
-            Header.CLIENT.value: self.core.prefix.decode(),
-        }
-        if settings.user is not None and settings.password is not None:
-            headers |= {Header.AUTH_USERNAME.value: settings.user, Header.AUTH_PASSWORD.value: settings.password}
-        link.write(
-            codec.encode_frame(
-                Command.CONNECT, self.core.request_id(), headers=headers, text_layout=settings.text_layout
-            )
-        )
-        answer = await link.first
-        if answer.type == Command.ERROR:
-            raise refusal(f"{settings.peer}: logging in", answer.error_code, answer.error_message)
-        name = answer.headers.get(Header.NEGOTIATED_COMPRESSION, "").lower() or None
-        if name is not None and name not in settings.compression:
-            raise ProtocolError(f"{settings.peer}: needed one of {settings.compression}, had compression {name!r}")
-        self.core.negotiated(name if name in COMPRESSION_BY_NAME else None, settings.compression_threshold_bytes)
-        granted = answer.headers.get(Header.FEATURES, "")
-        self.features = frozenset(word.strip() for word in granted.split(",")).intersection(FEATURE_NAMES)
-        self.server_version = answer.headers.get(Header.SERVER_VERSION, "")
-        self.connection_id = answer.headers.get(Header.CONNECTION_ID, "")
-
-    def lost(self, link: Link, why: VibeMQError) -> None:
-        """The connection is gone: requests fail, messages wait for the next one."""
-        if link is not self._link:
-            return
-        self._link = None
-        if self._ping is not None:
-            self._ping.cancel()
-        requests, self._requests = self._requests, {}
-        for future in requests.values():
-            if not future.done():
-                future.set_exception(why)
-        if self.state != State.CONNECTED:
-            return  # whoever is opening it is told by these futures
+    def _lost(self, link: Link, why: VibeMQError) -> None:
+        """The connection is gone: its requests have failed, messages wait for the next one."""
+        if link is not self._link or self.state != State.CONNECTED:
+            return  # whoever is opening it is told by the requests
         if not self.settings.reconnect:
             self.end(why)
             return
         self._connected = self.loop.create_future()
         self._tell(State.RECONNECTING, why)
-        self._reconnecting = self.loop.create_task(self._reconnect(why))
+        self._reconnecting = self.loop.create_task(self._reconnect())
 
-    async def _reconnect(self, why: VibeMQError) -> None:
+    async def _reconnect(self) -> None:
         attempt, most = 0, self.settings.reconnect_max_attempts
         while True:
             attempt += 1
@@ -253,46 +220,38 @@ class Engine:
 
     async def close(self, timeout_s: float = GOODBYE_TIMEOUT_S) -> None:
         """Sends what is settled, says goodbye, ends. Never raises."""
-        if self.state == State.CLOSED:
+        if self.is_over:
             return
         link = self._link
-        self.flush_settled()
-        await self.subscriptions.close(timeout_s)
-        if self.state == State.CONNECTED and link is not None and link.transport is not None:
-            link.write(
-                codec.encode_frame(Command.DISCONNECT, self.core.request_id(), text_layout=self.settings.text_layout)
-            )
-            link.transport.close()
+        self._flush_settled()
+        beside, self._beside = self._beside, {}
+        await asyncio.gather(*(engine.close(timeout_s) for engine in beside.values()))
+        if self.is_connected:
+            link.say_goodbye()
         self.end(None)
-        if link is not None and not link.gone:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await link.closed.wait()
-            except TimeoutError:
-                if link.transport is not None:
-                    link.transport.abort()
+        await link.wait_closed(timeout_s)
 
     def end(self, why: VibeMQError | None) -> None:
         """For good: everybody who waits is told."""
-        if self.state == State.CLOSED:
+        if self.is_over:
             return
-        self._failure = why or ConnectionClosed(f"{self.settings.peer}: the client is closed", hint="Connect again.")
-        if self._ping is not None:
-            self._ping.cancel()
+        failure = self._failure = why or self.failure()
         if self._reconnecting is not None and self._reconnecting is not asyncio.current_task():
             self._reconnecting.cancel()
-        link, self._link = self._link, None
-        if why is not None and link is not None:
-            link.end(why)
-        requests, self._requests = self._requests, {}
-        waiting: list[asyncio.Future[Any]] = [*requests.values(), self._connected]
-        waiting += [future for flow in self._flows for _, future in flow.waiters]
-        for future in waiting:
+        if why is not None:
+            self._link.end(why)
+        self._link.fail(failure)
+        for future in (self._connected, *(future for flow in self._flows for _, future in flow.waiters)):
             if not future.done():
-                future.set_exception(self._failure)
+                future.set_exception(failure)
         if self._connected.done() and not self._connected.cancelled():
             self._connected.exception()  # nobody may be waiting for it
-        self.subscriptions.end(why)
+        feeds, self._feeds = self._feeds, {}
+        for feed in feeds.values():
+            feed.end(why)
+        beside, self._beside = self._beside, {}
+        for engine in beside.values():
+            engine.end(why)
         self._tell(State.CLOSED, why)
 
     @property
@@ -316,33 +275,15 @@ class Engine:
             except Exception:
                 log.exception("%s: on_connection failed", self.settings.peer)
 
-    def _keep_alive(self, link: Link) -> None:
-        if link is not self._link:
-            return
-        interval = self.settings.keep_alive_s
-        silent = self.loop.time() - link.received_at
-        if silent > 2 * interval:
-            link.end(
-                ConnectionClosed(
-                    f"{self.settings.peer}: nothing came for {silent:.0f} s, not even the answer to a ping",
-                    hint="The broker or the network between is down.",
-                )
-            )
-            return
-        link.write(codec.encode_frame(Command.PING, self.core.request_id(), text_layout=self.settings.text_layout))
-        self._ping = self.loop.call_later(interval, self._keep_alive, link)
-
-    # ---- bytes that came ----
-
-    def received(self, link: Link, data: bytes) -> None:
-        if link is not self._link:
+    def _received(self, link: Link, data: bytes) -> None:
+        if link is not self._link or self.is_over:
             return
         try:
             events = self.core.feed(data)
         except VibeMQError as error:
             for flow in list(self._flows):  # acknowledgements before the damage count
                 self._wake(flow)
-            link.end(self._not_understood(error, data, link.first.done()))
+            link.damaged(error, data)
             return
         deliveries: dict[str, list[Message]] = {}
         for event in events:
@@ -350,57 +291,13 @@ class Engine:
                 deliveries.setdefault(event.queue, []).append(event)
             elif isinstance(event, Flow):
                 self._wake(event)
-            else:
-                self._answer(link, event)
+            elif (frame := link.take(event)) is not None and frame.type == Command.ERROR:
+                log.warning("%s: %s (%s)", self.settings.peer, frame.error_message, frame.error_code)
         for queue, messages in deliveries.items():
-            self.subscriptions.give(queue, messages)
-
-    def _not_understood(self, error: VibeMQError, data: bytes, has_answered: bool) -> ProtocolError:
-        """`data` is no frame: whoever has not answered Connect yet is most likely no broker at all."""
-        peer = self.settings.peer
-        if has_answered:
-            return ProtocolError(f"{peer}: {error}")
-        return ProtocolError(
-            f"{peer}: {who_speaks(data)} answers there, not a broker's native door: {error}",
-            hint=wrong_door("native", data),
-        )
-
-    def _answer(self, link: Link, frame: codec.Message) -> None:
-        if frame.type == Command.DISCONNECT:
-            reason = frame.headers.get(Header.REASON, "no reason given")
-            link.end(ConnectionClosed(f"{self.settings.peer}: the broker said goodbye: {reason}"))
-        elif not link.first.done():
-            link.first.set_result(frame)
-        elif (future := self._requests.pop(frame.id, None)) is not None:
-            if not future.done():
-                future.set_result(frame)
-        elif frame.type == Command.ERROR:
-            log.warning("%s: %s (%s)", self.settings.peer, frame.error_message, frame.error_code)
-
-    def _wake(self, flow: Flow) -> None:
-        left = []
-        for most, future in flow.waiters:
-            if flow.in_flight > most:
-                left.append((most, future))
-            elif not future.done():
-                future.set_result(None)
-        flow.waiters = left
-        flow.wake_at = max((most for most, _ in left), default=-1)
+            if (feed := self._feeds.get(queue)) is not None:  # else it was on its way while we unsubscribed
+                feed.give(messages)
 
     # ---- requests ----
-
-    @contextlib.asynccontextmanager
-    async def _deadline(self, timeout_s: float, what: str, hint: str = "Is the broker overloaded?") -> Any:
-        try:
-            async with asyncio.timeout(None if math.isinf(timeout_s) else timeout_s) as scope:
-                yield
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise TimeoutExceeded(
-                f"{self.settings.peer}: {what}: nothing came within {timeout_s:g} s",
-                hint=f"{hint} A longer timeout_s waits longer.",
-            ) from None
 
     def patience_s(self, timeout_s: float | None) -> float:
         """What a call was given, or what the settings say for all calls; math.inf is for ever."""
@@ -412,72 +309,29 @@ class Engine:
 
     async def ready(self, timeout_s: float | None = None, what: str = "") -> None:
         """Until there is a connection; raises when there will be none, or none came in time."""
-        if self.state == State.CONNECTED:
+        if self.is_connected:
             return
         if self._failure is not None:
             raise self._failure
         patience_s = self.patience_s(timeout_s)
-        try:
-            async with asyncio.timeout(None if math.isinf(patience_s) else patience_s) as scope:
-                await asyncio.shield(self._connected)
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise TimeoutExceeded(
-                f"{self.settings.peer}: {what} was never sent: there was no connection for {patience_s:g} s",
-                hint="Nothing was changed. Is the broker there? A longer timeout_s waits longer.",
-            ) from None
+        told = f"{self.settings.peer}: {what} was never sent: there was no connection for {patience_s:g} s"
+        async with within(patience_s, told, "Nothing was changed. Is the broker there?"):
+            await asyncio.shield(self._connected)
+
+    def need(self, feature: str, lacking: str, hint: str) -> None:
+        """InvalidRequest where the broker does not know it."""
+        if feature not in self.features:
+            told = f"{self.settings.peer}: this broker {lacking}"
+            raise InvalidRequest(told, code=ErrorCode.UNKNOWN_COMMAND.value, hint=hint)
 
     async def request(
-        self,
-        command: Command,
-        queue: str | None = None,
-        *,
-        payload: bytes | None = None,
-        headers: dict[str, str] | None = None,
-        timeout_s: float | None = None,
+        self, command: Command, queue: str | None = None, *, timeout_s: float | None = None, **fields: Any
     ) -> codec.Message:
-        """The answer to a command, or the error that fits it; timeout_s is for the connection and the answer."""
+        """Link.exchange on the connection that is there, or comes; timeout_s is for the connection and the answer."""
         patience_s = self.patience_s(timeout_s)
         end = self.loop.time() + patience_s
         await self.ready(patience_s, command_name(command) + (f" {queue}" if queue else ""))
-        return await self.exchange(command, queue, payload, headers, end - self.loop.time())
-
-    async def exchange(
-        self,
-        command: Command,
-        queue: str | None = None,
-        payload: bytes | None = None,
-        headers: dict[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> codec.Message:
-        what = command_name(command) + (f" {queue}" if queue else "")
-        if self._link is None:
-            raise ConnectionClosed(f"{self.settings.peer}: {what}: the connection is gone", hint="Try again.")
-        id = self.core.request_id()
-        frame = codec.encode_frame(
-            command, id, queue=queue, payload=payload, headers=headers, text_layout=self.settings.text_layout
-        )
-        future = self._requests[id] = self.loop.create_future()
-        try:
-            self._link.write(self.core.packed(frame))
-            patience_s = self.settings.command_timeout_s if timeout_s is None else timeout_s
-            hint = "It was sent, so it may have been done. Is the broker overloaded?"
-            async with self._deadline(patience_s, what, hint):
-                answer = await future
-        finally:
-            self._requests.pop(id, None)
-        if answer.type == Command.ERROR:
-            raise refusal(f"{self.settings.peer}: {what}", answer.error_code, answer.error_message)
-        return answer
-
-    def post(self, command: Command, queue: str) -> None:
-        """Sends it, if there is a connection; nobody waits for the answer."""
-        if self._link is not None:
-            frame = codec.encode_frame(
-                command, self.core.request_id(), queue=queue, text_layout=self.settings.text_layout
-            )
-            self._link.write(self.core.packed(frame))
+        return await self._link.exchange(command, queue, timeout_s=end - self.loop.time(), **fields)
 
     # ---- publishing ----
 
@@ -486,16 +340,16 @@ class Engine:
         if self._failure is not None:
             raise self._failure
         self.core.submit(batch, flow)
-        if self.state == State.CONNECTED and self._link is not None:
+        if self.is_connected:
             self._link.write(self.core.wire(batch))
 
     async def send_batch(self, batch: Batch, flow: Flow, window: int, timeout_s: float | None = None) -> None:
         """Submits once the window has room for all of it and the socket takes bytes."""
         await self.room(flow, max(0, window - batch.count), timeout_s, waiting=batch.count)
-        if self._link is not None and not self._link.writable.is_set():
+        if not self._link.writable.is_set():
             patience_s = self.patience_s(timeout_s)
             try:
-                async with asyncio.timeout(None if math.isinf(patience_s) else patience_s):
+                async with limit(patience_s):
                     await self._link.writable.wait()
             except TimeoutError:
                 raise self._give_up(flow, patience_s, batch.count) from None
@@ -520,7 +374,7 @@ class Engine:
             flow.wake_at = max(flow.wake_at, most)
             self._flows.add(flow)
             try:
-                async with asyncio.timeout(None if math.isinf(patience_s) else patience_s) as scope:
+                async with limit(patience_s) as scope:
                     await future
             except TimeoutError:
                 if not scope.expired():
@@ -534,18 +388,27 @@ class Engine:
                     self._flows.discard(flow)
                     flow.wake_at = -1
 
+    def _wake(self, flow: Flow) -> None:
+        left = []
+        for most, future in flow.waiters:
+            if flow.in_flight > most:
+                left.append((most, future))
+            elif not future.done():
+                future.set_result(None)
+        flow.waiters = left
+        flow.wake_at = max((most for most, _ in left), default=-1)
+
     def _give_up(self, flow: Flow, patience_s: float, waiting: int) -> PublishTimeout:
         """Forgets what nobody has patience for any longer; all who wait for it are told."""
         unsent, unanswered = self.core.forget(flow)
         unsent += waiting
         told = []
         if unsent:
-            why = "were not acknowledged before them" if self.state == State.CONNECTED else "there was no connection"
+            why = "were not acknowledged before them" if self.is_connected else "there was no connection"
             told.append(f"{messages_were(unsent)} never sent: for {patience_s:g} s {why}")
-        if unanswered:
-            told.append(f"{messages_were(unanswered)} sent, and not acknowledged for {patience_s:g} s")
         hint = "Nothing of it is stored, nor will it be sent: publish it again."
         if unanswered:
+            told.append(f"{messages_were(unanswered)} sent, and not acknowledged for {patience_s:g} s")
             hint = (
                 "What was sent may have been stored; it is not sent again. Publishing it again, also with the same id, "
                 "may store it twice. Is the broker overloaded or out of disk space?"
@@ -559,90 +422,128 @@ class Engine:
         return error
 
     def forget(self, flow: Flow) -> None:
-        self.core.forget(flow)
+        """From any thread: what is not acknowledged yet is not sent again."""
+        if threading.get_ident() == self._thread_id:
+            self.core.forget(flow)
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.core.forget, flow)
 
-    # ---- settling; who consumes what is in _subscriptions.py ----
+    # ---- consuming ----
+
+    async def subscribe(self, feed: Feed, timeout_s: float | None = None) -> None:
+        """Messages go to the feed from now on, also after a reconnect; they may come before the answer."""
+        end = self.loop.time() + self.patience_s(timeout_s)
+        await self.ready(timeout_s, f"the subscription to queue {feed.queue}")
+        told = f"{self.settings.peer}: the subscription to queue {feed.queue} was not made in time"
+        while (other := self._feeds.get(feed.queue)) is not None:
+            async with within(max(0.0, end - self.loop.time()), told, "Is the broker overloaded?"):
+                if not other.leaving:
+                    await self._subscribe_beside(feed, end)
+                    return
+                await other.left.wait()
+        self._feeds[feed.queue] = feed
+        try:
+            await self._subscribe(feed, end - self.loop.time())
+        except BaseException as error:
+            self._feeds.pop(feed.queue, None)
+            if not isinstance(error, RequestFailed):  # it may be made all the same, and nobody would take its messages
+                self._link.post(Command.UNSUBSCRIBE, feed.queue)
+            raise
+
+    async def _subscribe_beside(self, feed: Feed, end: float) -> None:
+        engine = self._beside[feed] = Engine(replace(self.settings, queues=()))
+        try:
+            await engine.open()
+            await engine.subscribe(feed, end - self.loop.time())
+        except BaseException:
+            self._beside.pop(feed, None)
+            await engine.close(0.0)
+            raise
+
+    async def _subscribe(self, feed: Feed, timeout_s: float | None = None) -> None:
+        headers = {Header.CREATE.value: "true" if feed.create else "false"}
+        if feed.stored:
+            headers[Header.FORM.value] = FORM_STORED
+        if feed.prefetch is not None:
+            headers["prefetch"] = str(feed.prefetch)
+        await self._link.exchange(Command.SUBSCRIBE, feed.queue, headers=headers, timeout_s=timeout_s)
+
+    async def _subscribe_again(self) -> None:
+        """After a reconnect: a queue that one may not consume any more ends its consumer, and nobody else."""
+        self._begun.clear()
+        for feed in list(self._feeds.values()):
+            if self._feeds.get(feed.queue) is not feed:
+                continue  # removed meanwhile
+            self._begun.add(feed.queue)
+            try:
+                await self._subscribe(feed)
+            except (QueueNotFound, NotAQueue, NotAuthorized) as gone:
+                self._feeds.pop(feed.queue, None)
+                feed.end(gone)
+
+    async def unsubscribe(self, feed: Feed, timeout_s: float | None = None) -> None:
+        """What is not settled goes back to the queue."""
+        if (beside := self._beside.pop(feed, None)) is not None:
+            await beside.close(self.patience_s(timeout_s))
+            return
+        if self._feeds.get(feed.queue) is not feed:
+            return
+        feed.leaving = True
+        self._flush_settled()
+        try:
+            if self.is_connected:
+                await self._link.exchange(Command.UNSUBSCRIBE, feed.queue, timeout_s=self.patience_s(timeout_s))
+            elif feed.queue in self._begun:
+                self._link.post(Command.UNSUBSCRIBE, feed.queue)
+        except ConnectionClosed:
+            return  # then the subscription is gone as well
+        finally:
+            if self._feeds.get(feed.queue) is feed:
+                del self._feeds[feed.queue]
+            feed.left.set()
+
+    def abandon(self, feed: Feed) -> None:
+        """Unsubscribes without anybody waiting for it. From any thread."""
+        feed.leaving = True
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and everything with it
+            self.loop.call_soon_threadsafe(self._abandon, feed)
+
+    def _abandon(self, feed: Feed) -> None:
+        if not self.is_over:
+            task = self.loop.create_task(self._unsubscribe_quietly(feed))
+            self._abandoning.add(task)
+            task.add_done_callback(self._abandoning.discard)
+
+    async def _unsubscribe_quietly(self, feed: Feed) -> None:
+        try:
+            await self.unsubscribe(feed)
+        except VibeMQError as error:
+            log.warning("queue %s: unsubscribing failed: %s", feed.queue, error)
 
     def settle(self, message: Message, done: bool) -> bool:
         """Ack or Nack, sent together with others of this turn of the loop. From any thread."""
-        if self.state == State.CLOSED or not (done or "nack" in self.features):
+        if self.is_over or not (done or "nack" in self.features):
             return False
         self._settled.append((message, Command.ACK if done else Command.NACK))
         if not self._settling:
             self._settling = True
             if threading.get_ident() == self._thread_id:
-                self.loop.call_soon(self.flush_settled)
+                self.loop.call_soon(self._flush_settled)
             else:
                 try:
-                    self.loop.call_soon_threadsafe(self.flush_settled)
+                    self.loop.call_soon_threadsafe(self._flush_settled)
                 except RuntimeError:  # the loop has ended
                     return False
         return True
 
-    def flush_settled(self) -> None:
+    def _flush_settled(self) -> None:
         self._settling = False
         settled = []
         while self._settled:
             settled.append(self._settled.popleft())
-        if settled and self._link is not None:
+        if settled:
             self._link.write(self.core.settlements(settled))
 
-    # ---- queues ----
 
-    async def find_queue(self, name: str, *, inside: bool = False, timeout_s: float | None = None) -> QueueInfo | None:
-        """`inside`: while the connection is being opened."""
-        ask = self.exchange if inside else self.request
-        try:
-            answer = await ask(Command.QUEUE_INFO, name, timeout_s=timeout_s)
-        except QueueNotFound:
-            return None
-        return info_of(name, answer.payload) if answer.payload else None
-
-    async def is_there(self, name: str, timeout_s: float | None = None) -> bool:
-        """Does a queue exist? Who may not ask for it sees it in the list, if any permission of theirs is for it."""
-        try:
-            return await self.find_queue(name, timeout_s=timeout_s) is not None
-        except NotAuthorized:
-            answer = await self.request(Command.LIST_QUEUES, timeout_s=timeout_s)
-            return name in names_of(answer.payload)
-
-    async def declare(
-        self,
-        wanted: QueueDeclaration,
-        on_conflict: OnConflict,
-        *,
-        inside: bool = False,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Makes the queue, or looks whether it is as wanted. timeout_s is for each question of up to three."""
-        ask = self.exchange if inside else self.request
-        info = await self.find_queue(wanted.name, inside=inside, timeout_s=timeout_s)
-        if info is not None:
-            found = differences(info.options, wanted)
-            if not self.features:  # another's broker has no such settings: made again it would be no different
-                found = tuple(difference for difference in found if difference.setting not in ADDITIONS)
-            if not found:
-                return
-            told = "; ".join(map(str, found))
-            if on_conflict == OnConflict.IGNORE:
-                log.warning("queue %s is not as declared: %s", wanted.name, told)
-                return
-            if on_conflict == OnConflict.FAIL:
-                raise QueueConflict(
-                    f"queue {wanted.name} is not as declared: {told}",
-                    differences=found,
-                    hint="Declare it as it is, or with on_conflict=OVERRIDE, which deletes its messages.",
-                )
-            await ask(Command.DELETE_QUEUE, wanted.name, timeout_s=timeout_s)
-        await ask(Command.CREATE_QUEUE, wanted.name, payload=options_payload(wanted), timeout_s=timeout_s)
-
-    async def _provision(self, first: bool) -> None:
-        for wanted in self.declarations:
-            try:
-                await self.declare(wanted, wanted.on_conflict if first else OnConflict.IGNORE, inside=True)
-            except (QueueConflict, ConnectionClosed, AuthenticationFailed):
-                raise
-            except VibeMQError as error:
-                if self._fail_on_provisioning_error:
-                    raise
-                log.warning("queue %s could not be declared: %s", wanted.name, error)
+def messages_were(count: int) -> str:
+    return "1 message was" if count == 1 else f"{count} messages were"

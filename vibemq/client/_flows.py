@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from vibemq.client._failures import HINTS
+from vibemq.client._failures import STREAM_HINTS
 from vibemq.client._streams import Chunk, encode_publish
 from vibemq.client._transport import Deadline
 from vibemq.errors import PublishTimeout, RequestFailed, TimeoutExceeded, VibeMQError
@@ -132,7 +132,7 @@ class Publisher:
                 f"publishing to stream {self.stream}: {len(errors)} messages refused, the first with id "
                 f"{first.publishing_id}: {code_name(first.code)}",
                 code=first.code,
-                hint=HINTS.get(first.code, "The messages that were not refused are stored."),
+                hint=STREAM_HINTS.get(first.code, "The messages that were not refused are stored."),
             )
         if self._failure is not None:
             raise self._failure

@@ -1,81 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One TCP connection of the native client, and where the messages of a subscription go.
+"""One TCP connection of the native client: its login, its requests and its pings.
 
-Neither decides anything: a Link hands bytes and its end to the Engine, a Feed hands messages to a consumer.
+A request belongs to its connection and fails with it. What the bytes that come mean is the Engine's to say.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-from weakref import WeakMethod
+import contextlib
+import math
+import ssl
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
-from vibemq.client._doors import wrong_door
-from vibemq.client._native import Message
-from vibemq.errors import ConnectionClosed, VibeMQError
+from vibemq import __version__
+from vibemq.client._failures import not_a_broker, refusal, wrong_door
+from vibemq.client._native import Core
+from vibemq.client.settings import Settings
+from vibemq.errors import ConnectionClosed, ProtocolError, TimeoutExceeded, VibeMQError
 from vibemq.protocols.native import codec
-
-if TYPE_CHECKING:
-    from vibemq.client._engine import Engine
+from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, FEATURE_NAMES, Command, Header, command_name
 
 WRITE_BUFFER_BYTES_MAX = 1_048_576  # what waits in this process for the socket before publishers wait, too
 
-Sink = Callable[[list[Message]], None]
+
+def limit(timeout_s: float) -> asyncio.Timeout:
+    """asyncio.timeout, which takes no infinity in every event loop."""
+    return asyncio.timeout(None if math.isinf(timeout_s) else timeout_s)
 
 
-class Feed:
-    """One subscription: where its messages go, and who is told when no more will come.
+@contextlib.asynccontextmanager
+async def within(timeout_s: float, told: str, hint: str) -> AsyncIterator[None]:
+    """TimeoutExceeded, with these words, when it takes longer than timeout_s."""
+    try:
+        async with limit(timeout_s) as scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise TimeoutExceeded(told, hint=f"{hint} A longer timeout_s waits longer.") from None
 
-    It does not keep its consumer alive: one that is dropped without a word unsubscribes by that.
+
+class Link(asyncio.Protocol):
+    """Until the answer to Connect has come, it is the first frame and nothing else is looked at.
+
+    `gone`: not yet there, or there no more; what is written then is dropped.
     """
 
     def __init__(
         self,
-        queue: str,
-        prefetch: int | None,
-        create: bool,
-        sink: Sink,
-        on_end: Callable[[VibeMQError | None], None],
+        settings: Settings,
+        core: Core,
+        on_data: Callable[[Link, bytes], None],
+        on_lost: Callable[[Link, VibeMQError], None],
     ) -> None:
-        self.queue, self.prefetch, self.create = queue, prefetch, create
-        self.stored = False  # its messages come as they are stored
-        self.leaving = False  # nobody wants its messages any more, though the broker may not know it yet
-        self.left = asyncio.Event()  # and now it does
-        self._sink, self._on_end = WeakMethod(sink), WeakMethod(on_end)
-
-    def give(self, messages: list[Message]) -> None:
-        if (sink := self._sink()) is not None:
-            sink(messages)
-
-    def end(self, why: VibeMQError | None) -> None:
-        if (on_end := self._on_end()) is not None:
-            on_end(why)
-
-
-class Link(asyncio.Protocol):
-    """One TCP connection. Until the answer to Connect has come, it is the first frame and nothing else is looked at."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.transport: asyncio.Transport | None = None
-        self.first: asyncio.Future[codec.Message] = engine.loop.create_future()
-        self.received_at = engine.loop.time()
-        self.writable = asyncio.Event()
-        self.writable.set()
-        self.closed = asyncio.Event()
-        self.gone = False
+        self.peer = settings.peer
+        self.gone = True
         self.why: VibeMQError | None = None
+        self.writable, self.closed = asyncio.Event(), asyncio.Event()
+        self.writable.set()
+        self.transport: asyncio.Transport | None = None
+        self._settings, self._core, self._on_data, self._on_lost = settings, core, on_data, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._first: asyncio.Future[codec.Message] = self._loop.create_future()
+        self._requests: dict[bytes, asyncio.Future[codec.Message]] = {}
+        self._received_at = 0.0
+        self._ping: asyncio.TimerHandle | None = None
+
+    # ---- opening ----
+
+    async def open(self) -> codec.Message:
+        """Connects and logs in; gives the answer to Connect."""
+        settings, patience_s = self._settings, self._settings.connect_timeout_s
+        context = None
+        if settings.tls:
+            context = ssl.create_default_context()
+            if settings.skip_cert_validation:
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            async with self._answer_within(patience_s, "connecting"):
+                await self._loop.create_connection(lambda: self, settings.host, settings.port, ssl=context)
+        except TimeoutExceeded:
+            raise
+        except OSError as error:
+            raise ConnectionClosed(
+                f"{self.peer}: could not connect: {error.strerror or error}",
+                hint=(
+                    f"The native door has no TLS: leave tls out. {wrong_door('native')}"
+                    if isinstance(error, ssl.SSLError)
+                    else "Does the broker run, is this its native port, and can this machine reach it?"
+                ),
+            ) from error
+        async with self._answer_within(patience_s, "logging in"):
+            return await self._log_in()
+
+    async def _log_in(self) -> codec.Message:
+        settings = self._settings
+        headers = {
+            Header.CLIENT_VERSION.value: f"vibemq-python/{__version__}",
+            Header.SUPPORTED_COMPRESSION.value: ",".join(settings.compression),
+            Header.FEATURES.value: ",".join(FEATURE_NAMES),
+            Header.CLIENT.value: self._core.prefix.decode(),
+        }
+        if settings.user is not None and settings.password is not None:
+            headers |= {Header.AUTH_USERNAME.value: settings.user, Header.AUTH_PASSWORD.value: settings.password}
+        self.write(self._frame(Command.CONNECT, headers=headers))
+        answer = await self._first
+        if answer.type == Command.ERROR:
+            raise refusal(f"{self.peer}: logging in", answer.error_code, answer.error_message)
+        name = answer.headers.get(Header.NEGOTIATED_COMPRESSION, "").lower() or None
+        if name is not None and name not in settings.compression:
+            raise ProtocolError(f"{self.peer}: needed one of {settings.compression}, had compression {name!r}")
+        self._core.negotiated(name if name in COMPRESSION_BY_NAME else None, settings.compression_threshold_bytes)
+        return answer
+
+    def _answer_within(self, timeout_s: float, what: str, hint: str = "Is the broker overloaded?") -> Any:
+        return within(timeout_s, f"{self.peer}: {what}: nothing came within {timeout_s:g} s", hint)
+
+    def keep_alive(self) -> None:
+        """Pings from now on, and ends when nothing comes any more."""
+        interval = self._settings.keep_alive_s
+        self._ping = self._loop.call_later(interval, self._keep_alive, interval)
+
+    def _keep_alive(self, interval: float) -> None:
+        silent = self._loop.time() - self._received_at
+        if silent > 2 * interval:
+            told = f"{self.peer}: nothing came for {silent:.0f} s, not even the answer to a ping"
+            self.end(ConnectionClosed(told, hint="The broker or the network between is down."))
+            return
+        self.write(self._frame(Command.PING))
+        self.keep_alive()
+
+    # ---- what the event loop calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport, self.gone = transport, False
+        self._received_at = self._loop.time()
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES_MAX)
-        self.engine.attached(self)
+        self._core.restart()
 
     def data_received(self, data: bytes) -> None:
-        self.received_at = self.engine.loop.time()
-        self.engine.received(self, data)
+        self._received_at = self._loop.time()
+        self._on_data(self, data)
 
     def pause_writing(self) -> None:
         self.writable.clear()
@@ -87,20 +154,101 @@ class Link(asyncio.Protocol):
         self.gone = True
         self.writable.set()
         self.closed.set()
+        if self._ping is not None:
+            self._ping.cancel()
         why = self.why or ConnectionClosed(
-            f"{self.engine.settings.peer}: {error or 'the broker closed the connection'}",
-            hint="Connect again." if self.first.done() else wrong_door("native"),
+            f"{self.peer}: {error or 'the broker closed the connection'}",
+            hint="Connect again." if self._first.done() else wrong_door("native"),
         )
-        if not self.first.done():
-            self.first.set_exception(why)
-            self.first.exception()  # somebody may have stopped waiting
-        self.engine.lost(self, why)
+        self.fail(why)
+        self._on_lost(self, why)
+
+    # ---- frames ----
+
+    def _frame(self, command: Command, id: bytes | None = None, **fields: Any) -> bytes:
+        id = id or self._core.request_id()
+        return codec.encode_frame(command, id, text_layout=self._settings.text_layout, **fields)
 
     def write(self, data: bytes) -> None:
         if self.transport is not None and not self.gone and data:
             self.transport.write(data)
 
+    def post(self, command: Command, queue: str) -> None:
+        """Sends it; nobody waits for the answer."""
+        self.write(self._core.packed(self._frame(command, queue=queue)))
+
+    async def exchange(
+        self,
+        command: Command,
+        queue: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        payload: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> codec.Message:
+        """The answer to a command, or the error that fits it."""
+        what = command_name(command) + (f" {queue}" if queue else "")
+        if self.gone:
+            raise ConnectionClosed(f"{self.peer}: {what}: the connection is gone", hint="Try again.")
+        id = self._core.request_id()
+        future = self._requests[id] = self._loop.create_future()
+        try:
+            self.write(self._core.packed(self._frame(command, id, queue=queue, payload=payload, headers=headers)))
+            patience_s = self._settings.command_timeout_s if timeout_s is None else timeout_s
+            hint = "It was sent, so it may have been done. Is the broker overloaded?"
+            async with self._answer_within(patience_s, what, hint):
+                answer = await future
+        finally:
+            self._requests.pop(id, None)
+        if answer.type == Command.ERROR:
+            raise refusal(f"{self.peer}: {what}", answer.error_code, answer.error_message)
+        return answer
+
+    def take(self, frame: codec.Message) -> codec.Message | None:
+        """A frame that is about no message; given back where nobody has asked for it."""
+        if frame.type == Command.DISCONNECT:
+            reason = frame.headers.get(Header.REASON, "no reason given")
+            self.end(ConnectionClosed(f"{self.peer}: the broker said goodbye: {reason}"))
+        elif not self._first.done():
+            self._first.set_result(frame)
+        elif (future := self._requests.pop(frame.id, None)) is None:
+            return frame
+        elif not future.done():
+            future.set_result(frame)
+        return None
+
+    # ---- the end ----
+
+    def damaged(self, error: VibeMQError, data: bytes) -> None:
+        """`data` is no frame: whoever has not answered Connect yet is most likely no broker at all."""
+        answered = self._first.done()
+        self.end(ProtocolError(f"{self.peer}: {error}") if answered else not_a_broker(self.peer, "native", data, error))
+
     def end(self, why: VibeMQError) -> None:
+        """At once."""
         self.why = self.why or why
         if self.transport is not None:
+            self.transport.abort()
+
+    def fail(self, why: VibeMQError) -> None:
+        """Whoever waits for an answer gets this."""
+        requests, self._requests = self._requests, {}
+        for future in (self._first, *requests.values()):
+            if not future.done():
+                future.set_exception(why)
+                future.exception()  # somebody may have stopped waiting
+
+    def say_goodbye(self) -> None:
+        self.write(self._frame(Command.DISCONNECT))
+        if self.transport is not None:
+            self.transport.close()
+
+    async def wait_closed(self, timeout_s: float) -> None:
+        """Until the broker has taken our last bytes, or for no longer than timeout_s."""
+        if self.gone or self.transport is None:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.closed.wait()
+        except TimeoutError:
             self.transport.abort()

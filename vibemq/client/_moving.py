@@ -13,18 +13,17 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from vibemq.client._amqp import read
+from vibemq.client._engine import Engine
 from vibemq.client._native import Message
 from vibemq.client._outgoing import NO_FIELDS, Batch, Flow
+from vibemq.client.consuming import AsyncConsumer
 from vibemq.client.publishing import summary
-from vibemq.errors import ConfigError, InvalidRequest, QueueNotFound
+from vibemq.client.queues import QueueInfo, find_queue, is_there, no_such_queue
+from vibemq.errors import ConfigError, InvalidRequest
 from vibemq.protocols.native.spec import FORM_STORED, ErrorCode, Header
-
-if TYPE_CHECKING:
-    from vibemq.client._engine import Engine
-    from vibemq.client.aio import AsyncConsumer
 
 WINDOW_COUNT = 64  # messages on their way: hides the round trip, and bounds what a crash leaves in both queues
 PREFETCH_COUNT = 4 * WINDOW_COUNT  # or as many as the broker allows
@@ -49,51 +48,52 @@ Progress = Callable[[int, int], object]
 
 
 class Mover:
-    def __init__(self, engine: Engine, source: str, target: str | None, prefetch: int, timeout_s: float | None) -> None:
-        if target == source:
-            raise ConfigError(f"queue {source}: needed another queue to move to, had the same")
-        self._engine, self._source, self._target, self._timeout_s = engine, source, target, timeout_s
-        self._prefetch = prefetch
+    def __init__(
+        self, engine: Engine, source: QueueInfo, target: str | None, dry_run: bool, timeout_s: float | None
+    ) -> None:
+        if target == source.name:
+            raise ConfigError(f"queue {target}: needed another queue to move to, had the same")
+        self._engine, self._source, self._target, self._timeout_s = engine, source.name, target, timeout_s
+        self._waiting, self._dry_run = source.messages, dry_run
+        most = DRY_RUN_COUNT_MAX if dry_run else PREFETCH_COUNT
+        self._prefetch = min(most, source.raw.get("prefetchMax", DRY_RUN_COUNT_MAX))
         self._known: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._left = 0
         self._confirmed: dict[bytes, int] = {}  # what went last, and on which connection it was acknowledged
 
-    async def run(
-        self, consume: Callable[[], AsyncConsumer], count: int, dry_run: bool, progress: Progress | None
-    ) -> Moved:
-        if FORM_STORED not in self._engine.features:
-            raise InvalidRequest(
-                f"{self._engine.settings.peer}: this broker does not hand out messages as they are stored",
-                code=ErrorCode.UNKNOWN_COMMAND.value,
-                hint="It is too old, or not one of ours.",
-            )
+    async def run(self, count: int | None, progress: Progress | None) -> Moved:
+        count = self._waiting if count is None else min(count, self._waiting)
+        if self._dry_run:  # nothing that it looks at is acknowledged
+            count = min(count, self._prefetch)
+        lacking = "does not hand out messages as they are stored"
+        self._engine.need(FORM_STORED, lacking, "It is too old, or not one of ours.")
         taken, is_over = 0, False
         while not is_over:
             taken, self._left = taken - self._left, 0  # these come again
-            taken, is_over = await self._subscribed(consume(), taken, count, dry_run, progress)
+            taken, is_over = await self._subscribed(taken, count, progress)
         return Moved(dict(self._counts), self._left)
 
-    async def _subscribed(
-        self, consumer: AsyncConsumer, taken: int, count: int, dry_run: bool, progress: Progress | None
-    ) -> tuple[int, bool]:
+    async def _subscribed(self, taken: int, count: int, progress: Progress | None) -> tuple[int, bool]:
         """One subscription, which ends before the broker takes what stays in the queue for not acknowledged in time."""
+        consumer = AsyncConsumer(self._engine, self._source, self._prefetch, False, False, IDLE_S)
+        consumer._feed.stored = True
         loop = self._engine.loop
-        until, silent_s = loop.time() + (math.inf if dry_run else SUBSCRIBED_S), 0.0
+        until, silent_s = loop.time() + (math.inf if self._dry_run else SUBSCRIBED_S), 0.0
         async with consumer:
             while taken < count:
                 messages = await consumer._some(min(WINDOW_COUNT, count - taken))
                 if messages:
                     silent_s = 0.0
                     taken += len(messages)
-                    await self._move(messages, dry_run)
+                    await self._move(messages)
                     if progress is not None:
                         progress(taken, count)
                     if loop.time() >= until and taken < count:
                         return taken, False
                     continue
                 silent_s += IDLE_S
-                info = await self._engine.find_queue(self._source, timeout_s=self._timeout_s)
+                info = await find_queue(self._engine.request, self._source, self._timeout_s)
                 if info is None or not info.messages:
                     break
                 if self._left >= self._prefetch:
@@ -107,7 +107,7 @@ class Mover:
                     break  # others have what is in it
         return taken, True
 
-    async def _move(self, messages: list[Message], dry_run: bool) -> None:
+    async def _move(self, messages: list[Message]) -> None:
         going: dict[str, list[Message]] = {}
         for message in messages:
             where = self._target or read(message.raw)[2].get(Header.ORIGINAL_QUEUE) or ""
@@ -118,7 +118,7 @@ class Mover:
             else:
                 await self._check(where)
                 going.setdefault(where, []).append(message)
-        if not dry_run:
+        if not self._dry_run:
             await self._publish(going)
         self._counts.update({where: len(found) for where, found in going.items()})
 
@@ -126,11 +126,10 @@ class Mover:
         """A queue that is not there would be made by being published to, and not as it was."""
         if where in self._known:
             return
-        if not await self._engine.is_there(where, self._timeout_s):
-            raise QueueNotFound(
+        if not await is_there(self._engine.request, where, self._timeout_s):
+            raise no_such_queue(
                 f"queue {where}, to which messages of {self._source} should go, does not exist",
-                code=ErrorCode.QUEUE_NOT_FOUND.value,
-                hint=f"Make it, with the options it should have (`vibemq queues create {where}`), or name another.",
+                f"Make it, with the options it should have (`vibemq queues create {where}`), or name another.",
             )
         self._known.add(where)
 

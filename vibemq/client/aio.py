@@ -13,52 +13,55 @@ number of its tasks may.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import warnings
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
-from types import TracebackType
+from collections.abc import AsyncIterable, Callable, Generator, Iterable
 from typing import Any
 
 import msgspec
 
-from vibemq.client._engine import GOODBYE_TIMEOUT_S, Engine, StateCallback
-from vibemq.client._faces import ClientFace, ConsumerFace, PublisherFace
-from vibemq.client._link import Feed
-from vibemq.client._moving import DRY_RUN_COUNT_MAX, IDLE_S, PREFETCH_COUNT, Moved, Mover, Progress
-from vibemq.client._native import Message
+from vibemq.client import publishing, queues
+from vibemq.client._engine import GOODBYE_TIMEOUT_S, Engine, State, StateCallback
+from vibemq.client._moving import Moved, Mover, Progress
 from vibemq.client._outgoing import Batch, Flow
-from vibemq.client.publishing import (
-    WINDOW_DEFAULT,
-    Headers,
-    Priority,
-    Summary,
-    batch_count,
-    fields_of,
-    summary,
-)
-from vibemq.client.queues import (
-    OnConflict,
-    Permission,
-    QueueDeclaration,
-    QueueInfo,
-    QueueOptions,
-    User,
-    changes_payload,
-    make_options,
-    names_of,
-    operation_names,
-    options_payload,
-    permissions_of,
-    users_of,
-)
+from vibemq.client.consuming import AsyncConsumer, AsyncHandler, AsyncSubscription
+from vibemq.client.publishing import WINDOW_DEFAULT, AsyncPublisher, Headers, Priority, Summary
+from vibemq.client.queues import OnConflict, Permission, QueueDeclaration, QueueInfo, QueueOptions, User
 from vibemq.client.settings import Settings, parse
-from vibemq.errors import InvalidRequest, QueueNotFound, VibeMQError
-from vibemq.protocols.native.spec import Command, ErrorCode, QueueOperation
+from vibemq.errors import QueueNotFound, VibeMQError
+from vibemq.protocols.native.spec import FORM_STORED, Command, QueueOperation
 
-log = logging.getLogger("vibemq.client")
 
-Handler = Callable[[Message], Awaitable[object]]
+class ClientFace:
+    """What a client knows about its connection."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def state(self) -> State:
+        """Whether there is a connection now; publishing works without one too, and waits.
+
+        >>> client.state.value
+        'connected'
+        """
+        return self._engine.state
+
+    @property
+    def server_version(self) -> str:
+        """What the broker says that it is; empty where it does not.
+
+        >>> version = client.server_version
+        """
+        return self._engine.server_version
+
+    @property
+    def gives_stored(self) -> bool:
+        """Whether the broker hands out and takes messages as they are stored, as brokers of ours do.
+
+        >>> client.gives_stored
+        True
+        """
+        return FORM_STORED in self._engine.features
 
 
 class Connecting:
@@ -134,9 +137,7 @@ class AsyncClient(ClientFace):
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self.close()
 
     # ---- publishing ----
@@ -160,14 +161,14 @@ class AsyncClient(ClientFace):
         >>> id = await client.publish("docs-async", {"number": 1}, headers={"source": "docs"}, priority="high")
         """
         flow, batch = Flow(), Batch(self._engine.core, queue)
-        batch.add(payload, fields_of(headers, priority), raw, id)
+        batch.add(payload, publishing.fields_of(headers, priority), raw, id)
         self._engine.submit(batch, flow)
         try:
             await self._engine.room(flow, 0, timeout_s)
         except BaseException:
             self._engine.forget(flow)
             raise
-        summary(flow, queue).raise_failed()
+        publishing.summary(flow, queue).raise_failed()
         return id if id is not None else batch.id_of(0)
 
     async def publish_many(
@@ -189,14 +190,14 @@ class AsyncClient(ClientFace):
         >>> summary.published, summary.failed
         (100, [])
         """
-        flow, fields, count = Flow(), fields_of(headers, priority), batch_count(window)
-        try:
-            if isinstance(payloads, AsyncIterable):
-                publisher = AsyncPublisher(self._engine, queue, window, raw, flow)
+        if isinstance(payloads, AsyncIterable):
+            async with AsyncPublisher(self._engine, queue, window, raw) as publisher:
                 async for payload in payloads:
                     await publisher.publish(payload, headers=headers, priority=priority, timeout_s=timeout_s)
                 return await publisher.flush(timeout_s)
-            iterator, more = iter(payloads), True
+        flow, fields, count = Flow(), publishing.fields_of(headers, priority), publishing.batch_count(window)
+        iterator, more = iter(payloads), True
+        try:
             while more:
                 batch = Batch(self._engine.core, queue)
                 more = batch.extend(iterator, count, fields, raw)
@@ -205,7 +206,7 @@ class AsyncClient(ClientFace):
         except BaseException:
             self._engine.forget(flow)
             raise
-        return summary(flow, queue)
+        return publishing.summary(flow, queue)
 
     def publisher(self, queue: str, *, window: int = WINDOW_DEFAULT, raw: bool = False) -> AsyncPublisher:
         """An object whose `publish` does not wait for the broker, but for room in the window.
@@ -216,7 +217,7 @@ class AsyncClient(ClientFace):
         ...     print((await publisher.flush()).published)
         10
         """
-        return AsyncPublisher(self._engine, queue, window, raw, Flow())
+        return AsyncPublisher(self._engine, queue, window, raw)
 
     # ---- consuming ----
 
@@ -250,7 +251,7 @@ class AsyncClient(ClientFace):
     async def subscribe(
         self,
         queue: str,
-        handler: Handler,
+        handler: AsyncHandler,
         *,
         prefetch: int | None = None,
         create: bool = False,
@@ -290,18 +291,7 @@ class AsyncClient(ClientFace):
         1
         """
         info = await self.queue_info(source, timeout_s=timeout_s)
-        wanted = info.messages if count is None else min(count, info.messages)
-        prefetch = min(DRY_RUN_COUNT_MAX if dry_run else PREFETCH_COUNT, info.raw.get("prefetchMax", DRY_RUN_COUNT_MAX))
-        if dry_run:  # nothing that it looks at is acknowledged
-            wanted = min(wanted, prefetch)
-        mover = Mover(self._engine, source, target, prefetch, timeout_s)
-
-        def consume() -> AsyncConsumer:
-            consumer = AsyncConsumer(self._engine, source, prefetch, False, False, IDLE_S)
-            consumer._feed.stored = True
-            return consumer
-
-        return await mover.run(consume, wanted, dry_run, progress)
+        return await Mover(self._engine, info, target, dry_run, timeout_s).run(count, progress)
 
     # ---- queues ----
 
@@ -312,8 +302,8 @@ class AsyncClient(ClientFace):
 
         >>> await client.create_queue("docs-async-new", mode="priority_based", max_messages=500)
         """
-        wanted = QueueDeclaration(name, make_options(options, changes), declared=frozenset(changes))
-        payload = options_payload(wanted)
+        wanted = QueueDeclaration(name, queues.make_options(options, changes), declared=frozenset(changes))
+        payload = queues.options_payload(wanted)
         await self._engine.request(Command.CREATE_QUEUE, name, payload=payload, timeout_s=timeout_s)
 
     async def declare_queue(
@@ -329,10 +319,12 @@ class AsyncClient(ClientFace):
 
         >>> await client.declare_queue("docs-async-declared", max_messages=500, on_conflict="fail")
         """
-        wanted = QueueDeclaration(name, make_options(options, changes), OnConflict(on_conflict), frozenset(changes))
-        await self._engine.declare(wanted, wanted.on_conflict, timeout_s=timeout_s)
-        kept = [other for other in self._engine.declarations if other.name != name]
-        self._engine.declarations = [*kept, wanted]
+        engine, made = self._engine, queues.make_options(options, changes)
+        wanted = QueueDeclaration(name, made, OnConflict(on_conflict), frozenset(changes))
+        await queues.declare(
+            engine.request, wanted, wanted.on_conflict, is_ours=bool(engine.features), timeout_s=timeout_s
+        )
+        engine.declarations = [*(other for other in engine.declarations if other.name != name), wanted]
 
     async def delete_queue(self, name: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
         """Deletes a queue with all its messages; QueueNotFound if there is none, unless `missing_ok`.
@@ -341,17 +333,14 @@ class AsyncClient(ClientFace):
         >>> await client.delete_queue("docs-async-short")
         """
         self._engine.declarations = [other for other in self._engine.declarations if other.name != name]
-        is_there = missing_ok or await self._engine.is_there(name, timeout_s)
+        found = missing_ok or await queues.is_there(self._engine.request, name, timeout_s)
         try:  # also if there is none: who may not is refused, whatever there is
             await self._engine.request(Command.DELETE_QUEUE, name, timeout_s=timeout_s)
         except QueueNotFound:
-            is_there = missing_ok
-        if not is_there:
-            raise QueueNotFound(
-                f"there is no queue {name} to delete",
-                code=ErrorCode.QUEUE_NOT_FOUND.value,
-                hint="Look at its name, or say missing_ok=True where it need not be there.",
-            )
+            found = missing_ok
+        if not found:
+            hint = "Look at its name, or say missing_ok=True where it need not be there."
+            raise queues.no_such_queue(f"there is no queue {name} to delete", hint)
 
     async def purge_queue(self, name: str, *, timeout_s: float | None = None) -> None:
         """Drops the messages that wait in a queue. Only brokers of ours know how.
@@ -360,12 +349,7 @@ class AsyncClient(ClientFace):
         >>> await client.purge_queue("docs-async-purge")
         """
         await self._engine.ready(timeout_s, f"the command to purge queue {name}")
-        if "purge" not in self._engine.features:
-            raise InvalidRequest(
-                f"{self._engine.settings.peer}: this broker cannot purge a queue",
-                code=ErrorCode.UNKNOWN_COMMAND.value,
-                hint="Delete the queue and create it again.",
-            )
+        self._engine.need("purge", "cannot purge a queue", "Delete the queue and create it again.")
         await self._engine.request(Command.PURGE_QUEUE, name, timeout_s=timeout_s)
 
     async def alter_queue(self, name: str, *, timeout_s: float | None = None, **changes: Any) -> None:
@@ -379,14 +363,10 @@ class AsyncClient(ClientFace):
         >>> await client.create_queue("docs-async-altered", max_messages=500)
         >>> await client.alter_queue("docs-async-altered", max_messages=700, overflow="block_publisher")
         """
-        payload = changes_payload(changes)
+        payload = queues.changes_payload(changes)
         await self._engine.ready(timeout_s, f"the command to alter queue {name}")
-        if "alter" not in self._engine.features:
-            raise InvalidRequest(
-                f"{self._engine.settings.peer}: this broker cannot alter a queue",
-                code=ErrorCode.UNKNOWN_COMMAND.value,
-                hint="Delete the queue and create it again; its messages are lost by that.",
-            )
+        hint = "Delete the queue and create it again; its messages are lost by that."
+        self._engine.need("alter", "cannot alter a queue", hint)
         await self._engine.request(Command.ALTER_QUEUE, name, payload=payload, timeout_s=timeout_s)
 
     async def queue_info(self, name: str, *, timeout_s: float | None = None) -> QueueInfo:
@@ -397,13 +377,10 @@ class AsyncClient(ClientFace):
         >>> info.messages, info.options.max_messages
         (0, 7)
         """
-        info = await self._engine.find_queue(name, timeout_s=timeout_s)
+        info = await queues.find_queue(self._engine.request, name, timeout_s)
         if info is None:
-            raise QueueNotFound(
-                f"{self._engine.settings.peer}: there is no queue {name}",
-                code=ErrorCode.QUEUE_NOT_FOUND.value,
-                hint="`vibemq queues list` shows all.",
-            )
+            told = f"{self._engine.settings.peer}: there is no queue {name}"
+            raise queues.no_such_queue(told, "`vibemq queues list` shows all.")
         return info
 
     async def list_queues(self, *, timeout_s: float | None = None) -> list[str]:
@@ -413,7 +390,7 @@ class AsyncClient(ClientFace):
         >>> "docs-async-listed" in await client.list_queues()
         True
         """
-        return names_of((await self._engine.request(Command.LIST_QUEUES, timeout_s=timeout_s)).payload)
+        return queues.names_of((await self._engine.request(Command.LIST_QUEUES, timeout_s=timeout_s)).payload)
 
     # ---- users; brokers answer these while authorization is on, and mostly to superusers ----
 
@@ -449,7 +426,7 @@ class AsyncClient(ClientFace):
 
         >>> await client.grant("docs-ada", "orders.*", "Publish", "Subscribe")  # doctest: +SKIP
         """
-        members = {"username": name, "queuePattern": pattern, "operations": operation_names(operations)}
+        members = {"username": name, "queuePattern": pattern, "operations": queues.operation_names(operations)}
         await self._users(Command.ADMIN_GRANT_PERMISSION, timeout_s, **members)
 
     async def revoke(self, name: str, pattern: str, *, timeout_s: float | None = None) -> None:
@@ -465,7 +442,7 @@ class AsyncClient(ClientFace):
         >>> [user.name for user in await client.list_users()]  # doctest: +SKIP
         ['docs-ada', 'vibemq']
         """
-        return users_of((await self._engine.request(Command.ADMIN_LIST_USERS, timeout_s=timeout_s)).payload)
+        return queues.users_of((await self._engine.request(Command.ADMIN_LIST_USERS, timeout_s=timeout_s)).payload)
 
     async def permissions(self, name: str, *, timeout_s: float | None = None) -> list[Permission]:
         """What a user may do.
@@ -473,197 +450,4 @@ class AsyncClient(ClientFace):
         >>> await client.permissions("docs-ada")  # doctest: +SKIP
         [Permission(pattern='orders.*', operations=('Publish', 'Subscribe'))]
         """
-        return permissions_of(await self._users(Command.ADMIN_GET_USER_PERMISSIONS, timeout_s, username=name))
-
-
-class AsyncPublisher(PublisherFace):
-    """Publishes to one queue, pipelined; made by AsyncClient.publisher. Leaving `async with` flushes."""
-
-    def __init__(self, engine: Engine, queue: str, window: int, raw: bool, flow: Flow) -> None:
-        super().__init__(engine, queue, window, raw, flow)
-        self._soon: asyncio.Handle | None = None
-
-    async def publish(
-        self,
-        payload: Any,
-        *,
-        headers: Headers = None,
-        id: str | None = None,
-        priority: Priority = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Publishes without waiting for the broker, unless the window is full.
-
-        PublishTimeout when it stays full for timeout_s: no message that is not acknowledged by then is sent any more.
-
-        >>> async with client.publisher("docs-async") as publisher:
-        ...     await publisher.publish({"number": 1}, headers={"source": "docs"})
-        """
-        if self._add(payload, headers, id, priority):
-            await self._engine.send_batch(self._take(), self._flow, self._window, timeout_s)
-        elif self._soon is None:
-            self._soon = self._engine.loop.call_soon(self._send)
-
-    def _take(self) -> Batch:
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
-        return super()._take()
-
-    def _send(self) -> None:
-        if self._engine.state.value != "closed":  # else flush says so
-            self._engine.submit(self._take(), self._flow)
-
-    async def flush(self, timeout_s: float | None = None) -> Summary:
-        """Waits until every message is acknowledged or refused: what happened since the last flush.
-
-        PublishTimeout, which says what may be stored, when nothing was acknowledged for timeout_s.
-
-        >>> await client.publisher("docs-async").flush()
-        Summary(published=0, failed=[])
-        """
-        self._engine.submit(self._take(), self._flow)
-        await self._engine.room(self._flow, 0, timeout_s)
-        return self._summary()
-
-    async def __aenter__(self) -> AsyncPublisher:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            (await self.flush()).raise_failed()
-        else:
-            self._engine.forget(self._flow)
-
-
-class AsyncConsumer(ConsumerFace):
-    """The messages of one queue; made by AsyncClient.consume. It subscribes when the first is asked for."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        queue: str,
-        prefetch: int | None,
-        auto_ack: bool,
-        create: bool,
-        timeout_s: float | None,
-    ) -> None:
-        super().__init__(queue, auto_ack, timeout_s)
-        self._engine = engine
-        self._feed = Feed(queue, prefetch, create, self._arrived, self._ended)
-        self._news = asyncio.Event()
-        self._why: VibeMQError | None = None
-
-    async def open(self, timeout_s: float | None = None) -> None:
-        """Subscribes now.
-
-        >>> consumer = client.consume("docs-async")
-        >>> await consumer.open()
-        >>> await consumer.close()
-        """
-        await self._engine.subscriptions.add(self._feed, timeout_s)
-        self._open = True
-
-    def _arrived(self, messages: list[Message]) -> None:
-        self._messages.extend(messages)
-        self._news.set()
-
-    def _ended(self, why: VibeMQError | None) -> None:
-        self._over, self._why = True, why
-        self._news.set()
-
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self
-
-    async def __anext__(self) -> Message:
-        self._settle_last()
-        if not self._open and not self._over:
-            await self.open()
-        while True:
-            if (message := self._next_here()) is not None:
-                return message
-            if self._why is not None:
-                raise self._why
-            if self._over:
-                raise StopAsyncIteration
-            self._news.clear()
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    await self._news.wait()
-            except TimeoutError:
-                raise StopAsyncIteration from None
-
-    async def _some(self, count: int) -> list[Message]:
-        """The next messages, at most so many, and none when none came within the consumer's timeout_s."""
-        first = await anext(self, None)
-        messages = [] if first is None else [first]
-        while messages and len(messages) < count and (message := self._next_here()) is not None:
-            messages.append(message)
-        return messages
-
-    async def close(self, timeout_s: float | None = None) -> None:
-        """Unsubscribes; messages that are not settled go back to the queue.
-
-        >>> async with client.consume("docs-async", timeout_s=0.1) as consumer:
-        ...     pass
-        """
-        self.stop()
-        await self._engine.subscriptions.remove(self._feed, timeout_s)
-
-    def stop(self) -> None:
-        """The iteration ends; what was not handed out is dropped here, and goes back to the queue with `close`.
-
-        >>> client.consume("docs-async").stop()
-        """
-        self._over = True
-        self._messages.clear()
-        self._news.set()
-
-    async def __aenter__(self) -> AsyncConsumer:
-        if not self._open:
-            await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._settle_last(failed=error is not None)
-        await self.close()
-
-    def __del__(self) -> None:
-        if self._open and not self._over:
-            self._engine.subscriptions.abandon(self._feed)
-
-
-class AsyncSubscription:
-    """A handler at work; made by AsyncClient.subscribe."""
-
-    def __init__(self, consumer: AsyncConsumer, handler: Handler) -> None:
-        self._consumer = consumer
-        self._task = asyncio.get_running_loop().create_task(self._run(handler))
-
-    async def _run(self, handler: Handler) -> None:
-        try:
-            async for message in self._consumer:
-                try:
-                    await handler(message)
-                except Exception:
-                    log.exception("handler of queue %s failed with %r", self._consumer.queue, message)
-                    message.nack()
-                else:
-                    message.ack()
-        except VibeMQError as error:
-            log.warning("subscription to queue %s ended: %s", self._consumer.queue, error)
-
-    async def close(self, timeout_s: float | None = None) -> None:
-        """Unsubscribes once the message at hand is done, however long that takes; timeout_s is for the broker's answer.
-
-        >>> subscription = await client.subscribe("docs-async", print)
-        >>> await subscription.close()
-        """
-        self._consumer.stop()
-        if asyncio.current_task() is not self._task:
-            await self._task
-        await self._consumer.close(timeout_s)
+        return queues.permissions_of(await self._users(Command.ADMIN_GET_USER_PERMISSIONS, timeout_s, username=name))

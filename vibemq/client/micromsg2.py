@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from vibemq.client._doors import wrong_door
+from vibemq.client._failures import wrong_door
 from vibemq.client._micromsg2_link import Link
 from vibemq.errors import (
     AuthenticationFailed,

@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both faces of the native client share about publishing: what became of messages, and how many go at a time."""
+"""Publishing with the native client: what became of messages, and publishers that do not wait for each of them.
+
+Waiting is where the two faces differ, so each does it by itself: AsyncPublisher in the caller's event loop, Publisher
+by `call`, which has the client's loop do it. What they share never waits, and nothing in it locks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from vibemq.client._outgoing import NO_FIELDS, Fields, Flow
-from vibemq.client._refusals import refusal
+from vibemq.client._engine import Engine
+from vibemq.client._failures import refusal
+from vibemq.client._outgoing import BATCH_BYTES_MAX, NO_FIELDS, Batch, Fields, Flow
 from vibemq.errors import VibeMQError
 
 WINDOW_DEFAULT = 1_000  # messages without an acknowledgement: hides the round trip, little to send again
 BATCHES_IN_A_WINDOW = 4  # so that one is written while others are on their way
 BATCH_COUNT_MAX = 4_096
 
+LINGER_S = 0.002  # how long a Publisher's batch that is not full waits for more
+
 Headers = Mapping[str, str] | None
 Priority = int | str | None
+Call = Callable[[Coroutine[Any, Any, Any]], Any]  # has the client's event loop do it, and waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,11 @@ class Summary:
     failed: list[Refused] = field(default_factory=list)
 
     def raise_failed(self) -> Summary:
-        """Raises the first error, if there is one."""
+        """Raises the first error, if there is one.
+
+        >>> client.publish_many("docs", [1, 2]).raise_failed().published
+        2
+        """
         if self.failed:
             raise self.failed[0].error
         return self
@@ -57,3 +72,171 @@ def batch_count(window: int) -> int:
     if window < 1:
         raise ValueError(f"window: needed 1 message or more, had {window}")
     return min(max(1, window // BATCHES_IN_A_WINDOW), BATCH_COUNT_MAX)
+
+
+# ---- publishers ----
+
+
+class _Publisher:
+    """The batch that is being filled, and what became of those before it."""
+
+    def __init__(self, engine: Engine, queue: str, window: int, raw: bool, stored: bool = False) -> None:
+        self.queue = queue
+        self._engine, self._window, self._raw, self._stored = engine, window, raw, stored
+        self._count = batch_count(window)
+        self._flow = Flow()
+        self._batch = Batch(engine.core, queue, stored)
+        self._acked_before = 0
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages the broker has not yet acknowledged.
+
+        >>> client.publisher("docs").in_flight
+        0
+        """
+        return self._flow.in_flight + self._batch.count
+
+    def _add(self, payload: Any, headers: Headers, id: str | None, priority: Priority) -> bool:
+        """Puts a message into the batch. True: it is time to send it, and to wait for room."""
+        self._batch.add(payload, fields_of(headers, priority), self._raw, id)
+        full = self._batch.count >= self._count or self._batch.size_bytes >= BATCH_BYTES_MAX
+        return full or self.in_flight >= self._window
+
+    def _take(self) -> Batch:
+        batch, self._batch = self._batch, Batch(self._engine.core, self.queue, self._stored)
+        return batch
+
+    def _summary(self) -> Summary:
+        """What became of the messages since the last time."""
+        found = summary(self._flow, self.queue, self._acked_before)
+        self._acked_before += found.published
+        return found
+
+
+class AsyncPublisher(_Publisher):
+    """Publishes to one queue, pipelined; made by AsyncClient.publisher. Leaving `async with` flushes."""
+
+    def __init__(self, engine: Engine, queue: str, window: int, raw: bool) -> None:
+        super().__init__(engine, queue, window, raw)
+        self._soon: asyncio.Handle | None = None
+
+    async def publish(
+        self,
+        payload: Any,
+        *,
+        headers: Headers = None,
+        id: str | None = None,
+        priority: Priority = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Publishes without waiting for the broker, unless the window is full.
+
+        PublishTimeout when it stays full for timeout_s: no message that is not acknowledged by then is sent any more.
+
+        >>> async with client.publisher("docs-async") as publisher:
+        ...     await publisher.publish({"number": 1}, headers={"source": "docs"})
+        """
+        if self._add(payload, headers, id, priority):
+            await self._engine.send_batch(self._take(), self._flow, self._window, timeout_s)
+        elif self._soon is None:
+            self._soon = self._engine.loop.call_soon(self._send)
+
+    def _take(self) -> Batch:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        return super()._take()
+
+    def _send(self) -> None:
+        if not self._engine.is_over:  # else flush says so
+            self._engine.submit(self._take(), self._flow)
+
+    async def flush(self, timeout_s: float | None = None) -> Summary:
+        """Waits until every message is acknowledged or refused: what happened since the last flush.
+
+        PublishTimeout, which says what may be stored, when nothing was acknowledged for timeout_s.
+
+        >>> await client.publisher("docs-async").flush()
+        Summary(published=0, failed=[])
+        """
+        self._engine.submit(self._take(), self._flow)
+        await self._engine.room(self._flow, 0, timeout_s)
+        return self._summary()
+
+    async def __aenter__(self) -> AsyncPublisher:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            (await self.flush()).raise_failed()
+        else:
+            self._engine.forget(self._flow)
+
+
+class Publisher(_Publisher):
+    """Publishes to one queue, pipelined; made by Client.publisher. Leaving `with` flushes. Threads may share it."""
+
+    def __init__(self, call: Call, engine: Engine, queue: str, window: int, raw: bool, stored: bool) -> None:
+        super().__init__(engine, queue, window, raw, stored)
+        self._call = call
+        self._lock = threading.Lock()  # around the batch; the loop's thread never waits for it
+
+    def publish(
+        self,
+        payload: Any,
+        *,
+        headers: Headers = None,
+        id: str | None = None,
+        priority: Priority = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Publishes without waiting for the broker, unless the window is full.
+
+        PublishTimeout when it stays full for timeout_s: no message that is not acknowledged by then is sent any more.
+
+        >>> with client.publisher("docs") as publisher:
+        ...     publisher.publish({"number": 1}, headers={"source": "docs"})
+        """
+        with self._lock:
+            if self._add(payload, headers, id, priority):
+                self._call(self._engine.send_batch(self._take(), self._flow, self._window, timeout_s))
+            elif self._batch.count == 1:
+                loop = self._engine.loop
+                loop.call_soon_threadsafe(loop.call_later, LINGER_S, self._send, self._batch)
+
+    def _send(self, batch: Batch) -> None:
+        """In the loop's thread: the batch has waited long enough, if it is still the one that is filled."""
+        if self._engine.is_over:
+            return
+        if not self._lock.acquire(blocking=False):
+            self._engine.loop.call_later(LINGER_S, self._send, batch)
+            return
+        try:
+            if self._batch is batch:
+                self._engine.submit(self._take(), self._flow)
+        finally:
+            self._lock.release()
+
+    def flush(self, timeout_s: float | None = None) -> Summary:
+        """Waits until every message is acknowledged or refused: what happened since the last flush.
+
+        PublishTimeout, which says what may be stored, when nothing was acknowledged for timeout_s.
+
+        >>> client.publisher("docs").flush()
+        Summary(published=0, failed=[])
+        """
+        with self._lock:
+            batch = self._take()
+            self._call(self._engine.send_batch(batch, self._flow, self._window + batch.count, timeout_s))
+        self._call(self._engine.room(self._flow, 0, timeout_s))
+        return self._summary()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.flush().raise_failed()
+        else:
+            self._engine.forget(self._flow)

@@ -8,6 +8,8 @@ says as all VibeMQ clients have it; those clients compare whole sets of options,
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import Enum, IntEnum
@@ -15,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from vibemq.errors import ConfigError, ProtocolError
+from vibemq.errors import ConfigError, NotAuthorized, ProtocolError, QueueConflict, QueueNotFound
+from vibemq.protocols.native.codec import Message as Frame
 from vibemq.protocols.native.options import (
     ADDITIONS,
     OPTION_DEFAULTS,
@@ -24,19 +27,9 @@ from vibemq.protocols.native.options import (
     format_time_span,
     queue_options,
 )
-from vibemq.protocols.native.spec import DeliveryMode, OverflowStrategy, QueueOperation, wire_name
+from vibemq.protocols.native.spec import Command, DeliveryMode, ErrorCode, OverflowStrategy, QueueOperation, wire_name
 
-__all__ = [
-    "Difference",
-    "OnConflict",
-    "Permission",
-    "QueueDeclaration",
-    "QueueInfo",
-    "QueueOptions",
-    "Severity",
-    "User",
-]
-
+log = logging.getLogger("vibemq.client")
 
 SETTINGS = tuple(setting.name for setting in fields(QueueOptions))
 
@@ -262,7 +255,51 @@ def _list(payload: bytes | None, kind: Any, needed: str) -> Any:
         raise ProtocolError(f"answer of the broker: needed {needed}, had {(payload or b'')[:80]!r}: {error}") from None
 
 
-# ---- declarations ----
+# ---- questions; `ask` is Engine.request, or Link.exchange while the connection is being opened ----
+
+Ask = Callable[..., Awaitable[Frame]]
+
+
+def no_such_queue(told: str, hint: str) -> QueueNotFound:
+    return QueueNotFound(told, code=ErrorCode.QUEUE_NOT_FOUND.value, hint=hint)
+
+
+async def find_queue(ask: Ask, name: str, timeout_s: float | None = None) -> QueueInfo | None:
+    try:
+        answer = await ask(Command.QUEUE_INFO, name, timeout_s=timeout_s)
+    except QueueNotFound:
+        return None
+    return info_of(name, answer.payload) if answer.payload else None
+
+
+async def is_there(ask: Ask, name: str, timeout_s: float | None = None) -> bool:
+    """Does a queue exist? Who may not ask for it sees it in the list, if any permission of theirs is for it."""
+    try:
+        return await find_queue(ask, name, timeout_s) is not None
+    except NotAuthorized:
+        return name in names_of((await ask(Command.LIST_QUEUES, timeout_s=timeout_s)).payload)
+
+
+async def declare(
+    ask: Ask, wanted: QueueDeclaration, on_conflict: OnConflict, *, is_ours: bool, timeout_s: float | None = None
+) -> None:
+    """Makes the queue, or looks whether it is as wanted. timeout_s is for each question of up to three."""
+    info = await find_queue(ask, wanted.name, timeout_s)
+    if info is not None:
+        found = differences(info.options, wanted)
+        if not is_ours:  # another's broker has no such settings: made again it would be no different
+            found = tuple(difference for difference in found if difference.setting not in ADDITIONS)
+        if not found:
+            return
+        told = f"queue {wanted.name} is not as declared: {'; '.join(map(str, found))}"
+        if on_conflict == OnConflict.IGNORE:
+            log.warning("%s", told)
+            return
+        if on_conflict == OnConflict.FAIL:
+            hint = "Declare it as it is, or with on_conflict=OVERRIDE, which deletes its messages."
+            raise QueueConflict(told, differences=found, hint=hint)
+        await ask(Command.DELETE_QUEUE, wanted.name, timeout_s=timeout_s)
+    await ask(Command.CREATE_QUEUE, wanted.name, payload=options_payload(wanted), timeout_s=timeout_s)
 
 
 def differences(existing: QueueOptions, wanted: QueueDeclaration) -> tuple[Difference, ...]:

@@ -25,8 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from vibemq.client._doors import who_speaks, wrong_door
-from vibemq.client._failures import failure
+from vibemq.client._failures import failure, not_a_broker, wrong_door
 from vibemq.client._flows import CREDIT_FIRST_COUNT, Publisher, Subscription
 from vibemq.client._streams import Chunk, confirm_count, open_chunk
 from vibemq.client._transport import Deadline, TlsContext, Transport
@@ -162,10 +161,7 @@ class StreamsConnection:
             raise
         except ProtocolError as problem:
             heard = self._transport.inbox.first_bytes()
-            raise ProtocolError(
-                f"{self._transport.peer}: {who_speaks(heard)} answers there, not a broker's streams door: {problem}",
-                hint=wrong_door("streams", heard),
-            ) from None
+            raise not_a_broker(self._transport.peer, "streams", heard, problem) from None
         self.server_properties = answer.properties
         self.request(Key.SASL_HANDSHAKE)
         data = b"\0" + user.encode() + b"\0" + password.encode()

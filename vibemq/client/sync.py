@@ -20,34 +20,27 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import math
-import queue as queues
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from vibemq.client._engine import GOODBYE_TIMEOUT_S, Engine, State, StateCallback
-from vibemq.client._faces import ClientFace, ConsumerFace, PublisherFace
-from vibemq.client._link import Feed
+from vibemq.client import publishing
+from vibemq.client._engine import GOODBYE_TIMEOUT_S, Engine, StateCallback
 from vibemq.client._moving import Moved, Progress
-from vibemq.client._native import Message
 from vibemq.client._outgoing import Batch, Flow
-from vibemq.client.aio import Connecting
-from vibemq.client.publishing import WINDOW_DEFAULT, Headers, Priority, Summary, batch_count, fields_of, summary
+from vibemq.client.aio import ClientFace, Connecting
+from vibemq.client.consuming import Consumer, Handler, Subscription
+from vibemq.client.publishing import WINDOW_DEFAULT, Headers, Priority, Publisher, Summary
 from vibemq.client.queues import OnConflict, Permission, QueueDeclaration, QueueInfo, QueueOptions, User
 from vibemq.client.settings import parse
-from vibemq.errors import UserError, VibeMQError
+from vibemq.errors import UserError
 from vibemq.protocols.native.spec import QueueOperation
 
 log = logging.getLogger("vibemq.client")
 T = TypeVar("T")
 
-LINGER_S = 0.002  # how long a publisher's batch that is not full waits for more
 STOP_TIMEOUT_S = 10.0  # longer than the engine takes for its goodbye
-
-Handler = Callable[[Message], object]
 
 
 def connect(
@@ -178,9 +171,7 @@ class Client(ClientFace):
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
     # ---- publishing ----
@@ -229,7 +220,7 @@ class Client(ClientFace):
         >>> summary.published, summary.failed
         (100, [])
         """
-        flow, fields, count = Flow(), fields_of(headers, priority), batch_count(window)
+        flow, fields, count = Flow(), publishing.fields_of(headers, priority), publishing.batch_count(window)
         iterator, more = iter(payloads), True
         try:
             while more:
@@ -238,13 +229,9 @@ class Client(ClientFace):
                 self._call(self._engine.send_batch(batch, flow, window, timeout_s))
             self._call(self._engine.room(flow, 0, timeout_s))
         except BaseException:
-            self._forget(flow)
+            self._engine.forget(flow)
             raise
-        return summary(flow, queue)
-
-    def _forget(self, flow: Flow) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._engine.forget, flow)
+        return publishing.summary(flow, queue)
 
     def publisher(
         self, queue: str, *, window: int = WINDOW_DEFAULT, raw: bool = False, stored: bool = False
@@ -259,7 +246,7 @@ class Client(ClientFace):
         ...     print(publisher.flush().published)
         10
         """
-        return Publisher(self, queue, window, raw or stored, stored)
+        return Publisher(self._call, self._engine, queue, window, raw or stored, stored)
 
     # ---- consuming ----
 
@@ -288,7 +275,7 @@ class Client(ClientFace):
         ...     break
         {'number': 1} 1
         """
-        return Consumer(self, queue, prefetch, auto_ack, create, timeout_s)
+        return Consumer(self._call, self._engine, queue, prefetch, auto_ack, create, timeout_s)
 
     def subscribe(
         self,
@@ -309,7 +296,7 @@ class Client(ClientFace):
         True
         >>> subscription.close()
         """
-        return Subscription(Consumer(self, queue, prefetch, False, create, None), handler, timeout_s)
+        return Subscription(self.consume(queue, prefetch=prefetch, create=create), handler, timeout_s)
 
     def move_messages(
         self,
@@ -476,202 +463,3 @@ class Client(ClientFace):
         [Permission(pattern='orders.*', operations=('Publish', 'Subscribe'))]
         """
         return self._call(self._inner.permissions(name, timeout_s=timeout_s))
-
-
-class Publisher(PublisherFace):
-    """Publishes to one queue, pipelined; made by Client.publisher. Leaving `with` flushes. Threads may share it."""
-
-    def __init__(self, client: Client, queue: str, window: int, raw: bool, stored: bool = False) -> None:
-        super().__init__(client._engine, queue, window, raw, Flow(), stored)
-        self._client = client
-        self._lock = threading.Lock()  # around the batch; the loop's thread never waits for it
-
-    def publish(
-        self,
-        payload: Any,
-        *,
-        headers: Headers = None,
-        id: str | None = None,
-        priority: Priority = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Publishes without waiting for the broker, unless the window is full.
-
-        PublishTimeout when it stays full for timeout_s: no message that is not acknowledged by then is sent any more.
-
-        >>> with client.publisher("docs") as publisher:
-        ...     publisher.publish({"number": 1}, headers={"source": "docs"})
-        """
-        with self._lock:
-            if self._add(payload, headers, id, priority):
-                self._client._call(self._engine.send_batch(self._take(), self._flow, self._window, timeout_s))
-            elif self._batch.count == 1:
-                loop = self._engine.loop
-                loop.call_soon_threadsafe(loop.call_later, LINGER_S, self._send, self._batch)
-
-    def _send(self, batch: Batch) -> None:
-        """In the loop's thread: the batch has waited long enough, if it is still the one that is filled."""
-        if self._engine.state == State.CLOSED:
-            return
-        if not self._lock.acquire(blocking=False):
-            self._engine.loop.call_later(LINGER_S, self._send, batch)
-            return
-        try:
-            if self._batch is batch:
-                self._engine.submit(self._take(), self._flow)
-        finally:
-            self._lock.release()
-
-    def flush(self, timeout_s: float | None = None) -> Summary:
-        """Waits until every message is acknowledged or refused: what happened since the last flush.
-
-        PublishTimeout, which says what may be stored, when nothing was acknowledged for timeout_s.
-
-        >>> client.publisher("docs").flush()
-        Summary(published=0, failed=[])
-        """
-        with self._lock:
-            batch = self._take()
-            self._client._call(self._engine.send_batch(batch, self._flow, self._window + batch.count, timeout_s))
-        self._client._call(self._engine.room(self._flow, 0, timeout_s))
-        return self._summary()
-
-    def __enter__(self) -> Publisher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.flush().raise_failed()
-        else:
-            self._client._forget(self._flow)
-
-
-class Consumer(ConsumerFace):
-    """The messages of one queue; made by Client.consume. It subscribes when the first is asked for.
-
-    One thread iterates; messages may be settled in any. Dropping it, as `break` out of a loop does, unsubscribes.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        queue: str,
-        prefetch: int | None,
-        auto_ack: bool,
-        create: bool,
-        timeout_s: float | None,
-    ) -> None:
-        super().__init__(queue, auto_ack, timeout_s)
-        self._client = client
-        self._feed = Feed(queue, prefetch, create, self._arrived, self._ended)
-        self._box: queues.SimpleQueue[list[Message] | VibeMQError | None] = queues.SimpleQueue()
-
-    def open(self, timeout_s: float | None = None) -> None:
-        """Subscribes now.
-
-        >>> consumer = client.consume("docs")
-        >>> consumer.open()
-        >>> consumer.close()
-        """
-        self._client._call(self._client._engine.subscriptions.add(self._feed, timeout_s))
-        self._open = True
-
-    def _arrived(self, messages: list[Message]) -> None:
-        self._box.put(messages)
-
-    def _ended(self, why: VibeMQError | None) -> None:
-        self._box.put(why)
-
-    def __iter__(self) -> Iterator[Message]:
-        return self
-
-    def __next__(self) -> Message:
-        self._settle_last()
-        if not self._open and not self._over:
-            self.open()
-        while not self._over:
-            if (message := self._next_here()) is not None:
-                return message
-            try:
-                news = self._box.get(timeout=None if self._timeout_s == math.inf else self._timeout_s)
-            except queues.Empty:
-                raise StopIteration from None
-            if isinstance(news, list):
-                self._messages.extend(news)
-            else:
-                self._over = True
-                if news is not None:
-                    raise news
-        raise StopIteration
-
-    def stop(self) -> None:
-        """The iteration ends, from any thread, after the message that is at hand.
-
-        >>> client.consume("docs").stop()
-        """
-        self._over = True
-        self._box.put(None)
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """Unsubscribes; messages that are not settled go back to the queue.
-
-        >>> with client.consume("docs", timeout_s=0.1) as consumer:
-        ...     pass
-        """
-        self.stop()
-        if not self._client._loop.is_closed():
-            self._client._call(self._client._engine.subscriptions.remove(self._feed, timeout_s))
-        self._open = False
-
-    def __enter__(self) -> Consumer:
-        if not self._open:
-            self.open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._settle_last(failed=error is not None)
-        self.close()
-
-    def __del__(self) -> None:
-        if self._open:
-            self._client._engine.subscriptions.abandon(self._feed)
-
-
-class Subscription:
-    """A handler at work in a thread; made by Client.subscribe."""
-
-    def __init__(self, consumer: Consumer, handler: Handler, timeout_s: float | None = None) -> None:
-        self._consumer, self._handler = consumer, handler
-        consumer.open(timeout_s)
-        self._thread = threading.Thread(target=self._run, name=f"vibemq {consumer.queue}", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            for message in self._consumer:
-                try:
-                    self._handler(message)
-                except Exception:
-                    log.exception("handler of queue %s failed with %r", self._consumer.queue, message)
-                    message.nack()
-                else:
-                    message.ack()
-        except VibeMQError as error:
-            log.warning("subscription to queue %s ended: %s", self._consumer.queue, error)
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """Unsubscribes once the message at hand is done, however long that takes. The handler itself may call it.
-
-        timeout_s is for the broker's answer.
-
-        >>> subscription = client.subscribe("docs-closed", print, create=True)
-        >>> subscription.close()
-        """
-        self._consumer.stop()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-        self._consumer.close(timeout_s)

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consuming with the native client: the messages of a queue one after another, and handlers that are called with them.
+
+As with publishers, the two faces share what never waits, and each waits in its own way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import queue as queues
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+from vibemq.client._engine import Engine, Feed
+from vibemq.client._native import Message
+from vibemq.client.publishing import Call
+from vibemq.errors import VibeMQError
+
+log = logging.getLogger("vibemq.client")
+
+Handler = Callable[[Message], object]
+AsyncHandler = Callable[[Message], Awaitable[object]]
+
+
+class _Consumer:
+    """The messages that have come and were not yet handed out, and the one that was handed out last."""
+
+    def __init__(
+        self, engine: Engine, queue: str, prefetch: int | None, auto_ack: bool, create: bool, timeout_s: float | None
+    ) -> None:
+        self.queue = queue
+        self._engine, self._auto_ack, self._timeout_s = engine, auto_ack, timeout_s
+        self._feed = Feed(queue, prefetch, create, self._arrived, self._ended)
+        self._messages: deque[Message] = deque()
+        self._open = self._over = False
+        self._last: Message | None = None
+
+    def _arrived(self, messages: list[Message]) -> None: ...  # this and the next in the engine's thread
+
+    def _ended(self, why: VibeMQError | None) -> None: ...
+
+    def _next_here(self) -> Message | None:
+        while self._messages:
+            message = self._messages.popleft()
+            if not message.stale:  # else it comes again
+                self._last = message
+                return message
+        return None
+
+    def _settle_last(self, *, failed: bool = False) -> None:
+        """With auto_ack, what becomes of the message at hand now that its reader is done with it."""
+        if self._auto_ack and self._last is not None:
+            if failed:
+                self._last.nack()
+            else:
+                self._last.ack()
+        self._last = None
+
+
+@contextlib.contextmanager
+def _handled(message: Message) -> Iterator[None]:
+    """A handler at work: it returns = ack, it raises = nack."""
+    try:
+        yield
+    except Exception:
+        log.exception("handler of queue %s failed with %r", message.queue, message)
+        message.nack()
+    else:
+        message.ack()
+
+
+# ---- for asyncio ----
+
+
+class AsyncConsumer(_Consumer):
+    """The messages of one queue; made by AsyncClient.consume. It subscribes when the first is asked for."""
+
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
+        self._news = asyncio.Event()
+        self._why: VibeMQError | None = None
+
+    async def open(self, timeout_s: float | None = None) -> None:
+        """Subscribes now.
+
+        >>> consumer = client.consume("docs-async")
+        >>> await consumer.open()
+        >>> await consumer.close()
+        """
+        await self._engine.subscribe(self._feed, timeout_s)
+        self._open = True
+
+    def _arrived(self, messages: list[Message]) -> None:
+        self._messages.extend(messages)
+        self._news.set()
+
+    def _ended(self, why: VibeMQError | None) -> None:
+        self._over, self._why = True, why
+        self._news.set()
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        self._settle_last()
+        if not self._open and not self._over:
+            await self.open()
+        while True:
+            if (message := self._next_here()) is not None:
+                return message
+            if self._why is not None:
+                raise self._why
+            if self._over:
+                raise StopAsyncIteration
+            self._news.clear()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._news.wait()
+            except TimeoutError:
+                raise StopAsyncIteration from None
+
+    async def _some(self, count: int) -> list[Message]:
+        """The next messages, at most so many, and none when none came within the consumer's timeout_s."""
+        first = await anext(self, None)
+        messages = [] if first is None else [first]
+        while messages and len(messages) < count and (message := self._next_here()) is not None:
+            messages.append(message)
+        return messages
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Unsubscribes; messages that are not settled go back to the queue.
+
+        >>> async with client.consume("docs-async", timeout_s=0.1) as consumer:
+        ...     pass
+        """
+        self.stop()
+        await self._engine.unsubscribe(self._feed, timeout_s)
+
+    def stop(self) -> None:
+        """The iteration ends; what was not handed out is dropped here, and goes back to the queue with `close`.
+
+        >>> client.consume("docs-async").stop()
+        """
+        self._over = True
+        self._messages.clear()
+        self._news.set()
+
+    async def __aenter__(self) -> AsyncConsumer:
+        if not self._open:
+            await self.open()
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._settle_last(failed=error is not None)
+        await self.close()
+
+    def __del__(self) -> None:
+        if self._open and not self._over:
+            self._engine.abandon(self._feed)
+
+
+class AsyncSubscription:
+    """A handler at work; made by AsyncClient.subscribe."""
+
+    def __init__(self, consumer: AsyncConsumer, handler: AsyncHandler) -> None:
+        self._consumer = consumer
+        self._task = asyncio.get_running_loop().create_task(self._run(handler))
+
+    async def _run(self, handler: AsyncHandler) -> None:
+        try:
+            async for message in self._consumer:
+                with _handled(message):
+                    await handler(message)
+        except VibeMQError as error:
+            log.warning("subscription to queue %s ended: %s", self._consumer.queue, error)
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Unsubscribes once the message at hand is done, however long that takes; timeout_s is for the broker's answer.
+
+        >>> subscription = await client.subscribe("docs-async", print)
+        >>> await subscription.close()
+        """
+        self._consumer.stop()
+        if asyncio.current_task() is not self._task:
+            await self._task
+        await self._consumer.close(timeout_s)
+
+
+# ---- without asyncio ----
+
+
+class Consumer(_Consumer):
+    """The messages of one queue; made by Client.consume. It subscribes when the first is asked for.
+
+    One thread iterates; messages may be settled in any. Dropping it, as `break` out of a loop does, unsubscribes.
+    """
+
+    def __init__(self, call: Call, *options: Any) -> None:
+        super().__init__(*options)
+        self._call = call
+        self._box: queues.SimpleQueue[list[Message] | VibeMQError | None] = queues.SimpleQueue()
+
+    def open(self, timeout_s: float | None = None) -> None:
+        """Subscribes now.
+
+        >>> consumer = client.consume("docs")
+        >>> consumer.open()
+        >>> consumer.close()
+        """
+        self._call(self._engine.subscribe(self._feed, timeout_s))
+        self._open = True
+
+    def _arrived(self, messages: list[Message]) -> None:
+        self._box.put(messages)
+
+    def _ended(self, why: VibeMQError | None) -> None:
+        self._box.put(why)
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        self._settle_last()
+        if not self._open and not self._over:
+            self.open()
+        while not self._over:
+            if (message := self._next_here()) is not None:
+                return message
+            try:
+                news = self._box.get(timeout=None if self._timeout_s == math.inf else self._timeout_s)
+            except queues.Empty:
+                raise StopIteration from None
+            if isinstance(news, list):
+                self._messages.extend(news)
+            else:
+                self._over = True
+                if news is not None:
+                    raise news
+        raise StopIteration
+
+    def stop(self) -> None:
+        """The iteration ends, from any thread, after the message that is at hand.
+
+        >>> client.consume("docs").stop()
+        """
+        self._over = True
+        self._box.put(None)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Unsubscribes; messages that are not settled go back to the queue.
+
+        >>> with client.consume("docs", timeout_s=0.1) as consumer:
+        ...     pass
+        """
+        self.stop()
+        if not self._engine.loop.is_closed():
+            self._call(self._engine.unsubscribe(self._feed, timeout_s))
+        self._open = False
+
+    def __enter__(self) -> Consumer:
+        if not self._open:
+            self.open()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._settle_last(failed=error is not None)
+        self.close()
+
+    def __del__(self) -> None:
+        if self._open:
+            self._engine.abandon(self._feed)
+
+
+class Subscription:
+    """A handler at work in a thread; made by Client.subscribe."""
+
+    def __init__(self, consumer: Consumer, handler: Handler, timeout_s: float | None = None) -> None:
+        self._consumer, self._handler = consumer, handler
+        consumer.open(timeout_s)
+        self._thread = threading.Thread(target=self._run, name=f"vibemq {consumer.queue}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for message in self._consumer:
+                with _handled(message):
+                    self._handler(message)
+        except VibeMQError as error:
+            log.warning("subscription to queue %s ended: %s", self._consumer.queue, error)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Unsubscribes once the message at hand is done, however long that takes. The handler itself may call it.
+
+        timeout_s is for the broker's answer.
+
+        >>> subscription = client.subscribe("docs-closed", print, create=True)
+        >>> subscription.close()
+        """
+        self._consumer.stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._consumer.close(timeout_s)
