@@ -8,11 +8,11 @@ A call from Python is in every figure; the one for a ping in MessagePack is near
 
 import json
 
+import hub_messages as messages
 import msgspec
 import pytest
+from hub_messages import Message
 
-from vibemq.protocols.signalr import messages
-from vibemq.protocols.signalr.messages import Message
 from vibemq.protocols.signalr.spec import Encoding, MessageType
 
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")

@@ -12,13 +12,14 @@ import random
 import time
 from pathlib import Path
 
+import hub_messages as messages
 import pytest
+from hub_messages import UnencodableValue
 
 from vibemq.errors import LimitExceeded
-from vibemq.protocols.signalr import envelope, messages, spec
-from vibemq.protocols.signalr.envelope import MalformedFrame
-from vibemq.protocols.signalr.messages import UnencodableValue
+from vibemq.protocols.signalr import framing, handshake, spec
 from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MessageType
+from vibemq.protocols.signalr.values import MalformedFrame
 
 pytestmark = [pytest.mark.fuzz]
 
@@ -167,11 +168,11 @@ def test_whatever_a_peer_says_first_is_a_handshake_or_refused():
     while time.monotonic() < end:
         record = mutated(random_.choice(HANDSHAKES), JSON_PARTS, random_)
         try:
-            handshake = envelope.parse_handshake(record)
+            shake = handshake.parse(record)
         except (MalformedFrame, LimitExceeded):
             continue
         members = json.loads(record)
-        assert (handshake.protocol, handshake.version) == (members["protocol"], members.get("version")), record
+        assert (shake.protocol, shake.version) == (members["protocol"], members.get("version")), record
 
 
 def test_whatever_a_peer_sends_as_text_groups_is_taken_or_refused():
@@ -182,8 +183,8 @@ def test_whatever_a_peer_sends_as_text_groups_is_taken_or_refused():
     while time.monotonic() < end:
         text = mutated(b"".join(random_.choices(GROUPS, k=2)), (b";", b":", b"0", b"9" * 12, b"=", b"-1"), random_)
         try:
-            records, used = envelope.group_decode(text, RECORD_BYTES_MAX)
+            records, used = framing.group_decode(text, RECORD_BYTES_MAX)
         except (MalformedFrame, LimitExceeded):
             continue
         assert used <= len(text) and len(records) <= used, text
-        assert envelope.group_decode(envelope.group_encode(records), 2 * RECORD_BYTES_MAX)[0] == records, text
+        assert framing.group_decode(framing.group_encode(records), 2 * RECORD_BYTES_MAX)[0] == records, text

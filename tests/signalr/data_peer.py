@@ -9,11 +9,11 @@ import time
 from collections import deque
 from typing import Any
 
+from hub_messages import Message, decode, encode, split_records
 from running import Running
 from websockets.sync.client import connect
 
 from vibemq.protocols.signalr import spec
-from vibemq.protocols.signalr.messages import Message, decode, encode, split_records
 from vibemq.protocols.signalr.spec import Dialect, Encoding, MessageType
 
 DEADLINE_S = 60.0

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from http_peer import BINARY, CLOSE, PING, TEXT, HttpPeer, frame
+from hub_messages import Message, decode, encode, split_records
 from running import Running
 
-from vibemq.protocols.signalr.messages import Message, decode, encode, split_records
 from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MessageType
 
 numbers = itertools.count(1)

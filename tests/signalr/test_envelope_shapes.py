@@ -4,13 +4,14 @@
 What is tolerated was seen from real clients, or costs nothing to understand; a closed connection names the field.
 """
 
+import hub_messages as messages
 import msgspec
 import pytest
+from hub_messages import Message
 
-from vibemq.protocols.signalr import messages, spec
-from vibemq.protocols.signalr.envelope import MalformedFrame
-from vibemq.protocols.signalr.messages import Message
+from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.spec import Dialect, Encoding
+from vibemq.protocols.signalr.values import MalformedFrame
 
 JSON, MESSAGEPACK = Encoding
 

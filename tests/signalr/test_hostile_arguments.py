@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hub_messages import Message, decode
 from hub_peer import HubPeer, fresh
 from running import Running, broker
 
 from vibemq.protocols.signalr.door import METHODS
-from vibemq.protocols.signalr.envelope import MalformedFrame
-from vibemq.protocols.signalr.messages import Message, decode
 from vibemq.protocols.signalr.methods import Method, raw
 from vibemq.protocols.signalr.spec import Encoding, MessageType
+from vibemq.protocols.signalr.values import MalformedFrame
 
 DEEP = 50
 JSON_VALUES = (

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from http_peer import HttpPeer, unmasked, wait_until
+from hub_messages import Message
 from hub_peer import HubPeer, bodies, fresh
 from running import Running, broker
 
-from vibemq.protocols.signalr.messages import Message
 from vibemq.protocols.signalr.spec import Encoding, MessageType
 
 BOTH = pytest.mark.parametrize("encoding", list(Encoding))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint8_t, uint32_t
-from vibemq.protocols.signalr.envelope cimport span
+from vibemq.protocols.signalr.codec cimport span
 
 cdef enum:
     GIVEN_ID_BYTES_MAX = 1024  # of a message id or a key: they are in each delivery

@@ -14,16 +14,16 @@ import msgspec
 from libc.stdint cimport uint64_t
 from libc.string cimport memcmp, memset
 from vibemq.broker.payload cimport scratch_room
-from vibemq.protocols.signalr.envelope cimport ENCODING_JSON, RECORD_DEPTH_MAX, text_of
+from vibemq.protocols.signalr.codec cimport ENCODING_JSON, RECORD_DEPTH_MAX, text_of
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     AMQP_BOOL, AMQP_DOUBLE, AMQP_INT, AMQP_STRING, AMQP_UINT, amqp_map, amqp_properties, amqp_value, bytes_store32,
     json_check, writer_bytes,
 )
 
-from vibemq.protocols.signalr.envelope import value_of
 from vibemq.protocols.signalr.errors import HubError
 from vibemq.protocols.signalr.spec import MESSAGE_OPTIONS, NUMBER_MAX, ErrorCode
+from vibemq.protocols.signalr.values import value_of
 
 cdef enum:
     CONTENT_TYPE_BYTES_MAX = 255   # it is in each delivery
@@ -163,7 +163,7 @@ cdef tuple body_of(span body, int encoding, bint has_escapes, Wanted wanted, spa
     cdef uint8_t first = body.data[0]
     cdef bytes given = wanted.content_type
     cdef bint is_json = given is None or is_json_type(<const uint8_t *> <char *> given, <uint32_t> len(given))
-    cdef bint is_text = text_of(body, encoding, payload)
+    cdef bint is_text = (encoding != ENCODING_JSON or not is_json or wanted.is_base64) and text_of(body, encoding, payload)
     cdef uint32_t header
     cdef uint64_t position = 0
     if wanted.is_base64:

@@ -11,18 +11,17 @@ from vibemq.protocols.signalr.items cimport item
 cdef class Outlet:
     cdef HubConnection hub
     cdef readonly bytes call_id       # of the stream; None: calls
-    cdef bytes method                 # that is called
-    cdef bint wants_result            # and answers
+    cdef bint wants_result            # of the method that is called
     cdef readonly bytes queue
-    cdef bytes head                   # of each record, where it is the same for all
-    cdef bytes queue_argument         # raw
+    cdef bytes begin, middle, end     # of each record: around the id of a call, and behind the delivery
+    cdef bint has_number              # of each call, as its id
     cdef uint32_t called
     cdef size_t record_max
 
     # Write one; UNDELIVERABLE: it is larger than the peer reads.
     cdef int write(self, const message_view *m, uint64_t key, const uint8_t *id, uint32_t id_size, bint redelivered,
                    uint64_t tag) except -1
-    cdef int _call(self, const item *of, uint64_t tag) except -1
+    cdef size_t _number(self, uint8_t *out, uint64_t tag) noexcept
 
 
 cdef class HubSubscription(Consumer):

@@ -10,16 +10,13 @@ from vibemq.broker.consumer cimport UNDELIVERABLE, peer_key
 from vibemq.broker.inflight cimport NO_SLOT, delivery
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
-from vibemq.protocols.signalr.envelope cimport DIALECT_V1, ENCODING_JSON, TYPE_INVOCATION
+from vibemq.protocols.signalr.codec cimport DIALECT_V1, ENCODING_JSON
+from vibemq.protocols.signalr.framing cimport decimal_put, put, varint_size
 from vibemq.protocols.signalr.items cimport delivery_size, delivery_write, item_of
-from vibemq.protocols.signalr.writers cimport (
-    decimal_put, invocation_begin, invocation_end, invocation_head_size, invocation_head_write, invocation_size,
-    item_begin, item_end, item_size, json_text_put, json_text_size, mp_text_put, mp_text_size, put, span_of,
-    stream_item_head_size, stream_item_head_write,
-)
 
 from vibemq.broker.reader import NO_MAX
 from vibemq.errors import StreamNotFound
+from vibemq.protocols.signalr import records
 from vibemq.protocols.signalr.spec import ErrorCode
 
 cdef enum:
@@ -29,71 +26,49 @@ cdef enum:
 
 
 cdef class Outlet:
-    def __init__(self, HubConnection hub, bytes queue not None, bytes call_id=None, bytes method=b"ReceiveMessage",
+    def __init__(self, HubConnection hub, str queue not None, bytes call_id=None, str method="ReceiveMessage",
                  bint wants_result=False):
         """`call_id`: of the stream invocation that is answered; without one `method` is called."""
-        self.hub, self.queue, self.call_id, self.method, self.wants_result = hub, queue, call_id, method, wants_result
+        self.hub, self.queue, self.call_id, self.wants_result = hub, queue.encode(), call_id, wants_result
         self.record_max = hub.door.config.message_max_bytes
+        self.middle = b""
         if call_id is not None:
-            text = span_of(<char *> call_id, len(call_id))
-            self.head = bytes(stream_item_head_size(hub.dialect, hub.encoding, text))
-            stream_item_head_write(<uint8_t *> <char *> self.head, hub.dialect, hub.encoding, text)
+            self.begin = records.item_head(hub.dialect, hub.encoding, call_id.decode())
+            self.end = b"}" if hub.encoding == ENCODING_JSON else b""
         else:
-            text = span_of(<char *> queue, len(queue))
-            if hub.encoding == ENCODING_JSON:
-                self.queue_argument = bytes(json_text_size(text))
-                json_text_put(<uint8_t *> <char *> self.queue_argument, text)
-            else:
-                self.queue_argument = bytes(mp_text_size(text))
-                mp_text_put(<uint8_t *> <char *> self.queue_argument, text)
+            self.has_number = wants_result or hub.dialect != DIALECT_V1  # early ids are always there, and fresh
+            self.begin, self.middle, self.end = records.call_parts(
+                hub.dialect, hub.encoding, has_id=self.has_number, is_answered=wants_result, target=method, queue=queue)
 
     cdef int write(self, const message_view *m, uint64_t key, const uint8_t *id, uint32_t id_size, bint redelivered,
                    uint64_t tag) except -1:
         cdef HubConnection hub = self.hub
         cdef int encoding = hub.encoding
         cdef const item *of = item_of(m, key, self.queue, id, id_size, redelivered, encoding)
-        cdef size_t payload, size, head
+        cdef uint8_t number[PRODUCED_ID_BYTES]
+        cdef size_t number_size = 0
+        cdef size_t size
         cdef uint8_t *p
-        if self.head is None:
-            return self._call(of, tag)
-        head, payload = len(self.head), delivery_size(of, tag, encoding)
-        size = item_size(encoding, head, payload)
-        if size > self.record_max:
+        if self.has_number:
+            number_size = self._number(number, tag)
+        size = len(self.begin) + number_size + len(self.middle) + delivery_size(of, tag, encoding) + len(self.end)
+        if size + (1 if encoding == ENCODING_JSON else varint_size(size)) > self.record_max:
             return UNDELIVERABLE
-        p = item_begin(hub.record(size), encoding, head, payload)
-        p = put(p, <char *> self.head, head)
-        item_end(delivery_write(p, of, tag, encoding), encoding)
+        p = put(hub.record(size), <char *> self.begin, len(self.begin))
+        p = put(put(p, number, number_size), <char *> self.middle, len(self.middle))
+        put(delivery_write(p, of, tag, encoding), <char *> self.end, len(self.end))
         hub.written()
         return 0
 
-    cdef int _call(self, const item *of, uint64_t tag) except -1:
-        """The peer's method, with the queue's name and the delivery."""
-        cdef HubConnection hub = self.hub
-        cdef int encoding = hub.encoding, dialect = hub.dialect
-        cdef bint is_json = encoding == ENCODING_JSON
-        cdef bint has_id = self.wants_result or dialect != DIALECT_V1  # early ids are always there, and fresh
-        cdef uint8_t made[PRODUCED_ID_BYTES]
-        cdef size_t arguments = len(self.queue_argument) + delivery_size(of, tag, encoding) + (3 if is_json else 1)
-        cdef size_t head, size
-        cdef uint8_t *p
-        made[0] = c"d" if self.wants_result else c"n"
-        if not self.wants_result:
-            self.called += 1
-        id = span_of(made, decimal_put(made + 1, tag if self.wants_result else self.called) - made)
-        method = span_of(<char *> self.method, len(self.method))
-        none = span_of(NULL, 0)
-        head = invocation_head_size(dialect, encoding, has_id, id, not self.wants_result, method)
-        size = invocation_size(dialect, encoding, head, arguments, none)
-        if size > self.record_max:
-            return UNDELIVERABLE
-        p = invocation_begin(hub.record(size), dialect, encoding, head, arguments, none)
-        p = invocation_head_write(p, dialect, encoding, TYPE_INVOCATION, has_id, id, not self.wants_result, method)
-        p = put(p, b"[" if is_json else b"\x92", 1)
-        p = put(p, <char *> self.queue_argument, len(self.queue_argument))
-        p = delivery_write(put(p, b",", is_json), of, tag, encoding)
-        invocation_end(put(p, b"]", is_json), dialect, encoding, none)
-        hub.written()
-        return 0
+    cdef size_t _number(self, uint8_t *out, uint64_t tag) noexcept:
+        """The id of a call, in MessagePack with its length: by what it brings, where a result settles that."""
+        cdef uint8_t *p = out + (self.hub.encoding != ENCODING_JSON)
+        self.called += 1
+        p[0] = c"d" if self.wants_result else c"n"
+        p = decimal_put(p + 1, tag if self.wants_result else self.called)
+        if self.hub.encoding != ENCODING_JSON:
+            out[0] = <uint8_t> (0xA0 + (p - out - 1))
+        return p - out
 
 
 cdef class HubSubscription(Consumer):
@@ -173,7 +148,7 @@ cdef class PullOutlet(Outlet):
     cdef object pull
     cdef readonly bytes taken
 
-    def __init__(self, HubConnection hub, bytes queue, pull):
+    def __init__(self, HubConnection hub, str queue, pull):
         super().__init__(hub, queue)
         self.pull = pull
 

@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.inflight cimport InFlight
 from vibemq.broker.queue_table cimport QueueTable
-from vibemq.protocols.signalr.envelope cimport hub_message, span
+from vibemq.protocols.signalr.codec cimport hub_message, span
 from vibemq.protocols.signalr.limits cimport Limits
 from vibemq.protocols.signalr.transports cimport Transport
 
@@ -58,11 +58,11 @@ cdef class HubConnection:
     cdef int sent(self) except -1
     cdef int tick(self, int64_t now_ms) except -1
     cdef int shutdown(self) except -1
-    # Room for one whole record of types 1 to 5, framing included.  The caller fills it, then calls written().
+    # Room for one whole record of types 1 to 5, whose framing is there.  The caller fills it, then calls written().
     cdef uint8_t *record(self, size_t size) except NULL
     cdef int written(self) except -1
     cdef bint room(self) noexcept
-    cdef int complete_raw(self, const uint8_t *id, uint32_t id_size, const uint8_t *value, uint32_t size) except -1
+    cdef int confirm(self, span id, span result) except -1
 
     cpdef bint holds_back(self)
     cdef int _is_full(self) except -1
@@ -83,4 +83,5 @@ cdef class HubConnection:
     # The same for any record: only types 1 to 5 are numbered, for a stateful reconnect.
     cdef uint8_t *room_for(self, size_t size, bint is_text, bint is_numbered) except NULL
     cdef int _write(self, record, bint is_text, bint is_numbered) except -1
-    cdef int _complete(self, span id, int kind, span content) except -1
+    cdef uint8_t *_framed(self, size_t size, bint is_numbered) except NULL
+    cdef int _send(self, bytes record, bint is_numbered) except -1

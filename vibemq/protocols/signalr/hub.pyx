@@ -16,35 +16,35 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from vibemq.broker.consumer cimport Consumer
 from vibemq.broker.queue cimport Queue
-from vibemq.protocols.signalr cimport answers
-from vibemq.protocols.signalr.deliveries cimport HubSubscription, settle
-from vibemq.protocols.signalr.envelope cimport (
-    DIALECT_V1, ENCODING_JSON, ENCODING_MESSAGEPACK, RECORD_SEPARATOR, RESULT_ERROR, RESULT_VALUE,
-    RESULT_VOID, TYPE_ACK, TYPE_CANCEL_INVOCATION, TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING,
-    TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, argument, fault_text, framed_size, next_record,
-    parse_json, parse_messagepack, text_of,
+from vibemq.protocols.signalr.codec cimport (
+    DIALECT_ALPHA2, DIALECT_EARLY, DIALECT_V1, ENCODING_JSON, ENCODING_MESSAGEPACK, ID_BYTES_MAX, TYPE_ACK,
+    TYPE_CANCEL_INVOCATION, TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM,
+    arguments_take, bytes_of, integer_of, parse, text_of,
 )
-from vibemq.protocols.signalr.json_reader cimport integer_of
+from vibemq.protocols.signalr.deliveries cimport HubSubscription, settle
+from vibemq.protocols.signalr.framing cimport (
+    RECORD_SEPARATOR, framed_size, json_text_put, mp_text_put, next_record, put, varint_put, varint_size,
+)
 from vibemq.protocols.signalr.limits cimport HELD_BACK_BYTES_MAX
-from vibemq.protocols.signalr.messagepack_reader cimport MP_INTEGER, head_read, mp_head
 from vibemq.protocols.signalr.publisher cimport HubPublisher
 from vibemq.protocols.signalr.websocket cimport CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
-from vibemq.protocols.signalr.writers cimport completion_size, completion_write, span_of, span_of_bytes
 from vibemq.storage cimport core
 
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
-from vibemq.protocols.signalr import handshake, methods, spec
-from vibemq.protocols.signalr.envelope import encode_handshake_answer, group_decode, raw_of, value_of
-from vibemq.protocols.signalr.invocations import Call, Invocations
+from vibemq.protocols.signalr import handshake, methods, records, spec
 from vibemq.protocols.signalr.errors import closing
+from vibemq.protocols.signalr.framing import group_decode
+from vibemq.protocols.signalr.invocations import Call, Invocations
 from vibemq.protocols.signalr.reconnect import Replay
 from vibemq.protocols.signalr.spec import LONG_POLLING, NOTHING
+from vibemq.protocols.signalr.values import texts_of, value_of
 
 logger = logging.getLogger(__name__)
 
 cdef size_t HANDSHAKE_BYTES_MAX = spec.HANDSHAKE_BYTES_MAX
 
 cdef enum:
+    CONFIRM_HEAD_BYTES_MAX = 64 + 6 * ID_BYTES_MAX
     FAILED_CALL_DELAY_MS = 1000  # a peer without a handler would have a message's attempts used up at once
 
 cdef class HubConnection:
@@ -103,7 +103,7 @@ cdef class HubConnection:
             if previous is not None and previous is not transport:
                 self._socket_lost()
                 previous.end(CLOSE_NORMAL, "")
-            answers.sequence(self, TYPE_SEQUENCE, self.replay.first)
+            self._send(records.sequence(self.encoding, TYPE_SEQUENCE, self.replay.first), False)
             for record in list(self.replay.unacked):
                 self._write(record, self.encoding == ENCODING_JSON, False)
         self._pause_or_resume()
@@ -132,7 +132,7 @@ cdef class HubConnection:
         if self.closed:
             return
         if self.is_open and self.dialect == DIALECT_V1 and transport is not None:
-            answers.close(self, error, allow_reconnect)
+            self._send(records.close(self.encoding, error, allow_reconnect), False)
         self._over(error or reason, False)
         if transport is not None:
             transport.end(code, error or reason)
@@ -228,8 +228,8 @@ cdef class HubConnection:
                 return size if self.closed else 0
         if self.encoding == ENCODING_JSON or self.transport is None or self.transport.carries_binary:
             return used + self._records(data + used, size - used)
-        records, taken = group_decode((<const char *> data)[used:size], self.record_max)
-        if self._records(<const uint8_t *> <const char *> records, len(records)) != <Py_ssize_t> len(records):
+        found, taken = group_decode((<const char *> data)[used:size], self.record_max)
+        if self._records(<const uint8_t *> <const char *> found, len(found)) != <Py_ssize_t> len(found):
             raise ProtocolError("A group does not hold whole records.")
         return used + taken
 
@@ -263,7 +263,7 @@ cdef class HubConnection:
             self.replay = Replay()
 
     def answer_handshake(self, error=None):
-        self._write(encode_handshake_answer(error), True, False)
+        self._write(handshake.answer(error), True, False)
 
     def end_in_handshake(self, error):
         """It comes to nothing; `error` is for a peer that has read an answer."""
@@ -275,25 +275,19 @@ cdef class HubConnection:
     cdef int _one(self, const uint8_t *body, size_t size) except -1:
         """One whole record."""
         cdef hub_message m
-        cdef int fault
-        if self.encoding == ENCODING_JSON:
-            fault = parse_json(body, size, self.dialect, &m)
-        else:
-            fault = parse_messagepack(body, size, self.dialect, &m)
-        if fault:
-            raise ProtocolError(fault_text(fault))
+        parse(body, size, self.encoding, self.dialect, &m)
         if self.replay is not None and not self.replay.takes(m.type):
             return 0
         if m.type == TYPE_INVOCATION or m.type == TYPE_STREAM_INVOCATION:
             return self._invoked(&m)
         if m.type == TYPE_STREAM_ITEM:
-            upload = self.calls.uploads.get((<const char *> m.id.data)[:m.id.size])
+            upload = self.calls.uploads.get(bytes_of(m.id))
             if upload is not None:
-                upload.item((<const char *> m.payload.data)[:m.payload.size])
+                upload.item(bytes_of(m.payload))
         elif m.type == TYPE_COMPLETION:
             return self._completed(&m)
         elif m.type == TYPE_CANCEL_INVOCATION:
-            self.calls.cancel((<const char *> m.id.data)[:m.id.size])
+            self.calls.cancel(bytes_of(m.id))
         elif m.type == TYPE_PING:
             self.has_pinged = True
         elif m.type == TYPE_CLOSE:
@@ -326,10 +320,10 @@ cdef class HubConnection:
 
     cdef int _completed(self, const hub_message *m) except -1:
         """The end of an upload, or the result of what we have called."""
-        id = (<const char *> m.id.data)[:m.id.size]
+        id = bytes_of(m.id)
         upload = self.calls.uploads.get(id)
         if upload is not None:
-            upload.end((<const char *> m.error.data)[:m.error.size].decode(errors="replace") if m.has_error else None)
+            upload.end(bytes_of(m.error).decode(errors="replace") if m.has_error else None)
         elif self.in_flight.count:
             # Whatever a handler returns is well, but for false.
             false = b"false" if self.encoding == ENCODING_JSON else b"\xc2"
@@ -340,7 +334,7 @@ cdef class HubConnection:
     # ---- invocations ----
 
     cdef int _invoked(self, const hub_message *m) except -1:
-        if m.type == TYPE_INVOCATION and m.stream_id_count == 0 and not self.working:
+        if m.type == TYPE_INVOCATION and m.stream_ids.size == 0 and not self.working:
             if m.target.size == 7 and memcmp(m.target.data, b"Publish", 7) == 0:
                 return self._publish(m)
             if m.target.size == 3 and memcmp(m.target.data, b"Ack", 3) == 0:
@@ -351,15 +345,12 @@ cdef class HubConnection:
 
     cdef int _call(self, const hub_message *m) except -1:
         """What Python decides."""
-        uploads = ()
-        if m.stream_id_count:
-            ids = value_of((<const char *> m.stream_ids.data)[:m.stream_ids.size], self.encoding)
-            uploads = tuple([id.encode() for id in ids])
+        uploads = tuple(texts_of(bytes_of(m.stream_ids), self.encoding)) if m.stream_ids.size else ()
         call = Call(
             self,
-            (<const char *> m.id.data)[:m.id.size] if m.has_id and not m.nonblocking else None,
-            (<const char *> m.target.data)[:m.target.size].decode(errors="replace"),
-            (<const char *> m.arguments.data)[:m.arguments.size],
+            bytes_of(m.id) if m.has_id and not m.nonblocking else None,
+            bytes_of(m.target).decode(errors="replace"),
+            bytes_of(m.arguments),
             m.argument_count,
             uploads,
             is_stream=m.type == TYPE_STREAM_INVOCATION,
@@ -369,54 +360,48 @@ cdef class HubConnection:
 
     cdef int _publish(self, const hub_message *m) except -1:
         """A Publish into a queue that is known, if this user may.  Whatever is unusual goes through Python."""
-        cdef span raw, name, body
+        cdef span arguments[2]
+        cdef span name
         cdef HubPublisher publisher
-        if m.argument_count != 2 or self.holds_back() or not argument(m, self.encoding, 0, &raw) \
-                or not text_of(raw, self.encoding, &name) or name.size == 0 or not argument(m, self.encoding, 1, &body):
+        if not arguments_take(m, self.encoding, 2, arguments) or self.holds_back() \
+                or not text_of(arguments[0], self.encoding, &name) or name.size == 0:
             return self._call(m)
         publisher = self.publisher_cached
         if publisher is None or len(publisher.name) != <Py_ssize_t> name.size \
                 or memcmp(<char *> publisher.name, name.data, name.size) != 0:
-            publisher = self.publishers.get((<const char *> name.data)[:name.size])
+            publisher = self.publishers.get(bytes_of(name))
             if publisher is None:
                 return self._call(m)
             self.publisher_cached = publisher
         if publisher.generation != self.queues.access_generation \
                 or core.control_is_deleted(publisher.stream.log.control):
             return self._call(m)
-        publisher.publish(m.id.data, m.id.size, m.has_id and not m.nonblocking, body, self.encoding, m.has_escapes, None, 0)
+        publisher.publish(m.id.data, m.id.size, m.has_id and not m.nonblocking, arguments[1], self.encoding, m.has_escapes,
+                          None, 0)
         self.has_published = True
         return 0
 
     cdef int _settle(self, const hub_message *m, bint nack) except -1:
         """An Ack or Nack of one tag or an array of them, without options."""
         cdef span raw
-        cdef mp_head head
         cdef int64_t tag = 0
         cdef int64_t settled = 0
-        cdef bint is_one
-        if m.argument_count != 1 or not argument(m, self.encoding, 0, &raw):
+        if not arguments_take(m, self.encoding, 1, &raw):
             return self._call(m)
-        if self.encoding == ENCODING_JSON:
-            is_one = integer_of(raw, &tag)
-        else:
-            is_one = head_read(raw.data, raw.data + raw.size, &head) != NULL and head.kind == MP_INTEGER
-            tag = head.integer
-        if is_one:
+        if integer_of(raw, self.encoding, &tag):
             settled = settle(self, tag, False, nack, True, 0)
             if self.pulls:
                 self._end_pulls()
         else:
             try:
-                tags = value_of((<const char *> raw.data)[:raw.size], self.encoding)
+                tags = value_of(bytes_of(raw), self.encoding)
             except ProtocolError:
                 return self._call(m)
             if type(tags) is not list or not all([type(one) is int for one in tags]):
                 return self._call(m)
             settled = self.settle(tags, False, nack, True, 0)
         if m.has_id and not m.nonblocking:
-            number = raw_of(settled, self.encoding)
-            self.complete_raw(m.id.data, m.id.size, <const uint8_t *> <const char *> number, len(number))
+            self.complete(bytes_of(m.id), settled)
         return 0
 
     def settle(self, list tags, bint multiple, bint nack, bint requeue, int64_t delay_ms) -> int:
@@ -529,7 +514,15 @@ cdef class HubConnection:
         return self.latest
 
     cdef uint8_t *record(self, size_t size) except NULL:
-        return self.room_for(size, self.encoding == ENCODING_JSON, True)
+        return self._framed(size, True)
+
+    cdef uint8_t *_framed(self, size_t size, bint is_numbered) except NULL:
+        cdef uint8_t *p
+        if self.encoding == ENCODING_JSON:
+            p = self.room_for(size + 1, True, is_numbered)
+            p[size] = RECORD_SEPARATOR
+            return p
+        return varint_put(self.room_for(varint_size(size) + size, False, is_numbered), size)
 
     cdef int written(self) except -1:
         if self.replay is not None and self.latest_is_numbered:
@@ -544,27 +537,41 @@ cdef class HubConnection:
         memcpy(self.room_for(raw.shape[0], is_text, is_numbered), &raw[0], raw.shape[0])
         return self.written()
 
-    cdef int _complete(self, span id, int kind, span content) except -1:
-        cdef size_t size = completion_size(self.dialect, self.encoding, id, kind, content)
-        completion_write(self.record(size), self.dialect, self.encoding, id, kind, content)
+    cdef int _send(self, bytes record, bint is_numbered) except -1:
+        """`record` without its framing."""
+        put(self._framed(len(record), is_numbered), <const char *> record, len(record))
         return self.written()
 
-    cdef int complete_raw(self, const uint8_t *id, uint32_t id_size, const uint8_t *value, uint32_t size) except -1:
-        return self._complete(span_of(id, id_size), RESULT_VALUE, span_of(value, size))
+    cdef int confirm(self, span id, span result) except -1:
+        """The answer to a Publish, without an object of Python."""
+        cdef uint8_t head[CONFIRM_HEAD_BYTES_MAX]
+        cdef uint8_t *p = head
+        cdef bint is_json = self.encoding == ENCODING_JSON
+        if is_json:
+            p = json_text_put(put(p, b'{"type":3,"invocationId":', 25), id)
+            p = put(p, b',"result":', 10)
+        else:
+            p = put(p, b"\x95\x03\x80", 3) if self.dialect == DIALECT_V1 else put(p, b"\x94\x03", 2)
+            p = put(mp_text_put(p, id), b"\x03", 1)
+        cdef size_t head_size = p - head
+        p = put(self.record(head_size + result.size + is_json), head, head_size)
+        put(put(p, result.data, result.size), b"}", is_json)
+        return self.written()
 
     def complete(self, bytes id, value=NOTHING):
         """The answer to an invocation; NOTHING: it has no result."""
-        if value is NOTHING:
-            self._complete(span_of_bytes(id), RESULT_VOID, span_of_bytes(b""))
-        else:
-            self.complete_bytes(id, raw_of(value, self.encoding))
+        self._send(records.completion(self.dialect, self.encoding, id.decode(), value), True)
 
-    def complete_bytes(self, bytes id, bytes raw):
-        self._complete(span_of_bytes(id), RESULT_VALUE, span_of_bytes(raw))
+    def fail_call(self, bytes id, str text):
+        self._send(records.completion(self.dialect, self.encoding, id.decode(), error=text), True)
 
-    def fail_call(self, bytes id, text):
-        cdef bytes error = text.encode(errors="replace")
-        self._complete(span_of_bytes(id), RESULT_ERROR, span_of_bytes(error))
+    def stream_item(self, bytes id, value):
+        self._send(records.stream_item(self.dialect, self.encoding, id.decode(), value), True)
+
+    def stream_end(self, bytes id, text, bint is_modern):
+        """`is_modern`: an early connection that made a StreamInvocation expects a Completion."""
+        cdef int dialect = DIALECT_ALPHA2 if is_modern and self.dialect == DIALECT_EARLY else self.dialect
+        self._send(records.stream_end(dialect, self.encoding, id.decode(), text), True)
 
     def refuse(self, id, str method, code, text):
         """`id`: None when nobody waits for an answer."""
@@ -670,9 +677,9 @@ cdef class HubConnection:
                     return 0
                 told = self.replay.to_tell()
                 if told:
-                    answers.sequence(self, TYPE_ACK, told)
+                    self._send(records.sequence(self.encoding, TYPE_ACK, told), False)
             if now_ms - self.written_ms >= config.keepalive_interval_s * 1000 and self.transport.name != LONG_POLLING:
-                answers.ping(self)
+                self._send(records.ping(self.encoding), False)
         return 0
 
     cdef int shutdown(self) except -1:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import LimitExceeded, StorageError
-from vibemq.protocols.signalr import answers
 from vibemq.protocols.signalr.errors import HubError
 from vibemq.protocols.signalr.spec import NOTHING, ErrorCode, binding_failed, hub_exception, id_in_use
 
@@ -95,47 +94,45 @@ class Call:
             if value is not NOTHING:
                 self.item(value)
             self.end()
-        elif not self._is_over() and self.id is not None:
+        elif self._end_once() and self.id is not None:
             self.hub.complete(self.id, value)
 
-    def complete_raw(self, value: bytes) -> None:
-        if not self._is_over() and self.id is not None:
-            self.hub.complete_bytes(self.id, value)
-
-    def hand_over(self) -> bytes | None:
+    def answered_elsewhere(self) -> bytes | None:
         """Somebody else answers it, by this id."""
-        self._is_over()
+        self._end_once()
         return self.id
 
     def item(self, value: Any) -> None:
         """One more value of a stream."""
         if self.state != "over" and self.id is not None:
-            answers.stream_item(self.hub, self.id, value)
+            self.hub.stream_item(self.id, value)
 
     def end(self) -> None:
         """A stream has no more values."""
-        if not self._is_over() and self.id is not None:
-            answers.stream_end(self.hub, self.id, None, self.ends_with_completion)
+        if self._end_once() and self.id is not None:
+            self.hub.stream_end(self.id, None, self.ends_with_completion)
 
     def refuse(self, code: str, text: str) -> None:
         self.fail(hub_exception(self.name, code, text, self.hub.dialect))
 
     def fail(self, text: str, *, is_stream: bool | None = None) -> None:
         """As `refuse`, with the text as the peer shall see it."""
-        if self._is_over() or self.id is None:
+        if not self._end_once() or self.id is None:
             return
         if self.is_stream if is_stream is None else is_stream:
-            answers.stream_end(self.hub, self.id, text, self.ends_with_completion)
+            self.hub.stream_end(self.id, text, self.ends_with_completion)
         else:
             self.hub.fail_call(self.id, text)
 
-    def _is_over(self) -> bool:
-        was, self.state = self.state, "over"
-        if was != "over":
-            self.hub.calls.forget(self)
-            if self.on_over is not None:
-                self.on_over()
-        return was == "over"
+    def _end_once(self) -> bool:
+        """It is over from now on.  False: it was already."""
+        if self.state == "over":
+            return False
+        self.state = "over"
+        self.hub.calls.forget(self)
+        if self.on_over is not None:
+            self.on_over()
+        return True
 
     # ---- how they run ----
 

@@ -16,10 +16,8 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp
 from vibemq.broker.payload cimport MESSAGE_ID_BYTES_MAX, VALUE_TEXT_BYTES, id_of, payload_of
 from vibemq.protocols.signalr.bodies cimport is_json_type, is_plain_json_type
-from vibemq.protocols.signalr.envelope cimport ENCODING_JSON, ENCODING_MESSAGEPACK
-from vibemq.protocols.signalr.writers cimport (
-    decimal_put, decimal_size, mp_text_put, mp_unsigned_put, mp_unsigned_size, put, span_of,
-)
+from vibemq.protocols.signalr.codec cimport ENCODING_JSON, ENCODING_MESSAGEPACK, span_of
+from vibemq.protocols.signalr.framing cimport decimal_put, decimal_size, mp_text_put, mp_unsigned_put, put
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     AMQP_BINARY, AMQP_BOOL, AMQP_CONTENT_TYPE, AMQP_DOUBLE, AMQP_FLOAT, AMQP_GROUP_ID, AMQP_INT, AMQP_STRING,
@@ -303,7 +301,8 @@ cdef const item *item_of(const message_view *m, uint64_t key, bytes queue, const
 
 
 cdef size_t delivery_size(const item *of, uint64_t tag, int encoding) noexcept:
-    return of.size + (7 + decimal_size(tag) if encoding == ENCODING_JSON else 5 + mp_unsigned_size(tag))
+    cdef uint8_t number[9]
+    return of.size + (7 + decimal_size(tag) if encoding == ENCODING_JSON else 5 + (mp_unsigned_put(number, tag) - number))
 
 
 cdef uint8_t *delivery_write(uint8_t *p, const item *of, uint64_t tag, int encoding) noexcept:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Raw
+
 from vibemq.access.permissions import Operation
 from vibemq.broker.admission import SUBSCRIPTIONS_MAX
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES
@@ -171,7 +173,7 @@ SUBSCRIBE_OPTIONS = {"prefetch": whole_from(1, NUMBER_MAX), "from": lambda _, va
 @METHODS.add("Subscribe", needed("queue"), optional("options"), is_stream=True)
 def subscribe(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
     wanted = read_options(options or {}, SUBSCRIBE_OPTIONS | {"ack": one_of("auto", "manual")})
-    outlet = Outlet(call.hub, queue.encode(), call.id)
+    outlet = Outlet(call.hub, queue, call.id)
     return start(call, queue, wanted, outlet, call, lambda _: None)
 
 
@@ -209,8 +211,7 @@ def subscribe_push(call: Call, queue: str, options: dict[str, Any] | None) -> An
     wants_result = wanted.get("ack") == "result"
     if wants_result and hub.dialect != Dialect.V1:
         raise HubError(ErrorCode.NOT_SUPPORTED, 'Clients of this dialect return no results; use ack: "manual".')
-    method = wanted.get("method", "ReceiveMessage").encode(errors="replace")
-    outlet = Outlet(hub, queue.encode(), None, method, wants_result)
+    outlet = Outlet(hub, queue, None, wanted.get("method", "ReceiveMessage"), wants_result)
     return start(call, queue, wanted, outlet, None, lambda made: call.complete({"subscriptionId": made.id}))
 
 
@@ -248,7 +249,7 @@ def read_stream(call: Call, name: str, options: dict[str, Any] | None) -> Any:
             call,
             record,
             wanted.get("from", "first"),
-            Outlet(hub, name.encode(), call.id),
+            Outlet(hub, name, call.id),
             call,
             most=wanted.get("max", 0),
             follows=wanted.get("follow", True),
@@ -284,7 +285,7 @@ class Pull:
         name = queue.name
         for _ in range(most):
             subscribed = Subscribed(hub, name, None)
-            outlet = PullOutlet(hub, name.encode(), self)
+            outlet = PullOutlet(hub, name, self)
             consumer = PullConsumer(hub, hub.next_number(), outlet, is_auto=False, when_deleted=self.deleted)
             hub.add_subscription(subscribed, consumer)
             self.ways.append(subscribed)
@@ -316,11 +317,11 @@ class Pull:
 
     def finish(self) -> None:
         if self.hub.encoding == Encoding.JSON:
-            self.call.complete_raw(b"[" + b",".join(self.deliveries) + b"]")
+            self.call.complete(Raw(b"[" + b",".join(self.deliveries) + b"]"))
         else:
             count = len(self.deliveries)
             head = bytes([0x90 + count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
-            self.call.complete_raw(head + b"".join(self.deliveries))
+            self.call.complete(Raw(head + b"".join(self.deliveries)))
 
     def close(self) -> None:
         """The call is over: consumers with a message stay until that is settled."""

@@ -18,10 +18,10 @@ from vibemq.access.permissions import Operation
 from vibemq.broker import admission
 from vibemq.broker.admission import Ended, access_now
 from vibemq.protocols.signalr import spec
-from vibemq.protocols.signalr.envelope import MalformedFrame, value_of
+from vibemq.protocols.signalr.codec import elements_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
-from vibemq.protocols.signalr.messages import elements_of
 from vibemq.protocols.signalr.spec import Dialect, ErrorCode
+from vibemq.protocols.signalr.values import MalformedFrame, value_of
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection

@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.publisher cimport QueuePublisher
 from vibemq.protocols.signalr.bodies cimport Wanted
-from vibemq.protocols.signalr.envelope cimport span
+from vibemq.protocols.signalr.codec cimport span
 from vibemq.protocols.signalr.hub cimport HubConnection
 
 

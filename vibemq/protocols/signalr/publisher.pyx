@@ -19,10 +19,8 @@ from vibemq.broker.publisher cimport QUEUE_NOT_FOUND, ROOM, ROOM_ELSEWHERE, ROOM
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr.bodies cimport GIVEN_ID_BYTES_MAX, entry_write, wanted_of
-from vibemq.protocols.signalr.envelope cimport ENCODING_JSON
-from vibemq.protocols.signalr.writers cimport (
-    decimal_put, json_text_put, mp_text_put, mp_text_size, mp_unsigned_put, put, span_of,
-)
+from vibemq.protocols.signalr.codec cimport ENCODING_JSON, span_of
+from vibemq.protocols.signalr.framing cimport decimal_put, json_text_put, mp_text_put, mp_unsigned_put, put
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, bytes_load32, bytes_store16, bytes_store32
 
@@ -326,7 +324,7 @@ cdef class HubPublisher(QueuePublisher):
                 p = mp_text_put(put(p, b'\xa2id', 3), message_id)
             if offset_known:
                 p = mp_unsigned_put(put(p, b'\xa6offset', 7), offset)
-        return self.hub.complete_raw(id, head.id_size, out, <uint32_t> (p - out))
+        return self.hub.confirm(span_of(id, head.id_size), span_of(out, p - out))
 
     cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
         cdef note_head head

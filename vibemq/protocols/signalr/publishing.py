@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from vibemq.access.permissions import Operation
 from vibemq.broker.admission import refusal_now, with_queue
 from vibemq.errors import StreamNotFound
+from vibemq.protocols.signalr.codec import elements_of
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError, Upload
-from vibemq.protocols.signalr.messages import elements_of, members_of
 from vibemq.protocols.signalr.methods import (
     METHODS,
     BadCall,
@@ -30,6 +30,7 @@ from vibemq.protocols.signalr.publisher import Uploaded, open_publisher, ready_p
 from vibemq.protocols.signalr.queue_methods import not_found
 from vibemq.protocols.signalr.queue_options import queue_name
 from vibemq.protocols.signalr.spec import MESSAGE_OPTIONS, Encoding, ErrorCode
+from vibemq.protocols.signalr.values import MalformedFrame, value_of
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def with_publisher(call: Call, name: str, then: Callable[[HubPublisher], None]) 
 
 @METHODS.add("Publish", needed("queue"), needed("body", raw), optional("options"), only_publishes=True)
 def publish(call: Call, queue: str, body: bytes, options: dict[str, Any] | None) -> Any:
-    return with_publisher(call, queue, lambda publisher: publisher.publish_bytes(call.hand_over(), body, options, 0))
+    return with_publisher(
+        call, queue, lambda publisher: publisher.publish_bytes(call.answered_elsewhere(), body, options, 0)
+    )
 
 
 @METHODS.add("PublishBatch", needed("queue"), needed("messages", raw), optional("options"), only_publishes=True)
@@ -99,7 +102,7 @@ def publish_batch(call: Call, queue: str, messages: bytes, options: dict[str, An
     batch = [message_of(element, encoding, options) for element in elements_of(messages, encoding)]
 
     def opened(publisher: HubPublisher) -> None:
-        id = call.hand_over()
+        id = call.answered_elsewhere()
         publisher.publish_batch(id, batch, encoding)
         call.hub.has_published = True
 
@@ -116,6 +119,16 @@ def is_object(value: bytes, encoding: int) -> bool:
     if encoding == Encoding.JSON:
         return value[:1] == b"{"
     return value[:1] in (b"\xde", b"\xdf") or 0x80 <= value[0] <= 0x8F
+
+
+def members_of(value: bytes, encoding: int) -> dict[str, bytes] | None:
+    """The raw members of an object, by their names; None: a name is no text."""
+    raws = elements_of(value, encoding)
+    try:
+        names = [value_of(raw, encoding) for raw in raws[::2]]
+    except MalformedFrame:
+        return None
+    return dict(zip(names, raws[1::2], strict=True)) if all(isinstance(name, str) for name in names) else None
 
 
 def message_of(element: bytes, encoding: int, options: dict[str, Any] | None) -> Message:

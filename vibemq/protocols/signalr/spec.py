@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The numbers, names and texts of the SignalR hub protocol: the early dialect of 2017, version 1, and 2 on top of it.
 
-Existing clients match on some of the texts, so they are written once, here. envelope.pxd repeats the numbers that
+Existing clients match on some of the texts, so they are written once, here. codec.pxd repeats the numbers that
 inline C needs; a test compares the two.
 """
 
@@ -85,33 +85,6 @@ class ResultKind(IntEnum):
     VOID = 2
     VALUE = 3
 
-
-# ---- what a record may get wrong ----
-
-# Results of envelope.pxd's parse functions: where, what was needed there, what there was. The connection closes.
-FAULTS = {
-    1: ("record", "one JSON value in UTF-8", "something else"),
-    2: ("record", f"arrays and maps at most {RECORD_DEPTH_MAX} deep", "more"),
-    3: ("record", "a JSON object", "another value"),
-    4: ("record", "a MessagePack array", "another value"),
-    5: ("record", "one MessagePack value as long as its length says", "a value that is cut short or goes on behind it"),
-    6: ("record", "all elements of its message type", "fewer"),
-    7: ("type", "an integer", "another value or none"),
-    8: ("invocationId", "a string", "another value or none"),
-    9: ("invocationId", f"at most {ID_BYTES_MAX} bytes", "more"),
-    10: ("target", "a string", "another value or none"),
-    11: ("target", f"at most {TARGET_BYTES_MAX} bytes", "more"),
-    12: ("arguments", "an array", "another value or none"),
-    13: ("item", "a value", "none"),
-    14: ("error", "a string", "another value"),
-    15: ("error", "either a result or an error", "both"),
-    16: ("result kind", "1, 2 or 3", "another value"),
-    17: ("streamIds", f"an array of at most {STREAM_IDS_MAX} strings of at most {ID_BYTES_MAX} bytes", "another value"),
-    18: ("headers", "a map", "another value"),
-    19: ("sequenceId", "an integer that is not negative", "another value"),
-    20: ("nonblocking", "true or false", "another value"),
-    21: ("allowReconnect", "true or false", "another value"),
-}
 
 # ---- errors of hub methods ----
 

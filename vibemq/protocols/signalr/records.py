@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records that a hub writes, without their framing; confirms and deliveries are written in place elsewhere.
+
+They obey the strictest client: absent members are left out, headers too, and an error is never empty nor beside a
+result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Raw
+
+from vibemq.protocols.signalr.spec import NOTHING, UNSPECIFIED_ERROR, Dialect, Encoding, MessageType, ResultKind
+from vibemq.protocols.signalr.values import raw_of
+
+
+def _record(dialect: int, encoding: int, members: dict[str, Any], *more: Any) -> bytes:
+    """Members by their names in JSON; in MessagePack type and id in their places, and `more` behind them."""
+    if encoding == Encoding.JSON:
+        return raw_of(members, encoding)
+    headers: list[Any] = [{}] if dialect == Dialect.V1 else []
+    return raw_of([members["type"], *headers, members["invocationId"], *more], encoding)
+
+
+def completion(dialect: int, encoding: int, id: str, value: Any = NOTHING, error: str | None = None) -> bytes:
+    """The answer to a call; NOTHING: it has no result."""
+    members: dict[str, Any] = {"type": MessageType.COMPLETION, "invocationId": id}
+    if error is not None:
+        members["error"] = error or UNSPECIFIED_ERROR
+        return _record(dialect, encoding, members, ResultKind.ERROR, members["error"])
+    if value is NOTHING:
+        return _record(dialect, encoding, members, ResultKind.VOID)
+    raw = value if isinstance(value, Raw) else Raw(raw_of(value, encoding))
+    if dialect == Dialect.V1 or bytes(raw) != b"null":  # which an early JSON peer reads as void
+        members["result"] = raw
+    return _record(dialect, encoding, members, ResultKind.VALUE, raw)
+
+
+def stream_item(dialect: int, encoding: int, id: str, value: Any) -> bytes:
+    return _record(dialect, encoding, {"type": MessageType.STREAM_ITEM, "invocationId": id, "item": value}, value)
+
+
+def stream_end(dialect: int, encoding: int, id: str, error: str | None = None) -> bytes:
+    """A Completion, but a StreamCompletion in the early dialect."""
+    if dialect != Dialect.EARLY:
+        return completion(dialect, encoding, id, error=error or None)
+    members: dict[str, Any] = {"type": MessageType.STREAM_INVOCATION, "invocationId": id}
+    if not error:
+        return _record(dialect, encoding, members)
+    return _record(dialect, encoding, members | {"error": error}, error)
+
+
+def ping(encoding: int) -> bytes:
+    return raw_of({"type": MessageType.PING} if encoding == Encoding.JSON else [MessageType.PING], encoding)
+
+
+def close(encoding: int, error: str | None = None, allow_reconnect: bool = False) -> bytes:
+    """Early peers know none."""
+    again = {"allowReconnect": True} if allow_reconnect else {}
+    if encoding == Encoding.JSON:
+        return raw_of({"type": MessageType.CLOSE} | ({"error": error} if error else {}) | again, encoding)
+    return raw_of([MessageType.CLOSE, error or None, *again.values()], encoding)
+
+
+def sequence(encoding: int, type: MessageType, number: int) -> bytes:
+    """An Ack or a Sequence."""
+    return raw_of({"type": type, "sequenceId": number} if encoding == Encoding.JSON else [type, number], encoding)
+
+
+def item_head(dialect: int, encoding: int, id: str) -> bytes:
+    """A stream item up to its value; in JSON a brace follows that."""
+    if encoding == Encoding.JSON:
+        return stream_item(dialect, encoding, id, 0)[:-2]
+    return stream_item(dialect, encoding, id, None)[:-1]
+
+
+def call_parts(
+    dialect: int, encoding: int, *, has_id: bool, is_answered: bool, target: str, queue: str
+) -> tuple[bytes, bytes, bytes]:
+    """A call of a peer's method with two arguments, the queue's name first: what stands before its id (a text of digits
+    behind a letter), between that and the second argument, and behind it."""
+    is_modern = dialect == Dialect.V1
+    names = raw_of(target, encoding), raw_of(queue, encoding)
+    if encoding == Encoding.JSON:
+        flag = b"" if is_modern or is_answered else b',"nonblocking":true'
+        begin = b'{"type":1,"invocationId":"' if has_id else b'{"type":1'
+        return begin, b'%b%b,"target":%b,"arguments":[%b,' % (b'"' if has_id else b"", flag, *names), b"]}"
+    begin = b"\x96\x01\x80" if is_modern else b"\x95\x01"
+    flag = b"" if is_modern else b"\xc2" if is_answered else b"\xc3"
+    return (begin if has_id else begin + b"\xc0"), flag + b"%b\x92%b" % names, b"\x90" if is_modern else b""
