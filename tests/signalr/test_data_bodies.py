@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from vibemq.protocols.signalr.bodies import encode_message
+from vibemq.protocols.signalr.bodies import encode_delivery, encode_message
 from vibemq.protocols.signalr.errors import HubError
-from vibemq.protocols.signalr.items import encode_delivery
 from vibemq.protocols.signalr.spec import Encoding
 
 HEADERS = {"text": 'é\n"x"', "minus": -7, "large": 2**63, "yes": True, "no": False, "half": 0.5, "empty": ""}

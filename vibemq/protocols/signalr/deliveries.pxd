@@ -4,7 +4,7 @@ from vibemq.broker.consumer cimport Consumer
 from vibemq.broker.messages cimport message_view
 from vibemq.broker.reader cimport LogReader
 from vibemq.protocols.signalr.hub cimport HubConnection
-from vibemq.protocols.signalr.items cimport item
+from vibemq.protocols.signalr.bodies cimport item
 
 
 # Where deliveries go: items of a stream, or calls of a method of the peer's.

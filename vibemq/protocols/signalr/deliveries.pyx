@@ -12,7 +12,7 @@ from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr.codec cimport DIALECT_V1, ENCODING_JSON
 from vibemq.protocols.signalr.framing cimport decimal_put, put, varint_size
-from vibemq.protocols.signalr.items cimport delivery_size, delivery_write, item_of
+from vibemq.protocols.signalr.bodies cimport delivery_size, delivery_write, item_of
 
 from vibemq.broker.reader import NO_MAX
 from vibemq.errors import StreamNotFound

@@ -30,9 +30,9 @@ from vibemq.protocols.signalr.methods import (
     require_right,
     tags,
 )
+from vibemq.protocols.signalr.options import flag, invalid, one_of, read_options, type_of, whole_from
 from vibemq.protocols.signalr.publishing import open_queue
 from vibemq.protocols.signalr.queue_methods import not_found
-from vibemq.protocols.signalr.queue_options import flag, invalid, one_of, read_options, type_of, whole_from
 from vibemq.protocols.signalr.spec import NUMBER_MAX, Dialect, Encoding, ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.publisher cimport QueuePublisher
-from vibemq.protocols.signalr.bodies cimport Wanted
 from vibemq.protocols.signalr.codec cimport span
 from vibemq.protocols.signalr.hub cimport HubConnection
 
@@ -19,8 +18,7 @@ cdef struct note_head:
 cdef class HubPublisher(QueuePublisher):
     cdef HubConnection hub
     cdef size_t record_max
-    cdef object options_seen          # of the last message, and what they say: uploads bear the same for each item
-    cdef Wanted wanted_seen
+    cdef object options_seen, options_read  # of the last message, as they came and as MessageOptions
     cdef list letterless              # what waits until its dead-letter queue is made
     cdef set progressed               # uploads of which something was kept just now
 
@@ -28,8 +26,7 @@ cdef class HubPublisher(QueuePublisher):
     # the number of the Uploaded that it is part of; then there is no answer of its own.  `has_escapes`: it may.
     cdef int publish(self, const uint8_t *id, uint32_t id_size, bint has_id, span body, int encoding, bint has_escapes,
                      object options, int64_t upload) except -1
-    cdef size_t _entry(self, span body, int encoding, bint has_escapes, Wanted wanted, uint8_t **out) except 0
-    cdef Wanted _wanted(self, object options)
+    cdef size_t _entry(self, span body, int encoding, bint has_escapes, object options, uint8_t **out) except 0
     cdef int _take(self, bytes id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
                    bytes message_id) except -1
     cdef int _lay(self, const uint8_t *id, uint32_t id_size, bint has_id, int64_t upload, const uint8_t *entry,

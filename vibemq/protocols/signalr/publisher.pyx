@@ -18,13 +18,14 @@ from libc.string cimport memcpy
 from vibemq.broker.publisher cimport QUEUE_NOT_FOUND, ROOM, ROOM_ELSEWHERE, ROOM_LATER, ROOM_NONE
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
-from vibemq.protocols.signalr.bodies cimport GIVEN_ID_BYTES_MAX, entry_write, wanted_of
+from vibemq.protocols.signalr.bodies cimport entry_write
 from vibemq.protocols.signalr.codec cimport ENCODING_JSON, span_of
 from vibemq.protocols.signalr.framing cimport decimal_put, json_text_put, mp_text_put, mp_unsigned_put, put
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, bytes_load32, bytes_store16, bytes_store32
 
 from vibemq.protocols.signalr.errors import HubError
+from vibemq.protocols.signalr.options import message_options
 from vibemq.protocols.signalr.spec import ErrorCode
 
 cdef enum:
@@ -32,6 +33,7 @@ cdef enum:
     MESSAGES_PER_BATCH_MAX = 10_000    # each is more than a microsecond of the loop's time
     BATCH_BYTES_MAX = 8 << 20          # of one entry, which lies in one chunk and is read as one
     DELIVERY_ADDS_BYTES = 1024         # names, numbers, the queue's name and the invocation's id
+    GIVEN_ID_BYTES_MAX = 1024          # of a message, as in spec
     RESULT_BYTES_MAX = 128 + 6 * GIVEN_ID_BYTES_MAX  # of a completion's result; each byte of an id may become an escape
 
 
@@ -119,10 +121,12 @@ cdef class HubPublisher(QueuePublisher):
                      object options, int64_t upload) except -1:
         cdef uint8_t *entry = NULL
         cdef size_t size
-        cdef Wanted wanted
+        cdef bytes message_id = None
         try:
-            wanted = self._wanted(options)
-            size = self._entry(body, encoding, has_escapes, wanted, &entry)
+            if options is not None:
+                options = self._read(options)
+                message_id = None if options is None else options.id
+            size = self._entry(body, encoding, has_escapes, options, &entry)
         except HubError as problem:
             return self._refuse((<char *> id)[:id_size] if has_id else None, upload, 0, problem.code, problem.text)
         if upload:
@@ -131,8 +135,8 @@ cdef class HubPublisher(QueuePublisher):
                 return 0  # an item before it was refused, and its peer has heard so
             uploaded.given += 1
         if self.queue is None or not self.queue.max_messages and not self.has_parked:
-            return self._lay(id, id_size, has_id, upload, entry, size, 1, wanted.id)
-        return self._take((<char *> id)[:id_size] if has_id else None, upload, entry, size, 1, wanted.id)
+            return self._lay(id, id_size, has_id, upload, entry, size, 1, message_id)
+        return self._take((<char *> id)[:id_size] if has_id else None, upload, entry, size, 1, message_id)
 
     def publish_bytes(self, bytes id, bytes body, options, int64_t upload):
         """As ``publish``, for Python.  `id`: None when nobody waits for an answer."""
@@ -156,7 +160,7 @@ cdef class HubPublisher(QueuePublisher):
                 raise HubError(ErrorCode.INVALID_ARGUMENT,
                                f"A batch has 1 to {MESSAGES_PER_BATCH_MAX} messages, had {len(messages)}.")
             for body, options in messages:
-                size = self._entry(span_of(<char *> body, len(body)), encoding, True, self._wanted(options), &entry)
+                size = self._entry(span_of(<char *> body, len(body)), encoding, True, self._read(options), &entry)
                 total += size
                 if total > BATCH_BYTES_MAX:
                     raise HubError(ErrorCode.LIMIT_EXCEEDED,
@@ -180,26 +184,25 @@ cdef class HubPublisher(QueuePublisher):
             pieces = bytes(made) + pieces
         self._take(id, upload, <const uint8_t *> <char *> pieces, len(pieces), <uint32_t> len(parts), None)
 
-    cdef size_t _entry(self, span body, int encoding, bint has_escapes, Wanted wanted, uint8_t **out) except 0:
-        cdef size_t size = entry_write(body, encoding, has_escapes, wanted, out)
+    cdef size_t _entry(self, span body, int encoding, bint has_escapes, object options, uint8_t **out) except 0:
+        cdef size_t size = entry_write(body, encoding, has_escapes, options, out)
         if size + DELIVERY_ADDS_BYTES > self.record_max:
             raise HubError(ErrorCode.LIMIT_EXCEEDED,
                            f"A message has at most {self.record_max - DELIVERY_ADDS_BYTES} bytes, or nobody could be "
                            f"given it; this one has {size}.")
         return size
 
-    cdef Wanted _wanted(self, object options):
-        cdef Wanted wanted
-        if options is None:
-            return wanted_of(None)
-        if options is self.options_seen:
-            return self.wanted_seen
-        wanted = wanted_of(options)
-        if wanted.ttl_ms is not None and (self.queue is None or wanted.ttl_ms != self.queue.policy.message_ttl_ms):
+    def _read(self, options):
+        """MessageOptions, or None where they say nothing: uploads bear the same for each item."""
+        if options is None or options is self.options_seen:
+            return None if options is None else self.options_read
+        read = message_options(options)
+        if read is not None and read.ttl_ms is not None \
+                and (self.queue is None or read.ttl_ms != self.queue.policy.message_ttl_ms):
             raise HubError(ErrorCode.NOT_SUPPORTED, "Messages expire by the time of their queue: create it with "
                                                     "messageTtlMs, and publish without ttlMs.")
-        self.options_seen, self.wanted_seen = options, wanted
-        return wanted
+        self.options_seen, self.options_read = options, read
+        return read
 
     cdef int _take(self, bytes id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
                    bytes message_id) except -1:

@@ -26,10 +26,10 @@ from vibemq.protocols.signalr.methods import (
     require_right,
     text,
 )
+from vibemq.protocols.signalr.options import MESSAGE_OPTIONS, queue_name
 from vibemq.protocols.signalr.publisher import Uploaded, open_publisher, ready_publisher
 from vibemq.protocols.signalr.queue_methods import not_found
-from vibemq.protocols.signalr.queue_options import queue_name
-from vibemq.protocols.signalr.spec import MESSAGE_OPTIONS, Encoding, ErrorCode
+from vibemq.protocols.signalr.spec import Encoding, ErrorCode
 from vibemq.protocols.signalr.values import MalformedFrame, value_of
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
@@ -135,7 +135,7 @@ def message_of(element: bytes, encoding: int, options: dict[str, Any] | None) ->
     """A body, or an object of a body and options, which win over those of the batch."""
     if is_object(element, encoding):
         found = members_of(element, encoding)
-        if found is not None and "body" in found and found.keys() <= MESSAGE_OPTIONS | {"body"}:
+        if found is not None and "body" in found and found.keys() <= MESSAGE_OPTIONS.keys() | {"body"}:
             return envelope(found, encoding, options)
     return element, options
 

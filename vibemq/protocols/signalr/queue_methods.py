@@ -25,7 +25,7 @@ from vibemq.protocols.signalr.methods import (
     text,
     whole,
 )
-from vibemq.protocols.signalr.queue_options import (
+from vibemq.protocols.signalr.options import (
     any_text,
     created_options,
     differing,

@@ -33,7 +33,7 @@ CLOSE_TIMEOUT_S = 5  # for the peer's half of a WebSocket close
 STATEFUL_BUFFER_BYTES_MAX = 100_000  # not acknowledged, kept for a stateful reconnect; what clients keep too
 
 NUMBER_MAX = 2**53 - 1  # what every client's numbers reach
-MESSAGE_OPTIONS = frozenset(("headers", "key", "priority", "ttlMs", "messageId", "contentType", "encoding"))
+GIVEN_ID_BYTES_MAX = 1024  # of a message id or a key: they are in each delivery
 
 # What a WebSocket is closed with; websocket.pxd has what its reader needs.
 CLOSE_NORMAL = 1000

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a CreateQueue may say about its queue, and what QueueInfo says back: the same names and values both ways.
+"""What the options of a call may say: a CreateQueue about its queue, which QueueInfo says back, and a Publish about its
+message.
 
 Three types: a ``queue`` gives each message to one consumer, a ``topic`` to all that are subscribed, and a ``stream``
 keeps its messages to be read any number of times.  Options that nobody named follow the broker's configuration.
@@ -7,6 +8,7 @@ keeps its messages to be read any number of times.  Options that nobody named fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,18 +24,18 @@ from vibemq.broker.policy import (
 )
 from vibemq.config import Queues
 from vibemq.protocols.signalr.invocations import HubError
-from vibemq.protocols.signalr.spec import NUMBER_MAX, ErrorCode
+from vibemq.protocols.signalr.spec import GIVEN_ID_BYTES_MAX, NUMBER_MAX, ErrorCode
 from vibemq.storage.arguments import MAX_AGE, MAX_LENGTH_BYTES
 
 TYPES = ("queue", "topic", "stream")
 MS_MAX = 86_400_000 * 365 * 100
+CONTENT_TYPE_BYTES_MAX = 255  # it is in each delivery
+HEADERS_MAX = 1000  # each is some microseconds of the loop, and is in each delivery
+PRIORITY_MAX = 255  # an AMQP 1.0 ubyte
 
 
 def invalid(name: str, needed: str, had: object) -> HubError:
-    shown = str(had)
-    return HubError(
-        ErrorCode.INVALID_ARGUMENT, f"{name}: needed {needed}, had {shown if len(shown) <= 60 else shown[:57] + '...'}."
-    )
+    return HubError(ErrorCode.INVALID_ARGUMENT, f"Option '{name}' must be {needed}, had {had!r:.60}.")
 
 
 def whole_from(least: int, most: int) -> Callable[[str, Any], int]:
@@ -61,6 +63,15 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise invalid(name, "true or false", value)
     return value
+
+
+def text_of(bytes_max: int) -> Callable[[str, Any], str]:
+    def read(name: str, value: Any) -> str:
+        if not isinstance(value, str) or not 1 <= len(value.encode(errors="replace")) <= bytes_max:
+            raise invalid(name, f"a string of 1 to {bytes_max} bytes", value)
+        return value
+
+    return read
 
 
 def any_text(name: str, value: Any) -> str:
@@ -126,9 +137,8 @@ def read_options(given: Mapping[str, Any], readers: Mapping[str, Reader]) -> dic
     values = {}
     for name, value in given.items():
         if name not in readers:
-            raise HubError(
-                ErrorCode.INVALID_ARGUMENT, f"There is no option '{name[:60]}'; known are {', '.join(sorted(readers))}."
-            )
+            known = ", ".join(sorted(readers))
+            raise HubError(ErrorCode.INVALID_ARGUMENT, f"Option '{name:.60}' is not known; there are {known}.")
         if value is not None:
             values[name] = readers[name](name, value)
     return values
@@ -190,3 +200,73 @@ def shown_options(name: str, stored: Mapping[str, Any], durability: str, default
     shown["mode"], shown["overflow"] = camel(have.mode), camel(have.overflow)
     shown["deadLetter"] = have.dead_letter_name(name) if have.dead_letter else False
     return shown
+
+
+# ---- messages ----
+
+
+def content_type(name: str, value: Any) -> str:
+    text = text_of(CONTENT_TYPE_BYTES_MAX)(name, value)
+    if not (text.isascii() and text.isprintable()):
+        raise invalid(name, "ASCII", value)
+    return text
+
+
+def base64_or_none(name: str, value: Any) -> bool:
+    if value != "base64":
+        raise invalid(name, "'base64' or missing", value)
+    return True
+
+
+def headers(name: str, given: Any) -> list[tuple[bytes, bytes | bool | int | float]]:
+    if not isinstance(given, dict) or len(given) > HEADERS_MAX:
+        raise invalid(name, f"an object with at most {HEADERS_MAX} members", given)
+    found: list[tuple[bytes, bytes | bool | int | float]] = []
+    for key, value in given.items():
+        if not isinstance(key, str) or not key:
+            raise invalid(name, "an object whose names are not empty", key)
+        if isinstance(value, str):
+            value = value.encode(errors="replace")
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                raise invalid(f"{name}.{key}", "a finite number", value)
+        elif not isinstance(value, int):  # bool, too
+            raise invalid(f"{name}.{key}", "a string, a number or a boolean", value)
+        elif not -(2**63) <= value < 2**64:
+            raise invalid(f"{name}.{key}", "a number of 64 bits", value)
+        found.append((key.encode(errors="replace"), value))
+    return found
+
+
+MESSAGE_OPTIONS: dict[str, Reader] = {
+    "messageId": text_of(GIVEN_ID_BYTES_MAX),
+    "key": text_of(GIVEN_ID_BYTES_MAX),
+    "contentType": content_type,
+    "encoding": base64_or_none,
+    "headers": headers,
+    "priority": whole_from(0, PRIORITY_MAX),
+    "ttlMs": whole_from(0, NUMBER_MAX),
+}
+
+
+class MessageOptions:
+    """What a message's options say."""
+
+    __slots__ = ("content_type", "headers", "id", "is_base64", "key", "priority", "size", "ttl_ms")
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        texts = [values.get(name) for name in ("messageId", "key", "contentType")]
+        self.id, self.key, self.content_type = [text and text.encode(errors="replace") for text in texts]
+        self.headers = values.get("headers", [])
+        self.is_base64: bool = values.get("encoding", False)
+        self.priority: int = values.get("priority", -1)
+        self.ttl_ms: int | None = values.get("ttlMs")
+        pieces = [self.id, self.key, self.content_type, *(piece for header in self.headers for piece in header)]
+        self.size = sum(len(piece) for piece in pieces if isinstance(piece, bytes))
+
+
+def message_options(given: Any) -> MessageOptions | None:
+    """None: they say nothing.  Raises HubError."""
+    if given is not None and not isinstance(given, dict):
+        raise HubError(ErrorCode.INVALID_ARGUMENT, f"Options must be an object, had {given!r:.60}.")
+    return MessageOptions(read_options(given, MESSAGE_OPTIONS)) if given else None
