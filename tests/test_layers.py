@@ -35,34 +35,15 @@ MAY = {
     "protocols": {"broker", "access", "storage", "net"},
     "server": {"protocols", "broker", "admin", "access", "storage", "net"},
     "client": set(),
-    "cli_queues": {"client"},
-    "cli_streams": {"client"},
     "bench": {"client"},
     "spark": {"client"},
-    "cli_users": {"server", "admin", "access", "storage"},
-    "ctl": {"cli_users", "admin", "storage"},
-    "cli": {
-        "ctl",
-        "cli_users",
-        "cli_queues",
-        "cli_streams",
-        "server",
-        "protocols",
-        "broker",
-        "admin",
-        "access",
-        "storage",
-        "net",
-        "client",
-        "bench",
-        "spark",
-    },
+    "cli": {"server", "admin", "access", "storage", "client", "bench"},
     "pyspark_vibemq": {"spark"},
 }
-EVERYBODY_MAY = {"errors", "config", "once_a_minute", "openssl", "terminal"}
+EVERYBODY_MAY = {"errors", "config", "once_a_minute", "openssl"}
 # Bytes to commands and back, without I/O: what is left of a door when the broker is taken away.
 CODECS = {"spec", "codec", "wire", "layout", "compression", "options", "extensions"}
-MAY_SEE_CODECS = {"client", "bench", "cli_queues", "cli_streams"}
+MAY_SEE_CODECS = {"client", "bench", "cli"}
 # C headers that any Cython module may use: pure functions on bytes in memory.  What is shared
 # between processes or lies on disk goes through vibemq.storage.
 FORMAT_HEADERS = ("base/", "message/", "log/chunk.h")

@@ -11,7 +11,7 @@ from running import broker
 
 from vibemq.protocols.streams import codec, spec
 from vibemq.protocols.streams.spec import Code, Key
-from vibemq.server.context import metadata_path
+from vibemq.server.datadir import metadata_path
 
 HEARTBEAT = bytes.fromhex("0000000400170001")
 CLOSE_UNKNOWN = bytes.fromhex("000000190016000100000001000d000d756e6b6e6f776e206672616d65")

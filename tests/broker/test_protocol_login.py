@@ -11,7 +11,7 @@ from running import broker
 
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
-from vibemq.server.context import metadata_path
+from vibemq.server.datadir import metadata_path
 from vibemq.storage.metadata import Metadata
 
 AMQPLAIN = b"\x05LOGINS\0\0\0\x05guest\x08PASSWORDS\0\0\0\x05guest"

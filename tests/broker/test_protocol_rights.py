@@ -13,7 +13,7 @@ from running import broker
 from vibemq.access.users import add_user, change_password
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, ExtensionKey, Key, OffsetType
-from vibemq.server.context import metadata_path
+from vibemq.server.datadir import metadata_path
 from vibemq.storage.metadata import Metadata
 
 PASSWORD = "correct horse"

@@ -12,9 +12,9 @@ from peer import connected, wait_until
 from running import ENVIRONMENT, broker
 
 from vibemq.access.passwords import verified
+from vibemq.cli import ctl_output
+from vibemq.cli.ctl import COMMANDS
 from vibemq.client import connect
-from vibemq.ctl import shown
-from vibemq.ctl.commands import COMMANDS
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
 from vibemq.storage.metadata import Metadata
@@ -228,7 +228,8 @@ def test_a_slip_in_the_directory_makes_nothing(offline):
 
 
 def test_what_no_terminal_prints_is_shown_escaped():
-    assert list(shown.lines([{"tags": ["\ud800", "\x1b[2J"]}], ["tags"], "table", False)) == ["[\\ud800, \\x1b[2J]"]
+    rows = [{"tags": ["\ud800", "\x1b[2J"]}]
+    assert list(ctl_output.lines(rows, ["tags"], "table", False)) == ["[\\ud800, \\x1b[2J]"]
 
 
 def test_the_socket_is_for_its_owner_only(ctl):

@@ -9,7 +9,7 @@ from authority import Authority
 from micromsg2_peer import PASSWORD, ROOT, Micromsg2Peer, connected
 from running import Running, broker
 
-from vibemq.server.context import metadata_path
+from vibemq.server.datadir import metadata_path
 from vibemq.storage.metadata import Metadata
 
 names = itertools.count()

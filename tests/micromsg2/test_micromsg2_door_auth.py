@@ -13,7 +13,7 @@ from vibemq.access.proofs import Challenge, client_proof
 from vibemq.access.users import add_user, change_password
 from vibemq.protocols.micromsg2.codec import ErrorFrame, Handshake, encode_handshake, percent_encode
 from vibemq.protocols.micromsg2.extensions import lists_of
-from vibemq.server.context import metadata_path
+from vibemq.server.datadir import metadata_path
 from vibemq.storage.metadata import Metadata
 
 LOGIN_DELAY_S_MIN = 2.0  # the promise is "never below"

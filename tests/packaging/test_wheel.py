@@ -87,7 +87,7 @@ def test_the_sdist_holds_every_source_and_nothing_generated(sdist):
 def test_the_wheel_holds_what_runs_and_no_sources(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"vibemq/sample.toml", "vibemq/py.typed", "vibemq/cli.py", "pyspark_vibemq/__init__.py"} <= names
+    assert {"vibemq/sample.toml", "vibemq/py.typed", "vibemq/cli/__init__.py", "pyspark_vibemq/__init__.py"} <= names
     assert [n for n in names if n.startswith("vibemq/storage/log.") and n.endswith(".so")]
     assert [n for n in names if n.endswith((".c", ".h", ".pyx")) or n.startswith(("tests/", "csrc/"))] == []
     assert any(n.endswith("licenses/LICENSE") for n in names)

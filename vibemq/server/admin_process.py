@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from vibemq.config import Admin
 from vibemq.server import listeners, processes
 from vibemq.server.context import AdminContext
+from vibemq.server.datadir import CTL_SOCKET, OWN_FILES
 
-CTL_SOCKET = "ctl.sock"
 NAME = "admin"
 BACKLOG = 128
 
@@ -160,7 +160,7 @@ def _bind_ctl(data_dir: str) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(CTL_SOCKET, dir_fd=folder)
         # Through the descriptor, because an address has room for 107 bytes and paths are longer.
-        made.bind(f"/proc/self/fd/{folder}/{CTL_SOCKET}")
+        made.bind(f"{OWN_FILES}/{folder}/{CTL_SOCKET}")
         os.chmod(CTL_SOCKET, 0o600, dir_fd=folder)
     finally:
         os.close(folder)

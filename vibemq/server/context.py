@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from vibemq.broker.alarms import Conditions
 from vibemq.config import Config
+from vibemq.server.datadir import metadata_path
 
 if TYPE_CHECKING:
     from vibemq.net.certificates import Certificates
@@ -71,8 +72,3 @@ class AdminContext:
 
 #: The worker's entry: returns its exit code once it has finished what was in flight.
 WorkerRun = Callable[[WorkerContext], int]
-
-
-def metadata_path(data_dir: str) -> str:
-    """Where streams and users are recorded (vibemq.storage.metadata)."""
-    return f"{data_dir}/meta.db"

@@ -17,9 +17,16 @@ from vibemq.storage import ownership
 
 WAIT_S = 5.0  # workers notice their supervisor's death within a second and then finish what is in flight
 _POLL_S = 0.02
+#: In the directory: through which `vibemq ctl` asks the broker.
+CTL_SOCKET = "ctl.sock"
 BOOT_ID, OWN_FILES = "/proc/sys/kernel/random/boot_id", "/proc/self/fd"
 
 log = logging.getLogger("vibemq.server")
+
+
+def metadata_path(path: str) -> str:
+    """Where streams and users are recorded (vibemq.storage.metadata)."""
+    return f"{path}/meta.db"
 
 
 def require_proc() -> None:

@@ -33,7 +33,7 @@ from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import admin_process, datadir, handover, listeners, logs
 from vibemq.server.admin_process import AdminProcess, AdminRun
-from vibemq.server.context import AdminContext, WorkerContext, WorkerRun, metadata_path
+from vibemq.server.context import AdminContext, WorkerContext, WorkerRun
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.processes import OUR_SIGNALS, Worker, Workers
 from vibemq.storage.metadata import Metadata
@@ -128,7 +128,7 @@ class Supervisor:
 
             self.certificates = Certificates(self.config.tls)  # while root, if we are, may read the key
             self.certificates_said_s = time.monotonic()
-        metadata = Metadata(metadata_path(self.data_dir))
+        metadata = Metadata(datadir.metadata_path(self.data_dir))
         self._ensure_superuser(metadata)
         self._refuse_strangers(metadata)
         self._bind()

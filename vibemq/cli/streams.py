@@ -10,130 +10,37 @@ import contextlib
 import json
 import re
 import signal
-import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from vibemq.errors import (
-    RequestFailed,
-    SetupError,
-    StreamExists,
-    StreamNotFound,
-    TimeoutExceeded,
-    UserError,
-    VibeMQError,
-)
-from vibemq.terminal import (
+from vibemq.cli.connection import connect_streams, streams_options
+from vibemq.cli.terminal import (
     EXIT_INTERRUPTED,
-    ask_login,
     json_option,
     messages_text,
     nobody_reads,
-    password_option,
-    print_table,
-    user_option,
+    print_facts,
+    print_rows,
+    say_done,
     yes_option,
 )
+from vibemq.errors import RequestFailed, StreamExists, StreamNotFound, TimeoutExceeded, UserError, VibeMQError
 
 if TYPE_CHECKING:
     from vibemq.client._streams import Chunk
     from vibemq.client.streams import ListedStream, Publisher, StreamsConnection
     from vibemq.protocols.streams.spec import OffsetType
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 READ_BYTES = 65_536  # of standard input at a time: what is there goes out at once, however little it is
 LOOK_S = 0.5  # while following: how soon it is noticed that nobody reads what is printed
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
 AGO = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-# ---- where the broker is ----
-
-
-def connection_options(command: F) -> F:
-    """What every command here has."""
-    for option in (
-        click.option("--key", metavar="FILE", help="The key of --certificate, if that has none in it."),
-        click.option("--certificate", metavar="FILE", help="Our certificate, for a broker that asks for one; PEM."),
-        click.option("--ca-file", metavar="FILE", help="Trust these authorities instead of the system's; with TLS."),
-        click.option("--tls", is_flag=True, help="Speak TLS."),
-        click.option("--vhost", metavar="NAME", help="Virtual host, if not said in the URL (default /)."),
-        password_option,
-        user_option,
-        click.option("--port", type=click.IntRange(1, 65_535), metavar="PORT", help="Default 5552, with TLS 5551."),
-        click.option("--host", metavar="HOST", help="Where the broker is, if not said in the URL."),
-        click.option(
-            "--url",
-            default="vibemq://localhost",
-            show_default=True,
-            show_envvar=True,
-            envvar="VIBEMQ_URL",
-            help="vibemq://[USER:PASSWORD@]HOST[/?streamsPort=PORT] or rabbitmq-stream[+tls]://[...@]HOST[:PORT][/VHOST].",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def _connect(
-    url: str,
-    host: str | None,
-    port: int | None,
-    user: str | None,
-    password_stdin: bool,
-    vhost: str | None,
-    tls: bool,
-    ca_file: str | None,
-    certificate: str | None,
-    key: str | None,
-) -> "StreamsConnection":
-    from vibemq.client import address
-    from vibemq.client.streams import StreamsConnection
-
-    who, password = ask_login(*address.user_of(url), user, password_stdin)
-    where = address.parse(url, host=host, port=port, user=who, password=password, virtual_host=vhost, tls=tls)
-    if (ca_file or certificate or key) and not where.tls:
-        raise click.UsageError("--ca-file, --certificate and --key are for TLS: add --tls")
-    return StreamsConnection.connect(
-        where.host,
-        where.port,
-        user=where.user,
-        password=where.password,
-        virtual_host=where.virtual_host,
-        tls=_context(ca_file, certificate, key, where.skip_cert_validation) if where.tls else None,
-        client_properties={"connection_name": "vibemq streams"},
-    )
-
-
-def _context(ca_file: str | None, certificate: str | None, key: str | None, trust_all: bool) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as problem:
-        raise SetupError(f"--ca-file {ca_file}: {_reason(problem)}", hint="It needs certificates as PEM.") from None
-    if trust_all:  # by the URL's skipCertValidation=true
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if certificate:
-        try:
-            context.load_cert_chain(certificate, key)
-        except (OSError, ssl.SSLError) as problem:
-            raise SetupError(
-                f"--certificate {certificate}: {_reason(problem)}",
-                hint="It needs a certificate and, there or in --key, the key that belongs to it, as PEM.",
-            ) from None
-    elif key:
-        raise click.UsageError("--key needs --certificate")
-    return context
-
-
-def _reason(problem: OSError) -> str:
-    return problem.strerror or str(problem)
 
 
 @click.group()
@@ -152,7 +59,7 @@ def streams() -> None:
 @click.option("--durability", type=click.Choice(["os", "disk"]), help="What a confirm means; of VibeMQ only.")
 @click.option("--argument", "more", multiple=True, metavar="NAME=VALUE", help="Any other argument; repeatable.")
 @json_option
-@connection_options
+@streams_options
 def streams_create(
     name: str,
     max_age: str | None,
@@ -185,7 +92,7 @@ def streams_create(
         arguments["stream-max-segment-size-bytes"] = _size("--segment-size", segment_size)
     if durability is not None:
         arguments["durability"] = durability
-    with _connect(**connection) as client:
+    with connect_streams(**connection) as client:
         done = "created"
         try:
             client.create(name, arguments)
@@ -202,7 +109,7 @@ def streams_create(
                 f"stream {name} is there already, with other arguments{has}",
                 hint="Leave the arguments out to use it as it is. A policy can override them: `vibemq ctl set_policy`.",
             ) from problem
-    _say(as_json, name, done)
+    say_done(as_json, "stream", name, done)
 
 
 def _size(option: str, text: str) -> str:
@@ -220,38 +127,27 @@ def _arguments_text(arguments: dict[str, str]) -> str:
 @streams.command("list")
 @click.option("--all", "everything", is_flag=True, help="Queues, too: they can be read as streams.")
 @json_option
-@connection_options
+@streams_options
 def streams_list(everything: bool, as_json: bool, **connection: Any) -> None:
     """Show the streams of a virtual host that the user may read or write; a command of VibeMQ brokers."""
-    with _connect(**connection) as client:
+    with connect_streams(**connection) as client:
         listed = [each for each in client.list_streams() if everything or not each.is_queue]
         found = [_listed(client, each) for each in listed]
-    if as_json:
-        click.echo(json.dumps(found))
-    elif not found:
-        click.echo("there are no streams here that the user may read or write; `vibemq streams create NAME` makes one")
-    else:
-        columns = ("name", "kind", "messages", "size_bytes", "arguments")
-        print_table(
-            [column.replace("_bytes", "").replace("_", " ") for column in columns],
-            [[_shown(column, each[column]) for column in columns] for each in found],
-        )
+    columns = {"name": "name", "kind": "kind", "messages": "messages", "size": "size_bytes", "arguments": "arguments"}
+    none = "there are no streams here that the user may read or write; `vibemq streams create NAME` makes one"
+    print_rows(as_json, found, columns, none, _shown)
 
 
 @streams.command("info")
 @click.argument("name")
 @json_option
-@connection_options
+@streams_options
 def streams_info(name: str, as_json: bool, **connection: Any) -> None:
     """Show where a stream begins and ends, its size and its arguments, as far as the broker tells them."""
-    with _connect(**connection) as client:
+    with connect_streams(**connection) as client:
         listed = client.find_stream(name) if client.has_listings else None
         described = _described(name, listed, _ends(client, name))
-    if as_json:
-        click.echo(json.dumps(described))
-    else:
-        rows = [(key.replace("_", " "), _shown(key, value)) for key, value in described.items() if key != "name"]
-        print_table(("stream", name), rows)
+    print_facts(as_json, "stream", described, _shown)
 
 
 class _Ends(NamedTuple):
@@ -306,10 +202,10 @@ def _shown(column: str, value: Any) -> str:
 @click.argument("name")
 @yes_option
 @json_option
-@connection_options
+@streams_options
 def streams_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> None:
     """Delete a stream with all its messages and stored offsets."""
-    with _connect(**connection) as client:
+    with connect_streams(**connection) as client:
         listed = client.find_stream(name) if client.has_listings else None
         if listed is not None and listed.is_queue:
             raise UserError(f"{name} is a queue", hint=f"`vibemq queues delete {name}` deletes it.")
@@ -318,11 +214,7 @@ def streams_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> No
             held = messages_text((ends.end or 0) - (ends.first or 0))
             click.confirm(f"Delete stream {name} with {held}?", abort=True, err=True)
         client.delete(name)
-    _say(as_json, name, "deleted")
-
-
-def _say(as_json: bool, name: str, done: str) -> None:
-    click.echo(json.dumps({"stream": name, "result": done}) if as_json else f"stream {name} {done}")
+    say_done(as_json, "stream", name, "deleted")
 
 
 # ---- publish ----
@@ -334,7 +226,7 @@ def _say(as_json: bool, name: str, done: str) -> None:
 @click.option("--file", "file", type=click.File("rb"), help="A message for each line of this file.")
 @click.option("--raw", is_flag=True, help="Store the bytes as they are; stream clients expect AMQP 1.0 messages.")
 @json_option
-@connection_options
+@streams_options
 def streams_publish(
     name: str, messages: tuple[str, ...], file: IO[bytes] | None, raw: bool, as_json: bool, **connection: Any
 ) -> None:
@@ -346,7 +238,7 @@ def streams_publish(
     if messages and file is not None:
         raise click.UsageError("MESSAGE and --file cannot be used together")
     problem = None
-    with _connect(**connection) as client, _Interrupts() as interrupts:
+    with connect_streams(**connection) as client, _Interrupts() as interrupts:
         # Connected first: a password may be the first line of standard input.
         publisher = client.publisher(name)
         try:
@@ -480,7 +372,7 @@ class _From(click.ParamType[Start]):
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for more at the end; --from next always does.")
 @json_option
-@connection_options
+@streams_options
 def streams_tail(name: str, start: Start, count: int | None, follow: bool, as_json: bool, **connection: Any) -> None:
     """Print messages of the stream NAME, a line for each, and end where the stream ends now.
 
@@ -491,7 +383,8 @@ def streams_tail(name: str, start: Start, count: int | None, follow: bool, as_js
     from vibemq.protocols.streams.spec import OffsetType
 
     follow = follow or start.type == OffsetType.NEXT
-    with _connect(**connection) as client, contextlib.suppress(KeyboardInterrupt):  # which is how one ends --follow
+    # Ctrl-C is how one ends --follow.
+    with connect_streams(**connection) as client, contextlib.suppress(KeyboardInterrupt):
         left = count
         for chunk in _chunks(client, name, start, follow):
             for offset, message in chunk.messages():
@@ -560,13 +453,13 @@ def _json_line(chunk: "Chunk", offset: int, message: bytes) -> str:
 @click.argument("name")
 @click.argument("consumers", nargs=-1, metavar="[CONSUMER]...")
 @json_option
-@connection_options
+@streams_options
 def streams_offsets(name: str, consumers: tuple[str, ...], as_json: bool, **connection: Any) -> None:
     """Show the offsets that named consumers of the stream NAME have stored, and how many messages came after them.
 
     Without CONSUMER those of all; that a VibeMQ broker tells.
     """
-    with _connect(**connection) as client:
+    with connect_streams(**connection) as client:
         if consumers:
             stored = {consumer: client.query_offset(consumer, name) for consumer in consumers}
         else:
@@ -576,13 +469,6 @@ def streams_offsets(name: str, consumers: tuple[str, ...], as_json: bool, **conn
         {"consumer": consumer, "offset": offset, "lag": None if offset is None else max(0, end - offset - 1)}
         for consumer, offset in stored.items()
     ]
-    if as_json:
-        click.echo(json.dumps(found))
-    elif not found:
-        click.echo(f"no consumer has stored an offset of stream {name}")
-    else:
-        rows = [
-            (str(each["consumer"]), *("none" if each[key] is None else str(each[key]) for key in ("offset", "lag")))
-            for each in found
-        ]
-        print_table(("consumer", "offset", "lag"), rows)
+    columns = {key: key for key in ("consumer", "offset", "lag")}
+    none = f"no consumer has stored an offset of stream {name}"
+    print_rows(as_json, found, columns, none, lambda _, value: "none" if value is None else str(value))

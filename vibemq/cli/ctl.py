@@ -11,17 +11,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from vibemq.cli_users import config_option, data_dir_option
-from vibemq.ctl import shown
-from vibemq.ctl.commands import COMMANDS, Command
-from vibemq.ctl.link import TIMEOUT_DEFAULT_S, Link
-from vibemq.ctl.work import STANDARD_OUTPUT, UNAVAILABLE, USAGE, Order, Refused
+from vibemq.cli import ctl_broker, ctl_output, ctl_streams  # noqa: F401  # which fill COMMANDS, in the order of the help
+from vibemq.cli.ctl_order import COMMANDS, STANDARD_OUTPUT, UNAVAILABLE, USAGE, Command, Order, Refused
+from vibemq.cli.data import DataDir, data_options
 from vibemq.errors import VibeMQError
 
 TIMEOUT_MAX_S = 86_400.0  # nobody waits longer, and the kernel takes no endless ones
 #: Options that only some commands take.
 _OWN_OPTIONS = {option for command in COMMANDS.values() for option in command.options}
-_LINE = "vibemq.ctl.line"  # in click's context: the words as they were typed
+_LINE = "vibemq.cli.ctl.line"  # in click's context: the words as they were typed
 
 
 def _option(parameter: click.Parameter) -> str:
@@ -82,12 +80,12 @@ def _timeout(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result.")
 @click.option("-s", "--silent", is_flag=True, help="As --quiet, and no names of columns.")
 @click.option("--no-table-headers", is_flag=True, help="No names of columns.")
-@click.option("--formatter", type=click.Choice(shown.FORMATTERS), help="How results are written.")
+@click.option("--formatter", type=click.Choice(ctl_output.FORMATTERS), help="How results are written.")
 @click.option(
     "-t",
     "--timeout",
     type=float,
-    default=TIMEOUT_DEFAULT_S,
+    default=DataDir.timeout_s,
     callback=_timeout,
     metavar="SECONDS",
     help="How long to wait for each answer of the broker.",
@@ -108,10 +106,9 @@ def _timeout(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option("--reference", metavar="NAME", help="list_stream_group_consumers: of which group.")
 @click.option("--description", metavar="TEXT", help="add_vhost: for people.")
 @click.option("--tags", metavar="A,B", help="add_vhost: for tools.")
-@config_option
-@data_dir_option
+@data_options
 @click.pass_context
-def ctl(ctx: click.Context, command: str, words: tuple[str, ...], **options: Any) -> None:
+def ctl(ctx: click.Context, command: str, words: tuple[str, ...], data: DataDir, **options: Any) -> None:
     """Manage a broker with the words of rabbitmqctl and rabbitmq-streams.
 
     Reaches the broker through its data directory, without a password.  Where no broker runs, users, virtual
@@ -124,32 +121,27 @@ def ctl(ctx: click.Context, command: str, words: tuple[str, ...], **options: Any
             meant = f"did you mean {near[0]}? " if near else ""
             raise Refused(USAGE, f"Command '{command}' not found; {meant}`vibemq ctl --help` lists all")
         _refuse_options_of_others(ctx, found)
-        _run(command, found, words, options)
+        _run(command, found, words, data, options)
     except (Refused, VibeMQError) as problem:
         hint = f"\n  hint: {problem.hint}" if problem.hint else ""
         click.echo(f"Error:\n{problem}{hint}", err=True)
         ctx.exit(problem.code if isinstance(problem, Refused) else UNAVAILABLE)
 
 
-def _run(name: str, command: Command, words: Sequence[str], options: dict[str, Any]) -> None:
+def _run(name: str, command: Command, words: Sequence[str], data: DataDir, options: dict[str, Any]) -> None:
     named, more = _named(name, command, words)
     columns = _columns(command, more)
     formatter = options["formatter"] or command.formatter
     is_read_by_programs = formatter in ("json", "csv") or named.get("file") == STANDARD_OUTPUT
     quiet = options["quiet"] or options["silent"] or is_read_by_programs
-    order = Order(
-        link=Link(options["config_path"], options["data_dir"], options["timeout"]),
-        words=named,
-        more=more,
-        vhost=options["vhost"],
-        options=options,
-    )
+    data.timeout_s = options["timeout"]
+    data.check()
     if not quiet:
         click.echo(command.banner.format(**{**options, **named, "more": ", ".join(more)}))
-    result = command.run(order)
+    result = command.run(Order(data, named, more, options))
     if columns:
         headers = not (options["silent"] or options["no_table_headers"])
-        for line in shown.lines(result, columns, formatter, headers):
+        for line in ctl_output.lines(result, columns, formatter, headers):
             click.echo(line)
     elif isinstance(result, dict):
         _say_all(result, formatter)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``vibemq`` command.
+
+Expected errors are one line on standard error, with a hint where there is one, and exit code
+1; wrong usage is 2.  A traceback therefore always means a mistake of ours.  A command is imported when it is
+called, and what it needs inside it: ``vibemq serve`` must not wait for the clients.
+"""
+
+import importlib
+from typing import IO, Any, ClassVar
+
+import click
+
+from vibemq.errors import UserError, VibeMQError
+
+
+class _Shown(click.ClickException):
+    """A VibeMQError on its way to the terminal."""
+
+    def __init__(self, error: VibeMQError) -> None:
+        super().__init__(str(error))
+        self.hint = error.hint
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"vibemq: {self.message}", err=True, file=file)
+        if self.hint:
+            click.echo(f"  hint: {self.hint}", err=True, file=file)
+
+
+class _Main(click.Group):
+    """Shows our errors in one line, and loads a command only when it is called."""
+
+    # command -> the module that has a function of its name, and its line in --help
+    lazy: ClassVar[dict[str, tuple[str, str]]] = {
+        "bench": ("vibemq.bench.cli", "Measure a broker: rates, latencies, CPU."),
+        "config": ("vibemq.cli.serve", "Print every option with its default, unit and reason, as a file for --config."),
+        "consume": ("vibemq.cli.messages", "Print a queue's messages, and acknowledge them."),
+        "ctl": ("vibemq.cli.ctl", "Manage a broker with the words of rabbitmqctl and rabbitmq-streams."),
+        "log": ("vibemq.cli.log", "Find and look into the files of streams and queues."),
+        "publish": ("vibemq.cli.messages", "Publish arguments, or lines, into a queue."),
+        "queues": ("vibemq.cli.queues", "The queues of a broker, wherever it is."),
+        "serve": ("vibemq.cli.serve", "Run the broker until SIGTERM or Ctrl-C."),
+        "streams": ("vibemq.cli.streams", "The streams of a broker, wherever it is."),
+        "users": ("vibemq.cli.users", "Add, list and remove users, change passwords, and grant permissions."),
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self.lazy])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        ctx.meta["vibemq.listing"] = True
+        super().format_commands(ctx, formatter)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.lazy:
+            return super().get_command(ctx, cmd_name)
+        module, line = self.lazy[cmd_name]
+        if ctx.resilient_parsing or ctx.meta.get("vibemq.listing"):
+            return click.Command(cmd_name, short_help=line)
+        try:
+            command: click.Command = getattr(importlib.import_module(module), cmd_name)
+        except ModuleNotFoundError as problem:
+            missing = UserError(
+                f"{cmd_name} needs the module {problem.name}, which is not installed", hint="pip install 'vibemq'"
+            )
+            raise _Shown(missing) from problem
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except VibeMQError as error:
+            raise _Shown(error) from error
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from importlib import metadata
+
+    try:
+        click.echo(f"vibemq {metadata.version('vibemq')}")
+    except metadata.PackageNotFoundError:
+        click.echo("vibemq (used from its source folder, not installed)")
+    ctx.exit()
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+def main() -> None:
+    """VibeMQ: a message broker for Linux, and a high-rate way into Spark."""

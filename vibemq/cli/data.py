@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data directory that --config and --data-dir name: its database, and the broker that serves from it.
+
+The broker is asked through the admin process's socket in the directory.  Where none runs, `vibemq ctl` works on the
+files; either way it is the management API that answers (vibemq.admin.api), so there is one meaning of each request.
+
+Only what is told to makes a data directory: everything else would answer a misspelt --data-dir as if it were an empty
+one.  What root makes in a directory of another account is given to that account, because the broker that runs as it
+could not open the database otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import json
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+import click
+
+from vibemq.errors import SetupError, UserError, VibeMQError
+
+if TYPE_CHECKING:
+    from vibemq.config import Config
+    from vibemq.storage.metadata import Metadata
+
+Result = TypeVar("Result")
+
+
+config_option = click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    envvar="VIBEMQ_CONFIG",
+    help="TOML file with options; `vibemq config` prints a commented sample.",
+)
+data_dir_option = click.option("--data-dir", metavar="DIR", help="Where logs, streams and users are kept.")
+
+
+def data_options(command: Callable[..., Result]) -> Callable[..., Result]:
+    """--config and --data-dir, which come as ``data``."""
+
+    @config_option
+    @data_dir_option
+    @functools.wraps(command)
+    def run(*arguments: Any, config_path: str | None, data_dir: str | None, **options: Any) -> Result:
+        return command(*arguments, data=DataDir(config_path, data_dir), **options)
+
+    return run
+
+
+class Failed(VibeMQError):
+    """The broker refused; ``status`` is HTTP's number for why."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class DataDir:
+    """One data directory; nothing is looked at before it is needed."""
+
+    timeout_s = 60.0  # for each answer of the broker
+
+    def __init__(self, config_path: str | None, data_dir: str | None) -> None:
+        self._config_path = config_path
+        self._data_dir = data_dir
+
+    @functools.cached_property
+    def config(self) -> Config:
+        from vibemq import config
+
+        overrides: dict[tuple[str, str], tuple[object, str]] = {}
+        if self._data_dir is not None:
+            overrides["server", "data_dir"] = (self._data_dir, "--data-dir")
+        return config.load(self._config_path, overrides=overrides)
+
+    @property
+    def path(self) -> str:
+        return self.config.data_path
+
+    def check(self) -> None:
+        """The configuration can be read.  Raises ConfigError."""
+        _ = self.config
+
+    # ---- the database ----
+
+    def open(self) -> Metadata:
+        """It must exist."""
+        from vibemq.server.datadir import metadata_path
+        from vibemq.storage.metadata import Metadata
+
+        found = metadata_path(self.path)
+        try:
+            os.stat(found)
+        except OSError as problem:
+            missing = isinstance(problem, FileNotFoundError | NotADirectoryError)
+            raise UserError(
+                f"cannot use the data directory {self.path}: "
+                + (f"there is no {os.path.basename(found)} in it" if missing else f"{problem.strerror}"),
+                hint="is it the right one (--data-dir)?  `vibemq users add NAME` and `vibemq serve` make it"
+                if missing
+                else "run this as the account that serves, or as root",
+            ) from None
+        return Metadata(found)
+
+    def make(self, add: Callable[[Metadata], Result]) -> Result:
+        """Make the directory and its database where they are missing, and ``add`` to it."""
+        from vibemq.server.datadir import metadata_path, prepare
+        from vibemq.storage.metadata import Metadata
+
+        path = self.path
+        ours = [f"{path}/streams", *(metadata_path(path) + suffix for suffix in ("", "-wal", "-shm"))]
+        made_directory = not os.path.isdir(path)
+        missing = [name for name in ours if not os.path.lexists(name)]
+        prepare(path)
+        metadata = Metadata(metadata_path(path))
+        try:
+            return add(metadata)
+        finally:
+            metadata.close()
+            if os.geteuid() == 0:
+                owner = os.stat(path)
+                for name in missing:
+                    if os.path.lexists(name):
+                        os.chown(name, owner.st_uid, owner.st_gid, follow_symlinks=False)
+                if made_directory:
+                    click.echo(
+                        f"  hint: {path} is new and belongs to root: serve as root with --user NAME, "
+                        f"or `chown -R NAME {path}` and serve as that account",
+                        err=True,
+                    )
+
+    # ---- the broker ----
+
+    def ask(
+        self,
+        method: str,
+        *parts: str,
+        body: dict[str, Any] | None = None,
+        reason: str = "",
+        needs_broker: bool = False,
+        makes_data: bool = False,
+    ) -> Any:
+        """The answer's body; ``makes_data``: a data directory that is missing is made.  Raises Failed, UserError.
+
+        ``ask("GET", "queues", "/", "a b")`` is about /queues/%2F/a%20b.
+        """
+        where = "".join(f"/{quote(part, safe='')}" for part in parts)
+        found = self._ask_broker(method, where, body, reason)
+        if found is None and needs_broker:
+            raise UserError(
+                f"no broker serves from {self.path}",
+                hint="is it the right directory (--data-dir)?  `vibemq serve` starts a broker",
+            )
+        return _body(*(found or self._ask_files(method, where, body, makes_data)))
+
+    def tell(self, method: str, where: str, body: dict[str, Any]) -> None:
+        """As ``ask``, where a broker serves from here; nothing where none does."""
+        if found := self._ask_broker(method, where, body):
+            _body(*found)
+
+    def _ask_broker(self, method: str, where: str, body: Any, reason: str = "") -> tuple[int, Any] | None:
+        """Status and body of its answer; None: there is no broker."""
+        link = self._connect()
+        if link is None:
+            return None
+        headers = {
+            "Content-Type": "application/json",
+            "X-Reason": " ".join(reason.split()).encode("ascii", "backslashreplace").decode(),
+        }
+        connection = http.client.HTTPConnection("localhost", timeout=self.timeout_s)
+        connection.sock = link
+        try:
+            connection.request(method, f"/api{where}", None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            read = response.read()
+        except (OSError, http.client.HTTPException) as problem:
+            raise Failed(503, f"the broker did not answer: {problem}") from problem
+        finally:
+            connection.close()
+        return response.status, json.loads(read) if read else None
+
+    def _connect(self) -> socket.socket | None:
+        """None: no broker serves from here.  Raises SetupError."""
+        from vibemq.server.datadir import CTL_SOCKET, OWN_FILES
+
+        try:
+            folder = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            raise self._unreachable(problem) from None
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link.settimeout(self.timeout_s)
+        try:
+            # Through the descriptor, because an address has room for 107 bytes and paths are longer.
+            link.connect(f"{OWN_FILES}/{folder}/{CTL_SOCKET}")
+            return link
+        except (FileNotFoundError, ConnectionRefusedError):
+            link.close()
+            if not os.path.isdir(OWN_FILES):  # else a broker that runs would be taken for none
+                raise SetupError(
+                    f"cannot look for the broker in {self.path}: {OWN_FILES} is needed, and /proc is not there",
+                    hint="mount it (`mount -t proc proc /proc`), and let a container see it",
+                ) from None
+            return None
+        except OSError as problem:
+            link.close()
+            raise self._unreachable(problem) from None
+        finally:
+            os.close(folder)
+
+    def _unreachable(self, problem: OSError) -> SetupError:
+        return SetupError(
+            f"cannot reach the broker in {self.path}: {problem.strerror}",
+            hint="run this as the account that serves, or as root",
+        )
+
+    def _ask_files(self, method: str, where: str, body: Any, makes_data: bool) -> tuple[int, Any]:
+        from vibemq.admin.api.calls import OWNER
+        from vibemq.admin.api.service import Api
+        from vibemq.admin.workers import Workers
+
+        def work(metadata: Metadata) -> Any:
+            api = Api(self.config, metadata, Workers([]), "rabbit@localhost", {}, 0)
+            return api.handle(method, where, OWNER, {}, body)
+
+        if method == "GET":
+            answer = work(self.open())
+        else:
+            if not makes_data:
+                self.open().close()
+            answer = self.make(work)
+        return answer.status, answer.body
+
+
+def _body(status: int, answer: Any) -> Any:
+    if status >= 300:
+        raise Failed(status, str((answer or {}).get("reason", f"status {status}")))
+    return answer

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vibemq publish`` and ``vibemq consume``: the messages of a queue from a shell.
+
+They are clients like any other and may run anywhere.  Data goes to standard output, everything else to
+standard error, so they can be parts of a pipe: what `consume` prints, `publish` takes.
+"""
+
+import base64
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from vibemq.cli.connection import connect_queues, queues_options
+from vibemq.cli.terminal import (
+    EXIT_INTERRUPTED,
+    json_option,
+    messages_text,
+    nobody_reads,
+    progress_bar,
+    watch_reader,
+)
+from vibemq.errors import RequestFailed, UserError
+
+if TYPE_CHECKING:
+    from vibemq.client import Client, Message, Publisher, Summary
+
+T = TypeVar("T")
+
+IDLE_S, PATIENCE_S = 0.2, 30.0  # a queue that sends nothing for so long is asked whether it is empty; is given up
+PREFETCH_MAX = 256  # as many as the broker gives without being told; with --count no more than wanted
+
+
+# ---- publish ----
+
+
+def _headers(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    if any(not separator or not name for name, separator, _ in pairs):
+        raise click.BadParameter("needed NAME=VALUE", param=option)
+    return {name: value for name, _, value in pairs}
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("payload", required=False)
+@click.option("--file", "file", type=click.File("r", encoding="utf-8"), help="A message for each line of this file.")
+@click.option("--text", is_flag=True, help="Send text even where it could be read as JSON.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=_headers, help="Repeatable.")
+@click.option("--priority", type=click.Choice(["low", "normal", "high", "critical"]))
+@click.option("--count", type=click.IntRange(min=1), default=1, metavar="N", help="Send PAYLOAD so many times.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Messages a second, at most.")
+@click.option(
+    "--window", type=click.IntRange(min=1), default=1000, show_default=True, help="Messages on their way at a time."
+)
+@json_option
+@queues_options
+def publish(
+    queue: str,
+    payload: str | None,
+    file: IO[str] | None,
+    text: bool,
+    headers: dict[str, str],
+    priority: str | None,
+    count: int,
+    rate: float | None,
+    window: int,
+    as_json: bool,
+    **connection: Any,
+) -> None:
+    """Publish PAYLOAD, or each line of a file or of standard input, to QUEUE.
+
+    What is JSON is sent as it is; anything else is sent as a text.  Returns when the broker has all of it.
+    With --json and without PAYLOAD each line is one that `vibemq consume --json` printed, and becomes the same message:
+    "stored" is the whole of it; to change something, leave "stored" out and change payload, headers or id.
+    A queue that does not exist is made by this, unless the broker is told not to.
+    A stream of that name becomes a queue by it, with all that it holds, and stays one; this command cannot see that.
+    With --rate, Ctrl-C ends it early and still says how many the broker has.
+    """
+    if payload is not None and file is not None:
+        raise click.UsageError("PAYLOAD and --file cannot be used together")
+    if count != 1 and payload is None:
+        raise click.UsageError("--count needs PAYLOAD")
+    if as_json and payload is None:
+        if text or headers or priority:
+            raise click.UsageError("with --json each line says of itself what --text, --header and --priority would")
+        _publish_records(queue, file, rate, window, **connection)
+        return
+    with connect_queues(**connection) as client:  # first: a password may be the first line of standard input
+        if payload is not None:
+            bodies: Iterable[bytes] = (_body(payload, text) for _ in range(count))
+        else:
+            bodies = (_body(line.rstrip("\r\n"), text) for line in file or sys.stdin if line.strip())
+        with progress_bar(f"to {queue}", count if payload is not None else None) as tell:
+            counted = bodies if tell is None else _counted(bodies, tell)
+            how = {"headers": headers, "priority": priority}
+            summary, stopped = _publish(client, queue, counted, rate, window, **how)
+    if as_json:
+        click.echo(json.dumps({"queue": queue, "published": summary.published, "failed": len(summary.failed)}))
+    else:
+        click.echo(f"published {messages_text(summary.published)} to queue {queue}")
+    if summary.failed:
+        click.echo(f"vibemq: {messages_text(len(summary.failed))} refused, the first as follows", err=True)
+        summary.raise_failed()
+    if stopped:
+        raise click.exceptions.Exit(EXIT_INTERRUPTED)
+
+
+def _publish_records(queue: str, file: IO[str] | None, rate: float | None, window: int, **connection: Any) -> None:
+    """The lines of `consume --json`, each of them the message that it was."""
+    with connect_queues(**connection) as client:
+        stored = client.publisher(queue, window=window, stored=True)
+        plain = client.publisher(queue, window=window, raw=True)
+        for number, line in enumerate(_paced(filter(str.strip, file or sys.stdin), rate), 1):
+            _publish_record(client, stored, plain, line, number)
+        summaries = [stored.flush(), plain.flush()]
+    failed = sum(len(summary.failed) for summary in summaries)
+    published = sum(summary.published for summary in summaries)
+    click.echo(json.dumps({"queue": queue, "published": published, "failed": failed}))
+    for summary in summaries:
+        summary.raise_failed()
+
+
+def _publish_record(client: "Client", stored: "Publisher", plain: "Publisher", line: str, number: int) -> None:
+    needed = f'line {number}: needed an object with "payload" or "stored", as `vibemq consume --json` prints it'
+    try:
+        record = json.loads(line)
+        if not isinstance(record, dict):
+            raise TypeError(f"had {line.strip()[:60]}")
+        if "stored" in record:
+            if not client.gives_stored:
+                raise UserError(f"line {number}: this broker does not take messages as others have stored them")
+            stored.publish(base64.b64decode(record["stored"], validate=True))
+            return
+        headers = dict(record.get("headers") or {})
+        body = json.dumps(record["payload"], ensure_ascii=False, allow_nan=False).encode()
+        needed = f"line {number}"
+        plain.publish(body, headers=headers, id=record.get("id"))  # what a broker refuses is none of these errors
+    except (ValueError, TypeError, KeyError) as problem:
+        had = f"there is no {problem} in it" if isinstance(problem, KeyError) else problem
+        raise UserError(f"{needed}: {had}") from None
+
+
+def _body(line: str, text: bool) -> bytes:
+    """As JSON text."""
+    from vibemq.protocols.native.codec import is_json
+
+    data = line.encode("utf-8", "surrogateescape")
+    return data if not text and is_json(data) else json.dumps(line, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _publish(
+    client: "Client", queue: str, bodies: Iterable[bytes], rate: float | None, window: int, **how: Any
+) -> "tuple[Summary, bool]":
+    """What became of them, and whether Ctrl-C came before the last of them."""
+    if rate is None:
+        return client.publish_many(queue, bodies, window=window, raw=True, **how), False
+    stopped = False
+    with client.publisher(queue, window=window, raw=True) as publisher:
+        try:
+            for body in _paced(bodies, rate):
+                publisher.publish(body, **how)
+        except KeyboardInterrupt:  # what is on its way is waited for, so that the count is true; a second one ends that
+            stopped = True
+        return publisher.flush(), stopped
+
+
+def _paced(items: Iterable[T], rate: float | None) -> Iterator[T]:
+    """So many a second, at most."""
+    started = time.monotonic()
+    for number, item in enumerate(items):
+        if rate is not None and (early_s := started + number / rate - time.monotonic()) > 0:
+            time.sleep(early_s)
+        yield item
+
+
+def _counted(bodies: Iterable[bytes], tell: Callable[[int, int | None], object]) -> Iterator[bytes]:
+    number = 0
+    for number, body in enumerate(bodies, 1):
+        yield body
+        if number % 100 == 0:
+            tell(number, None)
+    tell(number, number)
+
+
+# ---- consume ----
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option("--no-ack", is_flag=True, help="Leave the messages in the queue: they go back when this ends.")
+@click.option("--prefetch", type=click.IntRange(min=1), metavar="N", help="Messages on their way to us at a time.")
+@click.option("--follow/--drain", default=True, help="Wait for more (default), or end when the queue is empty.")
+@click.option("--create", is_flag=True, help="Make the queue if there is none, also of a stream of that name.")
+@json_option
+@queues_options
+def consume(
+    queue: str,
+    count: int | None,
+    no_ack: bool,
+    prefetch: int | None,
+    follow: bool,
+    create: bool,
+    as_json: bool,
+    **connection: Any,
+) -> None:
+    """Print the messages of QUEUE, a line for each, and acknowledge what is printed.
+
+    Nothing is made by this but with --create, and a stream is not consumed: `vibemq streams tail` reads it.
+    With --create a stream becomes a queue for good: it keeps what the stream's retention keeps, and has no limit.
+    With --json a line has the payload, the id, the headers, how often the message was delivered, and in "stored" the
+    whole of it as the broker keeps it: `vibemq publish --json` takes such lines, and makes the same messages of them.
+    """
+    with connect_queues(**connection) as client:
+        wanted = prefetch or (min(count, PREFETCH_MAX) if count else None)
+        consumer = client.consume(queue, prefetch=wanted, create=create, timeout_s=None if follow else IDLE_S)
+        stored = consumer._feed.stored = as_json and client.gives_stored
+        with contextlib.suppress(KeyboardInterrupt), consumer:  # the former is how one ends --follow
+            watch_reader(consumer.stop)
+            left, silent_s = count, 0.0
+            while left is None or left > 0:
+                message = next(consumer, None)
+                if message is None:
+                    if follow or no_ack or nobody_reads() or _is_empty(client, queue):
+                        break
+                    if (silent_s := silent_s + IDLE_S) >= PATIENCE_S:
+                        click.echo(f"vibemq: what is left in {queue} is put off, or too large for a client", err=True)
+                        break
+                    continue
+                silent_s = 0.0
+                click.echo(_line(message, as_json, stored))  # before the broker is told to forget it
+                if not no_ack:
+                    message.ack()
+                left = None if left is None else left - 1
+
+
+def _is_empty(client: "Client", queue: str) -> bool:
+    with contextlib.suppress(RequestFailed):  # then silence has to be enough
+        return client.queue_info(queue).messages == 0
+    return True
+
+
+def _stored_line(message: "Message") -> str:
+    from vibemq.client import _amqp
+    from vibemq.protocols.native.codec import is_json
+
+    body, _, headers = _amqp.read(message.raw)
+    payload: Any = None
+    if body and is_json(body):
+        payload = json.loads(body)
+    elif body:
+        try:
+            payload = body.decode()
+        except UnicodeDecodeError:
+            payload, headers["payload-encoding"] = base64.b64encode(body).decode(), "base64"
+    shown = {name: text for name, text in headers.items() if text is not None}
+    rest = {"id": message.id, "headers": shown, "attempts": message.attempts, "payload": payload}
+    return json.dumps({**rest, "stored": base64.b64encode(message.raw).decode()}, ensure_ascii=False)
+
+
+def _line(message: "Message", as_json: bool, stored: bool) -> str:
+    if stored:
+        return _stored_line(message)
+    raw = (message.raw or b"null").decode("utf-8", "replace")
+    if not as_json:
+        return raw.replace("\r", " ").replace("\n", " ")  # between tokens only: JSON has no bare line break in a text
+    rest = {"id": message.id, "headers": message.headers, "attempts": message.attempts}
+    return json.dumps({**rest, "payload": json.loads(raw)}, ensure_ascii=False)

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vibemq queues``: a client like any other, which may run anywhere."""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vibemq.cli.connection import connect_queues, queues_options, user_of
+from vibemq.cli.terminal import (
+    F,
+    json_option,
+    messages_text,
+    print_facts,
+    print_rows,
+    progress_bar,
+    say_done,
+    with_options,
+    yes_option,
+)
+from vibemq.errors import NotAuthorized, QueueConflict, QueueNotFound, RequestFailed, UserError
+
+if TYPE_CHECKING:
+    from vibemq.client import Client, QueueInfo
+
+#: Of the list: titles, and the keys of what is described.
+COLUMNS = {
+    "queue": "name",
+    "messages": "messages",
+    "in flight": "in_flight",
+    "dropped": "dropped",
+    "subscribers": "subscribers",
+    "mode": "mode",
+}
+
+
+@click.group()
+def queues() -> None:
+    """List, describe, create, alter, delete and purge queues; move what is in them."""
+
+
+@queues.command("list")
+@json_option
+@queues_options
+def queues_list(as_json: bool, **connection: Any) -> None:
+    """Show the queues for which the user has any permission; without users that is all of them."""
+    with connect_queues(**connection, reconnect=False) as client:
+        found = [_listed(client, name) for name in client.list_queues()]
+    user = user_of(**connection)
+    none = "there are no queues" if user is None else f"there is no queue for which user {user} has any permission"
+    print_rows(as_json, found, COLUMNS, f"{none}; `vibemq queues create NAME` makes one")
+
+
+def _listed(client: "Client", name: str) -> dict[str, Any]:
+    try:
+        return _described(client.queue_info(name))
+    except RequestFailed:  # gone meanwhile, or the user may know no more than the name
+        return {"name": name}
+
+
+def _look(client: "Client", name: str) -> "tuple[bool, QueueInfo | None]":
+    """Whether the queue is there, and its description where the user may have it.
+
+    Who may not is helped by the list: any permission for a queue puts it there.
+    """
+    try:
+        return True, client.queue_info(name)
+    except QueueNotFound:
+        return False, None
+    except NotAuthorized:
+        return name in client.list_queues(), None
+
+
+@queues.command("info")
+@click.argument("name")
+@json_option
+@queues_options
+def queues_info(name: str, as_json: bool, **connection: Any) -> None:
+    """Show how full a queue is, and its options."""
+    with connect_queues(**connection, reconnect=False) as client:
+        described = _described(client.queue_info(name))
+    print_facts(as_json, "queue", described, lambda _, value: None if value is None else str(value))
+
+
+def _described(info: "QueueInfo") -> dict[str, Any]:
+    options = info.options
+    return {
+        "name": info.name,
+        "messages": info.messages,
+        "in_flight": info.in_flight,
+        "dropped": info.dropped,
+        "refused": info.refused,
+        "subscribers": info.subscribers,
+        "created": info.created.isoformat() if info.created else None,
+        "mode": options.mode.name.lower(),
+        "max_messages": options.max_messages,
+        "overflow": options.overflow.name.lower(),
+        "message_ttl_ms": options.message_ttl_ms,
+        "attempts_max": options.attempts_max,
+        "dead_letter_queue": info.dead_letter_queue if options.dead_letter else None,
+        "ack_timeout_ms": options.ack_timeout_ms,
+        "prefetch": options.prefetch,
+        "durability": options.durability,
+    }
+
+
+def _milliseconds(_: click.Context, __: click.Parameter, seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def limit_options(*, is_new: bool) -> Callable[[F], F]:
+    """What a queue may be given when it is made, and later; one that ``is_new`` has defaults."""
+    count = click.IntRange(min=1)
+    dead_letter = "Keep what could not be delivered, in NAME.dlq"
+    return with_options(
+        click.option(
+            "--max-messages",
+            type=click.IntRange(min=0),
+            metavar="N",
+            help=f"That may wait{' (default 0: no limit)' if is_new else '; 0: no limit'}.",
+        ),
+        click.option(
+            "--overflow",
+            type=click.Choice(["drop_oldest", "drop_newest", "block_publisher", "redirect_to_dlq"]),
+            help=f"When it is full{' (default drop_oldest)' if is_new else ''}.",
+        ),
+        click.option(
+            "--ttl",
+            "message_ttl_ms",
+            type=click.FloatRange(min=0),
+            callback=_milliseconds,
+            metavar="SECONDS",
+            help=f"How long a message may wait{'' if is_new else '; 0: for ever'}.",
+        ),
+        click.option(
+            "--attempts",
+            "attempts_max",
+            type=count,
+            metavar="N",
+            help=f"Deliveries{' (default 3)' if is_new else ''}.",
+        ),
+        click.option("--dead-letter", is_flag=True, default=None, help=f"{dead_letter}.")
+        if is_new
+        else click.option("--dead-letter/--no-dead-letter", default=None, help=f"{dead_letter}, or drop it."),
+        click.option("--dead-letter-queue", metavar="NAME", help="Keep it in this queue instead."),
+        click.option(
+            "--ack-timeout",
+            "ack_timeout_ms",
+            type=click.FloatRange(min=0),
+            callback=_milliseconds,
+            metavar="SECONDS",
+            help="Until it is delivered again.",
+        ),
+        click.option("--prefetch", type=count, metavar="N", help="Messages with a consumer at a time."),
+    )
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were typed, and what follows from them."""
+    given = {key: value for key, value in options.items() if value is not None}
+    if given.get("dead_letter_queue"):
+        given.setdefault("dead_letter", True)
+    return given
+
+
+@queues.command("create")
+@click.argument("name")
+@click.option(
+    "--mode",
+    type=click.Choice(["round_robin", "fan_out_with_ack", "fan_out_without_ack", "priority_based"]),
+    help="Who gets a message (default round_robin).",
+)
+@limit_options(is_new=True)
+@click.option("--durability", type=click.Choice(["os", "disk"]), help="What an acknowledgement means.")
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["ignore", "fail", "override"]),
+    default="fail",
+    show_default=True,
+    help="If it exists and is not as the options given here say; override deletes its messages.",
+)
+@json_option
+@queues_options
+def queues_create(
+    name: str, on_conflict: str, as_json: bool, url: str, user: str | None, password_stdin: bool, **options: Any
+) -> None:
+    """Make a queue, unless it is there as wanted.
+
+    A stream of that name becomes a queue by it, with all that it holds, and stays one.
+    """
+    given = _given(options)
+    if given.get("overflow") == "redirect_to_dlq" and not given.get("dead_letter"):
+        raise click.UsageError("--overflow redirect_to_dlq needs --dead-letter or --dead-letter-queue")
+    with connect_queues(url, user, password_stdin, reconnect=False) as client:
+        done = _create(client, name, on_conflict, given)
+    say_done(as_json, "queue", name, done)
+
+
+def _create(client: "Client", name: str, on_conflict: str, options: dict[str, Any]) -> str:
+    """Make the queue if that is needed, and say what was done."""
+    is_there, info = _look(client, name)
+    if not is_there:
+        client.create_queue(name, **options)
+        return "created"
+    if info is None:
+        if on_conflict == "override":
+            raise UserError(
+                f"queue {name} is there already, and whether it would have to be made anew this user may not see",
+                hint="That needs the permission GetQueueInfo.",
+            )
+        client.create_queue(name, **options)  # changes nothing, but is refused where creating is not allowed
+        click.echo("vibemq: whether its options are those wanted was not compared: that needs GetQueueInfo", err=True)
+        return "was there already"
+    try:
+        client.declare_queue(name, on_conflict="fail", **options)
+    except QueueConflict as conflict:
+        if on_conflict == "fail":
+            conflict.hint = "Leave the options out, or use --on-conflict override, which deletes its messages."
+            raise
+        if on_conflict == "override":
+            client.declare_queue(name, on_conflict="override", **options)
+            return "deleted and created again"
+        click.echo(f"vibemq: {conflict}", err=True)
+    return "was there already"
+
+
+move_options = with_options(
+    click.option("--count", type=click.IntRange(min=1), metavar="N", help="Move at most N messages."),
+    click.option("--dry-run", is_flag=True, help="Only say how many would go where (of the first 10,000 at most)."),
+    json_option,
+    queues_options,
+)
+
+
+@queues.command("replay")
+@click.argument("name")
+@move_options
+def queues_replay(name: str, **how: Any) -> None:
+    """Put the dead letters in queue NAME back into the queues that they came from.
+
+    They keep their ids, headers and priorities.  What does not say where it came from stays.
+    A letter leaves NAME when its queue has confirmed it; if this command is killed, at most 64 may be in both.
+    """
+    _move(name, None, **how)
+
+
+@queues.command("move")
+@click.argument("name")
+@click.argument("target")
+@move_options
+def queues_move(name: str, target: str, **how: Any) -> None:
+    """Put the messages that wait in queue NAME into queue TARGET, which must be there.
+
+    They keep their ids, headers and priorities.
+    A message leaves NAME when TARGET has confirmed it; if this command is killed, at most 64 may be in both.
+    """
+    _move(name, target, **how)
+
+
+def _move(name: str, target: str | None, count: int | None, dry_run: bool, as_json: bool, **connection: Any) -> None:
+    with connect_queues(**connection) as client, progress_bar(f"from {name}") as progress:
+        moved = client.move_messages(name, target, count=count, dry_run=dry_run, progress=progress)
+    if as_json:
+        click.echo(json.dumps({"queue": name, "moved": moved.queues, "left": moved.left, "dry_run": dry_run}))
+        return
+    for where, number in sorted(moved.queues.items()):
+        click.echo(f"{'would move' if dry_run else 'moved'} {messages_text(number)} to queue {where}")
+    if moved.left:
+        click.echo(f"left {messages_text(moved.left)} without a word of where to put them back", err=True)
+    if not moved.total:
+        click.echo(f"nothing to move in queue {name}")
+
+
+#: As `queues alter --reset` takes them; options with which a queue is made only are refused with the reason.
+RESETTABLE = (
+    "max_messages",
+    "overflow",
+    "message_ttl_ms",
+    "attempts_max",
+    "ack_timeout_ms",
+    "backoff_ms",
+    "backoff_max_ms",
+    "prefetch",
+    "dead_letter",
+    "dead_letter_queue",
+)
+
+
+@queues.command("alter")
+@click.argument("name")
+@limit_options(is_new=False)
+@click.option("--reset", multiple=True, type=click.Choice(RESETTABLE), help="Back to the configuration. Repeatable.")
+@click.option("--mode", hidden=True)
+@click.option("--durability", hidden=True)
+@json_option
+@queues_options
+def queues_alter(
+    name: str,
+    reset: tuple[str, ...],
+    mode: str | None,
+    durability: str | None,
+    as_json: bool,
+    url: str,
+    user: str | None,
+    password_stdin: bool,
+    **options: Any,
+) -> None:
+    """Change options of a queue that is there; its messages stay.
+
+    What is not given stays as it is. A smaller --ttl drops at once what is too old. A smaller --max-messages drops
+    the oldest with --overflow drop_oldest: at once. All this needs the permissions CreateQueue and DeleteQueue.
+    """
+    for option, given in (("mode", mode), ("durability", durability)):
+        if given is not None:
+            raise click.UsageError(
+                f"the {option} of a queue cannot change while it lives: make another queue with `vibemq queues create "
+                f"OTHER --{option} {given}` and move the messages there, or delete the queue and make it anew"
+            )
+    changes = _given(options)
+    if both := changes.keys() & set(reset):
+        raise click.UsageError(f"--reset {sorted(both)[0]} contradicts the value that is given for it")
+    changes |= dict.fromkeys(reset)
+    if not changes:
+        raise click.UsageError("no option to change was given; `vibemq queues alter --help` lists them")
+    with connect_queues(url, user, password_stdin, reconnect=False) as client:
+        client.alter_queue(name, **changes)
+    say_done(as_json, "queue", name, "altered")
+
+
+@queues.command("delete")
+@click.argument("name")
+@yes_option
+@json_option
+@queues_options
+def queues_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> None:
+    """Delete a queue with all its messages."""
+    with connect_queues(**connection, reconnect=False) as client:
+        is_there, info = _look(client, name)
+        if is_there and not yes:
+            _confirm("Delete", name, info)
+        client.delete_queue(name, missing_ok=True)  # who may not is refused, whatever there is
+    if not is_there:
+        raise UserError(f"there is no queue {name}", hint="`vibemq queues list` shows all.")
+    say_done(as_json, "queue", name, "deleted")
+
+
+@queues.command("purge")
+@click.argument("name")
+@yes_option
+@json_option
+@queues_options
+def queues_purge(name: str, yes: bool, as_json: bool, **connection: Any) -> None:
+    """Drop all messages that wait in a queue."""
+    with connect_queues(**connection, reconnect=False) as client:
+        if not yes:
+            _confirm("Purge", name, _look(client, name)[1])
+        client.purge_queue(name)
+    say_done(as_json, "queue", name, "purged")
+
+
+def _confirm(verb: str, name: str, info: "QueueInfo | None") -> None:
+    held = f" with {messages_text(info.messages)}" if info else ""
+    click.confirm(f"{verb} queue {name}{held}?", abort=True, err=True)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vibemq serve`` and ``vibemq config``."""
+
+from functools import partial
+from typing import Any
+
+import click
+
+from vibemq.cli.data import config_option, data_dir_option
+
+
+@click.command()
+@config_option
+@data_dir_option
+# Each is named by its section and option.
+@click.option("--workers", "server_workers", type=int, metavar="N", help="Worker processes; 0: one for each core.")
+@click.option("--host", "server_host", metavar="HOST", help="Address to listen on (default 127.0.0.1).")
+@click.option("--streams-port", type=int, metavar="PORT", help="Port of the streams door; 0 picks a free one.")
+@click.option("--native-port", type=int, metavar="PORT", help="Port of the native door; 0 picks a free one.")
+@click.option("--signalr-port", type=int, metavar="PORT", help="Port of the SignalR door; 0 picks a free one.")
+@click.option("--micromsg2-port", type=int, metavar="PORT", help="Port of the MicroMsg2 door; 0 picks a free one.")
+@click.option("--admin-port", type=int, metavar="PORT", help="Port of the management API; 0 picks a free one.")
+@click.option(
+    "--advertised-host",
+    "streams_advertised_host",
+    metavar="HOST",
+    help="Address that stream clients are told, behind NAT or a proxy.",
+)
+@click.option(
+    "--advertised-port", "streams_advertised_port", type=int, metavar="PORT", help="Port that stream clients are told."
+)
+@click.option(
+    "--durability", "store_durability", metavar="os|disk", help="What a confirm means where a stream does not say."
+)
+@click.option(
+    "--shutdown-timeout",
+    "server_shutdown_timeout_s",
+    type=int,
+    metavar="SECONDS",
+    help="How long workers may finish at shutdown.",
+)
+@click.option("--user", "server_user", metavar="NAME", help="Account to continue as, when started as root.")
+@click.option("--log-level", "server_log_level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.option("--set", "settings", multiple=True, metavar="SECTION.OPTION=VALUE", help="Any other option; repeatable.")
+@click.pass_context
+def serve(
+    ctx: click.Context, config_path: str | None, data_dir: str | None, settings: tuple[str, ...], **flags: Any
+) -> None:
+    """Run the broker until SIGTERM or Ctrl-C.
+
+    Prints one line on standard output once every worker accepts; logs to standard error.
+    """
+    from vibemq.config import load
+
+    read = partial(load, config_path, overrides=_overrides(ctx, settings, data_dir, flags))
+    config = read()
+    from vibemq.server import supervisor
+
+    ctx.exit(supervisor.serve(config, reload=read))
+
+
+def _overrides(
+    ctx: click.Context, settings: tuple[str, ...], data_dir: str | None, flags: dict[str, Any]
+) -> dict[tuple[str, str], tuple[object, str]]:
+    """What the command line says, each with the words that said it."""
+    from vibemq.config import from_text
+
+    found: dict[tuple[str, str], tuple[object, str]] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or "." not in name:
+            raise click.UsageError(f"--set {setting}: SECTION.OPTION=VALUE is needed, for instance server.workers=4")
+        section, _, option = name.partition(".")
+        found[section, option] = (from_text(section, option, text, f"--set {setting}"), f"--set {setting}")
+    typed = {option.name: option.opts[0] for option in ctx.command.params}
+    for name, value in {"server_data_dir": data_dir, **flags}.items():
+        if value is not None:
+            section, _, option = name.partition("_")
+            found[section, option] = (value, typed.get(name, "--data-dir"))
+    return found
+
+
+@click.command()
+def config() -> None:
+    """Print every option with its default, unit and reason, as a file for --config."""
+    from vibemq.config import sample
+
+    click.echo(sample(), nl=False)

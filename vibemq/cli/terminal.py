@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands share before a terminal: options, asking for a password or whether one is sure, answers."""
+
+import contextlib
+import json
+import os
+import select
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from vibemq.errors import UserError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXIT_INTERRUPTED = 130  # as a shell says it of a command that SIGINT ended
+
+
+def _sure(context: click.Context, _: click.Parameter, yes: bool) -> bool:
+    if not yes and not context.resilient_parsing and not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask whether you are sure: add --yes")
+    return yes
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+yes_option = click.option("--yes", is_flag=True, callback=_sure, help="Do not ask; needed where there is no terminal.")
+
+
+def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator, in the order of the help."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def ask_password(name: str, from_stdin: bool, *, twice: bool = False) -> str:
+    """The password of `name`, from the first line of standard input or typed unseen; `twice` where it is a new one."""
+    if from_stdin:
+        # Not by way of the text layer, which reads ahead: what follows may be messages, and is read as bytes.
+        return sys.stdin.buffer.readline().decode("utf-8", "surrogateescape").rstrip("\n")
+    if not sys.stdin.isatty():
+        raise UserError("there is no terminal to ask for the password", hint="pipe it in, with --password-stdin")
+    answer: str = click.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=twice, err=True)
+    return answer
+
+
+def say_done(as_json: bool, kind: str, name: str, done: str) -> None:
+    click.echo(json.dumps({kind: name, "result": done}) if as_json else f"{kind} {name} {done}")
+
+
+def cell(_: str, value: Any) -> str:
+    """A value for people: nothing where there is none, or it is not so."""
+    return "" if value is None or value is False else "yes" if value is True else str(value)
+
+
+def print_rows(
+    as_json: bool,
+    found: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    nothing: str,
+    shown: Callable[[str, Any], str] = cell,
+) -> None:
+    """A list: as JSON, or a table of the ``columns`` (title: key); ``nothing`` is said where it is empty."""
+    if as_json:
+        click.echo(json.dumps(found))
+    elif not found:
+        click.echo(nothing)
+    else:
+        print_table(tuple(columns), [[shown(key, row.get(key)) for key in columns.values()] for row in found])
+
+
+def print_facts(as_json: bool, kind: str, facts: Mapping[str, Any], shown: Callable[[str, Any], str | None]) -> None:
+    """All of one thing, which has a ``name``: as JSON, or a table without those for which nothing is ``shown``."""
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        cells = [(key.replace("_", " "), shown(key, value)) for key, value in facts.items() if key != "name"]
+        print_table((kind, facts["name"]), [(key, text) for key, text in cells if text is not None])
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # as it is: a pattern may look like markup
+    Console().print(table)
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, total: int | None = None) -> Iterator[Callable[[int, int | None], object] | None]:
+    """Shows how many are done, and of how many, to whoever watches a terminal; None: nobody does."""
+    if not sys.stderr.isatty() or total == 1:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(f"{task.speed:,.0f}/s" if task.speed else "")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def nobody_reads() -> bool:
+    """Whether standard output is a pipe whose other end is closed, as after `| head -1`: who waits would not notice."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # no file at all
+        return False
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def messages_text(count: int) -> str:
+    return f"{count} message{'' if count == 1 else 's'}"
+
+
+def watch_reader(gone: Callable[[], object]) -> None:
+    """Calls `gone`, in a thread, as soon as nobody reads our standard output any more: `head` has what it wanted.
+
+    A write would find that out as well, but the next message may be a long time coming.
+    """
+    try:
+        output = sys.stdout.fileno()
+        is_pipe = stat.S_ISFIFO(os.fstat(output).st_mode)
+    except (OSError, ValueError):  # it is no file
+        return
+    if is_pipe:
+        poll = select.poll()
+        poll.register(output, 0)  # an error is told without being asked for
+
+        def watch() -> None:
+            poll.poll()
+            gone()
+
+        threading.Thread(target=watch, name="vibemq output", daemon=True).start()
