@@ -95,5 +95,5 @@ $(VENV)/.test: $(VENV)/.made pyproject.toml setup.py examples/ingest/requirement
 
 # Only what has changed is built again.
 $(VENV)/.built: $(SOURCES) setup.py | $(VENV)/.made
-	$(BIN)/python setup.py -q build_clib build_ext --inplace
+	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@

@@ -1,32 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the C core once as a static library and every Cython module beside its .pyx.
+"""Build the C core once, as a library inside the package, and every Cython module beside its .pyx.
 
 Everything declarative is in pyproject.toml; only what needs code is here: finding the
-sources, listing headers so that a change to one rebuilds its users, and the flags.
+sources, what is built anew when one of them changes, and the flags.
 """
 
 import os
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from Cython.Build import cythonize
+from Cython.Compiler import Options
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
 
 ROOT = Path(__file__).parent
 CORE_FOLDERS = ("base", "shm", "log", "ledger", "message")
+CPUS = os.cpu_count() or 1
+
+#: Modules that work for every message, or find their way through bytes.  -O3 shows in their figures, and takes twice
+#: as long to compile as -O1, which is enough for the others.
+HOT = (
+    "broker/*.pyx",
+    "client/_*.pyx",
+    "net/connection.pyx",
+    "protocols/*/deliveries.pyx",
+    "protocols/*/publisher.pyx",
+    "protocols/*/session.pyx",
+    "protocols/micromsg2/window.pyx",
+    "protocols/signalr/codec.pyx",
+    "protocols/signalr/websocket.pyx",
+    "server/turn.pyx",
+    "spark/_arrow.pyx",
+    "storage/log.pyx",
+)
+
+hot = {path for pattern in HOT for path in (ROOT / "vibemq").glob(pattern)}
+if idle := [pattern for pattern in HOT if not list((ROOT / "vibemq").glob(pattern))]:
+    raise SystemExit(f"setup.py: HOT names what is not there: {', '.join(idle)}")
 
 core_sources = sorted(str(p.relative_to(ROOT)) for f in CORE_FOLDERS for p in (ROOT / "csrc" / f).glob("*.c"))
 core_headers = sorted(str(p.relative_to(ROOT)) for f in CORE_FOLDERS for p in (ROOT / "csrc" / f).glob("*.h"))
 
 # setuptools compiles with -DNDEBUG and -O2 or -O3 as Python was built; what must hold uses CHECK, which stays.
-optimization = "-O" + os.environ.get("VIBEMQ_OPTIMIZE", "3")
-flags = ["-std=gnu11", optimization, "-fvisibility=hidden", "-fno-strict-aliasing", "-Wno-unused-function"]
-link_flags: list[str] = []
-debugging = bool(os.environ.get("VIBEMQ_DEBUG") or os.environ.get("VIBEMQ_SANITIZE"))
-if not debugging:
+flags = ["-std=gnu11", "-fno-strict-aliasing", "-Wno-unused-function"]
+link_flags = ["-Wl,--as-needed"]
+if not (os.environ.get("VIBEMQ_DEBUG") or os.environ.get("VIBEMQ_SANITIZE")):
     flags.append("-g0")  # Python's own flags ask for debug information: a third of the time, five sixths of the size
     link_flags.append("-s")
-macros = [("_GNU_SOURCE", None)]
+macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", None)]
 if os.environ.get("VIBEMQ_DEBUG"):
     macros.append(("VIBEMQ_DEBUG", "1"))
 if sanitizer := os.environ.get("VIBEMQ_SANITIZE"):
@@ -34,43 +57,75 @@ if sanitizer := os.environ.get("VIBEMQ_SANITIZE"):
     link_flags += [f"-fsanitize={sanitizer}"]
 
 
+def optimization(hot: bool) -> str:
+    return "-O" + os.environ.get("VIBEMQ_OPTIMIZE", "3" if hot else "1")
+
+
 def extension(path: Path) -> Extension:
     relative = path.relative_to(ROOT)
+    name = ".".join(relative.with_suffix("").parts)
+    up = "/.." * (len(relative.parts) - 2)  # to vibemq/, where the core lies
     return Extension(
-        ".".join(relative.with_suffix("").parts),
+        name,
         [str(relative)],
         include_dirs=["csrc"],
         define_macros=macros,
-        depends=core_headers + core_sources,  # linked anew; cythonize follows .pxd files
-        extra_compile_args=flags,
+        depends=core_headers,  # cythonize follows .pxd files
+        libraries=["vibemq_core"],
+        runtime_library_dirs=[f"$ORIGIN{up}"],
+        extra_compile_args=[*flags, optimization(hot=path in hot), "-fvisibility=hidden"],
         extra_link_args=link_flags,
     )
 
 
+class BuildWithCore(build_ext):
+    """Links vibemq/libvibemq_core.so first, against which the modules are linked."""
+
+    def core(self, package: str) -> str:
+        return os.path.join(package, "libvibemq_core.so")
+
+    def build_extensions(self) -> None:
+        package = os.path.join(self.build_lib, "vibemq")
+        with ThreadPoolExecutor(CPUS) as pool:
+            objects = list(pool.map(self.compile_core, core_sources))
+        if newer_group(objects, self.core(package)):
+            # What a function of the core calls in it is that very function, as in a static library.
+            self.compiler.link_shared_object(
+                objects, self.core(package), extra_postargs=[*link_flags, "-Wl,-Bsymbolic", "-pthread"]
+            )
+        for module in self.extensions:
+            module.library_dirs.append(package)
+        super().build_extensions()
+
+    def compile_core(self, source: str) -> str:
+        [compiled] = self.compiler.object_filenames([source], output_dir=self.build_temp)
+        if newer_group([source, *core_headers], compiled):
+            self.compiler.compile(
+                [source], self.build_temp, macros, ["csrc"], extra_postargs=[*flags, optimization(hot=True)]
+            )
+        return compiled
+
+    def copy_extensions_to_source(self) -> None:
+        super().copy_extensions_to_source()
+        self.copy_file(self.core(os.path.join(self.build_lib, "vibemq")), self.core("vibemq"))
+
+    def get_outputs(self) -> list[str]:
+        return [*super().get_outputs(), self.core(os.path.join(self.build_lib, "vibemq"))]
+
+
 # The Makefile builds in place, file by file as they change; pip is then only to register what is there.
 only_register = bool(os.environ.get("VIBEMQ_ONLY_REGISTER"))
-extensions = [] if only_register else [extension(p) for p in sorted((ROOT / "vibemq").rglob("*.pyx"))]
+Options.emit_code_comments = False  # each line of the source with its neighbours, five times as much as the code itself
 
 setup(
-    libraries=[
-        (
-            "vibemq_core",
-            {
-                "sources": core_sources,
-                "include_dirs": ["csrc"],
-                "macros": macros,
-                "cflags": [*flags, "-fPIC"],
-                "obj_deps": {"": core_headers},
-            },
-        )
-    ]
-    if sys.platform == "linux" and not only_register
-    else [],
-    options={"build_ext": {"parallel": os.cpu_count() or 1}},
-    ext_modules=cythonize(
-        extensions,
+    options={"build_ext": {"parallel": CPUS}},
+    cmdclass={"build_ext": BuildWithCore},
+    ext_modules=[]
+    if only_register
+    else cythonize(
+        [extension(p) for p in sorted((ROOT / "vibemq").rglob("*.pyx"))],
         build_dir="build/cython",
-        nthreads=os.cpu_count() or 1,
+        nthreads=CPUS,
         cache=os.environ.get("VIBEMQ_CYTHON_CACHE", False),  # a folder: what checkouts have translated, as ccache for C
         compiler_directives={
             "language_level": "3",
@@ -78,6 +133,7 @@ setup(
             "wraparound": False,
             "cdivision": True,
             "embedsignature": True,
+            "auto_pickle": False,  # nothing of a broker is pickled, and each class would have three functions for it
             "freethreading_compatible": False,
         },
     ),
