@@ -19,6 +19,7 @@ import select
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,15 +96,25 @@ class Workers:
 
     def sessions(self) -> Iterator[dict[str, Any]]:
         """Every connection of every worker, as its worker describes it."""
+        return self._pieces("sessions")
+
+    def readers(self) -> Counter[tuple[str, str]]:
+        """How many read each stream, by virtual host and name; a queue's home reads its stream, too."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for vhost, name, count in self._pieces("readers"):
+            counts[vhost, name] += count
+        return counts
+
+    def _pieces(self, what: str) -> Iterator[Any]:
         for worker in range(len(self._channels)):
             after: int | None = -1
             while after is not None:
                 try:
-                    piece = self.ask(worker, "sessions", after=after)
+                    piece = self.ask(worker, what, after=after)
                 except NoAnswer as problem:
                     log.warning("%s", problem)
                     break
-                yield from piece["sessions"]
+                yield from piece["found"]
                 after = piece["next"]
 
     def close(self, session: dict[str, Any], reason: str) -> bool:

@@ -456,6 +456,15 @@ cdef class StreamTable:
                     stream.news()
         return 0
 
+    def readers_after(self, int slot):
+        """(slot, virtual host, stream, how many read it on this worker), by slot from behind `slot` on."""
+        cdef Stream stream
+        cdef int at
+        for at in range(slot + 1, len(self.by_slot)):
+            stream = self.by_slot[at]
+            if stream is not None and stream.readers:
+                yield at, stream.virtual_host, stream.name, len(stream.readers)
+
     def tell(self, uint64_t workers, uint32_t slot):
         """Ring the workers in the mask for the stream in `slot`, this one included."""
         self.board.mark(workers, slot)

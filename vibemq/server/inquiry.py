@@ -6,7 +6,7 @@ id, ``{"id": 7}``, perhaps with an ``error``, and a descriptor with it: a memfd 
 an answer of any size goes whole, the loop never waits for a reader, and nobody ever sees half of one.  When the
 admin process is dead or slow its socket is full, and the answer is dropped: whoever asked has given up.
 
-What may be long (all connections) is asked for piece by piece: each answer says where the next begins.
+What may be long (all connections, all streams) is asked for piece by piece: each answer says where the next begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import VibeMQError
@@ -45,6 +45,7 @@ class Inquiries:
         self._answers: dict[str, Callable[[dict[str, Any]], object]] = {
             "status": self._status,
             "sessions": self._sessions,
+            "readers": self._readers,
             "close": self._close,
             "groups": self._groups,
             "tell": self._tell,
@@ -93,10 +94,9 @@ class Inquiries:
         return {"pid": os.getpid(), "connections": len(self._loop.connections), "certificate_ends_s": ends_s}
 
     def _sessions(self, question: dict[str, Any]) -> object:
-        """Connections from the descriptor after ``after`` on; ``next`` is the last one shown, None at the end."""
-        end_ns = time.perf_counter_ns() + PIECE_NS_MAX
-        found: list[dict[str, object]] = []
-        for fd, connection, session in self._loop.sessions_after(question["after"]):
+        """Connections, by their descriptors."""
+
+        def described(fd: int, connection: Any, session: Any) -> dict[str, object]:
             shown = {
                 "fd": fd,
                 "name": connection.peer,
@@ -106,12 +106,13 @@ class Inquiries:
                 "door": getattr(getattr(session, "door", None), "name", ""),
             }
             describe = getattr(session, "describe", None)
-            if describe is not None:
-                shown |= describe()
-            found.append(shown)
-            if time.perf_counter_ns() > end_ns:
-                return {"sessions": found, "next": fd}
-        return {"sessions": found, "next": None}
+            return shown if describe is None else shown | describe()
+
+        return _piece((found[0], described(*found)) for found in self._loop.sessions_after(question["after"]))
+
+    def _readers(self, question: dict[str, Any]) -> object:
+        """How many read each stream here, by slots: [virtual host, stream, count]."""
+        return _piece((slot, found) for slot, *found in self._broker.streams.readers_after(question["after"]))
 
     def _close(self, question: dict[str, Any]) -> object:
         """Drop the socket without a word, as RabbitMQ does; the descriptor may be another connection's by now."""
@@ -137,6 +138,17 @@ class Inquiries:
     def _access_changed(self, _: dict[str, Any]) -> object:
         self._broker.tell_access_changed()
         return True
+
+
+def _piece(items: Iterable[tuple[int, object]]) -> dict[str, object]:
+    """As many as there is time for; ``next`` is the place of the last one, from which to ask on; None: that was all."""
+    end_ns = time.perf_counter_ns() + PIECE_NS_MAX
+    found: list[object] = []
+    for place, item in items:
+        found.append(item)
+        if time.perf_counter_ns() > end_ns:
+            return {"found": found, "next": place}
+    return {"found": found, "next": None}
 
 
 def _shown(value: object) -> object:
