@@ -10,7 +10,8 @@ from vibemq.access import permissions
 from vibemq.access.glob import Glob, fold
 from vibemq.access.permissions import Access, Accesses, Operation, check_pattern, operation_named
 from vibemq.errors import UserError
-from vibemq.storage.metadata import Metadata, Permission
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.records import Permission
 
 ALL = tuple(Operation)
 

@@ -10,7 +10,8 @@ from vibemq.access import tool_users
 from vibemq.access.rights import Rights
 from vibemq.access.users import Authenticator, Verdict
 from vibemq.errors import UserError, UserNotFound, VhostNotFound
-from vibemq.storage.metadata import Metadata, VhostPermission
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.records import VhostPermission
 
 
 @pytest.fixture

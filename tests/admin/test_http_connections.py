@@ -83,6 +83,10 @@ def test_publishers_and_consumers_of_every_worker_are_counted(http, peers, strea
         assert one["properties"] == {"name": f"app-{one['subscription_id']}"}
     tags = {one["consumer_tag"] for one in http.get("consumers", "/") if one["queue"]["name"] == stream}
     assert tags == {f"stream.subid-{number}" for number in range(len(peers))}
+    assert http.get("queues", "/", stream)["consumers"] == len(peers)
+    assert {each["name"]: each["consumers"] for each in http.get("queues", "/")}[stream] == len(peers)
+    assert peers[0].code(Key.UNSUBSCRIBE, subscription_id=0) == Code.OK
+    assert http.get("queues", "/", stream)["consumers"] == len(peers) - 1
 
 
 def test_metrics_are_in_prometheus_format(http, managed, stream):

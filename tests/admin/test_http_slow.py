@@ -15,9 +15,6 @@ from vibemq.admin.api.calls import Answer
 class Api:
     config = SimpleNamespace(streams=SimpleNamespace(login_failure_delay_s=0.2))
 
-    def handle(self, *_):
-        return Answer(200, {"status": "ok"})
-
 
 class Authenticator:
     def check_cached(self, *_):
@@ -25,8 +22,9 @@ class Authenticator:
 
 
 @pytest.fixture
-def served(tmp_path):
+def served(tmp_path, monkeypatch):
     """Runs a test against the address of a server, in one loop with it."""
+    monkeypatch.setattr(http, "handle", lambda *_: Answer(200, {"status": "ok"}))
 
     def run(test):
         async def serve_and_test():

@@ -7,7 +7,8 @@ from vibemq.broker.policy import Overflow, policy
 from vibemq.config import Queues
 from vibemq.errors import UserError, VhostNotFound
 from vibemq.storage import queue_policies
-from vibemq.storage.metadata import Metadata, PolicyRecord
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.records import PolicyRecord
 
 HOUR = {"max-age": "1h"}
 

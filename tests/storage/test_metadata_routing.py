@@ -39,7 +39,7 @@ def test_a_super_stream_is_its_partitions_in_order_an_exchange_and_bindings(meta
     assert metadata.route("/", "invoices", "1") == ["invoices-1"]
     assert metadata.route("/", "invoices", "7") == []
     (exchange,) = metadata.exchanges()
-    assert (exchange.name, exchange.is_super_stream) == ("invoices", True)
+    assert (exchange.name, exchange.arguments) == ("invoices", {"x-super-stream": True})
     bindings = metadata.bindings("/", "invoices")
     assert [(found.stream, found.routing_key) for found in bindings] == [(f"invoices-{n}", f"{n}") for n in range(3)]
     assert [found.arguments for found in bindings] == [{"x-stream-partition-order": n} for n in range(3)]

@@ -5,7 +5,8 @@ import pytest
 
 from vibemq.errors import UserExists, UserNotFound
 from vibemq.storage import users as module
-from vibemq.storage.metadata import Metadata, Permission
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.records import Permission
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 
 from vibemq.errors import UserError, UserNotFound, VhostNotFound
 from vibemq.storage import metadata as module
-from vibemq.storage.metadata import KeptRights, Metadata, VhostPermission
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.records import KeptRights, VhostPermission
 
 
 @pytest.fixture

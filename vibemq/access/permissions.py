@@ -16,7 +16,8 @@ from vibemq.access.glob import Glob, fold
 from vibemq.errors import UserError
 
 if TYPE_CHECKING:
-    from vibemq.storage.metadata import Metadata, Permission
+    from vibemq.storage.metadata import Metadata
+    from vibemq.storage.records import Permission
 
 PATTERN_CHARACTERS_MAX = 256  # as long as the longest name of a queue
 _QUEUES_REMEMBERED_MAX = 4096  # answers kept for each user; some hundred KiB

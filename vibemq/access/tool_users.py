@@ -13,7 +13,8 @@ from vibemq.access.passwords import NO_PASSWORD, OWN_HASHING, hash_password, imp
 from vibemq.access.proofs import Verifier
 from vibemq.access.users import GUEST
 from vibemq.errors import UserError, VhostNotFound
-from vibemq.storage.metadata import Metadata, UserRecord, VhostPermission
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.records import UserRecord, VhostPermission
 
 ADMINISTRATOR = "administrator"
 NAME_SIZE_MAX_BYTES = 255

@@ -30,7 +30,8 @@ from hashlib import blake2b
 from vibemq.access import proofs
 from vibemq.access.passwords import NO_PASSWORD, NOBODY, PASSWORD_CHARACTERS_MIN, hash_password, verified
 from vibemq.errors import ConfigError, UserError
-from vibemq.storage.metadata import Metadata, UserRecord
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.records import UserRecord
 
 log = logging.getLogger("vibemq.access")
 

@@ -23,6 +23,7 @@ from aiohttp import web
 from vibemq.access.users import GUEST, Authenticator, Verdict
 from vibemq.admin.api.accounts import caller_of
 from vibemq.admin.api.calls import OWNER, Answer, Caller
+from vibemq.admin.api.routes import handle
 from vibemq.admin.api.service import Api
 
 PREFIX = "/api"
@@ -107,7 +108,7 @@ class Server:
         if _from_another_page(request):
             return _response(request, Answer(403, {"error": "forbidden", "reason": "asked by a page of another site"}))
         if path == PUBLIC_HEALTH:
-            answer = await self._in_thread(self._api.handle, "GET", "/healthchecks/node", OWNER)
+            answer = await self._in_thread(handle, self._api, "GET", "/healthchecks/node", OWNER)
             return _response(request, answer)
         login = _login(request.headers.get("Authorization", ""))
         caller = None if login is None else await self._caller(request, *login)
@@ -143,7 +144,7 @@ class Server:
         method = "GET" if request.method == "HEAD" else request.method
         reason = request.headers.get("X-Reason", "")
         try:
-            answer = await self._in_thread(self._api.handle, method, path, caller, dict(request.query), body, reason)
+            answer = await self._in_thread(handle, self._api, method, path, caller, dict(request.query), body, reason)
         except Exception:  # a mistake of ours; the process goes on
             log.exception("%s %s", request.method, path)
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})

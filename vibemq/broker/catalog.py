@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from vibemq.broker.arguments import StreamArguments
     from vibemq.broker.stream import StreamTable
     from vibemq.storage.arguments import LogOptions
-    from vibemq.storage.metadata import StreamRecord
     from vibemq.storage.policies import HeldPolicies
+    from vibemq.storage.records import StreamRecord
 
 logger = logging.getLogger(__name__)
 

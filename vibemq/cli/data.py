@@ -223,12 +223,13 @@ class DataDir:
 
     def _ask_files(self, method: str, where: str, body: Any, makes_data: bool) -> tuple[int, Any]:
         from vibemq.admin.api.calls import OWNER
+        from vibemq.admin.api.routes import handle
         from vibemq.admin.api.service import Api
         from vibemq.admin.workers import Workers
 
         def work(metadata: Metadata) -> Any:
             api = Api(self.config, metadata, Workers([]), "rabbit@localhost", {}, 0)
-            return api.handle(method, where, OWNER, {}, body)
+            return handle(api, method, where, OWNER, {}, body)
 
         if method == "GET":
             answer = work(self.open())

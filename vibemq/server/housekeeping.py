@@ -15,7 +15,8 @@ import time
 import vibemq.storage.log as logs
 from vibemq.errors import StorageError, VibeMQError
 from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, has_retention, log_options
-from vibemq.storage.metadata import Metadata, StreamRecord
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.records import StreamRecord
 
 SLICE_S = 0.02
 _GONE = ("ERR_NOT_FOUND", "ERR_DELETED")  # deleted since it was listed

@@ -22,8 +22,9 @@ from vibemq.broker.disk import Reserve
 from vibemq.errors import StorageError, VibeMQError
 from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, log_options
 from vibemq.storage.ledger import disown
-from vibemq.storage.metadata import Metadata, StreamRecord
+from vibemq.storage.metadata import Metadata
 from vibemq.storage.offsets import StoredOffsets
+from vibemq.storage.records import StreamRecord
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 

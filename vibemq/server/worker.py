@@ -51,7 +51,8 @@ from vibemq.storage.groups import GroupTable
 from vibemq.storage.ledger import has_consumers_of
 from vibemq.storage.log import Board
 from vibemq.storage.mail import Mail
-from vibemq.storage.metadata import Metadata, StreamRecord
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.records import StreamRecord
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 logger = logging.getLogger(__name__)

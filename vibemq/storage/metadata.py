@@ -16,38 +16,21 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vibemq.errors import LimitExceeded, StreamExists, StreamNotFound
 from vibemq.storage.database import again_when_full
-from vibemq.storage.policies import Policies, PolicyRecord
+from vibemq.storage.policies import Policies
+from vibemq.storage.records import StreamRecord
 from vibemq.storage.routing import (
     PARTITION_ORDER,
     SUPER_STREAM,
-    BindingRecord,
-    ExchangeRecord,
     Routing,
     find_exchange,
     insert_binding,
     insert_exchange,
 )
-from vibemq.storage.users import Permission, Rights, UserRecord
-from vibemq.storage.vhosts import DEFAULT_VHOST, KeptRights, VhostPermission, VhostRecord, Vhosts, require_vhost
-
-__all__ = [
-    "DEFAULT_VHOST",
-    "BindingRecord",
-    "ExchangeRecord",
-    "KeptRights",
-    "Metadata",
-    "Permission",
-    "PolicyRecord",
-    "Rights",
-    "StreamRecord",
-    "UserRecord",
-    "VhostPermission",
-    "VhostRecord",
-]
+from vibemq.storage.vhosts import Vhosts, require_vhost
 
 PAGE_ROWS = 500
 
@@ -175,21 +158,6 @@ _QUEUES_PAGE = f"""
     SELECT {_STREAM_COLUMNS} FROM streams
     WHERE vhost = ? AND queue IS NOT NULL AND slot > ? ORDER BY slot LIMIT {PAGE_ROWS}
 """
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRecord:
-    """One stream as it was when it was looked up."""
-
-    vhost: str
-    name: str
-    incarnation: str  # 16 hex digits; a stream created again under the same name has another
-    slot: int  # small number that names the live stream in shared memory; reused after deletion
-    durability: str
-    arguments: dict[str, str]
-    created_ms: int
-    directory: str  # of its log, absolute
-    queue: dict[str, object] | None = None  # the queue's options; None: a plain stream
 
 
 class Metadata(Vhosts, Routing, Policies):

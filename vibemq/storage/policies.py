@@ -9,8 +9,6 @@ changes, so that others find out with one small read whether anything has to be 
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from vibemq.errors import LimitExceeded, UserError
 from vibemq.storage import queue_policies
@@ -28,10 +26,8 @@ from vibemq.storage.arguments import (
 )
 from vibemq.storage.database import Database, again_when_full
 from vibemq.storage.patterns import Pattern, pattern
+from vibemq.storage.records import PolicyRecord, StreamRecord
 from vibemq.storage.vhosts import require_vhost
-
-if TYPE_CHECKING:
-    from vibemq.storage.metadata import StreamRecord
 
 #: What can be set in whole numbers, and the range of each.
 SIZES = {
@@ -47,16 +43,6 @@ QUEUES_TOO = ("all", "queues", "classic_queues")
 APPLY_TO = (*STREAMS_TOO, "classic_queues", "quorum_queues", "exchanges")
 
 _COLUMNS = "vhost, name, pattern, definition, priority, apply_to"
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyRecord:
-    vhost: str
-    name: str
-    pattern: str
-    definition: dict[str, int | str]
-    priority: int
-    apply_to: str
 
 
 class HeldPolicies:
@@ -91,7 +77,7 @@ class HeldPolicies:
         )
         return mine == theirs
 
-    def arguments(self, record: "StreamRecord") -> dict[str, str]:
+    def arguments(self, record: StreamRecord) -> dict[str, str]:
         """The arguments that hold for this stream; a queue's retention is its own business."""
         policy = None if record.queue is not None else self.of(record.vhost, record.name)
         if policy is None:
@@ -99,7 +85,7 @@ class HeldPolicies:
         said = {key: str(value) for key, value in policy.definition.items() if key in STREAM_KEYS}
         return {**record.arguments, **said}
 
-    def options(self, record: "StreamRecord") -> dict[str, object]:
+    def options(self, record: StreamRecord) -> dict[str, object]:
         """The options that hold for this queue; none for a stream."""
         if record.queue is None:
             return {}
@@ -189,11 +175,11 @@ class Policies(Database):
         """The policy that holds for a stream, or a queue, of this name."""
         return self.held_policies().of(vhost, name, is_queue=is_queue)
 
-    def effective_arguments(self, record: "StreamRecord") -> dict[str, str]:
+    def effective_arguments(self, record: StreamRecord) -> dict[str, str]:
         """The arguments that hold for this stream."""
         return self.held_policies().arguments(record)
 
-    def effective_options(self, record: "StreamRecord") -> dict[str, object]:
+    def effective_options(self, record: StreamRecord) -> dict[str, object]:
         """The options that hold for this queue."""
         return self.held_policies().options(record)
 

@@ -11,10 +11,10 @@ import re
 import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from vibemq.errors import ExchangeExists, ExchangeNotFound, StreamNotFound
 from vibemq.storage.database import Database, again_when_full
+from vibemq.storage.records import BindingRecord, ExchangeRecord
 from vibemq.storage.vhosts import require_vhost
 
 SUPER_STREAM = "x-super-stream"
@@ -32,31 +32,6 @@ _PARTITIONS = f"{_STREAMS} {_OF_EXCHANGE}"
 _ROUTE = f"{_STREAMS} AND b.routing_key = ? {_OF_EXCHANGE}"
 _EXCHANGES = "SELECT vhost, name, arguments, created_ms FROM exchanges"
 _BINDINGS = "SELECT vhost, exchange, stream, routing_key, arguments FROM bindings"
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeRecord:
-    """A direct exchange."""
-
-    vhost: str
-    name: str
-    arguments: dict[str, object]
-    created_ms: int
-
-    @property
-    def is_super_stream(self) -> bool:
-        return any(self.arguments.get(key) is True for key in (SUPER_STREAM, "x-super-stream-enabled"))
-
-
-@dataclass(frozen=True, slots=True)
-class BindingRecord:
-    """What is routed by exactly ``routing_key`` goes to ``stream``."""
-
-    vhost: str
-    exchange: str
-    stream: str
-    routing_key: str
-    arguments: dict[str, object]
 
 
 class Routing(Database):

@@ -14,10 +14,10 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from vibemq.errors import UserExists, UserNotFound
 from vibemq.storage.database import Database, again_when_full
+from vibemq.storage.records import Permission, Rights, UserRecord
 
 _COLUMNS = "name, tags, created_ms, password_hash, is_superuser, updated_ms, verifier"
 _RIGHTS = """
@@ -25,39 +25,6 @@ _RIGHTS = """
     FROM users u LEFT JOIN permissions p ON p.username = u.name
     WHERE u.name = ? ORDER BY p.queue_pattern
 """
-
-
-@dataclass(frozen=True, slots=True)
-class UserRecord:
-    """One user; hash and verifier are kept out of ``repr`` so that no log shows them."""
-
-    name: str
-    tags: tuple[str, ...]
-    created_ms: int
-    password_hash: str
-    is_superuser: bool
-    updated_ms: int
-    verifier: str  # empty: none
-
-    def __repr__(self) -> str:
-        return f"UserRecord(name={self.name!r}, tags={self.tags!r}, is_superuser={self.is_superuser})"
-
-
-@dataclass(frozen=True, slots=True)
-class Permission:
-    """Queues whose name matches ``pattern`` may be used for ``operations``, ascending numbers."""
-
-    pattern: str
-    operations: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rights:
-    """What one user may do; ``created_ms`` tells a user made again under the same name."""
-
-    created_ms: int
-    is_superuser: bool
-    permissions: tuple[Permission, ...]
 
 
 class Users(Database):

@@ -10,11 +10,11 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from vibemq.errors import UserError, VhostNotFound
 from vibemq.storage.database import again_when_full
 from vibemq.storage.patterns import pattern
+from vibemq.storage.records import KeptRights, VhostPermission, VhostRecord
 from vibemq.storage.users import Users, require_user
 
 DEFAULT_VHOST = "/"
@@ -26,36 +26,6 @@ _RIGHTS = """
     FROM users u CROSS JOIN vhosts v LEFT JOIN vhost_permissions p ON p.vhost = v.name AND p.username = u.name
     WHERE u.name = ? AND v.name = ?
 """
-
-
-@dataclass(frozen=True, slots=True)
-class VhostRecord:
-    """One virtual host; description and tags are for people and tools."""
-
-    name: str
-    description: str
-    tags: tuple[str, ...]
-    created_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class VhostPermission:
-    """Regular expressions for the names in ``vhost`` that ``user`` may configure, write and read."""
-
-    vhost: str
-    user: str
-    configure: str
-    write: str
-    read: str
-
-
-@dataclass(frozen=True, slots=True)
-class KeptRights:
-    """A user's rights in one vhost as they are kept; ``patterns`` is None where there is no permission."""
-
-    created_ms: int  # the user's: another one was made under the same name if it differs
-    is_superuser: bool
-    patterns: tuple[str, str, str] | None
 
 
 class Vhosts(Users):

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vibemq.access import tool_users
 from vibemq.access.users import GUEST
@@ -29,11 +29,9 @@ from vibemq.admin.api.calls import (
     optional_text,
     text,
 )
+from vibemq.admin.api.service import Api
 from vibemq.errors import UserExists, UserNotFound, VhostNotFound
-from vibemq.storage.metadata import PolicyRecord, VhostPermission, VhostRecord
-
-if TYPE_CHECKING:
-    from vibemq.admin.api.service import Api
+from vibemq.storage.records import PolicyRecord, VhostPermission, VhostRecord
 
 log = logging.getLogger("vibemq.admin")
 _POLICIES = threading.Lock()  # held while one of them is changed and applied
@@ -283,9 +281,7 @@ def _permission(entry: VhostPermission) -> dict[str, Any]:
 
 
 def list_policies(api: Api, call: Call) -> Any:
-    vhost = call.path.get("vhost")
-    if vhost is not None:
-        api.require_seen(call.caller, vhost)
+    vhost = api.vhost_of(call)
     return [_policy(policy) for policy in api.metadata.policies(vhost) if api.sees(call.caller, policy.vhost)]
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vibemq.admin.api.calls import (
     ADMINISTRATOR,
@@ -16,11 +16,19 @@ from vibemq.admin.api.calls import (
     not_authorised,
     not_found,
 )
-
-if TYPE_CHECKING:
-    from vibemq.admin.api.service import Api
+from vibemq.admin.api.service import Api
 
 STREAM_PROTOCOL = "stream"
+#: What listeners speak, by their names in the ready line, where that is not the name itself.
+PROTOCOLS = {
+    "streams": STREAM_PROTOCOL,
+    "streams-tls": "stream/ssl",
+    "signalr": "SignalR",
+    "signalr-tls": "SignalR/ssl",
+    "micromsg2": "MicroMsg2",
+    "micromsg2-tls": "MicroMsg2/ssl",
+    "admin": "http",
+}
 CLOSED_BY = "Closed via management plugin"
 #: What `single_active` and the others are for a consumer that is in no group.
 ACTIVE_ALONE = "up"
@@ -62,9 +70,7 @@ def delete_stream_connection(api: Api, call: Call) -> Answer:
 
 def _sessions(api: Api, call: Call) -> Iterator[dict[str, Any]]:
     """Those that the caller may see, in the vhost of the path if there is one."""
-    vhost = call.path.get("vhost")
-    if vhost is not None:
-        api.require_seen(call.caller, vhost)
+    vhost = api.vhost_of(call)
     for session in api.sessions(call.caller):
         if vhost in (None, session.get("vhost")):
             yield session
@@ -219,9 +225,7 @@ def _consumer(api: Api, session: dict[str, Any], subscription: dict[str, Any]) -
 
 
 def list_groups(api: Api, call: Call) -> Any:
-    vhost = call.path.get("vhost")
-    if vhost is not None:
-        api.require_seen(call.caller, vhost)
+    vhost = api.vhost_of(call)
     found = []
     for group in api.workers.ask_any("groups"):
         record = api.metadata.stream_at(group["slot"])

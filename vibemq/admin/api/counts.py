@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vibemq.errors import StorageError
 from vibemq.storage.ledger import QueueStats, queue_stats
 from vibemq.storage.log import Log, LogStats
-from vibemq.storage.metadata import StreamRecord
+from vibemq.storage.records import StreamRecord
 
 _GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
 

@@ -11,7 +11,7 @@ An import adds and changes, and deletes nothing.  It is no transaction: what com
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import vibemq
 from vibemq.access.passwords import exported_hash
@@ -19,18 +19,14 @@ from vibemq.access.permissions import Operation, check_pattern, operation_named
 from vibemq.access.users import GUEST
 from vibemq.admin.api import accounts, streams
 from vibemq.admin.api.calls import NO_CONTENT, Answer, Call, Refused, bad_request, text
+from vibemq.admin.api.service import Api
 from vibemq.errors import UserError
-
-if TYPE_CHECKING:
-    from vibemq.admin.api.service import Api
 
 
 def export(api: Api, call: Call) -> Any:
     """Of one vhost no users and no rights."""
-    vhost = call.path.get("vhost")
+    vhost = api.vhost_of(call)
     here = Call(call.caller, {} if vhost is None else {"vhost": vhost})
-    if vhost is not None:
-        api.require_seen(call.caller, vhost)
     left_out: dict[str, Any] = {}
     document = {
         "product_name": "VibeMQ",

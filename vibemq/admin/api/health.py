@@ -8,13 +8,12 @@ said of them holds while workers hang.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vibemq.admin.api.calls import NO_CONTENT, Answer, Call, bad_request
+from vibemq.admin.api.connections import PROTOCOLS
+from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm, in_effect
-
-if TYPE_CHECKING:
-    from vibemq.admin.api.service import Api
 
 OK: dict[str, Any] = {"status": "ok"}
 
@@ -69,8 +68,6 @@ def port_listener(api: Api, call: Call) -> Answer:
 
 def protocol_listener(api: Api, call: Call) -> Answer:
     """``protocol`` may be a door's name or what the overview calls it."""
-    from vibemq.admin.api.overview import PROTOCOLS
-
     wanted = call.path["protocol"]
     doors = [] if is_drained(api) else list(api.addresses)
     protocols = [PROTOCOLS.get(door, door) for door in doors]

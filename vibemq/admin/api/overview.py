@@ -8,36 +8,23 @@ import os
 import platform
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import vibemq
 from vibemq.admin.api.calls import Answer, Call, not_found
-from vibemq.admin.api.connections import STREAM_PROTOCOL, protocol_of
+from vibemq.admin.api.connections import PROTOCOLS, STREAM_PROTOCOL, protocol_of
 from vibemq.admin.api.counts import NOTHING, Counts, counts_of
 from vibemq.admin.api.health import alarms_of, is_drained
+from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm
 from vibemq.broker.disk import free_bytes
 from vibemq.errors import StorageError, VibeMQError
-from vibemq.storage.metadata import StreamRecord
 from vibemq.storage.offsets import StoredOffsets
-
-if TYPE_CHECKING:
-    from vibemq.admin.api.service import Api
+from vibemq.storage.records import StreamRecord
 
 CLUSTER_NAME = "vibemq"
 #: Of all streams together, those that lag most: a page that Prometheus takes in a second.
 STORED_OFFSETS_SHOWN_MAX = 10_000
-
-#: What listeners speak, by their names in the ready line, where that is not the name itself.
-PROTOCOLS = {
-    "streams": STREAM_PROTOCOL,
-    "streams-tls": "stream/ssl",
-    "signalr": "SignalR",
-    "signalr-tls": "SignalR/ssl",
-    "micromsg2": "MicroMsg2",
-    "micromsg2-tls": "MicroMsg2/ssl",
-    "admin": "http",
-}
 
 
 def overview(api: Api, call: Call) -> Any:

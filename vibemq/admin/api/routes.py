@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every request of the management API: what it needs to be allowed, and the function that answers it.
 
+``handle`` finds the route, checks who asks, calls the function with the ``Api`` and the ``Call``, and words the errors.
+All that blocks, so each request runs in a thread.
+
 Below the prefix /api; parts of a path are percent-encoded, so a vhost "/" is %2F.  Most are RabbitMQ's,
 with its names and status codes.  What RabbitMQ has and this table has not, is answered by 404;
 but what its tools ask for and cannot be had is answered with a reason.
@@ -8,9 +11,46 @@ but what its tools ask for and cannot be had is answered with a reason.
 
 from __future__ import annotations
 
+import logging
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
 from vibemq.admin.api import accounts, connections, definitions, health, overview, streams
-from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, NOBODY
-from vibemq.admin.api.service import Handler
+from vibemq.admin.api.calls import (
+    ADMINISTRATOR,
+    MANAGEMENT,
+    MONITORING,
+    NOBODY,
+    Answer,
+    Call,
+    Caller,
+    Refused,
+    bad_request,
+    not_authorised,
+)
+from vibemq.admin.api.service import Api
+from vibemq.admin.api.shown import Columns
+from vibemq.admin.workers import NoAnswer
+from vibemq.broker.arguments import BadArgument
+from vibemq.errors import (
+    ExchangeExists,
+    ExchangeNotFound,
+    LimitExceeded,
+    StreamExists,
+    StreamNotFound,
+    UserError,
+    UserExists,
+    UserNotFound,
+    VhostNotFound,
+    VibeMQError,
+)
+
+Handler = Callable[[Api, Call], Any]
+
+log = logging.getLogger("vibemq.admin")
 
 _CONNECTION = "/stream/connections/{vhost}/{connection}"
 
@@ -115,4 +155,90 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/policies/{vhost}/{name}", MANAGEMENT, accounts.get_policy),
     ("PUT", "/policies/{vhost}/{name}", MANAGEMENT, accounts.put_policy),
     ("DELETE", "/policies/{vhost}/{name}", MANAGEMENT, accounts.delete_policy),
+)
+
+#: What an error of ours is in HTTP: the first that fits.
+_STATUS: tuple[tuple[type[VibeMQError], int, str], ...] = (
+    (UserNotFound, 404, "not_found"),
+    (VhostNotFound, 404, "not_found"),
+    (StreamNotFound, 404, "not_found"),
+    (ExchangeNotFound, 404, "not_found"),
+    (UserExists, 409, "conflict"),
+    (StreamExists, 400, "bad_request"),
+    (ExchangeExists, 400, "bad_request"),
+    (LimitExceeded, 400, "bad_request"),
+    (UserError, 400, "bad_request"),
+    (NoAnswer, 503, "unavailable"),
+)
+
+
+def handle(
+    api: Api,
+    method: str,
+    path: str,
+    caller: Caller,
+    query: Mapping[str, str] | None = None,
+    body: Mapping[str, Any] | None = None,
+    reason: str = "",
+) -> Answer:
+    """``path`` as it came, percent-encoded, without the prefix; may be called from several threads."""
+    query = query or {}
+    try:
+        level, handler, names = _find(method, path)
+        if caller.level < level:
+            raise not_authorised(_missing_tag(caller, level))
+        answer = handler(api, Call(caller, names, query, body or {}, reason))
+        if isinstance(answer, Answer):
+            return answer
+        return Answer(200, Columns(query).of(answer) if method == "GET" else answer)
+    except Refused as refused:
+        return Answer(refused.status, {"error": refused.error, "reason": refused.reason})
+    except BadArgument as problem:
+        return Answer(400, {"error": "bad_request", "reason": str(problem)})
+    except VibeMQError as problem:
+        for kind, status, error in _STATUS:
+            if isinstance(problem, kind):
+                return Answer(status, {"error": error, "reason": str(problem)})
+        log.error("%s %s: %s", method, path, problem)
+        return Answer(500, {"error": "internal_error", "reason": str(problem)})
+
+
+def _find(method: str, path: str) -> tuple[int, Handler, dict[str, str]]:
+    others = []
+    for pattern, route_method, level, handler in _COMPILED:
+        match = pattern.fullmatch(path.rstrip("/"))
+        if match is None:
+            continue
+        if route_method == method:
+            return level, handler, _decoded(match.groupdict())
+        others.append(route_method)
+    if others:
+        raise Refused(405, "method_not_allowed", f"{path} takes {', '.join(others)}")
+    raise Refused(404, "Object Not Found", "Not Found")
+
+
+def _missing_tag(caller: Caller, level: int) -> str:
+    """RabbitMQ's words for what the caller is not, and how it may become that."""
+    tag = {MANAGEMENT: "management", MONITORING: "monitoring"}.get(level, "administrator")
+    said = "Not administrator user" if level == ADMINISTRATOR else "User not authorised"
+    command = shlex.join(["vibemq", "ctl", "set_user_tags", caller.name, *caller.tags, tag])
+    return f"{said}: it has no tag '{tag}', which `{command}` gives"
+
+
+def _decoded(parts: Mapping[str, str]) -> dict[str, str]:
+    """Strictly, so that no two paths mean the same name.  Raises Refused."""
+    try:
+        return {name: unquote(value, errors="strict") for name, value in parts.items()}
+    except UnicodeDecodeError:
+        raise bad_request("the path is not valid UTF-8") from None
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+
+
+# A word in a path goes before a part that may be anything.
+_COMPILED = tuple(
+    (_pattern(path), method, level, handler)
+    for method, path, level, handler in sorted(ROUTES, key=lambda route: route[1].count("{"))
 )

@@ -1,70 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The management API without HTTP: finds the route, checks who asks, calls its function, words the errors.
+"""What the functions of the management API have in common: the database, the workers, and what a caller may do.
 
-The routes are one table (routes.py); their functions get this ``Api`` and the ``Call``.  They block, so each call
-runs in a thread.  ``vibemq ctl`` uses the same functions: through the socket of the admin process, or
-with an ``Api`` of its own where no broker runs (``Workers([])``: there are no connections then).
+``vibemq ctl`` uses the same functions: through the socket of the admin process, or with an ``Api`` of its own where no
+broker runs (``Workers([])``: there are no connections then).
 """
 
 from __future__ import annotations
 
 import logging
-import re
-import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
 
 from vibemq.access.rights import Rights, VhostRights
 from vibemq.admin.api.calls import (
     ADMINISTRATOR,
     MANAGEMENT,
     MONITORING,
-    Answer,
     Call,
     Caller,
     Refused,
-    bad_request,
     not_authorised,
 )
-from vibemq.admin.api.shown import Columns
 from vibemq.admin.workers import NoAnswer, Workers
 from vibemq.broker.alarms import Conditions
-from vibemq.broker.arguments import BadArgument
 from vibemq.broker.catalog import Catalog, Deleted
 from vibemq.config import Config
-from vibemq.errors import (
-    ExchangeExists,
-    ExchangeNotFound,
-    LimitExceeded,
-    StreamExists,
-    StreamNotFound,
-    UserError,
-    UserExists,
-    UserNotFound,
-    VhostNotFound,
-    VibeMQError,
-)
 from vibemq.storage.metadata import Metadata
 
-Handler = Callable[["Api", Call], Any]
-
 log = logging.getLogger("vibemq.admin")
-
-#: What an error of ours is in HTTP: the first that fits.
-_STATUS: tuple[tuple[type[VibeMQError], int, str], ...] = (
-    (UserNotFound, 404, "not_found"),
-    (VhostNotFound, 404, "not_found"),
-    (StreamNotFound, 404, "not_found"),
-    (ExchangeNotFound, 404, "not_found"),
-    (UserExists, 409, "conflict"),
-    (StreamExists, 400, "bad_request"),
-    (ExchangeExists, 400, "bad_request"),
-    (LimitExceeded, 400, "bad_request"),
-    (UserError, 400, "bad_request"),
-    (NoAnswer, 503, "unavailable"),
-)
 
 
 class _Table:
@@ -87,7 +51,7 @@ class _Table:
 
 
 class Api:
-    """One for each process; ``handle`` may be called from several threads."""
+    """One for each process; may be used from several threads."""
 
     def __init__(
         self,
@@ -100,8 +64,6 @@ class Api:
         conditions: Conditions | None = None,
     ) -> None:
         """``conditions``: None where no broker runs."""
-        from vibemq.admin.api.routes import ROUTES
-
         self.config = config
         self.metadata = metadata
         self.workers = workers
@@ -112,54 +74,6 @@ class Api:
         self.catalog = Catalog(config, _Table(metadata, workers))  # type: ignore[arg-type]
         self._rights = Rights(metadata, config.guest.allow_loopback)
         self._rights_lock = threading.Lock()
-        # A word in a path goes before a part that may be anything.
-        routes = sorted(ROUTES, key=lambda route: route[1].count("{"))
-        self._routes = [(_pattern(path), method, level, handler) for method, path, level, handler in routes]
-
-    def handle(
-        self,
-        method: str,
-        path: str,
-        caller: Caller,
-        query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
-        reason: str = "",
-    ) -> Answer:
-        """``path`` as it came, percent-encoded, without the prefix."""
-        query = query or {}
-        try:
-            level, handler, names = self._find(method, path)
-            if caller.level < level:
-                raise not_authorised(_missing_tag(caller, level))
-            answer = handler(self, Call(caller, names, query, body or {}, reason))
-            if isinstance(answer, Answer):
-                return answer
-            return Answer(200, Columns(query).of(answer) if method == "GET" else answer)
-        except Refused as refused:
-            return Answer(refused.status, {"error": refused.error, "reason": refused.reason})
-        except BadArgument as problem:
-            return Answer(400, {"error": "bad_request", "reason": str(problem)})
-        except VibeMQError as problem:
-            for kind, status, error in _STATUS:
-                if isinstance(problem, kind):
-                    return Answer(status, {"error": error, "reason": str(problem)})
-            log.error("%s %s: %s", method, path, problem)
-            return Answer(500, {"error": "internal_error", "reason": str(problem)})
-
-    def _find(self, method: str, path: str) -> tuple[int, Handler, dict[str, str]]:
-        others = []
-        for pattern, route_method, level, handler in self._routes:
-            match = pattern.fullmatch(path.rstrip("/"))
-            if match is None:
-                continue
-            if route_method == method:
-                return level, handler, _decoded(match.groupdict())
-            others.append(route_method)
-        if others:
-            raise Refused(405, "method_not_allowed", f"{path} takes {', '.join(others)}")
-        raise Refused(404, "Object Not Found", "Not Found")
-
-    # ---- what the functions of routes need ----
 
     def rights(self, caller: Caller, vhost: str) -> VhostRights | None:
         """What the caller may do there with streams; None: nothing, or there is no such vhost."""
@@ -177,6 +91,13 @@ class Api:
             raise Refused(404, "not_found", "vhost_not_found")
         if not self.sees(caller, vhost):
             raise _no_access(caller, vhost)
+
+    def vhost_of(self, call: Call) -> str | None:
+        """That of the path, which the caller may look into; None: the path is about all of them.  Raises Refused."""
+        vhost = call.path.get("vhost")
+        if vhost is not None:
+            self.require_seen(call.caller, vhost)
+        return vhost
 
     def require(self, caller: Caller, vhost: str, *, level: int = MANAGEMENT) -> VhostRights:
         """The rights of a caller who may use this vhost.  Raises Refused."""
@@ -237,25 +158,5 @@ class Api:
             self.catalog.deleted(one)
 
 
-def _missing_tag(caller: Caller, level: int) -> str:
-    """RabbitMQ's words for what the caller is not, and how it may become that."""
-    tag = {MANAGEMENT: "management", MONITORING: "monitoring"}.get(level, "administrator")
-    said = "Not administrator user" if level == ADMINISTRATOR else "User not authorised"
-    command = shlex.join(["vibemq", "ctl", "set_user_tags", caller.name, *caller.tags, tag])
-    return f"{said}: it has no tag '{tag}', which `{command}` gives"
-
-
 def _no_access(caller: Caller, vhost: str) -> Refused:
     return not_authorised(f"access to vhost '{vhost}' refused for user '{caller.name}'")
-
-
-def _decoded(parts: Mapping[str, str]) -> dict[str, str]:
-    """Strictly, so that no two paths mean the same name.  Raises Refused."""
-    try:
-        return {name: unquote(value, errors="strict") for name, value in parts.items()}
-    except UnicodeDecodeError:
-        raise bad_request("the path is not valid UTF-8") from None
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))

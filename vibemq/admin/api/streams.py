@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vibemq.admin.api.calls import (
     CREATED,
@@ -27,15 +27,13 @@ from vibemq.admin.api.calls import (
     text,
 )
 from vibemq.admin.api.counts import NOTHING, Counts, counts_of
+from vibemq.admin.api.service import Api
 from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.catalog import checked_name
 from vibemq.broker.policy import CHANGEABLE, DeliveryMode, Overflow, altered, policy, stored_options
 from vibemq.errors import ExchangeNotFound, StorageError, StreamExists, StreamNotFound
 from vibemq.storage.log import Log
-from vibemq.storage.metadata import BindingRecord, ExchangeRecord, StreamRecord
-
-if TYPE_CHECKING:
-    from vibemq.admin.api.service import Api
+from vibemq.storage.records import BindingRecord, ExchangeRecord, StreamRecord
 
 STREAM_TYPE = "stream"
 
@@ -44,19 +42,17 @@ STREAM_TYPE = "stream"
 
 
 def list_queues(api: Api, call: Call) -> Any:
-    vhost = call.path.get("vhost")
-    if vhost is not None:
-        api.require_seen(call.caller, vhost)
-    consumers = _consumers(api)
+    vhost = api.vhost_of(call)
+    readers = api.workers.readers()
     return [
-        _queue(api, record, consumers)
+        _queue(api, record, readers)
         for record in api.metadata.streams()
         if vhost in (None, record.vhost) and api.sees(call.caller, record.vhost)
     ]
 
 
 def get_queue(api: Api, call: Call) -> Any:
-    return _queue(api, find(api, call), _consumers(api))
+    return _queue(api, find(api, call), api.workers.readers())
 
 
 def put_queue(api: Api, call: Call, durability: str | None = None) -> Answer:
@@ -147,7 +143,7 @@ def delete_queue(api: Api, call: Call) -> Answer:
     api.require_rights(call, record.vhost, configure=[record.name])
     if call.query.get("if-empty") == "true" and counts_of(record).messages:
         raise bad_request(f"queue '{record.name}' in vhost '{record.vhost}' is not empty")
-    if call.query.get("if-unused") == "true" and _consumers_of(record, counts_of(record), _consumers(api)):
+    if call.query.get("if-unused") == "true" and _consumers_of(record, counts_of(record), api.workers.readers()):
         raise bad_request(f"queue '{record.name}' in vhost '{record.vhost}' is in use")
     try:
         gone = api.catalog.delete(record.vhost, record.name)
@@ -210,7 +206,11 @@ def status(api: Api, call: Call) -> Any:
     """Of our own, with the columns of `rabbitmq-streams stream_status`: one row, because there is one copy."""
     record = find(api, call)
     stats = counts_of(record).log
-    readers = _consumers(api)[record.vhost, record.name]
+    readers = sum(
+        (session["vhost"], each["stream"]) == (record.vhost, record.name)
+        for session in api.workers.sessions()
+        for each in session.get("subscriptions", ())
+    )
     return [
         {
             "role": "writer",
@@ -284,20 +284,11 @@ def _quoted(value: object) -> str:
     return "none" if value is None else f"'{value}'"
 
 
-def _consumers(api: Api) -> Counter[tuple[str, str]]:
-    """How many each plain stream has, by vhost and name."""
-    return Counter(
-        (session["vhost"], each["stream"])
-        for session in api.workers.sessions()
-        for each in session.get("subscriptions", ())
-    )
+def _consumers_of(record: StreamRecord, counts: Counts, readers: Counter[tuple[str, str]]) -> int:
+    return readers[record.vhost, record.name] if counts.queue is None else counts.queue.consumers
 
 
-def _consumers_of(record: StreamRecord, counts: Counts, streams: Counter[tuple[str, str]]) -> int:
-    return streams[record.vhost, record.name] if counts.queue is None else counts.queue.consumers
-
-
-def _queue(api: Api, record: StreamRecord, consumers: Counter[tuple[str, str]]) -> dict[str, Any]:
+def _queue(api: Api, record: StreamRecord, readers: Counter[tuple[str, str]]) -> dict[str, Any]:
     state, counts = "running", NOTHING
     try:
         counts = counts_of(record)
@@ -323,7 +314,7 @@ def _queue(api: Api, record: StreamRecord, consumers: Counter[tuple[str, str]]) 
         "messages_unacknowledged": counts.unacknowledged,
         "messages_dropped": 0 if counts.queue is None else counts.queue.dropped,
         "messages_refused": 0 if counts.queue is None else counts.queue.refused,
-        "consumers": _consumers_of(record, counts, consumers),
+        "consumers": _consumers_of(record, counts, readers),
         "message_bytes": counts.log.size_bytes,
         "segments": counts.log.segment_count,
         "first_offset": counts.log.first_offset,
@@ -387,9 +378,7 @@ def delete_super_stream(api: Api, call: Call) -> Answer:
 
 
 def list_exchanges(api: Api, call: Call) -> Any:
-    vhost = call.path.get("vhost")
-    if vhost is not None:
-        api.require_seen(call.caller, vhost)
+    vhost = api.vhost_of(call)
     return [_exchange(found) for found in api.metadata.exchanges(vhost) if api.sees(call.caller, found.vhost)]
 
 

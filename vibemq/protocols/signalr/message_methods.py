@@ -38,7 +38,7 @@ from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
-    from vibemq.storage.metadata import StreamRecord
+    from vibemq.storage.records import StreamRecord
 
 PREFETCH_MANUAL = 100
 PREFETCH_AUTO = 1000  # settled as soon as they are sent, so this is only what one turn may write

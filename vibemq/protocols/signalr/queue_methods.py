@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from vibemq.protocols.signalr.hub import HubConnection
-    from vibemq.storage.metadata import StreamRecord
+    from vibemq.storage.records import StreamRecord
 
 LIST_DEFAULT, LIST_MAX = 100, 1000  # queues in one answer; each is some microseconds, or a log to open
 DESCRIBE_NS = 500_000  # of one turn, for all those
