@@ -17,17 +17,15 @@ A connection goes to the broker that it was told; it does not look for the leade
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vibemq.client._failures import failure, not_a_broker, wrong_door
-from vibemq.client._flows import CREDIT_FIRST_COUNT, Publisher, Subscription
-from vibemq.client._streams import Chunk, confirm_count, open_chunk
+from vibemq.client._flows import CREDIT_FIRST_COUNT, Frames, Publisher, Subscription
+from vibemq.client._streams import Chunk
 from vibemq.client._transport import Deadline, TlsContext, Transport
 from vibemq.errors import (
     ConnectionClosed,
@@ -40,27 +38,13 @@ from vibemq.errors import (
     VibeMQError,
 )
 from vibemq.protocols.streams import codec, spec
-from vibemq.protocols.streams.spec import RESPONSE_BIT, Code, ExtensionKey, Key, OffsetType, code_name
+from vibemq.protocols.streams.spec import Code, ExtensionKey, Key, OffsetType
 
 __all__ = ["Chunk", "ListedStream", "Publisher", "StreamLocation", "StreamsConnection", "Subscription"]
 
 CREDIT_DEFAULT_COUNT = 16  # chunks on the way: enough to hide the round trip, little to throw away at the end
 UNCONFIRMED_DEFAULT_COUNT_MAX = 50_000  # the reference server stops reading at this number anyway
 STATS_SERVER_VERSION_MIN = (3, 11)  # ExchangeCommandVersions and StreamStats; an older server closes over them
-#: What one must be allowed to do with a stream for these.
-RIGHTS: dict[int, str] = {
-    Key.CREATE: "configure",
-    Key.DELETE: "configure",
-    Key.CREATE_SUPER_STREAM: "configure",
-    Key.DELETE_SUPER_STREAM: "configure",
-    Key.DECLARE_PUBLISHER: "write",
-    Key.QUERY_PUBLISHER_SEQUENCE: "write",
-    Key.SUBSCRIBE: "read",
-    Key.QUERY_OFFSET: "read",
-    Key.STREAM_STATS: "read",
-    Key.RESOLVE_OFFSET_SPEC: "read",
-    ExtensionKey.LIST_OFFSETS: "read",
-}
 CLOSE_TIMEOUT_S = 5.0  # a broker that does not answer Close is not waited for
 
 
@@ -80,37 +64,8 @@ class ListedStream(NamedTuple):
     arguments: dict[str, str]
 
 
-class StreamsConnection:
+class StreamsConnection(Frames):
     """One connection, opened and authenticated. Made by `connect`."""
-
-    def __init__(self, transport: Transport, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self.user, self.virtual_host = "", ""  # who we are and where, once connected
-        self.server_properties: dict[str, str] = {}
-        self.open_properties: dict[str, str] = {}
-        self.frame_max = spec.FRAME_SIZE_DEFAULT_BYTES
-        self.commands: dict[int, int] = {}  # key to highest version, from ExchangeCommandVersions
-        self._transport = transport
-        self._correlation_id = 0
-        self._responses: dict[int, tuple[int, int, bytes]] = {}
-        self._awaited: set[int] = set()
-        self._tune: Any = None
-        self._failure: VibeMQError | None = None
-        self._publishers: dict[int, Publisher] = {}
-        self._subscriptions: dict[int, Subscription] = {}
-        self._next_subscription_id = 0
-        transport.on_input = self._handle_frames
-        self._handlers: dict[int, Callable[[int, bytes], None]] = {
-            Key.DELIVER: self._on_deliver,
-            Key.PUBLISH_CONFIRM: self._on_publish_confirm,
-            Key.PUBLISH_ERROR: self._on_publish_error,
-            Key.METADATA_UPDATE: self._on_metadata_update,
-            Key.CONSUMER_UPDATE: self._on_consumer_update,
-            Key.CREDIT | RESPONSE_BIT: self._on_credit_error,
-            Key.TUNE: self._on_tune,
-            Key.CLOSE: self._on_close,
-            Key.HEARTBEAT: lambda version, body: None,
-        }
 
     # ---- opening and closing ----
 
@@ -138,21 +93,14 @@ class StreamsConnection:
         connection = cls(Transport(host, port, context, timeout_s), timeout_s)
         connection.user, connection.virtual_host = user, virtual_host
         try:
-            connection._open(user, password, virtual_host, heartbeat_s, client_properties or {}, frame_max)
+            connection._open(password, heartbeat_s, client_properties or {}, frame_max)
         except BaseException:
             connection._transport.close()
             raise
         return connection
 
-    def _open(
-        self,
-        user: str,
-        password: str,
-        virtual_host: str,
-        heartbeat_s: int,
-        client_properties: Mapping[str, str],
-        frame_max: int,
-    ) -> None:
+    def _open(self, password: str, heartbeat_s: int, client_properties: Mapping[str, str], frame_max: int) -> None:
+        user, virtual_host = self.user, self.virtual_host
         properties = {"product": spec.OWN_PRODUCT, "platform": "Python", "connection_name": "vibemq"}
         try:
             answer = self.request(Key.PEER_PROPERTIES, properties={**properties, **client_properties})
@@ -217,70 +165,13 @@ class StreamsConnection:
         self._failure = ConnectionClosed(f"{self._transport.peer}: the socket was handed on", hint="Use the socket.")
         return self._transport.detach()
 
-    @property
-    def closed(self) -> bool:
-        return self._transport.closed
-
     def __enter__(self) -> StreamsConnection:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
-    # ---- requests; timeout_s is for each wait of a call, where it is not the connection's own ----
-
-    @contextlib.contextmanager
-    def _patience(self, timeout_s: float | None) -> Iterator[None]:
-        before = self.timeout_s
-        self.timeout_s = before if timeout_s is None else timeout_s
-        try:
-            yield
-        finally:
-            self.timeout_s = before
-
-    def request(self, key: int, *, where: str = "", timeout_s: float | None = None, **fields: Any) -> Any:
-        """Any command with an answer: the named tuple of the answer, or the error that fits its code."""
-        command = spec.COMMAND_BY_KEY[key]
-        where = where or " ".join(filter(None, (command.name, repr(fields.get("stream", "")).strip("'\""))))
-        where = f"{self._transport.peer}: {where}"
-        deadline = Deadline(self.timeout_s if timeout_s is None else timeout_s, where)
-        answer = self._exchange(key, deadline, **fields)
-        if getattr(answer, "code", Code.OK) != Code.OK:
-            error = failure(where, answer.code)
-            if answer.code == Code.ACCESS_REFUSED and key in RIGHTS:
-                quoted = " ".join(map(shlex.quote, (self.virtual_host, self.user)))
-                error.hint = (
-                    f"User {self.user!r} needs the permission to {RIGHTS[key]} it in virtual host "
-                    f"{self.virtual_host!r}: `vibemq ctl set_permissions --vhost {quoted} CONFIGURE WRITE READ`."
-                )
-            raise error
-        return answer
-
-    def _exchange(self, key: int, deadline: Deadline, **fields: Any) -> Any:
-        """Sends a request and gives its answer, whatever the code."""
-        self._correlation_id = (self._correlation_id + 1) & 0x3FFF_FFFF  # the upper ranges are the server's
-        correlation_id = self._correlation_id
-        self._awaited.add(correlation_id)
-        fate = "It was not sent as a whole, so it was not done."
-        try:
-            self._check()
-            self._transport.send(codec.encode_request(key, correlation_id, **fields), deadline)
-            fate = "It was sent, so it may have been done."
-            while correlation_id not in self._responses:
-                self._wait(deadline)
-        except TimeoutExceeded as late:
-            late.hint = f"{fate} {late.hint}"
-            raise
-        finally:
-            self._awaited.discard(correlation_id)
-        answer_key, version, body = self._responses.pop(correlation_id)
-        if answer_key != key | RESPONSE_BIT:
-            raise self._broken(
-                ProtocolError(f"{deadline.what}: needed key {key | RESPONSE_BIT:#06x}, had {answer_key:#06x}")
-            )
-        return codec.decode_response(answer_key, version, body)
+    # ---- commands ----
 
     def create(
         self,
@@ -326,7 +217,7 @@ class StreamsConnection:
 
     def stats(self, stream: str, *, timeout_s: float | None = None) -> dict[str, int]:
         """StreamStats: first_chunk_id, committed_chunk_id, ... each -1 while the stream is empty."""
-        if Key.STREAM_STATS not in self.commands:
+        if not self.has_stats:
             raise RequestFailed(
                 f"StreamStats {stream}: needed a broker with this command, had version "
                 f"{self.server_properties.get('version', 'unknown')}",
@@ -410,7 +301,7 @@ class StreamsConnection:
     def first_offset(self, stream: str, *, timeout_s: float | None = None) -> int:
         """Offset of the first message that is still there; 0 on an empty stream."""
         with self._patience(timeout_s):
-            if Key.STREAM_STATS in self.commands:
+            if self.has_stats:
                 return max(0, self.stats(stream)["first_chunk_id"])
             chunk = self._probe(stream, OffsetType.FIRST)
             return chunk.chunk_id if chunk else 0
@@ -418,7 +309,7 @@ class StreamsConnection:
     def next_offset(self, stream: str, *, timeout_s: float | None = None) -> int:
         """The offset after the last committed message; 0 on an empty stream."""
         with self._patience(timeout_s):
-            if Key.STREAM_STATS in self.commands:
+            if self.has_stats:
                 statistics = self.stats(stream)
                 if "committed_offset" in statistics:
                     return statistics["committed_offset"] + 1
@@ -548,99 +439,3 @@ class StreamsConnection:
                 position = chunk.next_offset
                 if position > start_offset:
                     yield chunk
-
-    # ---- frames ----
-
-    def _send(self, frame: bytes, what: str, timeout_s: float | None = None) -> None:
-        self._check()
-        patience_s = self.timeout_s if timeout_s is None else timeout_s
-        self._transport.send(frame, Deadline(patience_s, f"{self._transport.peer}: {what}"))
-
-    def _wait(self, deadline: Deadline) -> None:
-        """One wait for input, and all the frames that came with it."""
-        self._check()
-        try:
-            self._transport.wait_input(deadline)
-        finally:
-            self._handle_frames()
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._transport.closed:
-            raise ConnectionClosed(f"{self._transport.peer}: the connection is closed", hint="Connect again.")
-
-    def _broken(self, error: VibeMQError) -> VibeMQError:
-        """No later frame can be trusted: every following call gets this error."""
-        self._failure = self._failure or error
-        self._transport.close()
-        return error
-
-    def _handle_frames(self) -> None:
-        try:
-            while (frame := self._transport.inbox.next_frame()) is not None:
-                key, version, body = frame
-                handler = self._handlers.get(key)
-                if handler is not None:
-                    handler(version, body)
-                elif key & RESPONSE_BIT and len(body) >= 4:
-                    correlation_id = int.from_bytes(body[:4], "big")
-                    if correlation_id in self._awaited:  # else nobody waits for it any longer
-                        self._responses[correlation_id] = frame
-                else:
-                    raise ProtocolError(
-                        f"{self._transport.peer}: needed a frame of a streams server, had key {key:#06x}"
-                    )
-        except ProtocolError as error:
-            raise self._broken(error) from None
-
-    def _on_deliver(self, version: int, body: bytes) -> None:
-        subscription = self._subscriptions.get(body[0]) if body else None
-        if subscription is not None:  # else it was on its way while we unsubscribed
-            subscription._chunks.append(open_chunk(body, version, f"stream {subscription.stream}"))
-
-    def _on_publish_confirm(self, version: int, body: bytes) -> None:
-        count = confirm_count(body)
-        if publisher := self._publishers.get(body[0]):
-            publisher.confirmed += count
-
-    def _on_publish_error(self, version: int, body: bytes) -> None:
-        answer = codec.decode_response(Key.PUBLISH_ERROR, version, body)
-        if publisher := self._publishers.get(answer.publisher_id):
-            publisher.errored += len(answer.errors)
-            publisher._errors.extend(answer.errors)
-
-    def _on_metadata_update(self, version: int, body: bytes) -> None:
-        update = codec.decode_response(Key.METADATA_UPDATE, version, body)
-        error = StreamNotFound(
-            f"stream {update.stream}: the broker announced {code_name(update.code)}",
-            hint="The stream was deleted, or its leader moved: look its metadata up and open it again.",
-        )
-        users: list[Publisher | Subscription] = [*self._publishers.values(), *self._subscriptions.values()]
-        for user in users:
-            if user.stream == update.stream:
-                user._failure = error
-
-    def _on_consumer_update(self, version: int, body: bytes) -> None:
-        update = codec.decode_response(Key.CONSUMER_UPDATE, version, body)
-        answer = codec.encode_response(Key.CONSUMER_UPDATE, update.correlation_id, Code.OK, offset_type=OffsetType.NONE)
-        self._send(answer, "answering ConsumerUpdate")
-
-    def _on_credit_error(self, version: int, body: bytes) -> None:
-        answer = codec.decode_response(Key.CREDIT, version, body)
-        if subscription := self._subscriptions.get(answer.subscription_id):
-            where = f"{self._transport.peer}: Credit for stream {subscription.stream}"
-            subscription._failure = failure(where, answer.code)
-
-    def _on_tune(self, version: int, body: bytes) -> None:
-        self._tune = codec.decode_response(Key.TUNE, version, body)
-
-    def _on_close(self, version: int, body: bytes) -> None:
-        close = codec.decode_response(Key.CLOSE, version, body)
-        self._send(codec.encode_response(Key.CLOSE, close.correlation_id, Code.OK), "answering Close")
-        raise self._broken(
-            ConnectionClosed(
-                f"{self._transport.peer}: the broker closed the connection: {code_name(close.code)}, {close.reason!r}",
-                hint="UNKNOWN_FRAME or FRAME_TOO_LARGE are mistakes of this client; otherwise connect again.",
-            )
-        )
