@@ -222,42 +222,17 @@ class _Wrong(Exception):
     """The value cannot be; it says what was needed."""
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise _Wrong("a whole number") from None
+def _number(read: Callable[[str], float], fits: Callable[[float], bool], needed: str) -> Callable[[str], float]:
+    def value_of(text: str) -> float:
+        try:
+            value = read(text)
+        except ValueError:
+            raise _Wrong(needed) from None
+        if not fits(value):
+            raise _Wrong(needed)
+        return value
 
-
-def _positive(text: str) -> int:
-    value = _whole(text)
-    if value <= 0:
-        raise _Wrong("a whole number from 1 on")
-    return value
-
-
-def _not_negative(text: str) -> int:
-    value = _whole(text)
-    if value < 0:
-        raise _Wrong("a whole number from 0 on")
-    return value
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise _Wrong("a number of seconds, such as 0.5 or 30")
-    return value
-
-
-def _positive_seconds(text: str) -> float:
-    value = _seconds(text)
-    if value == 0:
-        raise _Wrong("more than 0 seconds")
-    return value
+    return value_of
 
 
 def _is_true(text: str) -> bool:
@@ -276,66 +251,47 @@ def _compression(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _streams_port(text: str) -> int:
-    if not _is_port(text):
-        raise _Wrong("a port from 1 to 65535")
-    return int(text)
-
-
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+_seconds = _number(float, lambda value: 0 <= value < math.inf, "a number of seconds, such as 0.5 or 30")
+_whole = _number(int, lambda value: True, "a whole number")
+_positive = _number(int, lambda value: value >= 1, "a whole number from 1 on")
+_not_negative = _number(int, lambda value: value >= 0, "a whole number from 0 on")
 OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "tls": ("tls", _is_true),
-    "usetls": ("tls", _is_true),
-    "skipcertvalidation": ("skip_cert_validation", _is_true),
-    "keepalive": ("keep_alive_s", _positive),
-    "keepaliveinterval": ("keep_alive_s", _positive),
-    "commandtimeout": ("command_timeout_s", _positive_seconds),
+    "useTls": ("tls", _is_true),
+    "skipCertValidation": ("skip_cert_validation", _is_true),
+    "keepAlive": ("keep_alive_s", _positive),
+    "keepAliveInterval": ("keep_alive_s", _positive),
+    "commandTimeout": ("command_timeout_s", _number(float, lambda value: 0 < value < math.inf, "more than 0 seconds")),
     "compression": ("compression", _compression),
-    "compressionthreshold": ("compression_threshold_bytes", _not_negative),
-    "reconnectmaxattempts": ("reconnect_max_attempts", lambda text: max(0, _whole(text))),
-    "reconnectinitialdelay": ("reconnect_initial_delay_s", _seconds),
-    "reconnectmaxdelay": ("reconnect_max_delay_s", _seconds),
-    "reconnectexponentialbackoff": ("reconnect_exponential_backoff", _is_true),
+    "compressionThreshold": ("compression_threshold_bytes", _not_negative),
+    "reconnectMaxAttempts": ("reconnect_max_attempts", lambda text: max(0, _whole(text))),
+    "reconnectInitialDelay": ("reconnect_initial_delay_s", _seconds),
+    "reconnectMaxDelay": ("reconnect_max_delay_s", _seconds),
+    "reconnectExponentialBackoff": ("reconnect_exponential_backoff", _is_true),
     "queues": ("queues", _names),
-    "streamsport": ("streams_port", _streams_port),
-    "virtualhost": ("virtual_host", str),
+    "streamsPort": ("streams_port", _number(lambda text: _is_port(text) * int(text), bool, "a port from 1 to 65535")),
+    "virtualHost": ("virtual_host", str),
 }
-
-
-SPELLED = {
-    "usetls": "useTls",
-    "skipcertvalidation": "skipCertValidation",
-    "keepalive": "keepAlive",
-    "keepaliveinterval": "keepAliveInterval",
-    "commandtimeout": "commandTimeout",
-    "compressionthreshold": "compressionThreshold",
-    "reconnectmaxattempts": "reconnectMaxAttempts",
-    "reconnectinitialdelay": "reconnectInitialDelay",
-    "reconnectmaxdelay": "reconnectMaxDelay",
-    "reconnectexponentialbackoff": "reconnectExponentialBackoff",
-    "streamsport": "streamsPort",
-    "virtualhost": "virtualHost",
-}
+_BY_LOWER = {name.lower(): name for name in OPTIONS}
 
 
 def _options(pairs: Mapping[str, str]) -> dict[str, Any]:
     found = {}
     for key, text in pairs.items():
-        if key not in OPTIONS:
-            near, *_ = (SPELLED.get(name, name) for name in get_close_matches(key, OPTIONS, 1, 0.0))
-            known = ", ".join(SPELLED.get(name, name) for name in OPTIONS)
-            raise ConfigError(
-                f"connection string: there is no option {key!r}", hint=f"Did you mean {near}? There are {known}."
-            )
-        name, read = OPTIONS[key]
+        if key not in _BY_LOWER:
+            near = _BY_LOWER[get_close_matches(key, _BY_LOWER, 1, 0.0)[0]]
+            hint = f"Did you mean {near}? There are {', '.join(OPTIONS)}."
+            raise ConfigError(f"connection string: there is no option {key!r}", hint=hint)
+        name, read = OPTIONS[_BY_LOWER[key]]
         try:
             found[name] = read(text)
         except _Wrong as needed:
             raise ConfigError(
-                f"connection string: {SPELLED.get(key, key)}: needed {needed}, had {text!r}",
+                f"connection string: {_BY_LOWER[key]}: needed {needed}, had {text!r}",
                 hint="Mend it, or leave the option out to have its default.",
             ) from None
     return found
