@@ -246,10 +246,10 @@ def _is_empty(client: "Client", queue: str) -> bool:
 
 
 def _stored_line(message: "Message") -> str:
-    from vibemq.client import _amqp
+    from vibemq.client._streams import read_message
     from vibemq.protocols.native.codec import is_json
 
-    body, _, headers = _amqp.read(message.raw)
+    body, _, headers = read_message(message.raw)
     payload: Any = None
     if body and is_json(body):
         payload = json.loads(body)

@@ -314,9 +314,9 @@ def _lines(file: IO[bytes], interrupts: _Interrupts) -> Iterator[list[bytes]]:
 
 
 def _send(publisher: "Publisher", bodies: list[bytes], raw: bool) -> None:
-    from vibemq.client import _amqp
+    from vibemq.client._streams import write_message
 
-    publisher.publish(bodies if raw else [_amqp.write(body) for body in bodies])
+    publisher.publish(bodies if raw else [write_message(body) for body in bodies])
 
 
 # ---- tail ----
@@ -427,16 +427,16 @@ def _chunks(client: "StreamsConnection", name: str, start: Start, follow: bool) 
 
 
 def _line(message: bytes) -> str:
-    from vibemq.client import _amqp
+    from vibemq.client._streams import read_message
 
-    body, _, _ = _amqp.read(message)
+    body, _, _ = read_message(message)
     return body.decode("utf-8", "replace").replace("\r", " ").replace("\n", " ")
 
 
 def _json_line(chunk: "Chunk", offset: int, message: bytes) -> str:
-    from vibemq.client import _amqp
+    from vibemq.client._streams import read_message
 
-    body, identity, headers = _amqp.read(message)
+    body, identity, headers = read_message(message)
     try:
         content = {"body": body.decode()}
     except UnicodeDecodeError:

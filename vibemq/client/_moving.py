@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vibemq.client._amqp import read
 from vibemq.client._engine import Engine
 from vibemq.client._native import Message
 from vibemq.client._outgoing import NO_FIELDS, Batch, Flow
+from vibemq.client._streams import read_message
 from vibemq.client.consuming import AsyncConsumer
 from vibemq.client.publishing import summary
 from vibemq.client.queues import QueueInfo, find_queue, is_there, no_such_queue
@@ -110,7 +110,7 @@ class Mover:
     async def _move(self, messages: list[Message]) -> None:
         going: dict[str, list[Message]] = {}
         for message in messages:
-            where = self._target or read(message.raw)[2].get(Header.ORIGINAL_QUEUE) or ""
+            where = self._target or read_message(message.raw)[2].get(Header.ORIGINAL_QUEUE) or ""
             if self._is_confirmed(message):
                 message.ack()
             elif not where or where == self._source:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of the streams client that are walked for each message or frame, without a Python object for each.
 
-Three things only: an inbox that finds frames in what the socket gave, Chunk, which checks and opens a delivered
-chunk, and the encoder of Publish frames. Policy (what to wait for, when to give credit) is in streams.py.
+Four things only: an inbox that finds frames in what the socket gave, Chunk, which checks and opens a delivered chunk,
+the encoder of Publish frames, and AMQP 1.0 messages one by one. Policy (what to wait for, when to give credit) is in
+streams.py and _flows.py.
 """
 
 import zlib
@@ -13,6 +14,11 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
+
+from vibemq.client._amqp cimport (
+    AMQP_NULL, AMQP_OTHER, AMQP_TEXT_MAX_BYTES, amqp_message, amqp_message_id, amqp_pair, amqp_pairs, amqp_pairs_begin,
+    amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, message_body,
+)
 
 from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.protocols.streams import spec
@@ -289,3 +295,56 @@ def encode_publish(int publisher_id, list messages, Py_ssize_t start, uint64_t f
         put_u32(p + 8, <uint32_t>size)
         p += PUBLISHED_HEADER_SIZE + size
     return frame, count
+
+
+# ---- single messages, for people; data in bulk goes neither way ----
+
+cdef Py_ssize_t SIZE_MAX = 0xffff_ffff - 8  # what a 32-bit size can say, with what is before it
+
+
+cdef str _text(const amqp_value *value):
+    """As text, as the doors that know only text hand it on; None for what has no text."""
+    cdef char room[AMQP_TEXT_MAX_BYTES]  # enough for what is no text itself
+    cdef size_t size
+    if value.kind == AMQP_NULL or value.kind == AMQP_OTHER:
+        return None
+    size = amqp_value_text(value, room, AMQP_TEXT_MAX_BYTES)
+    if size <= AMQP_TEXT_MAX_BYTES:
+        return room[:size].decode("utf-8", "replace")
+    return (<const char *>value.data)[:value.bytes].decode("utf-8", "replace")
+
+
+def read_message(bytes message not None):
+    """(body, id or None, headers) of a stored message; what is no AMQP 1.0 message is all body, without either.
+
+    Of several data sections the first is the body. A body that is no bytes and no text (a list, a map) is given as it
+    is encoded.
+    """
+    cdef amqp_message parts
+    cdef amqp_pairs pairs
+    cdef amqp_pair pair
+    cdef amqp_value value
+    cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(message)
+    cdef const uint8_t *body
+    cdef uint32_t body_size
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(message)
+    if size == 0 or size > SIZE_MAX or data[0] != 0 or amqp_parse(data, <uint32_t>size, &parts) != 0:
+        return message, None, {}
+    headers = {}
+    amqp_pairs_begin(&pairs, parts.application_properties, parts.application_properties_size)
+    while amqp_pairs_next(&pairs, &pair):
+        headers[(<const char *>pair.key)[:pair.key_bytes].decode("utf-8", "replace")] = _text(&pair.value)
+    identity = _text(&value) if amqp_message_id(&parts, &value) else None
+    body, body_size = parts.body, parts.body_size
+    message_body(&parts, &body, &body_size)
+    return PyBytes_FromStringAndSize(<const char *>body, body_size), identity, headers
+
+
+def write_message(bytes body not None):
+    """A message of one data section, which is what most clients send."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
+    if size > SIZE_MAX:
+        raise LimitExceeded("size of a message in bytes", size, SIZE_MAX)
+    if size < 256:
+        return b"\x00\x53\x75\xa0" + size.to_bytes(1, "big") + body
+    return b"\x00\x53\x75\xb0" + size.to_bytes(4, "big") + body

@@ -6,22 +6,36 @@ its columns (value ends, offsets, timestamps, values), filled here and wrapped w
 `pyarrow.py_buffer` and `Array.from_buffers`, a few microseconds for each batch. A payload
 is copied once, from the chunk into the slab, without the GIL.
 
-Slabs are kept and used again: memory that the process has never touched costs ten
-times as much to write as memory it has.
+Ids and headers are columns of texts: three stretches of memory that grow, where each text ends, the
+texts, and a bit for each that says it is not null. Headers are one map for each row: two such columns
+for all rows together, and where each row's pairs end.
 
-Bounds: a batch ends at `batch_bytes` of values (with their headers, which _properties.pyx keeps, where these
-are wanted) or `batch_rows` rows, whichever comes first (one larger message is a batch of its own); a compressed sub-batch may unpack to at most
-SUB_BATCH_BYTES_MAX, which is checked before anything is unpacked.
+Whatever a publisher wrote becomes text, as the doors that know only text hand it on: numbers in
+decimal, booleans as words, UUIDs in their canonical form, timestamps as milliseconds. Lists, maps and
+other values that have no text are null. Bytes that are no UTF-8, which Arrow and Spark want,
+become U+FFFD. A key that a publisher wrote twice is there twice.
+
+Bounds: a batch ends at `batch_bytes` of values (with their headers, where these are wanted) or
+`batch_rows` rows, whichever comes first (one larger message is a batch of its own); a compressed
+sub-batch may unpack to at most SUB_BATCH_BYTES_MAX, which is checked before anything is unpacked. Ends
+are 32 bits wide and cannot overflow: a batch takes no further message once it is full, at most 64 MiB,
+and one message, at most 256 MiB, becomes at most 3.5 times as much text (7 bytes of a float with a
+one-byte key become 24; a byte that is no UTF-8 becomes three).
 """
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
 import pyarrow as pa
 
+from vibemq.client._amqp cimport (
+    AMQP_NULL, AMQP_OTHER, AMQP_TEXT_MAX_BYTES, amqp_message, amqp_message_id, amqp_pair, amqp_pairs, amqp_pairs_begin,
+    amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, boolean, bytes_load32, message_body,
+)
+
 from vibemq.errors import ProtocolError
-from vibemq.spark._properties cimport AMQP_BODY_DATA, AMQP_BODY_NONE, AMQP_BODY_VALUE, Properties, amqp_message
 from vibemq.spark.codecs import NAMES, decompress
 
 
@@ -39,12 +53,9 @@ cdef extern from "log/chunk.h" nogil:
     err chunk_entry_next(const uint8_t **at, const uint8_t *end, chunk_entry *out)
 
 
-cdef extern from "message/amqp.h" nogil:
-    err amqp_parse(const uint8_t *data, uint32_t size, amqp_message *out)
-
-
-cdef extern from "base/bytes.h" nogil:
-    uint32_t bytes_load32(const uint8_t *p)
+cdef extern from "message/utf8.h" nogil:
+    boolean utf8_is_valid(const uint8_t *p, size_t n)
+    boolean utf8_step(const uint8_t **at, const uint8_t *end)
 
 
 cdef enum:
@@ -52,58 +63,227 @@ cdef enum:
     ENDS_BYTES = 262208           # (ROWS_MAX + 1) value ends of 4 bytes, rounded up to 64
     COLUMN_BYTES = 524288         # ROWS_MAX values of 8 bytes
     VALUES_AT = 1310784           # ENDS_BYTES + 2 * COLUMN_BYTES
+    FIRST_BYTES = 4096            # of a column that grows
     SLABS_KEPT = 4                # what Spark's writer and a prefetching reader hold at once, with room
+    COLUMNS_KEPT = 32             # of a batch there are ten, and two or three batches at a time
+    KEPT_BYTES_MAX = 9699392      # 8 MiB of values; what grew beyond is given back
+    MARK_BYTES = 3                # U+FFFD in UTF-8
 SUB_BATCH_BYTES_MAX = 268435456   # as csrc/log/chunk.h bounds a chunk: no sub-batch may unpack to more
 TIMESTAMP_MS_MAX = 253402300799999  # the end of the year 9999: the last that Spark can print
 
-cdef uint8_t *kept[SLABS_KEPT]
-cdef size_t kept_values[SLABS_KEPT]
-cdef int kept_count = 0
+# ---- memory, which is kept and used again: what the process has never touched costs ten times as much to write ----
+
+cdef struct Pool:
+    int count, most
+    uint8_t *data[COLUMNS_KEPT]
+    size_t capacity[COLUMNS_KEPT]
+
+cdef Pool slabs, columns
+slabs.most, columns.most = SLABS_KEPT, COLUMNS_KEPT
 
 
-cdef class Slab:
-    """The memory of one batch; Arrow's buffers keep it alive, then it goes back to be used again."""
+cdef class Memory:
+    """Arrow's buffers keep it alive, then it goes back to its pool."""
 
     cdef uint8_t *data
-    cdef size_t values_capacity
-
-    def __cinit__(self, size_t values_capacity):
-        global kept_count
-        self.values_capacity = values_capacity
-        if kept_count and kept_values[kept_count - 1] == values_capacity:
-            kept_count -= 1
-            self.data = kept[kept_count]
-            return
-        self.data = <uint8_t *>malloc(VALUES_AT + values_capacity)
-        if self.data == NULL:
-            raise MemoryError(f"no memory for a batch of {values_capacity} bytes")
+    cdef size_t size, capacity
+    cdef Pool *pool
 
     def __dealloc__(self):
-        global kept_count
-        if self.data == NULL:
-            return
-        if kept_count < SLABS_KEPT and self.values_capacity <= (8 << 20):
-            kept[kept_count] = self.data
-            kept_values[kept_count] = self.values_capacity
-            kept_count += 1
+        cdef Pool *pool = self.pool
+        if self.data != NULL and pool.count < pool.most and self.capacity <= KEPT_BYTES_MAX:
+            pool.data[pool.count], pool.capacity[pool.count] = self.data, self.capacity
+            pool.count += 1
         else:
             free(self.data)
 
-    def __getbuffer__(self, Py_buffer *view, int flags):
-        view.buf = self.data
-        view.obj = self
-        view.len = VALUES_AT + self.values_capacity
-        view.itemsize = 1
-        view.readonly = 0
-        view.ndim = 1
-        view.format = NULL
-        view.shape = NULL
-        view.strides = NULL
-        view.suboffsets = NULL
-        view.internal = NULL
+    cdef int take(self) noexcept:
+        """What was kept last."""
+        self.pool.count -= 1
+        self.data, self.capacity = self.pool.data[self.pool.count], self.pool.capacity[self.pool.count]
+        return 0
 
-    def __releasebuffer__(self, Py_buffer *view):
-        pass
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 0, flags)
+
+
+cdef class Slab(Memory):
+    """The columns of one batch whose places are known, and its values behind them."""
+
+    def __cinit__(self, size_t values_capacity):
+        self.pool, self.size = &slabs, VALUES_AT + values_capacity
+        if slabs.count and slabs.capacity[slabs.count - 1] == self.size:
+            self.take()
+            return
+        self.data = <uint8_t *>malloc(self.size)
+        if self.data == NULL:
+            raise MemoryError(f"no memory for a batch of {values_capacity} bytes")
+        self.capacity = self.size
+
+
+cdef class Growing(Memory):
+    """It must not grow once Arrow has seen it."""
+
+    def __cinit__(self):
+        self.pool = &columns
+        if columns.count:
+            self.take()
+        elif not self.room(FIRST_BYTES):  # Arrow takes no buffer without an address, even if it is empty
+            raise MemoryError(f"no memory for {FIRST_BYTES} bytes of a column")
+
+    cdef bint room(self, size_t more) noexcept nogil:
+        """See to it that `more` bytes fit; False when there is no memory."""
+        cdef size_t wanted = self.size + more
+        cdef size_t capacity
+        cdef void *grown
+        if wanted <= self.capacity:
+            return True
+        capacity = max(wanted, 2 * self.capacity, <size_t>FIRST_BYTES)
+        grown = realloc(self.data, capacity)
+        if grown == NULL:
+            return False
+        self.data, self.capacity = <uint8_t *>grown, capacity
+        return True
+
+
+# ---- ids and headers ----
+
+cdef inline bint add_end(Growing ends, size_t end) noexcept nogil:
+    if not ends.room(sizeof(int32_t)):
+        return False
+    (<int32_t *>(ends.data + ends.size))[0] = <int32_t>end
+    ends.size += sizeof(int32_t)
+    return True
+
+
+cdef class Texts:
+    """A column of strings. Invariant: `ends` holds a 0 and then the end of each of `count` texts in `bytes`."""
+
+    cdef Growing ends, bytes, valid
+    cdef uint32_t count, nulls
+
+    def __cinit__(self):
+        self.ends, self.bytes, self.valid = Growing(), Growing(), Growing()
+        if not add_end(self.ends, 0):
+            raise MemoryError("no memory for a column of texts")
+
+    cdef bint add(self, const uint8_t *text, size_t size, bint null) noexcept nogil:
+        """Put one text at the end; False when there is no memory."""
+        cdef uint8_t *valid
+        if self.count & 7 == 0:
+            if not self.valid.room(1):
+                return False
+            self.valid.data[self.valid.size] = 0
+            self.valid.size += 1
+        if null:
+            self.nulls += 1
+        else:
+            valid = self.valid.data + (self.count >> 3)
+            valid[0] = <uint8_t>(valid[0] | 1 << (self.count & 7))
+            if not self.bytes.room(size):
+                return False
+            if utf8_is_valid(text, size):
+                if size:
+                    memcpy(self.bytes.data + self.bytes.size, text, size)
+                self.bytes.size += size
+            elif not self._mend(text, text + size):
+                return False
+        self.count += 1
+        return add_end(self.ends, self.bytes.size)
+
+    cdef bint _mend(self, const uint8_t *at, const uint8_t *end) noexcept nogil:
+        cdef const uint8_t *start
+        if not self.bytes.room(MARK_BYTES * <size_t>(end - at)):
+            return False
+        while at != end:
+            start = at
+            if utf8_step(&at, end):
+                memcpy(self.bytes.data + self.bytes.size, start, at - start)
+                self.bytes.size += at - start
+            else:
+                memcpy(self.bytes.data + self.bytes.size, b"\xef\xbf\xbd", MARK_BYTES)
+                self.bytes.size += MARK_BYTES
+                if at == start:
+                    at += 1
+        return True
+
+    cdef buffers(self):
+        return [pa.py_buffer(self.valid) if self.nulls else None, pa.py_buffer(self.ends), pa.py_buffer(self.bytes)]
+
+
+cdef bint add_value(Texts column, const amqp_value *value) noexcept nogil:
+    cdef char text[AMQP_TEXT_MAX_BYTES]
+    cdef size_t size
+    if value.kind == AMQP_NULL or value.kind == AMQP_OTHER:
+        return column.add(NULL, 0, True)
+    size = amqp_value_text(value, text, AMQP_TEXT_MAX_BYTES)
+    if size <= AMQP_TEXT_MAX_BYTES:
+        return column.add(<const uint8_t *>text, size, False)
+    return column.add(value.data, value.bytes, False)
+
+
+cdef class Properties:
+    """The ids and headers of one batch's rows. Invariant between calls: as many of each as there are rows."""
+
+    cdef bint want_ids, want_headers
+    cdef Texts ids, keys, values
+    cdef Growing pair_ends
+
+    def __cinit__(self, bint want_ids, bint want_headers):
+        self.want_ids, self.want_headers = want_ids, want_headers
+        if want_ids:
+            self.ids = Texts()
+        if want_headers:
+            self.keys, self.values, self.pair_ends = Texts(), Texts(), Growing()
+            if not add_end(self.pair_ends, 0):
+                raise MemoryError("no memory for a column of headers")
+
+    cdef bint add(self, const amqp_message *message) noexcept nogil:
+        """One row's; `message` is NULL where the row is no AMQP 1.0 message. False when there is no memory."""
+        cdef amqp_value value
+        cdef amqp_pairs pairs
+        cdef amqp_pair pair
+        if self.want_ids:
+            if message != NULL and amqp_message_id(message, &value):
+                if not add_value(self.ids, &value):
+                    return False
+            elif not self.ids.add(NULL, 0, True):
+                return False
+        if self.want_headers:
+            if message != NULL:
+                amqp_pairs_begin(&pairs, message.application_properties, message.application_properties_size)
+                while amqp_pairs_next(&pairs, &pair):
+                    if not self.keys.add(pair.key, pair.key_bytes, False) or not add_value(self.values, &pair.value):
+                        return False
+            return add_end(self.pair_ends, self.keys.count)
+        return True
+
+    cdef size_t size(self) noexcept nogil:
+        """How many bytes of text there are."""
+        cdef size_t size = 0
+        if self.want_ids:
+            size += self.ids.bytes.size
+        if self.want_headers:
+            size += self.keys.bytes.size + self.values.bytes.size + self.keys.ends.size + self.values.ends.size
+        return size
+
+    cdef ids_array(self, kind):
+        return pa.Array.from_buffers(kind, self.ids.count, self.ids.buffers(), null_count=self.ids.nulls)
+
+    cdef headers_array(self, kind, rows):
+        pairs = pa.StructArray.from_arrays(
+            [
+                pa.Array.from_buffers(kind.key_type, self.keys.count, self.keys.buffers(), null_count=0),
+                pa.Array.from_buffers(
+                    kind.item_type, self.values.count, self.values.buffers(), null_count=self.values.nulls),
+            ],
+            fields=[kind.key_field, kind.item_field],
+        )
+        return pa.Array.from_buffers(
+            kind, rows, [None, pa.py_buffer(self.pair_ends)], null_count=0, children=[pairs])
+
+
+# ---- chunks to batches ----
 
 
 cdef inline bint body_of(const uint8_t *data, uint32_t size, const uint8_t **body, uint32_t *body_size) noexcept nogil:
@@ -127,30 +307,6 @@ cdef inline bint body_of(const uint8_t *data, uint32_t size, const uint8_t **bod
             body_size[0] = size - 8
             return True
     return False
-
-
-cdef void parsed_body(const amqp_message *message, const uint8_t **body, uint32_t *body_size) noexcept nogil:
-    """The body of an AMQP 1.0 message; unchanged where that has no bytes to be a body, so it stays as it is stored.
-
-    A null is an empty body: our native door writes it for a message without one.
-    """
-    cdef const uint8_t *at
-    if message.body_kind == AMQP_BODY_DATA:
-        body[0] = message.body
-        body_size[0] = message.body_size
-    elif message.body_kind == AMQP_BODY_NONE:
-        body_size[0] = 0
-    elif message.body_kind == AMQP_BODY_VALUE and message.body_size >= 1:
-        at = message.body
-        if at[0] == 0x40 and message.body_size == 1:
-            body_size[0] = 0
-        elif message.body_size >= 2 and (at[0] == 0xa0 or at[0] == 0xa1) and 2 + <uint32_t>at[1] == message.body_size:
-            body[0] = at + 2
-            body_size[0] = message.body_size - 2
-        elif message.body_size >= 5 and (at[0] == 0xb0 or at[0] == 0xb1) \
-                and bytes_load32(at + 1) == message.body_size - 5:
-            body[0] = at + 5
-            body_size[0] = message.body_size - 5
 
 
 cdef enum outcome:
@@ -309,12 +465,12 @@ cdef class Decoder:
                 return False
             is_amqp = size != 0 and data[0] == 0 and amqp_parse(data, size, &message) == OK
             if is_amqp and not self.raw:
-                parsed_body(&message, &body, &body_size)
+                message_body(&message, &body, &body_size)
         elif self.want_value and not self.raw and not body_of(data, size, &body, &body_size) \
                 and amqp_parse(data, size, &message) == OK:
-            parsed_body(&message, &body, &body_size)
+            message_body(&message, &body, &body_size)
         if self.want_value:
-            if body_size > self.slab.values_capacity - self.filled:
+            if body_size > self.slab.capacity - VALUES_AT - self.filled:
                 self.short_of = body_size
                 return False
             memcpy(slab + VALUES_AT + self.filled, body, body_size)
