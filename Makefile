@@ -56,9 +56,9 @@ bench: $(VENV)/.test $(VENV)/.built
 	$(BIN)/python benchmarks/setup.py -q build_ext --inplace
 	$(MAKE) -C csrc bench CC=$(CC)
 	$(BIN)/python -m pytest -q benchmarks
-	$(BIN)/python benchmarks/signalr.py --rounds 3
-	$(BIN)/python benchmarks/micromsg2.py --rounds 3
-	$(BIN)/python benchmarks/side_by_side.py $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks signalr --rounds 3
+	$(BIN)/python -m benchmarks micromsg2 --rounds 3
+	$(BIN)/python -m benchmarks streams $(BENCH_ARGS)
 
 clean:
 	$(MAKE) -C csrc clean

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hub of aiosignalr (PyPI), the peer of benchmarks/signalr.py: the methods that the load generator calls.
+"""A hub of aiosignalr (PyPI), the peer of `python -m benchmarks signalr`: the methods that the load generator calls.
 
 It keeps messages in memory only as long as a subscriber has not had them. Its port is on the first line that it
 writes. Run by an interpreter that has aiosignalr, which need not be the one that runs the benchmark.

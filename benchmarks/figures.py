@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scripts that measure size have in common: memory of a broker, many open files, a report."""
 
-import argparse
 import json
 import resource
 from pathlib import Path
@@ -27,13 +26,6 @@ def as_many_files_as_allowed() -> None:
     """From here on this process, and what it starts, may have as many files open as the system lets it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The command line, with --output; many files may be open from here on."""
-    parser.add_argument("--output", type=Path)
-    as_many_files_as_allowed()
-    return parser.parse_args()
 
 
 def show(report: dict[str, object], output: Path | None) -> None:

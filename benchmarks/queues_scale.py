@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many queues and how long they may be: memory of many queues with a consumer each, and opening one that is long.
 
-    python benchmarks/queues_scale.py [--queues 10000] [--waiting 10000000] [--output FILE.json]
+    python -m benchmarks queues-scale [--queues 10000] [--waiting 10000000] [--output FILE.json]
 
 Starts its own broker. Anonymous memory is what processes have for themselves: heap, stacks, no file. A page of a file
 belongs to whoever needs the memory more, so it is told apart.
 """
 
-import argparse
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.figures import arguments_of, memory_mb, show
+import click
+
+from benchmarks.figures import as_many_files_as_allowed, memory_mb, show
 from benchmarks.servers import VibeMQ
-from vibemq.bench.native import Native
-from vibemq.bench.queues import QueueLoad, run
+from vibemq.bench.queues import Native, QueueLoad
+from vibemq.bench.run import run
 from vibemq.protocols.native import codec
 from vibemq.protocols.native.spec import Command
 
@@ -107,20 +108,18 @@ def _per_message(before: dict[str, float], after: dict[str, float], count: int) 
     return round((after["pss_anon_mb"] - before["pss_anon_mb"]) * 1048576 / count, 3)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--queues", type=int, default=10_000)
-    parser.add_argument("--connections", type=int, default=100, help="of the consumers, each with its share of queues")
-    parser.add_argument("--waiting", type=int, default=10_000_000)
-    arguments = arguments_of(parser)
+@click.command("queues-scale")
+@click.option("--queues", default=10_000, show_default=True)
+@click.option("--connections", default=100, show_default=True, help="Of the consumers, each with its share of queues.")
+@click.option("--waiting", default=10_000_000, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path))
+def queues_scale(queues: int, connections: int, waiting: int, output: Path | None) -> None:
+    """Memory of many queues with a consumer each; opening a queue that is long."""
+    as_many_files_as_allowed()
     report: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
-        if arguments.queues:
-            report["many_queues"] = many_queues(Path(name), arguments.queues, arguments.connections)
-        if arguments.waiting:
-            report["long_queue"] = long_queue(Path(name), arguments.waiting)
-    show(report, arguments.output)
-
-
-if __name__ == "__main__":
-    main()
+        if queues:
+            report["many_queues"] = many_queues(Path(name), queues, connections)
+        if waiting:
+            report["long_queue"] = long_queue(Path(name), waiting)
+    show(report, output)

@@ -122,35 +122,30 @@ def ratios(results: dict[str, Any], figure: str, baseline: str) -> dict[str, flo
 # ---- for people ----
 
 
-def markdown(
-    report: dict[str, Any],
-    servers: Sequence[Sequence[str]],
-    headings: Sequence[str],
-    figures: Callable[[dict[str, Any], str], Sequence[str]],
-) -> str:
-    """The report as two tables.
-
-    servers: the first table, its headings first.
-    headings: of the second, between the server and the ratio.
-    figures: the names of what stands under them, given the scenario and which of RATES it has.
-    """
-    lines = [
-        f"Measured {report['created']} on {report['machine']['system']}, {report['machine']['cores']} cores; "
-        f"median of {report['rounds']} rounds in alternation, smallest and largest in parentheses.",
-        "",
-        *_table(servers),
-        "",
-    ]
-    rows: list[Sequence[str]] = [("load", servers[0][0], *headings, f"x {report['baseline']}")]
+def markdown(report: dict[str, Any]) -> str:
+    """The report as two tables."""
+    servers = [(each["name"], each["version"], each["durability"]) for each in report["servers"]]
+    headings = ("msg/s", "MB/s", "broker CPU us/msg", "p50 us", "p99 us", "p99.9 us")
+    rows: list[Sequence[str]] = [("load", "server", *headings, f"x {report['baseline']}")]
     for scenario in report["scenarios"]:
         for name, result in scenario["results"].items():
             rate = next((rate for rate in RATES if result["median"].get(rate)), RATES[-1])
-            cells = [_cell(result, figure) for figure in figures(scenario, rate)]
+            percentiles = (f"{scenario['percentiles']}.{percentile}" for percentile in ("p50", "p99", "p999"))
+            figures = (rate, rate.replace("_msg_", "_mb_"), "broker_cpu_us_per_msg", *percentiles)
+            cells = [_cell(result, figure) for figure in figures]
             if result["failed"]:
                 cells[0] += f" **{result['failed']} failed**"
             ratio = scenario["ratio"][name]
             rows.append((scenario["title"], name, *cells, "" if ratio is None else f"{ratio:g}"))
-    return "\n".join([*lines, *_table(rows)]) + "\n"
+    lines = [
+        f"Measured {report['created']} on {report['machine']['system']}, {report['machine']['cores']} cores; "
+        f"median of {report['rounds']} rounds in alternation, smallest and largest in parentheses.",
+        "",
+        *_table([("server", "version", "durability of a confirm"), *servers]),
+        "",
+        *_table(rows),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

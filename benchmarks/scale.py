@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How small and how steady: start, memory, idle connections, many streams, durability `disk`.
 
-    python benchmarks/scale.py [--connections 10000] [--streams 5000] [--scale 1.0] [--output FILE.json]
+    python -m benchmarks scale [--connections 10000] [--streams 5000] [--scale 1.0] [--output FILE.json]
 
 Starts its own broker with two workers. Every figure that depends on the machine is a ratio or a
 size; what it is compared with is measured in the same run.
 """
 
-import argparse
 import os
 import re
 import socket
@@ -17,10 +16,13 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.figures import arguments_of, memory_mb, show
+import click
+
+from benchmarks.figures import as_many_files_as_allowed, memory_mb, show
 from benchmarks.servers import VibeMQ
 from vibemq.bench.cpu import tree_pids
-from vibemq.bench.load import Load, run
+from vibemq.bench.run import run
+from vibemq.bench.streams import StreamsLoad as Load
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams.codec import encode_request
 from vibemq.protocols.streams.spec import Key
@@ -32,7 +34,7 @@ BYTES_PER_MESSAGE = 104  # in the log: 100 of body, 4 of header
 
 
 def broker(folder: Path, *arguments: str) -> VibeMQ:
-    return VibeMQ(folder, workers=2, extra=arguments)
+    return VibeMQ(folder, extra=arguments)
 
 
 def resident_mb(pid: int) -> float:
@@ -170,18 +172,20 @@ def device_bytes_per_s(folder: Path, scale: float) -> float:
     return pieces * len(piece) / took
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--connections", type=int, default=10_000)
-    parser.add_argument("--streams", type=int, default=5_000)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the messages of a run")
-    parser.add_argument("--only-streams", action="store_true", help="the streams alone, for a second look")
-    arguments = arguments_of(parser)
-    messages = round(MESSAGES * arguments.scale)
+@click.command()
+@click.option("--connections", default=10_000, show_default=True)
+@click.option("--streams", default=5_000, show_default=True)
+@click.option("--scale", default=1.0, show_default=True, help="Of the messages of a run.")
+@click.option("--only-streams", is_flag=True, help="The streams alone, for a second look.")
+@click.option("--output", type=click.Path(path_type=Path))
+def scale(connections: int, streams: int, scale: float, only_streams: bool, output: Path | None) -> None:
+    """Start, memory, idle connections, many open streams, durability `disk`."""
+    as_many_files_as_allowed()
+    messages = round(MESSAGES * scale)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        if arguments.only_streams:
-            show(many_streams(folder, arguments.streams, messages), arguments.output)
+        if only_streams:
+            show(many_streams(folder, streams, messages), output)
             return
         server = broker(folder / "data")
         began = time.monotonic()
@@ -190,11 +194,7 @@ def main() -> None:
             "ready_s": round(time.monotonic() - began, 3),
             "resident_mb": {str(pid): round(resident_mb(pid), 1) for pid in tree_pids(server.pid)},
         }
-        report["idle"] = idle_connections(server, arguments.connections)
-        report["streams"] = many_streams(folder, arguments.streams, messages)
-        report["durability"] = disk_durability(folder, arguments.scale)
-    show(report, arguments.output)
-
-
-if __name__ == "__main__":
-    main()
+        report["idle"] = idle_connections(server, connections)
+        report["streams"] = many_streams(folder, streams, messages)
+        report["durability"] = disk_durability(folder, scale)
+    show(report, output)

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from vibemq.bench.queues import QueueLoad
+from vibemq.bench.streams import StreamsLoad, connect
 from vibemq.client.streams import StreamsConnection
-from vibemq.errors import VibeMQError
+from vibemq.errors import UserError, VibeMQError
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 40.0
@@ -57,6 +58,10 @@ class Server:
     @property
     def pid(self) -> int:
         return self.processes[-1].pid
+
+    def place(self) -> dict[str, Any]:
+        """Where a load finds it."""
+        return {"protocol": self.protocol, "port": self.port, "broker_pid": self.pid}
 
     def start(self) -> Server:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -139,27 +144,26 @@ def version_of(*command: str) -> str:
 
 
 class VibeMQ(Server):
-    """`vibemq serve` with as many workers as it takes by itself, or as many as it is told."""
+    """`vibemq serve`; clients come by the door that a subclass names."""
 
     name = "vibemq"
+    door = "native"
 
-    def __init__(self, folder: Path, workers: int = 0, extra: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, workers: int = 2, extra: tuple[str, ...] = ()) -> None:
         super().__init__(folder)
         self.workers, self.extra = workers, extra
         self.ports: dict[str, int] = {}  # by door
 
     def launch(self) -> None:
-        command = [sys.executable, "-m", "vibemq.cli", "serve", "--native-port", "0", "--streams-port", "0"]
-        command += ["--signalr-port", "0", "--micromsg2-port", "0", "--admin-port", "0"]
-        if self.workers:
-            command += ["--workers", str(self.workers)]
+        command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", str(self.workers)]
+        for door in ("native", "streams", "signalr", "micromsg2", "admin"):
+            command += [f"--{door}-port", "0"]
         process = self.spawn([*command, "--data-dir", str(self.folder / "data"), *self.extra], PYTHONPATH=PYTHON_PATH)
         words = self.ready_line(process)
-        if not {"native", "streams"} <= set(words):
-            raise VibeMQError(f"{self.name}: needed a native and a streams port, had {words}")
-        addresses = {door: address for door, address in words.items() if ":" in address}
-        self.ports = {door: int(address.rpartition(":")[2]) for door, address in addresses.items()}
-        self.port, self.streams_port = self.ports["native"], self.ports["streams"]
+        self.ports = {door: int(at.rpartition(":")[2]) for door, at in words.items() if ":" in at}
+        if not {self.door, "native", "streams"} <= set(self.ports):
+            raise VibeMQError(f"{self.name}: needed a native, a streams and a {self.door} port, had {self.ports}")
+        self.port, self.streams_port = self.ports[self.door], self.ports["streams"]
 
     def version(self) -> str:
         from vibemq import __version__
@@ -167,26 +171,20 @@ class VibeMQ(Server):
         return __version__
 
 
-class OtherDoor(VibeMQ):
-    """One whose clients come by another door than the native one."""
+class VibeMQStreams(VibeMQ):
+    """Its door for streams."""
 
-    door = ""
-
-    def launch(self) -> None:
-        super().launch()
-        if self.door not in self.ports:
-            raise VibeMQError(f"{self.name}: needed a {self.door} port, had {self.ports}")
-        self.port = self.ports[self.door]
+    protocol = door = "streams"
 
 
-class VibeMQMicromsg2(OtherDoor):
+class VibeMQMicromsg2(VibeMQ):
     """Its MicroMsg2 door."""
 
     name = "vibemq-micromsg2"
     protocol = door = "micromsg2"
 
 
-class VibeMQSignalR(OtherDoor):
+class VibeMQSignalR(VibeMQ):
     """Its SignalR door."""
 
     name = "vibemq-signalr"
@@ -207,7 +205,7 @@ class Null(Server):
     durability = "none"
 
     def arguments(self) -> list[str]:
-        return ["queue"]
+        return [self.protocol]
 
     def launch(self) -> None:
         process = self.spawn([sys.executable, "-m", "benchmarks.peers.null", *self.arguments()], PYTHONPATH=PYTHON_PATH)
@@ -220,9 +218,6 @@ class NullMicromsg2(Null):
     name = "null-micromsg2"
     protocol = "micromsg2"
 
-    def arguments(self) -> list[str]:
-        return ["micromsg2"]
-
 
 class NullSignalR(Null):
     """The same as a SignalR hub."""
@@ -230,11 +225,8 @@ class NullSignalR(Null):
     name = "null-signalr"
     protocol = "signalr"
 
-    def arguments(self) -> list[str]:
-        return ["signalr"]
 
-
-class NullSignalRMessagePack(NullSignalR):
+class NullSignalRMessagePack(Null):
     """For clients that speak MessagePack; it hands nothing on."""
 
     name = "null-signalr-messagepack"
@@ -356,19 +348,52 @@ class RabbitMQ(Server):
 class RabbitMQStreams(RabbitMQ):
     """The same with its door for streams."""
 
+    protocol = "streams"
+    scale = 1.0
     plugins = "[rabbitmq_stream].\n"
 
     def configuration(self) -> str:
-        self.streams_port = free_port()
-        return super().configuration() + f"stream.listeners.tcp.1 = 127.0.0.1:{self.streams_port}\n"
+        amqp_port, self.port = self.port, free_port()
+        self.streams_port = self.port
+        return f"listeners.tcp.1 = 127.0.0.1:{amqp_port}\nstream.listeners.tcp.1 = 127.0.0.1:{self.port}\n"
 
     def greet(self) -> None:
-        StreamsConnection.connect("127.0.0.1", self.streams_port).close()
+        StreamsConnection.connect("127.0.0.1", self.port).close()
 
 
-SERVERS: dict[str, type[Server]] = {server.name: server for server in (VibeMQ, Nats, Redis, RabbitMQ, Null, EchoServer)}
-HUBS: dict[str, type[Server]] = {
-    hub.name: hub for hub in (VibeMQSignalR, VibeMQSignalRMessagePack, NullSignalR, NullSignalRMessagePack)
-}
-# Only measured when they are named.
-NAMED: dict[str, type[Server]] = HUBS | {server.name: server for server in (VibeMQMicromsg2, NullMicromsg2)}
+class Target(Server):
+    """One of the streams protocol that runs already. `durability` is in the words of whoever names it."""
+
+    protocol = "streams"
+
+    def __init__(self, text: str) -> None:
+        """text: NAME=HOST:PORT[,pid=N][,durability=TEXT][,tls_ca=FILE][,KEY=VALUE for Create]..."""
+        super().__init__(Path())
+        address, *options = text.split(",")
+        self.name, _, place = address.partition("=")
+        self.host, _, port = place.rpartition(":")
+        pairs = [(key, value) for key, _, value in (option.partition("=") for option in options)]
+        about = {"pid": "0", "durability": "not stated", "tls_ca": ""} | dict(pairs)
+        if not self.name or not self.host or not port.isdigit() or not about["pid"].isdigit():
+            raise UserError(
+                f"target: needed NAME=HOST:PORT[,pid=N][,durability=TEXT], had {text}",
+                hint="For example rabbitmq=127.0.0.1:5552,pid=4711,durability=os.",
+            )
+        self.port, self.process_id, self.tls_ca = int(port), int(about["pid"]), about["tls_ca"]
+        self.durability = about["durability"]
+        self.arguments = tuple((key, value) for key, value in pairs if key not in ("pid", "durability", "tls_ca"))
+
+    @property
+    def pid(self) -> int:
+        return self.process_id
+
+    def start(self) -> Target:
+        return self
+
+    def place(self) -> dict[str, Any]:
+        return super().place() | {"host": self.host, "tls_ca": self.tls_ca, "arguments": self.arguments}
+
+    def version(self) -> str:
+        with connect(StreamsLoad(**self.place())) as connection:
+            properties = connection.server_properties
+        return f"{properties.get('product', '')} {properties.get('version', '')}".strip()

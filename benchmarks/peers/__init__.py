@@ -2,14 +2,15 @@
 """Servers that stand beside VibeMQ in a comparison, and its SignalR and MicroMsg2 doors, under the load generator."""
 
 from functools import partial
+from typing import Any
 
 from benchmarks.peers.micromsg2 import Micromsg2
 from benchmarks.peers.others import Amqp, Echo, Nats, Redis
 from benchmarks.peers.signalr import SignalR, SignalRMessagePack
-from vibemq.bench import queues
+from vibemq.bench import run as bench
 from vibemq.bench.peer import Peer
 
-PEERS: dict[str, type[Peer]] = queues.PEERS | {
+PEERS: dict[str, type[Peer[Any]]] = bench.PEERS | {
     "echo": Echo,
     "nats": Nats,
     "redis": Redis,
@@ -18,4 +19,4 @@ PEERS: dict[str, type[Peer]] = queues.PEERS | {
     "signalr-messagepack": SignalRMessagePack,
     "micromsg2": Micromsg2,
 }
-run = partial(queues.run, peers=PEERS)
+run = partial(bench.run, peers=PEERS)

@@ -3,8 +3,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from vibemq.bench._flow cimport Buffer, Flow
-from vibemq.bench._histogram cimport Histogram
+from vibemq.bench._flow cimport Buffer, Flow, Histogram
 
 
 cdef struct listener:

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from vibemq.bench._histogram import Histogram
+from vibemq.bench._flow import Histogram
 
 class Audience:
     last_ns: int

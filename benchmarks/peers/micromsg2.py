@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers._micromsg2_load import Micromsg2Audience, Micromsg2Consumer, Micromsg2Publisher
 from benchmarks.peers.topic import TopicPeer
-from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, Tally, body
+from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, body
 from vibemq.bench.peer import Wire
 from vibemq.errors import VibeMQError
 from vibemq.protocols.micromsg2 import extensions
@@ -60,7 +60,7 @@ class Micromsg2Wire(Wire):
     def taken(self, decode: Any) -> Any:
         """The next handshake message or frame."""
         while (found := decode(self.held)) is None:
-            self._more()
+            self.more()
         message, size = found
         del self.held[:size]
         if isinstance(message, ErrorFrame):
@@ -125,7 +125,7 @@ class Micromsg2(TopicPeer):
             fd=wire.socket.fileno(), early=wire.rest(), frame=frame, ack_id=agreed.ack_id, **options
         )
 
-    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
         wire = self.connect(self.load.prefetch)
         wire.command("subscribe", destination=self.destination)
         return wire.socket, Micromsg2Consumer(
@@ -133,7 +133,7 @@ class Micromsg2(TopicPeer):
             early=wire.rest(),
             ack_id=wire.agreed.ack_id,
             window=wire.agreed.window,
-            **self.consuming(tally),
+            **self.consuming(),
         )
 
     def subscriber(self, filter: str = "") -> Micromsg2Wire:
@@ -146,6 +146,3 @@ class Micromsg2(TopicPeer):
 
     def audience(self, **options: Any) -> Micromsg2Audience:
         return Micromsg2Audience(**options)
-
-    def close(self) -> None:
-        self.control.close()

@@ -21,11 +21,10 @@ from benchmarks.peers._peers import (
     RedisConsumer,
     RedisPublisher,
 )
-from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, Tally, body
-from vibemq.bench.native import Native
-from vibemq.bench.peer import Peer, Wire
-from vibemq.bench.queues import QueueLoad
-from vibemq.errors import VibeMQError
+from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, body
+from vibemq.bench.peer import Wire
+from vibemq.bench.queues import Native, QueueLoad, QueuePeer
+from vibemq.errors import UserError, VibeMQError
 from vibemq.protocols.native import codec
 
 
@@ -33,7 +32,7 @@ class Echo(Native):
     """A bare TCP round trip of the sizes of Native's Publish and PublishAck; the server is null.py's `echo`."""
 
     def __init__(self, load: QueueLoad) -> None:
-        Peer.__init__(self, load)
+        QueuePeer.__init__(self, load)
 
     def create(self) -> None:
         """There is no queue."""
@@ -41,8 +40,8 @@ class Echo(Native):
     def delete(self) -> None:
         """There is no queue."""
 
-    def left(self) -> int:
-        return 0
+    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
+        raise UserError(f"protocol echo: needed mode pub or rtt, had {self.load.mode}")
 
     def sizes(self) -> tuple[int, int]:
         """Of the request and the reply."""
@@ -54,14 +53,11 @@ class Echo(Native):
             fd=wire.socket.fileno(), reply_size=self.sizes()[1], frame=frame, **self.publishing(number)
         )
 
-    def close(self) -> None:
-        """Nothing was opened."""
-
 
 # ---- NATS JetStream ----
 
 
-class Nats(Peer):
+class Nats(QueuePeer[QueueLoad]):
     """A stream on files with work-queue retention; a push consumer that acknowledges each message."""
 
     port_default = 4222
@@ -129,7 +125,7 @@ class Nats(Peer):
             fd=wire.socket.fileno(), early=wire.rest(), frame=frame, **self.publishing(number)
         )
 
-    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
         wire = self.connect()
         subject = f"{self.load.queue}.out"
         wire.send(f"SUB {subject} readers 1\r\nPING\r\n".encode())
@@ -148,11 +144,8 @@ class Nats(Peer):
                     "max_ack_pending": self.load.prefetch,
                 },
             )
-        options = self.consuming(tally)
+        options = self.consuming()
         return wire.socket, NatsConsumer(fd=wire.socket.fileno(), early=wire.rest(), **options)
-
-    def close(self) -> None:
-        self.control.close()
 
 
 # ---- Redis Streams ----
@@ -168,7 +161,7 @@ def resp_word(word: str | bytes | int) -> bytes:
     return b"$%d\r\n%s\r\n" % (len(text), text)
 
 
-class Redis(Peer):
+class Redis(QueuePeer[QueueLoad]):
     """XADD; XREADGROUP with a count, and one XACK for what it brought. Entries stay in the stream, as is usual."""
 
     port_default = 6379
@@ -212,7 +205,7 @@ class Redis(Peer):
         frame = resp("XADD", self.load.queue, "*", "d", body(self.load.size_bytes))
         return wire.socket, RedisPublisher(fd=wire.socket.fileno(), frame=frame, **self.publishing(number))
 
-    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
         wire = self.wire()
         queue = self.load.queue
         count = min(self.READ_COUNT, self.load.prefetch)
@@ -222,11 +215,8 @@ class Redis(Peer):
             read=resp("XREADGROUP", *group, "STREAMS", queue, ">"),
             ack=resp_word("XACK") + resp_word(queue) + resp_word(self.GROUP),
             ack_words=3,
-            **self.consuming(tally),
+            **self.consuming(),
         )
-
-    def close(self) -> None:
-        self.control.close()
 
 
 # ---- AMQP 0-9-1 ----
@@ -244,7 +234,7 @@ def amqp_method(channel: int, number: tuple[int, int], arguments: bytes = b"") -
     return amqp_frame(1, channel, struct.pack(">HH", *number) + arguments)
 
 
-class Amqp(Peer):
+class Amqp(QueuePeer[QueueLoad]):
     """A durable classic queue, persistent messages, publisher confirms, an ack for each message."""
 
     port_default = 5672
@@ -312,15 +302,12 @@ class Amqp(Peer):
             fd=wire.socket.fileno(), early=wire.rest(), frame=frame, **self.publishing(number)
         )
 
-    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
         wire = self.connect()
         prefetch = min(self.load.prefetch, 65_535)
         self.ask(wire, (60, 10), struct.pack(">IHB", 0, prefetch, 0), (60, 11))
         consume = b"\0\0" + short(self.load.queue) + short("") + b"\0" + struct.pack(">I", 0)
         self.ask(wire, (60, 20), consume, (60, 21))
         ack = amqp_method(1, (60, 80), struct.pack(">QB", 0, 0))
-        options = self.consuming(tally)
+        options = self.consuming()
         return wire.socket, AmqpConsumer(fd=wire.socket.fileno(), early=wire.rest(), ack=ack, **options)
-
-    def close(self) -> None:
-        self.control.close()

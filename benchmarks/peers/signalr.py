@@ -16,7 +16,7 @@ import msgspec
 
 from benchmarks.peers._signalr_load import SignalRAudience, SignalRConsumer, SignalRPublisher
 from benchmarks.peers.topic import TopicPeer
-from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, Tally, body
+from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, body
 from vibemq.bench.peer import Wire
 from vibemq.errors import VibeMQError
 from vibemq.protocols.signalr.spec import PORT_DEFAULT
@@ -198,21 +198,18 @@ class SignalR(TopicPeer):
     def subscribers(self) -> int:
         return int(self.info()["consumers"])
 
-    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
         wire = self.subscribed("manual")
         return wire.socket, SignalRConsumer(
             fd=wire.socket.fileno(),
             early=wire.rest(),
             key=wire.key,
             is_messagepack=self.is_messagepack,
-            **self.consuming(tally),
+            **self.consuming(),
         )
 
     def audience(self, **options: Any) -> SignalRAudience:
         return SignalRAudience(is_messagepack=self.is_messagepack, **options)
-
-    def close(self) -> None:
-        self.control.close()
 
 
 class SignalRMessagePack(SignalR):

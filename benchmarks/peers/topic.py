@@ -5,10 +5,11 @@ from abc import abstractmethod
 from typing import Any
 
 from benchmarks.peers._audience import Audience
-from vibemq.bench.peer import Peer, Wire
+from vibemq.bench.peer import Wire
+from vibemq.bench.queues import QueueLoad, QueuePeer
 
 
-class TopicPeer(Peer):
+class TopicPeer(QueuePeer[QueueLoad]):
     """One whose protocol also has topics, for a fan-out."""
 
     @abstractmethod

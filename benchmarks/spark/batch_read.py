@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from vibemq.bench.servers import VibeMQ
+from benchmarks.servers import VibeMQ
 from vibemq.client.streams import StreamsConnection
 from vibemq.spark import local_session
 

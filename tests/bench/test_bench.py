@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_server import MemoryServer, chunk_of
 
-from vibemq.bench._histogram import Histogram
+from vibemq.bench._flow import Histogram
 from vibemq.bench.cli import bench
 from vibemq.bench.cpu import tree_cpu_s
-from vibemq.bench.load import Load, run
+from vibemq.bench.run import run
+from vibemq.bench.streams import StreamsLoad
 from vibemq.errors import RequestFailed, TimeoutExceeded, UserError, VibeMQError
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
@@ -89,7 +90,7 @@ def server():
 
 
 def load(server, **options):
-    return Load(**{"port": server.port, "messages": 2_000, "timeout_s": 10.0, **options})
+    return StreamsLoad(**{"port": server.port, "messages": 2_000, "timeout_s": 10.0, **options})
 
 
 @pytest.mark.parametrize(
@@ -97,8 +98,8 @@ def load(server, **options):
     [
         {"mode": "pub"},
         {"mode": "pubsub", "verify": True},
-        {"mode": "pubsub", "verify": True, "producers": 2, "consumers": 3},
-        {"mode": "pubsub", "verify": True, "producers": 2, "consumers": 2, "spread": True},
+        {"mode": "pubsub", "verify": True, "publishers": 2, "consumers": 3},
+        {"mode": "pubsub", "verify": True, "publishers": 2, "consumers": 2, "spread": True},
         {"mode": "pubsub", "verify": True, "batch": 1, "group": 64, "window": 200},
         {"mode": "pubsub", "batch": 7, "size_bytes": 5},
         {"mode": "lat", "verify": True, "rate": 20_000},
@@ -113,6 +114,11 @@ def test_a_run_counts_everything(server, options):
     assert figures["publish_msg_s"] > 0 and ("latency_us" in figures) == (result.load.mode == "lat")
     assert server.streams == {}
     json.dumps(figures)
+
+
+def test_the_way_to_a_confirm_and_back_is_timed(server):
+    figures = run(load(server, mode="rtt", messages=50, batch=1, window=1)).figures()
+    assert (figures["confirmed"], figures["consumed"]) == (50, 0) and figures["confirm_us"]["p50"] > 0
 
 
 def test_a_kept_stream_is_consumed_later(server):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every script in benchmarks/ runs as its README says, here with few messages: what it measures then says nothing."""
+"""Every command of benchmarks/ runs as its README says, here with few messages: what it measures then says nothing."""
 
 import importlib.util
 import os
@@ -10,30 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import main
+
 ROOT = Path(__file__).parent.parent.parent
-BENCHMARKS = ROOT / "benchmarks"
-#: Each script with what makes it small.  Peers that are not installed are left out by the scripts, which say so.
-SCRIPTS = {
-    "micromsg2.py": ["--rounds", "1", "--scale", "0.001"],
-    "queues_scale.py": ["--queues", "10", "--connections", "2", "--waiting", "1000"],
-    "queues_side_by_side.py": ["--rounds", "1", "--scale", "0.001", "--scenario", "both"],
-    "scale.py": ["--connections", "20", "--streams", "20", "--scale", "0.001"],
-    "side_by_side.py": ["--rounds", "1", "--scale", "0.001", "--scenario", "pubsub-100"],
-    "signalr.py": [
-        *("--rounds", "1", "--scale", "0.002", "--load", "publish", "--load", "both", "--load", "fan-out"),
-        *("--peer-python", os.path.relpath(sys.executable, ROOT)),
-    ],
-    "spark/batch_read.py": ["--rows", "2000", "--rounds", "1"],
-    "streams_features.py": ["--rounds", "1", "--scale", "0.001"],
+#: Each command with what makes it small.  Peers that are not installed are left out by the commands, which say so.
+SMALL = ["--rounds", "1", "--scale", "0.001"]
+COMMANDS = {
+    "features": SMALL,
+    "micromsg2": SMALL,
+    "queues": [*SMALL, "--scenario", "both"],
+    "queues-scale": ["--queues", "10", "--connections", "2", "--waiting", "1000"],
+    "scale": ["--connections", "20", "--streams", "20", "--scale", "0.001"],
+    "signalr": ["--rounds", "1", "--scale", "0.002"],
+    "signalr-idle": ["--connections", "20"],
+    "streams": [*SMALL, "--scenario", "pubsub-100"],
 }
-#: What the scripts use of one another, and a server that signalr.py starts.
-PARTS = {"aiosignalr_hub.py", "commands.py", "figures.py", "loads.py", "fanout.py", "report.py", "compare.py"}
-PARTS |= {"queues_compare.py", "servers.py", "setup.py", "__init__.py", "__main__.py"}
+ELSEWHERE = {"run", "targets"}  # need a server that runs: test_queue_bench.py, test_compare.py
 TIMEOUT_S = 500
 
 
 def run(*command: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "VIBEMQ_PEER_PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
     )
@@ -41,19 +38,21 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_benchmark_runs(script: str) -> None:
-    if script.startswith("spark/") and importlib.util.find_spec("pyspark") is None:
-        pytest.skip("pyspark is not installed")
-    if script == "streams_features.py" and shutil.which("openssl") is None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_benchmark_runs(command: str) -> None:
+    if command == "features" and shutil.which("openssl") is None:
         pytest.skip("the openssl command is not installed")
-    assert run(str(BENCHMARKS / script), *SCRIPTS[script]).strip(), "it reports nothing"
+    assert run("-m", "benchmarks", command, *COMMANDS[command]).strip(), "it reports nothing"
 
 
-def test_every_script_is_run_here() -> None:
-    found = {str(path.relative_to(BENCHMARKS)) for path in BENCHMARKS.rglob("*.py")}
-    scripts = {name for name in found if not Path(name).name.startswith("test_") and not name.startswith("peers/")}
-    assert scripts == set(SCRIPTS) | PARTS
+def test_the_batch_read_of_spark_runs() -> None:
+    if importlib.util.find_spec("pyspark") is None:
+        pytest.skip("pyspark is not installed")
+    assert run(str(ROOT / "benchmarks" / "spark" / "batch_read.py"), "--rows", "2000", "--rounds", "1").strip()
+
+
+def test_every_command_is_run_here() -> None:
+    assert set(main.commands) == set(COMMANDS) | ELSEWHERE
 
 
 def test_the_parts_that_pytest_measures_run() -> None:

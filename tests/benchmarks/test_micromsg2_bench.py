@@ -10,7 +10,7 @@ import pytest
 from benchmarks import fanout, peers
 from benchmarks.fanout import FanOut
 from benchmarks.peers._micromsg2_load import Micromsg2Audience, Micromsg2Consumer, Micromsg2Publisher
-from benchmarks.servers import NAMED
+from benchmarks.servers import NullMicromsg2, VibeMQMicromsg2
 from vibemq.bench._flow import NUMBER_MARK, STAMP_MARK, Tally, body
 from vibemq.bench.queues import QueueLoad
 from vibemq.errors import UserError, VibeMQError
@@ -27,21 +27,21 @@ from vibemq.protocols.micromsg2.spec import SEQUENCE_MAX
 JOIN_TIMEOUT_S = 20
 SIZE = 60
 ACK_ID = 3
-SERVERS = [name for name, server in NAMED.items() if server.protocol == "micromsg2"]
+SERVERS = {kind.name: kind for kind in (VibeMQMicromsg2, NullMicromsg2)}
 
 # ---- real servers ----
 
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request, tmp_path_factory):
-    running = NAMED[request.param](tmp_path_factory.mktemp(request.param)).start()
+    running = SERVERS[request.param](tmp_path_factory.mktemp(request.param)).start()
     yield running
     running.stop()
 
 
-def load(server, **options):
+def load(server, kind=QueueLoad, **options):
     defaults = {"messages": 2_000, "window": 100, "group": 50, "prefetch": 100, "timeout_s": 30.0, "verify": True}
-    return QueueLoad(**{"protocol": server.protocol, "port": server.port, **defaults, **options})
+    return kind(**{"protocol": server.protocol, "port": server.port, **defaults, **options})
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_a_publisher_left_is_consumed_later(server):
 
 @pytest.mark.parametrize("options", [{}, {"mode": "lat", "rate": 2_000.0}], ids=str)
 def test_a_fan_out_counts_what_each_subscriber_gets(server, options):
-    asked = FanOut(load(server, **{"mode": "pub", "messages": 300, **options}), subscribers=20, threads=2)
+    asked = load(server, FanOut, **{"mode": "pub", "messages": 300, **options}, subscribers=20, threads=2)
     result = fanout.run(asked)
     assert (result.confirmed, result.consumed) == (300, 6_000)
     figures = result.figures()
@@ -93,15 +93,15 @@ def test_a_fan_out_counts_what_each_subscriber_gets(server, options):
 @pytest.mark.parametrize("server", ["vibemq-micromsg2"], indirect=True)
 @pytest.mark.parametrize("one_in", [1, 16])
 def test_a_fan_out_with_filters_counts_what_passes(server, one_in):
-    asked = FanOut(load(server, mode="pub", messages=320), subscribers=20, threads=2, one_in=one_in)
+    asked = load(server, FanOut, mode="pub", messages=320, subscribers=20, threads=2, one_in=one_in)
     assert fanout.run(asked).consumed == 20 * 320 // one_in
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        FanOut(QueueLoad(protocol="micromsg2", mode="pub", messages=32), one_in=2),
-        FanOut(QueueLoad(protocol="micromsg2", mode="pub", messages=33), one_in=16),
+        FanOut(protocol="micromsg2", mode="pub", messages=32, one_in=2),
+        FanOut(protocol="micromsg2", mode="pub", messages=33, one_in=16),
     ],
     ids=["no such filter", "some get more"],
 )

@@ -10,7 +10,7 @@ import threading
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import queues_compare
+from benchmarks import compare, micromsg2, queues, signalr
 from benchmarks.__main__ import main as bench
 from benchmarks.peers import PEERS, run
 from benchmarks.peers._peers import (
@@ -23,17 +23,17 @@ from benchmarks.peers._peers import (
     RedisPublisher,
 )
 from benchmarks.peers.others import amqp_frame, amqp_method, resp_word, short
-from benchmarks.servers import NAMED, SERVERS
+from vibemq.bench._ends import NativeConsumer, NativePublisher
 from vibemq.bench._flow import NUMBER_MARK, QUEUE_MARK, STAMP_MARK, Tally, body
-from vibemq.bench._native import NativeConsumer, NativePublisher
 from vibemq.bench.cli import bench as users_bench
-from vibemq.bench.queues import QueueLoad
+from vibemq.bench.queues import Native, QueueLoad
 from vibemq.errors import TimeoutExceeded, UserError, VibeMQError
 from vibemq.protocols.native import codec
 from vibemq.protocols.native.spec import Command
 
 JOIN_TIMEOUT_S = 20
 SIZE = 60
+SERVERS = {kind.name: kind for kind in queues.SERVERS}
 
 # ---- real servers ----
 
@@ -415,7 +415,7 @@ def test_a_comparison_alternates_and_reports(tmp_path):
     assert shown.exit_code == 0, shown.output
     report = json.loads((tmp_path / "report.json").read_text())
     assert [each["durability"] for each in report["servers"]] == ["none", "none"]
-    assert [each["name"] for each in report["scenarios"]] == [s.name for s in queues_compare.QUEUE_SCENARIOS]
+    assert [each["name"] for each in report["scenarios"]] == [s.name for s in queues.SCENARIOS]
     for scenario in report["scenarios"]:
         assert scenario["ratio"]["null"] == 1
         assert ("echo" in scenario["results"]) == scenario["name"].startswith("round-trip")
@@ -423,14 +423,14 @@ def test_a_comparison_alternates_and_reports(tmp_path):
             low, high = result["spread"][scenario["figure"]]
             assert len(result["runs"]) == 3 and low <= result["median"][scenario["figure"]] <= high
     text = (tmp_path / "report.md").read_text()
-    assert text in shown.output and text.count("| null |") == 1 + len(queues_compare.QUEUE_SCENARIOS)
+    assert text in shown.output and text.count("| null |") == 1 + len(queues.SCENARIOS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.md"]
 
 
 def test_a_server_that_is_missing_is_named_with_the_reason(monkeypatch, tmp_path):
     monkeypatch.setattr(SERVERS["redis"], "missing", classmethod(lambda kind: "it is not installed"))
     told = []
-    found = queues_compare.installed(["redis", "null"], tmp_path, told.append)
+    found = compare.installed([SERVERS["redis"], SERVERS["null"]], tmp_path, told.append)
     assert [server.name for server in found] == ["null"]
     assert told == ["redis is not measured: it is not installed"]
 
@@ -438,12 +438,11 @@ def test_a_server_that_is_missing_is_named_with_the_reason(monkeypatch, tmp_path
 def test_a_failed_run_is_reported_and_the_others_go_on(monkeypatch, tmp_path):
     turns = itertools.count()
 
-    def fail_once(load):
+    def fail_once(peer):
         if next(turns) == 0:
             raise VibeMQError("it fell over")
-        return run(load)
 
-    monkeypatch.setattr(queues_compare, "run", fail_once)
+    monkeypatch.setattr(Native, "create", fail_once)
     arguments = ["queues", "--server", "null", "--rounds", "2", "--scale", "0.0005", "--scenario", "publish"]
     shown = CliRunner().invoke(bench, [*arguments, "--folder", str(tmp_path)], catch_exceptions=False)
     assert shown.exit_code == 1 and "**1 failed**" in shown.output
@@ -461,4 +460,5 @@ def test_the_command_prints_json(tmp_path):
 
 
 def test_every_server_speaks_a_protocol_that_is_there():
-    assert {server.protocol for server in (SERVERS | NAMED).values()} == set(PEERS)
+    servers = (*queues.SERVERS, *signalr.HUBS, *micromsg2.SERVERS)
+    assert {server.protocol for server in servers} == set(PEERS) - {"streams"}

@@ -12,7 +12,7 @@ from benchmarks import fanout, peers
 from benchmarks.fanout import FanOut
 from benchmarks.peers._signalr_load import SignalRAudience, SignalRConsumer, SignalRPublisher
 from benchmarks.peers.signalr import BINARY, TEXT, frame_head, json_record, masked, messagepack_record
-from benchmarks.servers import HUBS
+from benchmarks.signalr import HUBS as HUB_KINDS
 from vibemq.bench._flow import NUMBER_MARK, STAMP_MARK, Tally, body
 from vibemq.bench.queues import QueueLoad
 from vibemq.errors import UserError, VibeMQError
@@ -20,6 +20,7 @@ from vibemq.errors import UserError, VibeMQError
 JOIN_TIMEOUT_S = 20
 SIZE = 60
 KEY = b"\x11\x22\x33\x44"
+HUBS = {kind.name: kind for kind in HUB_KINDS}
 
 # ---- real hubs ----
 
@@ -31,9 +32,9 @@ def hub(request, tmp_path_factory):
     running.stop()
 
 
-def load(hub, **options):
+def load(hub, kind=QueueLoad, **options):
     defaults = {"messages": 2_000, "window": 500, "group": 100, "prefetch": 300, "timeout_s": 30.0, "verify": True}
-    return QueueLoad(**{"protocol": hub.protocol, "port": hub.port, **defaults, **options})
+    return kind(**{"protocol": hub.protocol, "port": hub.port, **defaults, **options})
 
 
 HANDS_ON = pytest.mark.parametrize("hub", [name for name in HUBS if name != "null-signalr-messagepack"], indirect=True)
@@ -66,7 +67,7 @@ def test_every_delivery_is_counted(hub, options):
 @HANDS_ON
 @pytest.mark.parametrize("options", [{}, {"mode": "lat", "rate": 2_000.0}], ids=str)
 def test_a_fan_out_counts_what_each_subscriber_gets(hub, options):
-    asked = FanOut(load(hub, **{"mode": "pub", "messages": 300, **options}), subscribers=20, threads=2)
+    asked = load(hub, FanOut, **{"mode": "pub", "messages": 300, **options}, subscribers=20, threads=2)
     seen = []
     result = fanout.run(asked, look=lambda: seen.append(1))
     assert (result.confirmed, result.consumed, seen) == (300, 6_000, [1])
@@ -78,10 +79,10 @@ def test_a_fan_out_counts_what_each_subscriber_gets(hub, options):
 @pytest.mark.parametrize(
     "asked",
     [
-        FanOut(QueueLoad(protocol="signalr", mode="both")),
-        FanOut(QueueLoad(protocol="signalr", mode="pub", publishers=2)),
-        FanOut(QueueLoad(protocol="signalr", mode="pub"), subscribers=2, threads=3),
-        FanOut(QueueLoad(protocol="native", mode="pub")),
+        FanOut(protocol="signalr", mode="both"),
+        FanOut(protocol="signalr", mode="pub", publishers=2),
+        FanOut(protocol="signalr", mode="pub", subscribers=2, threads=3),
+        FanOut(protocol="native", mode="pub"),
     ],
     ids=["it consumes", "two publishers", "an idle thread", "no hub"],
 )

@@ -24,7 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from peer import DEADLINE_S, Peer, publish_frame, readable, wait_until
 from running import Running, broker, written
 
-from vibemq.bench.load import Load, run
+from vibemq.bench.run import run
+from vibemq.bench.streams import StreamsLoad
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
@@ -96,8 +97,10 @@ def test_what_is_published_over_tls_is_read_over_tls_and_without(
 
 
 def test_many_messages_both_ways_come_complete_and_in_order(secured: Running, authority: Authority, name: str) -> None:
-    load = Load("localhost", secured.tls_port, tls_ca=authority.certificate, stream=name, mode="pubsub", verify=True)
-    result = run(replace(load, messages=300_000, producers=3, consumers=3, timeout_s=DEADLINE_S))
+    load = StreamsLoad(
+        "localhost", secured.tls_port, tls_ca=authority.certificate, stream=name, mode="pubsub", verify=True
+    )
+    result = run(replace(load, messages=300_000, publishers=3, consumers=3, timeout_s=DEADLINE_S))
     assert result.figures()["consumed"] == 900_000
 
 

@@ -5,7 +5,8 @@ import itertools
 
 import pytest
 
-from vibemq.bench.load import Load, run
+from vibemq.bench.run import run
+from vibemq.bench.streams import StreamsLoad
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import AuthenticationFailed, RequestFailed, StreamExists, StreamNotFound
 from vibemq.protocols.streams.spec import OffsetType
@@ -107,13 +108,14 @@ def test_a_wrong_password_is_refused(broker_port):
 
 def test_the_load_generator_in_every_mode(broker_port):
     common = {"port": broker_port, "messages": 20_000, "stream": "client-load", "verify": True}
-    assert run(Load(mode="pub", keep=True, **common)).confirmed == 20_000
-    assert run(Load(mode="con", **common)).consumed == 20_000
-    result = run(Load(mode="pubsub", producers=2, consumers=2, **common))
+    assert run(StreamsLoad(mode="pub", keep=True, **common)).confirmed == 20_000
+    assert run(StreamsLoad(mode="con", **common)).consumed == 20_000
+    result = run(StreamsLoad(mode="pubsub", publishers=2, consumers=2, **common))
     assert (result.confirmed, result.consumed, result.disordered) == (20_000, 40_000, 0)
     assert (
-        run(Load(mode="pubsub", batch=1, group=64, spread=True, producers=2, consumers=2, **common)).consumed == 20_000
+        run(StreamsLoad(mode="pubsub", batch=1, group=64, spread=True, publishers=2, consumers=2, **common)).consumed
+        == 20_000
     )
-    result = run(Load(mode="lat", rate=40_000, **common))
+    result = run(StreamsLoad(mode="lat", rate=40_000, **common))
     assert result.latencies.total == result.confirms.total == 20_000
     assert 0.4 < result.wall_s < 5

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the protocols' load threads share: buffers, the patches of a frame, counting and checking. See _flow.pyx."""
+"""What the protocols' load threads share: bytes, the patches of a frame, counting, checking, latencies. See _flow.pyx."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport strlen
-
-from vibemq.bench._histogram cimport Histogram
 
 cdef extern from *:
     """
@@ -54,6 +52,8 @@ cdef extern from *:
     }
     static inline uint32_t flow_u16(const uint8_t *p) { return (uint32_t)p[0] << 8 | p[1]; }
     static inline uint32_t flow_u32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
+    static inline void flow_put_u32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
+    static inline void flow_put_u64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
     static inline uint64_t flow_u64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
     /* Eight lower-case hex digits: nibbles are spread to bytes, then 10 to 15 are lifted to the letters. */
     static inline void flow_put_hex8(uint8_t *p, uint32_t number) {
@@ -72,6 +72,7 @@ cdef extern from *:
         x = (x | x >> 8) & 0x0000FFFF0000FFFFu;
         return (uint32_t)(x | x >> 16);
     }
+    static inline int flow_leading_zeros(uint64_t value) { return __builtin_clzll(value); }
     #endif
     """
     int64_t load "flow_load"(int64_t *p) noexcept nogil
@@ -87,14 +88,26 @@ cdef extern from *:
     uint32_t get_u16 "flow_u16"(const uint8_t *p) noexcept nogil
     uint32_t get_u32 "flow_u32"(const uint8_t *p) noexcept nogil
     uint64_t get_u64 "flow_u64"(const uint8_t *p) noexcept nogil
+    void put_u32 "flow_put_u32"(uint8_t *p, uint32_t value) noexcept nogil
+    void put_u64 "flow_put_u64"(uint8_t *p, uint64_t value) noexcept nogil
     void put_hex8 "flow_put_hex8"(uint8_t *p, uint32_t number) noexcept nogil
     uint32_t get_hex8 "flow_get_hex8"(const uint8_t *p) noexcept nogil
+    int leading_zeros "flow_leading_zeros"(uint64_t value) noexcept nogil
 
 cdef enum:
     PATCHES_MAX = 4
     BODY_STAMP_AT = 7      # behind {"at":"
     BODY_NUMBER_AT = 35    # behind ","number":"
     BODY_SIZE_MIN = 55     # the members above, and an empty text
+
+
+cdef enum:
+    SUB_BUCKET_HALF_COUNT_MAGNITUDE = 10
+    SUB_BUCKET_HALF_COUNT = 1 << SUB_BUCKET_HALF_COUNT_MAGNITUDE  # 1,024: three significant digits
+    SUB_BUCKET_MASK = 2 * SUB_BUCKET_HALF_COUNT - 1
+    BUCKET_COUNT = 16  # 2,048 us doubled until it is above 60 s
+    COUNTS_COUNT = (BUCKET_COUNT + 1) * SUB_BUCKET_HALF_COUNT
+    VALUE_US_MAX = 60000000  # above this a number says only that something is broken
 
 
 cdef struct Buffer:
@@ -114,8 +127,42 @@ cdef class Tally:
     cdef void note(self, int64_t number) noexcept nogil
 
 
+cdef class Histogram:
+    cdef uint64_t counts[COUNTS_COUNT]
+    cdef readonly uint64_t total
+    cdef readonly int64_t min_us
+    cdef readonly int64_t max_us
+    cdef readonly uint64_t clamped  # values that were above VALUE_US_MAX and are counted as that
+    cdef int64_t highest_us(self, int index) noexcept
+
+    cdef inline void record_ns(self, int64_t value_ns, uint64_t count) noexcept nogil:
+        cdef int64_t value_us = value_ns // 1000
+        cdef int bucket
+        if value_us < 1:
+            value_us = 1
+        elif value_us > VALUE_US_MAX:
+            value_us = VALUE_US_MAX
+            self.clamped += count
+        # Bucket b has a resolution of 2^b us, and only the upper half of its sub-buckets, but for bucket 0.
+        bucket = 64 - leading_zeros(<uint64_t>value_us | SUB_BUCKET_MASK) - (SUB_BUCKET_HALF_COUNT_MAGNITUDE + 1)
+        self.counts[bucket * SUB_BUCKET_HALF_COUNT + (value_us >> bucket)] += count
+        self.total += count
+        if value_us < self.min_us:
+            self.min_us = value_us
+        if value_us > self.max_us:
+            self.max_us = value_us
+
+
+cdef class Transport:
+    cdef int fd
+    # As send_some and receive_some.
+    cdef Py_ssize_t write(self, const uint8_t *p, size_t size) noexcept nogil
+    cdef Py_ssize_t read(self, uint8_t *p, size_t size, bint block) noexcept nogil
+
+
 cdef class Flow:
     cdef int fd
+    cdef Transport transport
     cdef Buffer inbox, outbox
     cdef int64_t stopped, now   # now: when the bytes that `take` looks at had come
     cdef bint failed
@@ -141,7 +188,9 @@ cdef inline const uint8_t *fail_with(Flow flow, const uint8_t *p, const char *wo
 
 
 cdef class Publisher(Flow):
-    cdef int64_t first, total, window, group, interval_ns, queues, start_ns
+    cdef int64_t first, window, interval_ns, queues, start_ns
+    cdef readonly int64_t total
+    cdef int64_t group, batch   # frames in a send, messages in a frame
     cdef int64_t sent_, settled_
     cdef bint named             # acks are told apart: what was acknowledged matters, not only how much
     cdef bint timed
@@ -150,7 +199,7 @@ cdef class Publisher(Flow):
     cdef size_t stamp_at[PATCHES_MAX]
     cdef size_t queue_at[PATCHES_MAX]
     cdef int numbers_count, stamps_count, queue_marks_count
-    cdef int64_t *stamps
+    cdef int64_t *stamps        # when the frames on the way were sent, or should have been
     cdef uint64_t stamps_mask
     cdef uint8_t *acked
     cdef readonly int64_t strange   # acks of what was not waiting for one
@@ -161,10 +210,12 @@ cdef class Publisher(Flow):
     cdef void fill(self, int64_t count) noexcept nogil
     cdef void settle_number(self, int64_t number) noexcept nogil
     cdef void settle(self, int64_t count) noexcept nogil
+    cdef void advance(self, int64_t count) noexcept nogil
 
 
 cdef class Consumer(Flow):
-    cdef int64_t wanted, received_
+    cdef readonly int64_t wanted
+    cdef int64_t received_
     cdef bint timed, observes
     cdef Tally tally
     cdef int64_t *newest        # of each queue the last number seen

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of the queue load threads that all protocols share."""
+"""Types of what all protocols' load threads share."""
 
-from vibemq.bench._histogram import Histogram
+from collections.abc import Iterator
+from typing import Any
 
 NUMBER_MARK: bytes
 STAMP_MARK: bytes
@@ -9,6 +10,19 @@ QUEUE_MARK: bytes
 SIZE_MIN: int
 
 def body(size: int) -> bytes: ...
+
+class Histogram:
+    total: int
+    min_us: int
+    max_us: int
+    clamped: int
+    def record_us(self, value_us: int, count: int = 1) -> None: ...
+    def merge(self, other: Histogram) -> None: ...
+    def percentile_us(self, percent: float) -> int: ...
+    def buckets(self) -> Iterator[tuple[int, int]]: ...
+    def encode(self) -> str | None: ...
+
+class Transport: ...
 
 class Tally:
     total: int
@@ -23,28 +37,32 @@ class Tally:
 
 class Flow:
     last_ns: int
+    def __init__(
+        self, *, fd: int, early: bytes = ..., inbox_size: int = ..., transport: Transport | None = ...
+    ) -> None: ...
     @property
     def fault(self) -> str: ...
     def stop(self) -> None: ...
     def run(self) -> None: ...
 
 class Publisher(Flow):
+    total: int
     strange: int
     confirms: Histogram
     def __init__(
         self,
         *,
-        fd: int,
         frame: bytes,
         total: int,
         window: int,
         group: int,
-        early: bytes = ...,
+        batch: int = ...,
         first: int = ...,
         rate: float = ...,
         queues: int = ...,
         timed: bool = ...,
         verify: bool = ...,
+        **options: Any,
     ) -> None: ...
     @property
     def sent(self) -> int: ...
@@ -52,10 +70,11 @@ class Publisher(Flow):
     def confirmed(self) -> int: ...
 
 class Consumer(Flow):
+    wanted: int
     disordered: int
     latencies: Histogram
     def __init__(
-        self, *, fd: int, wanted: int, early: bytes = ..., timed: bool = ..., tally: Tally | None = ...
+        self, *, wanted: int, opening: bytes = ..., timed: bool = ..., tally: Tally | None = ..., **options: Any
     ) -> None: ...
     @property
     def received(self) -> int: ...

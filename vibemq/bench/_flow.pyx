@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops of the queue load generator: one thread without the GIL for each publishing or consuming connection.
+"""The loops of the load generator: one thread without the GIL for each publishing or consuming connection.
 
-A protocol is a frame with marks in it and a function, `take`, that reads what the server sent. So every server is put
-under the very same load, and none pays for a slower client. A publisher holds `group` copies of its frame and patches
-numbers and times into them; it sends all of them with one call as soon as its window has room for a group. A consumer
-answers all that one receive brought with one send.
+A protocol is a frame to publish, what `fill` patches into its copies, and a function, `take`, that reads what the
+server sent. So every server is put under the very same load, and none pays for a slower client. A publisher holds
+`group` copies of its frame and patches numbers and times into them; it sends all of them with one call as soon as its
+window has room for a group. A consumer answers all that one receive brought with one send.
 
 Marks: <number> becomes the message's number as 8 hex digits, <moment-of-send> the time (CLOCK_MONOTONIC, ns) as 16,
 <-queue> the number of its queue as 8. The body (`body`) is JSON with the first two at fixed places, so that a consumer
 can time and check a message that came through any server.
 
-Closed loop: sent as long as fewer than `window` messages are unacknowledged. Open loop: each message has its moment in
-a schedule that does not wait for the server, and a latency counts from that moment, sent in time or not.
+Closed loop: sent as long as fewer than `window` messages are unacknowledged. Open loop: each frame has its moment in a
+schedule that does not wait for the server, and a latency counts from that moment, sent in time or not; so a server
+that stalls cannot hide it by slowing its clients down (coordinated omission).
 
 Other threads only read counters and set `stopped`; these are relaxed atomics. All else belongs to the loop's thread.
 """
 
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy, memmove, memset
 
 import os
 import socket
@@ -57,6 +58,69 @@ cdef bint buffer_reserve(Buffer *buffer, size_t needed) noexcept nogil:
     return True
 
 
+cdef class Histogram:
+    """Latencies in the layout of HdrHistogram: 1 us to 60 s with three significant digits, one addition for a record.
+
+    The layout is the published one (buckets whose resolution doubles, 2,048 sub-buckets in each), so what is recorded
+    here can be handed to any tool of that family without loss; `encode` does so where the hdrhistogram package is
+    there. One thread records; merge afterwards. Percentiles are upper bounds of the sub-bucket, as is usual.
+    """
+
+    def __cinit__(self):
+        memset(self.counts, 0, sizeof(self.counts))
+        self.total, self.clamped, self.min_us, self.max_us = 0, 0, VALUE_US_MAX, 0
+
+    def record_us(self, int64_t value_us, uint64_t count=1):
+        self.record_ns(value_us * 1000, count)
+
+    def merge(self, Histogram other):
+        cdef int i
+        for i in range(COUNTS_COUNT):
+            self.counts[i] += other.counts[i]
+        self.total += other.total
+        self.clamped += other.clamped
+        self.min_us = min(self.min_us, other.min_us)
+        self.max_us = max(self.max_us, other.max_us)
+
+    cdef int64_t highest_us(self, int index) noexcept:
+        """The highest value that is counted at this index."""
+        cdef int bucket = (index >> SUB_BUCKET_HALF_COUNT_MAGNITUDE) - 1
+        cdef int64_t sub_bucket = (index & (SUB_BUCKET_HALF_COUNT - 1)) + SUB_BUCKET_HALF_COUNT
+        if bucket < 0:
+            return index
+        return ((sub_bucket + 1) << bucket) - 1
+
+    def percentile_us(self, double percent):
+        """The value that `percent` of what was recorded does not exceed; 0 where nothing was."""
+        cdef uint64_t wanted = max(<uint64_t>1, <uint64_t>(percent / 100 * self.total + 0.5)), seen = 0
+        cdef int i
+        if self.total == 0:
+            return 0
+        for i in range(COUNTS_COUNT):
+            seen += self.counts[i]
+            if seen >= wanted:
+                return min(self.highest_us(i), self.max_us)
+        return self.max_us
+
+    def buckets(self):
+        """Yields (highest value in us, count) where something was counted."""
+        cdef int i
+        for i in range(COUNTS_COUNT):
+            if self.counts[i]:
+                yield self.highest_us(i), self.counts[i]
+
+    def encode(self):
+        """The compressed base64 form that HdrHistogram's tools read, or None without the hdrhistogram package."""
+        try:
+            from hdrh.histogram import HdrHistogram
+        except ImportError:
+            return None
+        encoded = HdrHistogram(1, VALUE_US_MAX, 3)
+        for value_us, count in self.buckets():
+            encoded.record_value(min(value_us, VALUE_US_MAX), count)
+        return encoded.encode().decode("ascii")
+
+
 cdef class Tally:
     """Which of a run's messages came, from whichever consumer: all of them, and each once, is what is hoped for."""
 
@@ -91,13 +155,24 @@ cdef class Tally:
         return load(&self.strange_)
 
 
+cdef class Transport:
+    """A socket; a subclass may put TLS on it."""
+
+    cdef Py_ssize_t write(self, const uint8_t *p, size_t size) noexcept nogil:
+        return send_some(self.fd, p, size)
+
+    cdef Py_ssize_t read(self, uint8_t *p, size_t size, bint block) noexcept nogil:
+        return receive_some(self.fd, p, size, block)
+
+
 cdef class Flow:
     """A connection and its thread's body. `early` is what came behind the handshake's last answer."""
 
-    def __cinit__(self, *, int fd, bytes early=b"", **_):
+    def __cinit__(self, *, int fd, bytes early=b"", size_t inbox_size=INBOX_SIZE, transport=None, **_):
         cdef size_t size = len(early)
-        self.fd = fd
-        self.inbox = Buffer(<uint8_t *>malloc(INBOX_SIZE + size), 0, size, INBOX_SIZE + size)
+        self.fd, self.transport = fd, Transport() if transport is None else transport
+        self.transport.fd = fd
+        self.inbox = Buffer(<uint8_t *>malloc(inbox_size + size), 0, size, inbox_size + size)
         self.outbox = Buffer(<uint8_t *>malloc(OUTBOX_SIZE), 0, 0, OUTBOX_SIZE)
         if self.inbox.data is NULL or self.outbox.data is NULL:
             raise MemoryError
@@ -154,7 +229,7 @@ cdef class Flow:
         if inbox.size - inbox.end < RECEIVE_SIZE_MIN and not buffer_reserve(inbox, RECEIVE_SIZE_MIN):
             self.fail(NULL, b"no memory for the inbox", 23)
             return -1
-        got = receive_some(self.fd, inbox.data + inbox.end, inbox.size - inbox.end, block)
+        got = self.transport.read(inbox.data + inbox.end, inbox.size - inbox.end, block)
         if got == 0:
             return 0
         if got < 0:
@@ -176,8 +251,8 @@ cdef class Flow:
 
     cdef bint flush(self) noexcept nogil:
         """Sends what the socket takes now; False when the flow is over."""
-        cdef Py_ssize_t sent = send_some(
-            self.fd, self.outbox.data + self.outbox.begin, self.outbox.end - self.outbox.begin
+        cdef Py_ssize_t sent = self.transport.write(
+            self.outbox.data + self.outbox.begin, self.outbox.end - self.outbox.begin
         )
         if sent < 0:
             # What the server said before it closed explains more than that it did.
@@ -194,21 +269,23 @@ cdef class Flow:
 cdef class Publisher(Flow):
     """Sends numbers first to first + total - 1 and counts their acks."""
 
-    def __cinit__(self, *, bytes frame, int64_t total, int64_t window, int64_t group, int64_t first=0,
+    def __cinit__(self, *, bytes frame, int64_t total, int64_t window, int64_t group, int64_t batch=1, int64_t first=0,
                   double rate=0.0, int64_t queues=1, bint timed=False, bint verify=False, **_):
-        """rate: messages/s, 0 for a closed loop. timed: acks go into `confirms`. verify: each must be awaited."""
+        """rate: messages/s, 0 for a closed loop. timed: acks go into `confirms`. verify: each must be awaited.
+        batch: messages in the frame, which `fill` must be made for."""
         cdef int64_t i, ring = 1
         cdef size_t size = len(frame)
         cdef const uint8_t *text = frame
-        self.first, self.total, self.window, self.group = first, total, window, min(group, window)
-        self.interval_ns = <int64_t>(1e9 / rate) if rate else 0
+        self.first, self.total, self.window = first, total, window
+        self.batch, self.group = batch, max(<int64_t>1, min(group, window // batch))
+        self.interval_ns = <int64_t>(batch / rate * 1e9) if rate else 0
         self.queues, self.timed, self.named = queues, timed, timed or verify
         self.confirms = Histogram()
         self.frame_size = size
         self.numbers_count = self.find(frame, NUMBER_MARK, self.number_at)
         self.stamps_count = self.find(frame, STAMP_MARK, self.stamp_at)
         self.queue_marks_count = self.find(frame, QUEUE_MARK, self.queue_at)
-        while ring < self.window + self.group:
+        while ring < self.window // batch + self.group:
             ring *= 2
         self.stamps_mask = ring - 1
         self.stamps = <int64_t *>calloc(ring, sizeof(int64_t))
@@ -263,21 +340,24 @@ cdef class Publisher(Flow):
                 wait_for(self.fd, pending, min(<int64_t>IDLE_NS, self.pause_ns()))
 
     cdef int64_t due(self) noexcept nogil:
-        """How many may be sent now."""
-        cdef int64_t left = self.total - self.sent_, room = self.window - (self.sent_ - self.settled_), ready
+        """How many messages may be sent now: those of whole frames, but for the last one."""
+        cdef int64_t left = self.total - self.sent_, room = self.window - (self.sent_ - self.settled_)
+        cdef int64_t ready = self.group * self.batch
         if self.interval_ns:
-            ready = (now_ns() - self.start_ns) // self.interval_ns - self.sent_
-            return max(<int64_t>0, min(min(left, room), min(ready, self.group)))
-        left = min(left, self.group)
+            ready = min(ready, (now_ns() - self.start_ns) // self.interval_ns * self.batch - self.sent_)
+            ready = max(<int64_t>0, min(ready, room))
+            return left if ready >= left else ready - ready % self.batch
+        left = min(left, ready)
         return left if room >= left else 0
 
     cdef int64_t pause_ns(self) noexcept nogil:
-        """Until the next message's moment; long where there is none."""
-        if not self.interval_ns or self.sent_ == self.total or self.sent_ - self.settled_ >= self.window:
+        """Until the next frame's moment; long where there is none."""
+        if not self.interval_ns or self.sent_ == self.total or self.sent_ - self.settled_ + self.batch > self.window:
             return IDLE_NS
-        return max(<int64_t>0, self.start_ns + (self.sent_ + 1) * self.interval_ns - now_ns())
+        return max(<int64_t>0, self.start_ns + (self.sent_ // self.batch + 1) * self.interval_ns - now_ns())
 
     cdef void fill(self, int64_t count) noexcept nogil:
+        """Puts so many messages into the outbox, here one in a frame."""
         cdef uint8_t *frame = self.outbox.data
         cdef int64_t i, number = self.first + self.sent_, stamp = now_ns()
         cdef int j
@@ -300,14 +380,18 @@ cdef class Publisher(Flow):
     cdef void settle(self, int64_t count) noexcept nogil:
         """The oldest `count` were acknowledged, or it does not matter which."""
         cdef int64_t i
+        if self.timed:
+            for i in range(self.settled_, min(self.settled_ + count, self.sent_)):
+                self.confirms.record_ns(self.now - self.stamps[<uint64_t>i & self.stamps_mask], 1)
+        self.advance(count)
+
+    cdef void advance(self, int64_t count) noexcept nogil:
+        """So many more are settled."""
         if count <= 0:
             return
         if self.settled_ + count > self.sent_:
             self.strange += self.settled_ + count - self.sent_
             count = self.sent_ - self.settled_
-        if self.timed:
-            for i in range(self.settled_, self.settled_ + count):
-                self.confirms.record_ns(self.now - self.stamps[<uint64_t>i & self.stamps_mask], 1)
         store(&self.settled_, self.settled_ + count)
         self.last_ns = self.now
 
@@ -321,14 +405,14 @@ cdef class Publisher(Flow):
             self.acked[index] = 1
         if self.timed:
             self.confirms.record_ns(self.now - self.stamps[<uint64_t>index & self.stamps_mask], 1)
-        store(&self.settled_, self.settled_ + 1)
-        self.last_ns = self.now
+        self.advance(1)
 
 
 cdef class Consumer(Flow):
     """Takes messages and acknowledges each of them; done when it has had `wanted` of them, or is stopped."""
 
-    def __cinit__(self, *, int64_t wanted, bint timed=False, Tally tally=None, **_):
+    def __cinit__(self, *, int64_t wanted, bytes opening=b"", bint timed=False, Tally tally=None, **_):
+        """opening: what is sent before all else."""
         cdef int64_t i, queues = tally.queues if tally is not None else 1
         self.wanted, self.timed, self.tally = wanted, timed, tally
         self.observes = timed or tally is not None
@@ -338,6 +422,10 @@ cdef class Consumer(Flow):
             raise MemoryError
         for i in range(queues):
             self.newest[i] = UNKNOWN
+        if not buffer_reserve(&self.outbox, len(opening)):
+            raise MemoryError
+        memcpy(self.outbox.data, <const uint8_t *>opening, len(opening))
+        self.outbox.end = len(opening)
 
     def __dealloc__(self):
         free(self.newest)

@@ -1,63 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS for the load threads: a socket for one thread that sends and one that reads, at the same time.
+"""TLS for the load threads; loaded only for a load that has it.
 
-An ssl.SSLSocket is not for two threads at once, makes two system calls for each record, and uses the
-distribution's OpenSSL.  Here the ciphertext passes through memory, by the OpenSSL that the broker has too
-(vibemq/openssl.pyx): encrypting or decrypting a record is under a lock, and one system call takes many.
+An ssl.SSLSocket makes two system calls for each record, and uses the distribution's OpenSSL. Here the ciphertext passes
+through memory, by the OpenSSL that the broker has too (vibemq/openssl.pyx), and one system call takes many records.
 """
 
 import os
 
-from libc.errno cimport EPROTO, errno
+from libc cimport errno
+from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
-from vibemq.bench._sockets cimport receive, send_all
+
+from OpenSSL import SSL
+
+from vibemq.bench._flow cimport Transport, receive_some, send_some, wait_for
 from vibemq.openssl cimport (
-    openssl_attach, openssl_decrypt, openssl_encrypt, openssl_feed, openssl_handshake, openssl_take,
+    OpensslEnd, openssl_attach, openssl_decrypt, openssl_encrypt, openssl_feed, openssl_handshake, openssl_take,
 )
 
-from vibemq.openssl import reason
-
-cdef extern from "<pthread.h>" nogil:
-    int pthread_mutex_init(pthread_mutex_t *mutex, void *attributes)
-    int pthread_mutex_destroy(pthread_mutex_t *mutex)
-    int pthread_mutex_lock(pthread_mutex_t *mutex)
-    int pthread_mutex_unlock(pthread_mutex_t *mutex)
+from vibemq import openssl
+from vibemq.errors import UserError
 
 cdef enum:
     ROUND_BYTES = 16 * 1024  # encrypted or decrypted at a time: a record
     SEND_BYTES = 128 * 1024  # encrypted for one system call, and still in the cache then
     SEALED_BYTES = SEND_BYTES + SEND_BYTES // 16  # with what the records add
     RECEIVE_BYTES = 512 * 1024
+    WAIT_NS = 100000000
 
 
-cdef class Tunnel:
-    """What a client needs of a socket.  Sending always waits."""
+class TunnelContext:
+    """What a client needs of an ssl.SSLContext. Servers are those that ``authorities``, a PEM file, vouches for."""
 
-    def __cinit__(self):
-        pthread_mutex_init(&self.ends.lock, NULL)
-        self.ends.sealed = <uint8_t *> malloc(SEALED_BYTES)
-        self.ends.wire = <uint8_t *> malloc(RECEIVE_BYTES)
-        if self.ends.sealed == NULL or self.ends.wire == NULL:
+    def __init__(self, authorities):
+        self._context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+        self._context.set_min_proto_version(SSL.TLS1_2_VERSION)
+        self._context.set_verify(SSL.VERIFY_PEER)
+        try:
+            self._context.load_verify_locations(authorities)
+        except SSL.Error as problem:
+            raise UserError(f"{authorities}: needed a PEM file with certificates of authorities: {problem}") from None
+
+    def wrap_socket(self, sock, *, server_hostname):
+        connection = SSL.Connection(self._context, None)
+        connection.set_connect_state()
+        openssl.expect(connection, server_hostname)
+        return Tunnel(sock, connection)
+
+
+cdef class Tunnel(Transport):
+    """What a client needs of a socket, and a load thread of a Transport. Sending always waits for a client."""
+
+    cdef OpensslEnd end
+    cdef object plain, connection
+    cdef bint waits                         # a client's receiving waits until something comes
+    cdef bint unread                        # OpenSSL has more than the last call had room for
+    cdef uint8_t *sealed                    # what goes out, in [sealed_begin, sealed_end):
+    cdef size_t sealed_begin, sealed_end
+    cdef size_t covered                     # so many bytes that `write` was given, and has not said to be sent
+    cdef uint8_t *wire                      # what came and OpenSSL does not have yet, in [wire_begin, wire_end)
+    cdef size_t wire_begin, wire_end
+
+    def __cinit__(self, *_):
+        self.sealed = <uint8_t *>malloc(SEALED_BYTES)
+        self.wire = <uint8_t *>malloc(RECEIVE_BYTES)
+        if self.sealed == NULL or self.wire == NULL:
             raise MemoryError
 
     def __init__(self, plain, connection):
         """`connection`: an OpenSSL.SSL.Connection without a socket, in its initial state."""
         self.plain, self.connection = plain, connection
-        self.ends.fd, self.ends.waits = plain.fileno(), True
-        openssl_attach(&self.ends.end, connection)
+        self.fd, self.waits = plain.fileno(), True
+        openssl_attach(&self.end, connection)
         self._shake_hands()
 
     def __dealloc__(self):
-        pthread_mutex_destroy(&self.ends.lock)
-        free(self.ends.sealed)
-        free(self.ends.wire)
+        free(self.sealed)
+        free(self.wire)
 
     def _shake_hands(self):
         cdef int finished = 0
         cdef bytes got
         while not finished:
-            finished = openssl_handshake(&self.ends.end)
-            said = reason(self.connection) if finished < 0 else ""
+            finished = openssl_handshake(&self.end)
+            said = openssl.reason(self.connection) if finished < 0 else ""
             records = self._taken()
             if records:
                 self.plain.sendall(records)
@@ -67,15 +93,15 @@ cdef class Tunnel:
                 got = self.plain.recv(ROUND_BYTES)  # by Python: the socket may still have a timeout
                 if not got:
                     raise ConnectionResetError("the server closed the connection in the TLS handshake")
-                openssl_feed(&self.ends.end, got, len(got))
-        self.ends.unread = True
+                openssl_feed(&self.end, got, len(got))
+        self.unread = True
 
     def _taken(self):
-        cdef size_t size = openssl_take(&self.ends.end, self.ends.sealed, SEALED_BYTES)
-        return (<char *> self.ends.sealed)[:size]
+        cdef size_t size = openssl_take(&self.end, self.sealed, SEALED_BYTES)
+        return (<char *>self.sealed)[:size]
 
     def setblocking(self, bint flag):
-        self.ends.waits = flag
+        self.waits = flag
         self.plain.setblocking(True)
 
     def fileno(self):
@@ -85,77 +111,83 @@ cdef class Tunnel:
         self.plain.shutdown(how)
 
     def close(self):
-        self.ends.fd = -1  # a socket that is opened next has this number
+        self.fd = -1  # a socket that is opened next has this number
         self.plain.close()
 
     def send(self, const uint8_t[:] data):
-        cdef int error = 0
-        cdef size_t size = len(data)
-        if size:
-            with nogil:
-                error = tunnel_send(&self.ends, &data[0], size)
-        if error:
+        cdef size_t sent = 0, size = len(data)
+        cdef Py_ssize_t more = 0
+        cdef int error
+        with nogil:
+            while sent < size and more >= 0:
+                more = self.write(&data[sent], size - sent)
+                if more > 0:
+                    sent += more
+                elif more == 0:
+                    wait_for(self.fd, True, WAIT_NS)
+            error = errno.errno if more < -1 else errno.EPIPE
+        if more < 0:
             raise OSError(error, os.strerror(error))
         return size
 
     def recv_into(self, uint8_t[:] room):
         cdef Py_ssize_t got
+        cdef int error
         with nogil:
-            got = tunnel_receive(&self.ends, &room[0], len(room))
-        if got < 0:
-            raise OSError(-got, os.strerror(-got))
-        return got
+            got = self.read(&room[0], len(room), self.waits)
+            error = errno.errno if got else errno.EAGAIN
+        if got == 0 or got < -1:
+            raise OSError(error, os.strerror(error))
+        return max(got, 0)
 
+    cdef Py_ssize_t write(self, const uint8_t *p, size_t size) noexcept nogil:
+        """What is not sent as a whole is given again by the caller, and then is not encrypted again."""
+        cdef size_t part
+        cdef Py_ssize_t sent
+        if self.sealed_begin == self.sealed_end:
+            self.sealed_begin = self.sealed_end = 0
+            while self.covered < size and self.covered < SEND_BYTES:
+                part = min(size - self.covered, <size_t>ROUND_BYTES)
+                if openssl_encrypt(&self.end, p + self.covered, part):
+                    return self.refused()
+                self.sealed_end += openssl_take(
+                    &self.end, self.sealed + self.sealed_end, SEALED_BYTES - self.sealed_end
+                )
+                self.covered += part
+        sent = send_some(self.fd, self.sealed + self.sealed_begin, self.sealed_end - self.sealed_begin)
+        if sent < 0:
+            return sent
+        self.sealed_begin += sent
+        if self.sealed_begin < self.sealed_end:
+            return 0
+        sent, self.covered = self.covered, 0
+        return sent
 
-cdef int tunnel_send(TunnelEnds *ends, const uint8_t *data, size_t size) noexcept nogil:
-    cdef size_t part, encrypted, sealed
-    cdef int failed = 0, error
-    while size:
-        encrypted = sealed = 0
-        pthread_mutex_lock(&ends.lock)
-        while encrypted < size and encrypted < SEND_BYTES and not failed:
-            part = min(size - encrypted, <size_t> ROUND_BYTES)
-            failed = openssl_encrypt(&ends.end, data + encrypted, part)
-            sealed += openssl_take(&ends.end, ends.sealed + sealed, SEALED_BYTES - sealed)
-            encrypted += part
-        pthread_mutex_unlock(&ends.lock)
-        if failed:
-            return EPROTO
-        error = send_all(ends.fd, ends.sealed, sealed)
-        if error:
-            return error
-        data += encrypted
-        size -= encrypted
-    return 0
+    cdef Py_ssize_t read(self, uint8_t *p, size_t size, bint block) noexcept nogil:
+        cdef Py_ssize_t got = 0, more
+        if self.unread:
+            got = self.decrypt(p, size, 0)
+        while got == 0 and not self.end.ended:
+            if self.wire_begin == self.wire_end:
+                more = receive_some(self.fd, self.wire, RECEIVE_BYTES, block)
+                if more <= 0:
+                    return more
+                self.wire_begin, self.wire_end = 0, more
+            while self.wire_begin < self.wire_end and 0 <= got < <Py_ssize_t>size:
+                more = self.decrypt(p + got, size - got, min(self.wire_end - self.wire_begin, <size_t>ROUND_BYTES))
+                got = got + more if more >= 0 else more
+        self.unread = got == <Py_ssize_t>size
+        return got if got else -1
 
+    cdef Py_ssize_t decrypt(self, uint8_t *p, size_t size, size_t fed) noexcept nogil:
+        """Of what was fed and the next `fed` bytes of the wire."""
+        cdef Py_ssize_t got = -1
+        if not openssl_feed(&self.end, self.wire + self.wire_begin, fed):
+            got = openssl_decrypt(&self.end, p, size)
+        self.wire_begin += fed
+        return self.refused() if got < 0 else got
 
-cdef Py_ssize_t tunnel_receive(TunnelEnds *ends, uint8_t *data, size_t size) noexcept nogil:
-    cdef Py_ssize_t got = 0, n
-    cdef size_t part
-    if ends.unread:
-        got = decrypt(ends, data, size, 0)
-    while got == 0 and not ends.end.ended:
-        if ends.wire_begin == ends.wire_end:
-            n = receive(ends.fd, ends.wire, RECEIVE_BYTES, ends.waits)
-            if n <= 0:
-                return -errno if n else 0
-            ends.wire_begin, ends.wire_end = 0, n
-        while ends.wire_begin < ends.wire_end and <size_t> got < size:
-            part = min(ends.wire_end - ends.wire_begin, <size_t> ROUND_BYTES)
-            n = decrypt(ends, data + got, size - got, part)
-            if n < 0:
-                return n
-            got += n
-    ends.unread = <size_t> got == size
-    return got
-
-
-cdef Py_ssize_t decrypt(TunnelEnds *ends, uint8_t *data, size_t size, size_t fed) noexcept nogil:
-    """Of what was fed and the next `fed` bytes of the wire; as tunnel_receive."""
-    cdef Py_ssize_t got = -1
-    pthread_mutex_lock(&ends.lock)
-    if not openssl_feed(&ends.end, ends.wire + ends.wire_begin, fed):
-        got = openssl_decrypt(&ends.end, data, size)
-    pthread_mutex_unlock(&ends.lock)
-    ends.wire_begin += fed
-    return -EPROTO if got < 0 else got
+    cdef Py_ssize_t refused(self) noexcept nogil:
+        """By OpenSSL."""
+        errno.errno = errno.EPROTO
+        return -2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every server under the queue load generator has: connections for commands, and connections for the load.
+"""What every server under the load generator has: connections for commands, and connections for the load.
 
 A Peer holds one connection for commands and makes the connections whose sockets the load threads then own.
 """
@@ -7,15 +7,14 @@ A Peer holds one connection for commands and makes the connections whose sockets
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
-from vibemq.bench._flow import Consumer, Publisher, Tally
+from vibemq.bench._flow import Consumer, Flow, Publisher, Tally
+from vibemq.bench.load import Load
 from vibemq.errors import VibeMQError
 
-if TYPE_CHECKING:
-    from vibemq.bench.queues import QueueLoad
-
 READ_SIZE = 1 << 16
+L = TypeVar("L", bound=Load)
 
 
 class Wire:
@@ -37,7 +36,7 @@ class Wire:
 
     def exactly(self, size: int) -> bytes:
         while len(self.held) < size:
-            self._more()
+            self.more()
         taken = bytes(self.held[:size])
         del self.held[:size]
         return taken
@@ -45,10 +44,11 @@ class Wire:
     def line(self) -> bytes:
         """Up to CR LF, which is left out."""
         while (at := self.held.find(b"\r\n")) < 0:
-            self._more()
+            self.more()
         return self.exactly(at + 2)[:-2]
 
-    def _more(self) -> None:
+    def more(self) -> None:
+        """Receives once."""
         try:
             more = self.socket.recv(READ_SIZE)
         except TimeoutError as error:
@@ -66,16 +66,15 @@ class Wire:
         self.socket.close()
 
 
-class Peer:
+class Peer(Generic[L]):
     """One server's protocol; the methods that raise are the ones that each has to say for itself."""
 
-    port_default = 0
+    shares = True  # consumers do: what one has had, no other gets
+    tally: Tally | None = None  # of what came, where they share
+    control: Wire | None = None
 
-    def __init__(self, load: QueueLoad) -> None:
+    def __init__(self, load: L) -> None:
         self.load = load
-
-    def wire(self) -> Wire:
-        return Wire(self.load.host, self.load.port or self.port_default, self.load.timeout_s)
 
     def publishing(self, number: int) -> dict[str, Any]:
         """What every publisher is told."""
@@ -87,19 +86,19 @@ class Peer:
             "window": load.window,
             "group": load.group,
             "rate": load.rate / load.publishers,
-            "queues": load.queues,
-            "timed": load.mode in ("rtt", "lat"),
+            "timed": load.timed,
             "verify": load.verify,
         }
 
-    def consuming(self, tally: Tally | None) -> dict[str, Any]:
-        return {"wanted": self.load.messages, "timed": self.load.mode == "lat", "tally": tally}
+    def consuming(self) -> dict[str, Any]:
+        """What every consumer is told."""
+        return {"wanted": self.load.messages, "timed": self.load.mode == "lat", "tally": self.tally}
 
     def create(self) -> None:
-        """New empty queues."""
+        """New and empty."""
 
     def delete(self) -> None:
-        """Queues that need not exist."""
+        """What need not exist."""
 
     def left(self) -> int:
         """Messages that are not settled yet."""
@@ -108,8 +107,13 @@ class Peer:
     def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
         raise VibeMQError(f"{type(self).__name__} cannot publish")
 
-    def consumer(self, number: int, tally: Tally | None) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
         raise VibeMQError(f"{type(self).__name__} cannot consume")
+
+    def check(self, flows: list[Flow]) -> None:
+        """Raises what only this protocol can say of a run that is over."""
 
     def close(self) -> None:
         """Ends the connection for commands."""
+        if self.control is not None:
+            self.control.close()

@@ -3,7 +3,7 @@
 
 A broker of its own with two workers and the durability `os`; the load generator on the same cores:
 
-    python benchmarks/streams_features.py --rounds 5 --warm-mb 6000
+    python -m benchmarks features --rounds 5 --warm-mb 6000
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,9 @@ import click
 
 from benchmarks.report import ROUNDS_DEFAULT_COUNT, warm_memory
 from benchmarks.servers import VibeMQ
-from vibemq.bench.load import Load, Result, run
+from vibemq.bench.load import Result
+from vibemq.bench.run import run
+from vibemq.bench.streams import StreamsLoad as Load
 
 PUBLISH = Load(mode="pub", messages=10_000_000, group=8)
 CONSUME = Load(mode="con", messages=20_000_000)
@@ -47,7 +48,7 @@ def seconds(result: Result) -> float:
 
 def scaled(load: Load, scale: float) -> Load:
     """At least one frame for each connection, and never more than the few that a filter is to find."""
-    fewest = max(load.producers, load.consumers) * load.batch
+    fewest = max(load.publishers, load.consumers) * load.batch
     return load if load.messages == LAST else replace(load, messages=max(fewest, round(load.messages * scale)))
 
 
@@ -99,14 +100,14 @@ class Tables:
 
     def both_ways(self) -> None:
         plain = replace(BOTH, **self.here)
-        hundred = replace(plain, spread=True, window=20_000, producers=100, consumers=100)
+        hundred = replace(plain, spread=True, window=20_000, publishers=100, consumers=100)
         self.table(
             "publish and consume, msg/s",
             {
                 "plain": (plain, consumed),
                 "TLS": (replace(BOTH, **self.secret), consumed),
                 "100 streams at once": (hundred, consumed),
-                "1,000 connections": (replace(hundred, window=10_000, producers=500, consumers=500), consumed),
+                "1,000 connections": (replace(hundred, window=10_000, publishers=500, consumers=500), consumed),
             },
         )
 
@@ -154,11 +155,12 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return made, key
 
 
-@click.command(help=__doc__)
+@click.command()
 @click.option("--rounds", default=ROUNDS_DEFAULT_COUNT, show_default=True)
 @click.option("--scale", default=1.0, show_default=True, help="Of messages.")
 @click.option("--warm-mb", default=0, show_default=True, help="Memory to touch first.")
-def main(rounds: int, scale: float, warm_mb: int) -> None:
+def features(rounds: int, scale: float, warm_mb: int) -> None:
+    """What features of the streams door cost, each beside the plain load."""
     warm_memory(warm_mb)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -178,7 +180,3 @@ def main(rounds: int, scale: float, warm_mb: int) -> None:
             small_chunks(server.streams_port, rounds, scale)
         finally:
             server.stop()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of the load generator: connections, a thread for each, one clock, and figures.
+
+It knows nothing of the server behind the port, so the same run measures this broker and any other server whose
+protocol has a Peer. A run in which anything was refused or lost is an error and no figure; with `verify` every message
+must come in order, where consumers share the messages each of them once, and every ack must be for a message that
+waited for one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from vibemq.bench._flow import Consumer, Flow, Publisher
+from vibemq.bench.cpu import only_on, tree_cpu_s
+from vibemq.bench.load import Load, Result
+from vibemq.bench.peer import Peer
+from vibemq.bench.queues import Native
+from vibemq.bench.streams import Streams
+from vibemq.errors import TimeoutExceeded, UserError, VibeMQError
+
+PEERS: dict[str, type[Peer[Any]]] = {"streams": Streams, "native": Native}
+POLL_S = 0.01
+SETTLED_TIMEOUT_S = 10.0  # acks are not answered: the server needs a moment until it has read the last one
+
+
+def run(load: Load, look: Callable[[], None] | None = None, peers: Mapping[str, type[Peer[Any]]] = PEERS) -> Result:
+    """Creates what is to be loaded, loads it, deletes it, and gives the figures; raises if anything was lost.
+
+    look: is called when all is done and everything is still connected.
+    """
+    if load.protocol not in peers:
+        raise UserError(f"protocol: needed one of {', '.join(peers)}, had {load.protocol}")
+    load.check()
+    peer = peers[load.protocol](load)
+    try:
+        if load.publishes:
+            peer.create()
+        try:
+            return Run(load, peer).go(look)
+        finally:
+            if not load.keep:
+                peer.delete()
+    finally:
+        peer.close()
+
+
+class Run:
+    """A connection with a thread for each publisher and consumer."""
+
+    def __init__(self, load: Load, peer: Peer[Any]) -> None:
+        self.load, self.peer = load, peer
+        self.publishers: list[Publisher] = []
+        self.consumers: list[Consumer] = []
+        self.sockets: list[socket.socket] = []
+        self.threads: list[threading.Thread] = []
+
+    @property
+    def flows(self) -> list[Flow]:
+        return [*self.consumers, *self.publishers]
+
+    def go(self, look: Callable[[], None] | None = None) -> Result:
+        try:
+            self.open()
+            with ExitStack() as stack:
+                if self.load.apart:
+                    stack.enter_context(only_on(max(os.sched_getaffinity(0)), self.load.broker_pid))
+                result = self.measure()
+            self.check(result)
+            if look is not None:
+                look()
+            return result
+        finally:
+            self.stop()
+
+    def open(self) -> None:
+        """Consumers first: what is published meets them."""
+        if self.load.consumes:
+            for number in range(self.load.consumers):
+                connection, consumer = self.peer.consumer(number)
+                self.sockets.append(connection)
+                self.consumers.append(consumer)
+        if self.load.publishes:
+            for number in range(self.load.publishers):
+                connection, publisher = self.peer.publisher(number)
+                self.sockets.append(connection)
+                self.publishers.append(publisher)
+
+    def body(self, flow: Flow) -> None:
+        if self.load.apart:
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        flow.run()
+
+    def measure(self) -> Result:
+        """Lets the threads run."""
+        load, result = self.load, Result(self.load)
+        for number, flow in enumerate(self.flows):
+            name = f"vibemq bench {number}"
+            self.threads.append(threading.Thread(target=self.body, args=(flow,), name=name, daemon=True))
+        broker_cpu_s = tree_cpu_s(load.broker_pid) if load.broker_pid else 0.0
+        client_cpu_s, start_ns = time.process_time(), time.monotonic_ns()
+        for thread in self.threads:
+            thread.start()
+        end = time.monotonic() + load.timeout_s
+        while any(thread.is_alive() for thread in self.threads) and not self.is_over():
+            if time.monotonic() > end:
+                raise TimeoutExceeded(
+                    f"{load.mode} run: not done within {load.timeout_s:g} s: {self.state()}",
+                    hint="Raise --timeout, or send fewer --messages.",
+                )
+            time.sleep(POLL_S)
+        result.wall_s = (time.monotonic_ns() - start_ns) / 1e9
+        result.client_cpu_s = time.process_time() - client_cpu_s
+        if load.broker_pid:
+            result.broker_cpu_s = tree_cpu_s(load.broker_pid) - broker_cpu_s
+        result.add(self.publishers, self.consumers, start_ns)
+        return result
+
+    def is_over(self) -> bool:
+        """Asked while threads run: is there nothing left to wait for?"""
+        shared = self.peer.shares and len(self.consumers) > 1
+        if shared and sum(consumer.received for consumer in self.consumers) >= self.load.messages:
+            for consumer in self.consumers:  # none of them knows how many messages the others had
+                consumer.stop()
+        return any(flow.fault for flow in self.flows)
+
+    def state(self) -> str:
+        """How far it has come, for an error."""
+        return (
+            f"sent {sum(p.sent for p in self.publishers)}, confirmed {sum(p.confirmed for p in self.publishers)}, "
+            f"consumed {sum(c.received for c in self.consumers)}"
+        )
+
+    def check(self, result: Result) -> None:
+        """A run in which anything was refused, lost or out of order raises."""
+        load, peer, tally = self.load, self.peer, self.peer.tally
+        peer.check(self.flows)
+        fault = next((flow.fault for flow in self.flows if flow.fault), "")
+        missing = any(consumer.received < consumer.wanted for consumer in self.consumers)
+        if peer.shares:
+            missing = load.consumes and result.consumed < load.messages
+        if fault or missing or result.confirmed < sum(publisher.total for publisher in self.publishers):
+            how = f": {fault}" if fault else ""
+            raise VibeMQError(f"{load.mode} run: a connection ended before all was done{how}: {self.state()}")
+        if strange := sum(publisher.strange for publisher in self.publishers):
+            raise VibeMQError(f"{load.mode} run: {strange} acks were for messages that waited for none")
+        if tally is not None and load.consumes:
+            result.repeated = tally.repeated
+            in_order = not result.disordered or load.consumers > 1
+            if tally.missing or tally.repeated or tally.strange or not in_order:
+                raise VibeMQError(
+                    f"{load.mode} run: {tally.missing} messages were missing, {tally.repeated} came again, "
+                    f"{tally.strange} were not ours, {result.disordered} out of order"
+                )
+        elif result.disordered:
+            raise VibeMQError(f"{load.mode} run: {result.disordered} messages were not what their producer sent next")
+        if load.consumes:
+            self.await_settled()
+
+    def await_settled(self) -> None:
+        """Nothing may be left: what a server has not taken for acknowledged, it would deliver again."""
+        end = time.monotonic() + SETTLED_TIMEOUT_S
+        while left := self.peer.left():
+            if time.monotonic() > end:
+                raise VibeMQError(f"{self.load.mode} run: {left} messages were acknowledged and are still in the queue")
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """Ends the threads by ending their sockets; a closed descriptor is never left to a running thread."""
+        for flow in self.flows:
+            flow.stop()
+        for connection in self.sockets:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the other side was quicker
+                continue
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join()
+        for connection in self.sockets:
+            connection.close()
