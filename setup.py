@@ -22,6 +22,7 @@ CPUS = os.cpu_count() or 1
 #: Modules that work for every message, or find their way through bytes.  -O3 shows in their figures, and takes twice
 #: as long to compile as -O1, which is enough for the others.
 HOT = (
+    "bench/*.pyx",
     "broker/*.pyx",
     "client/_*.pyx",
     "net/connection.pyx",
