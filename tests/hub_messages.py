@@ -13,8 +13,8 @@ from vibemq.errors import VibeMQError
 from vibemq.protocols.signalr import records, spec
 from vibemq.protocols.signalr.codec import elements_of, parts_of
 from vibemq.protocols.signalr.framing import split_records
+from vibemq.protocols.signalr.records import raw_of, texts_of, value_of
 from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MessageType
-from vibemq.protocols.signalr.values import raw_of, texts_of, value_of
 
 __all__ = ["Message", "UnencodableValue", "decode", "encode", "split_records", "type_of"]
 

@@ -5,11 +5,54 @@ The library is the oracle: written by others from the same RFC. It leaves UTF-8 
 decoder stands here. What it sees otherwise than we do is in `may_differ`.
 """
 
-from vibemq.protocols.signalr.websocket import Event
+from typing import NamedTuple
+
+from vibemq.protocols.signalr.websocket import MessageReader
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 FIN = 0x80
 MASK = bytes.fromhex("37fa213d")
+
+KINDS = ("needs more", "message", "ping", "pong", "close", "fault")
+
+
+class Event(NamedTuple):
+    """What the reader has found; `payload` is a message, the payload of a ping or pong, or the reason of a close."""
+
+    kind: str
+    opcode: int = 0
+    payload: bytes = b""
+    close_code: int = 0
+    fault: str = ""
+
+
+class FrameReader:
+    """A MessageReader and the connection in front of it: takes bytes as they come, keeps a frame that is not whole."""
+
+    def __init__(self, message_max: int = 1 << 20) -> None:
+        self.reader = MessageReader(message_max)
+        self.kept = b""  # as they came, still masked
+        self.wanted = 0  # bytes that the first of them needs in all, 0 when that is unknown
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that are complete with these bytes."""
+        given, at = bytearray(self.kept) + data, 0
+        events: list[Event] = []
+        while True:
+            number, opcode, payload, used, wanted, code, fault = self.reader.read(given, at)
+            at += used
+            kind = KINDS[number]
+            if kind == "needs more":
+                self.kept, self.wanted = bytes(given[at:]), wanted
+                return events
+            if kind == "message":
+                events.append(Event(kind, opcode, payload))
+            elif kind == "close":
+                events.append(Event(kind, CLOSE, payload, code))
+            elif kind == "fault":
+                events.append(Event(kind, 0, b"", code, fault))
+            else:
+                events.append(Event(kind, PING if kind == "ping" else PONG, payload))
 
 
 def header(

@@ -18,8 +18,8 @@ from hub_messages import UnencodableValue
 
 from vibemq.errors import LimitExceeded
 from vibemq.protocols.signalr import framing, handshake, spec
+from vibemq.protocols.signalr.records import MalformedFrame
 from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MessageType
-from vibemq.protocols.signalr.values import MalformedFrame
 
 pytestmark = [pytest.mark.fuzz]
 

@@ -10,9 +10,20 @@ import random
 import time
 
 import pytest
-from websocket_frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, Oracle, masked, may_differ, without_words
-
-from vibemq.protocols.signalr.websocket import Event, FrameReader
+from websocket_frames import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    Event,
+    FrameReader,
+    Oracle,
+    masked,
+    may_differ,
+    without_words,
+)
 
 pytest.importorskip("websockets", reason="websockets is not installed")
 pytestmark = [pytest.mark.fuzz]

@@ -20,10 +20,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vibemq.errors import LimitExceeded
-from vibemq.protocols.signalr import framing, handshake, spec, values
+from vibemq.protocols.signalr import framing, handshake, records, spec
 from vibemq.protocols.signalr.handshake import Handshake
+from vibemq.protocols.signalr.records import MalformedFrame
 from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MessageType
-from vibemq.protocols.signalr.values import MalformedFrame
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
 JSON, MESSAGEPACK = Encoding
@@ -356,7 +356,7 @@ def test_what_a_dialect_cannot_say_is_not_written(message, dialect):
 def test_values_that_are_none_raise():
     for raw, encoding in ((b"", JSON), (b"{", JSON), (b'"\\ud800"', JSON), (b"", MESSAGEPACK), (b"\xc1", MESSAGEPACK)):
         with pytest.raises(MalformedFrame, match="value"):
-            values.value_of(raw, encoding)
+            records.value_of(raw, encoding)
 
 
 # ---- itself ----

@@ -10,8 +10,8 @@ import pytest
 from hub_messages import Message
 
 from vibemq.protocols.signalr import spec
+from vibemq.protocols.signalr.records import MalformedFrame
 from vibemq.protocols.signalr.spec import Dialect, Encoding
-from vibemq.protocols.signalr.values import MalformedFrame
 
 JSON, MESSAGEPACK = Encoding
 

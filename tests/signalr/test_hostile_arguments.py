@@ -18,8 +18,8 @@ from running import Running, broker
 
 from vibemq.protocols.signalr.door import METHODS
 from vibemq.protocols.signalr.methods import Method, raw
+from vibemq.protocols.signalr.records import MalformedFrame
 from vibemq.protocols.signalr.spec import Encoding, MessageType
-from vibemq.protocols.signalr.values import MalformedFrame
 
 DEEP = 50
 JSON_VALUES = (

@@ -11,6 +11,8 @@ from websocket_frames import (
     PING,
     PONG,
     TEXT,
+    Event,
+    FrameReader,
     Oracle,
     closing,
     header,
@@ -19,7 +21,6 @@ from websocket_frames import (
 )
 
 from vibemq.protocols.signalr import websocket
-from vibemq.protocols.signalr.websocket import Event, FrameReader
 
 MESSAGE_MAX = 1000  # bytes, of the reader of every case
 TAIL = masked(PING, b"tail")

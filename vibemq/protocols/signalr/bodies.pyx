@@ -34,7 +34,7 @@ from vibemq.storage.core cimport (
 from vibemq.protocols.signalr.errors import HubError
 from vibemq.protocols.signalr.options import message_options
 from vibemq.protocols.signalr.spec import ErrorCode
-from vibemq.protocols.signalr.values import value_of
+from vibemq.protocols.signalr.records import value_of
 
 cdef enum:
     MEMBER_BYTES = 32             # a name or number around what is the message's own
@@ -370,7 +370,8 @@ cdef int add_headers(item *of, const message_view *m, int encoding) except -1:
 # ---- out: the whole ----
 
 
-cdef int make(item *of, const message_view *m, bytes queue, const uint8_t *id, uint32_t id_size, int encoding) except -1:
+cdef int make(item *of, const message_view *m, bytes queue, const uint8_t *id, uint32_t id_size,
+              int encoding) except -1:
     cdef amqp_value type, key
     cdef uint32_t size = 0
     cdef const uint8_t *body = payload_of(m, &size)
@@ -421,7 +422,9 @@ cdef const item *item_of(const message_view *m, uint64_t key, bytes queue, const
 
 cdef size_t delivery_size(const item *of, uint64_t tag, int encoding) noexcept:
     cdef uint8_t number[9]
-    return of.size + (7 + decimal_size(tag) if encoding == ENCODING_JSON else 5 + (mp_unsigned_put(number, tag) - number))
+    if encoding == ENCODING_JSON:
+        return of.size + 7 + decimal_size(tag)
+    return of.size + 5 + (mp_unsigned_put(number, tag) - number)
 
 
 cdef uint8_t *delivery_write(uint8_t *p, const item *of, uint64_t tag, int encoding) noexcept:

@@ -14,21 +14,11 @@ from vibemq.storage.core cimport (
     ERR_LIMIT, OK, bytes_load16, bytes_load32, bytes_load64, err, json_check, json_check_escapes, utf8_is_valid,
 )
 
-from vibemq.protocols.signalr.values import MalformedFrame, texts_of
+from vibemq.protocols.signalr.records import MalformedFrame, texts_of
 
 cdef enum:
-    MEMBER_TYPE = 0
-    MEMBER_TARGET
-    MEMBER_ARGUMENTS
-    MEMBER_ID
-    MEMBER_ITEM
-    MEMBER_RESULT
-    MEMBER_ERROR
-    MEMBER_STREAM_IDS
-    MEMBER_HEADERS
-    MEMBER_SEQUENCE
-    MEMBER_ALLOW_RECONNECT
-    MEMBER_NONBLOCKING
+    MEMBER_TYPE = 0, MEMBER_TARGET, MEMBER_ARGUMENTS, MEMBER_ID, MEMBER_ITEM, MEMBER_RESULT, MEMBER_ERROR
+    MEMBER_STREAM_IDS, MEMBER_HEADERS, MEMBER_SEQUENCE, MEMBER_ALLOW_RECONNECT, MEMBER_NONBLOCKING
     MEMBER_KIND              # of a result, in MessagePack alone
     MEMBERS
     NAMES = MEMBER_KIND + 1  # nonblocking has two
@@ -63,16 +53,7 @@ cdef extern from *:
     const uint8_t vibemq_mp_kinds[28]
     const uint8_t vibemq_mp_widths[28]
     enum:
-        MP_NIL
-        MP_FALSE
-        MP_TRUE
-        MP_INTEGER
-        MP_FLOAT
-        MP_STR
-        MP_BIN
-        MP_EXT
-        MP_ARRAY
-        MP_MAP
+        MP_NIL, MP_FALSE, MP_TRUE, MP_INTEGER, MP_FLOAT, MP_STR, MP_BIN, MP_EXT, MP_ARRAY, MP_MAP
 
 # Texts of JSON that had escapes, until the next parse.
 cdef list decoded = []
@@ -285,6 +266,7 @@ cdef int mp_members(const uint8_t *record, size_t size, int dialect, span *membe
     cdef const uint8_t *p = mp_head_read(record, end, &head)
     cdef bint too_deep = False
     cdef uint64_t count, i
+    cdef int64_t type = 0
     if p == NULL:
         return cut_short()
     if head.kind != MP_ARRAY:
@@ -302,9 +284,8 @@ cdef int mp_members(const uint8_t *record, size_t size, int dialect, span *membe
     if p != end:
         return cut_short()
     members[MEMBER_TYPE] = elements[0]
-    if integer_of(elements[0], ENCODING_MESSAGEPACK, &out.sequence) and TYPE_INVOCATION <= out.sequence <= TYPE_SEQUENCE:
-        mp_places(<int> out.sequence, dialect, count, elements, members)
-    out.sequence = 0
+    if integer_of(elements[0], ENCODING_MESSAGEPACK, &type) and TYPE_INVOCATION <= type <= TYPE_SEQUENCE:
+        mp_places(<int> type, dialect, count, elements, members)
     begin = members[MEMBER_ARGUMENTS].data
     if begin != NULL and mp_head_read(begin, end, &head) != NULL:
         out.argument_count = <uint32_t> head.size
@@ -330,7 +311,8 @@ cdef int mp_places(int type, int dialect, uint64_t count, const span *elements, 
         members[MEMBER_ITEM] = at[0]
     elif type == TYPE_COMPLETION:
         members[MEMBER_KIND] = at[0]
-        if at[0].size and not integer_of(at[0], ENCODING_MESSAGEPACK, &kind) or not RESULT_ERROR <= kind <= RESULT_VALUE:
+        if at[0].size and not integer_of(at[0], ENCODING_MESSAGEPACK, &kind) \
+                or not RESULT_ERROR <= kind <= RESULT_VALUE:
             return wrong("result kind", "1, 2 or 3", "another value")
         if kind != RESULT_VOID:
             members[MEMBER_ERROR if kind == RESULT_ERROR else MEMBER_RESULT] = at[1]
@@ -441,8 +423,8 @@ cdef int id_take(span raw, int encoding, int dialect, bint needed, hub_message *
 
 
 cdef int stream_ids_take(span raw, int encoding, hub_message *out) except -1:
-    if raw.size == (2 if encoding == ENCODING_JSON else 1) and raw.data[0] == (c'[' if encoding == ENCODING_JSON else 0x90):
-        return 0  # as one client ends every call
+    if raw.size == 1 and raw.data[0] == 0x90:
+        return 0  # as calls in MessagePack end
     try:
         ids = texts_of(bytes_of(raw), encoding)
     except ValueError:
@@ -499,7 +481,8 @@ cdef int interpret(const span *members, int encoding, int dialect, hub_message *
         return wrong("sequenceId", "an integer that is not negative", "another value")
 
     raw = members[MEMBER_TARGET]
-    if type == TYPE_STREAM_INVOCATION and dialect != DIALECT_V1 and (raw.size == 0 or is_json and is_none(raw, encoding)):
+    if type == TYPE_STREAM_INVOCATION and dialect != DIALECT_V1 \
+            and (raw.size == 0 or is_json and is_none(raw, encoding)):
         out.type = TYPE_STREAM_COMPLETION
     id_take(members[MEMBER_ID], encoding, dialect, out.type != TYPE_INVOCATION, out)
     if out.type == TYPE_INVOCATION or out.type == TYPE_STREAM_INVOCATION:
@@ -507,7 +490,8 @@ cdef int interpret(const span *members, int encoding, int dialect, hub_message *
         out.arguments, out.argument_count = members[MEMBER_ARGUMENTS], argument_count
         if out.arguments.size == 0 and not is_json:
             return too_few()
-        if not out.arguments.size or not is_array(out.arguments, encoding):
+        if is_json and (not out.arguments.size or out.arguments.data[0] != c'[') \
+                or not is_json and mp_kind(out.arguments) != MP_ARRAY:
             return wrong("arguments", "an array")
         if dialect != DIALECT_V1:
             flag_take(members[MEMBER_NONBLOCKING], encoding, "nonblocking", &out.nonblocking)
@@ -521,7 +505,7 @@ cdef int interpret(const span *members, int encoding, int dialect, hub_message *
     elif type != TYPE_CANCEL_INVOCATION:
         # In MessagePack a kind of result has said that there is an error; the early server wrote null for void.
         out.payload = members[MEMBER_RESULT]
-        out.has_payload = out.payload.size and (dialect == DIALECT_V1 or not is_json or not is_none(out.payload, encoding))
+        out.has_payload = out.payload.size and (dialect == DIALECT_V1 or not is_json or out.payload.data[0] != c'n')
         raw = members[MEMBER_ERROR]
         if raw.size and (type == TYPE_COMPLETION and not is_json or not is_none(raw, encoding)):
             if not is_none(out.payload, encoding):
@@ -529,10 +513,6 @@ cdef int interpret(const span *members, int encoding, int dialect, hub_message *
             out.has_payload = False
             return error_take(raw, encoding, out)
     return 0
-
-
-cdef bint is_array(span raw, int encoding) noexcept:
-    return raw.data[0] == c'[' if encoding == ENCODING_JSON else mp_kind(raw) == MP_ARRAY
 
 
 cdef int parse(const uint8_t *record, size_t size, int encoding, int dialect, hub_message *out) except -1:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.consumer cimport Consumer
+from vibemq.broker.inflight cimport InFlight
 from vibemq.broker.messages cimport message_view
 from vibemq.broker.reader cimport LogReader
 from vibemq.protocols.signalr.hub cimport HubConnection
@@ -40,5 +41,19 @@ cdef class HubReader(LogReader):
     cdef object when_over
 
 
-# Settle or give back what a tag names, with `multiple` also what its subscription was handed before; how many.
-cdef int settle(HubConnection hub, int64_t tag, bint multiple, bint nack, bint requeue, int64_t delay_ms) except -1
+cdef class Subscriptions:
+    cdef HubConnection hub
+    cdef readonly InFlight in_flight
+    cdef readonly dict by_id          # id -> message_methods.Subscribed
+    cdef list by_number               # HubSubscription or None, by the number that its deliveries bear
+    cdef list free_numbers            # whose place there is None
+    cdef list autos                   # HubSubscriptions whose deliveries count as settled once they are sent
+    cdef list pulls                   # Subscribeds of messages that were pulled, until these are settled
+
+    cdef int new_number(self) except -1
+    cdef int room_again(self) except -1
+    # The transport has sent all that was written.
+    cdef int sent(self) except -1
+    cdef int end_pulls(self) except -1
+    # An Ack or Nack of one tag without options; how many deliveries those were.
+    cdef int settle_one(self, int64_t tag, bint nack) except -1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hub connection is subscribed to, what it reads and what it pulls, and the writing of deliveries into its records.
+"""What a hub connection is subscribed to, reads and pulls, and the writing of deliveries into its records.
 
 A delivery is made once for all who get it (items.pyx) and copied behind a head that a subscription keeps ready.  Its
 tag is ``sequence << 20 | slot``, below 2^53: the slot finds it among what the connection has in flight without a
@@ -7,7 +7,7 @@ search, and the sequence tells whether the slot still holds it.
 """
 
 from vibemq.broker.consumer cimport UNDELIVERABLE, peer_key
-from vibemq.broker.inflight cimport NO_SLOT, delivery
+from vibemq.broker.inflight cimport NO_SLOT, InFlight, delivery
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr.codec cimport DIALECT_V1, ENCODING_JSON
@@ -72,15 +72,16 @@ cdef class Outlet:
 
 
 cdef class HubSubscription(Consumer):
-    def __init__(self, HubConnection hub, int number, Outlet outlet not None, *, bint is_auto, when_deleted=None):
+    def __init__(self, HubConnection hub, Outlet outlet not None, *, bint is_auto, when_deleted=None):
         """``when_deleted()`` is called when the queue is gone; the subscription has then been taken off it."""
-        self.hub, self.number, self.outlet, self.is_auto = hub, number, outlet, is_auto
+        self.hub, self.outlet, self.is_auto = hub, outlet, is_auto
+        self.number = hub.subscriptions.new_number()
         self.when_deleted = when_deleted
-        self.deliveries = hub.in_flight
+        self.deliveries = hub.subscriptions.in_flight
         self.peer = peer_key(hub.user, hub.address)
 
     cdef bint room(self) noexcept:
-        return self.hub.in_flight.count < IN_FLIGHT_MAX and self.hub.room()
+        return self.deliveries.count < IN_FLIGHT_MAX and self.hub.room()
 
     cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
         cdef uint64_t tag = 0  # without acknowledgements
@@ -178,7 +179,7 @@ cdef class PullConsumer(HubSubscription):
         return (<PullOutlet> self.outlet).taken
 
 
-# ---- acknowledging ----
+# ---- all of one connection, and their acknowledgements ----
 
 
 cdef int settle_one(Consumer consumer, int32_t slot, bint nack, bint requeue, int64_t delay_ms) except -1:
@@ -192,24 +193,124 @@ cdef int settle_one(Consumer consumer, int32_t slot, bint nack, bint requeue, in
     return queue.give_back(consumer, slot, False, 0)
 
 
-cdef int settle(HubConnection hub, int64_t tag, bint multiple, bint nack, bint requeue, int64_t delay_ms) except -1:
+cdef class Subscriptions:
+    def __init__(self, HubConnection hub):
+        self.hub, self.in_flight = hub, InFlight()
+        self.by_id, self.by_number, self.free_numbers, self.autos, self.pulls = {}, [], [], [], []
+
+    cdef int new_number(self) except -1:
+        """Of a consumer; deliveries bear it."""
+        if self.free_numbers:
+            return self.free_numbers.pop()
+        self.by_number.append(None)
+        return len(self.by_number) - 1
+
+    def add(self, subscribed, HubSubscription consumer):
+        """`consumer`: None for one that reads a log."""
+        self.by_id[subscribed.id] = subscribed
+        subscribed.consumer = consumer
+        if consumer is not None:
+            self.by_number[consumer.number] = consumer
+            if consumer.is_auto:
+                self.autos.append(consumer)
+            else:
+                self.hub.count_consumers(1)
+
+    def remove(self, int64_t id):
+        cdef HubSubscription consumer
+        subscribed = self.by_id.pop(id, None)
+        if subscribed is None:
+            return
+        consumer = subscribed.consumer
+        if consumer is not None:
+            if consumer.queue is not None:
+                (<Queue> consumer.queue).remove_consumer(consumer, self.hub.was_lost)
+            self.by_number[consumer.number] = None
+            self.free_numbers.append(consumer.number)
+            if consumer.is_auto:
+                self.autos.remove(consumer)
+            else:
+                self.hub.count_consumers(-1)
+        elif subscribed.reader is not None:
+            subscribed.reader.close()
+
+    def close(self):
+        for id in list(self.by_id):
+            self.remove(id)
+
+    def settle_when_sent(self, HubSubscription consumer):
+        """It was handed what nobody will acknowledge."""
+        consumer.is_auto = True
+        self.autos.append(consumer)
+        self.hub.count_consumers(-1)
+
+    cdef int room_again(self) except -1:
+        """Whoever had no room goes on."""
+        cdef Consumer consumer
+        for subscribed in list(self.by_id.values()):
+            if not self.hub.room():
+                return 0
+            consumer = subscribed.consumer
+            if consumer is None:
+                subscribed.reader.pump()
+            elif consumer.stalled and consumer.queue is not None:
+                (<Queue> consumer.queue).room_again(consumer)
+        return 0
+
+    cdef int sent(self) except -1:
+        """What was written has left: deliveries that nobody acknowledges are settled."""
+        cdef HubSubscription subscription
+        if self.autos:
+            for subscription in self.autos:
+                subscription.sent()
+            self.end_pulls()
+        return 0
+
+    def add_pull(self, subscribed):
+        """It holds one delivery, and ends when that is settled."""
+        self.pulls.append(subscribed)
+
+    cdef int end_pulls(self) except -1:
+        if self.pulls:
+            for subscribed in [one for one in self.pulls if not one.consumer.in_flight]:
+                self.pulls.remove(subscribed)
+                subscribed.close()
+        return 0
+
+    cdef int settle_one(self, int64_t tag, bint nack) except -1:
+        cdef int count = settle(self, tag, False, nack, True, 0)
+        self.end_pulls()
+        return count
+
+    def settle(self, list tags, bint multiple, bint nack, bint requeue, int64_t delay_ms) -> int:
+        """Acknowledge deliveries, or give them back; how many those were.  Unknown tags are settled already."""
+        cdef int64_t settled = 0
+        for tag in tags:
+            if 0 <= tag < 1 << 53:
+                settled += settle(self, tag, multiple, nack, requeue, delay_ms)
+        self.end_pulls()
+        return settled
+
+
+cdef int settle(Subscriptions of, int64_t tag, bint multiple, bint nack, bint requeue, int64_t delay_ms) except -1:
+    """What a tag names, with `multiple` also what its subscription was handed before; how many those were."""
     cdef int32_t slot = <int32_t> (tag & (IN_FLIGHT_MAX - 1))
     cdef int32_t at, following
     cdef Consumer consumer
     cdef delivery *d
     cdef int count = 0
-    if tag <= 0 or <uint32_t> slot >= hub.in_flight.capacity:
+    if tag <= 0 or <uint32_t> slot >= of.in_flight.capacity:
         return 0
-    d = &hub.in_flight.slots[slot]
+    d = &of.in_flight.slots[slot]
     if d.consumer == NO_SLOT or d.sequence != <uint64_t> tag >> SLOT_BITS:
         return 0  # it went back to the queue, or was settled, before this was on its way
-    consumer = <Consumer> hub.by_number[d.consumer]
+    consumer = <Consumer> of.by_number[d.consumer]
     if not multiple:
         settle_one(consumer, slot, nack, requeue, delay_ms)
         return 1
     at = consumer.own.first
     while True:
-        following = hub.in_flight.slots[at].next
+        following = of.in_flight.slots[at].next
         settle_one(consumer, at, nack, requeue, delay_ms)
         count += 1
         if at == slot:

@@ -12,7 +12,7 @@ from vibemq.storage.core cimport bytes_store16, bytes_store32, bytes_store64, wr
 
 from vibemq.errors import LimitExceeded
 from vibemq.protocols.signalr import spec
-from vibemq.protocols.signalr.values import MalformedFrame
+from vibemq.protocols.signalr.records import MalformedFrame
 
 
 cdef Py_ssize_t next_record(const uint8_t *data, size_t size, int encoding, size_t record_max, span *body) except -2:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from vibemq.broker.inflight cimport InFlight
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.protocols.signalr.codec cimport hub_message, span
+from vibemq.protocols.signalr.deliveries cimport Subscriptions
 from vibemq.protocols.signalr.limits cimport Limits
 from vibemq.protocols.signalr.transports cimport Transport
 
@@ -21,18 +21,15 @@ cdef class HubConnection:
     cdef bint is_open                  # the handshake is done
     cdef readonly int64_t connected_ms # since 1970
     cdef readonly QueueTable queues
-    cdef readonly InFlight in_flight
     cdef readonly dict publishers      # queue name (bytes) -> HubPublisher
     cdef object publisher_cached
-    cdef list by_number                # HubSubscription or None, by the number that its deliveries bear
-    cdef list free_numbers             # whose place there is None
     # What methods have begun and not finished (invocations.Invocations).
     cdef readonly object calls
     cdef readonly object methods       # methods.MethodTable
-    cdef readonly dict subscriptions   # id -> message_methods.Subscribed
+    cdef readonly Subscriptions subscriptions
     cdef public object access_used     # the access that all of this was last checked with
     cdef readonly set refusals         # (user, right, queue) of those in the log
-    cdef bytearray partial             # a record whose end has not come
+    cdef bytearray unfinished          # a record whose end has not come
     cdef list held                     # [(record, is text)] that wait for the first transport
     cdef size_t held_size
     cdef object dropped                # a record that nobody will be sent
@@ -48,14 +45,9 @@ cdef class HubConnection:
     cdef bint is_paused                # the transport was told
     cdef readonly Limits limits
     cdef public bint has_published     # since a method last saw to it that all of it is in the logs
-    cdef list autos                    # HubSubscriptions whose deliveries count as settled once they are sent
-    cdef list pulls                    # Subscribeds of messages that were pulled, until these are settled
 
     # Hub bytes of one WebSocket message or POST body.
     cdef int receive(self, const uint8_t *data, size_t size) except -1
-    cdef int room_again(self) except -1
-    # The transport's buffers ran empty.
-    cdef int sent(self) except -1
     cdef int tick(self, int64_t now_ms) except -1
     cdef int shutdown(self) except -1
     # Room for one whole record of types 1 to 5, whose framing is there.  The caller fills it, then calls written().

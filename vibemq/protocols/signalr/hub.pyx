@@ -2,7 +2,7 @@
 """One hub connection: hub messages in, completions and stream items out, over whatever transport it has just now.
 
 Publish, Ack and Nack are acted upon in place, without a Python object for each message; what else is called goes to
-``methods``, plain Python.  A handshake with a version speaks version 1 (or 2, which may lose its socket: reconnect.pyx),
+``methods``, plain Python.  A handshake with a version speaks version 1 (or 2, which may lose its socket: reconnect.py),
 one without speaks the early dialect.  Everything a peer has begun is registered while its record is parsed
 (invocations.py), so that a cancel or an upload's end may be in the same read.
 Records of types 1 to 5 are written by ``record``, then ``written``; what comes before the first transport is held.
@@ -14,14 +14,12 @@ import time
 
 from libc.string cimport memchr, memcmp, memcpy
 
-from vibemq.broker.consumer cimport Consumer
-from vibemq.broker.queue cimport Queue
 from vibemq.protocols.signalr.codec cimport (
     DIALECT_ALPHA2, DIALECT_EARLY, DIALECT_V1, ENCODING_JSON, ENCODING_MESSAGEPACK, ID_BYTES_MAX, TYPE_ACK,
-    TYPE_CANCEL_INVOCATION, TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM,
-    arguments_take, bytes_of, integer_of, parse, text_of,
+    TYPE_CANCEL_INVOCATION, TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_SEQUENCE,
+    TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, arguments_take, bytes_of, integer_of, parse, text_of,
 )
-from vibemq.protocols.signalr.deliveries cimport HubSubscription, settle
+from vibemq.protocols.signalr.deliveries cimport Subscriptions
 from vibemq.protocols.signalr.framing cimport (
     RECORD_SEPARATOR, framed_size, json_text_put, mp_text_put, next_record, put, varint_put, varint_size,
 )
@@ -37,7 +35,7 @@ from vibemq.protocols.signalr.framing import group_decode
 from vibemq.protocols.signalr.invocations import Call, Invocations
 from vibemq.protocols.signalr.reconnect import Replay
 from vibemq.protocols.signalr.spec import LONG_POLLING, NOTHING
-from vibemq.protocols.signalr.values import texts_of, value_of
+from vibemq.protocols.signalr.records import texts_of, value_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +53,11 @@ cdef class HubConnection:
         self.access_used = access
         self.is_alpha2, self.wants_stateful = is_alpha2, wants_stateful
         self.queues = door.queues
-        self.in_flight = InFlight()
-        self.publishers, self.by_number, self.subscriptions, self.pulls, self.refusals = {}, [], {}, [], set()
+        self.publishers, self.refusals = {}, set()
+        self.subscriptions = Subscriptions(self)
         self.calls = Invocations(self)
         self.methods = door.methods
-        self.partial, self.held, self.autos, self.free_numbers = bytearray(), [], [], []
+        self.unfinished, self.held = bytearray(), []
         self.record_max = door.config.message_max_bytes
         self.limits = Limits(door.config.unconfirmed_max)
         self.connected_ms = time.time_ns() // 1_000_000
@@ -107,7 +105,7 @@ cdef class HubConnection:
             for record in list(self.replay.unacked):
                 self._write(record, self.encoding == ENCODING_JSON, False)
         self._pause_or_resume()
-        self.room_again()
+        self.subscriptions.room_again()
 
     def detached(self, Transport transport, str why):
         """This transport is gone; None: nobody waits for another any more."""
@@ -121,7 +119,7 @@ cdef class HubConnection:
 
     cdef int _socket_lost(self) except -1:
         """A stateful connection waits for its next socket; what was half here comes again."""
-        self.partial.clear()
+        self.unfinished.clear()
         self.replay.lost()
         self.lost_ms = self.queues.now_ms
         return 0
@@ -170,12 +168,11 @@ cdef class HubConnection:
             publisher.close()
         self.publishers.clear()
         self.publisher_cached = None
-        for id in list(self.subscriptions):
-            self.remove_subscription(id)
+        self.subscriptions.close()
         self.calls.close()
         self.transport = None
         self.held.clear()
-        self.partial = bytearray()
+        self.unfinished = bytearray()
         self.door.forget(self)
         return 0
 
@@ -187,7 +184,7 @@ cdef class HubConnection:
             return 0
         self.has_heard = True
         try:
-            if self.partial:
+            if self.unfinished:
                 self._more(data, size)
                 return 0
             used = self._take(data, size)
@@ -201,19 +198,20 @@ cdef class HubConnection:
         """Bytes of a record whose end has not come."""
         if self.closed:
             return 0
-        if len(self.partial) + size > self.record_max + 8:
-            raise LimitExceeded("hub message: bytes", len(self.partial) + size, self.record_max)
-        self.partial += (<const char *> data)[:size]
+        if len(self.unfinished) + size > self.record_max + 8:
+            raise LimitExceeded("hub message: bytes", len(self.unfinished) + size, self.record_max)
+        self.unfinished += (<const char *> data)[:size]
         return 0
 
     cdef int _more(self, const uint8_t *data, size_t size) except -1:
         cdef Py_ssize_t used
         if (not self.is_open or self.encoding == ENCODING_JSON) and memchr(data, RECORD_SEPARATOR, size) == NULL:
             return self._keep(data, size)  # a record in very many pieces is searched once
-        if self.is_open and self.encoding == ENCODING_MESSAGEPACK and self.carries_binary and len(self.partial) + size \
-                < framed_size(<const uint8_t *> <char *> self.partial, len(self.partial)):
+        if self.is_open and self.encoding == ENCODING_MESSAGEPACK and self.carries_binary \
+                and len(self.unfinished) + size \
+                < framed_size(<const uint8_t *> <char *> self.unfinished, len(self.unfinished)):
             return self._keep(data, size)  # and copied once
-        whole, self.partial = self.partial + (<const char *> data)[:size], bytearray()
+        whole, self.unfinished = self.unfinished + (<const char *> data)[:size], bytearray()
         used = self._take(<const uint8_t *> <char *> whole, len(whole))
         if used < len(whole):
             self._keep(<const uint8_t *> <char *> whole + used, len(whole) - used)
@@ -304,7 +302,7 @@ cdef class HubConnection:
         self.acked_ms = self.queues.now_ms
         if self.was_full and not self.holds_back():
             self.was_full = False
-            self.room_again()
+            self.subscriptions.room_again()
             self.calls.go_on()
             self._pause_or_resume()
         return 0
@@ -324,14 +322,14 @@ cdef class HubConnection:
         upload = self.calls.uploads.get(id)
         if upload is not None:
             upload.end(bytes_of(m.error).decode(errors="replace") if m.has_error else None)
-        elif self.in_flight.count:
+        elif self.subscriptions.in_flight.count:
             # Whatever a handler returns is well, but for false.
             false = b"false" if self.encoding == ENCODING_JSON else b"\xc2"
-            well = not m.has_error and (<const char *> m.payload.data)[:m.payload.size if m.has_payload else 0] != false
-            self.delivered(id, well, FAILED_CALL_DELAY_MS if m.has_error else 0)
+            well = not m.has_error and not (m.has_payload and bytes_of(m.payload) == false)
+            if id.startswith(b"d") and id[1:].isdigit() and len(id) < 18:  # late answers come to nothing
+                delay_ms = FAILED_CALL_DELAY_MS if m.has_error else 0
+                self.subscriptions.settle([int(id[1:])], False, not well, True, delay_ms)
         return 0
-
-    # ---- invocations ----
 
     cdef int _invoked(self, const hub_message *m) except -1:
         if m.type == TYPE_INVOCATION and m.stream_ids.size == 0 and not self.working:
@@ -389,9 +387,7 @@ cdef class HubConnection:
         if not arguments_take(m, self.encoding, 1, &raw):
             return self._call(m)
         if integer_of(raw, self.encoding, &tag):
-            settled = settle(self, tag, False, nack, True, 0)
-            if self.pulls:
-                self._end_pulls()
+            settled = self.subscriptions.settle_one(tag, nack)
         else:
             try:
                 tags = value_of(bytes_of(raw), self.encoding)
@@ -399,34 +395,10 @@ cdef class HubConnection:
                 return self._call(m)
             if type(tags) is not list or not all([type(one) is int for one in tags]):
                 return self._call(m)
-            settled = self.settle(tags, False, nack, True, 0)
+            settled = self.subscriptions.settle(tags, False, nack, True, 0)
         if m.has_id and not m.nonblocking:
             self.complete(bytes_of(m.id), settled)
         return 0
-
-    def settle(self, list tags, bint multiple, bint nack, bint requeue, int64_t delay_ms) -> int:
-        """Acknowledge deliveries, or give them back; how many those were.  Unknown tags are settled already."""
-        cdef int64_t settled = 0
-        for tag in tags:
-            if 0 <= tag < 1 << 53:
-                settled += settle(self, tag, multiple, nack, requeue, delay_ms)
-        if self.pulls:
-            self._end_pulls()
-        return settled
-
-    def add_pull(self, subscribed):
-        """It holds one delivery, and ends when that is settled."""
-        self.pulls.append(subscribed)
-
-    def _end_pulls(self):
-        for subscribed in [one for one in self.pulls if not one.consumer.in_flight]:
-            self.pulls.remove(subscribed)
-            subscribed.close()
-
-    def delivered(self, bytes id, bint well, int64_t delay_ms):
-        """The peer has returned from what a subscription with results called; late answers come to nothing."""
-        if id.startswith(b"d") and id[1:].isdigit() and len(id) < 18:
-            self.settle([int(id[1:])], False, not well, True, delay_ms)
 
     def keep_published(self):
         """Have all that was published so far in the logs, so that the next method finds it there."""
@@ -448,50 +420,6 @@ cdef class HubConnection:
         cdef HubPublisher publisher
         for publisher in self.publishers.values():
             publisher.generation = -1
-
-    # ---- subscriptions ----
-
-    def next_number(self) -> int:
-        """Of a consumer; deliveries bear it."""
-        if self.free_numbers:
-            return self.free_numbers.pop()
-        self.by_number.append(None)
-        return len(self.by_number) - 1
-
-    def add_subscription(self, subscribed, HubSubscription consumer):
-        """`consumer`: None for one that reads a log."""
-        self.subscriptions[subscribed.id] = subscribed
-        subscribed.consumer = consumer
-        if consumer is not None:
-            self.by_number[consumer.number] = consumer
-            if consumer.is_auto:
-                self.autos.append(consumer)
-            else:
-                self._count_consumers(1)
-
-    def settle_when_sent(self, HubSubscription consumer):
-        """It was handed what nobody will acknowledge."""
-        consumer.is_auto = True
-        self.autos.append(consumer)
-        self._count_consumers(-1)
-
-    def remove_subscription(self, int64_t id):
-        cdef HubSubscription consumer
-        subscribed = self.subscriptions.pop(id, None)
-        if subscribed is None:
-            return
-        consumer = subscribed.consumer
-        if consumer is not None:
-            if consumer.queue is not None:
-                (<Queue> consumer.queue).remove_consumer(consumer, self.was_lost)
-            self.by_number[consumer.number] = None
-            self.free_numbers.append(consumer.number)
-            if consumer.is_auto:
-                self.autos.remove(consumer)
-            else:
-                self._count_consumers(-1)
-        elif subscribed.reader is not None:
-            subscribed.reader.close()
 
     # ---- what is written ----
 
@@ -592,7 +520,7 @@ cdef class HubConnection:
             self.give_up(f"More than {HELD_BACK_BYTES_MAX} bytes of calls wait for acknowledgements of what was sent.")
         self._pause_or_resume()
 
-    def _count_consumers(self, int more):
+    def count_consumers(self, int more):
         self.limits.consumers += more
         self._pause_or_resume()
 
@@ -617,29 +545,6 @@ cdef class HubConnection:
             return False
         return self.transport.room()
 
-    cdef int room_again(self) except -1:
-        """Whoever had no room goes on."""
-        cdef Consumer consumer
-        for subscribed in list(self.subscriptions.values()):
-            if not self.room():
-                return 0
-            consumer = subscribed.consumer
-            if consumer is None:
-                subscribed.reader.pump()
-            elif consumer.stalled and consumer.queue is not None:
-                (<Queue> consumer.queue).room_again(consumer)
-        return 0
-
-    cdef int sent(self) except -1:
-        """What was written has left: deliveries that nobody acknowledges are settled."""
-        cdef HubSubscription subscription
-        if self.autos:
-            for subscription in self.autos:
-                subscription.sent()
-            if self.pulls:
-                self._end_pulls()
-        return 0
-
     # ---- time ----
 
     cdef int tick(self, int64_t now_ms) except -1:
@@ -650,8 +555,7 @@ cdef class HubConnection:
             self.has_heard, self.heard_ms = False, now_ms
         if self.has_written:
             self.has_written, self.written_ms = False, now_ms
-        if self.pulls:
-            self._end_pulls()
+        self.subscriptions.end_pulls()
         if not self.is_open:
             if now_ms - self.opened_ms > config.handshake_timeout_s * 1000:
                 handshake.reject(self, spec.HANDSHAKE_CANCELED)

@@ -64,7 +64,7 @@ class Subscribed:
 
     def close(self) -> None:
         """It is over, and whoever has to know knows."""
-        self.hub.remove_subscription(self.id)
+        self.hub.subscriptions.remove(self.id)
 
     def end(self, code: str | None = None, text: str | None = None) -> None:
         """It ends by itself."""
@@ -98,7 +98,7 @@ class Subscribed:
 
 
 def check_count(hub: HubConnection) -> None:
-    if len(hub.subscriptions) >= SUBSCRIPTIONS_MAX:
+    if len(hub.subscriptions.by_id) >= SUBSCRIPTIONS_MAX:
         raise HubError(ErrorCode.LIMIT_EXCEEDED, f"At most {SUBSCRIPTIONS_MAX} subscriptions each; unsubscribe first.")
 
 
@@ -117,12 +117,11 @@ def consume(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, strea
         subscribed = Subscribed(hub, name, streams_to)
         consumer = HubSubscription(
             hub,
-            hub.next_number(),
             outlet,
             is_auto=is_auto,
             when_deleted=lambda: subscribed.end(ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' was deleted."),
         )
-        hub.add_subscription(subscribed, consumer)
+        hub.subscriptions.add(subscribed, consumer)
         answer(subscribed)  # before the first delivery
         queue.add_consumer(consumer, min(prefetch, hub.queues.defaults.prefetch_max))
 
@@ -163,7 +162,7 @@ def read(
     subscribed.is_stream = record.queue is None
     reader = HubReader(hub, stream, outlet, offset_from(stream, place), when_over=subscribed.end, **more)
     subscribed.reader = reader
-    hub.add_subscription(subscribed, None)
+    hub.subscriptions.add(subscribed, None)
     return subscribed
 
 
@@ -220,9 +219,9 @@ def unsubscribe(call: Call, which: Any) -> bool:
     """By id, or by queue: then all subscriptions to it end, those of streams too."""
     hub = call.hub
     if isinstance(which, str):
-        found = [one for one in hub.subscriptions.values() if one.name == which]
+        found = [one for one in hub.subscriptions.by_id.values() if one.name == which]
     else:
-        found = [one for one in hub.subscriptions.values() if one.id == which]
+        found = [one for one in hub.subscriptions.by_id.values() if one.id == which]
     for subscribed in found:
         subscribed.end()
     return bool(found)
@@ -286,8 +285,8 @@ class Pull:
         for _ in range(most):
             subscribed = Subscribed(hub, name, None)
             outlet = PullOutlet(hub, name, self)
-            consumer = PullConsumer(hub, hub.next_number(), outlet, is_auto=False, when_deleted=self.deleted)
-            hub.add_subscription(subscribed, consumer)
+            consumer = PullConsumer(hub, outlet, is_auto=False, when_deleted=self.deleted)
+            hub.subscriptions.add(subscribed, consumer)
             self.ways.append(subscribed)
             queue.add_consumer(consumer, 1)
         self.timer.set(0)
@@ -331,9 +330,9 @@ class Pull:
             if self.hub.closed or consumer.taken is None:
                 subscribed.close()
             else:
-                self.hub.add_pull(subscribed)
+                self.hub.subscriptions.add_pull(subscribed)
                 if self.is_auto:
-                    self.hub.settle_when_sent(consumer)
+                    self.hub.subscriptions.settle_when_sent(consumer)
 
 
 @METHODS.add("Receive", needed("queue"), optional("options"))
@@ -368,12 +367,12 @@ def receive(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
 @METHODS.add("Ack", needed("tags", tags), optional("options"))
 def ack(call: Call, which: list[int], options: dict[str, Any] | None) -> int:
     wanted = read_options(options or {}, {"multiple": flag})
-    return call.hub.settle(which, wanted.get("multiple", False), False, True, 0)  # type: ignore[no-any-return]
+    return call.hub.subscriptions.settle(which, wanted.get("multiple", False), False, True, 0)  # type: ignore[no-any-return]
 
 
 @METHODS.add("Nack", needed("tags", tags), optional("options"))
 def nack(call: Call, which: list[int], options: dict[str, Any] | None) -> int:
     wanted = read_options(options or {}, {"multiple": flag, "requeue": flag, "delayMs": whole_from(0, DELAY_MS_MAX)})
-    return call.hub.settle(  # type: ignore[no-any-return]
+    return call.hub.subscriptions.settle(  # type: ignore[no-any-return]
         which, wanted.get("multiple", False), True, wanted.get("requeue", True), wanted.get("delayMs", 0)
     )

@@ -20,8 +20,8 @@ from vibemq.broker.admission import Ended, access_now
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.codec import elements_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
+from vibemq.protocols.signalr.records import MalformedFrame, value_of
 from vibemq.protocols.signalr.spec import Dialect, ErrorCode
-from vibemq.protocols.signalr.values import MalformedFrame, value_of
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
@@ -202,7 +202,7 @@ def check_access(hub: HubConnection) -> bool:
         return False
     hub.access = hub.access_used = now
     hub.forget_rights()
-    for subscribed in list(hub.subscriptions.values()):
+    for subscribed in list(hub.subscriptions.by_id.values()):
         if not (may_read if subscribed.is_stream else may_subscribe)(hub, subscribed.name):
             subscribed.revoke()
     return True

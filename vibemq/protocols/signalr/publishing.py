@@ -29,8 +29,8 @@ from vibemq.protocols.signalr.methods import (
 from vibemq.protocols.signalr.options import MESSAGE_OPTIONS, queue_name
 from vibemq.protocols.signalr.publisher import Uploaded, open_publisher, ready_publisher
 from vibemq.protocols.signalr.queue_methods import not_found
+from vibemq.protocols.signalr.records import MalformedFrame, value_of
 from vibemq.protocols.signalr.spec import Encoding, ErrorCode
-from vibemq.protocols.signalr.values import MalformedFrame, value_of
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records that a hub writes, without their framing; confirms and deliveries are written in place elsewhere.
+"""Raw JSON and MessagePack as values of Python and back, and the records that a hub writes of them, without their
+framing; confirms and deliveries are written in place elsewhere.
 
-They obey the strictest client: absent members are left out, headers too, and an error is never empty nor beside a
+Records obey the strictest client: absent members are left out, headers too, and an error is never empty nor beside a
 result.
 """
 
@@ -9,10 +10,45 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
+from vibemq.errors import ProtocolError
 from vibemq.protocols.signalr.spec import NOTHING, UNSPECIFIED_ERROR, Dialect, Encoding, MessageType, ResultKind
-from vibemq.protocols.signalr.values import raw_of
+
+# Of JSON and of MessagePack, as Encoding numbers them.
+VALUES = (msgspec.json.Decoder(), msgspec.msgpack.Decoder())
+TEXTS = (msgspec.json.Decoder(list[str]), msgspec.msgpack.Decoder(list[str]))
+ENCODERS = (msgspec.json.Encoder(), msgspec.msgpack.Encoder())
+
+
+class MalformedFrame(ProtocolError, ValueError):
+    """The peer's bytes are not the record they claim to be: where, what was needed there, what there was."""
+
+    def __init__(self, where: str, needed: str, had: str) -> None:
+        super().__init__(f"{where}: needed {needed}, had {had}")
+        self.where, self.needed, self.had = where, needed, had
+
+
+def value_of(raw: bytes, encoding: int) -> Any:
+    """Extension types come as msgspec.msgpack.Ext, timestamps as datetime.  Raises MalformedFrame."""
+    try:
+        return VALUES[encoding].decode(raw)
+    except (ValueError, RecursionError, TypeError, OverflowError) as error:  # msgspec's own are ValueErrors
+        raise MalformedFrame("value", "one value that can be read", f"{error}") from None
+
+
+def raw_of(value: object, encoding: int) -> bytes:
+    """Bytes are base64 in JSON."""
+    return ENCODERS[encoding].encode(value)
+
+
+def texts_of(raw: bytes, encoding: int) -> list[bytes]:
+    """An array of strings.  Raises ValueError where it is none."""
+    return [text.encode() for text in TEXTS[encoding].decode(raw)]
+
+
+# ---- records ----
 
 
 def _record(dialect: int, encoding: int, members: dict[str, Any], *more: Any) -> bytes:

@@ -423,6 +423,6 @@ cdef class HttpSession(Session):
                 "user": hub.user,
                 "client_properties": {"transport": self.transport.name},
                 "publishers": [{"stream": name.decode()} for name in islice(hub.publishers, DESCRIBED_MAX)],
-                "subscriptions": [one.describe() for one in islice(hub.subscriptions.values(), DESCRIBED_MAX)],
+                "subscriptions": [one.describe() for one in islice(hub.subscriptions.by_id.values(), DESCRIBED_MAX)],
             }
         return shown

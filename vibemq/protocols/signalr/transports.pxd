@@ -18,7 +18,7 @@ cdef class Transport:
     cdef list kept_waiting              # sessions with POSTs that come when the hub takes no more
     # Room for one whole record, which the caller fills.
     cdef uint8_t *reserve(self, size_t size, bint is_text) except NULL
-    # May more be written?  When not: hub.room_again() is called once there is room.
+    # May more be written?  When not: hub.subscriptions.room_again() is called once there is room.
     cdef bint room(self) noexcept
     # Has the kernel (long polling: a poll) taken all that was reserved?
     cdef bint all_sent(self) noexcept

@@ -111,9 +111,9 @@ cdef class Transport:
             self.resume()
         if self.wants_room and self.pending() < QUEUED_BYTES_MAX // 2:
             self.wants_room = False
-            self.hub.room_again()
+            self.hub.subscriptions.room_again()
         if not self.over and self.all_sent():
-            self.hub.sent()
+            self.hub.subscriptions.sent()
         return 0
 
     def lost(self, str why):

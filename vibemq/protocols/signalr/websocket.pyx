@@ -13,12 +13,10 @@ fragment by fragment, and one that cannot become UTF-8 any more is a fault at th
 After a close frame or a fault the reader is `over`: what follows is used up and is nobody's event.
 """
 
-from typing import NamedTuple
-
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from vibemq.storage.core cimport bytes_load16, bytes_load64, utf8_step
 
@@ -177,6 +175,26 @@ cdef class MessageReader:
         out.kind = EVENT_NEEDS_MORE
         return EVENT_NEEDS_MORE
 
+    def read(self, bytearray data not None, size_t at) -> tuple:
+        """The next event from `at` on, as ws_event has it, for tests."""
+        cdef ws_event event
+        cdef uint8_t *begin = data
+        memset(&event, 0, sizeof(event))
+        self.next(begin + at, len(data) - at, &event)
+        return (event.kind, event.opcode, (<char *> event.payload)[:event.size] if event.size else b"", event.used,
+                event.wanted, event.close_code, (<bytes> event.fault).decode() if event.fault != NULL else "")
+
+    def count(self, bytearray data not None) -> int:
+        """How many messages are in `data`: what a session would pay for them, for benchmarks."""
+        cdef ws_event event
+        cdef uint8_t *begin = data
+        cdef size_t at = 0
+        cdef Py_ssize_t messages = 0
+        while self.next(begin + at, len(data) - at, &event) == EVENT_MESSAGE:
+            at += event.used
+            messages += 1
+        return messages
+
     cdef int _append(self, const uint8_t *data, size_t size) except -1:
         """A fragment to what has begun; next() has seen to message_max."""
         cdef size_t need = self.begun_size + size
@@ -277,68 +295,3 @@ cpdef bytes close_frame(int code, str reason=""):
             end -= 1
         text = text[:end]
     return frame(WS_CLOSE, code.to_bytes(2, "big") + text)
-
-
-# ---- for Python ----
-
-
-class Event(NamedTuple):
-    """What the reader has found; `payload` is a message, the payload of a ping or pong, or the reason of a close."""
-
-    kind: str
-    opcode: int = 0
-    payload: bytes = b""
-    close_code: int = 0
-    fault: str = ""
-
-
-cdef tuple KINDS = ("needs more", "message", "ping", "pong", "close", "fault")
-
-
-cdef class FrameReader:
-    """A MessageReader and the connection in front of it: takes bytes as they come, keeps a frame that is not whole."""
-
-    cdef readonly MessageReader reader
-    cdef readonly bytes kept        # as they came, still masked
-    cdef readonly size_t wanted     # bytes that the first of them needs in all, 0 when that is unknown
-
-    def __init__(self, size_t message_max=1 << 20):
-        self.reader = MessageReader(message_max)
-        self.kept = b""
-
-    def feed(self, data) -> list:
-        """The events that are complete with these bytes."""
-        cdef bytearray given = bytearray(self.kept) + data
-        cdef uint8_t *bytes_ = given
-        cdef size_t at = 0, size = len(given)
-        cdef ws_event event
-        cdef list events = []
-        while self.reader.next(bytes_ + at, size - at, &event) != EVENT_NEEDS_MORE:
-            at += event.used
-            payload = PyBytes_FromStringAndSize(<const char *> event.payload, event.size) if event.size else b""
-            if event.kind == EVENT_MESSAGE:
-                events.append(Event(KINDS[event.kind], event.opcode, payload))
-            elif event.kind == EVENT_CLOSE:
-                events.append(Event(KINDS[event.kind], WS_CLOSE, payload, event.close_code))
-            elif event.kind == EVENT_FAULT:
-                events.append(Event(KINDS[event.kind], 0, b"", event.close_code, event.fault.decode("ascii")))
-            else:
-                events.append(Event(KINDS[event.kind], WS_PING if event.kind == EVENT_PING else WS_PONG, payload))
-        at += event.used
-        self.wanted = event.wanted
-        self.kept = bytes(given[at:])
-        return events
-
-    def count(self, bytearray data not None) -> int:
-        """How many messages are in `data`, which is unmasked where it lies; nothing of it is kept.
-
-        As a session reads them: a benchmark sees what the reader costs, and nothing else.
-        """
-        cdef uint8_t *bytes_ = data
-        cdef size_t at = 0, size = len(data)
-        cdef Py_ssize_t messages = 0
-        cdef ws_event event
-        while self.reader.next(bytes_ + at, size - at, &event) == EVENT_MESSAGE:
-            at += event.used
-            messages += 1
-        return messages
