@@ -17,8 +17,7 @@ from spark_fakes import FakeBroker, FakeStream
 
 from vibemq.errors import ConfigError, ConnectionClosed, ProtocolError, StreamNotFound, TimeoutExceeded
 from vibemq.spark import client, ranges
-from vibemq.spark.failures import DataLost
-from vibemq.spark.plan import Range
+from vibemq.spark.ranges import DataLost, Range
 from vibemq.spark.source import VibeMQDataSource, arrow_schema
 
 LEAST = {"endpoints": "here:1", "stream": "s", "latestOffsetPollMs": "0"}

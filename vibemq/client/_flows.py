@@ -48,14 +48,7 @@ class Publisher:
     """
 
     def __init__(
-        self,
-        connection: Frames,
-        publisher_id: int,
-        stream: str,
-        first_id: int,
-        unconfirmed_max: int,
-        *,
-        has_reference: bool = False,
+        self, connection: Frames, publisher_id: int, stream: str, first_id: int, unconfirmed_max: int, reference: str
     ) -> None:
         self.stream = stream
         self.publisher_id = publisher_id
@@ -65,7 +58,7 @@ class Publisher:
         self.errored = 0
         self._connection = connection
         self._unconfirmed_max = unconfirmed_max
-        self._has_reference = has_reference
+        self._reference = reference
         self._errors: list[Any] = []
         self._failure: VibeMQError | None = None
 
@@ -122,7 +115,7 @@ class Publisher:
     def _late(self, late: TimeoutExceeded, unsent: int) -> PublishTimeout:
         """This client sends nothing twice, and nothing behind the caller's back."""
         again = "Publishing it again may store it twice: a publisher with a reference would not."
-        if self._has_reference:
+        if self._reference:
             again = (
                 "Publishing it again is safe with another publisher of this reference: its next_id is the one after "
                 "the last message that is stored."
@@ -168,18 +161,12 @@ class Publisher:
 class Subscription:
     """The chunks of one subscription, in order. Credit is given back as chunks are taken.
 
-    `credit` is the number of chunks that may be on their way. A ramp starts with `granted` of them and doubles while
-    chunks are taken; no more is given once the chunks at hand reach `until`, an offset.
+    `credit` is the number of chunks that may be on their way. With `until`, an offset, no more is given once the chunks
+    at hand reach that, and it begins with few `granted`, which double while chunks are taken.
     """
 
     def __init__(
-        self,
-        connection: Frames,
-        subscription_id: int,
-        stream: str,
-        credit: int,
-        granted: int,
-        until: int | None = None,
+        self, connection: Frames, subscription_id: int, stream: str, credit: int, until: int | None = None
     ) -> None:
         self.stream = stream
         self.subscription_id = subscription_id
@@ -187,7 +174,7 @@ class Subscription:
         self._chunks: deque[Chunk] = deque()
         self._failure: VibeMQError | None = None
         self._credit = credit
-        self._granted = granted
+        self.granted = credit if until is None else min(credit, CREDIT_FIRST_COUNT)
         self._until = until
         self._owed = 0
         self._open = True
@@ -205,10 +192,10 @@ class Subscription:
 
     def _give_credit(self) -> None:
         self._owed += 1
-        if self._granted < self._credit:
-            self._granted += 1
+        if self.granted < self._credit:
+            self.granted += 1
             self._owed += 1
-        if self._owed >= self._granted // CREDIT_STEPS_COUNT:
+        if self._owed >= self.granted // CREDIT_STEPS_COUNT:
             frame = codec.encode_request(Key.CREDIT, subscription_id=self.subscription_id, credit=self._owed)
             self._owed = 0
             self._connection._send(frame, f"Credit for stream {self.stream}")

@@ -97,14 +97,7 @@ def _stream_url(url: str) -> dict[str, Any]:
 
 def _native_url(url: str, user: str | None, password: str | None) -> dict[str, Any]:
     """Its port is the native door's, and says nothing about where this one is."""
-    login = {name: value for name, value in (("user", user), ("password", password)) if value is not None}
-    found = settings.parse(url, **login)
-    return {
-        "host": found.host,
-        "port": found.streams_port,
-        "user": found.user,
-        "password": found.password,
-        "virtual_host": found.virtual_host,
-        "tls": found.tls,
-        "skip_cert_validation": found.skip_cert_validation,
-    }
+    login = {"user": user, "password": password}
+    found = settings.parse(url, **{name: value for name, value in login.items() if value is not None})
+    shared = ("host", "user", "password", "virtual_host", "tls", "skip_cert_validation")
+    return {"port": found.streams_port, **{name: getattr(found, name) for name in shared}}

@@ -355,10 +355,7 @@ class AsyncClient(ClientFace):
     async def alter_queue(self, name: str, *, timeout_s: float | None = None, **changes: Any) -> None:
         """Changes options of a queue that is there; its messages stay. Only brokers of ours know how.
 
-        Options are the fields of QueueOptions but for `mode` and `durability`, which cannot change; what is not named
-        stays as it is, and None is what the broker's configuration says. A smaller limit or time drops messages
-        at once, so who may alter a queue is who may
-        create and delete it.
+        vibemq.client.Client.alter_queue explains the arguments.
 
         >>> await client.create_queue("docs-async-altered", max_messages=500)
         >>> await client.alter_queue("docs-async-altered", max_messages=700, overflow="block_publisher")

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vibemq.client._failures import failure, not_a_broker, wrong_door
-from vibemq.client._flows import CREDIT_FIRST_COUNT, Frames, Publisher, Subscription
+from vibemq.client._flows import Frames, Publisher, Subscription
 from vibemq.client._streams import Chunk
 from vibemq.client._transport import Deadline, TlsContext, Transport
 from vibemq.errors import (
@@ -355,7 +355,7 @@ class StreamsConnection(Frames):
         with self._patience(timeout_s):
             first_id = self.query_publisher_sequence(reference, stream) + 1 if reference else 1
             self.request(Key.DECLARE_PUBLISHER, publisher_id=publisher_id, reference=reference, stream=stream)
-        publisher = Publisher(self, publisher_id, stream, first_id, unconfirmed_max, has_reference=bool(reference))
+        publisher = Publisher(self, publisher_id, stream, first_id, unconfirmed_max, reference)
         self._publishers[publisher_id] = publisher
         return publisher
 
@@ -371,17 +371,16 @@ class StreamsConnection(Frames):
     ) -> Subscription:
         """Chunks from a place on, without an end. Offset N gives the chunk that contains N, from its beginning."""
         with self._patience(timeout_s):
-            return self._subscribe(stream, offset_type, offset_value, properties or {}, credit, credit)
+            return self._subscribe(stream, offset_type, offset_value, credit, properties=dict(properties or {}))
 
     def _subscribe(
         self,
         stream: str,
         offset_type: OffsetType,
         offset_value: int,
-        properties: Mapping[str, str],
         credit: int,
-        granted: int,
         until: int | None = None,
+        **more: Any,
     ) -> Subscription:
         for _ in range(spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX):
             # Always another id, so that nothing of an old subscription can be taken for the new one's.
@@ -391,7 +390,7 @@ class StreamsConnection(Frames):
         else:
             limit = spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX
             raise LimitExceeded("subscriptions on a connection", limit + 1, limit, hint="Open a second connection.")
-        subscription = Subscription(self, self._next_subscription_id, stream, credit, granted, until)
+        subscription = Subscription(self, self._next_subscription_id, stream, credit, until)
         self._subscriptions[subscription.subscription_id] = subscription  # chunks may come with the answer
         try:
             self.request(
@@ -400,8 +399,8 @@ class StreamsConnection(Frames):
                 stream=stream,
                 offset_type=offset_type,
                 offset_value=offset_value,
-                credit=granted,
-                properties=dict(properties),
+                credit=subscription.granted,
+                **{"properties": {}, **more},
             )
         except BaseException:
             del self._subscriptions[subscription.subscription_id]
@@ -427,9 +426,8 @@ class StreamsConnection(Frames):
             end_offset = self.next_offset(stream, timeout_s=timeout_s)
         if start_offset >= end_offset:
             return
-        granted = min(credit, CREDIT_FIRST_COUNT)
         with self._patience(timeout_s):
-            found = self._subscribe(stream, OffsetType.OFFSET, start_offset, {}, credit, granted, end_offset)
+            found = self._subscribe(stream, OffsetType.OFFSET, start_offset, credit, end_offset)
         with found as subscription:
             position = start_offset
             while position < end_offset:

@@ -381,9 +381,8 @@ class Client(ClientFace):
         """Changes options of a queue that is there; its messages stay. Only brokers of ours know how.
 
         Options are the fields of QueueOptions but for `mode` and `durability`, which cannot change; what is not named
-        stays as it is, and None is what the broker's configuration says. A smaller limit or time drops messages
-        at once, so who may alter a queue is who may
-        create and delete it.
+        stays as it is, and None is what the broker's configuration says. A smaller limit or time drops messages at
+        once, so who may alter a queue is who may create and delete it.
 
         >>> client.create_queue("docs-altered", max_messages=500)
         >>> client.alter_queue("docs-altered", max_messages=700, overflow="block_publisher")

@@ -18,6 +18,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from vibemq.client.streams import StreamsConnection
@@ -63,16 +64,11 @@ _pool_pid = 0
 _inherited: list[Any] = []  # kept so that no destructor speaks on a socket that the parent still uses
 
 
-def _key(options: Options) -> tuple[Any, ...]:
-    return (
-        options.endpoints,
-        options.vhost,
-        options.username,
-        options.password,
-        options.password_env,
-        options.password_file,
-        options.fetch_timeout_ms,
-    )
+#: Of Options, what tells connections apart.
+_key = attrgetter(
+    *("endpoints", "vhost", "username", "password", "password_env", "password_file"),
+    "fetch_timeout_ms",
+)
 
 
 def _take(options: Options) -> StreamsConnection:

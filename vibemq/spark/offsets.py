@@ -13,7 +13,6 @@ All functions are pure.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -39,10 +38,6 @@ def to_dict(positions: Mapping[str, Position]) -> dict[str, Any]:
     return {"v": VERSION, "s": streams}
 
 
-def to_json(positions: Mapping[str, Position]) -> str:
-    return json.dumps(to_dict(positions), separators=(",", ":"))
-
-
 def from_dict(written: Any) -> Positions:
     """Read what `to_dict` wrote. ConfigError says what is wrong with anything else."""
     if not isinstance(written, dict) or not isinstance(written.get("v"), int):
@@ -55,13 +50,6 @@ def from_dict(written: Any) -> Positions:
     if written["v"] != VERSION or not isinstance(streams, dict):
         raise ConfigError(f"a checkpoint offset must hold version {VERSION} and streams, not {written!r:.200}")
     return {name: _position(name, streams[name]) for name in sorted(streams)}
-
-
-def from_json(text: str) -> Positions:
-    try:
-        return from_dict(json.loads(text))
-    except json.JSONDecodeError as failed:
-        raise ConfigError(f"a checkpoint offset is not JSON: {failed}") from failed
 
 
 def _position(name: str, written: Any) -> Position:
@@ -102,14 +90,3 @@ def limited(start: Mapping[str, Position], tail: Mapping[str, Position], rows_ma
         else:
             ends[name] = tail[name]
     return ends
-
-
-def earlier(one: Mapping[str, Position], other: Mapping[str, Position]) -> Positions:
-    """For each stream of `one` the position that comes first; another incarnation leaves `one` as it is."""
-    return {name: _earlier(position, other.get(name)) for name, position in one.items()}
-
-
-def _earlier(position: Position, other: Position | None) -> Position:
-    if other is None or other.incarnation != position.incarnation:
-        return position
-    return min(position, other, key=lambda each: each.offset)

@@ -24,33 +24,34 @@ EARLIEST, LATEST = -2, -1  # Kafka's numbers in offset JSON
 COLUMNS = ("value", "offset", "timestamp", "stream", "message_id", "headers")
 COLUMNS_DEFAULT = COLUMNS[:4]  # ids and headers triple what a row costs: 141 ns against 48, with two headers
 STREAMS_PORT = 5552
+NUMBER_MAX = 1 << 62
 BATCH_BYTES_MAX = 64 << 20  # larger batches were slower at every size of message, and each is held several times
 
-# name -> what it is, for the nearest-name search, the documentation and the order of errors
-KNOWN = {
-    "endpoints": "host:port,… of the brokers",
-    "username": "default guest",
-    "password": "prefer passwordEnv or passwordFile",
-    "passwordEnv": "the environment variable that holds the password, read where the connection is made",
-    "passwordFile": "the file that holds the password, read where the connection is made",
-    "vhost": "virtual host, default /",
-    "stream": "one stream or several, separated by commas; a comma in a name is written \\,",
-    "subscribe": "the same, by Kafka's name",
-    "columns": "columns to read, separated by commas; default value, offset, timestamp, stream",
-    "includeHeaders": "true: also the columns message_id and headers; default false",
-    "valueFormat": "binary: the message's body (default); raw: the bytes as stored",
-    "startingOffsets": 'earliest, latest or {"stream": n} with -2 for earliest and -1 for latest',
-    "startingTimestamp": "milliseconds since 1970: begin at the first record not older than that",
-    "startingOffsetsByTimestampStrategy": "error (default) or latest, where no record is that young",
-    "endingOffsets": 'batch only: latest or {"stream": n} with -1 for latest',
-    "maxOffsetsPerTrigger": "streaming only: at most so many records in a batch",
-    "failOnDataLoss": "true (default): an error when wanted records are gone; false: go on with what is there",
-    "batchBytes": "bytes of values in an Arrow batch, default 4 MiB",
-    "batchRows": "rows in an Arrow batch, default 65536",
-    "fetchTimeoutMs": "longest wait for one answer or one chunk, default 30000",
-    "brokerDownTimeoutMs": "how long the broker may be away before the query fails, default 120000",
-    "latestOffsetPollMs": "an idle query asks for new records no more often than this, default 50",
+# options -> fields; what they mean, README.md says
+TEXTS = {
+    "username": "username",
+    "password": "password",
+    "passwordEnv": "password_env",
+    "passwordFile": "password_file",
+    "vhost": "vhost",
 }
+NUMBERS = {  # with the least and the most that is allowed
+    "startingTimestamp": ("starting_timestamp_ms", 0, NUMBER_MAX),
+    "maxOffsetsPerTrigger": ("max_offsets_per_trigger", 1, NUMBER_MAX),
+    "batchBytes": ("batch_bytes", 1, BATCH_BYTES_MAX),
+    "batchRows": ("batch_rows", 1, 65536),
+    "fetchTimeoutMs": ("fetch_timeout_ms", 1, NUMBER_MAX),
+    "brokerDownTimeoutMs": ("broker_down_timeout_ms", 0, NUMBER_MAX),
+    "latestOffsetPollMs": ("latest_offset_poll_ms", 0, NUMBER_MAX),
+}
+CHOICES = {  # the first is the default
+    "includeHeaders": ("false", "true"),
+    "valueFormat": ("binary", "raw"),
+    "startingOffsetsByTimestampStrategy": ("error", "latest"),
+    "failOnDataLoss": ("true", "false"),
+}
+OTHERS = ("endpoints", "stream", "subscribe", "columns", "startingOffsets", "endingOffsets")
+KNOWN = (*OTHERS, *TEXTS, *NUMBERS, *CHOICES)
 _COMMA = re.compile(r"(?<!\\),")
 _BY_LOWER = {name.lower(): name for name in KNOWN}
 
@@ -125,30 +126,20 @@ def parse(given: Mapping[str, str]) -> Options:
         raise ConfigError("options password, passwordEnv and passwordFile: give one of them")
     if "startingOffsetsByTimestampStrategy" in options and "startingTimestamp" not in options:
         raise ConfigError("option startingOffsetsByTimestampStrategy: it needs startingTimestamp")
-    timestamp = _number(options, "startingTimestamp", None, 0)
-    strategy = _choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest"))
-    limit = _number(options, "maxOffsetsPerTrigger", None, 1)
+    chosen = {name: _choice(options, name, allowed) for name, allowed in CHOICES.items()}
+    texts = {field: options[name] for name, field in TEXTS.items() if name in options}
+    numbers = {NUMBERS[name][0]: _number(name, options[name]) for name in NUMBERS if name in options}
     return Options(
         endpoints=_endpoints(options.get("endpoints", "")),
         streams=streams,
-        username=options.get("username", "guest"),
-        password=options.get("password", "guest"),
-        password_env=options.get("passwordEnv", ""),
-        password_file=options.get("passwordFile", ""),
-        vhost=options.get("vhost", "/"),
-        columns=_columns(options),
-        raw=_choice(options, "valueFormat", ("binary", "raw")) == "raw",
+        columns=_columns(options, with_headers=chosen["includeHeaders"] == "true"),
+        raw=chosen["valueFormat"] == "raw",
         starting=_offsets(options, "startingOffsets", streams, {"earliest": EARLIEST, "latest": LATEST}),
-        starting_timestamp_ms=timestamp,
-        timestamp_strategy_latest=strategy == "latest",
+        timestamp_strategy_latest=chosen["startingOffsetsByTimestampStrategy"] == "latest",
         ending=_offsets(options, "endingOffsets", streams, {"latest": LATEST}),
-        max_offsets_per_trigger=limit,
-        fail_on_data_loss=_choice(options, "failOnDataLoss", ("true", "false")) == "true",
-        batch_bytes=_needed(options, "batchBytes", 4 << 20, 1, BATCH_BYTES_MAX),
-        batch_rows=_needed(options, "batchRows", 65536, 1, 65536),
-        fetch_timeout_ms=_needed(options, "fetchTimeoutMs", 30_000, 1),
-        broker_down_timeout_ms=_needed(options, "brokerDownTimeoutMs", 120_000, 0),
-        latest_offset_poll_ms=_needed(options, "latestOffsetPollMs", 50, 0),
+        fail_on_data_loss=chosen["failOnDataLoss"] == "true",
+        **texts,  # type: ignore[arg-type]
+        **numbers,  # type: ignore[arg-type]
     )
 
 
@@ -189,9 +180,8 @@ def _endpoints(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
+def _columns(options: Mapping[str, str], *, with_headers: bool) -> tuple[str, ...]:
     text = options.get("columns", "")
-    with_headers = _choice(options, "includeHeaders", ("false", "true")) == "true"
     if not text.strip():
         return COLUMNS if with_headers else COLUMNS_DEFAULT
     if with_headers:
@@ -212,21 +202,14 @@ def _choice(options: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> 
     return value
 
 
-def _number(options: Mapping[str, str], name: str, default: int | None, least: int, most: int = 1 << 62) -> int | None:
-    if name not in options:
-        return default
+def _number(name: str, text: str) -> int:
+    _, least, most = NUMBERS[name]
     try:
-        value = int(options[name])
+        value = int(text)
     except ValueError:
-        raise ConfigError(f"option {name}: {options[name]!r} is not a whole number") from None
+        raise ConfigError(f"option {name}: {text!r} is not a whole number") from None
     if not least <= value <= most:
         raise ConfigError(f"option {name}: {value} is not between {least} and {most}")
-    return value
-
-
-def _needed(options: Mapping[str, str], name: str, default: int, least: int, most: int = 1 << 62) -> int:
-    value = _number(options, name, default, least, most)
-    assert value is not None
     return value
 
 

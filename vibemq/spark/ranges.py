@@ -12,23 +12,48 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Generator, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vibemq.client.streams import Chunk, StreamsConnection
-from vibemq.errors import ConfigError, ProtocolError, StreamNotFound
+from vibemq.errors import ConfigError, ProtocolError, StreamNotFound, VibeMQError
 from vibemq.spark.client import BrokerAway, Facts, Patience, connection, facts
-from vibemq.spark.failures import DataLost
 from vibemq.spark.offsets import Position, Positions
 from vibemq.spark.options import EARLIEST, LATEST, Options
-from vibemq.spark.plan import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger("vibemq.spark")
 
+REMEDY = (
+    "Start the query with a new checkpoint, or set failOnDataLoss=false to go on with what is there; "
+    "longer retention on the stream keeps it from happening again"
+)
 RECREATED = "it was deleted and created again"
 TRUNCATED = "its tail is gone"
+
+
+class Range(NamedTuple):
+    """The records [start, end) of one incarnation of a stream, which is read by one task.
+
+    It travels to the executors and into Spark's logs: it holds no secret and is small. `from_first`: it begins at
+    whatever the first retained record is, because the records asked for belonged to a stream that is gone and the user
+    said to go on.
+    """
+
+    stream: str
+    incarnation: str
+    start: int
+    end: int
+    from_first: bool = False
+
+
+class DataLost(VibeMQError):
+    """Records that were asked for are not in the stream (any more). Spark shows the message only, so it says it all."""
+
+    def __init__(self, stream: str, wanted: str, there: str, why: str) -> None:
+        super().__init__(f"stream {stream!r}: {why}: wanted {wanted}, the stream has {there}. {REMEDY}", hint=REMEDY)
+        self.stream = stream
 
 
 def _lost(options: Options, stream: str, wanted: str, there: str, why: str) -> None:

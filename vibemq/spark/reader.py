@@ -12,7 +12,7 @@ continue at their next record.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -21,7 +21,7 @@ from vibemq.spark import offsets, ranges
 from vibemq.spark.client import BrokerAway, Facts, Patience, close_all, connection, facts, patiently
 from vibemq.spark.offsets import Position, Positions
 from vibemq.spark.options import LATEST, Options
-from vibemq.spark.plan import Range, plan
+from vibemq.spark.ranges import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +39,11 @@ except ImportError:
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Stands in where Spark has none."""
+
+
+def plan(wanted: Iterable[Range]) -> list[InputPartition]:
+    """A task for each range that is not empty; always in the same order, so that a replayed batch is cut alike."""
+    return [InputPartition(each) for each in sorted(wanted) if each.start < each.end]
 
 
 class BatchReader(DataSourceReader):
