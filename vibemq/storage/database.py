@@ -113,6 +113,20 @@ class Database:
         except sqlite3.Error as problem:
             raise _storage_error(self.path, problem) from problem
 
+    def _rows(self, question: str, *values: object) -> list[tuple]:
+        with self._reading() as db:
+            return db.execute(question, values).fetchall()
+
+    def _row(self, question: str, *values: object) -> tuple | None:
+        """The first one."""
+        with self._reading() as db:
+            row: tuple | None = db.execute(question, values).fetchone()
+        return row
+
+    def _kept(self, what: str) -> Any:
+        """A column of the one row of `accounts`."""
+        return self._rows(f"SELECT {what} FROM accounts")[0][0]
+
     @contextmanager
     def _writing(self, synced: bool) -> Iterator[sqlite3.Connection]:
         """One transaction; ``synced`` makes it survive a power cut before it returns."""

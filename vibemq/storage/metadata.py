@@ -344,19 +344,15 @@ class Metadata(Vhosts, Routing, Policies):
 
     def queue_changes(self) -> int:
         """How often options of queues were changed; some microseconds."""
-        with self._reading() as db:
-            changes: int = db.execute("SELECT queue_changes FROM accounts").fetchone()[0]
-        return changes
+        return int(self._kept("queue_changes"))
 
     def queues_altered_since(self, changes: int) -> list[StreamRecord]:
         """Queues whose options were changed after `queue_changes` was that."""
-        with self._reading() as db:
-            return [self._record(row) for row in db.execute(_ALTERED, (changes,))]
+        return [self._record(row) for row in self._rows(_ALTERED, changes)]
 
     def find_stream(self, vhost: str, name: str) -> StreamRecord | None:
         """Look a stream up; some microseconds."""
-        with self._reading() as db:
-            row = db.execute(_FIND, (vhost, name)).fetchone()
+        row = self._row(_FIND, vhost, name)
         return None if row is None else self._record(row)
 
     def streams(self) -> Iterator[StreamRecord]:
@@ -368,19 +364,16 @@ class Metadata(Vhosts, Routing, Policies):
 
     def stream_at(self, slot: int) -> StreamRecord | None:
         """The stream that has this slot now.  StorageError."""
-        with self._reading() as db:
-            row = db.execute(_AT, (slot,)).fetchone()
+        row = self._row(_AT, slot)
         return None if row is None else self._record(row)
 
     def streams_after(self, slot: int) -> list[StreamRecord]:
         """The next page of streams whose slot is higher; empty at the end."""
-        with self._reading() as db:
-            return [self._record(row) for row in db.execute(_PAGE, (slot,))]
+        return [self._record(row) for row in self._rows(_PAGE, slot)]
 
     def streams_from(self, vhost: str, first: str) -> list[StreamRecord]:
         """A page of a vhost's streams in the order of their names, the first not before ``first``; empty at the end."""
-        with self._reading() as db:
-            return [self._record(row) for row in db.execute(_FROM, (vhost, first))]
+        return [self._record(row) for row in self._rows(_FROM, vhost, first)]
 
     def queues(self, vhost: str) -> Iterator[StreamRecord]:
         """All queues of a vhost by slot, read in pages: nothing is held between two of them."""
@@ -391,8 +384,7 @@ class Metadata(Vhosts, Routing, Policies):
 
     def queues_after(self, vhost: str, slot: int) -> list[StreamRecord]:
         """The next page of a vhost's queues whose slot is higher; empty at the end."""
-        with self._reading() as db:
-            return [self._record(row) for row in db.execute(_QUEUES_PAGE, (vhost, slot))]
+        return [self._record(row) for row in self._rows(_QUEUES_PAGE, vhost, slot)]
 
     def _record(self, row: tuple) -> StreamRecord:
         vhost, name, incarnation, slot, durability, arguments, created_ms, queue = row

@@ -143,22 +143,17 @@ class Policies(Database):
 
     def policies(self, vhost: str | None = None) -> list[PolicyRecord]:
         """By vhost and name."""
-        with self._reading() as db:
-            rows = db.execute(
-                f"SELECT {_COLUMNS} FROM policies WHERE ?1 IS NULL OR vhost = ?1 ORDER BY vhost, name", (vhost,)
-            ).fetchall()
+        given = "?1 IS NULL OR vhost = ?1"
+        rows = self._rows(f"SELECT {_COLUMNS} FROM policies WHERE {given} ORDER BY vhost, name", vhost)
         return [_record(row) for row in rows]
 
     def find_policy(self, vhost: str, name: str) -> PolicyRecord | None:
-        with self._reading() as db:
-            row = db.execute(f"SELECT {_COLUMNS} FROM policies WHERE vhost = ? AND name = ?", (vhost, name)).fetchone()
+        row = self._row(f"SELECT {_COLUMNS} FROM policies WHERE vhost = ? AND name = ?", vhost, name)
         return None if row is None else _record(row)
 
     def policy_changes(self) -> int:
         """How many changes of policies there have been; some microseconds."""
-        with self._reading() as db:
-            changes: int = db.execute("SELECT policy_changes FROM accounts").fetchone()[0]
-        return changes
+        return int(self._kept("policy_changes"))
 
     # ---- what holds ----
 

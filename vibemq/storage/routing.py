@@ -49,12 +49,10 @@ class Routing(Database):
 
     def partition_of(self, vhost: str, super_stream: str, stream: str) -> int | None:
         """The number of a partition: its binding's, else that at the end of its name, else -1; None: not bound."""
-        with self._reading() as db:
-            row = db.execute(
-                "SELECT partition_order FROM bindings WHERE vhost = ? AND exchange = ? AND stream = ? "
-                f"ORDER BY {_ORDER}",
-                (vhost, super_stream, stream),
-            ).fetchone()
+        row = self._row(
+            f"SELECT partition_order FROM bindings WHERE vhost = ? AND exchange = ? AND stream = ? ORDER BY {_ORDER}",
+            *(vhost, super_stream, stream),
+        )
         if row is None:
             return None
         if row[0] is not None:
@@ -63,8 +61,7 @@ class Routing(Database):
         return int(number[1]) if number else -1
 
     def _streams(self, question: str, *values: str) -> list[str] | None:
-        with self._reading() as db:
-            rows = db.execute(question, values).fetchall()
+        rows = self._rows(question, *values)
         return list(dict.fromkeys(stream for (stream,) in rows if stream is not None)) if rows else None
 
     # ---- exchanges and bindings, as tools ask ----
@@ -95,8 +92,7 @@ class Routing(Database):
 
     def exchanges(self, vhost: str | None = None) -> list[ExchangeRecord]:
         """By vhost and name."""
-        with self._reading() as db:
-            rows = db.execute(f"{_EXCHANGES} WHERE ?1 IS NULL OR vhost = ?1 ORDER BY vhost, name", (vhost,)).fetchall()
+        rows = self._rows(f"{_EXCHANGES} WHERE ?1 IS NULL OR vhost = ?1 ORDER BY vhost, name", vhost)
         return [_exchange_record(row) for row in rows]
 
     @again_when_full
@@ -126,12 +122,8 @@ class Routing(Database):
 
     def bindings(self, vhost: str | None = None, exchange: str | None = None) -> list[BindingRecord]:
         """By vhost, exchange and the order of partitions."""
-        with self._reading() as db:
-            rows = db.execute(
-                f"{_BINDINGS} WHERE (?1 IS NULL OR vhost = ?1) AND (?2 IS NULL OR exchange = ?2) "
-                f"ORDER BY vhost, exchange, {_ORDER}",
-                (vhost, exchange),
-            ).fetchall()
+        given = "(?1 IS NULL OR vhost = ?1) AND (?2 IS NULL OR exchange = ?2)"
+        rows = self._rows(f"{_BINDINGS} WHERE {given} ORDER BY vhost, exchange, {_ORDER}", vhost, exchange)
         return [BindingRecord(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows]
 
 

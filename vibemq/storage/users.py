@@ -108,14 +108,12 @@ class Users(Database):
         self._update_user(name, tags=json.dumps(tags))
 
     def find_user(self, name: str) -> UserRecord | None:
-        with self._reading() as db:
-            row = db.execute(f"SELECT {_COLUMNS} FROM users WHERE name = ?", (name,)).fetchone()
+        row = self._row(f"SELECT {_COLUMNS} FROM users WHERE name = ?", name)
         return None if row is None else _user(row)
 
     def users(self) -> list[UserRecord]:
         """All users by name."""
-        with self._reading() as db:
-            return [_user(row) for row in db.execute(f"SELECT {_COLUMNS} FROM users ORDER BY name")]
+        return [_user(row) for row in self._rows(f"SELECT {_COLUMNS} FROM users ORDER BY name")]
 
     # ---- permissions ----
 
@@ -148,13 +146,11 @@ class Users(Database):
 
     def permission_counts(self) -> dict[str, int]:
         """How many entries each user has; users without any are left out."""
-        with self._reading() as db:
-            return dict(db.execute("SELECT username, COUNT(*) FROM permissions GROUP BY username"))
+        return dict(self._rows("SELECT username, COUNT(*) FROM permissions GROUP BY username"))
 
     def rights(self, name: str) -> Rights | None:
         """Everything about one user's rights, as of one moment; None: there is no such user."""
-        with self._reading() as db:
-            rows = db.execute(_RIGHTS, (name,)).fetchall()
+        rows = self._rows(_RIGHTS, name)
         if not rows:
             return None
         kept = tuple(Permission(row[2], tuple(json.loads(row[3]))) for row in rows if row[2] is not None)
@@ -164,8 +160,7 @@ class Users(Database):
 
     def guest_removed(self) -> bool:
         """Has somebody removed guest?  Some microseconds."""
-        with self._reading() as db:
-            return bool(db.execute("SELECT guest_removed FROM accounts").fetchone()[0])
+        return bool(self._kept("guest_removed"))
 
     @again_when_full
     def set_guest_removed(self, removed: bool) -> None:
@@ -176,22 +171,17 @@ class Users(Database):
 
     def token_key(self) -> bytes:
         """What access tokens are signed with (access.tokens), and unknown users' salts made of (access.proofs)."""
-        with self._reading() as db:
-            key: bytes = db.execute("SELECT token_key FROM accounts").fetchone()[0]
-        return key
+        return bytes(self._kept("token_key"))
 
     # ---- noticing changes ----
 
     def account_changes(self) -> int:
         """How many changes of users and permissions there have been; some microseconds."""
-        with self._reading() as db:
-            changes: int = db.execute("SELECT changes FROM accounts").fetchone()[0]
-        return changes
+        return int(self._kept("changes"))
 
     def user_creations(self) -> dict[str, int]:
         """Each user's ``created_ms``, by name."""
-        with self._reading() as db:
-            return dict(db.execute("SELECT name, created_ms FROM users"))
+        return dict(self._rows("SELECT name, created_ms FROM users"))
 
     @again_when_full
     def _update_user(self, name: str, **columns: object) -> None:

@@ -69,8 +69,7 @@ class Vhosts(Users):
 
     def vhosts(self) -> list[VhostRecord]:
         """All virtual hosts by name."""
-        with self._reading() as db:
-            rows = db.execute("SELECT name, description, tags, created_ms FROM vhosts ORDER BY name").fetchall()
+        rows = self._rows("SELECT name, description, tags, created_ms FROM vhosts ORDER BY name")
         return [VhostRecord(name, about, tuple(json.loads(tags)), created) for name, about, tags, created in rows]
 
     # ---- permissions ----
@@ -106,18 +105,13 @@ class Vhosts(Users):
 
     def vhost_permissions(self, vhost: str | None = None, user: str | None = None) -> list[VhostPermission]:
         """By vhost and user; of all of them, or of those given."""
-        with self._reading() as db:
-            rows = db.execute(
-                f"{_PERMISSIONS} WHERE (?1 IS NULL OR vhost = ?1) AND (?2 IS NULL OR username = ?2) "
-                "ORDER BY vhost, username",
-                (vhost, user),
-            ).fetchall()
+        given = "(?1 IS NULL OR vhost = ?1) AND (?2 IS NULL OR username = ?2)"
+        rows = self._rows(f"{_PERMISSIONS} WHERE {given} ORDER BY vhost, username", vhost, user)
         return [VhostPermission(*row) for row in rows]
 
     def vhost_rights(self, user: str, vhost: str) -> KeptRights | None:
         """As of one moment; None: there is no such user, or no such vhost."""
-        with self._reading() as db:
-            row = db.execute(_RIGHTS, (user, vhost)).fetchone()
+        row = self._row(_RIGHTS, user, vhost)
         if row is None:
             return None
         created_ms, is_superuser, *patterns = row
