@@ -2,7 +2,6 @@
 """Queues in the metadata: a stream with options; how a stream becomes one; and who notices a change."""
 
 import sqlite3
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -119,45 +118,3 @@ def test_a_database_from_before_queues_keeps_its_streams_and_users(tmp_path, mon
     bob = metadata.find_user("bob")
     assert (bob.is_superuser, bob.created_ms, bob.updated_ms) == (False, 7, 7)
     metadata.close()
-
-
-# ---- version ----
-
-
-def test_the_version_stays_while_nothing_is_committed(metadata):
-    create(metadata, "orders")
-    before = metadata.version()
-    metadata.find_stream("/", "orders")
-    with pytest.raises(StreamNotFound):
-        metadata.delete_stream("/", "nothing")
-    assert metadata.version() == before
-
-
-def test_the_version_changes_with_each_commit_here_in_a_thread_and_elsewhere(metadata, tmp_path):
-    other = Metadata(str(tmp_path / "meta.db"))
-    seen = [metadata.version()]
-
-    def in_a_thread():
-        thread = threading.Thread(target=lambda: (create(metadata, "c"), metadata.close()))
-        thread.start()
-        thread.join()
-
-    def a_user():
-        other.add_user("bob", "hash")
-
-    def between_two_connections():
-        metadata.close()
-        create(other, "d")
-
-    for commit in (
-        lambda: create(metadata, "a"),
-        lambda: create(other, "b"),
-        in_a_thread,
-        lambda: metadata.set_queue("/", "a", {}),
-        a_user,
-        between_two_connections,
-    ):
-        commit()
-        seen.append(metadata.version())
-    assert len(set(seen)) == len(seen)
-    other.close()

@@ -65,17 +65,6 @@ class Database:
         self._local = threading.local()
         self._is_ours = False  # looked at once: a newer one cannot come while a broker runs
 
-    def version(self) -> int:
-        """Another number whenever anything was committed, here or in another process; some microseconds.
-
-        Only numbers that one thread got can be compared: SQLite counts for each connection what others
-        committed, and what this thread's own connection did is added to that.
-        """
-        with self._reading() as db:
-            others: int = db.execute("PRAGMA data_version").fetchone()[0]  # 32 bits
-        own: int = self._local.changes
-        return own << 32 | others
-
     def close(self) -> None:
         """Close this thread's connection; the next use opens another."""
         db = getattr(self._local, "db", None)
@@ -102,8 +91,6 @@ class Database:
             db.close()
             raise
         self._local.db, self._local.pid = db, os.getpid()
-        # What was committed while this thread had no connection, nobody has counted for it.
-        self._local.changes = getattr(self._local, "changes", 0) + 1
         return db
 
     @contextmanager
@@ -140,7 +127,6 @@ class Database:
                 try:
                     yield db
                     db.execute("COMMIT")
-                    self._local.changes += 1
                 except BaseException:
                     if db.in_transaction:
                         db.execute("ROLLBACK")

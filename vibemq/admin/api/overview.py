@@ -151,36 +151,24 @@ def metrics(api: Api, call: Call) -> Answer:
     page = _Page()
     answers = api.workers.ask_all("status")
     page.add("vibemq_build_info", "gauge", "the version that runs", 1, version=vibemq.__version__)
-    alarms, used, watermark = alarms_of(api), 0, 0
-    if api.conditions is not None:
-        used, watermark = api.conditions.memory
-    page.add(
-        "vibemq_alarms_free_disk_space_watermark",
-        "gauge",
-        "1 while too little disk is free to take messages",
-        int(Alarm.DISK in alarms),
-    )
-    page.add(
-        "vibemq_alarms_memory_used_watermark",
-        "gauge",
-        "1 while too much memory is used to take messages",
-        int(Alarm.MEMORY in alarms),
-    )
-    page.add("vibemq_being_drained", "gauge", "1 in maintenance mode", int(is_drained(api)))
-    page.add("vibemq_disk_space_available_bytes", "gauge", "free where the data lies", _disk_free(api))
-    page.add(
-        "vibemq_disk_space_available_limit_bytes",
-        "gauge",
-        "below this the disk alarm is in effect",
-        api.config.store.disk_free_min_bytes,
-    )
-    page.add("vibemq_memory_used_bytes", "gauge", "of all processes, without the page cache", used)
-    page.add("vibemq_memory_limit_bytes", "gauge", "above this the memory alarm is in effect; 0: never", watermark)
-    page.add("vibemq_uptime_seconds", "gauge", "since the broker started", time.time() - api.started_ms / 1000)
-    page.add("vibemq_workers", "gauge", "worker processes", len(api.workers))
-    page.add("vibemq_workers_answering", "gauge", "worker processes that answer", len(answers))
-    page.add("vibemq_connections", "gauge", "open connections", sum(answer["connections"] for answer in answers))
+    alarms = alarms_of(api)
+    used, watermark = (0, 0) if api.conditions is None else api.conditions.memory
+    disk_min = api.config.store.disk_free_min_bytes
     ends = [answer["certificate_ends_s"] for answer in answers if answer.get("certificate_ends_s") is not None]
+    for name, about, value in (
+        ("alarms_free_disk_space_watermark", "1 while too little disk is free to take messages", Alarm.DISK in alarms),
+        ("alarms_memory_used_watermark", "1 while too much memory is used to take messages", Alarm.MEMORY in alarms),
+        ("being_drained", "1 in maintenance mode", is_drained(api)),
+        ("disk_space_available_bytes", "free where the data lies", _disk_free(api)),
+        ("disk_space_available_limit_bytes", "below this the disk alarm is in effect", disk_min),
+        ("memory_used_bytes", "of all processes, without the page cache", used),
+        ("memory_limit_bytes", "above this the memory alarm is in effect; 0: never", watermark),
+        ("uptime_seconds", "since the broker started", time.time() - api.started_ms / 1000),
+        ("workers", "worker processes", len(api.workers)),
+        ("workers_answering", "worker processes that answer", len(answers)),
+        ("connections", "open connections", sum(answer["connections"] for answer in answers)),
+    ):
+        page.add(f"vibemq_{name}", "gauge", about, +value)
     if ends:
         about = "Unix time at which the TLS certificate ends that the doors show"
         page.add("vibemq_tls_certificate_not_after_seconds", "gauge", about, min(ends))

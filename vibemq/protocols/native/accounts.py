@@ -9,7 +9,8 @@ Names are compared with regard to case everywhere, or Admin could change the pas
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from vibemq.access import passwords, users
 from vibemq.access.permissions import Access, Operation, check_pattern, operation_named
@@ -31,13 +32,9 @@ def create_user(metadata: Metadata, acting: Access, fields: Fields) -> dict[str,
     """50.  NOT_AUTHORIZED, INVALID_PAYLOAD, USER_EXISTS."""
     _needs_superuser(acting)
     name, password = _texts(fields, "username", "password")
-    try:
+    with _worded(name):
         users.check_native_name(name)
         users.add_user(metadata, name, password, is_superuser=False, password_min=PASSWORD_CHARACTERS_MIN)
-    except UserExists:
-        raise AccountError("USER_EXISTS", f"User '{name}' already exists.") from None
-    except UserError as problem:
-        raise _invalid(problem) from None
     log.info("user %r added, by %r over the native door", name, acting.user)
     return {"username": name}
 
@@ -46,10 +43,8 @@ def delete_user(metadata: Metadata, acting: Access, fields: Fields) -> dict[str,
     """51.  NOT_AUTHORIZED, INVALID_PAYLOAD, USER_NOT_FOUND, FORBIDDEN."""
     _needs_superuser(acting)
     (name,) = _texts(fields, "username")
-    try:
+    with _worded(name):
         deleted = metadata.delete_user(name, superusers_too=False)
-    except UserNotFound:
-        raise _not_found(name) from None
     if not deleted:
         raise AccountError("FORBIDDEN", "Cannot delete a superuser account.")
     log.info("user %r removed, by %r over the native door", name, acting.user)
@@ -61,12 +56,8 @@ def change_password(metadata: Metadata, acting: Access, fields: Fields) -> dict[
     name, password = _texts(fields, "username", "newPassword")
     if not acting.is_superuser and acting.user != name:
         raise AccountError("NOT_AUTHORIZED", f"You may only change your own password. You are user '{acting.user}'.")
-    try:
+    with _worded(name):
         users.change_password(metadata, name, password, PASSWORD_CHARACTERS_MIN)
-    except UserNotFound:
-        raise _not_found(name) from None
-    except UserError as problem:
-        raise _invalid(problem) from None
     log.info("user %r has a new password, by %r over the native door", name, acting.user)
     return {"username": name}
 
@@ -76,13 +67,9 @@ def grant(metadata: Metadata, acting: Access, fields: Fields) -> dict[str, objec
     _needs_superuser(acting)
     name, pattern = _texts(fields, "username", "queuePattern", also=("operations",))
     operations = _operations((fields or {}).get("operations"))
-    try:
+    with _worded(name):
         check_pattern(pattern)
         metadata.grant(name, pattern, operations)
-    except UserNotFound:
-        raise _not_found(name) from None
-    except UserError as problem:
-        raise _invalid(problem) from None
     names = [operation.name for operation in operations]
     log.info(
         "user %r may %s where the queue is %r, by %r over the native door", name, ", ".join(names), pattern, acting.user
@@ -171,10 +158,15 @@ def _operations(given: object) -> list[Operation]:
     return operations
 
 
-def _invalid(problem: UserError) -> AccountError:
-    text = str(problem)
-    return AccountError("INVALID_PAYLOAD", text[0].upper() + text[1:].rstrip(".") + ".")
-
-
-def _not_found(name: str) -> AccountError:
-    return AccountError("USER_NOT_FOUND", f"User '{name}' not found.")
+@contextmanager
+def _worded(name: str) -> Iterator[None]:
+    """What is wrong with the user ``name``, or what was to be done with it, in the protocol's words."""
+    try:
+        yield
+    except UserExists:
+        raise AccountError("USER_EXISTS", f"User '{name}' already exists.") from None
+    except UserNotFound:
+        raise AccountError("USER_NOT_FOUND", f"User '{name}' not found.") from None
+    except UserError as problem:
+        text = str(problem)
+        raise AccountError("INVALID_PAYLOAD", text[0].upper() + text[1:].rstrip(".") + ".") from None
