@@ -2,18 +2,22 @@
  *
  * file: whole reads and writes through the table of system calls.
  *
- * The real table already makes interrupted calls again; the loops here do so too,
- * because a table made for a test may answer EINTR at any call.
+ * A call that a signal interrupted before it did anything is made again here, so that no caller has to
+ * know about EINTR.  Not close: on Linux the descriptor is gone even when it says EINTR, and the number may
+ * already be another's.
  */
 #include "file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
+#include "grow.h"
 #include "sys.h"
 
 #define AGAIN_WHILE_INTERRUPTED(result, call) do { (result) = (call); } while ((result) < 0 && errno == EINTR)
@@ -179,6 +183,56 @@ err file_replace(const char *path, const void *data, size_t size, bool sync, str
     if (!e) e = file_rename(temporary.text, path, f);
     if (e) file_unlink(temporary.text, NULL);
     return e;
+}
+
+err file_each(const char *directory, file_each_fn *each, void *context, struct fault *f)
+{
+    DIR *d = opendir(directory);
+    if (!d) return fault_from_errno(f, directory, 0, 0, 0);
+    err e = OK;
+    while (!e) {
+        errno = 0;
+        const struct dirent *entry = readdir(d);
+        if (!entry) {
+            if (errno) e = fault_from_errno(f, directory, 0, 0, 0);
+            break;
+        }
+        if (entry->d_name[0] != '.') e = each(context, directory, entry->d_name, f);
+    }
+    closedir(d);
+    return e;
+}
+
+struct numbers { const char *suffix; uint64_t *all; size_t count, capacity; };
+
+static err add_number(void *context, const char *directory, const char *name, struct fault *f)
+{
+    struct numbers *found = context;
+    uint64_t number;
+    if (!file_name_parse(name, found->suffix, &number)) return OK;
+    err e = grow(&found->all, &found->capacity, found->count + 1, sizeof number, directory, f);
+    if (!e) found->all[found->count++] = number;
+    return e;
+}
+
+static int compare_numbers(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+err file_numbers(const char *directory, const char *suffix, uint64_t **numbers, uint32_t *count, struct fault *f)
+{
+    struct numbers found = {.suffix = suffix};
+    err e = file_each(directory, add_number, &found, f);
+    if (e) {
+        free(found.all);
+        return e;
+    }
+    if (found.count > 1) qsort(found.all, found.count, sizeof *found.all, compare_numbers);
+    *numbers = found.all;
+    *count = (uint32_t)found.count;
+    return OK;
 }
 
 err file_random(void *out, size_t size, struct fault *f)

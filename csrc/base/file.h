@@ -54,6 +54,13 @@ err file_rename(const char *source, const char *target, struct fault *f);
 /* Write `data` as "<path>.tmp", sync it when asked, and rename it to `path`. */
 err file_replace(const char *path, const void *data, size_t size, bool sync, struct fault *f);
 
+/* Call `each` with every name in a directory but those that begin with a dot, which no file of ours has, until one
+ * call does not answer OK. */
+typedef err file_each_fn(void *context, const char *directory, const char *name, struct fault *f);
+err file_each(const char *directory, file_each_fn *each, void *context, struct fault *f);
+/* The numbers of all files "<20 digits><suffix>" of a directory, rising; `*numbers` is to be freed. */
+err file_numbers(const char *directory, const char *suffix, uint64_t **numbers, uint32_t *count, struct fault *f);
+
 /* Bytes that nobody can guess (for a seed). */
 err file_random(void *out, size_t size, struct fault *f);
 

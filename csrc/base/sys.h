@@ -21,7 +21,6 @@ struct sys {
     ssize_t (*pwritev)(int fd, const struct iovec *iov, int count, off_t position);
     int (*fdatasync)(int fd);
     int (*fsync)(int fd);
-    int (*fallocate)(int fd, int mode, off_t position, off_t size);
     int (*ftruncate)(int fd, off_t size);
     int (*fstat)(int fd, struct stat *out);
     int (*flock)(int fd, int operation);
@@ -33,6 +32,7 @@ struct sys {
     int (*munmap)(void *address, size_t size);
     int64_t (*now_ms)(void);       /* wall clock, ms since the Unix epoch */
     int (*boot_id)(uint8_t out[16]); /* /proc/sys/kernel/random/boot_id; -1 and errno when unreadable */
+    void *(*realloc)(void *memory, size_t size); /* of what grows; see grow.h */
 };
 
 extern const struct sys sys_real;

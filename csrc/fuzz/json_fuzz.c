@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-#include "../message/json_reference.h"
+#include "../tests/json_reference.h"
 #include "../message/utf8.h"
 #include "fuzz.h"
 

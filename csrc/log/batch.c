@@ -10,11 +10,11 @@
 #include <stdlib.h>
 
 #include "../base/crc32.h"
+#include "../base/grow.h"
 
 #define KEEP_BYTES (2u << 20)      /* what batch_clear keeps: a usual turn; a burst's memory is given back */
 #define FIRST_BYTES (64u << 10)
 #define TRAILER_ELEMENT_BYTES 10u  /* type, size and value around the reference */
-#define RUNS_FIRST 16u
 #define IDS_FIRST 1024u
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -51,7 +51,7 @@ static void batch_empty(struct batch *b)
     b->records = 0;
     b->parting = false;
     b->trailer_size = 0;
-    b->capacity = smaller(b->allocated, b->bytes_max);
+    b->capacity = b->allocated < b->bytes_max ? (uint32_t)b->allocated : b->bytes_max;
 }
 
 void batch_clear(struct batch *b)
@@ -61,7 +61,7 @@ void batch_clear(struct batch *b)
         b->data = NULL;
         b->allocated = 0;
     }
-    if ((uint64_t)b->id_capacity * sizeof *b->ids > KEEP_BYTES) {
+    if (b->id_capacity * sizeof *b->ids > KEEP_BYTES) {
         free(b->ids);
         b->ids = NULL;
         b->id_capacity = 0;
@@ -84,7 +84,7 @@ void batch_limit(struct batch *b, uint64_t bytes)
 {
     CHECK(batch_is_empty(b));
     b->bytes_max = bytes == 0 || bytes > BATCH_BYTES_MAX ? BATCH_BYTES_MAX : (uint32_t)bytes;
-    b->capacity = smaller(b->allocated, b->bytes_max);
+    b->capacity = b->allocated < b->bytes_max ? (uint32_t)b->allocated : b->bytes_max;
 }
 
 void batch_filter_size(struct batch *b, uint32_t bytes)
@@ -110,20 +110,13 @@ uint32_t batch_chunk_messages_next(const struct batch *b)
 
 /* ---- adding ---- */
 
-/* Double up to the limit; a single entry above the limit gets exactly what it needs. */
+/* A single entry above the limit has all the room that it needs. */
 static err batch_grow(struct batch *b, uint64_t needed)
 {
-    if (needed > b->allocated) {
-        uint64_t size = b->allocated ? b->allocated : FIRST_BYTES;
-        while (size < needed) size *= 2;
-        if (size > b->bytes_max) size = needed > b->bytes_max ? needed : b->bytes_max;
-        uint8_t *grown = realloc(b->data, size);
-        if (!grown) return ERR_NO_MEMORY;
-        b->data = grown;
-        b->allocated = (uint32_t)size;
-    }
+    err e = grow(&b->data, &b->allocated, needed > FIRST_BYTES ? needed : FIRST_BYTES, 1, "batch", NULL);
+    if (e) return e;
     uint64_t capacity = needed > b->bytes_max ? needed : b->bytes_max;
-    b->capacity = capacity < b->allocated ? (uint32_t)capacity : b->allocated;
+    b->capacity = capacity < b->allocated ? (uint32_t)capacity : (uint32_t)b->allocated;
     return OK;
 }
 
@@ -154,13 +147,8 @@ err batch_reserve_slow(struct batch *b, uint32_t bytes, uint32_t records)
 err batch_reference_add(struct batch *b, const char *text, uint32_t bytes, uint32_t *index)
 {
     if (bytes == 0 || bytes > BATCH_REFERENCE_BYTES_MAX) return ERR_LIMIT;
-    if (b->reference_count == b->reference_capacity) {
-        uint32_t capacity = b->reference_capacity ? b->reference_capacity * 2 : 8;
-        struct batch_reference *grown = realloc(b->references, capacity * sizeof *grown);
-        if (!grown) return ERR_NO_MEMORY;
-        b->references = grown;
-        b->reference_capacity = capacity;
-    }
+    err e = grow(&b->references, &b->reference_capacity, b->reference_count + 1u, sizeof *b->references, "batch", NULL);
+    if (e) return e;
     uint32_t first = b->reference_count;
     /* The newest first: publishers come in bursts. */
     for (uint32_t i = b->reference_count; i-- > 0 && first == b->reference_count;)
@@ -175,21 +163,9 @@ err batch_reference_add(struct batch *b, const char *text, uint32_t bytes, uint3
 
 err batch_reserve_tracking(struct batch *b)
 {
-    if (b->id_count == b->id_capacity) {
-        uint32_t capacity = b->id_capacity ? b->id_capacity * 2 : IDS_FIRST;
-        uint64_t *grown = realloc(b->ids, capacity * sizeof *grown);
-        if (!grown) return ERR_NO_MEMORY;
-        b->ids = grown;
-        b->id_capacity = capacity;
-    }
-    if (b->run_count == b->run_capacity) {
-        uint32_t capacity = b->run_capacity ? b->run_capacity * 2 : RUNS_FIRST;
-        struct batch_run *grown = realloc(b->runs, capacity * sizeof *grown);
-        if (!grown) return ERR_NO_MEMORY;
-        b->runs = grown;
-        b->run_capacity = capacity;
-    }
-    return OK;
+    size_t ids = b->id_count < IDS_FIRST ? IDS_FIRST : b->id_count + 1u;
+    err e = grow(&b->ids, &b->id_capacity, ids, sizeof *b->ids, "batch", NULL);
+    return e ? e : grow(&b->runs, &b->run_capacity, b->run_count + 1u, sizeof *b->runs, "batch", NULL);
 }
 
 void batch_begin_run(struct batch *b, uint32_t reference, uint32_t chunk, uint32_t entry)
@@ -199,19 +175,6 @@ void batch_begin_run(struct batch *b, uint32_t reference, uint32_t chunk, uint32
 }
 
 /* ---- sealing ---- */
-
-static err batch_trailer_room(struct batch *b, uint32_t bytes)
-{
-    uint64_t needed = (uint64_t)b->trailer_size + bytes;
-    if (needed <= b->trailer_capacity) return OK;
-    uint64_t size = b->trailer_capacity ? b->trailer_capacity : 4096;
-    while (size < needed) size *= 2;
-    uint8_t *grown = size <= UINT32_MAX ? realloc(b->trailers, size) : NULL;
-    if (!grown) return ERR_NO_MEMORY;
-    b->trailers = grown;
-    b->trailer_capacity = (uint32_t)size;
-    return OK;
-}
 
 /* One element for each distinct reference of the chunk, with the highest of its ids there. */
 static err batch_trailer_add(struct batch *b, const struct batch_run *run)
@@ -226,8 +189,8 @@ static err batch_trailer_add(struct batch *b, const struct batch_run *run)
             bytes_store64(b->trailers + r->trailer_value, highest);
         return OK;
     }
-    err e = batch_trailer_room(b, TRAILER_ELEMENT_BYTES + r->bytes);
-    if (e) return e;
+    size_t needed = (size_t)b->trailer_size + TRAILER_ELEMENT_BYTES + r->bytes;
+    if (needed > UINT32_MAX || grow(&b->trailers, &b->trailer_capacity, needed, 1, "batch", NULL)) return ERR_NO_MEMORY;
     uint8_t *at = b->trailers + b->trailer_size;
     at[0] = 0; /* type: a publisher's sequence */
     at[1] = r->bytes;
@@ -235,7 +198,7 @@ static err batch_trailer_add(struct batch *b, const struct batch_run *run)
     bytes_store64(at + 2 + r->bytes, highest);
     r->trailer_chunk = run->chunk + 1;
     r->trailer_value = b->trailer_size + 2u + r->bytes;
-    b->trailer_size += TRAILER_ELEMENT_BYTES + r->bytes;
+    b->trailer_size = (uint32_t)needed;
     return OK;
 }
 
@@ -358,13 +321,9 @@ err batch_drop_duplicates(struct batch *b, struct fault *f)
     if (b->run_count) {
         runs = malloc(b->run_count * sizeof *runs);
         b->dropped = malloc(b->id_count * sizeof *b->dropped);
-        uint64_t run_capacity = b->id_count;
-        struct batch_run *grown = run_capacity > b->run_capacity ? realloc(b->runs, run_capacity * sizeof *grown) : b->runs;
-        if (grown && grown != b->runs) b->run_capacity = (uint32_t)run_capacity;
-        if (grown) b->runs = grown;
-        if (!runs || !grown || !b->dropped) {
+        if (!runs || !b->dropped || grow(&b->runs, &b->run_capacity, b->id_count, sizeof *runs, "batch duplicates", NULL)) {
             free(runs);
-            return fault_set(f, ERR_NO_MEMORY, 0, "batch duplicates", 0, run_capacity * sizeof *runs, 0);
+            return fault_set(f, ERR_NO_MEMORY, 0, "batch duplicates", 0, b->id_count * sizeof *runs, 0);
         }
         memcpy(runs, b->runs, b->run_count * sizeof *runs);
         d = (struct drop){.run = runs, .end = runs + b->run_count};

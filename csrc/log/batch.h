@@ -82,8 +82,9 @@ struct batch_drop {
 
 struct batch {
     uint8_t *data;
-    uint32_t size, capacity;             /* capacity: how far entries may be added without another look */
-    uint32_t allocated, bytes_max;       /* capacity <= allocated */
+    size_t allocated;
+    uint32_t size, capacity;             /* capacity: how far entries may be added without another look; <= allocated */
+    uint32_t bytes_max;
     uint32_t filter_bytes;               /* room for each chunk's filter, its check included; 0: none */
     uint32_t chunk_messages;             /* of the open chunk: doubled with each that it closes, up to the next */
     uint32_t chunk_messages_max;
@@ -92,15 +93,19 @@ struct batch {
     uint64_t duplicates;                 /* messages dropped from it by log_append */
     struct batch_chunk *chunks;          /* BATCH_CHUNKS_MAX of them */
     struct batch_run *runs;
-    uint32_t run_count, run_capacity;
+    size_t run_capacity;
+    uint32_t run_count;
     uint64_t *ids;
-    uint32_t id_count, id_capacity;
+    size_t id_capacity;
+    uint32_t id_count;
     struct batch_reference *references;
-    uint32_t reference_count, reference_capacity;
+    size_t reference_capacity;
+    uint32_t reference_count;
     struct batch_drop *dropped;          /* NULL: none */
     uint32_t dropped_count;
     uint8_t *trailers;
-    uint32_t trailer_size, trailer_capacity;
+    size_t trailer_capacity;
+    uint32_t trailer_size;
     bool sealed;
     bool parting;                        /* the next entry begins a chunk, see batch_part_kinds */
     struct iovec *parts;                 /* for log_append: what it hands to pwritev, two for each chunk */

@@ -4,7 +4,6 @@
  */
 #include "log.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -348,20 +347,20 @@ void log_mark_deleted(struct log *l)
     if (locked) log_unlock(l);
 }
 
+static err remove_one(void *context, const char *directory, const char *name, struct fault *f)
+{
+    (void)context;
+    if (strcmp(name, "control") == 0) return OK;
+    struct file_path path;
+    file_path_name(&path, directory, name);
+    err e = file_unlink(path.text, f);
+    return e == ERR_NOT_FOUND ? OK : e;
+}
+
 err log_remove(const char *directory, struct fault *f)
 {
-    DIR *d = opendir(directory);
-    if (!d) return fault_from_errno(f, directory, 0, 0, 0);
-    err e = OK;
-    struct dirent *entry;
     struct file_path path;
-    while (!e && (entry = readdir(d)) != NULL) {
-        if (entry->d_name[0] == '.' || strcmp(entry->d_name, "control") == 0) continue;
-        file_path_name(&path, directory, entry->d_name);
-        e = file_unlink(path.text, f);
-        if (e == ERR_NOT_FOUND) e = OK;
-    }
-    closedir(d);
+    err e = file_each(directory, remove_one, NULL, f);
     if (e) return e;
     /* Last: its mark is what keeps a half removed log from being recovered. */
     file_path_name(&path, directory, "control");

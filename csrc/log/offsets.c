@@ -8,6 +8,7 @@
  */
 #include "offsets.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,7 +181,8 @@ static err lock(struct offsets *o, bool create, struct fault *f)
         e = file_open(o->path, O_RDWR | (create ? O_CREAT : 0), &o->fd, f);
     }
     if (e) return e;
-    if (sys->flock(o->fd, LOCK_EX) < 0) return fault_from_errno(f, o->path, 0, 0, 0);
+    while (sys->flock(o->fd, LOCK_EX) < 0)
+        if (errno != EINTR) return fault_from_errno(f, o->path, 0, 0, 0);
     e = look(o, f);
     if (e) sys->flock(o->fd, LOCK_UN);
     return e;

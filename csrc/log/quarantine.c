@@ -4,7 +4,6 @@
  */
 #include "quarantine.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -145,41 +144,33 @@ struct look {
     char name[256];
 };
 
-static err look_at(const char *directory, struct look *look, struct fault *f)
+static err look_at(void *context, const char *directory, const char *name, struct fault *f)
 {
-    DIR *d = opendir(directory);
-    if (!d) return fault_from_errno(f, directory, 0, 0, 0);
-    err e = OK;
-    struct dirent *entry;
-    look->bytes = 0;
-    look->name[0] = 0;
-    while (!e && (entry = readdir(d)) != NULL) {
-        uint32_t number;
-        struct stat st;
-        struct file_path path;
-        if (!name_parse(entry->d_name, &number) || number >= look->below) continue;
-        if (strlen(entry->d_name) >= FILE_NAME_BYTES_MAX - 1) continue; /* no name of ours */
-        file_path_name(&path, directory, entry->d_name);
-        if (stat_of(path.text, &st, NULL)) continue; /* it is gone, or an operator keeps it from us */
-        if ((int64_t)st.st_mtime * 1000 < look->oldest_ms) e = file_unlink(path.text, f);
-        else {
-            look->bytes += (uint64_t)st.st_size;
-            if (!look->name[0] || number < look->lowest) {
-                look->lowest = number;
-                snprintf(look->name, sizeof look->name, "%s", entry->d_name);
-            }
-        }
-        if (e == ERR_NOT_FOUND) e = OK; /* somebody has removed it by hand */
+    struct look *look = context;
+    uint32_t number;
+    struct stat st;
+    struct file_path path;
+    if (!name_parse(name, &number) || number >= look->below) return OK;
+    if (strlen(name) >= FILE_NAME_BYTES_MAX - 1) return OK; /* no name of ours */
+    file_path_name(&path, directory, name);
+    if (stat_of(path.text, &st, NULL)) return OK; /* it is gone, or an operator keeps it from us */
+    if ((int64_t)st.st_mtime * 1000 < look->oldest_ms) {
+        err e = file_unlink(path.text, f);
+        return e == ERR_NOT_FOUND ? OK : e; /* somebody has removed it by hand */
     }
-    closedir(d);
-    return e;
+    look->bytes += (uint64_t)st.st_size;
+    if (!look->name[0] || number < look->lowest) {
+        look->lowest = number;
+        snprintf(look->name, sizeof look->name, "%s", name);
+    }
+    return OK;
 }
 
 err quarantine_trim(const char *directory, uint32_t first, struct fault *f)
 {
     for (;;) {
         struct look look = {.below = first, .oldest_ms = INT64_MIN};
-        err e = look_at(directory, &look, f);
+        err e = file_each(directory, look_at, &look, f);
         if (e || look.bytes <= QUARANTINE_EARLIER_BYTES_MAX) return e;
         struct file_path path;
         file_path_name(&path, directory, look.name);
@@ -191,5 +182,5 @@ err quarantine_trim(const char *directory, uint32_t first, struct fault *f)
 err quarantine_expire(const char *directory, int64_t oldest_ms, struct fault *f)
 {
     struct look look = {.below = UINT32_MAX, .oldest_ms = oldest_ms};
-    return look_at(directory, &look, f);
+    return file_each(directory, look_at, &look, f);
 }

@@ -8,26 +8,21 @@
 
 #include "../base/check.h"
 #include "../base/file.h"
+#include "../base/grow.h"
 #include "index.h"
 #include "segment.h"
 
 /* A sector that cannot be read is damage like any other: it must not keep a stream from starting. */
 static bool is_damage(err e) { return e == ERR_CORRUPT || e == ERR_IO; }
 
-static err note_chunk(struct rebuild *r, uint64_t position, const struct chunk *c)
+static err note_chunk(struct rebuild *r, uint64_t position, const struct chunk *c, struct fault *f)
 {
-    if (r->record_count == r->record_capacity) {
-        uint64_t capacity = r->record_capacity ? r->record_capacity * 2 : 256;
-        /* One place in front stays free for the header. */
-        uint8_t *grown = realloc(r->records, INDEX_HEADER_BYTES + capacity * INDEX_RECORD_BYTES);
-        if (!grown) return ERR_NO_MEMORY;
-        r->records = grown;
-        r->record_capacity = capacity;
-    }
+    uint64_t at = INDEX_HEADER_BYTES + r->record_count * INDEX_RECORD_BYTES; /* the header is written last */
+    if (grow(&r->records, &r->capacity, at + INDEX_RECORD_BYTES, 1, r->directory, f)) return ERR_NO_MEMORY;
     struct index_record record = {.chunk_id = c->chunk_id, .timestamp_ms = c->timestamp_ms,
                                   .position = (uint32_t)position, .chunk_bytes = (uint32_t)chunk_bytes(c),
                                   .records = c->records};
-    index_record_write(&record, r->seed, r->records + INDEX_HEADER_BYTES + r->record_count * INDEX_RECORD_BYTES);
+    index_record_write(&record, r->seed, r->records + at);
     r->record_count++;
     r->next_offset = c->chunk_id + c->records;
     if (c->type == CHUNK_USER) r->last_chunk = c->chunk_id;
@@ -55,8 +50,8 @@ static err walk_durable(struct rebuild *r, const struct scan *s, bool *damaged, 
         err e = scan_header(s, r->position, &c, f);
         if (e == OK && (beyond(r, &c) || r->position + chunk_bytes(&c) > r->verify_from)) return OK;
         if (e == OK && c.chunk_id >= r->next_offset) {
-            e = note_chunk(r, r->position, &c);
-            if (e) return fault_set(f, e, 0, r->directory, r->position, 0, 0);
+            e = note_chunk(r, r->position, &c, f);
+            if (e) return e;
             continue;
         }
         if (e && !is_damage(e)) return e;
@@ -100,8 +95,9 @@ static err walk_promised_nothing(struct rebuild *r, const struct scan *s, bool i
         if (e == ERR_END) return OK;
         if (!e) e = chunk_right(r, s, &c, id_known, f);
         if (is_damage(e)) return OK;
-        if (!e) e = note_chunk(r, r->position, &c);
         if (e) return fault_set(f, e, 0, r->directory, r->position, 0, 0);
+        e = note_chunk(r, r->position, &c, f);
+        if (e) return e;
         r->chunks_checked++;
         r->bytes_checked += chunk_bytes(&c);
         id_known = true;

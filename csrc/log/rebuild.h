@@ -32,7 +32,8 @@ struct rebuild {
     uint32_t epoch;
     uint64_t chunks_checked, bytes_checked;
     uint8_t *records;       /* of the index; to be freed */
-    uint64_t record_count, record_capacity;
+    uint64_t record_count;
+    size_t capacity;        /* of `records`, in bytes */
 };
 
 /* ERR_CORRUPT: neither the segment's nor its index's header is whole, so nothing in it can

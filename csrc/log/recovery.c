@@ -14,8 +14,6 @@
  */
 #include "recovery.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -331,26 +329,19 @@ static bool has_suffix(const char *name, const char *suffix)
 }
 
 /* Files that no segment needs: half-made ones, and companions of segments that are gone. */
-static err sweep(const struct recovery *rc, struct fault *f)
+static err sweep_one(void *context, const char *directory, const char *name, struct fault *f)
 {
-    DIR *d = opendir(rc->directory);
-    if (!d) return fault_from_errno(f, rc->directory, 0, 0, 0);
-    err e = OK;
-    struct dirent *entry;
-    while (!e && (entry = readdir(d)) != NULL) {
-        uint64_t first;
-        bool orphan = has_suffix(entry->d_name, ".tmp");
-        if (file_name_parse(entry->d_name, INDEX_SUFFIX, &first) || file_name_parse(entry->d_name, TRACKING_SUFFIX, &first)) {
-            orphan = first != rc->commit.segment;
-            for (uint32_t i = 0; i < rc->list.count && orphan; i++) orphan = rc->list.first[i] != first;
-        }
-        if (!orphan) continue;
-        struct file_path path;
-        file_path_name(&path, rc->directory, entry->d_name);
-        e = file_unlink(path.text, f);
+    const struct recovery *rc = context;
+    uint64_t first;
+    bool orphan = has_suffix(name, ".tmp");
+    if (file_name_parse(name, INDEX_SUFFIX, &first) || file_name_parse(name, TRACKING_SUFFIX, &first)) {
+        orphan = first != rc->commit.segment;
+        for (uint32_t i = 0; i < rc->list.count && orphan; i++) orphan = rc->list.first[i] != first;
     }
-    closedir(d);
-    return e;
+    if (!orphan) return OK;
+    struct file_path path;
+    file_path_name(&path, directory, name);
+    return file_unlink(path.text, f);
 }
 
 /* ---- the procedure ---- */
@@ -369,7 +360,7 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     if (!e) e = begin_anew_if_lost(rc, first_seen, f);
     if (e) return e;
     look_back(rc);
-    e = sweep(rc, f);
+    e = file_each(rc->directory, sweep_one, rc, f);
     if (!e) e = rebuild_table(rc, f);
     if (!e) e = file_sync_directory(rc->directory, f);
     if (e) return e;

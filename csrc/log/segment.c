@@ -4,8 +4,6 @@
  */
 #include "segment.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,28 +119,6 @@ err segment_remove(const char *directory, uint64_t first_offset, struct fault *f
 
 /* ---- the list ---- */
 
-static int compare_offsets(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
-static err list_add(struct segment_list *list, uint64_t first)
-{
-    if (list->count == list->capacity) {
-        uint32_t capacity = list->capacity ? list->capacity * 2 : 16;
-        uint64_t *grown = realloc(list->first, capacity * sizeof *grown);
-        if (!grown) return ERR_NO_MEMORY;
-        list->first = grown;
-        grown = realloc(list->bytes, capacity * sizeof *grown);
-        if (!grown) return ERR_NO_MEMORY;
-        list->bytes = grown;
-        list->capacity = capacity;
-    }
-    list->first[list->count++] = first;
-    return OK;
-}
-
 /* A segment that retention removes while we look counts as empty. */
 static err list_sizes(const char *directory, struct segment_list *list, struct fault *f)
 {
@@ -150,7 +126,6 @@ static err list_sizes(const char *directory, struct segment_list *list, struct f
         struct file_path path;
         file_path_numbered(&path, directory, list->first[i], SEGMENT_SUFFIX);
         int fd;
-        list->bytes[i] = 0;
         err e = file_open(path.text, O_RDONLY, &fd, f);
         if (e == ERR_NOT_FOUND) continue;
         if (e) return e;
@@ -163,28 +138,13 @@ static err list_sizes(const char *directory, struct segment_list *list, struct f
 
 err segment_list_read(const char *directory, struct segment_list *list, struct fault *f)
 {
-    list->count = 0;
-    DIR *d = opendir(directory);
-    if (!d) return fault_from_errno(f, directory, 0, 0, 0);
-    err e = OK;
-    for (;;) {
-        errno = 0;
-        struct dirent *entry = readdir(d);
-        if (!entry) {
-            if (errno) e = fault_from_errno(f, directory, 0, 0, 0);
-            break;
-        }
-        uint64_t first;
-        if (!file_name_parse(entry->d_name, SEGMENT_SUFFIX, &first)) continue;
-        if (list_add(list, first)) {
-            e = fault_set(f, ERR_NO_MEMORY, 0, directory, 0, 0, 0);
-            break;
-        }
-    }
-    closedir(d);
-    if (e) return e;
-    if (list->count > 1) qsort(list->first, list->count, sizeof *list->first, compare_offsets);
-    return list_sizes(directory, list, f);
+    segment_list_free(list);
+    err e = file_numbers(directory, SEGMENT_SUFFIX, &list->first, &list->count, f);
+    if (e || list->count == 0) return e;
+    list->bytes = calloc(list->count, sizeof *list->bytes);
+    e = list->bytes ? list_sizes(directory, list, f) : fault_set(f, ERR_NO_MEMORY, 0, directory, 0, list->count * sizeof *list->bytes, 0);
+    if (e) segment_list_free(list);
+    return e;
 }
 
 void segment_list_free(struct segment_list *list)

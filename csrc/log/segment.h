@@ -53,7 +53,7 @@ err segment_remove(const char *directory, uint64_t first_offset, struct fault *f
 struct segment_list {
     uint64_t *first;
     uint64_t *bytes;
-    uint32_t count, capacity;
+    uint32_t count;
 };
 
 err segment_list_read(const char *directory, struct segment_list *list, struct fault *f);

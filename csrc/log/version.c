@@ -7,8 +7,6 @@
  */
 #include "version.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 
@@ -83,8 +81,11 @@ static err file_check(int fd, const char *path, bool *right, struct fault *f)
     return e == ERR_TRUNCATED ? OK : e;
 }
 
-static err check_one(const char *directory, const char *name, const struct kind *k, struct fault *f)
+static err check_one(void *context, const char *directory, const char *name, struct fault *f)
 {
+    (void)context;
+    const struct kind *k = kind_of(name);
+    if (!k) return OK;
     struct file_path path;
     file_path_name(&path, directory, name);
     int fd;
@@ -115,21 +116,4 @@ err version_check_mapped(int fd, const char *path, uint32_t magic, uint32_t know
     return version == known ? OK : fault_set(f, ERR_VERSION, 0, path, 4, known, version);
 }
 
-err version_check(const char *directory, struct fault *f)
-{
-    DIR *d = opendir(directory);
-    if (!d) return fault_from_errno(f, directory, 0, 0, 0);
-    err e = OK;
-    while (!e) {
-        errno = 0;
-        struct dirent *entry = readdir(d);
-        if (!entry) {
-            if (errno) e = fault_from_errno(f, directory, 0, 0, 0);
-            break;
-        }
-        const struct kind *k = kind_of(entry->d_name);
-        if (k) e = check_one(directory, entry->d_name, k, f);
-    }
-    closedir(d);
-    return e;
-}
+err version_check(const char *directory, struct fault *f) { return file_each(directory, check_one, NULL, f); }

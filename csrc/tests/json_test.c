@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "../message/json.h"
 
-#include "../message/json_reference.h"
+#include "json_reference.h"
 #include "test.h"
 
 #define DEPTH_MAX 64

@@ -17,6 +17,7 @@ import os
 
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove
+from vibemq.grow cimport grow
 from vibemq.net.room cimport HOLD_BYTES_MIN, HOLD_MS, LARGE, READ as READ_PART, SHARE_BYTES, SMALL, SMALL_FRAME_BYTES
 from vibemq.net.sockets cimport socket_end_output, socket_receive, socket_send
 
@@ -311,7 +312,6 @@ cdef class Connection:
     cdef uint8_t *outbox_reserve(self, size_t size) except NULL:
         """Room for a frame of `size` bytes at the end of the outbox; the caller fills all of it."""
         cdef size_t need
-        cdef uint8_t *grown
         if self.outbox_head and self.outbox_head == self.outbox_size:
             self.outbox_head = self.outbox_size = 0
         need = self.outbox_size + size
@@ -324,13 +324,8 @@ cdef class Connection:
             if need > OUTBOX_BYTES_MAX:
                 raise LimitExceeded("outbox (the peer does not read)", need, OUTBOX_BYTES_MAX)
             if need > self.outbox_capacity:
-                need = max(need + need // 2, <size_t> 256)
-                grown = <uint8_t *> realloc(self.outbox, need)
-                if grown == NULL:
-                    raise MemoryError
-                self.outbox = grown
-                self.outbox_capacity = need
-                if need > OUTBOX_BYTES_PAUSE:
+                grow(&self.outbox, &self.outbox_capacity, need, 1)
+                if self.outbox_capacity > OUTBOX_BYTES_PAUSE:
                     self._count()
         self.outbox_size += size
         self.want_turn()

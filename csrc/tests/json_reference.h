@@ -4,8 +4,8 @@
  * recursive, byte by byte and without a thought for speed.  Tests and the fuzzer compare the two;
  * nothing else includes it.
  */
-#ifndef VIBEMQ_MESSAGE_JSON_REFERENCE_H
-#define VIBEMQ_MESSAGE_JSON_REFERENCE_H
+#ifndef VIBEMQ_TESTS_JSON_REFERENCE_H
+#define VIBEMQ_TESTS_JSON_REFERENCE_H
 
 #include <stdbool.h>
 #include <stdint.h>
