@@ -33,8 +33,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "crc32_kernels.h"
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -327,11 +325,3 @@ uint32_t crc32_update(uint32_t crc, const void *data, size_t size)
 }
 
 const char *crc32_kernel(void) { return kernel_choose()->name; }
-
-uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b)
-{
-    constants_ready();
-    for (int k = 0; size_b; k++, size_b >>= 1)
-        if (size_b & 1) crc_a = multiply(crc_a, power[k]);
-    return crc_a ^ crc_b;
-}

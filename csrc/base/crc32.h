@@ -8,6 +8,7 @@
 #ifndef VIBEMQ_BASE_CRC32_H
 #define VIBEMQ_BASE_CRC32_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,7 +21,13 @@ const char *crc32_kernel(void);
 /* The portable kernel, so that tests can compare every other with it. */
 uint32_t crc32_portable(uint32_t crc, const void *data, size_t size);
 
-/* The CRC of A followed by B from crc(A), crc(B) and the length of B. */
-uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
+struct crc32_kernel {
+    const char *name;
+    uint32_t (*update)(uint32_t crc, const void *data, size_t size);
+    bool (*usable)(void); /* does this processor have the instructions? */
+};
+
+/* The kernels compiled in, the quickest first, the portable one last: for tests and benchmarks of every kernel. */
+const struct crc32_kernel *crc32_kernels(size_t *count);
 
 #endif

@@ -129,6 +129,15 @@ err file_writev(int fd, const char *path, struct iovec *parts, int count, uint64
     return OK;
 }
 
+err file_create(const char *path, const void *data, size_t size, int *fd, struct fault *f)
+{
+    err e = file_open(path, O_RDWR | O_CREAT | O_TRUNC, fd, f);
+    if (e) return e;
+    e = file_write(*fd, path, data, size, 0, f);
+    if (e) file_close(fd);
+    return e;
+}
+
 err file_truncate(int fd, const char *path, uint64_t size, struct fault *f)
 {
     int result;
@@ -175,9 +184,7 @@ err file_replace(const char *path, const void *data, size_t size, bool sync, str
     CHECK(n > 0 && (size_t)n < sizeof temporary.text);
 
     int fd;
-    err e = file_open(temporary.text, O_RDWR | O_CREAT | O_TRUNC, &fd, f);
-    if (e) return e;
-    e = file_write(fd, temporary.text, data, size, 0, f);
+    err e = file_create(temporary.text, data, size, &fd, f);
     if (!e && sync) e = file_datasync(fd, temporary.text, f);
     file_close(&fd);
     if (!e) e = file_rename(temporary.text, path, f);

@@ -32,6 +32,8 @@ void file_path_numbered(struct file_path *p, const char *directory, uint64_t fir
 bool file_name_parse(const char *name, const char *suffix, uint64_t *first_offset);
 
 err file_open(const char *path, int flags, int *fd, struct fault *f); /* O_CLOEXEC is added */
+/* Make (or begin anew) a file that begins with these bytes; open for reading and writing. */
+err file_create(const char *path, const void *data, size_t size, int *fd, struct fault *f);
 void file_close(int *fd);                                             /* sets it to -1 */
 err file_size(int fd, const char *path, uint64_t *size, struct fault *f);
 

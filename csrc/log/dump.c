@@ -137,11 +137,6 @@ static void dump_chunk(struct dump *d, const struct scan *s, uint64_t position, 
     dump_trailer(d, s, position, c);
 }
 
-static err other_version(struct dump *d, uint32_t known, uint32_t had)
-{
-    return fault_set(d->f, ERR_VERSION, 0, d->path, 4, known, had);
-}
-
 /* The directory and the number from the path; false for a file with another name. */
 static bool split_path(const char *path, char directory[FILE_DIRECTORY_BYTES_MAX], uint64_t *segment, const char *suffix)
 {
@@ -162,7 +157,7 @@ static err dump_segment(struct dump *d, int fd, uint64_t size, const uint8_t *he
     struct scan s = {.fd = fd, .limit = size, .directory = directory};
     bool named = split_path(d->path, directory, &s.segment, SEGMENT_SUFFIX);
     err known = segment_header_read(head, head_bytes, &h);
-    if (known == ERR_VERSION) return other_version(d, SEGMENT_VERSION, bytes_load32(head + 4));
+    if (known == ERR_VERSION) return version_fault(d->path, SEGMENT_VERSION, head, d->f);
     if (known == OK) {
         s.seed = h.seed;
         if (!named) s.segment = h.first_offset;
@@ -205,7 +200,7 @@ static err dump_index(struct dump *d, int fd, uint64_t size, const uint8_t *head
     uint64_t first;
     uint32_t seed;
     err known = index_header_read(head, head_bytes, &first, &seed);
-    if (known == ERR_VERSION) return other_version(d, INDEX_VERSION, bytes_load32(head + 4));
+    if (known == ERR_VERSION) return version_fault(d->path, INDEX_VERSION, head, d->f);
     if (known) {
         say(d, "DAMAGED index header");
         return fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, INDEX_HEADER_BYTES, head_bytes);
@@ -254,7 +249,7 @@ static err dump_tracking(struct dump *d, int fd, uint64_t size, bool snapshot)
     uint64_t segment = 0;
     if (!e && snapshot) {
         e = tracking_snapshot_decode(data, size, &segment, t);
-        if (e == ERR_VERSION) other_version(d, TRACKING_VERSION, bytes_load32(data + 4));
+        if (e == ERR_VERSION) version_fault(d->path, TRACKING_VERSION, data, d->f);
         else if (e) say(d, "DAMAGED snapshot");
         else say(d, "tracking snapshot: as segment %" PRIu64 " began", segment);
     } else if (!e) {
@@ -304,7 +299,7 @@ static err dump_offsets(struct dump *d, int fd, uint64_t size, const uint8_t *he
 {
     uint64_t generation, count = 0;
     err e = offsets_header_read(head, &generation);
-    if (e == ERR_VERSION) return other_version(d, OFFSETS_VERSION, bytes_load32(head + 4));
+    if (e == ERR_VERSION) return version_fault(d->path, OFFSETS_VERSION, head, d->f);
     say(d, "stored offsets%s", e ? ", DAMAGED header" : "");
     d->damaged |= e != OK;
     for (uint64_t at = OFFSETS_RECORD_BYTES; at + OFFSETS_RECORD_BYTES <= size && !enough(d, count); at += OFFSETS_RECORD_BYTES) {

@@ -11,30 +11,25 @@
 #include "../base/crc32.h"
 #include "../base/file.h"
 #include "segment.h"
+#include "version.h"
 
-#define HEADER_CRC_AT (INDEX_HEADER_BYTES - 4u)
 #define RECORD_CRC_AT (INDEX_RECORD_BYTES - 4u)
 #define RECORDS_PER_BLOCK (INDEX_BLOCK_BYTES / INDEX_RECORD_BYTES)
 
 void index_header_write(uint64_t first_offset, uint32_t seed, uint8_t out[INDEX_HEADER_BYTES])
 {
-    bytes_store32(out, INDEX_MAGIC);
-    bytes_store32(out + 4, INDEX_VERSION);
     bytes_store64(out + 8, first_offset);
     bytes_store32(out + 16, seed);
     bytes_store64(out + 20, 0);
-    bytes_store32(out + HEADER_CRC_AT, crc32_update(0, out, HEADER_CRC_AT));
+    version_header_seal(out, INDEX_HEADER_BYTES, INDEX_MAGIC, INDEX_VERSION);
 }
 
 err index_header_read(const uint8_t *data, uint64_t size, uint64_t *first_offset, uint32_t *seed)
 {
-    if (size < INDEX_HEADER_BYTES) return ERR_TRUNCATED;
-    struct reader_bytes r = bytes_reader(data, INDEX_HEADER_BYTES);
-    if (bytes_u32(&r) != INDEX_MAGIC) return ERR_CORRUPT;
-    if (bytes_load32(data + HEADER_CRC_AT) != crc32_update(0, data, HEADER_CRC_AT)) return ERR_CORRUPT;
-    if (bytes_u32(&r) != INDEX_VERSION) return ERR_VERSION;
-    *first_offset = bytes_u64(&r);
-    *seed = bytes_u32(&r);
+    err e = version_header_check(data, size, INDEX_HEADER_BYTES, INDEX_MAGIC, INDEX_VERSION);
+    if (e) return e;
+    *first_offset = bytes_load64(data + 8);
+    *seed = bytes_load32(data + 16);
     return OK;
 }
 
@@ -73,13 +68,9 @@ err index_create(const char *directory, uint64_t first_offset, uint32_t seed, in
 {
     struct file_path path;
     file_path_numbered(&path, directory, first_offset, INDEX_SUFFIX);
-    err e = file_open(path.text, O_RDWR | O_CREAT | O_TRUNC, fd, f);
-    if (e) return e;
     uint8_t header[INDEX_HEADER_BYTES];
     index_header_write(first_offset, seed, header);
-    e = file_write(*fd, path.text, header, sizeof header, 0, f);
-    if (e) file_close(fd);
-    return e;
+    return file_create(path.text, header, sizeof header, fd, f);
 }
 
 err index_seed(const char *directory, uint64_t first_offset, uint32_t *seed, struct fault *f)
@@ -97,7 +88,7 @@ err index_seed(const char *directory, uint64_t first_offset, uint32_t *seed, str
     if (e) return e;
     e = index_header_read(header, got, &first, seed);
     if (!e && first != first_offset) e = ERR_CORRUPT;
-    if (e == ERR_VERSION) return fault_set(f, e, 0, path.text, 4, INDEX_VERSION, bytes_load32(header + 4));
+    if (e == ERR_VERSION) return version_fault(path.text, INDEX_VERSION, header, f);
     return e ? fault_set(f, e, 0, path.text, 0, INDEX_HEADER_BYTES, got) : OK;
 }
 

@@ -19,6 +19,7 @@
 #include "../base/crc32.h"
 #include "../base/file.h"
 #include "../base/sys.h"
+#include "version.h"
 
 #define KIND_OFFSET 1u
 #define REFERENCE_AT 24u
@@ -72,10 +73,9 @@ void offsets_record_write(const struct offsets_record *r, uint8_t out[OFFSETS_RE
 
 err offsets_header_read(const uint8_t data[OFFSETS_HEADER_BYTES], uint64_t *generation)
 {
-    if (bytes_load32(data) != OFFSETS_MAGIC || bytes_load32(data + 16) != crc32_update(0, data, 16)) return ERR_CORRUPT;
-    if (bytes_load32(data + 4) != OFFSETS_VERSION) return ERR_VERSION;
-    *generation = bytes_load64(data + 8);
-    return OK;
+    err e = version_header_check(data, OFFSETS_HEADER_BYTES, OFFSETS_HEADER_BYTES, OFFSETS_MAGIC, OFFSETS_VERSION);
+    if (!e) *generation = bytes_load64(data + 8);
+    return e;
 }
 
 static uint32_t reference_hash(const char *reference, uint32_t bytes)
@@ -113,10 +113,8 @@ uint32_t offsets_damaged(const struct offsets *o) { return o->damaged; }
 static err header_store(struct offsets *o, uint64_t generation, struct fault *f)
 {
     uint8_t header[OFFSETS_RECORD_BYTES] = {0};
-    bytes_store32(header, OFFSETS_MAGIC);
-    bytes_store32(header + 4, OFFSETS_VERSION);
     bytes_store64(header + 8, generation);
-    bytes_store32(header + 16, crc32_update(0, header, 16));
+    version_header_seal(header, OFFSETS_HEADER_BYTES, OFFSETS_MAGIC, OFFSETS_VERSION);
     err e = file_write(o->fd, o->path, header, sizeof header, 0, f);
     if (!e) o->generation = generation;
     return e;
@@ -157,7 +155,7 @@ static err look(struct offsets *o, struct fault *f)
     err e = file_read(o->fd, o->path, header, sizeof header, 0, &got, f);
     if (e) return e;
     e = offsets_header_read(header, &generation);
-    if (e == ERR_VERSION) return fault_set(f, e, 0, o->path, 4, OFFSETS_VERSION, bytes_load32(header + 4));
+    if (e == ERR_VERSION) return version_fault(o->path, OFFSETS_VERSION, header, f);
     if (!e && o->known && generation == o->generation) return OK;
     o->known = false;
     if (e) { /* new, or its header is damaged: a number that nobody remembers */

@@ -101,17 +101,25 @@ static err place_in_segment(struct scan *s, enum index_key key, int64_t value, u
     return OK;
 }
 
+/* place_in_segment for segment `i`. */
+static err place_find(const struct log *l, const struct segment_list *list, uint32_t i, const struct commit *c,
+                      enum index_key key, int64_t value, struct scan *s, uint64_t *position, uint64_t *id, struct fault *f)
+{
+    *s = place_scan(l, list, i, c);
+    err e = segment_open(s->directory, s->segment, false, &s->fd, &s->seed, f);
+    if (e) return e;
+    e = place_in_segment(s, key, value, s->segment == c->segment ? c->chunks : UINT64_MAX, position, id, f);
+    file_close(&s->fd);
+    return e;
+}
+
 static err reader_at_offset(struct reader *r, const struct segment_list *list, const struct commit *c, uint64_t offset,
                             struct fault *f)
 {
-    uint32_t i = segment_list_find(list, offset);
-    struct scan s = place_scan(r->log, list, i, c);
+    struct scan s;
     uint64_t position, id;
-    err e = segment_open(s.directory, s.segment, false, &s.fd, &s.seed, f);
-    if (e) return e;
-    e = place_in_segment(&s, INDEX_BY_OFFSET, (int64_t)offset, s.segment == c->segment ? c->chunks : UINT64_MAX,
-                         &position, &id, f);
-    file_close(&s.fd);
+    uint32_t i = segment_list_find(list, offset);
+    err e = place_find(r->log, list, i, c, INDEX_BY_OFFSET, (int64_t)offset, &s, &position, &id, f);
     return e ? e : reader_enter(r, s.segment, position, id, f);
 }
 
@@ -145,12 +153,9 @@ static err reader_at_timestamp(struct reader *r, const struct segment_list *list
     }
     if (low == 0) return reader_enter(r, list->first[0], SEGMENT_HEADER_BYTES, list->first[0], f);
 
-    struct scan s = place_scan(r->log, list, low - 1, c);
+    struct scan s;
     uint64_t position, id;
-    err e = segment_open(s.directory, s.segment, false, &s.fd, &s.seed, f);
-    if (e) return e;
-    e = place_in_segment(&s, INDEX_BY_TIMESTAMP, time, s.segment == c->segment ? c->chunks : UINT64_MAX, &position, &id, f);
-    file_close(&s.fd);
+    err e = place_find(r->log, list, low - 1, c, INDEX_BY_TIMESTAMP, time, &s, &position, &id, f);
     if (e) return e;
     if (position >= s.limit) {
         if (low == list->count) return reader_enter(r, c->segment, c->position, c->next_offset, f);

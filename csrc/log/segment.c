@@ -9,42 +9,32 @@
 #include <string.h>
 
 #include "../base/bytes.h"
-#include "../base/check.h"
-#include "../base/crc32.h"
 #include "../base/file.h"
-#include "../base/sys.h"
 #include "index.h"
-
-#define HEADER_CRC_AT (SEGMENT_HEADER_BYTES - 4u)
+#include "version.h"
 
 void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HEADER_BYTES])
 {
     memset(out, 0, SEGMENT_HEADER_BYTES);
-    bytes_store32(out, SEGMENT_MAGIC);
-    bytes_store32(out + 4, SEGMENT_VERSION);
     bytes_store64(out + 8, h->first_offset);
     bytes_store64(out + 16, (uint64_t)h->created_ms);
     bytes_store32(out + 24, h->seed);
     bytes_store64(out + 32, h->durable_segment);
     bytes_store64(out + 40, h->durable_position);
     bytes_store64(out + 48, h->suspect_position);
-    bytes_store32(out + HEADER_CRC_AT, crc32_update(0, out, HEADER_CRC_AT));
+    version_header_seal(out, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION);
 }
 
 err segment_header_read(const uint8_t *data, uint64_t size, struct segment_header *out)
 {
-    if (size < SEGMENT_HEADER_BYTES) return ERR_TRUNCATED;
-    struct reader_bytes r = bytes_reader(data, SEGMENT_HEADER_BYTES);
-    if (bytes_u32(&r) != SEGMENT_MAGIC) return ERR_CORRUPT;
-    if (bytes_load32(data + HEADER_CRC_AT) != crc32_update(0, data, HEADER_CRC_AT)) return ERR_CORRUPT;
-    if (bytes_u32(&r) != SEGMENT_VERSION) return ERR_VERSION;
-    out->first_offset = bytes_u64(&r);
-    out->created_ms = (int64_t)bytes_u64(&r);
-    out->seed = bytes_u32(&r);
-    bytes_u32(&r);
-    out->durable_segment = bytes_u64(&r);
-    out->durable_position = bytes_u64(&r);
-    out->suspect_position = bytes_u64(&r);
+    err e = version_header_check(data, size, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION);
+    if (e) return e;
+    out->first_offset = bytes_load64(data + 8);
+    out->created_ms = (int64_t)bytes_load64(data + 16);
+    out->seed = bytes_load32(data + 24);
+    out->durable_segment = bytes_load64(data + 32);
+    out->durable_position = bytes_load64(data + 40);
+    out->suspect_position = bytes_load64(data + 48);
     return OK;
 }
 
@@ -52,13 +42,9 @@ err segment_create(const char *directory, const struct segment_header *h, int *f
 {
     struct file_path path;
     file_path_numbered(&path, directory, h->first_offset, SEGMENT_SUFFIX);
-    err e = file_open(path.text, O_RDWR | O_CREAT | O_TRUNC, fd, f);
-    if (e) return e;
     uint8_t header[SEGMENT_HEADER_BYTES];
     segment_header_write(h, header);
-    e = file_write(*fd, path.text, header, sizeof header, 0, f);
-    if (e) file_close(fd);
-    return e;
+    return file_create(path.text, header, sizeof header, fd, f);
 }
 
 static err header_from(int fd, const char *path, uint64_t first_offset, struct segment_header *out, struct fault *f)
@@ -69,7 +55,7 @@ static err header_from(int fd, const char *path, uint64_t first_offset, struct s
     if (e) return e;
     e = segment_header_read(header, got, out);
     if (!e && out->first_offset != first_offset) e = ERR_CORRUPT;
-    if (e == ERR_VERSION) return fault_set(f, e, 0, path, 4, SEGMENT_VERSION, bytes_load32(header + 4));
+    if (e == ERR_VERSION) return version_fault(path, SEGMENT_VERSION, header, f);
     return e ? fault_set(f, ERR_CORRUPT, 0, path, 0, SEGMENT_HEADER_BYTES, got) : OK;
 }
 

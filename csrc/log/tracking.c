@@ -251,7 +251,7 @@ err tracking_snapshot_read(const char *directory, uint64_t segment, struct track
     if (!e) {
         e = tracking_snapshot_decode(data, got, &named, t);
         if (!e && named != segment) e = ERR_CORRUPT;
-        if (e == ERR_VERSION) fault_set(f, e, 0, path.text, 4, TRACKING_VERSION, bytes_load32(data + 4));
+        if (e == ERR_VERSION) version_fault(path.text, TRACKING_VERSION, data, f);
         else if (e) fault_set(f, e, 0, path.text, 0, 0, got);
     }
     free(data);

@@ -52,6 +52,25 @@ static const struct kind *kind_of(const char *name)
     return NULL;
 }
 
+void version_header_seal(uint8_t *header, uint32_t bytes, uint32_t magic, uint32_t version)
+{
+    bytes_store32(header, magic);
+    bytes_store32(header + 4, version);
+    bytes_store32(header + bytes - 4, crc32_update(0, header, bytes - 4));
+}
+
+err version_header_check(const uint8_t *data, uint64_t size, uint32_t bytes, uint32_t magic, uint32_t version)
+{
+    if (size < bytes) return ERR_TRUNCATED;
+    if (bytes_load32(data) != magic || bytes_load32(data + bytes - 4) != crc32_update(0, data, bytes - 4)) return ERR_CORRUPT;
+    return bytes_load32(data + 4) == version ? OK : ERR_VERSION;
+}
+
+err version_fault(const char *path, uint32_t known, const uint8_t *head, struct fault *f)
+{
+    return fault_set(f, ERR_VERSION, 0, path, 4, known, bytes_load32(head + 4));
+}
+
 static uint32_t word(const uint8_t *data, enum order order)
 {
     if (order == BIG_ENDIAN_ORDER) return bytes_load32(data);
@@ -95,10 +114,8 @@ static err check_one(void *context, const char *directory, const char *name, str
     size_t got;
     e = file_read(fd, path.text, head, sizeof head, 0, &got, f);
     bool other = !e && got >= 8 && word(head, k->order) == k->magic && word(head + 4, k->order) != k->version;
-    if (other && k->check == CHECK_HEADER) {
-        uint32_t at = k->header_bytes - 4;
-        other = got >= k->header_bytes && bytes_load32(head + at) == crc32_update(0, head, at);
-    }
+    if (other && k->check == CHECK_HEADER)
+        other = version_header_check(head, got, k->header_bytes, k->magic, k->version) == ERR_VERSION;
     if (other && k->check == CHECK_FILE) e = file_check(fd, path.text, &other, f);
     file_close(&fd);
     /* A sector that cannot be read says nothing of a version: it is damage. */

@@ -17,6 +17,14 @@
  * file, its version and ours.  ERR_NOT_FOUND (no such directory), ERR_IO, ERR_NO_MEMORY. */
 err version_check(const char *directory, struct fault *f);
 
+/* Headers of files that are not mapped have this in common: magic, version, what is their own, and a CRC-32 over all of
+ * that in the last four of their `bytes`. */
+void version_header_seal(uint8_t *header, uint32_t bytes, uint32_t magic, uint32_t version);
+/* ERR_TRUNCATED, ERR_CORRUPT (magic or check), ERR_VERSION (both are right, and the version is not ours). */
+err version_header_check(const uint8_t *data, uint64_t size, uint32_t bytes, uint32_t magic, uint32_t version);
+/* The fault of a file that begins with `head`, whose version is not the one known: ERR_VERSION. */
+err version_fault(const char *path, uint32_t known, const uint8_t *head, struct fault *f);
+
 /* One mapped file (machine's own order, no check), of whatever size.  ERR_VERSION, ERR_IO. */
 err version_check_mapped(int fd, const char *path, uint32_t magic, uint32_t known, struct fault *f);
 

@@ -13,7 +13,6 @@
 #include <time.h>
 
 #include "../base/crc32.h"
-#include "../base/crc32_kernels.h"
 
 #define LARGEST_BYTES (1u << 20)
 #define TRIES 5
