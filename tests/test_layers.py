@@ -180,9 +180,9 @@ def test_rules_have_no_cycle():
     [
         ("vibemq.broker.stream", "vibemq.storage.log", True),
         ("vibemq.storage.log", "vibemq.broker.stream", False),
-        ("vibemq.net.poller", "vibemq.storage.log", False),
+        ("vibemq.net.sockets", "vibemq.storage.log", False),
         ("vibemq.access.users", "vibemq.broker.parts", False),
-        ("vibemq.net.poller", "vibemq.errors", True),
+        ("vibemq.net.sockets", "vibemq.errors", True),
         ("vibemq.client.streams", "vibemq.protocols.streams.codec", True),
         ("vibemq.client.streams", "vibemq.protocols.streams.session", False),
         ("vibemq.client.streams", "vibemq.protocols.streams", True),

@@ -10,7 +10,7 @@ import pytest
 import running
 from peer import connected, on_every_worker
 
-from vibemq.net.poller import Poller
+from vibemq.net.sockets import Poller
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 AT_ONCE = 0

@@ -1,9 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from vibemq.net.door cimport Session
-from vibemq.net.room cimport Room
 from vibemq.net.sockets cimport iovec
 from vibemq.net.tls cimport Tls
+
+
+cdef enum:
+    # What the room is for, each with a part of its own.
+    ROOM_READ = 0   # whatever one read of a socket brought and could not be used at once: half of all
+    ROOM_SMALL = 1  # small frames that have begun: a quarter
+    ROOM_LARGE = 2  # large ones, and answers that peers do not read: a quarter
+    ROOM_PARTS = 3
+
+
+# What all connections of a worker keep together of input that is not used yet.
+cdef class Room:
+    cdef readonly size_t limit          # bytes
+    cdef size_t size[ROOM_PARTS]
+    cdef size_t taken[ROOM_PARTS]       # what connections keep beyond their shares, or are promised
+    cdef int promises[ROOM_PARTS]      # connections that are promised room for the whole of a frame
+    cdef tuple waiting                  # for each part: connections that want such a promise, longest first
+
+    cdef size_t readable(self) noexcept
+    cdef bint may_promise(self, int part, size_t more) noexcept
+    cdef int serve(self, int part) except -1
 
 
 # Memory that all connections of a worker share: a socket is read into it, its frames
@@ -42,7 +62,7 @@ cdef class Connection:
     cdef public int64_t closing_ms      # when `closing` was first seen by the clock; 0 before
     cdef public bint leaving            # its session was told that the broker ends, and is asked at each tick
     cdef public bint lingering          # half closed: all is sent, and the peer's end is awaited
-    cdef public bint queued             # already in the loop's list of connections to send
+    cdef public bint scheduled          # already in the loop's list of connections to send
     cdef bint paused                    # not watched for input
     cdef int watched                    # bits registered with the poller
     cdef uint64_t bytes_in, bytes_out   # whole life; heartbeats compare them

@@ -5,9 +5,8 @@ Reading goes through a buffer that all connections of a worker share, so an idle
 connection owns no buffer at all; only the incomplete frame at the end of a read is kept.
 A large incomplete frame is read straight into memory that grows with what has come, so a peer that sends it drop by
 drop costs little copying, and one that promises much and sends little no memory.  How much all connections keep
-together is bounded (net/room.pyx).  Writing collects small frames in the outbox and
-sends them with whatever the session gathers in one call.  With TLS (net/tls.pyx) the same
-calls go through it: bytes count as sent once they are encrypted.
+together is bounded (Room).  Writing collects small frames in the outbox and sends them with whatever the session
+gathers in one call.  With TLS (net/tls.pyx) the same calls go through it: bytes count as sent once they are encrypted.
 
 Invariants: outbox_head <= outbox_size <= outbox_capacity; inbox_size <= inbox_capacity; while it is promised room,
 inbox_capacity <= promised; who waits for a promise is paused; a closed connection has fd -1, no memory and no room.
@@ -18,12 +17,18 @@ import os
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove
 from vibemq.grow cimport grow
-from vibemq.net.room cimport HOLD_BYTES_MIN, HOLD_MS, LARGE, READ as READ_PART, SHARE_BYTES, SMALL, SMALL_FRAME_BYTES
 from vibemq.net.sockets cimport socket_end_output, socket_receive, socket_send
 
 from vibemq.errors import ConnectionClosed, LimitExceeded
 
 cdef enum:
+    # What each connection keeps of its input without asking: more than a frame before login, and than most frames.
+    SHARE_BYTES = 16 * 1024
+    # A frame up to here is a small one: as large as clients make them by default.
+    SMALL_FRAME_BYTES = 1 << 20
+    # While others wait: a peer that holds room has to send or take so much in so long a time.
+    HOLD_MS = 5000
+    HOLD_BYTES_MIN = 64 * 1024
     # One read of one connection in one turn.  Half of a common 1 MiB second-level cache:
     # the bytes are still there when they are copied into the chunk.
     RECEIVE_BYTES = 512 * 1024
@@ -42,7 +47,55 @@ cdef enum:
 
 cdef inline int _part(size_t promised) noexcept:
     """Of the room, for a connection that is promised so much: 0 is nothing, and it keeps what it has read."""
-    return READ_PART if promised == 0 else SMALL if promised <= SMALL_FRAME_BYTES else LARGE
+    return ROOM_READ if promised == 0 else ROOM_SMALL if promised <= SMALL_FRAME_BYTES else ROOM_LARGE
+
+
+cdef class Room:
+    """How much a worker keeps of what its connections have sent and it cannot use yet: incomplete frames above all.
+
+    Each connection keeps up to SHARE_BYTES without asking, so that nobody can keep others from logging in, from frames
+    of that size and from heartbeats.  What goes beyond the shares is counted, for all connections together:
+
+    - A connection that keeps nothing reads as much as is free of the part for reading.
+    - One with a frame that has begun and is larger than its share needs a promise for the whole of it before it reads
+      on, so that whoever has a promise can be finished; who cannot have one is not read until others are done.  Small
+      frames have a part of their own, so large ones do not keep them waiting.
+    - Whoever is alone with a promise in its part always gets it, so the largest frame that a door allows goes through.
+
+    So input takes at most SHARE_BYTES for each connection, `limit`, and one frame of each kind above it.  What a peer
+    is to read beyond OUTBOX_BYTES_PAUSE is counted as well: it cannot be refused, but nobody is promised room for a
+    large frame while there is that much.
+
+    A peer that holds a promise and hardly goes on, or hardly reads, is closed when somebody waits: Connection.make_way.
+    """
+
+    def __init__(self, size_t limit):
+        self.limit = limit
+        self.size[ROOM_READ], self.size[ROOM_SMALL], self.size[ROOM_LARGE] = limit // 2, limit // 4, limit // 4
+        self.waiting = ({}, {}, {})
+
+    @property
+    def is_wanted(self) -> bool:
+        """Does somebody wait?"""
+        return any(self.waiting)
+
+    cdef size_t readable(self) noexcept:
+        """How many bytes a connection may read that keeps nothing."""
+        cdef size_t size = self.size[ROOM_READ], taken = self.taken[ROOM_READ]
+        return SHARE_BYTES + (size - taken if taken < size else 0)
+
+    cdef bint may_promise(self, int part, size_t more) noexcept:
+        return self.promises[part] == 0 or self.taken[part] + more <= self.size[part]
+
+    cdef int serve(self, int part) except -1:
+        """Something was given back: promise it to those who wait, in their order."""
+        cdef dict waiting = self.waiting[part]
+        while waiting:
+            first = next(iter(waiting))
+            if not first.promised_room():
+                return 0
+            waiting.pop(first, None)
+        return 0
 
 
 cdef class ReceiveBuffer:
@@ -208,14 +261,14 @@ cdef class Connection:
         self.part = _part(self.promised)
         self.room.taken[self.part] += keeps
         self.counted = keeps
-        if part != READ_PART and (keeps < freed or self.part != part):
+        if part != ROOM_READ and (keeps < freed or self.part != part):
             self.room.serve(part)
         if unread != self.counted_out:
             freed = self.counted_out
-            self.room.taken[LARGE] += unread - freed
+            self.room.taken[ROOM_LARGE] += unread - freed
             self.counted_out = unread
             if unread < freed:
-                self.room.serve(LARGE)
+                self.room.serve(ROOM_LARGE)
         return 0
 
     cdef bint _ask_room(self) except -1:
@@ -437,9 +490,9 @@ cdef class Connection:
 
     cdef int want_turn(self) except -1:
         """Ask to be sent at the end of this turn."""
-        if not self.queued and not self.closed:
-            self.queued = True
-            self.loop.queue(self)
+        if not self.scheduled and not self.closed:
+            self.scheduled = True
+            self.loop.schedule(self)
         return 0
 
     def fail(self, problem):

@@ -7,7 +7,7 @@ the bytes read so far, through a socket pair that the supervisor made for the re
 
 A packet is a line of JSON and, behind it, those bytes; with it travels the socket's descriptor, and where there are
 more than INLINE_BYTES_MAX bytes a memfd that holds them.  Packets for a worker that was killed are read by its
-successor.  A TLS connection stays, and what travels is one end of a pair that leads to it (net/relay.pyx); who is to
+successor.  A TLS connection stays, and what travels is one end of a pair that leads to it (net/door.pyx); who is to
 pass that on gives the end itself away, so there is never more than one pair between a peer and a session.
 """
 

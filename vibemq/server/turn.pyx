@@ -19,27 +19,18 @@ from libc.stdint cimport int64_t
 
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport StreamTable
-from vibemq.net.connection cimport Connection, ReceiveBuffer
-from vibemq.net.poller cimport Poller
-from vibemq.net.room cimport Room
+from vibemq.net.connection cimport Connection, ReceiveBuffer, Room
+from vibemq.net.sockets cimport EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, Poller
 from vibemq.storage cimport core
 from vibemq.storage.log cimport Board
 
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
+from vibemq.net.door import join
 from vibemq.net.hosts import host_of
-from vibemq.net.relay import join
 from vibemq.once_a_minute import OnceAMinute, say_due
 from vibemq.server.listeners import BACKLOG
 
 logger = logging.getLogger(__name__)
-
-cdef extern from "<sys/epoll.h>" nogil:
-    enum:
-        EPOLLIN
-        EPOLLOUT
-        EPOLLERR
-        EPOLLHUP
-        EPOLLRDHUP
 
 cdef enum:
     TICK_MS = 500            # heartbeats and deadlines are in seconds
@@ -52,7 +43,7 @@ cdef int WRITE = 2
 
 
 cdef class Loop:
-    cdef object poller               # net.poller.Poller, or any selector for debugging
+    cdef object poller               # net.sockets.Poller, or any selector for debugging
     cdef Poller fast                 # the same one, when it is ours
     cdef Board board
     cdef StreamTable table
@@ -94,7 +85,7 @@ cdef class Loop:
 
     # ---- what connections ask of the loop ----
 
-    def queue(self, connection):
+    def schedule(self, connection):
         """`connection` has something to send; called once per turn and connection."""
         self.wanting.append(connection)
 
@@ -276,7 +267,7 @@ cdef class Loop:
         return True
 
     def far_end(self, int fd, Connection connection):
-        """Pass on what comes through `fd` to the peer of `connection`, and the other way round (net/relay.pyx).
+        """Pass on what comes through `fd` to the peer of `connection`, and the other way round (net/door.pyx).
 
         What this worker had read of it and not used has gone another way.
         """
@@ -308,7 +299,7 @@ cdef class Loop:
             return 0
         wanting, self.wanting = self.wanting, []
         for connection in wanting:
-            connection.queued = False
+            connection.scheduled = False
             if connection.closed:
                 continue
             try:

@@ -34,7 +34,7 @@ from vibemq.broker.rotation import Rotation
 from vibemq.broker.stream import StreamTable
 from vibemq.broker.timers import Timers
 from vibemq.errors import StorageError, VibeMQError
-from vibemq.net.poller import Poller
+from vibemq.net.sockets import Poller
 from vibemq.once_a_minute import say_rest
 from vibemq.protocols.micromsg2.door import Micromsg2Door
 from vibemq.protocols.native.door import NativeDoor
@@ -57,10 +57,9 @@ from vibemq.storage.vhosts import DEFAULT_VHOST
 
 logger = logging.getLogger(__name__)
 
-ORPHAN_TIMEOUT_S = 2  # the supervisor is dead: its successor waits for us
+ORPHAN_TIMEOUT_S = 1.5  # the supervisor is dead: its successor waits for us
 PEERS_NAMED_MAX = 8  # of those that keep a worker from ending, in the log
-END_EARLY_S = 0.5  # before the supervisor's own deadline, at which it would have to kill us
-END_MARGIN_S = 1.0  # the supervisor kills who is still there at the timeout: end on our own before it
+END_MARGIN_S = 1.5  # the supervisor kills who is still there at the timeout: end on our own before it
 ADOPTED_PER_TURN = 20  # some tens of microseconds each
 DOORS = {"streams": StreamsDoor, "native": NativeDoor, "signalr": SignalRDoor, "micromsg2": Micromsg2Door}
 HOMES = {
@@ -277,8 +276,9 @@ class Worker:
         orphan = not self.stopping
         if orphan:
             logger.warning("the supervisor is gone: finishing and ending")
-        timeout_s = ORPHAN_TIMEOUT_S if orphan else self.context.config.server.shutdown_timeout_s - END_EARLY_S
-        deadline = time.monotonic() + timeout_s - min(END_MARGIN_S, timeout_s / 4)
+        timeout_s = self.context.config.server.shutdown_timeout_s
+        timeout_s = ORPHAN_TIMEOUT_S if orphan else timeout_s - min(END_MARGIN_S, timeout_s / 2)
+        deadline = time.monotonic() + timeout_s
         self.queues.ending = True
         self.loop.drain()
         while (self.loop.connections or self.helpers.running) and time.monotonic() < deadline:

@@ -196,7 +196,7 @@ STORED_EXTRA_BYTES = 131_072  # by which such a frame may be larger: the id is i
 # A feature that is no command: ids are 16 hexadecimal digits of the client and 16 of a number that rises. A message
 # whose number is not above the last stored one of its client and queue is confirmed and not stored again.
 FEATURE_DEDUP = "dedup"
-LOGIN_FRAME_BYTES_MAX = 16_000  # a Connect has some hundred; strangers may keep no more (net/room.pxd)
+LOGIN_FRAME_BYTES_MAX = 16_000  # a Connect has some hundred; strangers may keep no more (net/connection.pyx)
 DEDUP_CLIENT_BYTES = 16  # hex digits of a client, before as many of its message numbers (publisher.pyx)
 FEATURE_NAMES = (*FEATURES, FEATURE_DEDUP)
 
