@@ -8,16 +8,13 @@
  */
 #include "block.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "../base/grow.h"
 #include "../base/sys.h"
-
-#define TABLE_CAPACITY_MIN 16u /* 4 MiB of entries: more than most queues ever have */
 
 void block_path(struct file_path *p, const char *directory, uint64_t number)
 {
@@ -44,17 +41,7 @@ static struct ledger_block *table_slot(struct ledger *l, uint64_t number, uint64
     if (known) return known;
     if (number - l->first_block >= l->block_capacity) table_shift(l, base_block);
     uint64_t i = number - l->first_block;
-    if (i >= l->block_capacity) {
-        uint64_t capacity = l->block_capacity ? l->block_capacity : TABLE_CAPACITY_MIN;
-        while (capacity <= i) capacity *= 2;
-        struct ledger_block *grown = realloc(l->blocks, capacity * sizeof *grown);
-        if (!grown) {
-            fault_set(f, ERR_NO_MEMORY, 0, l->directory, 0, capacity * sizeof *grown, 0);
-            return NULL;
-        }
-        l->blocks = grown;
-        l->block_capacity = (uint32_t)capacity;
-    }
+    if (grow(&l->blocks, &l->block_capacity, i + 1, sizeof *l->blocks, l->directory, f)) return NULL;
     memset(l->blocks + l->block_count, 0, (i + 1 - l->block_count) * sizeof *l->blocks);
     l->block_count = (uint32_t)i + 1;
     return &l->blocks[i];
@@ -187,43 +174,14 @@ uint32_t block_settled(struct ledger_block *b, uint32_t from, uint32_t end)
 
 /* ---- listing ---- */
 
-static int compare_numbers(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
 err block_list(const char *directory, uint64_t **numbers, uint32_t *count, struct fault *f)
 {
-    uint64_t *list = NULL, first;
-    uint32_t used = 0, capacity = 0;
-    DIR *d = opendir(directory);
-    if (!d) return fault_from_errno(f, directory, 0, 0, 0);
-    err e = OK;
-    while (!e) {
-        errno = 0;
-        struct dirent *entry = readdir(d);
-        if (!entry) {
-            if (errno) e = fault_from_errno(f, directory, 0, 0, 0);
-            break;
-        }
-        /* A name that no block has is nobody's business here. */
-        if (!file_name_parse(entry->d_name, LEDGER_SUFFIX, &first) || first % LEDGER_BLOCK_ENTRIES != 0) continue;
-        if (used == capacity) {
-            capacity = capacity ? 2 * capacity : 64;
-            uint64_t *grown = realloc(list, capacity * sizeof *list);
-            if (!grown) e = fault_set(f, ERR_NO_MEMORY, 0, directory, 0, capacity * sizeof *list, 0);
-            else list = grown;
-        }
-        if (!e) list[used++] = first / LEDGER_BLOCK_ENTRIES;
-    }
-    closedir(d);
-    if (e) {
-        free(list);
-        return e;
-    }
-    if (used > 1) qsort(list, used, sizeof *list, compare_numbers);
-    *numbers = list;
-    *count = used;
+    err e = file_numbers(directory, LEDGER_SUFFIX, numbers, count, f);
+    if (e) return e;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < *count; i++)
+        if ((*numbers)[i] % LEDGER_BLOCK_ENTRIES == 0) /* a name that no block has is nobody's business here */
+            (*numbers)[kept++] = (*numbers)[i] / LEDGER_BLOCK_ENTRIES;
+    *count = kept;
     return OK;
 }

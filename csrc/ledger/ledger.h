@@ -95,7 +95,8 @@ struct ledger {
     struct ledger_control *control;
     struct ledger_block *blocks;
     uint64_t first_block;
-    uint32_t block_count, block_capacity;
+    uint32_t block_count;
+    size_t block_capacity;
     uint64_t reserved; /* home: entries below are allocated, and zeroed from next on; 0: not looked at yet */
     uint64_t sweep;    /* home: the number of the block in the middle that is looked at next */
     char directory[];

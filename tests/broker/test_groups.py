@@ -17,8 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from vibemq.broker.groups import Groups, choose
 from vibemq.errors import LimitExceeded, PreconditionFailed
-from vibemq.storage.groups import NAME_BYTES_MAX, GroupTable, State, groups_init
-from vibemq.storage.log import Board, board_init
+from vibemq.storage.shm import NAME_BYTES_MAX, Board, GroupTable, State, board_init, groups_init
 
 W, A, D = State.WAITING, State.ACTIVE, State.DEACTIVATING
 STREAMS = ((3, "00000000000000aa"), (4, "fedcba9876543210"))

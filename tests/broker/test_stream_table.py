@@ -5,6 +5,7 @@ import os
 
 from vibemq.broker.stream import StreamTable
 from vibemq.storage import log as logs
+from vibemq.storage import shm
 from vibemq.storage.metadata import Metadata
 
 
@@ -12,10 +13,10 @@ def table_in(directory):
     metadata = Metadata(str(directory / "meta.db"))
     os.mkdir(metadata.streams_dir)
     board = os.memfd_create("board")
-    logs.board_init(board, 1)
+    shm.board_init(board, 1)
     doorbell = os.eventfd(0, os.EFD_NONBLOCK)
     return StreamTable(
-        metadata, logs.Board(board, 0, [doorbell]), None, lambda incarnation: f"{metadata.streams_dir}/{incarnation}"
+        metadata, shm.Board(board, 0, [doorbell]), None, lambda incarnation: f"{metadata.streams_dir}/{incarnation}"
     )
 
 

@@ -14,6 +14,7 @@ from vibemq.broker.rotation import Rotation
 from vibemq.broker.stream import StreamTable
 from vibemq.broker.timers import Timers
 from vibemq.storage import log as logs
+from vibemq.storage import shm
 from vibemq.storage.mail import Mail, mail_init
 from vibemq.storage.metadata import Metadata
 
@@ -36,9 +37,9 @@ class HangingDisk:
 def table_of(data, helpers):
     metadata = Metadata(str(data / "meta.db"))
     board_fd, mail_fd = os.memfd_create("board"), os.memfd_create("mail")
-    logs.board_init(board_fd, 1)
+    shm.board_init(board_fd, 1)
     mail_init(mail_fd, 1)
-    board = logs.Board(board_fd, 0, [os.eventfd(0, os.EFD_NONBLOCK)])
+    board = shm.Board(board_fd, 0, [os.eventfd(0, os.EFD_NONBLOCK)])
     streams = StreamTable(metadata, board, helpers, lambda incarnation: os.path.join(metadata.streams_dir, incarnation))
     table = QueueTable(
         streams,

@@ -28,8 +28,7 @@ from vibemq import openssl
 from vibemq.config import Config, Streams, Tls
 from vibemq.errors import ConfigError, SetupError
 from vibemq.net.certificates import Certificates
-from vibemq.net.connection import Connection
-from vibemq.net.connection import Room
+from vibemq.net.connection import Connection, Room
 from vibemq.protocols.streams.sasl import certificate_user
 from vibemq.server import listeners
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single active consumer: of the consumers in a group one is active and gets messages; the others wait.
 
-Groups live in a table that all workers share (storage.groups), and whoever changes one decides on the
+Groups live in a table that all workers share (storage.shm), and whoever changes one decides on the
 spot, under the table's mutex, what follows from it (``choose``).  Each decision changes the state of one
 member at most, and deciding again changes nothing; so a worker killed anywhere leaves nothing that
 the next decision does not mend.  Workers whose members changed are rung; each tells its own
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vibemq.storage.groups import GroupTable, State
+from vibemq.storage.shm import GroupTable, State
 
 logger = logging.getLogger(__name__)
 

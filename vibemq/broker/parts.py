@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vibemq.broker.queue_table import QueueTable
     from vibemq.broker.stream import StreamTable
     from vibemq.broker.timers import Timers
-    from vibemq.storage.log import Board
+    from vibemq.storage.shm import Board
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from vibemq.broker.consumer cimport Consumer, Decider
 from vibemq.broker.messages cimport Messages, Probe, message_view
 from vibemq.broker.stream cimport Stream, StreamTable, StreamUser
 from vibemq.storage.core cimport fault, ledger, ledger_control, ledger_home
-from vibemq.storage.log cimport Board
+from vibemq.storage.shm cimport Board
 from vibemq.storage.mail cimport Mail, letter
 
 cdef enum:

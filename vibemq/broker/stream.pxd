@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from vibemq.storage.core cimport batch
-from vibemq.storage.log cimport Board, Log
+from vibemq.storage.log cimport Log
+from vibemq.storage.shm cimport Board
 
 
 # Somebody on this worker who writes to or reads from a stream.  All five methods are

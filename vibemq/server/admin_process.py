@@ -16,7 +16,6 @@ import os
 import selectors
 import signal
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -35,8 +34,8 @@ AdminRun = Callable[[AdminContext], int]
 
 
 @dataclass(slots=True)
-class AdminProcess:
-    """The sockets and the process, if any.  Invariant: pid, pidfd and started_s are set together."""
+class AdminProcess(processes.Process):
+    """The sockets and the process, if any."""
 
     run: AdminRun
     http: socket.socket | None  # None: admin.enabled is false
@@ -44,16 +43,7 @@ class AdminProcess:
     ctl_path: str
     #: for each worker (its end, the admin process's end)
     inquiries: list[tuple[socket.socket, socket.socket]] = field(default_factory=list)
-    pid: int = 0
-    pidfd: int = -1
-    started_s: float = 0.0
-    quick_deaths: int = 0
-    restart_at_s: float | None = None
     stopping: bool = False
-
-    @property
-    def alive(self) -> bool:
-        return self.pid != 0
 
     def start(
         self,
@@ -62,48 +52,16 @@ class AdminProcess:
         context: Callable[[], AdminContext],
     ) -> None:
         """Fork it; when the machine cannot, try again later."""
-        self.restart_at_s = None
 
         def prepare() -> None:
             in_child()
             for theirs, _ in self.inquiries:
                 theirs.close()
 
-        try:
-            self.pid = processes.fork(NAME, prepare, lambda: self.run(context()))
-        except OSError as problem:
-            self.quick_deaths += 1
-            self._restart_later(f"cannot be started: {problem.strerror}")
-            return
-        self.pidfd, self.started_s = os.pidfd_open(self.pid), time.monotonic()
-        selector.register(self.pidfd, selectors.EVENT_READ, lambda: self._on_death(selector))
+        def on_death() -> None:
+            self.reap(selector, stopping=self.stopping, served=False)
 
-    def _on_death(self, selector: selectors.BaseSelector) -> None:
-        _, status = os.waitpid(self.pid, 0)
-        selector.unregister(self.pidfd)
-        os.close(self.pidfd)
-        pid, self.pid, self.pidfd = self.pid, 0, -1
-        ending = processes.ending(os.waitstatus_to_exitcode(status))
-        if self.stopping:
-            log.info("the admin process, pid %d, %s", pid, ending)
-            return
-        log.error("the admin process, pid %d, %s", pid, ending)
-        quick = time.monotonic() - self.started_s < processes.QUICK_DEATH_S
-        self.quick_deaths = self.quick_deaths + 1 if quick else 0
-        if self.quick_deaths <= processes.QUICK_DEATHS_FREE:
-            self.restart_at_s = time.monotonic()
-        else:
-            self._restart_later(f"ended {self.quick_deaths} times in a row right after its start")
-
-    def _restart_later(self, why: str) -> None:
-        delay_s = processes.restart_delay_s(self.quick_deaths)
-        self.restart_at_s = time.monotonic() + delay_s
-        log.error("the admin process %s; it is started again in %.1f s", why, delay_s)
-
-    def tell(self, number: signal.Signals) -> None:
-        if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, number)
+        self.fork(NAME, selector, prepare, lambda: self.run(context()), on_death)
 
     def stop(self) -> None:
         """Nobody new gets in from now on."""
@@ -149,7 +107,7 @@ def make(run: AdminRun, config: Admin, data_dir: str, worker_count: int) -> Admi
     pairs = [
         socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) for _ in range(worker_count)
     ]
-    return AdminProcess(run, http, _bind_ctl(data_dir), path, pairs)
+    return AdminProcess(run, http, _bind_ctl(data_dir), path, pairs, label="the admin process")
 
 
 def _bind_ctl(data_dir: str) -> socket.socket:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker processes: forked, watched by pidfd, started again when one dies.
+"""The processes of the broker: forked, watched by pidfd, started again when one dies.
 
 Workers are forked, not spawned: everything is imported before, so a new one accepts after a
 few milliseconds and shares the supervisor's memory.  That is only sound while the supervisor
@@ -11,6 +11,7 @@ Being killed from outside (SIGKILL after it was ready) is no sign of a broken wo
 never makes it wait.
 """
 
+import contextlib
 import logging
 import os
 import selectors
@@ -34,22 +35,90 @@ log = logging.getLogger("vibemq.server")
 
 
 @dataclass(slots=True)
-class Worker:
-    """One seat and the process on it, if any.  Invariant: pid, pidfd and started_s are set together."""
+class Process:
+    """One that is started again when it dies.  Invariant: pid, pidfd and started_s are set together."""
 
-    index: int
-    listeners: dict[str, socket.socket]
-    pid: int = 0
-    pidfd: int = -1
-    ready_fd: int = -1  # read end; -1 once the worker is ready
-    started_s: float = 0.0
-    ready: bool = False
-    quick_deaths: int = 0
-    restart_at_s: float | None = None  # when to start it again; None: it runs, or never again
+    label: str = field(default="", kw_only=True)  # which it is, in the log
+    pid: int = field(default=0, kw_only=True)
+    pidfd: int = field(default=-1, kw_only=True)
+    started_s: float = field(default=0.0, kw_only=True)
+    quick_deaths: int = field(default=0, kw_only=True)
+    # When to start it again; None: it runs, or never again.
+    restart_at_s: float | None = field(default=None, kw_only=True)
 
     @property
     def alive(self) -> bool:
         return self.pid != 0
+
+    def fork(
+        self,
+        name: str,
+        selector: selectors.BaseSelector,
+        prepare: Callable[[], None],
+        life: Callable[[], int],
+        on_death: Callable[[], None],
+    ) -> bool:
+        """Start it, to log as ``name``; False when the machine cannot: then it is tried again later."""
+        self.restart_at_s = None
+        try:
+            self.pid = fork(name, prepare, life)
+        except OSError as problem:
+            self.quick_deaths += QUICK_DEATHS_FREE
+            self._restart_later(f"cannot be started: {problem.strerror}")
+            return False
+        self.pidfd, self.started_s = os.pidfd_open(self.pid), time.monotonic()
+        selector.register(self.pidfd, selectors.EVENT_READ, on_death)
+        return True
+
+    def reap(self, selector: selectors.BaseSelector, *, stopping: bool, served: bool) -> bool:
+        """Take note of its death; False when it dies so often that it is made to wait now.
+
+        ``served``: being killed from outside is no sign that it is broken.
+        """
+        _, status = os.waitpid(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        lived_s = time.monotonic() - self.started_s
+        pid, self.pid = self.pid, 0
+        selector.unregister(self.pidfd)
+        os.close(self.pidfd)
+        self.pidfd = -1
+        if stopping:
+            level = logging.INFO if code == 0 else logging.WARNING
+            log.log(level, "%s, pid %d, %s", self.label, pid, ending(code))
+            return True
+        log.error("%s, pid %d, %s after %.1f s", self.label, pid, ending(code), lived_s)
+        broken = lived_s <= QUICK_DEATH_S and not (code == -signal.SIGKILL and served)
+        self.quick_deaths = self.quick_deaths + 1 if broken else 0
+        if self.quick_deaths <= QUICK_DEATHS_FREE:
+            self.restart_at_s = time.monotonic()
+            return True
+        self._restart_later(f"ended {self.quick_deaths} times in a row right after its start")
+        return False
+
+    def _restart_later(self, why: str) -> None:
+        doublings = max(self.quick_deaths - QUICK_DEATHS_FREE - 1, 0)
+        delay_s = min(RESTART_DELAY_S_MIN * 2**doublings, RESTART_DELAY_S_MAX)
+        self.restart_at_s = time.monotonic() + delay_s
+        log.error("%s %s; it is started again in %.1f s", self.label, why, delay_s)
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal to it, if it lives; the pidfd makes sure that no stranger gets it."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended; its pidfd tells the loop
+                signal.pidfd_send_signal(self.pidfd, number)
+
+
+@dataclass(slots=True)
+class Worker(Process):
+    """One seat and the process on it, if any."""
+
+    index: int
+    listeners: dict[str, socket.socket]
+    ready_fd: int = -1  # read end; -1 once the worker is ready
+    ready: bool = False
+
+    def __post_init__(self) -> None:
+        self.label = f"worker {self.index}"
 
 
 @dataclass(slots=True)
@@ -72,7 +141,6 @@ class Workers:
 
     def start(self, worker: Worker) -> None:
         """Fork a worker on a free seat; when the machine cannot, try again later."""
-        worker.restart_at_s = None
         ready_read, ready_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
         def prepare() -> None:
@@ -80,18 +148,16 @@ class Workers:
             self.in_child(worker)
             self.close_all(but=worker)
 
-        try:
-            pid = fork(f"worker {worker.index}", prepare, lambda: self.run(self.context(worker, ready_write)))
-        except OSError as problem:
-            os.close(ready_read)
-            os.close(ready_write)
-            worker.quick_deaths += QUICK_DEATHS_FREE
-            self._restart_later(worker, f"cannot be started: {problem.strerror}")
-            return
+        def life() -> int:
+            return self.run(self.context(worker, ready_write))
+
+        started = worker.fork(worker.label, self.selector, prepare, life, lambda: self._on_death(worker))
         os.close(ready_write)
-        worker.pid, worker.pidfd, worker.ready_fd = pid, os.pidfd_open(pid), ready_read
-        worker.started_s, worker.ready = time.monotonic(), False
-        self.selector.register(worker.pidfd, selectors.EVENT_READ, lambda: self._on_death(worker))
+        if not started:
+            os.close(ready_read)
+            self.on_broken(worker)
+            return
+        worker.ready_fd, worker.ready = ready_read, False
         self.selector.register(worker.ready_fd, selectors.EVENT_READ, lambda: self._on_ready(worker))
 
     def close_all(self, but: Worker | None = None) -> None:
@@ -118,37 +184,14 @@ class Workers:
         if said:
             worker.ready = True
             took_ms = (time.monotonic() - worker.started_s) * 1000
-            log.info("worker %d is ready, pid %d, after %.0f ms", worker.index, worker.pid, took_ms)
+            log.info("%s is ready, pid %d, after %.0f ms", worker.label, worker.pid, took_ms)
             self.on_ready()
 
     def _on_death(self, worker: Worker) -> None:
-        _, status = os.waitpid(worker.pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        lived_s = time.monotonic() - worker.started_s
-        pid, was_ready = worker.pid, worker.ready
-        self.selector.unregister(worker.pidfd)
-        os.close(worker.pidfd)
         self._close_ready(worker)
-        worker.pid, worker.pidfd, worker.ready = 0, -1, False
-        if self.stopping:
-            level = logging.INFO if code == 0 else logging.WARNING
-            log.log(level, "worker %d, pid %d, %s", worker.index, pid, ending(code))
-            return
-        log.error("worker %d, pid %d, %s after %.1f s", worker.index, pid, ending(code), lived_s)
-        if lived_s > QUICK_DEATH_S or (code == -signal.SIGKILL and was_ready):
-            worker.quick_deaths = 0
-        else:
-            worker.quick_deaths += 1
-        if worker.quick_deaths <= QUICK_DEATHS_FREE:
-            self.start(worker)
-        else:
-            self._restart_later(worker, f"ended {worker.quick_deaths} times in a row right after its start")
-
-    def _restart_later(self, worker: Worker, why: str) -> None:
-        delay_s = restart_delay_s(worker.quick_deaths)
-        worker.restart_at_s = time.monotonic() + delay_s
-        log.error("worker %d %s; it is started again in %.1f s", worker.index, why, delay_s)
-        self.on_broken(worker)
+        served, worker.ready = worker.ready, False
+        if not worker.reap(self.selector, stopping=self.stopping, served=served):
+            self.on_broken(worker)
 
     def start_due(self, now_s: float) -> None:
         for worker in self.seats:
@@ -162,22 +205,14 @@ class Workers:
     # ---- ending ----
 
     def tell(self, number: signal.Signals) -> None:
-        """Send a signal to every worker; the pidfd makes sure that no stranger gets it."""
         for worker in self.seats:
-            if worker.alive:
-                try:
-                    signal.pidfd_send_signal(worker.pidfd, number)
-                except ProcessLookupError:  # it has just ended; its pidfd tells the loop
-                    continue
+            worker.tell(number)
 
     def replace(self, index: int, why: str) -> None:
         """Kill the worker on that seat; its death brings another."""
         worker = self.seats[index]
-        log.error("worker %d, pid %d, is killed and replaced: %s", index, worker.pid, why)
-        try:
-            signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
-        except ProcessLookupError:  # it has just ended; its pidfd tells the loop
-            return
+        log.error("%s, pid %d, is killed and replaced: %s", worker.label, worker.pid, why)
+        worker.tell(signal.SIGKILL)
 
     def stop(self) -> None:
         self.stopping = True
@@ -188,7 +223,7 @@ class Workers:
     def kill(self, why: str) -> None:
         for worker in self.seats:
             if worker.alive:
-                log.error("worker %d, pid %d, is killed: %s", worker.index, worker.pid, why)
+                log.error("%s, pid %d, is killed: %s", worker.label, worker.pid, why)
                 self.killed += 1
         self.tell(signal.SIGKILL)
 
@@ -211,11 +246,6 @@ def ending(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was killed by {signal.Signals(-code).name}"
-
-
-def restart_delay_s(quick_deaths: int) -> float:
-    """How long a process waits that has died so many times in a row right after its start."""
-    return min(RESTART_DELAY_S_MIN * 2 ** max(quick_deaths - QUICK_DEATHS_FREE - 1, 0), RESTART_DELAY_S_MAX)
 
 
 def fork(name: str, prepare: Callable[[], None], life: Callable[[], int]) -> int:

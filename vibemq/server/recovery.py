@@ -23,7 +23,6 @@ from vibemq.errors import StorageError, VibeMQError
 from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, log_options
 from vibemq.storage.ledger import disown
 from vibemq.storage.metadata import Metadata
-from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
@@ -129,7 +128,7 @@ def _pull_back_offsets(record: StreamRecord) -> None:
     held = logs.Log(record.directory)
     end = held.stats().next_offset
     held.close()
-    offsets = StoredOffsets(record.directory)
+    offsets = logs.StoredOffsets(record.directory)
     try:
         ahead = {reference: offset for reference, offset in offsets.all().items() if offset >= end}
         for reference in ahead if end else ():

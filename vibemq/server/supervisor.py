@@ -243,17 +243,16 @@ class Supervisor:
     # ---- share ----
 
     def _share(self) -> None:
-        import vibemq.storage.groups as groups
-        import vibemq.storage.log as storage
         import vibemq.storage.mail as mail
+        import vibemq.storage.shm as shm
 
         count = len(self.workers.seats)
         self.board_fd = os.memfd_create("vibemq-board", os.MFD_CLOEXEC)
-        storage.board_init(self.board_fd, count)
+        shm.board_init(self.board_fd, count)
         self.mail_fd = os.memfd_create("vibemq-mail", os.MFD_CLOEXEC)
         mail.mail_init(self.mail_fd, count)
         self.groups_fd = os.memfd_create("vibemq-groups", os.MFD_CLOEXEC)
-        groups.groups_init(self.groups_fd)
+        shm.groups_init(self.groups_fd)
         self.doorbell_fds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count)]
         self.handovers = handover.channels(count)
         for worker in self.workers.seats:

@@ -22,7 +22,7 @@ from vibemq.broker.stream cimport StreamTable
 from vibemq.net.connection cimport Connection, ReceiveBuffer, Room
 from vibemq.net.sockets cimport EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, Poller
 from vibemq.storage cimport core
-from vibemq.storage.log cimport Board
+from vibemq.storage.shm cimport Board
 
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
 from vibemq.net.door import join

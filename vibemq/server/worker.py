@@ -47,12 +47,11 @@ from vibemq.server.hangs import BEATS_PER_S
 from vibemq.server.helpers import Helpers
 from vibemq.server.inquiry import Inquiries
 from vibemq.server.turn import Loop
-from vibemq.storage.groups import GroupTable
 from vibemq.storage.ledger import has_consumers_of
-from vibemq.storage.log import Board
 from vibemq.storage.mail import Mail
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
+from vibemq.storage.shm import Board, GroupTable
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 logger = logging.getLogger(__name__)
@@ -276,8 +275,8 @@ class Worker:
         orphan = not self.stopping
         if orphan:
             logger.warning("the supervisor is gone: finishing and ending")
-        timeout_s = self.context.config.server.shutdown_timeout_s
-        timeout_s = ORPHAN_TIMEOUT_S if orphan else timeout_s - min(END_MARGIN_S, timeout_s / 2)
+        until_killed_s = self.context.config.server.shutdown_timeout_s
+        timeout_s = ORPHAN_TIMEOUT_S if orphan else until_killed_s - min(END_MARGIN_S, until_killed_s / 2)
         deadline = time.monotonic() + timeout_s
         self.queues.ending = True
         self.loop.drain()

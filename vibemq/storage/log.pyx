@@ -6,21 +6,21 @@ Data never passes through this module; the worker calls the C functions of
 each start: create, open, recover, apply retention, remove, dump.
 """
 
-import mmap
+import logging
 import os
+import time
+from collections import OrderedDict
 from typing import NamedTuple
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, Py_buffer, PyBUF_WRITABLE
 
 from vibemq.storage cimport core
-from vibemq.storage.core cimport OK, ERR_END, ERR_INVALID, ERR_NOT_FOUND
+from vibemq.storage.core cimport OK, ERR_END, ERR_INVALID, ERR_NOT_FOUND, boolean, offsets, offsets_record
 
-from vibemq.errors import StorageError, UserError
+from vibemq.errors import LimitExceeded, StorageError, UserError
 
-cdef extern from "shm/doorbell.h":
-    size_t _BOARD_BYTES "sizeof(struct doorbell_board)"
+logger = logging.getLogger(__name__)
 
 cdef extern from "log/log.h":
     enum:
@@ -37,11 +37,12 @@ cdef extern from "log/segment.h":
 
 #: Size in bytes of a segment that holds no chunk.
 SEGMENT_HEADER_BYTES = _SEGMENT_HEADER_BYTES
-#: Size in bytes of the shared memory that holds the board of doorbells (csrc/shm/doorbell.h).
-BOARD_BYTES = _BOARD_BYTES
-#: Streams one broker can hold: one bit each in every worker's bitmap of news.
-SLOTS_MAX = core.DOORBELL_SLOTS_MAX
-WORKERS_MAX = core.DOORBELL_WORKERS_MAX
+#: Of stored offsets (csrc/log/offsets.h): how many references a stream keeps, and how long they are.
+REFERENCES_MAX = core.OFFSETS_REFERENCES_MAX
+REFERENCE_BYTES_MAX = core.OFFSETS_REFERENCE_BYTES_MAX
+#: Handles that a worker keeps, with a descriptor each; opening one again costs some microseconds.
+OPEN_MAX = 256
+EVICTIONS_TOLD_EVERY_S = 60.0  # of one stream: consumers with ever new names do not fill the disk with lines
 #: The level of durability that a name in the configuration stands for.
 DURABILITIES = {"os": core.DURABILITY_OS, "disk": core.DURABILITY_DISK}
 
@@ -89,6 +90,13 @@ cdef object storage_error(err code, const fault *f):
     return StorageError(core.error_name(code).decode(), line.decode(errors="replace"))
 
 
+cdef int check(err code, const fault *f) except -1:
+    """Raises StorageError unless it is OK."""
+    if code != OK:
+        raise storage_error(code, f)
+    return 0
+
+
 cdef core.log_options _options(uint64_t segment_bytes_max, uint64_t retention_bytes_max,
                                uint64_t retention_age_ms_max, str durability, uint32_t filter_size_bytes,
                                uint32_t chunk_messages_max):
@@ -118,8 +126,7 @@ def create(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_by
     cdef const char *p = path
     with nogil:
         e = core.log_create(p, &o, &f)
-    if e != OK:
-        raise storage_error(e, &f)
+    check(e, &f)
 
 
 def recover(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
@@ -140,8 +147,7 @@ def recover(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_b
         e = core.ledger_version_check(p, &f)  # of the log's own files recovery_run sees to it
         if e == OK:
             e = core.recovery_run(p, &o, &r, &f)
-    if e != OK:
-        raise storage_error(e, &f)
+    check(e, &f)
     cuts = [Cut(os.fsdecode(<bytes> r.cuts[i].path), r.cuts[i].position, r.cuts[i].bytes, os.fsdecode(<bytes> r.cuts[i].kept))
             for i in range(min(r.cut_count, core.RECOVERY_CUTS_MAX))]
     return RecoveryReport(r.ran, r.chunks_checked, r.bytes_checked, tuple(cuts), r.cut_count, r.cut_bytes)
@@ -157,8 +163,7 @@ def check_versions(str directory):
     cdef err e = core.version_check(path, &f)
     if e == OK:
         e = core.ledger_version_check(path, &f)
-    if e != OK:
-        raise storage_error(e, &f)
+    check(e, &f)
 
 
 #: Logs that the start found unusable, with the reason: nobody in this process or forked from it opens them.
@@ -245,8 +250,7 @@ def dump(str path, bint entries, uint64_t limit, line):
             f"{path} is none of VibeMQ's files",
             hint="segments, indexes, tracking, control and ledger files can be printed; `vibemq log list` says where "
                  "they lie")
-    if e != OK:
-        raise storage_error(e, &f)
+    check(e, &f)
 
 
 cdef class Log:
@@ -297,9 +301,7 @@ cdef class Log:
         cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability,
                                            filter_size_bytes, chunk_messages_max)
         cdef fault f
-        cdef err e = core.log_set_limits(self.raw, &o, &f)
-        if e != OK:
-            raise storage_error(e, &f)
+        check(core.log_set_limits(self.raw, &o, &f), &f)
 
     def mark_deleted(self):
         """From now on appends fail with ERR_DELETED, in every process."""
@@ -312,9 +314,7 @@ cdef class Log:
     def stats(self) -> LogStats:
         cdef core.log_stats_t s
         cdef fault f
-        cdef err e = core.log_stats(self.raw, &s, &f)
-        if e != OK:
-            raise storage_error(e, &f)
+        check(core.log_stats(self.raw, &s, &f), &f)
         return LogStats(s.first_offset, s.next_offset, -1 if s.last_chunk == <uint64_t> -1 else s.last_chunk,
                         s.segment_count, s.bytes)
 
@@ -326,8 +326,7 @@ cdef class Log:
         cdef err e = core.log_publisher_sequence(self.raw, text, <uint32_t> len(text), &value, &f)
         if e == ERR_NOT_FOUND:
             return 0
-        if e != OK:
-            raise storage_error(e, &f)
+        check(e, &f)
         return value
 
     def publisher_sequences(self) -> dict[str, int]:
@@ -340,8 +339,7 @@ cdef class Log:
             raise MemoryError
         try:
             e = log_publishers(self.raw, found, &count, &f)
-            if e != OK:
-                raise storage_error(e, &f)
+            check(e, &f)
             return {(<bytes> found[i].reference[:found[i].bytes]).decode(errors="replace"): found[i].sequence
                     for i in range(count)}
         finally:
@@ -351,9 +349,7 @@ cdef class Log:
         """First offset a reader with this specification would be given (the RabbitMQ Streams protocol)."""
         cdef core.reader r
         cdef fault f
-        cdef err e = core.reader_open(&r, self.raw, <core.reader_from> offset_type, value, &f)
-        if e != OK:
-            raise storage_error(e, &f)
+        check(core.reader_open(&r, self.raw, <core.reader_from> offset_type, value, &f), &f)
         cdef uint64_t at = r.next_offset
         core.reader_close(&r)
         return at
@@ -365,14 +361,13 @@ cdef class Log:
         cdef err e
         with nogil:
             e = core.log_sync(self.raw, &durable, &f)
-        if e != OK:
-            raise storage_error(e, &f)
+        check(e, &f)
         return durable
 
     def apply_retention(self) -> tuple[int, int]:
         """Drop segments by size and age; returns (segments, bytes).  May block."""
         cdef core.retention_report report
-        cdef core.boolean rolled = False
+        cdef boolean rolled = False
         cdef uint64_t durable
         cdef uint64_t age_ms = core.word_load(&self.control.retention_age_ms_max)
         cdef fault f
@@ -389,80 +384,6 @@ cdef class Log:
         if e != OK and e != ERR_END:
             raise storage_error(e, &f)
         return report.segments_dropped, report.bytes_dropped
-
-
-def board_init(int fd, uint32_t workers):
-    """Size and lay out the board of doorbells in a new memfd; the supervisor does this once."""
-    os.ftruncate(fd, BOARD_BYTES)
-    with mmap.mmap(fd, BOARD_BYTES) as memory:
-        _init_board(memory, workers)
-
-
-cdef _init_board(object memory, uint32_t workers):
-    cdef Py_buffer view
-    PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
-    # From a number that no earlier run used: epochs are written into ledgers, which outlive the board.
-    core.doorbell_board_init(<doorbell_board *> view.buf, workers, int.from_bytes(os.urandom(4), "little"))
-    PyBuffer_Release(&view)
-
-
-cdef class Board:
-    """The doorbells of all workers, seen from one of them (csrc/shm/doorbell.h)."""
-
-    def __cinit__(self, int board_fd, uint32_t index, doorbell_fds):
-        cdef Py_buffer view
-        if len(doorbell_fds) > core.DOORBELL_WORKERS_MAX:
-            raise ValueError(f"{len(doorbell_fds)} workers: at most {core.DOORBELL_WORKERS_MAX}")
-        self.memory = mmap.mmap(board_fd, BOARD_BYTES)
-        PyObject_GetBuffer(self.memory, &view, PyBUF_WRITABLE)
-        self.raw = <doorbell_board *> view.buf
-        PyBuffer_Release(&view)  # the mapping lives as long as self.memory, which nobody closes
-        self.index, self.workers = index, len(doorbell_fds)
-        for i, fd in enumerate(doorbell_fds):
-            self.fds[i] = fd
-        self.doorbell_fd = self.fds[index]
-
-    def sit(self):
-        core.doorbell_sit(self.raw, self.index, os.getpid())
-
-    def connections(self, uint32_t own) -> int:
-        """How many all workers have together, of which this one has `own`."""
-        core.doorbell_connections_set(self.raw, self.index, own)
-        return core.doorbell_connections(self.raw)
-
-    cdef void mark(self, uint64_t workers, uint32_t slot) noexcept nogil:
-        """Tell every worker in the mask that the stream in ``slot`` has news."""
-        cdef uint32_t w
-        while workers:
-            w = _lowest_bit(workers)
-            workers &= workers - 1
-            core.doorbell_mark(self.raw, w, slot, self.fds[w])
-
-    def request_others(self, uint32_t bits):
-        """Raise request bits for every other worker."""
-        cdef uint32_t w
-        for w in range(self.workers):
-            if w != self.index:
-                core.doorbell_request(self.raw, w, bits, self.fds[w])
-
-    def seat_taken(self):
-        """Tell the others that this seat has changed hands."""
-        self.request_others(core.DOORBELL_REQUEST_SEATS)
-
-    def access_changed(self):
-        """Tell the others that users or permissions have changed."""
-        self.request_others(core.DOORBELL_REQUEST_ACCESS)
-
-    def work_done(self):
-        """Called by a helper thread: wake the loop so that it takes the result."""
-        core.doorbell_request(self.raw, self.index, core.DOORBELL_REQUEST_WORK, self.fds[self.index])
-
-
-cdef extern from *:
-    """
-    static inline unsigned _lowest_bit(unsigned long long v) { return (unsigned) __builtin_ctzll(v); }
-    """
-    unsigned _lowest_bit(unsigned long long v) nogil
 
 
 def segments(str directory) -> list[int]:
@@ -491,7 +412,7 @@ def drop_before(str directory, uint64_t offset) -> int:
 def drop_settled(str directory, uint64_t offset) -> int:
     """As drop_before; a log that ends at `offset` begins a new segment first, so that nothing of it stays.  May block."""
     cdef Log held = Log(directory)
-    cdef core.boolean rolled = False
+    cdef boolean rolled = False
     cdef core.commit committed
     cdef uint64_t durable
     cdef fault f
@@ -503,8 +424,7 @@ def drop_settled(str directory, uint64_t offset) -> int:
             # As in apply_retention: what is not durable does not go.
             if e == OK and rolled and held.control.durability == core.DURABILITY_DISK:
                 e = core.log_sync(held.raw, &durable, &f)
-        if e != OK:
-            raise storage_error(e, &f)
+        check(e, &f)
     held.close()
     return drop_before(directory, offset)
 
@@ -513,9 +433,7 @@ def ledger_create(str directory, uint64_t base, bint sync):
     """Make the ledger that turns a log into a queue's; raises StorageError."""
     cdef fault f
     cdef bytes path = os.fsencode(directory)
-    cdef err e = core.ledger_create(path, base, sync, &f)
-    if e != OK:
-        raise storage_error(e, &f)
+    check(core.ledger_create(path, base, sync, &f), &f)
 
 
 def ledger_sync(str directory):
@@ -533,12 +451,136 @@ def ledger_sync(str directory):
 def ledger_recover(str directory) -> bool:
     """Make a ledger right that another boot wrote, after the log's recovery; True when it had to be made anew."""
     cdef fault f
-    cdef core.boolean anew = False
+    cdef boolean anew = False
     cdef bytes path = os.fsencode(directory)
     cdef Log held = Log(directory)
     stats = held.stats()
     cdef err e = core.ledger_recover(path, stats.first_offset, stats.next_offset, &anew, &f)
     held.close()
-    if e != OK:
-        raise storage_error(e, &f)
+    check(e, &f)
     return anew
+
+
+# ---- stored offsets ----
+
+cdef void _collect(void *context, const offsets_record *r) noexcept with gil:
+    (<list> context).append((r.written_ms, <bytes> r.reference[:r.bytes], r.offset))
+
+
+cdef class StoredOffsets:
+    """The stored offsets of one stream, by its directory.  A handle belongs to one thread."""
+
+    cdef offsets *raw
+    cdef readonly str directory
+    cdef uint32_t damaged           # what was logged already
+    cdef double tell_evictions_s    # not before
+
+    def __cinit__(self, str directory):
+        cdef fault f
+        require_usable(directory)
+        cdef bytes path = os.fsencode(directory)
+        cdef err e = core.offsets_open(path, &self.raw, &f)
+        if e != OK:
+            self.raw = NULL
+            raise storage_error(e, &f)
+        self.directory = directory
+
+    def __dealloc__(self):
+        core.offsets_close(self.raw)
+
+    def close(self):
+        core.offsets_close(self.raw)
+        self.raw = NULL
+
+    cdef int _open(self) except -1:
+        if self.raw == NULL:
+            raise ValueError(f"{self.directory}: closed")
+        return 0
+
+    cdef object _report(self):
+        cdef uint32_t damaged = core.offsets_damaged(self.raw)
+        if damaged > self.damaged:
+            logger.error("%s: %d stored offsets are damaged and count as not stored", self.directory, damaged)
+        self.damaged = damaged
+
+    def store(self, bytes reference, uint64_t offset):
+        """Remember ``offset`` for ``reference``.  LimitExceeded: it is too long; StorageError."""
+        cdef boolean evicted = False
+        cdef fault f
+        cdef err e
+        self._open()
+        if len(reference) > core.OFFSETS_REFERENCE_BYTES_MAX:
+            raise LimitExceeded("size in bytes of an offset reference", len(reference), core.OFFSETS_REFERENCE_BYTES_MAX)
+        e = core.offsets_store(self.raw, reference, <uint32_t> len(reference), offset, &evicted, &f)
+        self._report()
+        check(e, &f)
+        if evicted and time.monotonic() >= self.tell_evictions_s:
+            self.tell_evictions_s = time.monotonic() + EVICTIONS_TOLD_EVERY_S
+            logger.warning("%s: more than %d offset references: the one stored longest ago made room for %r",
+                           self.directory, REFERENCES_MAX, reference)
+
+    def get(self, bytes reference) -> int | None:
+        """The offset stored last for ``reference``; None when there is none."""
+        cdef uint64_t offset = 0
+        cdef fault f
+        cdef err e
+        self._open()
+        e = core.offsets_get(self.raw, reference, <uint32_t> len(reference), &offset, &f)
+        self._report()
+        if e == ERR_NOT_FOUND:
+            return None
+        check(e, &f)
+        return offset
+
+    def all(self) -> dict[bytes, int]:
+        """Every reference and its offset."""
+        cdef list found = []
+        cdef fault f
+        cdef err e
+        self._open()
+        e = core.offsets_each(self.raw, _collect, <void *> found, &f)
+        self._report()
+        check(e, &f)
+        found.sort(key=_written)
+        return {reference: offset for _, reference, offset in found}
+
+
+def _written(found):
+    return found[0]
+
+
+class OffsetFiles:
+    """The handles one worker keeps, of streams that somebody there has a use for: those used last, at most OPEN_MAX."""
+
+    def __init__(self, most: int = OPEN_MAX):
+        self.most = most
+        self.held = OrderedDict()
+        self.users = {}  # directory -> how many have a use for it
+
+    def attach(self, directory: str):
+        """Somebody stores or asks for offsets there from now on, and holds the stream open meanwhile."""
+        self.users[directory] = self.users.get(directory, 0) + 1
+
+    def of(self, directory: str) -> StoredOffsets:
+        """The handle for a stream's directory, by somebody who is attached; to be used at once, not kept."""
+        held = self.held.get(directory)
+        if held is None:
+            if len(self.held) >= self.most:
+                self.held.popitem(last=False)[1].close()
+            held = self.held[directory] = StoredOffsets(directory)
+        else:
+            self.held.move_to_end(directory)
+        return held
+
+    def detach(self, directory: str):
+        """Whoever was attached has gone, or the stream has: with the last one goes the descriptor.
+
+        So none is left of a stream that is deleted later, of which a worker that has it open no more hears nothing.
+        """
+        left = self.users.pop(directory) - 1
+        if left:
+            self.users[directory] = left
+            return
+        held = self.held.pop(directory, None)
+        if held is not None:
+            held.close()

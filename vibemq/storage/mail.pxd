@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from vibemq.storage.core cimport ring
-from vibemq.storage.log cimport Board
+from vibemq.storage.shm cimport Board
 
 
 # What a letter says.  H: sent by a queue's home; C: sent by a worker that has consumers of it.

@@ -19,7 +19,7 @@ from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm
 from vibemq.broker.disk import free_bytes
 from vibemq.errors import StorageError, VibeMQError
-from vibemq.storage.offsets import StoredOffsets
+from vibemq.storage.log import StoredOffsets
 from vibemq.storage.records import StreamRecord
 
 CLUSTER_NAME = "vibemq"

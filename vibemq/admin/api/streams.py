@@ -226,7 +226,7 @@ def status(api: Api, call: Call) -> Any:
 
 def tracking(api: Api, call: Call) -> Any:
     """Stored offsets, and the last publishing id of each publisher reference."""
-    from vibemq.storage.offsets import StoredOffsets
+    from vibemq.storage.log import StoredOffsets
 
     record, kind = find(api, call), call.query.get("type", "all")
     if kind not in ("all", "offset", "writer"):

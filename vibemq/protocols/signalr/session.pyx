@@ -23,7 +23,7 @@ from vibemq.protocols.signalr.websocket cimport (
     close_frame, header_size, header_write, ws_event,
 )
 from vibemq.storage cimport core
-from vibemq.storage.log cimport Board
+from vibemq.storage.shm cimport Board
 
 from vibemq.errors import ConnectionClosed
 from vibemq.net.hosts import host_of

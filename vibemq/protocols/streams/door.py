@@ -11,7 +11,7 @@ from vibemq.broker.parts import Broker
 from vibemq.config import Config
 from vibemq.errors import StorageError, StreamNotFound
 from vibemq.protocols.streams.session import StreamsSession
-from vibemq.storage.offsets import OffsetFiles
+from vibemq.storage.log import OffsetFiles
 
 PRODUCT = "RabbitMQ"  # tools check it; `information` says who this is
 

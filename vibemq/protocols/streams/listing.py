@@ -14,7 +14,7 @@ from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.replies import answer, in_helper
 from vibemq.protocols.streams.rights import find_with
 from vibemq.protocols.streams.spec import Code, ExtensionKey
-from vibemq.storage.offsets import StoredOffsets
+from vibemq.storage.log import StoredOffsets
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession

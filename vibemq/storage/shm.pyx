@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of single-active-consumer groups that all workers share (csrc/shm/groups.h), as Python sees it.
+"""What all workers share in memory, as one of them sees it: the board of doorbells and the table of groups.
 
-Members come and go once for each subscription, so every row becomes a named tuple here; what a
-message costs does not depend on it.
+Each lies in a memfd that the supervisor makes and lays out once (csrc/shm/doorbell.h, csrc/shm/groups.h); a worker maps
+it after the fork.  Members of groups come and go once for each subscription, so every row becomes a named tuple here;
+what a message costs does not depend on it.
 """
 
 import mmap
@@ -16,19 +17,98 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from vibemq.storage cimport core
-from vibemq.storage.core cimport OK, ERR_FULL, ERR_INVALID, err, fault, groups, groups_row
-from vibemq.storage.log cimport Board, storage_error
+from vibemq.storage.core cimport ERR_FULL, ERR_INVALID, doorbell_board, err, fault, groups, groups_row
+from vibemq.storage.log cimport check
 
 from vibemq.errors import LimitExceeded, PreconditionFailed
 
+cdef extern from "shm/doorbell.h":
+    size_t _BOARD_BYTES "sizeof(struct doorbell_board)"
 cdef extern from "shm/groups.h":
     size_t _GROUPS_BYTES "sizeof(struct groups)"
+cdef extern from *:
+    """
+    static inline unsigned _lowest_bit(unsigned long long v) { return (unsigned) __builtin_ctzll(v); }
+    """
+    unsigned _lowest_bit(unsigned long long v) nogil
 
-#: Size in bytes of the shared memory that holds the table.
-GROUPS_BYTES = _GROUPS_BYTES
+#: Sizes in bytes of the two.
+BOARD_BYTES, GROUPS_BYTES = _BOARD_BYTES, _GROUPS_BYTES
+#: Streams one broker can hold: one bit each in every worker's bitmap of news.
+SLOTS_MAX = core.DOORBELL_SLOTS_MAX
+WORKERS_MAX = core.DOORBELL_WORKERS_MAX
 MEMBERS_MAX = core.GROUPS_ROWS
 NAME_BYTES_MAX = core.GROUPS_NAME_BYTES_MAX
 
+
+cdef uint8_t *address_of(object memory) except NULL:
+    """Of a mapping, which lives as long as the object that nobody closes."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
+    PyBuffer_Release(&view)
+    return <uint8_t *> view.buf
+
+
+# ---- the board ----
+
+def board_init(int fd, uint32_t workers):
+    """Size and lay out the board in a new memfd; the supervisor does this once."""
+    os.ftruncate(fd, BOARD_BYTES)
+    with mmap.mmap(fd, BOARD_BYTES) as memory:
+        # From a number that no earlier run used: epochs are written into ledgers, which outlive the board.
+        core.doorbell_board_init(<doorbell_board *> address_of(memory), workers, int.from_bytes(os.urandom(4), "little"))
+
+
+cdef class Board:
+    """The doorbells of all workers, seen from one of them (csrc/shm/doorbell.h)."""
+
+    def __cinit__(self, int board_fd, uint32_t index, doorbell_fds):
+        if len(doorbell_fds) > core.DOORBELL_WORKERS_MAX:
+            raise ValueError(f"{len(doorbell_fds)} workers: at most {core.DOORBELL_WORKERS_MAX}")
+        self.memory = mmap.mmap(board_fd, BOARD_BYTES)
+        self.raw = <doorbell_board *> address_of(self.memory)
+        self.index, self.workers = index, len(doorbell_fds)
+        for i, fd in enumerate(doorbell_fds):
+            self.fds[i] = fd
+        self.doorbell_fd = self.fds[index]
+
+    def sit(self):
+        core.doorbell_sit(self.raw, self.index, os.getpid())
+
+    def connections(self, uint32_t own) -> int:
+        """How many all workers have together, of which this one has `own`."""
+        core.doorbell_connections_set(self.raw, self.index, own)
+        return core.doorbell_connections(self.raw)
+
+    cdef void mark(self, uint64_t workers, uint32_t slot) noexcept nogil:
+        """Tell every worker in the mask that the stream in ``slot`` has news."""
+        cdef uint32_t w
+        while workers:
+            w = _lowest_bit(workers)
+            workers &= workers - 1
+            core.doorbell_mark(self.raw, w, slot, self.fds[w])
+
+    def request_others(self, uint32_t bits):
+        """Raise request bits for every other worker."""
+        cdef uint32_t w
+        for w in range(self.workers):
+            if w != self.index:
+                core.doorbell_request(self.raw, w, bits, self.fds[w])
+
+    def seat_taken(self):
+        """Tell the others that this seat has changed hands."""
+        self.request_others(core.DOORBELL_REQUEST_SEATS)
+
+    def access_changed(self):
+        """Tell the others that users or permissions have changed."""
+        self.request_others(core.DOORBELL_REQUEST_ACCESS)
+
+    def work_done(self):
+        """Called by a helper thread: wake the loop so that it takes the result."""
+        core.doorbell_request(self.raw, self.index, core.DOORBELL_REQUEST_WORK, self.fds[self.index])
+
+
+# ---- groups ----
 
 class State(IntEnum):
     WAITING = core.GROUPS_WAITING
@@ -67,16 +147,10 @@ class Member(NamedTuple):
 
 def groups_init(int fd):
     """Size and lay out the table in a new memfd; the supervisor does this once."""
-    cdef Py_buffer view
     cdef fault f
-    cdef err e = OK
     os.ftruncate(fd, GROUPS_BYTES)
     with mmap.mmap(fd, GROUPS_BYTES) as memory:
-        PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
-        e = core.groups_init(<groups *> view.buf, &f)
-        PyBuffer_Release(&view)
-    if e != OK:
-        raise storage_error(e, &f)
+        check(core.groups_init(<groups *> address_of(memory), &f), &f)
 
 
 cdef uint64_t _number(str incarnation) except? 0:
@@ -92,12 +166,9 @@ cdef class GroupTable:
     cdef uint32_t *found            # room for the numbers of all rows
 
     def __cinit__(self, int fd, Board board):
-        cdef Py_buffer view
         self.board = board
         self.memory = mmap.mmap(fd, GROUPS_BYTES)
-        PyObject_GetBuffer(self.memory, &view, PyBUF_WRITABLE)
-        self.raw = <groups *> view.buf
-        PyBuffer_Release(&view)  # the mapping lives as long as self.memory, which nobody closes
+        self.raw = <groups *> address_of(self.memory)
         self.found = <uint32_t *> malloc(core.GROUPS_ROWS * sizeof(uint32_t))
         if self.found == NULL:
             raise MemoryError
@@ -107,9 +178,7 @@ cdef class GroupTable:
 
     def __enter__(self):
         cdef fault f
-        cdef err e = core.groups_lock(self.raw, &f)
-        if e != OK:
-            raise storage_error(e, &f)
+        check(core.groups_lock(self.raw, &f), &f)
         return self
 
     def __exit__(self, *problem):
@@ -149,8 +218,7 @@ cdef class GroupTable:
             raise PreconditionFailed(
                 f"the group {name!r} has the partition index {<int32_t> f.needed}, not {partition}",
                 hint="all consumers of a group must name the same super stream, or none")
-        if e != OK:
-            raise storage_error(e, &f)
+        check(e, &f)
         return row
 
     def remove(self, uint32_t row):
