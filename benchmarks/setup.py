@@ -11,17 +11,21 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 os.chdir(Path(__file__).resolve().parent.parent)
-FLAGS = [
-    "-std=gnu11",
-    "-O" + os.environ.get("VIBEMQ_OPTIMIZE", "3"),
-    "-fno-strict-aliasing",
-    "-g0",
-    "-Wno-unused-function",
-]
+OPTIMIZATION = "-O" + os.environ.get("VIBEMQ_OPTIMIZE", "3")
+FLAGS = ["-std=gnu11", OPTIMIZATION, "-fno-strict-aliasing", "-g0", "-Wno-unused-function"]
+BUILT_WITH = Path(
+    "build/benchmarks.flags"
+)  # the tests build with others, and what they have built is not to be measured
 
 setup(
     name="vibemq-benchmarks",
     packages=[],
+    options={
+        "build_ext": {
+            "force": not BUILT_WITH.exists() or BUILT_WITH.read_text() != OPTIMIZATION,
+            "parallel": os.cpu_count() or 1,
+        }
+    },
     ext_modules=cythonize(
         [
             Extension(
@@ -45,3 +49,5 @@ setup(
         },
     ),
 )
+BUILT_WITH.parent.mkdir(exist_ok=True)
+BUILT_WITH.write_text(OPTIMIZATION)

@@ -1,41 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The least that a MicroMsg2 server can do, to know where the load generator itself ends.
+"""The null server of MicroMsg2.
 
 It acknowledges what a read brought, hands each message on, to all subscribers of a topic or to the newest of a queue,
-and keeps nothing: of messages without a subscriber it knows how many there were, and the last.  That one is what a later
-subscriber gets, so many times.  Windows count: where a subscriber has a full one, publishers wait.
-
-One thread, which waits for whoever does not take what is sent.  What is no message is rare, and answered in Python.
+and keeps nothing: of messages without a subscriber it knows how many there were, and the last. That one is what a later
+subscriber gets, so many times. Windows count: where a subscriber has a full one, publishers wait.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t
-from libc.stdlib cimport free
-from libc.string cimport memcpy
 
-from vibemq.bench._flow cimport Buffer, buffer_reserve, receive_some, send_all
+from benchmarks.peers cimport _null
 from vibemq.protocols.micromsg2.wire cimport (
     ACK_FRAME_BYTES, FRAGMENT_BYTES, FRAME_COMMAND, FRAME_EXTENSION, FRAME_MESSAGE, PARSE_NEEDS_MORE, PARSE_OK,
     SEQUENCE_MAX, ack_frame_write, ack_number, frame_parse, message_frame_size, message_frame_write, mm_frame,
 )
-
-import select
-import socket
 
 from vibemq.protocols.micromsg2 import extensions
 from vibemq.protocols.micromsg2.codec import decode_handshake, encode_command, encode_handshake, parse_command
 from vibemq.protocols.micromsg2.spec import TOPIC_PREFIX, WINDOW_MAX, ExtensionName
 
 cdef enum:
-    RECEIVE_SIZE = 1 << 18
     OUTBOX_SIZE_MAX = 1 << 19   # of a subscriber without acknowledgements
 
 SUPPORTED = frozenset(ExtensionName)
 
 
-cdef class Connection:
-    cdef object socket
-    cdef int fd
-    cdef Buffer inbox, outbox
+cdef class Connection(_null.Connection):
     cdef object c1, s1          # of the handshake, until it is over
     cdef bint is_open
     cdef int ack_id
@@ -43,19 +32,6 @@ cdef class Connection:
     cdef uint16_t received      # the number that it sent last
     cdef bint owed              # ... and that has no answer yet
     cdef bytes destination      # what it has subscribed to
-
-    def __cinit__(self, connection):
-        self.socket, self.fd = connection, connection.fileno()
-
-    def __dealloc__(self):
-        free(self.inbox.data)
-        free(self.outbox.data)
-
-    cdef uint8_t *out(self, size_t size) except NULL:
-        if self.outbox.size - self.outbox.end < size and not buffer_reserve(&self.outbox, size):
-            raise MemoryError
-        self.outbox.end += size
-        return self.outbox.data + self.outbox.end - size
 
     cdef bint has_room(self) noexcept:
         if self.window:
@@ -79,45 +55,17 @@ cdef class Connection:
         if count <= self.sent - self.acked:
             self.acked += count
 
-    cdef int answer(self, bytes data) except -1:
-        memcpy(self.out(len(data)), <const char *>data, len(data))
-        return 0
 
+cdef class Server(_null.Server):
+    kind = Connection
 
-cdef class Server:
-    cdef dict connections
-    cdef list subscribers
-    cdef object poll
     cdef bint is_topic
     cdef int64_t backlog
     cdef bytes kept             # the frame of the last message that nobody was there for
 
-    def __cinit__(self):
-        self.connections, self.subscribers, self.poll = {}, [], select.epoll()
-
-    def run(self, listener):
-        self.poll.register(listener.fileno(), select.EPOLLIN)
-        while True:
-            # What a subscriber's full window holds back needs an acknowledgement; what its outbox does, only a turn.
-            for fd, _ in self.poll.poll(0 if self.backlog and self.has_room() else None):
-                if fd == listener.fileno():
-                    try:
-                        connection, _ = listener.accept()
-                    except OSError:  # shut down
-                        return
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    self.connections[connection.fileno()] = Connection(connection)
-                    self.poll.register(connection.fileno(), select.EPOLLIN)
-                elif not self.read(self.connections[fd]):
-                    self.drop(fd)
-            self.turn()
-
-    def drop(self, fd):
-        cdef Connection c = self.connections.pop(fd)
-        self.poll.unregister(fd)
-        if c in self.subscribers:
-            self.subscribers.remove(c)
-        c.socket.close()
+    cdef bint has_work(self) except -1:
+        """What a subscriber's full window holds back needs an acknowledgement; what its outbox does, only a turn."""
+        return self.backlog != 0 and self.has_room()
 
     cdef int turn(self) except -1:
         cdef Connection c
@@ -135,10 +83,7 @@ cdef class Server:
             if c.owed:
                 ack_frame_write(c.out(ACK_FRAME_BYTES), <uint8_t>c.ack_id, c.received)
                 c.owed = False
-            if c.outbox.end:
-                send_all(c.fd, c.outbox.data, c.outbox.end)  # where it is gone, the next read shows it
-                c.outbox.end = 0
-        return 0
+        return _null.Server.turn(self)
 
     cdef Connection newest(self):
         return self.subscribers[len(self.subscribers) - 1]
@@ -155,19 +100,9 @@ cdef class Server:
                 return False
         return True
 
-    cdef bint read(self, Connection c) except -1:
-        """False: the connection is to end."""
-        cdef Py_ssize_t got
-        if c.inbox.size - c.inbox.end < RECEIVE_SIZE and not buffer_reserve(&c.inbox, RECEIVE_SIZE):
-            raise MemoryError
-        got = receive_some(c.fd, c.inbox.data + c.inbox.end, c.inbox.size - c.inbox.end, False)
-        if got > 0:
-            c.inbox.end += got
-            return self.take(c)
-        return got == 0
-
-    cdef bint take(self, Connection c) except -1:
+    cdef bint take(self, _null.Connection connection) except -1:
         """Whole frames, as long as there is room for what they bring; False: the connection is to end."""
+        cdef Connection c = connection
         cdef mm_frame frame
         cdef int found
         if not c.is_open and not self.shake(c):
@@ -186,8 +121,6 @@ cdef class Server:
             elif frame.kind == FRAME_COMMAND:
                 self.command(c, parse_command((<const char *>frame.payload)[: frame.payload_size]))
             c.inbox.begin += frame.size
-        if c.inbox.begin == c.inbox.end:
-            c.inbox.begin = c.inbox.end = 0
         return found == PARSE_NEEDS_MORE
 
     cdef int message(self, Connection c, const mm_frame *frame) except -1:
@@ -234,12 +167,3 @@ cdef class Server:
         else:
             self.backlog = 0
         c.answer(encode_command("ok", answer))
-
-
-def serve(listener):
-    """A server that keeps nothing; returns when the listening socket is shut down."""
-    with socket.socket(fileno=listener) as accepting:
-        try:
-            Server().run(accepting)
-        finally:
-            accepting.detach()

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The least that a SignalR hub can do, to know where the load generator itself ends.
+"""The null server of SignalR hubs.
 
 It completes each Publish, writes each message to all that have subscribed (in JSON), and keeps nothing. Of an
 invocation it reads what the load generator writes: the order of members is fixed. What is no Publish is rare, and
-answered in Python. One thread, which waits for whoever does not take what is sent; of several subscribers all get the
-same bytes, made once for what one read brought.
+answered in Python. All subscribers get the same bytes, made once for what a turn brought.
 """
 
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport free
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
-from vibemq.bench._flow cimport Buffer, buffer_reserve, receive_some, send_all
+from vibemq.bench._flow cimport Buffer, buffer_reserve, send_all
+from benchmarks.peers cimport _null
 from benchmarks.peers._signalr cimport (
     FOUND, NEEDS_MORE, SEPARATOR, WS_BINARY, WS_CLOSE, WS_TEXT, frame, frame_at, header_put, hub_mask, mask_of, skip,
 )
@@ -19,13 +19,10 @@ from benchmarks.peers._signalr cimport (
 import base64
 import hashlib
 import json
-import select
-import socket
 
 import msgspec
 
 cdef enum:
-    RECEIVE_SIZE = 1 << 18
     MESSAGE_SIZE_MAX = 60000        # records go into one WebSocket message until it has so many bytes
     HEADER_SIZE = 4                 # of a message of so many bytes
     ID_SIZE = 8                     # of the load generator's invocations
@@ -88,91 +85,61 @@ cdef class Messages:
             self.size = 0
 
 
-cdef class Connection:
-    cdef object socket
-    cdef int fd
-    cdef Buffer inbox
+cdef class Connection(_null.Connection):
     cdef bint is_open, is_messagepack   # is_open: the handshake is over
     cdef Messages answers
 
     def __cinit__(self, connection):
-        self.socket, self.fd = connection, connection.fileno()
         self.answers = Messages()
 
-    def __dealloc__(self):
-        free(self.inbox.data)
 
-
-cdef class Hub:
+cdef class Hub(_null.Server):
     """Its connections, those that have subscribed, and what the latter are to get."""
 
-    cdef dict connections, subscribers
+    kind = Connection
     cdef Messages deliveries
-    cdef object poll
     cdef bytes json_head, json_tail, pack_head, pack_tail, item_head, item_tail
 
     def __cinit__(self):
-        self.connections, self.subscribers = {}, {}
-        self.deliveries, self.poll = Messages(), select.epoll()
+        self.deliveries = Messages()
         self.deliveries.opcode = WS_TEXT
         self.json_head, self.json_tail = JSON_DONE
         self.pack_head, self.pack_tail = MESSAGEPACK_DONE
         self.item_head, self.item_tail = JSON_ITEM
 
-    def run(self, listener):
-        self.poll.register(listener.fileno(), select.EPOLLIN)
-        while True:
-            for fd, _ in self.poll.poll():
-                if fd == listener.fileno():
-                    try:
-                        connection, _ = listener.accept()
-                    except OSError:  # shut down
-                        return
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    self.connections[connection.fileno()] = Connection(connection)
-                    self.poll.register(connection.fileno(), select.EPOLLIN)
-                elif not self.read(self.connections[fd]):
-                    self.drop(fd)
-
-    def drop(self, fd):
-        self.poll.unregister(fd)
-        self.subscribers.pop(fd, None)
-        (<Connection>self.connections.pop(fd)).socket.close()
-
-    cdef bint read(self, Connection c) except -1:
-        """False: the connection is to end."""
+    cdef bint take(self, _null.Connection connection) except -1:
+        cdef Connection c = connection
         cdef frame f
-        cdef int found = FOUND
-        cdef Py_ssize_t got
-        if c.inbox.size - c.inbox.end < RECEIVE_SIZE and not buffer_reserve(&c.inbox, RECEIVE_SIZE):
-            raise MemoryError
-        got = receive_some(c.fd, c.inbox.data + c.inbox.end, c.inbox.size - c.inbox.end, False)
-        if got <= 0:
-            return got == 0
-        c.inbox.end += got
+        cdef int found
         if c.answers.opcode == 0 and not self.upgrade(c):
             return True
         while True:
             found = frame_at(c.inbox.data + c.inbox.begin, c.inbox.data + c.inbox.end, &f)
             if found != FOUND or f.opcode == WS_CLOSE:
-                break
+                return found == NEEDS_MORE
             hub_mask(f.payload, f.size, mask_of(f.key, 0))
             if not c.is_open:
                 self.shake(c, f.payload[:f.size])
             elif f.opcode == WS_TEXT or f.opcode == WS_BINARY:
-                self.take(c, f.payload, f.payload + f.size)
+                self.records(c, f.payload, f.payload + f.size)
             c.inbox.begin = f.next - c.inbox.data
-        if c.inbox.begin == c.inbox.end:
-            c.inbox.begin = c.inbox.end = 0
-        c.answers.seal()
-        send_all(c.fd, c.answers.data.data, c.answers.data.end)
-        c.answers.data.end = 0
+
+    cdef int turn(self) except -1:
+        cdef Connection c
+        for c in self.connections.values():
+            if c.answers.data.end:
+                self.send(c, c.answers)
+                c.answers.data.end = 0
         if self.deliveries.data.end:
-            self.deliveries.seal()
-            for subscriber in self.subscribers.values():
-                send_all((<Connection>subscriber).fd, self.deliveries.data.data, self.deliveries.data.end)
+            for c in self.subscribers:
+                self.send(c, self.deliveries)
             self.deliveries.data.end = 0
-        return found == NEEDS_MORE
+        return 0
+
+    cdef int send(self, Connection c, Messages messages) except -1:
+        messages.seal()
+        send_all(c.fd, messages.data.data, messages.data.end)
+        return 0
 
     cdef bint upgrade(self, Connection c) except -1:
         """The answer to the HTTP request, once it is whole."""
@@ -192,17 +159,17 @@ cdef class Hub:
 
     cdef int shake(self, Connection c, bytes record) except -1:
         c.is_messagepack = json.loads(record.rstrip(b"\x1e"))["protocol"] == "messagepack"
-        self.answer(c, b"{}\x1e")
+        self.put(c, b"{}\x1e")
         c.answers.seal()
         c.answers.opcode = WS_BINARY if c.is_messagepack else WS_TEXT
         c.is_open = True
         return 0
 
-    cdef int answer(self, Connection c, bytes record) except -1:
+    cdef int put(self, Connection c, bytes record) except -1:
         memcpy(c.answers.room(len(record)), <const char *>record, len(record))
         return 0
 
-    cdef int take(self, Connection c, uint8_t *p, uint8_t *end) except -1:
+    cdef int records(self, Connection c, uint8_t *p, uint8_t *end) except -1:
         """The records of one message."""
         cdef uint8_t *next
         while p < end:
@@ -262,19 +229,10 @@ cdef class Hub:
         if not isinstance(record, list) or len(record) < 4 or record[2] is None:
             return
         if record[0] == 4:
-            self.subscribers[c.fd] = c
+            self.subscribers.append(c)
             return
         info = {"messages": 0, "unacked": 0, "consumers": len(self.subscribers)}
         if is_json:
-            self.answer(c, json_record({"type": 3, "invocationId": record[2], "result": info}))
+            self.put(c, json_record({"type": 3, "invocationId": record[2], "result": info}))
         else:
-            self.answer(c, messagepack_record([3, {}, record[2], 3, info]))
-
-
-def serve(listener):
-    """A hub that keeps nothing; returns when the listening socket is shut down."""
-    with socket.socket(fileno=listener) as accepting:
-        try:
-            Hub().run(accepting)
-        finally:
-            accepting.detach()
+            self.put(c, messagepack_record([3, {}, record[2], 3, info]))

@@ -10,11 +10,11 @@ import sys
 from benchmarks.peers import _micromsg2_null, _null, _signalr_null
 
 SERVE = {
-    "native": _null.serve,
+    "native": _null.Native.serve,
     "echo": _null.echo,
-    "micromsg2": _micromsg2_null.serve,
-    "signalr": _signalr_null.serve,
-    "signalr-messagepack": _signalr_null.serve,
+    "micromsg2": _micromsg2_null.Server.serve,
+    "signalr": _signalr_null.Hub.serve,
+    "signalr-messagepack": _signalr_null.Hub.serve,
 }
 
 if __name__ == "__main__":

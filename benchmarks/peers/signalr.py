@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from benchmarks.peers._signalr_load import SignalRAudience, SignalRConsumer, SignalRPublisher
+from benchmarks.peers._signalr import SignalRAudience, SignalRConsumer, SignalRPublisher
 from benchmarks.peers.topic import TopicPeer
 from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, body
 from vibemq.bench.peer import Wire

@@ -7,10 +7,10 @@ import threading
 
 import msgspec
 import pytest
+from benchmarks.peers._signalr import SignalRAudience, SignalRConsumer, SignalRPublisher
 
 from benchmarks import fanout, peers
 from benchmarks.fanout import FanOut
-from benchmarks.peers._signalr_load import SignalRAudience, SignalRConsumer, SignalRPublisher
 from benchmarks.peers.signalr import BINARY, TEXT, frame_head, json_record, masked, messagepack_record
 from benchmarks.signalr import HUBS as HUB_KINDS
 from vibemq.bench._flow import NUMBER_MARK, STAMP_MARK, Tally, body

@@ -34,6 +34,7 @@ cdef enum:
     RECEIVE_SIZE_MIN = 1 << 15
     IDLE_NS = 100000000         # how soon stop() is noticed
     UNKNOWN = -1
+    LOOKS_IN_A_WINDOW = 8       # a look costs a system call, which few acks are worth
 
 
 def body(int size):
@@ -323,6 +324,7 @@ cdef class Publisher(Flow):
     cdef void loop(self) noexcept nogil:
         cdef Py_ssize_t got
         cdef bint pending, block
+        cdef int64_t looked = 0     # how many were sent when acks were last looked for
         self.start_ns = now_ns()
         if self.inbox.end and self.taken(0) < 0:
             return
@@ -333,6 +335,9 @@ cdef class Publisher(Flow):
                 return
             pending = self.outbox.end != 0
             block = not pending and not self.interval_ns and not self.due()
+            if not (block or pending or self.interval_ns) and self.sent_ - looked < self.window // LOOKS_IN_A_WINDOW:
+                continue
+            looked = self.sent_
             got = self.receive(block)
             if got < 0:
                 return

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the null servers share. See _null.pyx."""
+
+from libc.stdint cimport uint8_t
+
+from vibemq.bench._flow cimport Buffer
+
+
+cdef class Connection:
+    cdef object socket
+    cdef int fd
+    cdef Buffer inbox, outbox
+    cdef uint8_t *out(self, size_t size) except NULL
+    cdef int answer(self, bytes data) except -1
+
+
+cdef class Server:
+    cdef dict connections       # by descriptor
+    cdef list subscribers
+    cdef object poll
+    # Whole frames of the inbox; False: the connection is to end.
+    cdef bint take(self, Connection c) except -1
+    # What is left to be done when all that came was read: at least, to send.
+    cdef int turn(self) except -1
+    # Is there something to do though nothing has come?
+    cdef bint has_work(self) except -1
+    cdef bint read(self, Connection c) except -1
