@@ -24,7 +24,8 @@ from libc.string cimport memcmp, memcpy
 
 import msgspec
 
-from vibemq.client._outgoing cimport ID_AT, ID_SIZE, PREFIX_SIZE, Batch, Flow, get_u32
+from vibemq.client._core cimport bytes_load32, bytes_store32
+from vibemq.client._outgoing cimport ID_AT, ID_SIZE, PREFIX_SIZE, Batch, Flow
 from vibemq.protocols.native.codec cimport headers_dict, malformed
 from vibemq.protocols.native.wire cimport (
     FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_TOO_LARGE, FRAME_TOO_SMALL, TEXT_TAIL_BYTES, TYPE_DELIVER,
@@ -65,10 +66,6 @@ cdef inline bint take_number(const uint8_t *p, uint64_t *number) noexcept nogil:
             return False
     number[0] = value
     return True
-
-
-cdef inline void put_u32(uint8_t *p, uint32_t value) noexcept nogil:
-    p[0], p[1], p[2], p[3] = <uint8_t>(value >> 24), <uint8_t>(value >> 16), <uint8_t>(value >> 8), <uint8_t>value
 
 
 cdef class Message:
@@ -224,7 +221,7 @@ cdef class Core:
             else:
                 self.named.setdefault(batch.named[index], []).append(batch.first + <uint64_t>index)
             self.slots[(batch.first + <uint64_t>index) & self.mask] = <PyObject *>batch
-            p += FRAME_HEADER_BYTES + get_u32(p)
+            p += FRAME_HEADER_BYTES + bytes_load32(p)
         batch.data = PyBytes_FromStringAndSize(<const char *>batch.buffer, batch.size)
         free(batch.buffer)
         batch.buffer = NULL
@@ -273,7 +270,7 @@ cdef class Core:
             return frames
         parts = []
         while p < end:
-            size = get_u32(p)
+            size = bytes_load32(p)
             if size >= self.threshold:
                 body = PyBytes_FromStringAndSize(<const char *>p + FRAME_HEADER_BYTES, size)
                 small = compression.compress(self.packer, body)
@@ -305,7 +302,7 @@ cdef class Core:
         cdef bytes out
         cdef uint8_t *q
         for index in range(batch.count):
-            size = FRAME_HEADER_BYTES + get_u32(p)
+            size = FRAME_HEADER_BYTES + bytes_load32(p)
             if not batch.settled[index]:
                 frame_parse(p + FRAME_HEADER_BYTES, size - FRAME_HEADER_BYTES, &frame)
                 count_at = frame.headers - p - 2
@@ -313,7 +310,7 @@ cdef class Core:
                 out = PyBytes_FromStringAndSize(NULL, size + extra)
                 q = <uint8_t *>PyBytes_AS_STRING(out)
                 memcpy(q, p, size - tail)
-                put_u32(q, <uint32_t>(size + extra - FRAME_HEADER_BYTES))
+                bytes_store32(q, <uint32_t>(size + extra - FRAME_HEADER_BYTES))
                 q[count_at], q[count_at + 1] = <uint8_t>(headers >> 8), <uint8_t>headers
                 q = put_header(
                     q + size - tail, PyBytes_AS_STRING(RESEND_NAME), len(RESEND_NAME),
@@ -400,7 +397,7 @@ cdef class Core:
                 break
             if result == FRAME_TOO_SMALL or result == FRAME_TOO_LARGE:
                 needed = spec.FRAME_FAULTS[result][1] if result == FRAME_TOO_SMALL else f"at most {self.read_max} bytes"
-                raise codec.MalformedFrame("body size", needed, f"{get_u32(p + at)}")
+                raise codec.MalformedFrame("body size", needed, f"{bytes_load32(p + at)}")
             if result != FRAME_OK:
                 raise malformed(result, 0, p[at + 4])
             at += FRAME_HEADER_BYTES

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Core knows of messages on their way out."""
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 
 cdef enum:
     PREFIX_SIZE = 16  # of an id: who we are; as many digits for the number follow
     ID_SIZE = 32
     ID_AT = 9  # in a frame: behind its header, version, type and the id's length
-
-
-cdef inline uint32_t get_u32(const uint8_t *p) noexcept nogil:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
 
 
 cdef class Fields:

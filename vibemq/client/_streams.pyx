@@ -15,9 +15,10 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 
-from vibemq.client._amqp cimport (
+from vibemq.client._core cimport (
     AMQP_NULL, AMQP_OTHER, AMQP_TEXT_MAX_BYTES, amqp_message, amqp_message_id, amqp_pair, amqp_pairs, amqp_pairs_begin,
-    amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, message_body,
+    amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, bytes_load16, bytes_load32, bytes_load64, bytes_store32,
+    bytes_store64, message_body,
 )
 
 from vibemq.errors import LimitExceeded, ProtocolError
@@ -33,27 +34,6 @@ cdef Py_ssize_t PUBLISH_HEADER_SIZE = 13  # frame header, publisher id u8, count
 cdef Py_ssize_t PUBLISHED_HEADER_SIZE = 12  # publishing id u64, size i32
 cdef Py_ssize_t INBOX_SIZE_MIN = 262_144  # room for one receive; a larger frame makes the inbox grow
 cdef Py_ssize_t FRAME_SIZE_MAX = 1 << 30  # a Deliver is not bound by frame_max; beyond this the peer is mad
-
-
-cdef inline uint32_t get_u16(const uint8_t *p) noexcept nogil:
-    return (<uint32_t>p[0] << 8) | p[1]
-
-
-cdef inline uint32_t get_u32(const uint8_t *p) noexcept nogil:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
-
-
-cdef inline uint64_t get_u64(const uint8_t *p) noexcept nogil:
-    return (<uint64_t>get_u32(p) << 32) | get_u32(p + 4)
-
-
-cdef inline void put_u32(uint8_t *p, uint32_t value) noexcept nogil:
-    p[0], p[1], p[2], p[3] = <uint8_t>(value >> 24), <uint8_t>(value >> 16), <uint8_t>(value >> 8), <uint8_t>value
-
-
-cdef inline void put_u64(uint8_t *p, uint64_t value) noexcept nogil:
-    put_u32(p, <uint32_t>(value >> 32))
-    put_u32(p + 4, <uint32_t>value)
 
 
 cdef class Inbox:
@@ -98,7 +78,7 @@ cdef class Inbox:
         cdef Py_ssize_t size
         if self.end - self.begin < 4:
             return 0
-        size = get_u32(self.buffer + self.begin)
+        size = bytes_load32(self.buffer + self.begin)
         if size < spec.FRAME_SIZE_MIN_BYTES or size > FRAME_SIZE_MAX:
             raise ProtocolError(
                 f"frame: needed a size of {spec.FRAME_SIZE_MIN_BYTES} to {FRAME_SIZE_MAX}, had {size}",
@@ -126,7 +106,7 @@ cdef class Inbox:
         self.begin += size
         if self.begin == self.end:
             self.begin = self.end = 0
-        return get_u16(p + 4), get_u16(p + 6), body
+        return bytes_load16(p + 4), bytes_load16(p + 6), body
 
 
 cdef class Chunk:
@@ -159,9 +139,9 @@ cdef class Chunk:
         cdef uint64_t offset = self.chunk_id
         cdef uint32_t first
         for _ in range(self.entries):
-            first = get_u32(entry_at(&data[0], at, end, 4))
+            first = bytes_load32(entry_at(&data[0], at, end, 4))
             if first & SUB_BATCH_BIT:
-                size = get_u32(entry_at(&data[0], at, end, SUB_BATCH_HEADER_SIZE) + 7)
+                size = bytes_load32(entry_at(&data[0], at, end, SUB_BATCH_HEADER_SIZE) + 7)
                 entry_at(&data[0], at, end, SUB_BATCH_HEADER_SIZE + size)
                 for message in sub_batch_messages(bytes(self.data[at:at + SUB_BATCH_HEADER_SIZE + size])):
                     yield offset, message
@@ -184,7 +164,7 @@ def sub_batch_messages(bytes entry):
     """The messages of one sub-batch entry, header included."""
     cdef const uint8_t *p = entry
     cdef int compression = (p[0] >> 4) & 7
-    cdef uint32_t records = get_u16(p + 1), uncompressed_size = get_u32(p + 3), size
+    cdef uint32_t records = bytes_load16(p + 1), uncompressed_size = bytes_load32(p + 3), size
     cdef Py_ssize_t at = 0
     cdef bytes body = entry[SUB_BATCH_HEADER_SIZE:]
     if compression == spec.Compression.GZIP:
@@ -204,7 +184,7 @@ def sub_batch_messages(bytes entry):
         )
     messages = []
     for _ in range(records):
-        size = get_u32(entry_at(<const uint8_t *>body, at, len(body), 4))
+        size = bytes_load32(entry_at(<const uint8_t *>body, at, len(body), 4))
         entry_at(<const uint8_t *>body, at, len(body), 4 + <Py_ssize_t>size)
         messages.append(body[at + 4:at + 4 + size])
         at += 4 + size
@@ -223,10 +203,10 @@ def open_chunk(bytes body, int version, str where):
         raise MalformedFrame(where, f"chunk magic and version {spec.CHUNK_MAGIC_VERSION:#x}", f"{p[0]:#x}")
     chunk.subscription_id = PyBytes_AS_STRING(body)[0] & 0xFF
     chunk.chunk_type = p[1]
-    chunk.entries, chunk.records = get_u16(p + 2), get_u32(p + 4)
-    chunk.timestamp_ms, chunk.epoch, chunk.chunk_id = <int64_t>get_u64(p + 8), get_u64(p + 16), get_u64(p + 24)
-    cdef uint32_t crc = get_u32(p + 32)
-    cdef Py_ssize_t data_size = get_u32(p + 36)
+    chunk.entries, chunk.records = bytes_load16(p + 2), bytes_load32(p + 4)
+    chunk.timestamp_ms, chunk.epoch, chunk.chunk_id = <int64_t>bytes_load64(p + 8), bytes_load64(p + 16), bytes_load64(p + 24)
+    cdef uint32_t crc = bytes_load32(p + 32)
+    cdef Py_ssize_t data_size = bytes_load32(p + 36)
     if data_size > size - head - CHUNK_HEADER_SIZE:
         raise MalformedFrame(where, f"{data_size} bytes of entries", f"{size - head - CHUNK_HEADER_SIZE}")
     chunk.data = memoryview(body)[head + CHUNK_HEADER_SIZE:head + CHUNK_HEADER_SIZE + data_size]
@@ -246,7 +226,7 @@ def confirm_count(bytes body):
     cdef uint64_t count
     if size < 5:
         raise MalformedFrame("PublishConfirm", "5 bytes or more", f"{size}")
-    count = get_u32(p + 1)
+    count = bytes_load32(p + 1)
     if <uint64_t>(size - 5) != 8 * count:
         raise MalformedFrame("PublishConfirm.publishing_ids", f"{8 * count} bytes", f"{size - 5}")
     return count
@@ -276,14 +256,14 @@ def encode_publish(int publisher_id, list messages, Py_ssize_t start, uint64_t f
         count += 1
     frame = PyBytes_FromStringAndSize(NULL, total)
     p = <uint8_t *>PyBytes_AS_STRING(frame)
-    put_u32(p, <uint32_t>(total - 4))
-    put_u32(p + 4, (<uint32_t>KEY_PUBLISH << 16) | 1)
+    bytes_store32(p, <uint32_t>(total - 4))
+    bytes_store32(p + 4, (<uint32_t>KEY_PUBLISH << 16) | 1)
     p[8] = <uint8_t>publisher_id
-    put_u32(p + 9, <uint32_t>count)
+    bytes_store32(p + 9, <uint32_t>count)
     p += PUBLISH_HEADER_SIZE
     for index in range(start, start + count):
         message = messages[index]
-        put_u64(p, first_id + <uint64_t>(index - start))
+        bytes_store64(p, first_id + <uint64_t>(index - start))
         if PyBytes_Check(message):
             size = PyBytes_GET_SIZE(message)
             memcpy(p + PUBLISHED_HEADER_SIZE, PyBytes_AS_STRING(message), size)
@@ -292,7 +272,7 @@ def encode_publish(int publisher_id, list messages, Py_ssize_t start, uint64_t f
             size = view.len
             memcpy(p + PUBLISHED_HEADER_SIZE, view.buf, size)
             PyBuffer_Release(&view)
-        put_u32(p + 8, <uint32_t>size)
+        bytes_store32(p + 8, <uint32_t>size)
         p += PUBLISHED_HEADER_SIZE + size
     return frame, count
 

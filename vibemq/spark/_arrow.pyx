@@ -30,7 +30,7 @@ from libc.string cimport memcpy
 
 import pyarrow as pa
 
-from vibemq.client._amqp cimport (
+from vibemq.client._core cimport (
     AMQP_NULL, AMQP_OTHER, AMQP_TEXT_MAX_BYTES, amqp_message, amqp_message_id, amqp_pair, amqp_pairs, amqp_pairs_begin,
     amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, boolean, bytes_load32, message_body,
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AMQP 1.0 messages as the C core reads them; for modules that turn stored messages into what people and Spark read."""
+"""What clients use of the C core: numbers in bytes, and AMQP 1.0 messages as it reads them."""
 
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 
 cdef extern from *:
@@ -12,7 +12,11 @@ cdef extern from *:
 
 
 cdef extern from "base/bytes.h" nogil:
+    uint16_t bytes_load16(const uint8_t *p)
     uint32_t bytes_load32(const uint8_t *p)
+    uint64_t bytes_load64(const uint8_t *p)
+    void bytes_store32(uint8_t *p, uint32_t value)
+    void bytes_store64(uint8_t *p, uint64_t value)
 
 
 cdef extern from "message/amqp.h" nogil:
