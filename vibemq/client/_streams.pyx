@@ -204,7 +204,8 @@ def open_chunk(bytes body, int version, str where):
     chunk.subscription_id = PyBytes_AS_STRING(body)[0] & 0xFF
     chunk.chunk_type = p[1]
     chunk.entries, chunk.records = bytes_load16(p + 2), bytes_load32(p + 4)
-    chunk.timestamp_ms, chunk.epoch, chunk.chunk_id = <int64_t>bytes_load64(p + 8), bytes_load64(p + 16), bytes_load64(p + 24)
+    chunk.timestamp_ms, chunk.epoch = <int64_t>bytes_load64(p + 8), bytes_load64(p + 16)
+    chunk.chunk_id = bytes_load64(p + 24)
     cdef uint32_t crc = bytes_load32(p + 32)
     cdef Py_ssize_t data_size = bytes_load32(p + 36)
     if data_size > size - head - CHUNK_HEADER_SIZE:

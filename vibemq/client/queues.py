@@ -131,8 +131,7 @@ class Permission:
 
 def make_options(given: QueueOptions | None, changes: dict[str, Any]) -> QueueOptions:
     """`given` with changes by name; enumerations may be named: mode="priority_based"."""
-    if unknown := changes.keys() - set(SETTINGS):
-        raise ConfigError(f"queue options: there is no {', '.join(sorted(unknown))}; known are {sorted(SETTINGS)}")
+    check_names(changes)
     read: dict[str, type[IntEnum]] = {"mode": DeliveryMode, "overflow": OverflowStrategy}
     values: dict[str, Any] = {
         name: _member(read[name], value) if name in read else value for name, value in changes.items()
@@ -140,6 +139,11 @@ def make_options(given: QueueOptions | None, changes: dict[str, Any]) -> QueueOp
     made = replace(given or OPTION_DEFAULTS, **values)
     check_values(made)
     return made
+
+
+def check_names(changes: dict[str, Any]) -> None:
+    if unknown := changes.keys() - set(SETTINGS):
+        raise ConfigError(f"queue options: there is no {', '.join(sorted(unknown))}; known are {sorted(SETTINGS)}")
 
 
 #: What the values of options are, and how to say it; all others are whole numbers.
@@ -196,9 +200,8 @@ def changes_payload(changes: dict[str, Any]) -> bytes:
     """The options that an AlterQueue changes; None gives one back to the broker's configuration."""
     if not changes:
         raise ConfigError("alter_queue: no option to change was given", hint=f"There are {', '.join(SETTINGS)}.")
+    check_names(changes)
     made = make_options(None, {name: value for name, value in changes.items() if value is not None})
-    if unknown := changes.keys() - set(SETTINGS):
-        make_options(None, dict.fromkeys(unknown))
     return msgspec.json.encode(
         {READERS[name][0][0]: None if changes[name] is None else getattr(made, name) for name in changes}
     )
