@@ -219,7 +219,7 @@ def set_user_tags(order: Order) -> Any:
     order.ask("PUT", "users", order.words["username"], "tags", body=body, codes=_no_user(order))
 
 
-@command("", "Listing users ...", columns=("user", "tags"))
+@command("", "Listing users ...", columns="user tags")
 def list_users(order: Order) -> Any:
     """Lists users and their tags."""
     return [{"user": user["name"], "tags": user["tags"]} for user in order.get("users")]
@@ -228,7 +228,7 @@ def list_users(order: Order) -> Any:
 # ---- virtual hosts ----
 
 
-@command("<vhost>", 'Adding vhost "{vhost}" ...', options=("description", "tags"))
+@command("<vhost>", 'Adding vhost "{vhost}" ...', options="description tags")
 def add_vhost(order: Order) -> Any:
     """Makes a virtual host."""
     body = {name: order.options[name] or "" for name in ("description", "tags")}
@@ -245,8 +245,8 @@ def delete_vhost(order: Order) -> Any:
 @command(
     "[<column> ...]",
     "Listing vhosts ...",
-    columns=("name",),
-    also=("description", "tags", "tracing", "default_queue_type", "cluster_state"),
+    columns="name",
+    also="description tags tracing default_queue_type cluster_state",
 )
 def list_vhosts(order: Order) -> Any:
     """Lists virtual hosts."""
@@ -284,18 +284,14 @@ def _require_both(order: Order) -> None:
         raise Refused(NO_USER, f"User {name} does not exist")
 
 
-@command("", 'Listing permissions for vhost "{vhost}" ...', columns=("user", "configure", "write", "read"))
+@command("", 'Listing permissions for vhost "{vhost}" ...', columns="user configure write read")
 def list_permissions(order: Order) -> Any:
     """Lists the permissions in a virtual host."""
     missing = {404: (UNAVAILABLE, f"Virtual host {order.vhost} does not exist")}
     return order.get("vhosts", order.vhost, "permissions", codes=missing)
 
 
-@command(
-    "<username>",
-    'Listing permissions for user "{username}" ...',
-    columns=("vhost", "configure", "write", "read"),
-)
+@command("<username>", 'Listing permissions for user "{username}" ...', columns="vhost configure write read")
 def list_user_permissions(order: Order) -> Any:
     """Lists a user's permissions in all virtual hosts."""
     return order.get("users", order.words["username"], "permissions", codes=_no_user(order))
@@ -308,7 +304,7 @@ def list_user_permissions(order: Order) -> Any:
     "<name> <pattern> <definition>",
     'Setting policy "{name}" for pattern "{pattern}" to "{definition}" with priority "{priority}" '
     'for vhost "{vhost}" ...',
-    options=("priority", "apply-to"),
+    options="priority apply-to",
 )
 def set_policy(order: Order) -> Any:
     """Sets a policy for the streams and queues that the pattern matches; the definition is JSON."""
@@ -332,11 +328,7 @@ def clear_policy(order: Order) -> Any:
     order.ask("DELETE", "policies", order.vhost, order.words["name"], codes=missing)
 
 
-@command(
-    "",
-    'Listing policies for vhost "{vhost}" ...',
-    columns=("vhost", "name", "pattern", "apply-to", "definition", "priority"),
-)
+@command("", 'Listing policies for vhost "{vhost}" ...', columns="vhost name pattern apply-to definition priority")
 def list_policies(order: Order) -> Any:
     """Lists the policies of a virtual host."""
     found = order.get("policies", order.vhost)

@@ -66,11 +66,11 @@ class Command:
     run: Callable[[Order], Any]
     usage: str  # words in <>, perhaps [<one>] that may be missing, [<column> ...] for more at the end
     about: str
-    banner: str = ""  # may name words, {vhost} and options
-    columns: tuple[str, ...] = ()  # shown unless others are asked for
-    also: tuple[str, ...] = ()  # which may be asked for as well
-    formatter: str = "table"
-    options: tuple[str, ...] = ()  # of its own
+    banner: str  # may name words, {vhost} and options
+    columns: tuple[str, ...]  # shown unless others are asked for
+    also: tuple[str, ...]  # which may be asked for as well
+    formatter: str
+    options: tuple[str, ...]  # of its own
 
     @property
     def words(self) -> list[str]:
@@ -90,13 +90,15 @@ COMMANDS: dict[str, Command] = {}
 
 
 def command(
-    usage: str, banner: str, about: str = "", **more: Any
+    usage: str, banner: str, *, columns: str = "", also: str = "", formatter: str = "table", options: str = ""
 ) -> Callable[[Callable[[Order], Any]], Callable[[Order], Any]]:
-    """Makes a command of a function: of its name, and ``about`` what its first line says unless that is given."""
+    """Makes a command of a function: of its name, and about what its first line says.  Lists have spaces between."""
 
     def add(run: Callable[[Order], Any]) -> Callable[[Order], Any]:
-        says = about or (inspect.getdoc(run) or "").partition("\n")[0]
-        COMMANDS[run.__name__] = Command(run, usage, says, banner, **more)
+        about = (inspect.getdoc(run) or "").partition("\n")[0]
+        COMMANDS[run.__name__] = Command(
+            run, usage, about, banner, tuple(columns.split()), tuple(also.split()), formatter, tuple(options.split())
+        )
         return run
 
     return add

@@ -9,21 +9,24 @@ from typing import Any
 from vibemq.cli.ctl_order import DATA, SOFTWARE, UNAVAILABLE, USAGE, Codes, Order, Refused, command
 
 #: What a super stream's partitions may be given, as options of `add_super_stream`.
-STREAM_ARGUMENTS = ("max-length-bytes", "max-age", "stream-max-segment-size-bytes", "queue-leader-locator",
-                    "initial-cluster-size")  # fmt: skip
+STREAM_ARGUMENTS = "max-length-bytes max-age stream-max-segment-size-bytes queue-leader-locator initial-cluster-size"
 PARTITIONS_DEFAULT = 3
 _BOXES = "pretty_table"
-_CONNECTION_COLUMNS = ("auth_mechanism", "client_properties", "conn_name", "connected_at", "connection_state",
-                       "frame_max", "heartbeat", "host", "node", "peer_host", "peer_port", "pid", "port", "ssl",
-                       "subscriptions", "user", "vhost")  # fmt: skip
-_CONSUMER_COLUMNS = ("connection_pid", "subscription_id", "stream", "messages_consumed", "offset", "offset_lag",
-                     "credits", "active", "activity_status", "properties")  # fmt: skip
-_PUBLISHER_COLUMNS = ("connection_pid", "publisher_id", "stream", "reference", "messages_published",
-                      "messages_confirmed", "messages_errored")  # fmt: skip
-_QUEUE_COLUMNS = ("messages_ready", "messages_unacknowledged", "messages_dropped", "messages_refused", "consumers",
-                  "type", "arguments", "options", "policy", "state",
-                  "durable", "auto_delete", "exclusive", "vhost", "first_offset", "next_offset", "message_bytes",
-                  "segments")  # fmt: skip
+_CONNECTION_COLUMNS = (
+    "auth_mechanism client_properties conn_name connected_at connection_state frame_max heartbeat host node "
+    "peer_host peer_port pid port ssl subscriptions user vhost"
+)
+_CONSUMER_COLUMNS = (
+    "connection_pid subscription_id stream messages_consumed offset offset_lag credits active activity_status "
+    "properties"
+)
+_PUBLISHER_COLUMNS = (
+    "connection_pid publisher_id stream reference messages_published messages_confirmed messages_errored"
+)
+_QUEUE_COLUMNS = (
+    "messages_ready messages_unacknowledged messages_dropped messages_refused consumers type arguments options "
+    "policy state durable auto_delete exclusive vhost first_offset next_offset message_bytes segments"
+)
 
 # ---- connections, publishers, consumers ----
 
@@ -40,8 +43,8 @@ def close_connection(order: Order) -> Any:
 @command(
     "[<column> ...]",
     "Listing connections ...",
-    columns=("user", "peer_host", "peer_port", "state"),
-    also=("name", "vhost", "protocol", "host", "port", "node", "ssl", "connected_at", "client_properties"),
+    columns="user peer_host peer_port state",
+    also="name vhost protocol host port node ssl connected_at client_properties",
 )
 def list_connections(order: Order) -> Any:
     """Lists the connections of all doors."""
@@ -49,11 +52,7 @@ def list_connections(order: Order) -> Any:
 
 
 @command(
-    "[<column> ...]",
-    "Listing stream connections ...",
-    columns=("conn_name",),
-    also=_CONNECTION_COLUMNS,
-    formatter=_BOXES,
+    "[<column> ...]", "Listing stream connections ...", columns="conn_name", also=_CONNECTION_COLUMNS, formatter=_BOXES
 )
 def list_stream_connections(order: Order) -> Any:
     """Lists stream connections."""
@@ -106,7 +105,7 @@ def list_stream_consumers(order: Order) -> Any:
 @command(
     "[<column> ...]",
     "Listing stream groups ...",
-    columns=("stream", "reference", "partition_index", "consumers"),
+    columns="stream reference partition_index consumers",
     formatter=_BOXES,
 )
 def list_stream_groups(order: Order) -> Any:
@@ -117,10 +116,10 @@ def list_stream_groups(order: Order) -> Any:
 @command(
     "[<column> ...]",
     "Listing group consumers ...",
-    columns=("subscription_id", "connection_name", "state"),
-    also=("node",),
+    columns="subscription_id connection_name state",
+    also="node",
     formatter=_BOXES,
-    options=("stream", "reference"),
+    options="stream reference",
 )
 def list_stream_group_consumers(order: Order) -> Any:
     """Lists the consumers of one group (--stream, --reference)."""
@@ -136,11 +135,7 @@ def list_stream_group_consumers(order: Order) -> Any:
 # ---- super streams ----
 
 
-@command(
-    "<name>",
-    "Adding a super stream ...",
-    options=("partitions", "binding-keys", "routing-keys", *STREAM_ARGUMENTS),
-)
+@command("<name>", "Adding a super stream ...", options=f"partitions binding-keys routing-keys {STREAM_ARGUMENTS}")
 def add_super_stream(order: Order) -> Any:
     """Makes a super stream, with --partitions or --binding-keys."""
     name, options = order.words["name"], order.options
@@ -149,7 +144,7 @@ def add_super_stream(order: Order) -> Any:
     count = options["partitions"]
     if keys is not None and count is not None:
         raise Refused(USAGE, "Specify --partitions or --binding-keys, not both.")
-    given = {argument: options[argument.replace("-", "_")] for argument in STREAM_ARGUMENTS}
+    given = {argument: options[argument.replace("-", "_")] for argument in STREAM_ARGUMENTS.split()}
     body: dict[str, Any] = {"arguments": {f"x-{name}": value for name, value in given.items() if value is not None}}
     body |= {"partitions": PARTITIONS_DEFAULT if count is None else count} if keys is None else {"binding-keys": keys}
     if any(exchange["name"] == name for exchange in order.get("exchanges", order.vhost)):
@@ -185,7 +180,7 @@ def _of_stream(order: Order, method: str, what: str) -> Any:
 @command(
     "<stream>",
     "Status of stream {stream} ...",
-    columns=("role", "node", "offset", "committed_offset", "first_offset", "readers", "segments"),
+    columns="role node offset committed_offset first_offset readers segments",
     formatter=_BOXES,
 )
 def stream_status(order: Order) -> Any:
@@ -196,7 +191,7 @@ def stream_status(order: Order) -> Any:
 @command(
     "<stream>",
     "Listing tracking information for stream {stream} on vhost {vhost} ...",
-    columns=("type", "name", "tracking_value", "lag"),
+    columns="type name tracking_value lag",
     formatter=_BOXES,
 )
 def list_stream_tracking(order: Order) -> Any:
@@ -246,7 +241,7 @@ def alter_queue(order: Order) -> Any:
     order.ask("PUT", "queues", order.vhost, name, "options", body=options, codes=_no_stream(order, name))
 
 
-@command("[<column> ...]", "Listing queues for vhost {vhost} ...", columns=("name", "messages"), also=_QUEUE_COLUMNS)
+@command("[<column> ...]", "Listing queues for vhost {vhost} ...", columns="name messages", also=_QUEUE_COLUMNS)
 def list_queues(order: Order) -> Any:
     """Lists streams and queues."""
     return order.get("queues", order.vhost)
@@ -255,8 +250,8 @@ def list_queues(order: Order) -> Any:
 @command(
     "[<column> ...]",
     "Listing exchanges for vhost {vhost} ...",
-    columns=("name", "type"),
-    also=("durable", "auto_delete", "internal", "arguments"),
+    columns="name type",
+    also="durable auto_delete internal arguments",
 )
 def list_exchanges(order: Order) -> Any:
     """Lists exchanges: super streams have one each."""
@@ -266,7 +261,7 @@ def list_exchanges(order: Order) -> Any:
 @command(
     "[<column> ...]",
     "Listing bindings for vhost {vhost}...",
-    columns=("source_name", "source_kind", "destination_name", "destination_kind", "routing_key", "arguments"),
+    columns="source_name source_kind destination_name destination_kind routing_key arguments",
 )
 def list_bindings(order: Order) -> Any:
     """Lists bindings: the partitions of super streams."""
