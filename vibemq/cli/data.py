@@ -12,7 +12,6 @@ could not open the database otherwise.
 from __future__ import annotations
 
 import functools
-import http.client
 import json
 import os
 import socket
@@ -166,6 +165,8 @@ class DataDir:
 
     def _ask_broker(self, method: str, where: str, body: Any, reason: str = "") -> tuple[int, Any] | None:
         """Status and body of its answer; None: there is no broker."""
+        import http.client  # late: `vibemq serve` does not wait for it
+
         link = self._connect()
         if link is None:
             return None
