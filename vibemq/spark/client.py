@@ -65,10 +65,7 @@ _inherited: list[Any] = []  # kept so that no destructor speaks on a socket that
 
 
 #: Of Options, what tells connections apart.
-_key = attrgetter(
-    *("endpoints", "vhost", "username", "password", "password_env", "password_file"),
-    "fetch_timeout_ms",
-)
+_key = attrgetter("endpoints", "vhost", "username", "password", "password_env", "password_file", "fetch_timeout_ms")
 
 
 def _take(options: Options) -> StreamsConnection:
