@@ -138,18 +138,6 @@ def too_slow(session: HttpSession) -> None:
     refuse(session, None, Refusal(408, "The request did not come in time."), close=True)
 
 
-def idle(session: HttpSession) -> None:
-    session.finish()
-
-
-def poll_over(session: HttpSession) -> None:
-    session.poll_over()
-
-
-def close_unanswered(session: HttpSession) -> None:
-    session.finish()
-
-
 # ---- may they? ----
 
 
@@ -427,10 +415,6 @@ def poll(session: HttpSession, request: Request) -> None:
         return
     place.stop_waiting()
     place.transport.poll(session, request)
-
-
-def answer_poll(session: HttpSession, request: Request, status: int, body: bytes) -> None:
-    reply(session, request, status, body, BINARY)
 
 
 def post(session: HttpSession, request: Request) -> bool:

@@ -207,9 +207,7 @@ def list_queues(call: Call, pattern: str | None, options: dict[str, Any] | None)
     limit, after = wanted.get("limit", LIST_DEFAULT), wanted.get("after", "")
 
     def work() -> list[StreamRecord]:
-        # Thousands of rows: not in the loop.
-        found = (one for one in hub.queues.metadata.streams() if is_shown(one))
-        return sorted((one for one in found if one.name > after and glob.matches(fold(one.name))), key=by_name)
+        return [one for one in all_records(hub) if one.name > after and glob.matches(fold(one.name))]
 
     def submit(work: Callable[[], Any], finish: Callable[[Any, Any], None]) -> None:
         def listed(records: Any, problem: BaseException | None) -> None:
@@ -223,12 +221,10 @@ def list_queues(call: Call, pattern: str | None, options: dict[str, Any] | None)
     return call.in_helper(work, lambda found: found, submit)
 
 
-def is_shown(record: StreamRecord) -> bool:
-    return record.vhost == DEFAULT_VHOST
-
-
-def by_name(record: StreamRecord) -> str:
-    return record.name
+def all_records(hub: HubConnection) -> list[StreamRecord]:
+    """By name.  Thousands of rows: not in the loop."""
+    found = (record for record in hub.queues.metadata.streams() if record.vhost == DEFAULT_VHOST)
+    return sorted(found, key=lambda record: record.name)
 
 
 def describe(hub: HubConnection, records: Iterable[StreamRecord], most: int, done: Callable[[Any, Any], None]) -> None:
@@ -275,10 +271,7 @@ class Watch:
         self.look(0)
 
     def look(self, _: int) -> None:
-        metadata = self.hub.queues.metadata
-        self.hub.door.helpers.submit(
-            lambda: sorted((one for one in metadata.streams() if is_shown(one)), key=by_name), self.listed
-        )
+        self.hub.door.helpers.submit(lambda: all_records(self.hub), self.listed)
 
     def listed(self, records: Any, problem: BaseException | None) -> None:
         if self.call.state == "over":

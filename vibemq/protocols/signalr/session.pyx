@@ -29,7 +29,7 @@ from vibemq.errors import ConnectionClosed
 from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import http
 from vibemq.protocols.signalr.errors import refusing
-from vibemq.protocols.signalr.request import CONTINUE, HEAD_BYTES_MAX, Refusal
+from vibemq.protocols.signalr.request import BINARY, CONTINUE, HEAD_BYTES_MAX, Refusal
 from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
@@ -67,7 +67,8 @@ cdef class HttpSession(Session):
         self.connected_ms = time.time_ns() // 1_000_000
 
     cdef int open(self) except -1:
-        self.set_deadline(self.door.config.request_timeout_s, http.idle)  # browsers open some before they need them
+        # Browsers open some before they need them.
+        self.set_deadline(self.door.config.request_timeout_s, HttpSession.finish)
         return 0
 
     # ---- requests ----
@@ -144,7 +145,7 @@ cdef class HttpSession(Session):
             at += 2  # some clients end a body with a line of their own
         if at:
             return at
-        if self.at_deadline is http.idle:
+        if self.at_deadline is HttpSession.finish:
             self.set_deadline(self.door.config.request_timeout_s, http.too_slow)
         end = memmem(data, min(size, HEAD_MAX), <const char *> b"\r\n\r\n", 4)
         if end == NULL:
@@ -184,7 +185,7 @@ cdef class HttpSession(Session):
             self.wait_for_request()
 
     cdef int wait_for_request(self) except -1:
-        self.set_deadline(self.door.config.idle_timeout_s, http.idle)
+        self.set_deadline(self.door.config.idle_timeout_s, HttpSession.finish)
         return 0
 
     def set_deadline(self, double seconds, then):
@@ -207,7 +208,8 @@ cdef class HttpSession(Session):
         """The request at the front is for another worker: it gets the socket, and all that was read and not answered."""
         self.receiver = worker
         self.wait()
-        self.set_deadline(self.door.config.request_timeout_s, http.idle)  # for the peer to take earlier answers
+        # For the peer to take earlier answers.
+        self.set_deadline(self.door.config.request_timeout_s, HttpSession.finish)
         self.connection.want_turn()
 
     cdef int _hand_over(self) except -1:
@@ -241,7 +243,7 @@ cdef class HttpSession(Session):
         """From now on this socket is a transport's, or as long as its poll is pending."""
         self.transport, self.poll = transport, request
         if isinstance(transport, LongPollingTransport):
-            self.set_deadline(self.door.config.poll_timeout_s, http.poll_over)
+            self.set_deadline(self.door.config.poll_timeout_s, HttpSession.poll_over)
         else:
             self.deadline_ms = 0
         return 0
@@ -261,7 +263,7 @@ cdef class HttpSession(Session):
     def answer_poll(self, int status, bytes body):
         """What the poll gets that this socket has waited with."""
         request, self.poll, self.transport = self.poll, None, None
-        http.answer_poll(self, request, status, body)
+        http.reply(self, request, status, body, BINARY)
         self.connection.want_turn()
 
     def poll_over(self):
@@ -294,12 +296,14 @@ cdef class HttpSession(Session):
             elif event.kind == EVENT_PING:
                 self._control(WS_PONG, event.payload, event.size)
             elif event.kind == EVENT_CLOSE:
-                self._closed_by_peer(event.close_code)
+                is_well = event.close_code == CLOSE_NORMAL or event.close_code == CLOSE_NONE
+                code = "" if is_well else f" with code {event.close_code}"
+                self._end_messages(event.close_code, "", f"closed by the peer{code}")
                 return size
             elif event.kind == EVENT_FAULT:
                 fault = event.fault.decode()
                 refusing.say((host_of(self.peer_address), "frame"), "%s: closed: %s", self.connection.peer, fault)
-                self._fault(event.close_code, fault)
+                self._end_messages(event.close_code, fault, fault)
                 return size
             if self.connection.closing or self.connection.closed:
                 return size
@@ -321,16 +325,10 @@ cdef class HttpSession(Session):
             self.connection.write_bytes(close_frame(code, reason))
             self.saw_close = True
 
-    def _closed_by_peer(self, int code):
-        self._say_close(code, "")
-        self.connection.close_after_flush()
-        self.transport.lost("closed by the peer" if code == CLOSE_NORMAL or code == CLOSE_NONE else
-                            f"closed by the peer with code {code}")
-
-    def _fault(self, int code, str reason):
+    def _end_messages(self, int code, str reason, str why):
         self._say_close(code, reason)
         self.connection.close_after_flush()
-        self.transport.lost(reason)
+        self.transport.lost(why)
 
     def close_socket(self, int code, str reason):
         """Our own Close; the peer answers it before the socket is closed, or it would lose what it had not read."""
@@ -342,7 +340,7 @@ cdef class HttpSession(Session):
             self.connection.close_after_flush()
             return
         self._say_close(code, reason)
-        self.set_deadline(CLOSE_TIMEOUT_S, http.close_unanswered)
+        self.set_deadline(CLOSE_TIMEOUT_S, HttpSession.finish)
 
     # ---- the turn ----
 
