@@ -8,6 +8,7 @@ from queue_peer import QueuePeer
 from running import broker
 
 from vibemq import config
+from vibemq.broker.home import Home
 from vibemq.broker.messages import Messages
 from vibemq.broker.queue_table import QueueTable
 from vibemq.broker.rotation import Rotation
@@ -47,7 +48,7 @@ def table_of(data, helpers):
         Messages(helpers),
         Timers(),
         config.load(environ={}).queues,
-        lambda queue, generation: Rotation(queue, generation, None),
+        lambda queue, generation: Home(queue, generation, Rotation, None),
     )
     table.reserve = SimpleNamespace(retry=lambda drop: drop())
     return table

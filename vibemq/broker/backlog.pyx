@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in a queue, and what becomes of messages without a consumer: the half of a home that knows no members.
+"""What waits in a queue, and what becomes of messages without a consumer: the part of a home that knows no members.
 
 Waiting messages cost nothing: the log holds them, and an entry in the ledger is made when a message is handed
 out or given up.  What comes back is ready again, and being older goes first; what shall wait before its next
@@ -56,34 +56,31 @@ cdef enum:
 cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)
 
 
-cdef class Backlog(Decider):
+cdef class Backlog:
     def __init__(self, Queue queue, make_dead_letter_queue):
-        cdef commit committed
         self.queue, self.make_dead_letter_queue = queue, make_dead_letter_queue
         self.raw, self.control = queue.raw, queue.control
+        self.is_fan_out, self.by_priority = queue._is_fan_out(), queue.mode == MODE_PRIORITY_BASED
         self.delayed, self.graves, self.burying, self.dead = [], [], {}, {}
         self.unreadable_end = NOWHERE
         self.timer = queue.table.timers.timer(self._on_time)
         self.cursor = Cursor(queue.table.messages, queue.stream.log, queue.key)
         self.probe = Probe(queue.table.messages, queue.stream.log, queue.key)
         self.segments = segments(queue.stream.log.directory)
-        core.control_committed(queue.stream.log.control, &committed)
         # What came when nobody was home counts as new.
-        self.arrived = (core.word_load(&self.control.looked) or committed.next_offset + 1) - 1
+        self.arrived = (core.word_load(&self.control.looked) or queue.log_end() + 1) - 1
         self._skip_dropped()
         self.next = core.word_load(&self.control.next)
         self.cursor.seek(self.next)
-        self._ready_from_base()
+        self.ready_from_base()
         self._begin_expiry()
         self._prepare_letters()
 
     def _begin_expiry(self):
-        cdef commit committed
-        core.control_committed(self.queue.stream.log.control, &committed)
         self.expiry = None
         if self.queue.policy.message_ttl_ms:
-            self.expiry = Expiry(self.queue.policy.message_ttl_ms, self.queue.table.now_ms, committed.next_offset,
-                                 self._first_after)
+            self.expiry = Expiry(self.queue.policy.message_ttl_ms, self.queue.table.now_ms, self.queue.log_end(),
+                                 partial(self.queue.stream.log.attach_offset, core.READER_TIMESTAMP))
 
     def _prepare_letters(self):
         """Make the dead-letter queue early, so that nobody has to wait for it later."""
@@ -103,16 +100,22 @@ cdef class Backlog(Decider):
         self.arrived = 0  # a limit that is lower now holds for what waits already
         return 0
 
-    cdef int rest(self) except -1:
+    cdef int tick(self) except -1:
+        """Sync what was settled, if that is due; make room on a full disk; hold no descriptors that nobody needs."""
         cdef int64_t now_ms = self.queue.table.now_ms
         if self.unsynced and self.queue.stream.is_disk_durable and now_ms - self.synced_ms > SYNC_EVERY_MS:
             self.unsynced, self.synced_ms = False, now_ms
             self.queue.table.helpers.submit(partial(ledger_sync, self.queue.stream.log.directory), self._synced)
+        if self.queue.table.makes_room:
+            self._make_room()
         if not self.fetching and not self.moved:
             self.cursor.close()
             self.probe.close()
         self.moved = False
         return 0
+
+    cdef bint is_idle(self) except -1:
+        return not self.making and not self.dead and not self.fetching and not self.overflows()
 
     def _synced(self, result, error):
         if error is not None and not self.stopped:
@@ -125,36 +128,27 @@ cdef class Backlog(Decider):
         self.probe.close()
         if self.letters is not None:
             self.letters.close()
-        # Both refer to this: a deleted queue's mappings go with it, and do not wait for the collector.
-        self.letters = self.expiry = None
+        self.letters = None  # it refers to this: a deleted queue's mappings do not wait for the collector
         return 0
 
     def _on_time(self, now_ms):
         self.queue.mark()
 
-    cdef int _ready_from_base(self) except -1:
+    cdef int ready_from_base(self) except -1:
+        """Ready entries may lie anywhere."""
         cdef int i
-        for i in range(4):
-            self.ready_from[i] = core.word_load(&self.control.base)
+        for i in range(LEVELS):
+            self.ready_from_level[i] = core.word_load(&self.control.base)
         return 0
 
     cdef int news(self) except -1:
-        cdef commit committed
-        core.control_committed(self.queue.stream.log.control, &committed)
-        if committed.next_offset == self.heard and not core.word_load(&self.control.purge):
+        cdef uint64_t end = self.queue.log_end()
+        if end == self.heard and not core.word_load(&self.control.purge):
             return 0  # asked twice a second for the sake of a ringer that was killed
-        self.heard = committed.next_offset
+        self.heard = end
         if self.expiry is not None:
-            self.expiry.arrived(committed.next_offset, self.queue.table.now_ms)
+            self.expiry.arrived(end, self.queue.table.now_ms)
         return self.queue.mark()
-
-    cdef int passed(self, uint64_t upto) except -1:
-        """Messages below have left the queue without being handed out.  For those who keep places of their own."""
-        return 0
-
-    cdef uint64_t floor(self) except? 0:
-        """Somebody may still need the entries from here on, settled or not."""
-        return self.next
 
     # ---- states ----
 
@@ -164,69 +158,87 @@ cdef class Backlog(Decider):
         if first > core.word_load(&self.control.base):
             core.ledger_skip(self.raw, first)
 
-    cdef _set_ready(self, uint64_t offset):
-        core.ledger_set_state(core.ledger_entry_of(self.raw, offset, NULL), LEDGER_READY)
-
-    cdef int _ready(self, uint64_t offset, uint32_t priority) except -1:
+    cdef int add_ready(self, uint64_t offset, uint32_t level) except -1:
         """The entry is ready: whoever looks for messages begins at it, at the latest."""
         self.ready += 1
-        self.ready_from[priority] = min(self.ready_from[priority], offset)
+        self.ready_from_level[level] = min(self.ready_from_level[level], offset)
         return 0
 
-    cdef int _settle_one(self, uint64_t offset) except -1:
+    cdef int level_of(self, uint64_t word) noexcept:
+        """Which of the levels an entry's message is served at."""
+        return core.ledger_unpack(word).priority if self.by_priority else 0
+
+    cdef int settle(self, uint64_t offset) except -1:
         core.ledger_set_state(core.ledger_entry_of(self.raw, offset, NULL), LEDGER_SETTLED)
         self.settling = True
         return 0
 
-    cdef int settle_dead(self, uint64_t offset, object reason) except -1:
-        """Its copy is in the dead-letter queue."""
-        return self._settle_one(offset)
+    cdef uint64_t departed(self) noexcept:
+        """The log's next offset less this is how many messages wait."""
+        return self.next - <uint64_t> max(self.ready + <int64_t> len(self.delayed), 0)
 
-    cdef int _wake_delayed(self, int64_t now_ms) except -1:
-        cdef ledger_entry *entry
-        cdef uint64_t word
+    cdef int wake_delayed(self, int64_t now_ms) except -1:
         while self.delayed and self.delayed[0][0] <= now_ms:
             offset = heapq.heappop(self.delayed)[1]
-            entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if entry == NULL:
-                continue
-            word = core.word_load(&entry.word)
-            if core.ledger_state_of(word) == LEDGER_DELAYED:
-                core.ledger_set_state(entry, LEDGER_READY)
-                self._ready(offset, self.level_of(word))
+            if self.take_up(offset, NULL) and self.word.state == LEDGER_DELAYED:
+                core.ledger_set_state(self.entry, LEDGER_READY)
+                self.add_ready(offset, self.word.priority if self.by_priority else 0)
         return 0
 
-    # ---- new messages ----
+    # ---- messages ----
 
-    cdef err _pick_new(self, message_view *m) except *:
+    cdef bint take_up(self, uint64_t offset, fault *f) noexcept:
+        """Have the entry of a message in hand; where it cannot be mapped now, `f` says why."""
+        self.entry = core.ledger_entry_of(self.raw, offset, f)
+        if self.entry == NULL:
+            return False
+        self.word = core.ledger_unpack(core.word_load(&self.entry.word))
+        return True
+
+    cdef err look(self, uint64_t offset, message_view *m) except *:
+        """The message whose entry is in hand.  ERR_NOT_CACHED: a helper fetches it; else the log has the error."""
+        cdef fault f
+        cdef err e = self.probe.look(offset, self._segment_of(offset), self.entry.place,
+                                     <unsigned short> self.word.index, m, &f)
+        if e == ERR_NOT_CACHED:
+            self._read_ahead(self.probe)
+        elif e != OK:
+            logger.error("queue %s: message %d cannot be read: %s", self.queue.name, offset, storage_error(e, &f))
+        return e
+
+    cdef err pick_new(self, message_view *m) except *:
+        """The next message that has no entry yet, with one that it has from now on in hand.
+
+        ERR_END: none, or none that can be had now.  ERR_NOT_CACHED: a helper fetches it.
+        """
         cdef err e
         cdef fault f
-        cdef int unreadable = 0
+        cdef bint unreadable
+        cdef int passed_over = 0
         while True:
             e = self.cursor.next(m, &f)
-            if e == OK:
-                if self._make_entry(m) < 0:
-                    self.cursor.seek(m.offset)
-                    return ERR_END
-                return OK
             if e == ERR_END:
                 return e
-            if e == ERR_CORRUPT and m.offset != NOWHERE:
-                if self._make_entry(m) < 0:
-                    self.cursor.seek(m.offset)
-                    return ERR_END
+            unreadable = e == ERR_CORRUPT and m.offset != NOWHERE
+            if (e == OK or unreadable) and self._make_entry(m) < 0:
+                self.cursor.seek(m.offset)
+                return ERR_END
+            if e == OK:
+                return e
+            if unreadable:
                 if m.offset != self.unreadable_end:
                     logger.error("queue %s: message %d, and those behind it that cannot be read either: %s",
                                  self.queue.name, m.offset, storage_error(e, &f))
                 self.unreadable_end = m.offset + 1
-                self._bury(m.offset, FailureReason.DESERIALIZATION_ERROR, 0)
-                unreadable += 1
-                if unreadable == UNREADABLE_AT_ONCE:
+                self.bury(m.offset, FailureReason.DESERIALIZATION_ERROR, 0)
+                passed_over += 1
+                if passed_over == UNREADABLE_AT_ONCE:
                     self.timer.at_most(self.queue.table.now_ms)
                     return ERR_END
                 continue
             if e == ERR_NOT_CACHED:
-                return self._failed_read(e, m, self.cursor)
+                self._read_ahead(self.cursor)
+                return e
             if e == ERR_CORRUPT:
                 logger.error("queue %s: %s: its messages are passed over", self.queue.name, storage_error(e, &f))
                 e = self.cursor.pass_damage(&f)
@@ -240,14 +252,11 @@ cdef class Backlog(Decider):
             self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
             return ERR_END
 
-    cdef err _failed_read(self, err e, message_view *m, object place) except *:
-        """It is on disk only: go on once a helper thread has read it."""
-        if place is self.cursor:
-            self.queue.table.messages.read_ahead(self.cursor.raw.fd, self.cursor.raw.position, self._fetched)
-        else:
-            self.queue.table.messages.read_ahead(self.probe.raw.fd, self.probe.raw.position, self._fetched)
+    cdef int _read_ahead(self, Place place) except -1:
+        """What is there is on disk only: go on once a helper thread has read it."""
+        self.queue.table.messages.read_ahead(place.raw.fd, place.raw.position, self._fetched)
         self.fetching = True
-        return ERR_NOT_CACHED
+        return 0
 
     def _fetched(self):
         self.fetching = False
@@ -289,153 +298,122 @@ cdef class Backlog(Decider):
             self.segments.append(m.segment)
         return 0
 
-    cdef uint32_t level_of(self, uint64_t word) noexcept:
-        """Which of the four levels an entry's message is served at."""
-        return 0
-
     cdef uint64_t _segment_of(self, uint64_t offset):
         return self.segments[max(0, bisect.bisect_right(self.segments, offset) - 1)]
 
     # ---- what does not wait any longer ----
 
-    def _first_after(self, int64_t timestamp_ms):
-        return self.queue.stream.log.attach_offset(core.READER_TIMESTAMP, timestamp_ms)
-
-    cdef int _wake_delayed_below(self, uint64_t upto) except -1:
+    cdef int wake_delayed_below(self, uint64_t upto) except -1:
         """Who leaves the queue does not wait for its next attempt."""
-        cdef list later = []
         if not self.delayed:
             return 0
-        for due, offset in self.delayed:
-            later.append((0 if offset < upto else due, offset))
-        heapq.heapify(later)
-        self.delayed = later
-        return self._wake_delayed(self.queue.table.now_ms)
+        self.delayed = [(0 if offset < upto else due, offset) for due, offset in self.delayed]
+        heapq.heapify(self.delayed)
+        return self.wake_delayed(self.queue.table.now_ms)
 
-    cdef uint64_t _oldest(self):
+    cdef uint64_t oldest(self):
         """The oldest message that waits; the log's end when none does."""
         cdef uint64_t offset = self.next
         cdef uint64_t start
-        cdef int levels = 4 if self.queue.mode == MODE_PRIORITY_BASED else 1
+        cdef int levels = LEVELS if self.by_priority else 1
         cdef int i
         if self.ready > 0:
-            start = self.ready_from[0]
+            start = self.ready_from_level[0]
             for i in range(1, levels):
-                start = min(start, self.ready_from[i])
+                start = min(start, self.ready_from_level[i])
             offset = core.ledger_find(self.raw, start, self.next, LEDGER_READY, 0)
             for i in range(levels):
-                self.ready_from[i] = max(self.ready_from[i], offset)
+                self.ready_from_level[i] = max(self.ready_from_level[i], offset)
         return offset
 
-    cdef bint _expire(self, int64_t now_ms) except -1:
-        cdef commit committed
-        core.control_committed(self.queue.stream.log.control, &committed)
-        self.expiry.arrived(committed.next_offset, now_ms)
+    cdef int expire(self, int64_t now_ms) except -1:
+        """Find out up to where messages have expired."""
+        self.expiry.arrived(self.queue.log_end(), now_ms)
         if self.expiry.expired_below(now_ms) > self.expired:
             self.expired = self.expiry.expired
-            self._wake_delayed_below(self.expired)
-        return self._clear(self.expired, FailureReason.MESSAGE_EXPIRED)
-
-    cdef bint _purge(self) except -1:
-        cdef uint64_t upto = core.word_load(&self.control.purge)
-        if not upto:
-            return False
-        self._wake_delayed_below(upto)
-        if self._clear(upto, None):
-            return True
-        core.word_swap(&self.control.purge, upto, 0)  # or a later home would take what comes back from consumers
-        return False
+            self.wake_delayed_below(self.expired)
+        return 0
 
     cdef bint overflows(self) noexcept:
         """May more wait than shall, so that the next turn has to look?"""
-        cdef commit committed
-        if not self.queue.max_messages or self.queue.overflow != OVERFLOW_DROP_OLDEST:
-            return False
-        core.control_committed(self.queue.stream.log.control, &committed)
-        return committed.next_offset != self.arrived  # what comes back from consumers pushes nothing out
+        return self.queue.max_messages and self.queue.overflow == OVERFLOW_DROP_OLDEST \
+            and self.queue.log_end() != self.arrived  # what comes back from consumers pushes nothing out
 
-    cdef bint _overflow(self) except -1:
-        """DropOldest: as many of the oldest as are too many."""
+    cdef bint drop_oldest(self, uint64_t floor) except -1:
+        """As many as are too many; True when that is not finished.  Entries from `floor` on may still be needed."""
         cdef uint64_t most = self.queue.max_messages
-        cdef uint64_t excess, offset
+        cdef uint64_t excess, offset, end
         cdef uint64_t dropped = 0
-        cdef commit committed
+        cdef bint more = False
         cdef int budget = CLEAR_BUDGET
         if not self.overflows():
             return False
-        core.control_committed(self.queue.stream.log.control, &committed)
-        self.arrived = committed.next_offset
-        while self.ready + <int64_t> (committed.next_offset - self.next) + <int64_t> len(self.delayed) > <int64_t> most:
-            if budget == 0:
-                self._count_out(FailureReason.QUEUE_FULL, dropped)
-                self.arrived = 0
-                return True
+        self.arrived = end = self.queue.log_end()
+        while self.ready + <int64_t> (end - self.next) + <int64_t> len(self.delayed) > <int64_t> most:
+            more = budget == 0
+            if more:
+                break
             budget -= 1
-            offset = self._oldest()
-            if offset >= self.next:
+            offset = self.oldest()
+            if offset < self.next:
+                self.ready -= 1
+            else:
                 self.ready = 0
-                if committed.next_offset > self.next:
-                    excess = (committed.next_offset - self.next) + <uint64_t> len(self.delayed) - most
-                    if not self._skip_new(self.next + min(excess, committed.next_offset - self.next),
-                                          FailureReason.QUEUE_FULL):
-                        self._count_out(FailureReason.QUEUE_FULL, dropped)
-                        self.arrived = 0
-                        return True
+                if end > self.next:
+                    excess = (end - self.next) + <uint64_t> len(self.delayed) - most
+                    more = not self._skip_new(self.next + min(excess, end - self.next), FailureReason.QUEUE_FULL, floor)
+                    if more:
+                        break
                     continue
                 offset = heapq.heappop(self.delayed)[1]  # only what waits for its next attempt is left
-            else:
-                self.ready -= 1
             dropped += 1
-            self._settle_one(offset)
-        self._count_out(FailureReason.QUEUE_FULL, dropped)
-        return False
+            self.settle(offset)
+        self.count_out(FailureReason.QUEUE_FULL, dropped)
+        if more:
+            self.arrived = 0
+        return more
 
-    cdef bint _clear(self, uint64_t upto, object reason) except -1:
+    cdef bint clear(self, uint64_t upto, object reason, uint64_t floor) except -1:
         """Take every waiting message below `upto` out of the queue; True when that is not finished."""
         cdef message_view v
         cdef uint64_t offset
         cdef uint64_t out = 0
         cdef int budget = CLEAR_BUDGET
         cdef bint bury = reason is not None and self.queue.policy.dead_letter
-        cdef commit committed
-        core.control_committed(self.queue.stream.log.control, &committed)
-        upto = min(upto, committed.next_offset)
-        self.passed(min(upto, self.next))
+        upto = min(upto, self.queue.log_end())
         while self.ready > 0:
-            offset = self._oldest()
+            offset = self.oldest()
             if offset >= upto or offset >= self.next:
                 break
             if budget == 0:
-                self._count_out(reason, out)
+                self.count_out(reason, out)
                 return True
             if bury and len(self.dead) >= DEAD_MAX:
                 return False  # on when some of them are kept
             budget -= 1
-            self.entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if self.entry == NULL:
+            if not self.take_up(offset, NULL):
                 break
             self.ready -= 1
             if bury:
-                self._bury(offset, reason, core.ledger_unpack(core.word_load(&self.entry.word)).attempts)
+                self.bury(offset, reason, self.word.attempts)
             else:
                 out += 1
-                self._settle_one(offset)
-        self._count_out(reason, out)
+                self.settle(offset)
+        self.count_out(reason, out)
         if self.next >= upto:
             return False
         if not bury:
-            return not self._skip_new(upto, reason)
+            return not self._skip_new(upto, reason, floor)
         while self.next < upto:
             if budget == 0:
                 return True
             budget -= 1
-            if self.fetching or len(self.dead) >= DEAD_MAX or self._pick_new(&v) != OK:
+            if self.fetching or len(self.dead) >= DEAD_MAX or self.pick_new(&v) != OK:
                 return False
-            self.passed(self.next)
-            self._bury(v.offset, reason, 0)
+            self.bury(v.offset, reason, 0)
         return False
 
-    def _count_out(self, reason, uint64_t count):
+    def count_out(self, reason, uint64_t count):
         """So many messages have left the queue for good; without a reason they were purged."""
         if not count:
             return
@@ -444,57 +422,61 @@ cdef class Backlog(Decider):
             return
         if reason is FailureReason.MESSAGE_EXPIRED:
             core.word_add(&self.control.expired, count)
-        self._dropped(reason, count, 0, 0)
+        self.dropped(reason, count, 0, 0)
 
-    def _dropped(self, reason, uint64_t count, uint64_t offset, uint32_t attempts):
+    def dropped(self, reason, uint64_t count, uint64_t offset, uint32_t attempts):
+        """So many were lost for good: where it is one that has failed, `offset`, after `attempts`."""
         core.word_add(&self.control.dropped, count)
         times = "once" if attempts == 1 else f"{attempts} times"
         text = DROPPED[reason].format(queue=self.queue, offset=offset, times=times)
         (expiring if reason is FailureReason.MESSAGE_EXPIRED else failing).say(
             (self.queue.key, reason), "queue %s: %s", self.queue.name, text, count=count)
 
-    cdef bint _skip_new(self, uint64_t upto, object reason) except -1:
+    cdef bint _skip_new(self, uint64_t upto, object reason, uint64_t floor) except -1:
         """Settle messages that were never handed out, unread; False when some are left for the next turn."""
         cdef message_view v
         cdef uint64_t began = self.next
         if core.word_load(&self.control.base) == self.next \
-                or core.ledger_settle(self.raw, self.floor(), BLOCKS_PER_TURN) == self.next:
+                or core.ledger_settle(self.raw, floor, BLOCKS_PER_TURN) == self.next:
             core.ledger_skip(self.raw, upto)
             self.next = upto
         else:
             v.offset, v.index, v.place, v.segment = min(upto, self.next + CLEAR_BUDGET) - 1, 0, 0, 0
             if self._make_entry(&v) == 0:
                 core.word_store(&self.entry.word, LEDGER_SETTLED)
-        self._count_out(reason, self.next - began)
+        self.count_out(reason, self.next - began)
         self.cursor.seek(self.next)
         self.settling = True
-        self.passed(self.next)
         return self.next >= upto
 
     # ---- dead letters ----
 
-    cdef int _bury(self, uint64_t offset, object reason, uint32_t attempts) except -1:
+    cdef int bury(self, uint64_t offset, object reason, uint32_t attempts) except -1:
         """The message leaves the queue: into its dead-letter queue, or for good where it has none."""
         if reason is FailureReason.MESSAGE_EXPIRED:
             core.word_add(&self.control.expired, 1)
         if not self.queue.policy.dead_letter:
-            self._dropped(reason, 1, offset, attempts)
-            return self._settle_one(offset)
+            self.dropped(reason, 1, offset, attempts)
+            return self.settle(offset)
         if offset in self.dead:
             return 0  # another copy of it is on its way already
-        if self.entries_are_owned:
+        if not self.is_fan_out:
             core.ledger_set_state(core.ledger_entry_of(self.raw, offset, NULL), LEDGER_DEAD)
         self.dead[offset] = reason
         heapq.heappush(self.graves, (0, offset, reason, attempts))
         return self.queue.mark()
 
-    cdef bint _bury_due(self, int64_t now_ms) except -1:
+    cdef int bury_exhausted(self, uint64_t offset, uint32_t attempts, uint32_t strikes) except -1:
+        """The message has no attempt left."""
+        if strikes >= core.LEDGER_ATTEMPTS_MAX:
+            return self.bury(offset, FailureReason.DESERIALIZATION_ERROR, attempts)
+        return self.bury(offset, FailureReason.MAX_RETRIES_EXCEEDED, attempts)
+
+    cdef bint bury_due(self, int64_t now_ms) except -1:
         """Send copies of the dead on their way; each is settled when its copy is kept.  True: more at once."""
         cdef message_view v
         cdef fault f
         cdef err e
-        cdef ledger_entry *entry
-        cdef ledger_word w
         cdef uint64_t offset
         cdef int budget = CLEAR_BUDGET
         while self.graves and self.graves[0][0] <= now_ms and not self.fetching and not self.queue.table.holds_copies:
@@ -502,20 +484,19 @@ cdef class Backlog(Decider):
                 return True
             budget -= 1
             if (self.letters is None or self.letters.closed) and not self._open_letters():
-                grave = heapq.heappop(self.graves)
-                heapq.heappush(self.graves, (now_ms + (MAKING_MS if self.making else RETRY_MS), *grave[1:]))
+                due_ms = now_ms + (MAKING_MS if self.making else RETRY_MS)
+                heapq.heapreplace(self.graves, (due_ms, *self.graves[0][1:]))
                 return False
             _, offset, reason, attempts = self.graves[0]
-            entry = core.ledger_entry_of(self.raw, offset, NULL)
             e = OK
-            if entry != NULL:
-                w = core.ledger_unpack(core.word_load(&entry.word))
-                e = self.probe.look(offset, self._segment_of(offset), entry.place, <unsigned short> w.index, &v, &f)
+            if self.take_up(offset, NULL):
+                e = self.probe.look(offset, self._segment_of(offset), self.entry.place,
+                                    <unsigned short> self.word.index, &v, &f)
                 if e == ERR_NOT_CACHED:
-                    self._failed_read(e, &v, self.probe)
+                    self._read_ahead(self.probe)
                     return False
             heapq.heappop(self.graves)
-            if entry == NULL or (self.entries_are_owned and w.state != LEDGER_DEAD):
+            if self.entry == NULL or (not self.is_fan_out and self.word.state != LEDGER_DEAD):
                 self.dead.pop(offset, None)
                 continue  # settled meanwhile
             self.burying[offset] = (reason, attempts)
@@ -561,10 +542,6 @@ cdef class Backlog(Decider):
         if not self.stopped:
             self.queue.mark()
 
-    @property
-    def letters_waiting(self) -> bool:
-        return self.making or bool(self.burying) or bool(self.graves)
-
     def letters_kept(self, offsets, bint ok):
         """The copies are in the dead-letter queue (or, not `ok`, are not)."""
         for offset in offsets:
@@ -573,8 +550,11 @@ cdef class Backlog(Decider):
                 continue  # the next home finds them as they are
             if ok:
                 core.word_add(&self.control.dead_lettered, 1)
-                self.settle_dead(offset, reason)
                 self.dead.pop(offset, None)
+                if reason is FailureReason.UNDELIVERABLE and self.is_fan_out and self.members:
+                    self.settling = True  # of one copy; when nobody owes another, base moves over it
+                else:
+                    self.settle(offset)
             else:
                 due_ms = self.queue.table.now_ms + RETRY_MS
                 heapq.heappush(self.graves, (due_ms, offset, reason, attempts))
@@ -587,21 +567,22 @@ cdef class Backlog(Decider):
 
     # ---- the end of a turn ----
 
-    cdef int _settle_base(self) except -1:
+    cdef int settle_base(self, uint64_t floor) except -1:
+        """Move base over what is settled below `floor`, and drop what the log no longer needs."""
         cdef uint64_t base
         self.settling, self.unsynced = False, True
-        base = core.ledger_settle(self.raw, self.floor(), BLOCKS_PER_TURN)
+        base = core.ledger_settle(self.raw, floor, BLOCKS_PER_TURN)
         if not self.queue.policy.keep and len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
             while len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
                 del self.segments[0]
             self.queue.table.helpers.submit(partial(drop_before, self.queue.stream.log.directory, base), self._segments_dropped)
         return 0
 
-    def make_room(self):
+    def _make_room(self):
         """On a full disk: of a queue that is empty nothing need stay, not even the segment that is written to."""
         cdef commit committed
         cdef uint64_t base
-        if not self.queue.table.makes_room or self.queue.policy.keep or self.stopped or self.making_room:
+        if self.queue.policy.keep or self.stopped or self.making_room:
             return
         base = core.word_load(&self.control.base)
         core.control_committed(self.queue.stream.log.control, &committed)

@@ -24,7 +24,7 @@ cdef class Consumer:
     cdef readonly uint32_t prefetch   # how many may be in flight
     cdef bint follows                 # it said nothing of that: as many as its queue says
     cdef uint32_t peer                # whose it is: peer_key() of its connection
-    cdef object member                # the home's record of it, while the home is on this worker
+    cdef object member                # the home's broker.home.Member of it, while the home is on this worker
     cdef bint stalled                 # had no room when there was something for it
     # From a home on another worker: what was handed over and is not written yet, and what it is told.
     cdef letter *pending
@@ -39,6 +39,7 @@ cdef class Consumer:
     cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1
     cdef uint64_t lowest(self) noexcept
     cdef int push_pending(self, const letter *what) except -1
+    cdef int write_pending(self) except -1
     # May another message be written now?  When not: call queue.room_again(self) once there is.
     cdef bint room(self) noexcept
     # Write a Deliver for message `m`, whose id is `id`.  The bytes are only valid during the call.
@@ -49,20 +50,3 @@ cdef class Consumer:
     cdef int on_deleted(self) except -1
     # One of the above raised: end this consumer's connection, later, and nobody else's.
     cdef int failed(self, object problem) except -1
-
-
-# What takes a queue's decisions, on its home worker (vibemq/broker/home.pyx).  All in the worker's loop.
-cdef class Decider:
-    cdef int join(self, Consumer consumer) except -1
-    cdef int leave(self, Consumer consumer) except -1
-    cdef int settled(self, Consumer consumer, uint64_t offset) except -1
-    cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1
-    cdef int room_again(self, Consumer consumer) except -1
-    cdef int altered(self, object had) except -1   # the queue's policy is another now than `had`
-    cdef int letter_from(self, const letter *what) except -1
-    cdef int news(self) except -1
-    cdef bint dispatch(self) except -1   # True when it wants to go on in the next turn
-    cdef int seats_changed(self) except -1
-    cdef int rest(self) except -1        # once a tick: give back descriptors that nobody has needed since the last
-    cdef bint is_idle(self) except -1    # nobody would miss it
-    cdef int stop(self) except -1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A consumer as the broker sees it, whatever door it came through, and the face of what decides for it."""
+"""A consumer as the broker sees it, whatever door it came through."""
 
 import logging
 import zlib
@@ -10,11 +10,14 @@ from vibemq.broker.inflight cimport NO_SLOT
 from vibemq.broker.payload cimport MESSAGE_ID_BYTES_MAX, id_of
 from vibemq.broker.queue cimport MODE_FAN_OUT_WITH_ACK, MODE_FAN_OUT_WITHOUT_ACK, Queue
 from vibemq.storage cimport core
+from vibemq.storage.core cimport ERR_NOT_CACHED, OK, err, fault
+from vibemq.storage.log cimport storage_error
 
 from vibemq.net.hosts import host_of
 from vibemq.once_a_minute import OnceAMinute
 
-failing = OnceAMinute(logging.getLogger(__name__))
+logger = logging.getLogger(__name__)
+failing = OnceAMinute(logger)
 
 
 cdef uint32_t peer_key(str user, str address) except? 0:
@@ -112,43 +115,38 @@ cdef class Consumer:
         self.pending_size += 1
         return 0
 
-
-cdef class Decider:
-    cdef int join(self, Consumer consumer) except -1:
+    cdef int write_pending(self) except -1:
+        """Write what a home elsewhere has handed over, while there is room."""
+        cdef Queue queue = <Queue> self.queue
+        cdef letter *what
+        cdef message_view m
+        cdef fault f
+        cdef err e
+        while self.pending_head < self.pending_size and not self.fetching and not queue.closed:
+            if not self.room():
+                self.stalled = True
+                return 0
+            what = &self.pending[self.pending_head]
+            e = queue.probe.look(what.offset, what.segment, what.place, what.index, &m, &f)
+            if e == ERR_NOT_CACHED:
+                queue.table.messages.read_ahead(queue.probe.raw.fd, queue.probe.raw.position, self._fetched)
+                self.fetching = True
+                return 0
+            self.pending_head += 1
+            if e != OK:
+                logger.error("queue %s: message %d cannot be read: %s", queue.name, what.offset, storage_error(e, &f))
+                queue.give_back_message(self, what.offset, what.attempts, core.LEDGER_ATTEMPTS_MAX, 0)
+                continue
+            try:
+                self.take(&m, what.attempts, what.strikes)
+            except Exception as problem:
+                self.failed(problem)
+                return 0
+            if queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
+                queue.count_settled(self)
         return 0
 
-    cdef int leave(self, Consumer consumer) except -1:
-        return 0
-
-    cdef int settled(self, Consumer consumer, uint64_t offset) except -1:
-        return 0
-
-    cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1:
-        return 0
-
-    cdef int room_again(self, Consumer consumer) except -1:
-        return 0
-
-    cdef int altered(self, object had) except -1:
-        return 0
-
-    cdef int letter_from(self, const letter *what) except -1:
-        return 0
-
-    cdef int news(self) except -1:
-        return 0
-
-    cdef bint dispatch(self) except -1:
-        return False
-
-    cdef int seats_changed(self) except -1:
-        return 0
-
-    cdef int rest(self) except -1:
-        return 0
-
-    cdef bint is_idle(self) except -1:
-        return False
-
-    cdef int stop(self) except -1:
-        return 0
+    def _fetched(self):
+        self.fetching = False
+        if self.queue is not None:
+            self.write_pending()

@@ -12,23 +12,17 @@ it inherited, and looks at each entry when its turn comes.  How often a message 
 """
 
 import heapq
-import logging
 from collections import deque
 
-from vibemq.broker.backlog cimport RETRY_MS
-from vibemq.broker.home cimport BUDGET
+from vibemq.broker.backlog cimport RETRY_MS, Backlog
+from vibemq.broker.home cimport BUDGET, GOES_ON, WAITS, WORKED_OFF
 from vibemq.broker.messages cimport NOWHERE, message_view
-from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, Queue
-from vibemq.broker.rotation cimport reason_of
+from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK
 from vibemq.storage cimport core
-from vibemq.storage.core cimport (
-    ERR_NOT_CACHED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, commit, err, fault, ledger_entry, ledger_word,
-)
-from vibemq.storage.log cimport storage_error
+from vibemq.storage.core cimport ERR_NOT_CACHED, LEDGER_READY, LEDGER_SETTLED, OK, err, fault, ledger_entry, ledger_word
 
-from vibemq.broker.policy import FailureReason, Overflow
+from vibemq.broker.policy import FailureReason
 from vibemq.broker.ranges import joined, length, without
-from vibemq.broker.timers import NEVER
 
 cdef enum:
     # What a turn may give each of many members: a send to one costs as much as eight deliveries to it.
@@ -38,24 +32,21 @@ cdef enum:
     SEARCHED_PER_TURN = 262_144
     SETTLED_PER_TURN = 524_288
 
-logger = logging.getLogger(__name__)
 
-
-cdef class FanOut(Home):
-    def __init__(self, Queue queue, generation, make_dead_letter_queue):
-        self.entries_are_owned = False
+cdef class FanOut(Mode):
+    def __init__(self, Backlog backlog, generation):
+        super().__init__(backlog, generation)
         self.past, self.unsearched, self.spared = [], [], set()
-        super().__init__(queue, generation, make_dead_letter_queue)
 
     cdef bint is_idle(self) except -1:
-        return not self.past and not self.unsearched and Home.is_idle(self)
+        return not self.past and not self.unsearched
 
     # ---- members ----
 
     cdef int admit(self, Member m, bint fresh, uint64_t seen) except -1:
         if fresh and len(self.members) == 1:
             m.start = m.cursor = core.word_load(&self.control.base)  # nobody was there: the backlog is its own
-            m.skip_below = self.next
+            m.skip_below = self.backlog.next
         else:
             m.start = m.cursor = seen
         m.low = m.cursor
@@ -63,24 +54,18 @@ cdef class FanOut(Home):
 
     cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
         if strikes >= <uint32_t> self.queue.policy.attempts_max:
-            return self._bury(offset, reason_of(strikes), attempts)
-        if not m.gone:  # else: inherit() has looked after it
+            return self.backlog.bury_exhausted(offset, attempts, strikes)
+        if not m.gone:  # else: left() has looked after it
             heapq.heappush(m.again, (due_ms, offset, attempts, strikes))
         return 0
 
     cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1:
         """Only this copy is given up: the entry stays as it is, for the others."""
-        self.settling = True
+        self.backlog.settling = True
         if self.queue.policy.dead_letter:
-            return self._bury(offset, FailureReason.UNDELIVERABLE, attempts)
-        self._dropped(FailureReason.UNDELIVERABLE, 1, offset, attempts)
+            return self.backlog.bury(offset, FailureReason.UNDELIVERABLE, attempts)
+        self.backlog.dropped(FailureReason.UNDELIVERABLE, 1, offset, attempts)
         return 0
-
-    cdef int settle_dead(self, uint64_t offset, object reason) except -1:
-        if reason is FailureReason.UNDELIVERABLE and self.members:
-            self.settling = True  # of one copy; when nobody owes another, base moves over it
-            return 0
-        return self._settle_one(offset)
 
     cdef uint64_t _lowest(self, Member m):
         """Nothing below is owed to the member any more."""
@@ -98,10 +83,11 @@ cdef class FanOut(Home):
         m.low = low
         return low
 
-    cdef int inherit(self, Member gone) except -1:
+    cdef int left(self, Member gone) except -1:
         """What it still owed and nobody else does is given to all who are there."""
         cdef Member m
         cdef uint64_t first_start
+        cdef uint64_t next = self.backlog.next
         cdef uint64_t low = self._lowest(gone)
         came_back = joined([(offset, offset + 1) for _, offset, _, _ in gone.again])
         orphans = {offset for first, end in self._unclaimed(came_back) for offset in range(first, end)}
@@ -111,16 +97,16 @@ cdef class FanOut(Home):
         if not self.members:
             return self._all_left(gone)
         first_start = min([(<Member> other).start for other in self.members.values()])
-        if first_start > self.next:
+        if first_start > next:
             # Messages that nobody has been given yet, and that only it was there for.
             for m in self.members.values():
                 if m.start == first_start:
-                    m.start = m.cursor = self.next
+                    m.start = m.cursor = next
                     m.low = min(m.low, m.start)
-        on_its_way = [(low, min(gone.cursor, self.next))] if gone.consumer is None else []
+        on_its_way = [(low, min(gone.cursor, next))] if gone.consumer is None else []
         if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
-            return self._pass_on(joined(gone.owed, [(gone.cursor, self.next)], on_its_way))
-        self._pass_on(joined(gone.owed, [(gone.cursor, self.next)], came_back))
+            return self._pass_on(joined(gone.owed, [(gone.cursor, next)], on_its_way))
+        self._pass_on(joined(gone.owed, [(gone.cursor, next)], came_back))
         if on_its_way:  # perhaps its worker died: then nothing was given back
             self.unsearched = joined(self.unsearched, self._unclaimed(joined(on_its_way)))
             self.spared = set()
@@ -175,39 +161,37 @@ cdef class FanOut(Home):
         """Whatever nobody has acknowledged waits for the next who comes."""
         cdef uint64_t base = core.word_load(&self.control.base)
         if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
-            given = without([(base, min(gone.cursor, self.next))], list(gone.owed))
-            self.past = joined(self.past, without(given, [(offset, offset + 1) for offset in sorted(self.dead)]))
-        self.ready = 0
-        self._ready_from_base()
-        self.unsearched, self.spared, self.deserted = joined([(base, self.next)]), set(), True
+            given = without([(base, min(gone.cursor, self.backlog.next))], list(gone.owed))
+            self.past = joined(self.past, without(given, [(offset, offset + 1) for offset in sorted(self.backlog.dead)]))
+        self.backlog.ready = 0
+        self.backlog.ready_from_base()
+        self.unsearched, self.spared, self.deserted = joined([(base, self.backlog.next)]), set(), True
         return 0
 
-    cdef int taken_over(self, uint64_t base) except -1:
+    cdef int taken_over(self, set kept) except -1:
         """Copies whose owners died, and that nobody owes or has acknowledged, are given to all."""
-        self.unsearched, self.spared = joined([(base, self.next)]), self.kept
+        self.unsearched, self.spared = joined([(core.word_load(&self.control.base), self.backlog.next)]), kept
         self.deserted = not self.members
         self.taking_over = not self.deserted
         return 0
 
     # ---- what members left behind ----
 
-    cdef bint dispatch(self) except -1:
-        if (self.past or self.unsearched) and not self.stopped and not self.awaited:
-            self._work_off()
-            if self.past or self.unsearched:
-                return not self.unmapped
-        return Home.dispatch(self)
-
-    cdef int _work_off(self) except -1:
+    cdef int work_off(self) except -1:
+        if not self.past and not self.unsearched:
+            return WORKED_OFF
         self.unmapped = False
         if self.past:
-            return self._settle_past()
-        self._search()
-        if not self.unsearched:
-            self.spared, self.deserted, self.taking_over = set(), False, False
-            self.arrived = 0  # now it is known what waits, and whether that is too much
-            self.settling = True
-        return 0
+            self._settle_past()
+        else:
+            self._search()
+            if not self.unsearched:
+                self.spared, self.deserted, self.taking_over = set(), False, False
+                self.backlog.arrived = 0  # now it is known what waits, and whether that is too much
+                self.backlog.settling = True
+        if self.past or self.unsearched:
+            return WAITS if self.unmapped else GOES_ON
+        return WORKED_OFF
 
     cdef int _settle_past(self) except -1:
         cdef uint64_t first = self.past[0][0]
@@ -220,7 +204,7 @@ cdef class FanOut(Home):
         else:
             upto = min(upto, first + SEARCHED_PER_TURN)
             for offset in range(first, upto):
-                self._settle_one(offset)
+                self.backlog.settle(offset)
         self.past = without(self.past, [(0, upto)])
         return 0
 
@@ -242,16 +226,16 @@ cdef class FanOut(Home):
             entry = core.ledger_entry_of(self.raw, offset, &f)
             if entry == NULL and f.code != OK:
                 self.unmapped = True
-                self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
+                self.backlog.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                 break
             word = core.word_load(&entry.word) if entry != NULL else <uint64_t> LEDGER_SETTLED
-            if core.ledger_state_of(word) != LEDGER_SETTLED and not (self.dead and self._is_leaving(offset)):
+            if core.ledger_state_of(word) != LEDGER_SETTLED and not (self.backlog.dead and self._is_leaving(offset)):
                 if core.ledger_state_of(word) == LEDGER_READY:
                     orphaned = self.deserted or self.taking_over  # else it was taken out of the queue
                 else:
                     orphaned = offset < first_start and not (self.spared and offset in self.spared) and \
                         core.ledger_swap_state(entry, word, LEDGER_READY)
-                self.ready += orphaned
+                self.backlog.ready += orphaned
                 if orphaned and passes_on and offset < first_start:
                     if offset != end:
                         found.append((first, end))
@@ -269,28 +253,30 @@ cdef class FanOut(Home):
         cdef message_view v
         cdef int budget
         cdef bint able
-        cdef commit committed
+        cdef uint64_t end
         cdef list members = list(self.members.values())
         self.looks = SEARCHED_PER_TURN
         budget = max(<int> BUDGET, MESSAGES_PER_MEMBER * <int> len(members))
         for m in members:
             self._copies(m, &budget)
-            if self.fetching:
+            if self.backlog.fetching:
                 return False
-        core.control_committed(self.queue.stream.log.control, &committed)
+            if m.again and m.again[0][0] > self.queue.table.now_ms:
+                self.backlog.timer.at_most(m.again[0][0])
+        end = self.queue.log_end()
         while budget > 0:
             able = False
             for m in members:
-                able = able or (m.cursor < committed.next_offset and self._can(m))
-            if not able or self._pick_new(&v) != OK:
+                able = able or (m.cursor < end and self.can(m))
+            if not able or self.backlog.pick_new(&v) != OK:
                 return self.looks <= 0
             budget -= 1
             for m in members:
-                if m.cursor == v.offset and self._can(m):
+                if m.cursor == v.offset and self.can(m):
                     m.cursor += 1
-                    self._give(m, &v, 1, 0)
+                    self.give(m, &v, 1, 0)
                     budget -= 1
-            self.settling = True
+            self.backlog.settling = True
         return True
 
     cdef int _copies(self, Member to, int *budget) except -1:
@@ -302,7 +288,8 @@ cdef class FanOut(Home):
         cdef uint64_t end
         cdef uint32_t attempts, strikes
         cdef bint came_back
-        while budget[0] > 0 and self.looks > 0 and self._can(to):
+        cdef Backlog backlog = self.backlog
+        while budget[0] > 0 and self.looks > 0 and self.can(to):
             came_back = bool(to.again) and to.again[0][0] <= self.queue.table.now_ms
             attempts = strikes = 0
             end = 0  # unless it was there before all members: then what is settled is no copy of theirs
@@ -311,8 +298,8 @@ cdef class FanOut(Home):
                 offset, end = to.owed[0]
             elif came_back:
                 _, offset, attempts, strikes = to.again[0]
-            elif to.cursor < self.next:
-                offset, end = to.cursor, min(to.skip_below, self.next)
+            elif to.cursor < backlog.next:
+                offset, end = to.cursor, min(to.skip_below, backlog.next)
             else:
                 return 0
             if offset < end:
@@ -320,32 +307,28 @@ cdef class FanOut(Home):
                 self._go_on(to, offset)
                 if offset == end or self.looks <= 0:
                     continue
-            self.entry = core.ledger_entry_of(self.raw, offset, &f)
-            if self.entry == NULL and f.code != OK:
-                self.timer.at_most(self.queue.table.now_ms + RETRY_MS)  # no memory or no descriptors to map it now
+            if not backlog.take_up(offset, &f) and f.code != OK:
+                backlog.timer.at_most(self.queue.table.now_ms + RETRY_MS)  # no memory or no descriptors to map it now
                 return 0
-            if self.entry == NULL or offset < self.expired:
+            if backlog.entry == NULL or offset < backlog.expired:
                 self.looks -= 1
                 self._pass(to, came_back, offset)
                 continue
-            self.word = core.ledger_unpack(core.word_load(&self.entry.word))
-            e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, &v, &f)
+            e = backlog.look(offset, &v)
             if e == ERR_NOT_CACHED:
-                self._failed_read(e, &v, self.probe)
                 return 0
             if e != OK:
-                logger.error("queue %s: message %d cannot be read: %s", self.queue.name, offset, storage_error(e, &f))
                 self._pass(to, came_back, offset)
                 continue
             if offset < end:
                 # Its last owners are gone: another attempt, which is one and the same for all who inherited it.
-                attempts, strikes = self.word.attempts, self.word.strikes
-                if self.word.state == LEDGER_READY:
-                    self.ready -= self.ready > 0
+                attempts, strikes = backlog.word.attempts, backlog.word.strikes
+                if backlog.word.state == LEDGER_READY:
+                    backlog.ready -= backlog.ready > 0
                 elif to.owed:
                     attempts = max(attempts, 1) - 1
             self._pass(to, came_back, offset)
-            self._give(to, &v, attempts + 1, strikes)
+            self.give(to, &v, attempts + 1, strikes)
             budget[0] -= 1
         return 0
 
@@ -358,7 +341,7 @@ cdef class FanOut(Home):
             if entry == NULL and f.code != OK:
                 break
             if entry != NULL and core.ledger_state_of(core.word_load(&entry.word)) != LEDGER_SETTLED \
-                    and not (self.dead and self._is_leaving(offset)):
+                    and not (self.backlog.dead and self._is_leaving(offset)):
                 break
             offset += 1
             self.looks -= 1
@@ -366,12 +349,12 @@ cdef class FanOut(Home):
 
     cdef bint _is_leaving(self, uint64_t offset) except -1:
         """Is it on its way out of the queue for all?  An undeliverable copy is one member's."""
-        return self.dead.get(offset, FailureReason.UNDELIVERABLE) is not FailureReason.UNDELIVERABLE
+        return self.backlog.dead.get(offset, FailureReason.UNDELIVERABLE) is not FailureReason.UNDELIVERABLE
 
     cdef int _pass(self, Member to, bint came_back, uint64_t offset) except -1:
         if came_back:
             heapq.heappop(to.again)
-            self.settling = True
+            self.backlog.settling = True
             return 0
         return self._go_on(to, offset + 1)
 
@@ -383,92 +366,93 @@ cdef class FanOut(Home):
             to.owed[0] = (offset, to.owed[0][1])
         else:
             to.owed.popleft()
-        self.settling = True
+        self.backlog.settling = True
         return 0
 
     # ---- what does not wait any longer ----
 
-    cdef int passed(self, uint64_t upto) except -1:
+    cdef bint clear(self, uint64_t upto, object reason) except -1:
+        cdef bint more
+        self._passed(upto)
+        more = self.backlog.clear(upto, reason, self._floor())
+        self._passed(upto)
+        return more
+
+    cdef int _passed(self, uint64_t upto) except -1:
+        """Who has not been given the messages below, which leave the queue, goes on behind them."""
         cdef Member m
+        upto = min(upto, self.backlog.next)
         for m in self.members.values():
             if m.cursor < upto:
                 m.cursor = upto
-                self.settling = True
+                self.backlog.settling = True
             if m.again and min([item[1] for item in m.again]) < upto:
                 m.again = [item for item in m.again if item[1] >= upto]
                 heapq.heapify(m.again)
-                self.settling = True
+                self.backlog.settling = True
             if m.owed and m.owed[0][0] < upto:
                 m.owed = deque(without(m.owed, [(0, upto)]))
-                self.settling = True
+                self.backlog.settling = True
         return 0
 
-    cdef bint _overflow(self) except -1:
-        """DropOldest with members: who is too far behind loses what is too much for the queue."""
-        cdef commit committed
+    cdef bint overflow(self) except -1:
+        """With members, who is too far behind loses what is too much for the queue."""
         cdef uint64_t most = self.queue.max_messages
-        cdef uint64_t first
+        cdef uint64_t first, end
         cdef Member m
         if not self.members:
-            return Home._overflow(self)
-        if not most or self.queue.policy.overflow is not Overflow.DROP_OLDEST:
+            return self.backlog.drop_oldest(self._floor())
+        if not self.backlog.overflows():
             return False
-        core.control_committed(self.queue.stream.log.control, &committed)
-        if committed.next_offset <= most or committed.next_offset == self.arrived:
+        end = self.queue.log_end()
+        if end <= most:
             return False
-        self.arrived = committed.next_offset
-        first = min(committed.next_offset - most, self.next)
+        self.backlog.arrived = end
+        first = min(end - most, self.backlog.next)
         for m in self.members.values():
             if m.cursor < first:
-                self._count_out(FailureReason.QUEUE_FULL, first - m.cursor)
+                self.backlog.count_out(FailureReason.QUEUE_FULL, first - m.cursor)
                 m.cursor = first
-                self.settling = True
+                self.backlog.settling = True
             if m.owed and m.owed[0][0] < first:
                 left = deque(without(m.owed, [(0, first)]))
-                self._count_out(FailureReason.QUEUE_FULL, length(m.owed) - length(left))
+                self.backlog.count_out(FailureReason.QUEUE_FULL, length(m.owed) - length(left))
                 m.owed = left
-                self.settling = True
+                self.backlog.settling = True
         return False
 
     # ---- the end of a turn ----
 
-    cdef uint64_t floor(self) except? 0:
-        cdef uint64_t floor = min(self.next, core.word_load(&self.control.base) + SETTLED_PER_TURN)
+    cdef uint64_t _floor(self) except? 0:
+        """Somebody may still need the entries from here on, settled or not."""
+        cdef uint64_t floor = min(self.backlog.next, core.word_load(&self.control.base) + SETTLED_PER_TURN)
         cdef Member m
         for m in self.members.values():
             floor = min(floor, self._lowest(m))
-        if self.dead:
-            floor = min(floor, <uint64_t> min(self.dead))
+        if self.backlog.dead:
+            floor = min(floor, <uint64_t> min(self.backlog.dead))
         return floor
 
-    cdef int _settle_base(self) except -1:
+    cdef int settle_base(self) except -1:
         cdef uint64_t began = core.word_load(&self.control.base)
-        cdef uint64_t floor = self.floor()
+        cdef uint64_t floor = self._floor()
         cdef Member m
         if self.members:
             core.ledger_skip(self.raw, floor)
             for m in self.members.values():
                 if m.inherited and <uint64_t> m.inherited[0][1] <= floor:
                     m.inherited = without(m.inherited, [(0, floor)])
-        Home._settle_base(self)
+        self.backlog.settle_base(floor)
         if floor == began + SETTLED_PER_TURN:
-            self.settling = True  # and perhaps further
+            self.backlog.settling = True  # and perhaps further
             self.queue.mark()
         return 0
 
     cdef uint64_t departed(self) except? 0:
-        cdef uint64_t lowest = self.next
+        cdef uint64_t lowest = self.backlog.next
         cdef Member m
         if not self.members:
-            return Home.departed(self)
+            return self.backlog.departed()
         for m in self.members.values():
             lowest = min(lowest, m.cursor - <uint64_t> length(m.owed) if m.owed else m.cursor)
         return lowest
-
-    cdef object next_due(self):
-        cdef Member m
-        due = NEVER
-        for m in self.members.values():
-            if m.again:
-                due = min(due, m.again[0][0]) if m.again[0][0] > self.queue.table.now_ms else due
-        return due

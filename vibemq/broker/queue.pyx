@@ -6,26 +6,20 @@ dead-lettered, what overflows.  A ``Queue`` is any worker's hold on it.  It keep
 to the consumers of this worker: a message in flight is theirs, and it is this worker that settles it or
 gives it back, directly in the shared ledger, so that an acknowledgement that was read is never lost
 with the home.  The home is then told, by a call when it is here and by letter when it is not.
-
-WHO IS HOME.  The ledger's page names worker, seat epoch and a generation that each claim raises.  Whoever
-needs a home and finds none (or a dead one) claims it by compare-and-swap.  A new home says HELLO to
-every worker with consumers; these answer with a JOIN for each consumer, a KEPT for each message it has
-in flight, and TOLD.  Letters of older generations are dropped, and what a dead home handed over
-too late to be told of becomes ready again when all have answered.
 """
 
 import logging
 import os
-import time
 
 from libc.stdint cimport INT64_MAX
 from libc.string cimport memset
-
+from vibemq.broker.home cimport home_is_alive, home_of, introduce_consumers
 from vibemq.broker.inflight cimport NO_SLOT, delivery
-from vibemq.broker.messages cimport message_view
+from vibemq.broker.messages cimport Probe
+from vibemq.broker.stream cimport Stream
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, commit, err, fault,
+    LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, commit, err, fault,
     ledger_entry, ledger_home, ledger_word,
 )
 from vibemq.storage.log cimport storage_error
@@ -43,12 +37,8 @@ cdef enum:
     OVERDUE_BUDGET = 4096    # messages given back in one turn because no acknowledgement came
 
 
-cdef class QueueParts:
-    pass
-
-
 cdef class Queue(StreamUser):
-    def __init__(self, QueueParts table, Stream stream, record):
+    def __init__(self, QueueTable table, Stream stream, record):
         cdef fault f
         cdef err e
         self.table, self.name = table, stream.name
@@ -103,19 +93,22 @@ cdef class Queue(StreamUser):
         self.closed = True
         self.ack_timer.end()
         if self.home is not None:
-            self._leave_home()
-            core.ledger_home_leave(&self.control.home, self.worker)
+            self._give_up_home()
         self.table.forget(self)
         self.probe.close()
         if self.stream.log.raw != NULL:
             self.stream.detach(self)
 
+    cdef uint64_t log_end(self) noexcept:
+        """One more than the offset of the last message that is in the log."""
+        cdef commit committed
+        core.control_committed(self.stream.log.control, &committed)
+        return committed.next_offset
+
     cdef uint64_t waiting(self) noexcept:
         """Messages that wait for a consumer, those in this turn's batch included."""
-        cdef commit committed
         cdef uint64_t departed = core.word_load(&self.control.departed)
-        core.control_committed(self.stream.log.control, &committed)
-        cdef uint64_t there = committed.next_offset
+        cdef uint64_t there = self.log_end()
         if self.stream.batch != NULL:
             there += self.stream.batch.records
         return there - departed if there > departed else 0
@@ -129,12 +122,13 @@ cdef class Queue(StreamUser):
         if self.home is None or self.stream.batch == NULL or self.closed:
             return False
         self.stream.persist()
-        self.home.dispatch()
-        return not self.is_full
+        if self.home is not None:  # else the stream was found deleted
+            self.home.dispatch()
+        return not self.closed and not self.is_full
 
     def counts(self):
         """(waiting, in flight, consumers)."""
-        if not self._is_alive(self._home_now()):
+        if not home_is_alive(self, core.ledger_home_unpack(core.word_load(&self.control.home))):
             self.check_home()
             if self.home is not None:
                 self.home.dispatch()  # what the last home had published may be of another life
@@ -145,11 +139,9 @@ cdef class Queue(StreamUser):
 
     def purge(self) -> int:
         """Have the home settle everything that waits now; returns how many that is."""
-        cdef commit committed
         self.stream.persist()
-        core.control_committed(self.stream.log.control, &committed)
         count = self.waiting()
-        core.word_raise(&self.control.purge, committed.next_offset)
+        core.word_raise(&self.control.purge, self.log_end())
         self.call_home()
         return count
 
@@ -160,7 +152,7 @@ cdef class Queue(StreamUser):
         if self.home is not None:
             self.mark()
             return
-        worker = self._home_now().worker
+        worker = core.ledger_home_unpack(core.word_load(&self.control.home)).worker
         if worker < self.table.mail.workers:
             self.table.board.mark(<uint64_t> 1 << worker, self.stream.slot)
 
@@ -194,13 +186,12 @@ cdef class Queue(StreamUser):
 
     def add_consumer(self, Consumer consumer, uint32_t prefetch):
         """From now on it gets messages, through its write().  `prefetch` 0: as the queue has it, also later."""
-        cdef commit committed
+        cdef letter l
         self.table.next_consumer += 1
         consumer.follows = prefetch == 0
         prefetch = self.prefetch() if consumer.follows else min(prefetch, <uint32_t> self.table.defaults.prefetch_max)
         consumer.queue, consumer.consumer_id, consumer.prefetch = self, self.table.next_consumer, prefetch
-        core.control_committed(self.stream.log.control, &committed)
-        consumer.seen, consumer.fresh, consumer.unordered = committed.next_offset, True, False
+        consumer.seen, consumer.fresh, consumer.unordered = self.log_end(), True, False
         self.consumers[consumer.consumer_id] = consumer
         core.word_bit_set(&self.control.workers, self.worker)
         told = self.told
@@ -212,9 +203,11 @@ cdef class Queue(StreamUser):
             self.remove_consumer(consumer)
             raise
         if self.home is None and told and self.told == told:  # else the home has just been told of all
-            self._send_home(LETTER_JOIN, consumer, 0)
+            l = self.letter_of(LETTER_JOIN, told, consumer)
+            self._send_home(&l)
 
-    def prefetch(self) -> int:  # of a consumer that says nothing of its own
+    def prefetch(self) -> int:
+        """Of a consumer that says nothing of its own."""
         return min(self.policy.prefetch or self.table.defaults.prefetch, self.table.defaults.prefetch_max)
 
     def remove_consumer(self, Consumer consumer, bint lost=False):
@@ -224,6 +217,7 @@ cdef class Queue(StreamUser):
         counts as a failed attempt; the others were never begun.  Where this worker ends, nothing of it is theirs.
         """
         cdef size_t i
+        cdef letter l
         lost = lost and not self.table.ending
         if consumer.queue is not self:
             return
@@ -233,13 +227,15 @@ cdef class Queue(StreamUser):
             self.give_back(consumer, consumer.own.first, lost, 0)
             lost = False
         for i in range(consumer.pending_head, consumer.pending_size):
-            self._give_back_letter(consumer, &consumer.pending[i])
+            l = consumer.pending[i]
+            self.give_back_message(consumer, l.offset, l.attempts, l.strikes, 0)
         consumer.pending_head = consumer.pending_size = 0
         del self.consumers[consumer.consumer_id]
         if self.home is not None:
             self.home.leave(consumer)
         elif self.told:
-            self._send_home(LETTER_LEAVE, consumer, 0)
+            l = self.letter_of(LETTER_LEAVE, self.told, consumer)
+            self._send_home(&l)
         consumer.queue = None
         if not self.consumers:
             core.word_bit_clear(&self.control.workers, self.worker)
@@ -252,7 +248,7 @@ cdef class Queue(StreamUser):
         if self.home is not None:
             self.home.room_again(consumer)
         else:
-            self._write_pending(consumer)
+            consumer.write_pending()
         return 0
 
     # ---- what consumers say ----
@@ -263,7 +259,11 @@ cdef class Queue(StreamUser):
         self._settle(offset)
         consumer.deliveries.remove(&consumer.own, slot)
         if self.home is not None:
-            return self.home.settled(consumer, offset)
+            return self.home.acked(consumer)
+        return self.count_settled(consumer)
+
+    cdef int count_settled(self, Consumer consumer) except -1:
+        """A home on another worker is told at the end of the turn, of all at once."""
         consumer.settled_count += 1
         if not consumer.queued:
             consumer.queued = True
@@ -296,7 +296,7 @@ cdef class Queue(StreamUser):
             if returned is None:
                 self._settle(offset)
             else:
-                self._give_back(returned[0], offset, returned[1], returned[2], 0)
+                self.give_back_message(returned[0], offset, returned[1], returned[2], 0)
 
     cdef bint _is_fan_out(self) noexcept:
         return self.mode == MODE_FAN_OUT_WITH_ACK or self.mode == MODE_FAN_OUT_WITHOUT_ACK
@@ -309,23 +309,18 @@ cdef class Queue(StreamUser):
 
     cdef int give_back(self, Consumer consumer, int32_t slot, bint strike, int64_t delay_ms) except -1:
         """This delivery came to nothing: the message is ready again, after `delay_ms`."""
-        cdef delivery *d = &consumer.deliveries.slots[slot]
-        cdef uint64_t offset = d.offset
-        cdef uint32_t attempts = d.attempts
-        cdef uint32_t strikes = min(d.strikes + strike, <uint32_t> core.LEDGER_ATTEMPTS_MAX)
+        cdef delivery d = consumer.deliveries.slots[slot]
         consumer.deliveries.remove(&consumer.own, slot)
-        return self._give_back(consumer, offset, attempts, strikes, delay_ms)
+        return self.give_back_message(consumer, d.offset, d.attempts,
+                                      min(d.strikes + strike, <uint32_t> core.LEDGER_ATTEMPTS_MAX), delay_ms)
 
     cdef int refuse(self, Consumer consumer, int32_t slot) except -1:
         """This consumer cannot be given the message; it was no attempt, and the home looks for another."""
         consumer.deliveries.slots[slot].attempts = max(consumer.deliveries.slots[slot].attempts, 1) - 1
         return self.give_back(consumer, slot, False, UNSUITED)
 
-    cdef int _give_back_letter(self, Consumer consumer, const letter *what) except -1:
-        return self._give_back(consumer, what.offset, what.attempts, what.strikes, 0)
-
-    cdef int _give_back(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes,
-                        int64_t delay_ms) except -1:
+    cdef int give_back_message(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes,
+                               int64_t delay_ms) except -1:
         cdef ledger_entry *entry
         cdef uint64_t word
         cdef ledger_word w
@@ -346,13 +341,11 @@ cdef class Queue(StreamUser):
         if self.home is not None:
             return self.home.returned(consumer, offset, attempts, strikes, delay_ms)
         if self.told:
-            memset(&l, 0, sizeof(l))
-            l.kind, l.sender, l.slot, l.tag = LETTER_RETURNED, self.worker, self.stream.slot, self.tag
-            l.generation, l.consumer, l.offset = self.told, consumer.consumer_id, offset
-            l.attempts, l.strikes, l.count = attempts, strikes, <uint32_t> min(max(delay_ms, 0), 0x7FFFFFFF)
-            l.index = delay_ms == UNSUITED
+            l = self.letter_of(LETTER_RETURNED, self.told, consumer)
+            l.offset, l.attempts, l.strikes = offset, attempts, strikes
+            l.count, l.index = <uint32_t> min(max(delay_ms, 0), 0x7FFFFFFF), delay_ms == UNSUITED
             l.received, l.low = consumer.received, consumer.lowest() if self._is_fan_out() else 0
-            self._to_home(&l)
+            self._send_home(&l)
             if self.mode == MODE_FAN_OUT_WITH_ACK and delay_ms != UNSUITED \
                     and strikes < <uint32_t> self.policy.attempts_max:
                 # The entry does not show whose copy came back: should the home die, its successor is told.
@@ -394,34 +387,18 @@ cdef class Queue(StreamUser):
 
     cdef int check_home(self) except -1:
         """See to it that the queue has a home, and that it knows our consumers."""
-        cdef uint64_t word = core.word_load(&self.control.home)
-        cdef ledger_home home = core.ledger_home_unpack(word)
+        cdef ledger_home home
         if self.closed or core.control_is_deleted(self.stream.log.control):
             return 0
-        while not self._is_alive(home):
-            claimed = core.ledger_home_claim(&self.control.home, &word, self.worker,
-                                             core.doorbell_epoch(self.table.board.raw, self.worker))
-            home = core.ledger_home_unpack(word)
-            if claimed:
-                self._become_home(home.generation)
-                return 0
+        home = home_of(self)
+        if self.home is not None and (home.worker != self.worker or home.generation != self.home.generation):
+            self._leave_home()
         if home.worker == self.worker:
             if self.home is None:
                 self._become_home(home.generation)
-            return 0
-        if self.home is not None:  # handed over
-            self._leave_home()
-        if self.consumers and self.told != home.generation:
-            self._tell_home(home)
+        elif self.consumers and self.told != home.generation:
+            introduce_consumers(self, home)
         return 0
-
-    cdef ledger_home _home_now(self) noexcept:
-        return core.ledger_home_unpack(core.word_load(&self.control.home))
-
-    cdef bint _is_alive(self, ledger_home home) noexcept:
-        if home.worker >= self.table.mail.workers:  # or nobody
-            return False
-        return core.ledger_home_sits(home, core.doorbell_epoch(self.table.board.raw, home.worker))
 
     def _become_home(self, uint32_t generation):
         self.told = 0
@@ -437,79 +414,53 @@ cdef class Queue(StreamUser):
             self.becoming = False
         self.mark()
 
-    def hand_over(self, uint32_t worker):
+    cdef int move_home(self, uint32_t worker) except -1:
         """Make another worker the home: all consumers are there."""
         cdef uint64_t word = core.word_load(&self.control.home)
+        cdef letter l
         self._leave_home()
         if core.ledger_home_claim(&self.control.home, &word, worker, core.doorbell_epoch(self.table.board.raw, worker)):
-            self._send(worker, LETTER_YOURS, core.ledger_home_unpack(word).generation, None, 0)
+            l = self.letter_of(LETTER_YOURS, core.ledger_home_unpack(word).generation, None)
+            self.table.mail.send(worker, &l)
         self.close_if_unused()
+        return 0
 
     def _leave_home(self):
         self.home.stop()
         self.home = None
         self.read_news()
 
-    cdef int _tell_home(self, ledger_home home) except -1:
-        """Introduce all consumers of this worker to a home that does not know them."""
-        cdef uint32_t to = home.worker
-        cdef Consumer consumer
-        cdef int32_t slot
-        cdef size_t i
-        self.told = home.generation
-        for consumer in self.consumers.values():
-            consumer.received = 0
-            consumer.settled_count = 0
-            self._send(to, LETTER_JOIN, self.told, consumer, 0)
-            slot = consumer.own.first
-            while slot != NO_SLOT:
-                self._send(to, LETTER_KEPT, self.told, consumer, consumer.deliveries.slots[slot].offset)
-                slot = consumer.deliveries.slots[slot].next
-            for i in range(consumer.pending_head, consumer.pending_size):
-                self._send(to, LETTER_KEPT, self.told, consumer, consumer.pending[i].offset)
-            returned, consumer.returned = consumer.returned, {}
-            for offset, (due_ms, attempts, strikes) in returned.items():
-                self._send(to, LETTER_KEPT, self.told, consumer, offset)
-                self._give_back(consumer, offset, attempts, strikes, max(<int64_t> due_ms - self.table.now_ms, 0))
-        self._send(to, LETTER_TOLD, self.told, None, 0)
-        return 0
+    def _give_up_home(self):
+        """Nobody uses the queue here: whoever wants it next claims it."""
+        self._leave_home()
+        core.ledger_home_leave(&self.control.home, self.worker)
 
-    cdef int _send_home(self, int kind, Consumer consumer, uint64_t offset) except -1:
-        cdef uint32_t home = self._home_now().worker
-        if home < self.table.mail.workers:  # else whoever claims it next is told of everything
-            self._send(home, kind, self.told, consumer, offset)
-        return 0
-
-    cdef int _to_home(self, const letter *what) except -1:
-        cdef uint32_t home = self._home_now().worker
-        if home < self.table.mail.workers:
-            self.table.mail.send(home, what)
-        return 0
-
-    cdef int _send(self, uint32_t to, int kind, uint32_t generation, Consumer consumer, uint64_t offset) except -1:
+    cdef letter letter_of(self, int kind, uint32_t generation, Consumer consumer) noexcept:
+        """A letter about this queue; to or of a consumer it says what a JOIN does, else `consumer` is None."""
         cdef letter l
         memset(&l, 0, sizeof(l))
-        l.kind, l.sender, l.slot, l.tag = kind, self.worker, self.stream.slot, self.tag
-        l.generation, l.offset = generation, offset
+        l.kind, l.sender, l.slot, l.tag, l.generation = kind, self.worker, self.stream.slot, self.tag, generation
         if consumer is not None:
             l.consumer, l.count, l.index = consumer.consumer_id, consumer.prefetch, consumer.follows
             l.low, l.received, l.attempts = consumer.seen, consumer.fresh, consumer.peer
-        self.table.mail.send(to, &l)
+        return l
+
+    cdef int _send_home(self, const letter *what) except -1:
+        cdef uint32_t worker = core.ledger_home_unpack(core.word_load(&self.control.home)).worker
+        if worker < self.table.mail.workers:  # else whoever claims it next is told of everything
+            self.table.mail.send(worker, what)
         return 0
 
     cdef int report(self, Consumer consumer) except -1:
         """Tell a home elsewhere what a consumer has settled since the last time."""
         cdef letter l
-        if self.home is not None or not self.told or not consumer.settled_count:
-            consumer.settled_count = 0
-            return 0
-        memset(&l, 0, sizeof(l))
-        l.kind, l.sender, l.slot, l.tag = LETTER_SETTLED, self.worker, self.stream.slot, self.tag
-        l.generation, l.consumer, l.count = self.told, consumer.consumer_id, consumer.settled_count
-        l.received = consumer.received
-        l.low = consumer.lowest() if self._is_fan_out() else 0
+        if self.home is None and self.told and consumer.settled_count:
+            l = self.letter_of(LETTER_SETTLED, self.told, consumer)
+            l.count, l.received = consumer.settled_count, consumer.received
+            l.low = consumer.lowest() if self._is_fan_out() else 0
+            self._send_home(&l)
         consumer.settled_count = 0
-        return self._to_home(&l)
+        return 0
 
     cdef int on_letter(self, const letter *what) except -1:
         if what.kind == LETTER_HELLO or what.kind == LETTER_YOURS:
@@ -519,13 +470,13 @@ cdef class Queue(StreamUser):
         if self.home is None:
             self.check_home()
         if self.home is not None:
-            return self.home.letter_from(what)
+            return self.home.on_letter(what)
         return 0
 
     cdef int _hand(self, const letter *what) except -1:
         """A home elsewhere gives a message to one of our consumers."""
         cdef Consumer consumer
-        if what.generation != self._home_now().generation:
+        if what.generation != core.ledger_home_unpack(core.word_load(&self.control.home)).generation:
             return 0  # from a home that is gone; its successor makes the message ready again
         found = self.consumers.get(what.consumer)
         if found is None:
@@ -535,7 +486,7 @@ cdef class Queue(StreamUser):
         if consumer.returned:
             consumer.returned.pop(what.offset, None)
         consumer.push_pending(what)
-        return self._write_pending(consumer)
+        return consumer.write_pending()
 
     cdef int _hand_back(self, const letter *what) except -1:
         """The consumer had left before the home knew: as if the message had never been handed out."""
@@ -554,49 +505,11 @@ cdef class Queue(StreamUser):
         self.close_if_unused()
         return 0
 
-    cdef int _write_pending(self, Consumer consumer) except -1:
-        cdef letter *what
-        cdef message_view m
-        cdef fault f
-        cdef err e
-        while consumer.pending_head < consumer.pending_size and not consumer.fetching and not self.closed:
-            if not consumer.room():
-                consumer.stalled = True
-                return 0
-            what = &consumer.pending[consumer.pending_head]
-            e = self.probe.look(what.offset, what.segment, what.place, what.index, &m, &f)
-            if e == ERR_NOT_CACHED:
-                self.table.messages.read_ahead(self.probe.raw.fd, self.probe.raw.position,
-                                               lambda: self._fetched(consumer))
-                consumer.fetching = True
-                return 0
-            consumer.pending_head += 1
-            if e != OK:
-                logger.error("queue %s: message %d cannot be read: %s", self.name, what.offset, storage_error(e, &f))
-                self._give_back(consumer, what.offset, what.attempts, core.LEDGER_ATTEMPTS_MAX, 0)
-                continue
-            try:
-                consumer.take(&m, what.attempts, what.strikes)
-            except Exception as problem:
-                consumer.failed(problem)
-                return 0
-            if self.mode == MODE_FAN_OUT_WITHOUT_ACK:
-                consumer.settled_count += 1
-                if not consumer.queued:
-                    consumer.queued = True
-                    self.table.reports.append(consumer)
-        return 0
-
-    def _fetched(self, Consumer consumer):
-        consumer.fetching = False
-        if consumer.queue is self:
-            self._write_pending(consumer)
-
     # ---- the turn ----
 
     cdef int on_news(self) except -1:
         if self.home is not None:
-            self.home.news()
+            self.home.backlog.news()
         if self.waiting_publishers:
             self.mark()
         return 0
@@ -663,21 +576,13 @@ cdef class Queue(StreamUser):
                 consumer.returned = {at: what for at, what in consumer.returned.items() if at >= base}
         if self.consumers or self.users or self.home is not None:
             self.check_home()
-            if self.home is not None and self.table.makes_room:
-                self.home.make_room()
-            if self.home is not None and self.waiting():
-                self.mark()  # whatever should have told the home and was killed before it could
-            if self.home is not None and not self.consumers and not self.users and not self.policy.message_ttl_ms \
-                    and self.home.is_idle():
-                self._go_home()
         if self.home is not None:
-            self.home.rest()
+            self.home.tick()
+            if self.waiting():
+                self.mark()  # whatever should have told the home and was killed before it could
+            if not self.consumers and not self.users and not self.policy.message_ttl_ms and self.home.is_idle():
+                self._give_up_home()
+                self.close_if_unused()
         else:
             self.probe.close()
         core.ledger_trim(self.raw)
-
-    def _go_home(self):
-        """Nobody uses the queue here: whoever wants it next claims it."""
-        self._leave_home()
-        core.ledger_home_leave(&self.control.home, self.worker)
-        self.close_if_unused()

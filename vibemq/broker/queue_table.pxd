@@ -1,9 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-from vibemq.broker.queue cimport Queue, QueueParts
-from vibemq.storage.mail cimport letter
+cimport cython
+from libc.stdint cimport int64_t, uint32_t
+from vibemq.broker.messages cimport Messages
+from vibemq.broker.stream cimport StreamTable
+from vibemq.storage.mail cimport Mail, letter
+from vibemq.storage.shm cimport Board
+
+cdef class QueueTable  # Queue refers to it
+from vibemq.broker.queue cimport Queue
 
 
-cdef class QueueTable(QueueParts):
+@cython.final
+cdef class QueueTable:
+    cdef readonly StreamTable streams
+    cdef readonly object metadata, helpers, timers, defaults, make_home
+    cdef Board board
+    cdef Mail mail
+    cdef readonly Messages messages
+    cdef readonly uint32_t worker
+    cdef list dirty                   # queues to dispatch
+    cdef list reports                 # consumers with something to tell a home on another worker
+    cdef uint32_t next_consumer
+    cdef readonly int64_t now_ms      # the loop's clock, taken once a turn
+    cdef public bint ending           # this worker says goodbye to everybody
+    # Of access.permissions.Accesses, for publishers to compare with what let them in; NOBODY_MAY_PUBLISH while an
+    # alarm is in effect, so that each of them asks again.
+    cdef public int64_t access_generation
+    cdef public object reserve        # broker.disk.Reserve
+    cdef public bint holds_copies     # dead letters have to wait: what is free is for those who empty the disk
+    cdef public bint makes_room       # a disk alarm: give back what is settled, also of segments in use
     cdef readonly dict by_name
     cdef dict by_slot
     cdef Py_ssize_t ticked            # how far the round of ticks has come

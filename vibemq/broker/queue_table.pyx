@@ -8,10 +8,8 @@ from libc.stdint cimport int64_t, uint32_t
 
 from vibemq.broker.consumer cimport Consumer
 from vibemq.broker.queue cimport NOBODY_MAY_PUBLISH
-from vibemq.broker.messages cimport Messages
 from vibemq.broker.publisher cimport QueuePublisher
-from vibemq.broker.stream cimport StreamTable
-from vibemq.storage.mail cimport LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_TOLD, LETTER_YOURS, Mail
+from vibemq.storage.mail cimport LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_TOLD, LETTER_YOURS
 
 from vibemq.broker.policy import CHANGEABLE, policy, shown
 from vibemq.errors import StorageError, StreamNotFound, VibeMQError
@@ -28,7 +26,7 @@ cdef enum:
     ALTER_AGAIN_MS = 500   # before another attempt with those that failed
 
 
-cdef class QueueTable(QueueParts):
+cdef class QueueTable:
     """The queues that this worker has open."""
 
     def __init__(self, StreamTable streams, Mail mail, Messages messages, timers, defaults, make_home):

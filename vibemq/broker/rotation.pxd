@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-from vibemq.broker.home cimport Home, Member
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from vibemq.broker.home cimport Member, Mode
 from vibemq.broker.messages cimport message_view
 from vibemq.storage.core cimport err
-from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
-cdef object reason_of(uint32_t strikes)
-
-
-cdef class Rotation(Home):
+@cython.final
+cdef class Rotation(Mode):
     cdef object able                  # deque of members that may be given something, in their turn
-    cdef bint by_priority
     cdef dict tried                   # offset -> keys of the peers that could not be given it; it is or was set aside
     cdef int64_t refusals             # in the members' `refused`: no fewer
     cdef dict aside                   # offset -> None, of those that wait for somebody else; delayed in the ledger
@@ -22,5 +20,4 @@ cdef class Rotation(Home):
     cdef err _pick_ready(self, message_view *m) except *
     cdef uint64_t _find_ready(self) noexcept
     cdef bint _take_in(self) except -1
-    cdef int _look_at_aside(self) except -1
     cdef bint _give_aside(self, Member m) except -1

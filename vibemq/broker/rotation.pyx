@@ -6,20 +6,17 @@ again and goes first, being older.  PriorityBased looks ahead: it makes an entry
 for every new message, and each of the four levels is served from its lowest ready entry on.
 """
 
+import heapq
 import logging
 from collections import deque
 
-from vibemq.broker.queue cimport MODE_PRIORITY_BASED, Queue
+from vibemq.broker.backlog cimport LEVELS, PRIORITY_NORMAL, RETRY_MS, Backlog
+from vibemq.broker.home cimport BUDGET
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     ERR_END, ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, OK, amqp_pair, amqp_pairs, fault,
-    ledger_each, ledger_entry, ledger_word,
+    ledger_each, ledger_entry, ledger_state, ledger_word,
 )
-from vibemq.storage.log cimport storage_error
-from vibemq.broker.backlog cimport PRIORITY_NORMAL, RETRY_MS
-from vibemq.broker.home cimport BUDGET
-
-import heapq
 
 from vibemq.broker.policy import FailureReason
 from vibemq.once_a_minute import OnceAMinute
@@ -28,7 +25,6 @@ logger = logging.getLogger(__name__)
 stuck = OnceAMinute(logger)
 
 cdef enum:
-    LEVELS = 4
     # Waiting messages with an entry, so that their priority is known: 64 MiB of the ledger, mapped.  Of a longer backlog
     # the oldest so many are served by priority.
     AHEAD_MAX = 4_194_304
@@ -38,15 +34,10 @@ cdef enum:
     REFUSALS_MAX = 100_000    # of all messages by all consumers: some 100 bytes each
 
 
-cdef class Rotation(Home):
-    def __init__(self, Queue queue, generation, make_dead_letter_queue):
+cdef class Rotation(Mode):
+    def __init__(self, Backlog backlog, generation):
+        super().__init__(backlog, generation)
         self.able, self.tried, self.aside = deque(), {}, {}
-        self.by_priority = queue.mode == MODE_PRIORITY_BASED
-        self.entries_are_owned = True
-        super().__init__(queue, generation, make_dead_letter_queue)
-
-    cdef uint32_t level_of(self, uint64_t word) noexcept:
-        return core.ledger_unpack(word).priority if self.by_priority else 0
 
     # ---- members ----
 
@@ -63,21 +54,20 @@ cdef class Rotation(Home):
         cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
         cdef ledger_word w
         if entry == NULL:
-            self.ready += 1
+            self.backlog.ready += 1
             return 0
         w = core.ledger_unpack(core.word_load(&entry.word))
         if w.state != LEDGER_READY and w.state != LEDGER_DELAYED:
             # It was found ready before its letter came, and taken on the account of another that still waits.
-            self.ready += 1
+            self.backlog.ready += 1
             return 0
         if w.strikes >= <uint32_t> self.queue.policy.attempts_max:
-            return self._bury(offset, reason_of(w.strikes), w.attempts)
-        if w.state == LEDGER_DELAYED and due_ms and offset >= self.expired:
-            heapq.heappush(self.delayed, (due_ms, offset))
+            return self.backlog.bury_exhausted(offset, w.attempts, w.strikes)
+        if w.state == LEDGER_DELAYED and due_ms and offset >= self.backlog.expired:
+            heapq.heappush(self.backlog.delayed, (due_ms, offset))
             return 0
-        if w.state == LEDGER_DELAYED:
-            self._set_ready(offset)
-        return self._ready(offset, w.priority if self.by_priority else 0)
+        core.ledger_set_state(entry, LEDGER_READY)
+        return self.backlog.add_ready(offset, w.priority if self.backlog.by_priority else 0)
 
     # ---- what one consumer cannot be given and another perhaps can ----
 
@@ -85,9 +75,9 @@ cdef class Rotation(Home):
         cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
         if entry == NULL or core.ledger_state_of(core.word_load(&entry.word)) != LEDGER_DELAYED:
             return 0
-        if offset < self.expired:
-            self._set_ready(offset)
-            return self._ready(offset, self.level_of(core.word_load(&entry.word)))
+        if offset < self.backlog.expired:
+            core.ledger_set_state(entry, LEDGER_READY)
+            return self.backlog.add_ready(offset, self.backlog.level_of(core.word_load(&entry.word)))
         who = self.tried.get(offset)
         if who is None:
             who = set()
@@ -98,9 +88,9 @@ cdef class Rotation(Home):
         # Without a dead-letter queue it stays: somebody who can be given it may still come.
         if len(who) >= self.queue.policy.attempts_max and self.queue.policy.dead_letter:
             self.tried.pop(offset, None)
-            return self._bury(offset, FailureReason.UNDELIVERABLE, attempts)
+            return self.backlog.bury(offset, FailureReason.UNDELIVERABLE, attempts)
         if offset not in self.tried or self.refusals >= REFUSALS_MAX:
-            heapq.heappush(self.delayed, (self.queue.table.now_ms + ASIDE_AGAIN_MS, offset))
+            heapq.heappush(self.backlog.delayed, (self.queue.table.now_ms + ASIDE_AGAIN_MS, offset))
             return 0
         # By member and not by peer: the same user may come by a door that can carry it.
         if m.refused is None:
@@ -111,18 +101,16 @@ cdef class Rotation(Home):
         self.aside_version += 1
         return 0
 
-    cdef int rest(self) except -1:
-        if self.tried:
-            self._look_at_aside()
-        return Home.rest(self)
-
-    cdef int _look_at_aside(self) except -1:
+    cdef int tick(self) except -1:
         """Forget what has left the queue, and say what has not: `base` cannot pass it, nor its room on disk be given back."""
         cdef Member m
         cdef ledger_entry *entry
         cdef uint64_t base = core.word_load(&self.control.base)
-        cdef uint64_t offset, state
+        cdef uint64_t offset
+        cdef ledger_state state
         cdef size_t before = len(self.tried)
+        if not before:
+            return 0
         for offset in list(self.tried):
             if offset >= base:
                 entry = core.ledger_entry_of(self.raw, offset, NULL)
@@ -147,50 +135,54 @@ cdef class Rotation(Home):
         cdef message_view v
         cdef fault f
         cdef uint64_t offset
+        cdef Backlog backlog = self.backlog
         cdef err e
         for offset in self.aside:
             if m.refused is not None and offset in m.refused:
                 continue
-            self.entry = core.ledger_entry_of(self.raw, offset, &f)
-            if self.entry == NULL and f.code != OK:
+            if not backlog.take_up(offset, &f) and f.code != OK:
                 return False  # no memory or no descriptors to map it now
-            if self.entry != NULL:
-                self.word = core.ledger_unpack(core.word_load(&self.entry.word))
-            if self.entry == NULL or self.word.state != LEDGER_DELAYED:
+            if backlog.entry == NULL or backlog.word.state != LEDGER_DELAYED:
                 del self.aside[offset]
                 return True
-            e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, &v, &f)
+            e = backlog.look(offset, &v)
             if e == ERR_NOT_CACHED:
-                self._failed_read(e, &v, self.probe)
                 return False
             del self.aside[offset]
             if e != OK:
-                logger.error("queue %s: message %d cannot be read: %s", self.queue.name, offset, storage_error(e, &f))
-                self._bury(offset, FailureReason.DESERIALIZATION_ERROR, self.word.attempts)
+                backlog.bury(offset, FailureReason.DESERIALIZATION_ERROR, backlog.word.attempts)
             else:
-                self._give(m, &v, self.word.attempts + 1, self.word.strikes)
+                self.give(m, &v, backlog.word.attempts + 1, backlog.word.strikes)
             return True
         m.aside_seen = self.aside_version
         return False
 
-    cdef int _wake_delayed_below(self, uint64_t upto) except -1:
+    cdef bint clear(self, uint64_t upto, object reason) except -1:
         cdef uint64_t offset
         cdef ledger_entry *entry
-        for offset in [at for at in self.aside if at < upto]:
-            del self.aside[offset]
-            entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if entry != NULL and core.ledger_state_of(core.word_load(&entry.word)) == LEDGER_DELAYED:
-                self._set_ready(offset)
-                self._ready(offset, self.level_of(core.word_load(&entry.word)))
-        return Home._wake_delayed_below(self, upto)
+        if self.aside:
+            for offset in [at for at in self.aside if at < upto]:
+                del self.aside[offset]
+                entry = core.ledger_entry_of(self.raw, offset, NULL)
+                if entry != NULL and core.ledger_state_of(core.word_load(&entry.word)) == LEDGER_DELAYED:
+                    core.ledger_set_state(entry, LEDGER_READY)
+                    self.backlog.add_ready(offset, self.backlog.level_of(core.word_load(&entry.word)))
+        return self.backlog.clear(upto, reason, self.backlog.next)
+
+    cdef bint overflow(self) except -1:
+        return self.backlog.drop_oldest(self.backlog.next)
+
+    cdef int settle_base(self) except -1:
+        return self.backlog.settle_base(self.backlog.next)
 
     cdef uint64_t departed(self) except? 0:
-        cdef uint64_t departed = Home.departed(self)
+        cdef uint64_t departed = self.backlog.departed()
         return departed - min(departed, <uint64_t> len(self.aside))
 
-    cdef int worker_died(self, set dead) except -1:
+    cdef int workers_died(self, set dead) except -1:
         cdef ledger_word w
-        cdef ledger_each each = core.ledger_each_of(self.raw, core.word_load(&self.control.base), self.next, LEDGER_IN_FLIGHT)
+        cdef ledger_each each = core.ledger_each_of(self.raw, core.word_load(&self.control.base), self.backlog.next,
+                                                    LEDGER_IN_FLIGHT)
         while core.ledger_each_next(&each):
             w = core.ledger_unpack(core.word_load(&each.entry.word))
             if (w.worker, w.life) in dead:
@@ -201,25 +193,26 @@ cdef class Rotation(Home):
         """A worker that died may have given something back without its letter's getting here."""
         cdef ledger_word w
         cdef uint64_t base = core.word_load(&self.control.base)
-        cdef ledger_each each = core.ledger_each_of(self.raw, base, self.next, LEDGER_DELAYED)
-        held = {item[1] for item in self.delayed} | self.aside.keys()
+        cdef ledger_each each = core.ledger_each_of(self.raw, base, self.backlog.next, LEDGER_DELAYED)
+        held = {item[1] for item in self.backlog.delayed} | self.aside.keys()
         while core.ledger_each_next(&each):
             if each.offset not in held:
                 core.ledger_set_state(each.entry, LEDGER_READY)
         # What has no attempt left does not wait for a consumer with room.
-        each = core.ledger_each_of(self.raw, base, self.next, LEDGER_READY)
+        each = core.ledger_each_of(self.raw, base, self.backlog.next, LEDGER_READY)
         while core.ledger_each_next(&each):
             w = core.ledger_unpack(core.word_load(&each.entry.word))
             if w.strikes >= <uint32_t> self.queue.policy.attempts_max:
-                self._bury(each.offset, reason_of(w.strikes), w.attempts)
-        self._ready_from_base()
-        self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
+                self.backlog.bury_exhausted(each.offset, w.attempts, w.strikes)
+        self.backlog.ready_from_base()
+        self.backlog.ready = core.ledger_count(self.raw, base, self.backlog.next, LEDGER_READY)
         return 0
 
-    cdef int taken_over(self, uint64_t base) except -1:
-        cdef ledger_each each = core.ledger_each_of(self.raw, base, self.next, LEDGER_IN_FLIGHT)
+    cdef int taken_over(self, set kept) except -1:
+        cdef ledger_each each = core.ledger_each_of(self.raw, core.word_load(&self.control.base), self.backlog.next,
+                                                    LEDGER_IN_FLIGHT)
         while core.ledger_each_next(&each):
-            if each.offset not in self.kept:
+            if each.offset not in kept:
                 core.ledger_set_state(each.entry, LEDGER_READY)
         return self._recount()
 
@@ -231,18 +224,18 @@ cdef class Rotation(Home):
         cdef err e
         cdef int budget = BUDGET
         cdef bint more = False
-        if self.by_priority:
+        if self.backlog.by_priority:
             more = self._take_in()
         if self.aside:
             for m in list(self.able):
-                while budget > 0 and m.aside_seen != self.aside_version and self._can(m) and self._give_aside(m):
+                while budget > 0 and m.aside_seen != self.aside_version and self.can(m) and self._give_aside(m):
                     budget -= 1
-                if self.fetching:
+                if self.backlog.fetching:
                     return more
             m = None
         while budget > 0:
             # A member that is alone in the rotation keeps its turn as long as it has room.
-            if m is None or len(<object> self.able) or not self._can(m):
+            if m is None or len(<object> self.able) or not self.can(m):
                 if m is not None:
                     self.has_room(m)
                 m = self._turn_of()
@@ -253,7 +246,7 @@ cdef class Rotation(Home):
                 m.able = True
                 self.able.appendleft(m)
                 return more
-            self._give(m, &v, self.word.attempts + 1, self.word.strikes)
+            self.give(m, &v, self.backlog.word.attempts + 1, self.backlog.word.strikes)
             budget -= 1
         if m is not None:
             self.has_room(m)
@@ -265,84 +258,74 @@ cdef class Rotation(Home):
         while self.able:
             m = <Member> self.able.popleft()
             m.able = False
-            if self._can(m):
+            if self.can(m):
                 return m
         return None
 
     cdef err _pick(self, message_view *m) except *:
-        """The next message to hand out, with its entry in ``entry`` and ``word``.  ERR_END, ERR_NOT_CACHED: none now."""
+        """The next message to hand out, with its entry in hand.  ERR_END, ERR_NOT_CACHED: none now."""
         cdef err e
-        if self.ready > 0:
+        if self.backlog.ready > 0:
             e = self._pick_ready(m)
             if e != ERR_END:
                 return e
-        return ERR_END if self.by_priority else self._pick_new(m)
+        return ERR_END if self.backlog.by_priority else self.backlog.pick_new(m)
 
     cdef uint64_t _find_ready(self) noexcept:
         """The ready entry that is served next, or `next` when there is none."""
-        cdef uint64_t offset = self.next
+        cdef Backlog backlog = self.backlog
+        cdef uint64_t offset = backlog.next
         cdef int level
-        for level in range(LEVELS - 1, -1, -1):
-            if level and not self.by_priority:
-                continue
-            offset = core.ledger_find(self.raw, self.ready_from[level], self.next, LEDGER_READY,
-                                      1 << level if self.by_priority else 0)
-            self.ready_from[level] = min(offset + 1, self.next)
-            if offset < self.next:
+        for level in range(LEVELS - 1 if backlog.by_priority else 0, -1, -1):
+            offset = core.ledger_find(self.raw, backlog.ready_from_level[level], backlog.next, LEDGER_READY,
+                                      1 << level if backlog.by_priority else 0)
+            backlog.ready_from_level[level] = min(offset + 1, backlog.next)
+            if offset < backlog.next:
                 break
         return offset
 
     cdef err _pick_ready(self, message_view *m) except *:
+        cdef Backlog backlog = self.backlog
         cdef uint64_t offset
         cdef err e
-        cdef fault f
-        while self.ready > 0:
+        while backlog.ready > 0:
             offset = self._find_ready()
-            if offset >= self.next:
-                self.ready = 0
+            if offset >= backlog.next:
+                backlog.ready = 0
                 return ERR_END
-            self.entry = core.ledger_entry_of(self.raw, offset, NULL)
-            if self.entry == NULL:  # its block cannot be mapped now: no memory or no descriptors
-                self._ready_from_base()
-                self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
+            if not backlog.take_up(offset, NULL):  # its block cannot be mapped now: no memory or no descriptors
+                backlog.ready_from_base()
+                backlog.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                 return ERR_NOT_CACHED
-            self.ready -= 1
-            self.word = core.ledger_unpack(core.word_load(&self.entry.word))
-            if offset < self.expired:
-                self._bury(offset, FailureReason.MESSAGE_EXPIRED, self.word.attempts)
+            backlog.ready -= 1
+            if offset < backlog.expired:
+                backlog.bury(offset, FailureReason.MESSAGE_EXPIRED, backlog.word.attempts)
                 continue
-            if self.word.strikes >= <uint32_t> self.queue.policy.attempts_max:
-                self._bury(offset, reason_of(self.word.strikes), self.word.attempts)
+            if backlog.word.strikes >= <uint32_t> self.queue.policy.attempts_max:
+                backlog.bury_exhausted(offset, backlog.word.attempts, backlog.word.strikes)
                 continue
-            e = self.probe.look(offset, self._segment_of(offset), self.entry.place, <unsigned short> self.word.index, m, &f)
+            e = backlog.look(offset, m)
             if e == OK:
                 return OK
             if e == ERR_NOT_CACHED:
-                self._ready(offset, self.word.priority if self.by_priority else 0)
-                return self._failed_read(e, m, self.probe)
-            logger.error("queue %s: message %d cannot be read: %s", self.queue.name, offset, storage_error(e, &f))
-            self._bury(offset, FailureReason.DESERIALIZATION_ERROR, self.word.attempts)
+                backlog.add_ready(offset, backlog.word.priority if backlog.by_priority else 0)
+                return e
+            backlog.bury(offset, FailureReason.DESERIALIZATION_ERROR, backlog.word.attempts)
         return ERR_END
 
     cdef bint _take_in(self) except -1:
         """An entry with its priority for each new message; True when there are more."""
+        cdef Backlog backlog = self.backlog
         cdef message_view v
         cdef int budget = BUDGET
         while budget > 0:
-            if self.fetching or self.ready >= AHEAD_MAX or self._pick_new(&v) != OK:
+            if backlog.fetching or backlog.ready >= AHEAD_MAX or backlog.pick_new(&v) != OK:
                 return False
-            self.word.priority = priority_of(&v)
-            core.word_store(&self.entry.word, core.ledger_pack(self.word))
-            self._ready(v.offset, self.word.priority)
+            backlog.word.priority = priority_of(&v)
+            core.word_store(&backlog.entry.word, core.ledger_pack(backlog.word))
+            backlog.add_ready(v.offset, backlog.word.priority)
             budget -= 1
         return True
-
-
-cdef object reason_of(uint32_t strikes):
-    """Why a message has no attempt left."""
-    if strikes >= core.LEDGER_ATTEMPTS_MAX:
-        return FailureReason.DESERIALIZATION_ERROR
-    return FailureReason.MAX_RETRIES_EXCEEDED
 
 
 cdef uint32_t priority_of(message_view *m) noexcept:

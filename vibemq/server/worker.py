@@ -26,6 +26,7 @@ from vibemq.broker.alarms import Alarm, Alarms
 from vibemq.broker.catalog import Catalog
 from vibemq.broker.fanout import FanOut
 from vibemq.broker.groups import Groups
+from vibemq.broker.home import Home
 from vibemq.broker.messages import Messages
 from vibemq.broker.parts import Broker
 from vibemq.broker.policy import DeliveryMode, has_ttl, policy
@@ -61,7 +62,7 @@ PEERS_NAMED_MAX = 8  # of those that keep a worker from ending, in the log
 END_MARGIN_S = 1.5  # the supervisor kills who is still there at the timeout: end on our own before it
 ADOPTED_PER_TURN = 20  # some tens of microseconds each
 DOORS = {"streams": StreamsDoor, "native": NativeDoor, "signalr": SignalRDoor, "micromsg2": Micromsg2Door}
-HOMES = {
+MODES = {
     DeliveryMode.ROUND_ROBIN: Rotation,
     DeliveryMode.PRIORITY_BASED: Rotation,
     DeliveryMode.FAN_OUT_WITH_ACK: FanOut,
@@ -195,8 +196,7 @@ class Worker:
             self.adopt_timer.set(self.queues.now_ms + 1)
 
     def _make_home(self, queue: Any, generation: int) -> Any:
-        kind = HOMES[queue.policy.mode]
-        return kind(queue, generation, self.catalog.create_dead_letter_queue)
+        return Home(queue, generation, MODES[queue.policy.mode], self.catalog.create_dead_letter_queue)
 
     def _look_at_access(self) -> None:
         """Twice a second, and when another worker says so: users, permissions or queues' options may have changed."""

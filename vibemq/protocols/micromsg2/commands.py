@@ -555,7 +555,7 @@ def info(command: Command) -> None:
     queue = session.door.queues.find(DEFAULT_VHOST, name)
     waiting, in_flight, consumers = queue.counts()
     prefix = "topic/" if queue.policy.is_fan_out else "queue/"
-    queue.release(None)
+    queue.close_if_unused()
     counts = {"messages": str(waiting), "in-flight": str(in_flight), "consumers": str(consumers)}
     command.done(destination=prefix + name, **counts)
 

@@ -535,7 +535,7 @@ def info(session: NativeSession, request: Message) -> None:
         return
     waiting, in_flight, consumers = queue.counts()
     dropped, refused = queue.losses()
-    queue.release(None)
+    queue.close_if_unused()
     payload = queue_info(
         name,
         options_of(door.queues.metadata.effective_options(record), door.option_defaults),
@@ -573,7 +573,7 @@ def purge_queue(session: NativeSession, request: Message) -> None:
         error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
         return
     count = queue.purge()
-    queue.release(None)
+    queue.close_if_unused()
     reply(session, request, Command.PURGE_QUEUE, queue=name, payload=msgspec.json.encode({"purged": count}))
 
 

@@ -353,13 +353,13 @@ cdef class NativeSession(QueueSession):
         self.go_on_after_turn()
         if self.state == "leaving" and self._has_confirmed_all():
             self.finish()
-        if self.connection.flush() and self.in_flight_stalled():
+        if self.connection.flush() and self.has_stalled_subscriptions():
             for subscription in list(self.subscriptions.values()):
                 if subscription.stalled and subscription.queue is not None:
                     (<Queue> subscription.queue).room_again(subscription)
         return False
 
-    def in_flight_stalled(self) -> bool:
+    def has_stalled_subscriptions(self) -> bool:
         for subscription in self.subscriptions.values():
             if (<Subscription> subscription).stalled:
                 return True

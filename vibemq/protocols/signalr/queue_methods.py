@@ -86,7 +86,7 @@ def described(hub: HubConnection, record: StreamRecord) -> dict[str, Any]:
         info |= {"type": type_of(queue.policy), "messages": waiting, "consumers": consumers, "unacked": in_flight}
         holding = broker.queues.metadata.effective_options(record)
         info |= shown_options(record.name, holding, record.durability, broker.queues.defaults)
-        queue.release(None)
+        queue.close_if_unused()
     return info | {"bytes": stats.size_bytes, "firstOffset": stats.first_offset, "nextOffset": stats.next_offset}
 
 
@@ -180,7 +180,7 @@ def purge_queue(call: Call, name: str) -> int:
         raise HubError(ErrorCode.NOT_SUPPORTED, f"'{name}' is a stream, which keeps what it has; delete it instead.")
     queue = hub.queues.find(DEFAULT_VHOST, name)
     count: int = queue.purge()
-    queue.release(None)
+    queue.close_if_unused()
     return count
 
 
