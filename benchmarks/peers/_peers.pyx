@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memchr, memcmp, memcpy
 
-from vibemq.bench._flow cimport Consumer, Publisher, get_hex8, get_u32, get_u64
+from vibemq.bench._flow cimport Consumer, Publisher, fail_with, get_hex8, get_u32, get_u64
 
 cdef enum:
     LINE_SIZE_MAX = 1 << 16
@@ -249,7 +249,7 @@ cdef class RedisConsumer(Consumer):
                 return NULL
         size = decimal(at + 1, cr) if at[0] == c'$' else -1
         if size < 0:
-            return self.fail(p, b"needed the name of a stream", 27)
+            return fail_with(self, p, b"needed the name of a stream")
         at = cr + 2 + size + 2
         cr = line_end(at, end) if at < end else NULL
         if cr is NULL:
@@ -257,7 +257,7 @@ cdef class RedisConsumer(Consumer):
         self.entries = decimal(at + 1, cr) if at[0] == c'*' else -1
         if self.entries < 1:
             self.entries = 0
-            return self.fail(p, b"needed the number of entries", 28)
+            return fail_with(self, p, b"needed the number of entries")
         head[0] = c'*'
         h = put_decimal(head + 1, self.ack_words + self.entries)
         h[0], h[1] = c'\r', c'\n'
@@ -280,7 +280,7 @@ cdef class RedisConsumer(Consumer):
             return NULL
         size = decimal(id_line + 1, cr) if id_line[0] == c'$' else -1
         if size < 0:
-            return self.fail(p, b"needed the id of an entry", 25)
+            return fail_with(self, p, b"needed the id of an entry")
         id_end = cr + 2 + size + 2
         line = id_end + REDIS_FIELD_SIZE
         if end - id_end <= REDIS_FIELD_SIZE:
@@ -290,7 +290,7 @@ cdef class RedisConsumer(Consumer):
             return NULL
         size = decimal(line + 1, cr) if line[0] == c'$' else -1
         if size < 0:
-            return self.fail(p, b"needed the body of an entry", 27)
+            return fail_with(self, p, b"needed the body of an entry")
         if end - cr < 2 + size + 2:
             return NULL
         if self.observes:
@@ -357,7 +357,7 @@ cdef class AmqpPublisher(Publisher):
             elif p[0] != AMQP_HEARTBEAT:
                 return self.fail(p, p + 7, size - AMQP_OVERHEAD)
             p += size
-        return self.fail(p, b"needed an AMQP frame, had other bytes", 37) if wrong else p
+        return fail_with(self, p, b"needed an AMQP frame, had other bytes") if wrong else p
 
     cdef void settle_next(self) noexcept nogil:
         if not self.acked[self.tag]:
@@ -396,13 +396,13 @@ cdef class AmqpConsumer(Consumer):
                 count += 1
             elif p[0] == AMQP_METHOD and size >= AMQP_OVERHEAD + 14 and get_u32(p + 7) == AMQP_BASIC_DELIVER:
                 if <size_t>p[11] + 12 + 8 > size - 1:
-                    return self.fail(p, b"a basic.deliver ends inside its tag", 35)
+                    return fail_with(self, p, b"a basic.deliver ends inside its tag")
                 memcpy(self.ack + 11, p + 12 + p[11], 8)
             elif p[0] != AMQP_HEADER and p[0] != AMQP_HEARTBEAT:
                 return self.fail(p, p + 7, size - AMQP_OVERHEAD)
             p += size
         self.gain(count)
-        return self.fail(p, b"needed an AMQP frame, had other bytes", 37) if wrong else p
+        return fail_with(self, p, b"needed an AMQP frame, had other bytes") if wrong else p
 
 
 # ---- a bare round trip ----

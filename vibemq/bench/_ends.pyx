@@ -14,7 +14,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from vibemq.bench._flow cimport (
-    Consumer, Publisher, fail_with, get_hex8, get_u16, get_u32, get_u64, load, now_ns, put_u32, put_u64, store,
+    Consumer, Flow, Publisher, fail_with, get_hex8, get_u16, get_u32, get_u64, load, now_ns, put_u32, put_u64, store,
 )
 from vibemq.protocols.native.wire cimport (
     BODY_FIXED_BYTES, FRAME_HEADER_BYTES, FRAME_OK, TYPE_ACK, TYPE_DELIVER, TYPE_ERROR, TYPE_PONG, TYPE_PUBLISH_ACK,
@@ -53,19 +53,33 @@ STAMP_SIZE_BYTES = STAMP_SIZE  # sending time, number, producer: smaller message
 assert spec.Key.PUBLISH == KEY_PUBLISH and spec.CHUNK_HEADER_SIZE_BYTES == CHUNK_HEADER_SIZE
 
 
+cdef size_t whole_frame(const uint8_t *p, const uint8_t *end, size_t head, size_t least, bint *wrong) noexcept nogil:
+    """The size of the frame at p, or 0 where it is not whole yet or, `wrong`, is no frame.
+
+    head: what stands before the bytes that its first field counts; least: the fewest of these.
+    """
+    cdef size_t size
+    if <size_t>(end - p) < head:
+        return 0
+    size = get_u32(p)
+    if size < least or size > FRAME_SIZE_MAX:
+        wrong[0] = True
+        return 0
+    return head + size if <size_t>(end - p) >= head + size else 0
+
+
 # ---- the native protocol ----
 
 
-cdef size_t whole_frame(const uint8_t *p, const uint8_t *end, bint *wrong) noexcept nogil:
-    """The size of the frame at p, or 0 where it is not whole yet or, `wrong`, is no frame."""
-    cdef size_t size
-    if end - p < FRAME_HEADER_BYTES:
-        return 0
-    size = FRAME_HEADER_BYTES + <size_t>get_u32(p)
-    if size < FRAME_HEADER_BYTES + BODY_FIXED_BYTES or size > FRAME_SIZE_MAX or p[4]:
-        wrong[0] = True
-        return 0
-    return size if <size_t>(end - p) >= size else 0
+cdef int native_fault(Flow flow, const uint8_t *p, size_t size, const char *other) noexcept nogil:
+    """Ends the flow with what an Error says, or with `other`."""
+    cdef native_frame frame
+    if p[6] == TYPE_ERROR and frame_parse(p + FRAME_HEADER_BYTES, size - FRAME_HEADER_BYTES, &frame) == FRAME_OK:
+        # The message lies behind the code, and its length between them is no text.
+        flow.fail(p, frame.error_code, frame.error_code_size + 2 + frame.error_message_size)
+    else:
+        fail_with(flow, p, other)
+    return 0
 
 
 cdef class NativePublisher(Publisher):
@@ -74,10 +88,10 @@ cdef class NativePublisher(Publisher):
     cdef const uint8_t *take(self, const uint8_t *p, const uint8_t *end) noexcept nogil:
         cdef size_t size, id_size, count = 0
         cdef bint wrong = False
-        cdef native_frame frame
         while True:
-            size = whole_frame(p, end, &wrong)
-            if size == 0:
+            size = whole_frame(p, end, FRAME_HEADER_BYTES, BODY_FIXED_BYTES, &wrong)
+            if size == 0 or p[4]:
+                wrong = wrong or size != 0  # compressed, which nobody has asked for
                 break
             if p[6] == TYPE_PUBLISH_ACK:
                 if self.named:
@@ -88,14 +102,12 @@ cdef class NativePublisher(Publisher):
                         self.settle_number(get_hex8(p + ID_AT + id_size - NUMBER_SIZE))
                 else:
                     count += 1
-            elif p[6] == TYPE_ERROR and frame_parse(p + FRAME_HEADER_BYTES, size - FRAME_HEADER_BYTES, &frame) == FRAME_OK:
-                # The message lies behind the code, and its length between them is no text.
-                return self.fail(p, frame.error_code, frame.error_code_size + 2 + frame.error_message_size)
             elif p[6] != TYPE_PONG:
-                return self.fail(p, b"needed a PublishAck, had another frame", 38)
+                native_fault(self, p, size, b"needed a PublishAck, had another frame")
+                return p
             p += size
         self.settle(count)
-        return self.fail(p, b"needed a frame, had other bytes", 31) if wrong else p
+        return fail_with(self, p, b"needed a frame, had other bytes") if wrong else p
 
 
 cdef class NativeConsumer(Consumer):
@@ -104,25 +116,25 @@ cdef class NativeConsumer(Consumer):
     cdef const uint8_t *take(self, const uint8_t *p, const uint8_t *end) noexcept nogil:
         cdef size_t size, id_size, queue_size, body_size, ack_size, head
         cdef bint wrong = False
-        cdef native_frame frame
         cdef uint8_t *out
         cdef long long count = 0
         while True:
-            size = whole_frame(p, end, &wrong)
-            if size == 0:
+            size = whole_frame(p, end, FRAME_HEADER_BYTES, BODY_FIXED_BYTES, &wrong)
+            if size == 0 or p[4]:
+                wrong = wrong or size != 0  # compressed, which nobody has asked for
                 break
             if p[6] == TYPE_DELIVER:
                 id_size = get_u16(p + 7)
                 head = ID_AT + id_size + 6
                 if head > size:
-                    return self.fail(p, b"a Deliver ends inside its id", 28)
+                    return fail_with(self, p, b"a Deliver ends inside its id")
                 queue_size = get_u16(p + ID_AT + id_size)
                 head += queue_size
                 if head > size:
-                    return self.fail(p, b"a Deliver ends inside its queue", 31)
+                    return fail_with(self, p, b"a Deliver ends inside its queue")
                 body_size = get_u32(p + head - 4)
                 if body_size > size - head:
-                    return self.fail(p, b"a Deliver ends inside its payload", 33)
+                    return fail_with(self, p, b"a Deliver ends inside its payload")
                 if self.observes:
                     self.observe(p + head, body_size)
                 ack_size = pong_size(id_size, False)
@@ -132,29 +144,15 @@ cdef class NativeConsumer(Consumer):
                 frame_end(frame_payload(frame_begin(out, ack_size, TYPE_ACK, p + ID_AT, id_size, NULL, 0), NULL, 0, 0), False)
                 self.outbox.end += ack_size
                 count += 1
-            elif p[6] == TYPE_ERROR and frame_parse(p + FRAME_HEADER_BYTES, size - FRAME_HEADER_BYTES, &frame) == FRAME_OK:
-                # The message lies behind the code, and its length between them is no text.
-                return self.fail(p, frame.error_code, frame.error_code_size + 2 + frame.error_message_size)
             elif p[6] != TYPE_PONG:
-                return self.fail(p, b"needed a Deliver, had another frame", 35)
+                native_fault(self, p, size, b"needed a Deliver, had another frame")
+                return p
             p += size
         self.gain(count)
-        return self.fail(p, b"needed a frame, had other bytes", 31) if wrong else p
+        return fail_with(self, p, b"needed a frame, had other bytes") if wrong else p
 
 
 # ---- the streams protocol ----
-
-
-cdef size_t stream_frame(const uint8_t *p, const uint8_t *end, bint *wrong) noexcept nogil:
-    """As whole_frame."""
-    cdef size_t size
-    if end - p < KEY_AT:
-        return 0
-    size = KEY_AT + <size_t>get_u32(p)
-    if size > FRAME_SIZE_MAX or size < 8:
-        wrong[0] = True
-        return 0
-    return size if <size_t>(end - p) >= size else 0
 
 
 def publish_frame(int64_t batch, int64_t size, int64_t sub_batch=0, bytes filter_value=b""):
@@ -227,7 +225,7 @@ cdef class StreamsPublisher(Publisher):
         cdef uint64_t frame
         cdef bint wrong = False
         while True:
-            size = stream_frame(p, end, &wrong)
+            size = whole_frame(p, end, KEY_AT, 4, &wrong)
             if size == 0:
                 break
             key = get_u16(p + KEY_AT)
@@ -282,7 +280,7 @@ cdef class StreamsConsumer(Consumer):
         cdef bint wrong = False
         cdef uint8_t *out
         while True:
-            size = stream_frame(p, end, &wrong)
+            size = whole_frame(p, end, KEY_AT, 4, &wrong)
             if size == 0:
                 break
             key = get_u16(p + KEY_AT)

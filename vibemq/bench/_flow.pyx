@@ -228,16 +228,16 @@ cdef class Flow:
         cdef Buffer *inbox = &self.inbox
         cdef Py_ssize_t got
         if inbox.size - inbox.end < RECEIVE_SIZE_MIN and not buffer_reserve(inbox, RECEIVE_SIZE_MIN):
-            self.fail(NULL, b"no memory for the inbox", 23)
+            fail_with(self, NULL, b"no memory for the inbox")
             return -1
         got = self.transport.read(inbox.data + inbox.end, inbox.size - inbox.end, block)
         if got == 0:
             return 0
         if got < 0:
             if got == -1:
-                self.fail(NULL, b"the server ended the connection", 31)
+                fail_with(self, NULL, b"the server ended the connection")
             else:
-                self.fail(NULL, b"receiving failed", 16)
+                fail_with(self, NULL, b"receiving failed")
             return -1
         inbox.end += got
         return self.taken(got)
@@ -259,7 +259,7 @@ cdef class Flow:
             # What the server said before it closed explains more than that it did.
             while not self.failed and self.receive(False) > 0:
                 pass
-            self.fail(NULL, b"sending failed", 14)
+            fail_with(self, NULL, b"sending failed")
             return False
         self.outbox.begin += sent
         if self.outbox.begin == self.outbox.end:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from vibemq.bench._flow import Consumer, Histogram, Publisher
 from vibemq.errors import UserError
 
-BOTH = "publish, deliver and acknowledge at the same time"
+BOTH = "publish and consume at the same time"
 MODES = {
     "pub": "publish, and wait for every confirm",
     "con": "consume what an earlier run left (--keep)",
