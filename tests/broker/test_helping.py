@@ -20,10 +20,10 @@ class Session:
     def set_idle(self):
         self.said.append("idle")
 
-    def resume(self):
+    def read_on(self):
         self.said.append("resumed")
 
-    def fail(self, problem):
+    def command_failed(self, problem):
         self.said.append(problem)
 
 

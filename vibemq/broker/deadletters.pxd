@@ -9,7 +9,6 @@ cdef class DeadLetters(StreamUser):
     cdef object owner                 # told: letters_kept(tokens, ok)
     cdef readonly str name
     cdef list tokens                  # of this turn's batch
-    cdef list unsynced                # (tokens, first offset, next offset) of batches that wait for a sync
     cdef readonly bint closed
     cdef object timer                 # of one that is retired
 

@@ -40,7 +40,7 @@ cdef class DeadLetters(StreamUser):
 
     def __init__(self, owner, queue):
         self.owner, self.queue, self.name = owner, queue, queue.name
-        self.tokens, self.unsynced = [], []
+        self.tokens = []
         (<Stream> queue.stream_of()).attach(self)
         queue.hold(self)
 
@@ -141,30 +141,19 @@ cdef class DeadLetters(StreamUser):
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
         tokens, self.tokens = self.tokens, []
         if ok and self.stream.is_disk_durable:
-            self.unsynced.append((tokens, first_offset, next_offset))
+            self.stream.await_sync(self, tokens, first_offset, next_offset)
         else:
             self.owner.letters_kept(tokens, ok)
         return self._look_if_done()
 
-    cdef int on_durable(self, uint64_t durable) except -1:
-        cdef list waiting = []
-        batches, self.unsynced = self.unsynced, []
-        for batch in batches:
-            tokens, first_offset, next_offset = batch
-            if core.log_sync_failed(self.stream.log.raw, first_offset, next_offset):
-                self.owner.letters_kept(tokens, False)
-            elif next_offset <= durable:
-                self.owner.letters_kept(tokens, True)
-            else:
-                waiting.append(batch)
-        self.unsynced = waiting + self.unsynced
-        self._look_if_done()
-        return 1 if self.unsynced else 0
+    cdef int on_synced(self, object what, bint ok) except -1:
+        self.owner.letters_kept(what, ok)
+        return self._look_if_done()
 
     cdef int on_deleted(self) except -1:
         self.closed = True
-        batches, self.unsynced = self.unsynced, []
-        for tokens, _, _ in batches:
+        batches, self.unsynced = self.unsynced, None
+        for tokens, _, _ in batches or ():
             self.owner.letters_kept(tokens, False)
         return 0
 

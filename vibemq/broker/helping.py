@@ -17,7 +17,7 @@ def in_helper(
     """Run ``work`` in a helper thread and ``done(result, error)`` in the loop, unless the peer has left.
 
     Then ``left(result)`` is called instead, for what has to follow even so, if there was no error.
-    `session`: a door's, with `state`, `door.helpers`, and ``set_busy``, ``set_idle``, ``resume`` and ``fail``.
+    `session`: a door's, with `state`, `door.helpers`, and ``set_busy``, ``set_idle``, ``read_on`` and ``command_failed``.
     """
 
     def finish(result: Any, problem: BaseException | None) -> None:
@@ -29,8 +29,8 @@ def in_helper(
         try:
             done(result, problem)
         except Exception as later:
-            session.fail(later)
-        session.resume()
+            session.command_failed(later)
+        session.read_on()
 
     session.set_busy()
     (submit or session.door.helpers.submit)(work, finish)

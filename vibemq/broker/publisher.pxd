@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from vibemq.broker.client cimport Client
 from vibemq.broker.messages cimport message_view
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream, StreamUser
@@ -14,26 +15,49 @@ cdef enum:
 cdef bytes QUEUE_FULL, QUEUE_NOT_FOUND, SERVER_ERROR, PARKED_TOO_MUCH
 
 
-# One connection's way into one queue, or into a stream that is none.  The last methods, and
-# ``answer_redirected(tokens, ok)`` are the door's.
-cdef class QueuePublisher(StreamUser):
-    cdef readonly Queue queue         # None: a stream that is no queue
-    cdef readonly bytes name          # of the queue, as its dead letters bear it
-    cdef int64_t generation           # of the permissions that allowed it
+# One client's way into one stream.  The last methods are the door's.
+cdef class Publisher(StreamUser):
+    cdef Client client
+    cdef readonly Queue queue         # that the stream is the log of; None: of none
     cdef uint8_t *notes               # what the door needs to answer this turn's messages, in its own form
     cdef size_t notes_size, notes_capacity
     cdef size_t count                 # messages in this turn's batch
     cdef uint32_t reference_index     # in this turn's batch, once interned
     cdef bint interned
-    # (notes, count, first offset, next offset, are offsets known) of batches that wait for a sync
-    cdef list unsynced
+    cdef bint closed
+    cdef bint deleted                 # its stream was
+
+    # Room for so many bytes of notes more, which is not taken yet.
+    cdef int reserve(self, size_t size) except -1
+    cdef uint8_t *note(self, size_t size) except NULL
+    # Before its first entry in a batch.
+    cdef int join_batch(self) except -1
+    # Its duplicates are dropped, by the numbers that it gives as this publisher.
+    cdef int intern(self, bytes reference) except -1
+    # The messages of these notes are in the log, or (not `ok`) are not: answer them, after a sync if that is needed.
+    cdef int answer(self, const uint8_t *notes, size_t size, size_t count, bint ok, uint64_t first_offset,
+                    uint64_t next_offset) except -1
+    cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1
+    # The stream was deleted: refuse whatever still waits.
+    cdef int refuse_waiting(self) except -1
+
+    # The messages of these notes are kept.  `offsets_known`: the first lies at first_offset, and so on.
+    cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1
+    cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1
+    # The stream was deleted: the connection has this publisher no more.
+    cdef int forget(self) except -1
+
+
+# The same into a queue with its bounds, or into a stream that is none.  The last methods, and
+# ``answer_redirected(tokens, ok)`` are the door's.
+cdef class QueuePublisher(Publisher):
+    cdef readonly bytes name          # of the queue, as its dead letters bear it
+    cdef int64_t generation           # of the permissions that allowed it
     cdef bint has_parked
     cdef object parked                # deque of (what, its bytes, when it came): messages that a full queue holds back
     cdef object timer
     cdef object letters               # broker.deadletters.DeadLetters, once something was redirected
     cdef size_t redirected            # on their way into the dead-letter queue
-    cdef bint closed
-    cdef bint deleted                 # its queue was: what was redirected before is still answered
 
     cdef int begin(self, Stream stream, Queue queue, bytes name) except -1
     # What is to become of `count` messages.
@@ -42,17 +66,10 @@ cdef class QueuePublisher(StreamUser):
     cdef int count_refused(self, uint64_t count) except -1
     # Lay an entry into this turn's batch; `reference`: of a publisher whose duplicates are dropped, or None.
     cdef err add(self, const uint8_t *entry, uint32_t size, uint32_t records, bytes reference, uint64_t number) except *
-    cdef uint8_t *note(self, size_t size) except NULL
     cdef int park(self, object what, size_t size) except -1
     # Copy an entry into the dead-letter queue, to which there must be a way.
     cdef int redirect(self, const uint8_t *entry, size_t size, object token) except -1
 
-    # The messages of these notes are kept.  `offsets_known`: the first lies at first_offset, and so on.
-    cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1
-    cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1
-    # The queue was deleted: the connection has this publisher no more.
-    cdef int forget(self) except -1
     cdef int publish_parked(self, object what) except -1
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1
     cdef uint64_t records_of(self, object what) except? 0
-    cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1

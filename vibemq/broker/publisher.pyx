@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A publisher as the broker sees it, whatever door it came through.
 
-A door lays a message into its stream's batch with ``add`` and writes with ``note`` what it will need to answer it.
-When the batch is persisted or, with durability `disk`, when a sync covers it, the notes come back to ``confirm``; if
-that fails, to ``refuse_notes``.
+A door lays a message into its stream's batch (of a queue with ``add``) and writes beside it, with ``note``, what it will
+need to answer it.  When the batch is persisted or, with durability `disk`, when a sync covers it, the notes come back to
+``confirm``; if that fails, to ``refuse_notes``.
 
 A full queue answers by its overflow strategy, which ``room_for`` knows.  BlockPublisher parks messages, in order, until
 the home has made room or `queues.block_timeout_ms` is over; the rest of the connection is read meanwhile, because the
@@ -39,12 +39,129 @@ cdef bytes WAS_DELETED = b"The queue was deleted."
 cdef bytes NOT_STORED = b"The message could not be stored."
 
 
-cdef class QueuePublisher(StreamUser):
-    def __cinit__(self):
-        self.unsynced, self.parked = [], deque()
-
+cdef class Publisher(StreamUser):
     def __dealloc__(self):
         free(self.notes)
+
+    cdef int reserve(self, size_t size) except -1:
+        cdef uint8_t *grown
+        cdef size_t need = self.notes_size + size
+        if need > self.notes_capacity:
+            need += need // 2 + 256
+            grown = <uint8_t *> realloc(self.notes, need)
+            if grown == NULL:
+                raise MemoryError
+            self.notes, self.notes_capacity = grown, need
+        return 0
+
+    cdef uint8_t *note(self, size_t size) except NULL:
+        if self.notes_size + size > self.notes_capacity:
+            self.reserve(size)
+        self.notes_size += size
+        return self.notes + self.notes_size - size
+
+    cdef int join_batch(self) except -1:
+        self.interned = False
+        return self.stream.add_waiting(self)
+
+    cdef int intern(self, bytes reference) except -1:
+        if core.batch_reference_add(self.stream.batch, reference, <uint32_t> len(reference),
+                                    &self.reference_index) != OK:
+            raise MemoryError
+        self.interned = True
+        return 0
+
+    def close(self):
+        """Nobody publishes through it any more.  What is in this turn's batch is still persisted, and confirmed to nobody."""
+        if self.closed:
+            return
+        self.closed = True
+        batches, self.unsynced = self.unsynced, None
+        if batches:
+            self.count_waiting(-sum([what[1] for what, _, _ in batches]), 0)
+        if self.stream.log.raw != NULL:
+            self.stream.detach(self)
+        if self.queue is not None:
+            self.queue.release(self)
+
+    @property
+    def is_idle(self) -> bool:
+        """Is everything answered that it was given?"""
+        return not self.count and not self.unsynced
+
+    cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
+        cdef size_t size = self.notes_size, count = self.count
+        self.notes_size = self.count = 0
+        if self.closed:
+            return 0
+        self.answer(self.notes, size, count, ok, first_offset, next_offset)
+        if self.notes_capacity > NOTES_BYTES_KEPT:
+            free(self.notes)
+            self.notes, self.notes_capacity = NULL, 0
+        return 0
+
+    cdef int answer(self, const uint8_t *notes, size_t size, size_t count, bint ok, uint64_t first_offset,
+                    uint64_t next_offset) except -1:
+        cdef bint offsets_known = not self.stream.duplicates
+        if not ok:
+            if core.control_is_deleted(self.stream.log.control):
+                return self.refuse_notes(notes, size, QUEUE_NOT_FOUND, WAS_DELETED)
+            return self.refuse_notes(notes, size, SERVER_ERROR, NOT_STORED)
+        if not self.stream.is_disk_durable:
+            return self.confirm(notes, size, first_offset, offsets_known)
+        self.stream.await_sync(self, ((<char *> notes)[:size], count, first_offset, offsets_known), first_offset,
+                               next_offset)
+        return self.count_waiting(count, 0)
+
+    cdef int on_synced(self, object what, bint ok) except -1:
+        cdef bytes notes
+        notes, count, first_offset, offsets_known = what
+        if ok:
+            self.confirm(<const uint8_t *> <char *> notes, len(notes), first_offset, offsets_known)
+        else:
+            self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), SERVER_ERROR, b"The disk refused a sync.")
+        return self.count_waiting(-<Py_ssize_t> count, 0)
+
+    cdef int on_deleted(self) except -1:
+        self.deleted = True
+        try:
+            self.refuse_waiting()
+        finally:  # though its peer does not read its errors: the log is closed next, and nobody may look at it again
+            self.close()
+            self.forget()
+        return 0
+
+    cdef int refuse_waiting(self) except -1:
+        cdef bytes notes
+        for (notes, _, _, _), _, _ in self.unsynced or ():
+            self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
+        return 0
+
+    cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1:
+        if unconfirmed:
+            self.client.count_unconfirmed(unconfirmed)
+        if parked_bytes:
+            self.client.count_parked(parked_bytes)
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        return self.client.fail(problem)
+
+    # ---- the door's ----
+
+    cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1:
+        return 0
+
+    cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
+        return 0
+
+    cdef int forget(self) except -1:
+        return 0
+
+
+cdef class QueuePublisher(Publisher):
+    def __cinit__(self):
+        self.parked = deque()
 
     cdef int begin(self, Stream stream, Queue queue, bytes name) except -1:
         self.queue, self.name = queue, name
@@ -54,25 +171,25 @@ cdef class QueuePublisher(StreamUser):
         return 0
 
     def close(self):
-        """The connection is gone.  What is in this turn's batch is still persisted, and confirmed to nobody."""
-        if self.closed:
-            return
-        self.closed = True
-        self._stop_parking()
-        if self.letters is not None:
-            self.letters.close()
-        batches, self.unsynced = self.unsynced, []
-        if batches:
-            self.count_waiting(-sum([count for _, count, _, _, _ in batches]), 0)
-        if self.stream.log.raw != NULL:
-            self.stream.detach(self)
-        if self.queue is not None:
-            self.queue.release(self)
+        if not self.closed:
+            self._stop_parking()
+            if self.letters is not None:
+                self.letters.close()
+            Publisher.close(self)
 
     @property
     def is_idle(self) -> bool:
-        """Is everything confirmed or refused that it was given, and is not parked?"""
+        """Is everything answered that it was given, and is not parked?"""
         return not self.count and not self.unsynced and not self.redirected
+
+    cdef int refuse_waiting(self) except -1:
+        Publisher.refuse_waiting(self)
+        while self.parked:
+            self.refuse_parked(self._unpark(), QUEUE_NOT_FOUND, WAS_DELETED)
+        if self.letters is not None and self.redirected:
+            letters, self.letters = self.letters, None
+            letters.retire()
+        return 0
 
     # ---- in ----
 
@@ -106,16 +223,12 @@ cdef class QueuePublisher(StreamUser):
         cdef err e
         while True:
             if self.count == 0:
-                self.stream.add_waiting(self)
-                self.interned = False
+                self.join_batch()
             if reference is None:
                 e = core.batch_add(self.stream.batch, entry, size, records)
             else:
                 if not self.interned:
-                    if core.batch_reference_add(self.stream.batch, reference, <uint32_t> len(reference),
-                                                &self.reference_index) != OK:
-                        raise MemoryError
-                    self.interned = True
+                    self.intern(reference)
                 e = core.batch_add_tracked(self.stream.batch, entry, size, records, self.reference_index, number)
             if e != ERR_FULL:
                 break
@@ -123,77 +236,6 @@ cdef class QueuePublisher(StreamUser):
         if e == OK:
             self.count += records
         return e
-
-    cdef uint8_t *note(self, size_t size) except NULL:
-        cdef uint8_t *grown
-        cdef size_t need = self.notes_size + size
-        if need > self.notes_capacity:
-            need += need // 2 + 256
-            grown = <uint8_t *> realloc(self.notes, need)
-            if grown == NULL:
-                raise MemoryError
-            self.notes, self.notes_capacity = grown, need
-        self.notes_size += size
-        return self.notes + self.notes_size - size
-
-    # ---- what became of it ----
-
-    cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
-        cdef size_t size = self.notes_size
-        cdef size_t count = self.count
-        cdef bint offsets_known = not self.stream.duplicates
-        self.notes_size = self.count = 0
-        if self.closed:
-            return 0
-        if not ok:
-            if core.control_is_deleted(self.stream.log.control):
-                self.refuse_notes(self.notes, size, QUEUE_NOT_FOUND, WAS_DELETED)
-            else:
-                self.refuse_notes(self.notes, size, SERVER_ERROR, NOT_STORED)
-        elif self.stream.is_disk_durable:
-            self.unsynced.append(((<char *> self.notes)[:size], count, first_offset, next_offset, offsets_known))
-            self.count_waiting(count, 0)
-        else:
-            self.confirm(self.notes, size, first_offset, offsets_known)
-        if self.notes_capacity > NOTES_BYTES_KEPT:
-            free(self.notes)
-            self.notes, self.notes_capacity = NULL, 0
-        return 0
-
-    cdef int on_durable(self, uint64_t durable) except -1:
-        cdef bytes notes
-        cdef list waiting = []
-        cdef Py_ssize_t answered = 0
-        for batch in self.unsynced:
-            notes, count, first_offset, next_offset, offsets_known = batch
-            if core.log_sync_failed(self.stream.log.raw, first_offset, next_offset):
-                self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), SERVER_ERROR,
-                                  b"The disk refused a sync.")
-            elif next_offset <= durable:
-                self.confirm(<const uint8_t *> <char *> notes, len(notes), first_offset, offsets_known)
-            else:
-                waiting.append(batch)
-                continue
-            answered += count
-        self.unsynced = waiting
-        self.count_waiting(-answered, 0)
-        return 1 if waiting else 0
-
-    cdef int on_deleted(self) except -1:
-        cdef bytes notes
-        try:
-            for notes, _, _, _, _ in self.unsynced:
-                self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
-            while self.parked:
-                self.refuse_parked(self._unpark(), QUEUE_NOT_FOUND, WAS_DELETED)
-            self.deleted = True
-            if self.letters is not None and self.redirected:
-                letters, self.letters = self.letters, None
-                letters.retire()
-        finally:  # though its peer does not read its errors: the log is closed next, and nobody may look at it again
-            self.close()
-            self.forget()
-        return 0
 
     # ---- a full queue ----
 
@@ -303,20 +345,8 @@ cdef class QueuePublisher(StreamUser):
 
     # ---- the door's ----
 
-    cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1:
-        return 0
-
-    cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
-        return 0
-
-    cdef int forget(self) except -1:
-        return 0
-
     cdef int publish_parked(self, object what) except -1:
         return 0
 
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1:
-        return 0
-
-    cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1:
         return 0

@@ -9,14 +9,14 @@ from vibemq.storage.shm cimport Board
 # called by the stream, in the worker's loop; none may block.
 cdef class StreamUser:
     cdef readonly Stream stream
+    cdef list unsynced                # of await_sync: (what, first offset, next offset); None: it never waited
 
     # The log has grown past where this user reads.  Readers only.
     cdef int on_news(self) except -1
     # What this user put into the batch is in the log within [first_offset, next_offset), or (not `ok`) is not.
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
-    # Everything below `durable` survives power loss, but for what log_sync_failed names.
-    # Returns 1 while this user still waits for more.
-    cdef int on_durable(self, uint64_t durable) except -1
+    # What it gave to await_sync survives power loss, or (not `ok`) a sync of it has failed.
+    cdef int on_synced(self, object what, bint ok) except -1
     # The stream was deleted or restarted; this user is already detached from it.
     cdef int on_deleted(self) except -1
     # One of the above raised: end this user's connection, later, and nobody else's.
@@ -50,9 +50,12 @@ cdef class Stream:
     cdef int attach_reader(self, StreamUser user) except -1
     cdef int detach_reader(self, StreamUser user) except -1
     cdef int add_waiting(self, StreamUser user) except -1
+    # With durability `disk`: on_synced(what, ok) follows, once no sync of [first_offset, next_offset) is to come.
+    cdef int await_sync(self, StreamUser user, object what, uint64_t first_offset, uint64_t next_offset) except -1
     cdef int persist(self) except -1
     cdef int news(self) except -1
     cdef int _start_sync(self) except -1
+    cdef int _tell_synced(self, StreamUser user, uint64_t durable) except -1
     cdef int _tell(self, list users, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
 
 

@@ -53,7 +53,7 @@ cdef class StreamUser:
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
         return 0
 
-    cdef int on_durable(self, uint64_t durable) except -1:
+    cdef int on_synced(self, object what, bint ok) except -1:
         return 0
 
     cdef int on_deleted(self) except -1:
@@ -182,7 +182,6 @@ cdef class Stream:
             self._tell(waiting, True, appended.first_offset, appended.next_offset)
             self.deduplicated = NULL
             if self.is_disk_durable:
-                self.unsynced.update(dict.fromkeys(waiting))
                 self._start_sync()
         if appended_batch != NULL:
             self.table.give_batch(appended_batch)
@@ -218,6 +217,30 @@ cdef class Stream:
 
     # ---- durability ----
 
+    cdef int await_sync(self, StreamUser user, object what, uint64_t first_offset, uint64_t next_offset) except -1:
+        if user.unsynced is None:
+            user.unsynced = []
+        user.unsynced.append((what, first_offset, next_offset))
+        self.unsynced[user] = None
+        return 0
+
+    cdef int _tell_synced(self, StreamUser user, uint64_t durable) except -1:
+        """Tell it what this sync has settled.  What it waits for after that, perhaps since just now, is for the next one."""
+        cdef list waiting = []
+        cdef bint failed
+        batches, user.unsynced = user.unsynced, []
+        for batch in batches:
+            what, first_offset, next_offset = batch
+            failed = core.log_sync_failed(self.log.raw, first_offset, next_offset)
+            if failed or next_offset <= durable:
+                user.on_synced(what, not failed)
+            else:
+                waiting.append(batch)
+        user.unsynced = waiting + user.unsynced
+        if user.unsynced:
+            self.unsynced[user] = None
+        return 0
+
     cdef int _start_sync(self) except -1:
         if self.syncing:
             return 0
@@ -237,8 +260,7 @@ cdef class Stream:
         users, self.unsynced = self.unsynced, {}
         for user in users:
             try:
-                if user.on_durable(upto):
-                    self.unsynced[user] = True
+                self._tell_synced(user, upto)
             except Exception as problem:
                 user.failed(problem)
         if self.unsynced:

@@ -128,7 +128,7 @@ cdef class Subscription(Consumer):
     def __str__(self):
         return self.session.peer
 
-    def close(self, bint lost=False):
+    def leave(self, bint lost):
         if self.queue is not None:
             self.queue.remove_consumer(self, lost)
 
@@ -179,6 +179,9 @@ cdef class TopicReader(LogReader):
 
     cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size) except -1:
         return self.outlet.write(m, self.number, NO_SLOT)
+
+    def leave(self, bint lost):
+        self.close()
 
     def describe(self) -> dict:
         return {

@@ -5,7 +5,7 @@ from vibemq.protocols.micromsg2.session cimport Micromsg2Session
 
 
 # One connection's way into one queue or stream, by the destination that its messages name.
-cdef class Publisher(QueuePublisher):
+cdef class Micromsg2Publisher(QueuePublisher):
     cdef Micromsg2Session session
     cdef readonly bytes destination
 

@@ -21,10 +21,10 @@ cdef enum:
     NOTE_BYTES = 8
 
 
-cdef class Publisher(QueuePublisher):
+cdef class Micromsg2Publisher(QueuePublisher):
     def __init__(self, Micromsg2Session session, Stream stream not None, Queue queue, bytes name, bytes destination):
         """`queue`: None where the stream is none."""
-        self.session, self.destination = session, destination
+        self.session, self.client, self.destination = session, session.client, destination
         self.generation = -1  # its first message asks whether it is allowed
         self.begin(stream, queue, name)
 
@@ -39,7 +39,7 @@ cdef class Publisher(QueuePublisher):
         if room == ROOM:
             return self._append(entry, size, index)
         what = (index, (<const char *> entry)[:size])
-        if room == ROOM_LATER and self.session.parks_no_more():
+        if room == ROOM_LATER and self.client.parks_no_more():
             self.count_refused(1)
             self._refuse(index, QUEUE_FULL, PARKED_TOO_MUCH)
         elif room == ROOM_LATER:
@@ -84,19 +84,8 @@ cdef class Publisher(QueuePublisher):
         self.session.refuse_message(index, code, text, self.destination)
         return 0
 
-    cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1:
-        if unconfirmed:
-            self.session.count_unconfirmed(unconfirmed)
-        if parked_bytes:
-            self.session.count_parked(parked_bytes)
-        return 0
-
     cdef int forget(self) except -1:
         self.session.forget_publisher(self.destination, self)
-        return 0
-
-    cdef int failed(self, object problem) except -1:
-        self.session.fail(problem)
         return 0
 
     # ---- a full queue ----

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from vibemq.broker.inflight cimport InFlight
 from vibemq.broker.queue_table cimport QueueTable
-from vibemq.broker.session cimport QueueSession
+from vibemq.broker.client cimport QueueSession
 from vibemq.protocols.micromsg2.window cimport ReceiveWindow, SendWindow
 from vibemq.protocols.micromsg2.wire cimport mm_frame
 
 
+# Its publishers go by destinations, its subscriptions (Subscription or TopicReader) by the name of the queue or stream.
 cdef class Micromsg2Session(QueueSession):
-    cdef readonly object door          # protocols.micromsg2.door.Micromsg2Door: what all its sessions share
-    cdef public str state              # a key of handshake.STEPS, then "open", then "closed"
     cdef public object shake           # handshake.Shake, until the connection is open
     cdef readonly object agreed        # extensions.Agreed, from then on
     cdef public str user               # "" when nobody had to log in
@@ -17,9 +15,6 @@ cdef class Micromsg2Session(QueueSession):
     cdef public str identity           # what the peer calls itself
     cdef readonly set refusals         # (user, right, queue) of those in the log
     cdef public int errors_told        # by the peer
-    cdef readonly int64_t connected_ms # since 1970
-    cdef public int64_t deadline_ms    # of the handshake, of a held back answer; 0: none
-    cdef public object at_deadline     # what happens then
     cdef readonly bytes content_type   # of the serializer; None: payloads are opaque
     cdef const char *type_data         # the same; NULL
     cdef uint32_t type_size
@@ -35,14 +30,8 @@ cdef class Micromsg2Session(QueueSession):
     cdef bytes dotnet_type             # of the messages that come; None: none was told
     cdef bytearray part                # of a message whose last frame has not come; None: there is none
     cdef bytes part_destination, part_properties, part_dotnet_type
-    cdef readonly dict publishers      # destination (bytes) -> Publisher
-    cdef object publisher_cached
-    cdef bint shutting_down
     # What goes out.
     cdef SendWindow sent
-    cdef InFlight in_flight
-    cdef readonly dict subscriptions   # name of a queue or stream -> Subscription or TopicReader
-    cdef list by_number                # the same, or None
     cdef object sending                # the Outlet whose message has frames to come; None: there is none
     cdef bytes dotnet_type_sent
     cdef uint32_t payload_max          # SharpMessaging: of what it can read
@@ -68,5 +57,4 @@ cdef class Micromsg2Session(QueueSession):
     cdef int _settle_autos(self) except -1
     cdef int _wake_stalled(self) except -1
     cdef bint _has_done_its_work(self) except -1
-    cdef bint _has_confirmed_all(self) except -1
     cdef int _keep_alive(self, int64_t now_ms) except -1

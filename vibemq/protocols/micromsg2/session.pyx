@@ -3,15 +3,12 @@
 
 MESSAGE frames and acknowledgements are acted upon in place and make no Python object (of a destination that is known; the
 first message opens it).  The handshake goes to ``handshake.take``, commands to ``commands.handle``: plain Python.  The life
-of a message through here: ``ReceiveWindow.take`` counts it; ``Publisher.publish`` lays it into its queue's batch; when
+of a message through here: ``ReceiveWindow.take`` counts it; ``Micromsg2Publisher.publish`` lays it into its queue's batch; when
 that is kept the window learns it, and ``deliver`` acknowledges, once a turn, all that lies before the first open one.  The
 queue's home picks a ``Subscription``, whose ``write`` puts the MESSAGE into the outbox and the delivery into the
 ``SendWindow``; the peer's acknowledgement settles it with all before it.
 Protocol: README.md beside this file.
 """
-
-import time
-from itertools import islice
 
 from libc.stdint cimport uint16_t
 from libc.string cimport memcmp
@@ -23,7 +20,7 @@ from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_ENDING
 from vibemq.broker.reader cimport LogReader
 from vibemq.protocols.micromsg2.deliveries cimport Outlet, Subscription, TopicReader
-from vibemq.protocols.micromsg2.publisher cimport Publisher
+from vibemq.protocols.micromsg2.publisher cimport Micromsg2Publisher
 from vibemq.protocols.micromsg2.window cimport DUPLICATE, OVERRUN, sent_message
 from vibemq.protocols.micromsg2.wire cimport (
     ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_EXTENSION, FRAME_MESSAGE, PARSE_NEEDS_MORE, PARSE_OK, ack_frame_write,
@@ -37,13 +34,11 @@ from vibemq.protocols.micromsg2.spec import (
     HANDSHAKE_HEAD_BYTES, HANDSHAKE_LIST_BYTES_MAX, IDENTITY_BYTES_MAX, SHARP_PAYLOAD_BYTES_MAX,
     SHARP_PAYLOAD_BYTES_MAX_SERIALIZED, ErrorCode,
 )
-from vibemq.storage.vhosts import DEFAULT_VHOST
 
 cdef enum:
     CONTROLS_PER_TURN = 32        # what Python decides costs tens of microseconds: the loop's millisecond
     OUTBOX_BYTES_MAX = 512 * 1024 # of messages that wait for a peer to read; more only waits longer
     DOTNET_TYPE_BYTES_MAX = 4096  # it is stored with each message
-    DESCRIBED_MAX = 128           # publishers, and subscriptions, of one connection: about a microsecond each
     HEARTBEATS_MISSED_MAX = 3     # of a peer that has promised them
 
 cdef size_t HANDSHAKE_BYTES_MAX = HANDSHAKE_HEAD_BYTES + IDENTITY_BYTES_MAX + 2 * (2 + HANDSHAKE_LIST_BYTES_MAX)
@@ -51,16 +46,12 @@ cdef size_t HANDSHAKE_BYTES_MAX = HANDSHAKE_HEAD_BYTES + IDENTITY_BYTES_MAX + 2 
 
 cdef class Micromsg2Session(QueueSession):
     def __init__(self, Connection connection, door):
-        super().__init__(connection, door.config.unconfirmed_max)
-        self.door = door
+        super().__init__(connection, door)
         self.queues = door.queues
         self.user = self.identity = ""
         self.refusals = set()
-        self.connected_ms = time.time_ns() // 1_000_000
         self.message_max = door.config.message_max_bytes
         self.payload_max = <uint32_t> -1
-        self.publishers, self.subscriptions, self.by_number = {}, {}, []
-        self.in_flight = InFlight()
         self.sent, self.received = SendWindow(0), ReceiveWindow(0, False)
         self.state, self.shake = handshake.FIRST_STEP, handshake.Shake()
 
@@ -185,7 +176,7 @@ cdef class Micromsg2Session(QueueSession):
     cdef int _publish(self, const uint8_t *destination, uint32_t destination_size, const uint8_t *properties,
                       uint32_t properties_size, const uint8_t *payload, uint32_t payload_size, uint64_t index) except -1:
         """A whole message, into its queue if this user may; 1 when that took Python."""
-        cdef Publisher publisher = self.publisher_cached
+        cdef Micromsg2Publisher publisher = <Micromsg2Publisher> self.publisher_cached
         if publisher is None or <uint32_t> len(publisher.destination) != destination_size \
                 or memcmp(<const char *> publisher.destination, destination, destination_size) != 0:
             publisher = self.publishers.get((<const char *> destination)[:destination_size])
@@ -300,12 +291,9 @@ cdef class Micromsg2Session(QueueSession):
     def write_command(self, name, pairs):
         self.connection.write_bytes(encode_command(name, pairs))
 
-    def write(self, bytes data):
-        self.connection.write_bytes(data)
-
     def publish_again(self, bytes destination, bytes properties, bytes payload, bytes dotnet_type, uint64_t index):
         """A message whose queue had to be opened first."""
-        cdef Publisher publisher = self.publishers.get(destination)
+        cdef Micromsg2Publisher publisher = self.publishers.get(destination)
         if publisher is None:
             return
         if publisher.generation != self.queues.access_generation:
@@ -316,73 +304,40 @@ cdef class Micromsg2Session(QueueSession):
                           <const uint8_t *> <const char *> payload, len(payload), dotnet_type, index)
 
     def add_publisher(self, Stream stream, Queue queue, bytes name, bytes destination):
-        self.publishers[destination] = Publisher(self, stream, queue, name, destination)
-
-    def forget_publisher(self, bytes destination, publisher):
-        if self.publishers.get(destination) is publisher:
-            del self.publishers[destination]
-        if self.publisher_cached is publisher:
-            self.publisher_cached = None
+        self.publishers[destination] = Micromsg2Publisher(self, stream, queue, name, destination)
 
     def forget_rights(self):
         """They have changed: every queue is asked for again."""
-        cdef Publisher publisher
+        cdef Micromsg2Publisher publisher
         for publisher in self.publishers.values():
             publisher.generation = -1
 
     def add_subscription(self, str name, bytes destination, filter, Queue queue, uint32_t prefetch):
         """To a queue or topic."""
-        subscription = Subscription(self, name, Outlet(self, destination, filter), self._number(), not self.ack_id)
-        self._remember(subscription)
+        subscription = Subscription(self, name, Outlet(self, destination, filter), self.free_number(), not self.ack_id)
+        self.remember_subscription(name, subscription)
         try:
             queue.add_consumer(subscription, prefetch)
         except BaseException:
-            self._forget(subscription)
+            self.forget_subscription(name)
             raise
 
     def add_reader(self, str name, bytes destination, filter, Stream stream, uint64_t offset, bint is_plain):
         """Of a log from this offset on, instead of any other; it takes nothing away from anybody."""
-        reader = TopicReader(self, name, Outlet(self, destination, filter), self._number(), stream, offset, is_plain)
+        outlet = Outlet(self, destination, filter)
+        reader = TopicReader(self, name, outlet, self.free_number(), stream, offset, is_plain)
         self.remove_subscription(name)  # not before: a stream that nobody reads any more is closed
-        self._remember(reader)
+        self.remember_subscription(name, reader)
         reader.pump()
-
-    def _number(self) -> int:
-        """A place in `by_number` for one subscription more."""
-        if len(self.subscriptions) < len(self.by_number):
-            return self.by_number.index(None)
-        self.by_number.append(None)
-        return len(self.by_number) - 1
-
-    def _remember(self, subscription):
-        self.by_number[subscription.number] = self.subscriptions[subscription.name] = subscription
-
-    def _forget(self, subscription):
-        del self.subscriptions[subscription.name]
-        self.by_number[subscription.number] = None
-
-    def remove_subscription(self, str name, bint lost=False) -> bool:
-        subscription = self.subscriptions.get(name)
-        if subscription is None:
-            return False
-        if isinstance(subscription, Subscription):
-            subscription.close(lost)
-        else:
-            subscription.close()
-        self._forget(subscription)
-        return True
 
     def subscription_ended(self, subscription, problem):
         """By itself.  `problem` is None where its queue was deleted."""
         if self.subscriptions.get(subscription.name) is subscription:
-            self._forget(subscription)
+            self.forget_subscription(subscription.name)
             commands.subscription_ended(self, subscription.name, problem)
 
     def make_dead_letter_queue(self, publisher, what):
         commands.make_dead_letter_queue(self, publisher, what)
-
-    cdef bint consumes(self):
-        return len(self.subscriptions) != 0
 
     # ---- deliver ----
 
@@ -440,9 +395,7 @@ cdef class Micromsg2Session(QueueSession):
     cdef int tick(self, int64_t now_ms) except -1:
         if self.connection.closing:
             return 0  # the last word has been said
-        if self.deadline_ms and now_ms >= self.deadline_ms:
-            self.deadline_ms = 0
-            self.at_deadline(self)
+        self.look_at_deadline(now_ms)
         if self.state == "open":
             if self.heartbeat_ms:
                 self._keep_alive(now_ms)
@@ -465,14 +418,7 @@ cdef class Micromsg2Session(QueueSession):
 
     cdef bint _has_done_its_work(self) except -1:
         """Nothing in flight, no message that waits for a sync, no command in a helper."""
-        return self.in_flight.count == 0 and self.sending is None and not self.working and self._has_confirmed_all()
-
-    cdef bint _has_confirmed_all(self) except -1:
-        cdef Publisher publisher
-        for publisher in self.publishers.values():
-            if not publisher.is_idle:
-                return False
-        return True
+        return self.in_flight.count == 0 and self.sending is None and not self.working and self.has_confirmed_all()
 
     cdef int shutdown(self) except -1:
         """Called at every tick while the broker shuts down: nothing new is delivered; wait for what is in flight."""
@@ -484,39 +430,14 @@ cdef class Micromsg2Session(QueueSession):
         return 0
 
     cdef int close(self) except -1:
-        self.state = "closed"
         if self.ack_timer is not None:
             self.ack_timer.cancel()
-        for publisher in list(self.publishers.values()):
-            publisher.close()
-        self.publishers.clear()
-        self.publisher_cached = self.sending = self.part = None
-        for name in list(self.subscriptions):
-            self.remove_subscription(name, lost=True)
-        return 0
-
-    # ---- for people ----
+        self.sending = self.part = None
+        return QueueSession.close(self)
 
     def describe(self) -> dict:
-        """This connection as the admin side shows it; of very many queues only the first."""
-        agreed = self.agreed
-        return {
-            "user": self.user,
-            "vhost": DEFAULT_VHOST,
-            "peer_host": self.peer_address,
-            "peer_port": self.connection.peer_port,
-            "is_tls": self.connection.is_tls,
-            "frame_max": self.message_max,
-            "connected_at": self.connected_ms,
-            "client_properties": {} if agreed is None else {
-                "connection_name": self.identity, "extensions": ";".join(agreed.ids),
-            },
-            "state": self.shown_state,
-            "publishers": [
-                {"stream": (<Publisher> publisher).stream.name}
-                for publisher in islice(self.publishers.values(), DESCRIBED_MAX)
-            ],
-            "subscriptions": [
-                found.describe() for found in islice(self.subscriptions.values(), DESCRIBED_MAX)
-            ],
+        """This connection as the admin side shows it."""
+        shown = {} if self.agreed is None else {
+            "connection_name": self.identity, "extensions": ";".join(self.agreed.ids),
         }
+        return self.described(frame_max=self.message_max, client_properties=shown)

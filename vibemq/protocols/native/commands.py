@@ -209,7 +209,7 @@ def _judged(session: NativeSession, request: Message, user: str, verdict: Verdic
         if before == FIRST_STATE:
             await_connect(session)
         session.set_idle()
-        session.resume()
+        session.read_on()
 
     session.at_deadline = answer
 
@@ -224,7 +224,7 @@ def _connected(session: NativeSession, request: Message, user: str, access: Acce
     session.features = frozenset(wanted.intersection(FEATURE_NAMES))
     session.dedup = FEATURE_DEDUP in session.features
     client = request.headers.get(Header.CLIENT, "").encode(errors="replace")
-    session.client = client if len(client) == DEDUP_CLIENT_BYTES else None
+    session.id_digits = client if len(client) == DEDUP_CLIENT_BYTES else None
     session.trust(session.frame_max + (STORED_EXTRA_BYTES if FORM_STORED in session.features else 0))
     headers = {Header.CONNECTION_ID.value: session.connection_id, Header.SERVER_VERSION.value: door.server_version}
     if session.compression:

@@ -129,6 +129,10 @@ cdef class Subscription(Consumer):
             "properties": {},
         }
 
+    def leave(self, bint lost):
+        if self.queue is not None:
+            self.queue.remove_consumer(self, lost)
+
     cdef int on_deleted(self) except -1:
         """The subscription lives on by name, and attaches to the queue when it is made again."""
         self.dormant = True

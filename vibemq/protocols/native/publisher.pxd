@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from vibemq.broker.publisher cimport QueuePublisher
-from vibemq.net.connection cimport Connection
 from vibemq.protocols.native.session cimport NativeSession
 from vibemq.protocols.native.wire cimport native_frame
 
 
-cdef class Publisher(QueuePublisher):  # its notes are PublishAcks, as they will be sent
+cdef class NativePublisher(QueuePublisher):  # its notes are PublishAcks, as they will be sent
     cdef NativeSession session
-    cdef Connection connection
     cdef size_t letter_bytes          # what becoming a dead letter may add to a Deliver; 0: none becomes one
     cdef bytes reference              # of a client whose duplicates are dropped: the first digits of its ids
 

@@ -110,10 +110,9 @@ cdef int parse_again(const uint8_t *body, size_t size, native_frame *frame) exce
     return 0
 
 
-cdef class Publisher(QueuePublisher):
-    def __init__(self, session, Connection connection, Queue queue, bytes name):
-        self.session, self.connection = session, connection
-        self.reference = self.session.client
+cdef class NativePublisher(QueuePublisher):
+    def __init__(self, NativeSession session not None, Queue queue not None, bytes name):
+        self.session, self.client, self.reference = session, session.client, session.id_digits
         self.begin(queue.stream, queue, name)
         self._count_letter_bytes()
 
@@ -138,7 +137,7 @@ cdef class Publisher(QueuePublisher):
         if self.queue.max_messages or self.has_parked:
             room = self.room_for(1)
             if room == ROOM_LATER:
-                if self.session.parks_no_more():
+                if self.client.parks_no_more():
                     self.count_refused(1)
                     return self._refuse(frame, QUEUE_FULL, PARKED_TOO_MUCH)
                 return self.park((<char *> body)[:body_size], body_size)
@@ -171,7 +170,7 @@ cdef class Publisher(QueuePublisher):
         cdef int room
         parse_again(<const uint8_t *> <char *> body, len(body), &frame)
         room = self.room_for(1)
-        if room == ROOM_LATER and not self.session.parks_no_more():
+        if room == ROOM_LATER and not self.client.parks_no_more():
             self.park(body, len(body))
         elif room == ROOM_ELSEWHERE and not self.find_letters():
             self._make_letters(body)
@@ -210,8 +209,8 @@ cdef class Publisher(QueuePublisher):
     # ---- what became of it ----
 
     cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1:
-        if not self.connection.closed:
-            self.connection.write(notes, size)
+        if not self.session.connection.closed:
+            self.session.connection.write(notes, size)
         return 0
 
     cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
@@ -232,19 +231,8 @@ cdef class Publisher(QueuePublisher):
         parse_again(body, size, &frame)
         return self._refuse(&frame, code, text)
 
-    cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1:
-        if unconfirmed:
-            self.session.count_unconfirmed(unconfirmed)
-        if parked_bytes:
-            self.session.count_parked(parked_bytes)
-        return 0
-
     cdef int forget(self) except -1:
         self.session.forget_publisher(self.name, self)
-        return 0
-
-    cdef int failed(self, object problem) except -1:
-        self.connection.fail(problem)
         return 0
 
     # ---- a full queue ----
@@ -277,13 +265,13 @@ cdef class Publisher(QueuePublisher):
     def answer_redirected(self, ids, bint ok):
         cdef bytes id
         cdef size_t size
-        if self.connection.closed:
+        if self.session.connection.closed:
             return
-        self.connection.want_turn()
+        self.session.connection.want_turn()
         for id in ids:
             if ok:
                 size = publish_ack_size(len(id), len(self.name), self.session.text_layout)
-                publish_ack_write(self.connection.outbox_reserve(size), <char *> id, len(id), <char *> self.name,
+                publish_ack_write(self.session.connection.outbox_reserve(size), <char *> id, len(id), <char *> self.name,
                                   len(self.name), self.session.text_layout)
             else:
                 self.session.refuse_frame(id, SERVER_ERROR, b"The message could not be stored.")

@@ -1,39 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from vibemq.broker.inflight cimport InFlight
 from vibemq.broker.queue_table cimport QueueTable
-from vibemq.broker.session cimport QueueSession
+from vibemq.broker.client cimport QueueSession
 from vibemq.protocols.native.wire cimport native_frame
 
 
+# Its publishers and subscriptions go by the names of their queues, in bytes.
 cdef class NativeSession(QueueSession):
-    cdef readonly object door          # protocols.native.door.NativeDoor: what all its sessions share
-    cdef public str state              # a key of commands.STATES
     cdef public str user               # "" when nobody had to log in
     cdef public str connection_id
     cdef public str client_version
     cdef public object access          # access.permissions.Access
-    cdef readonly int64_t connected_ms # since 1970
     cdef readonly set refusals         # (user, operation, queue) of those in the log
     cdef public bint text_layout       # what is written: mirrors the peer
     cdef public bint layout_fixed
     cdef public str compression        # negotiated name, None: nothing is compressed
     cdef public uint8_t flags_max      # highest compression flag that this peer may use
     cdef public frozenset features
-    cdef public bytes client           # with which digits its numbered ids begin; None: not said
+    cdef public bytes id_digits        # with which its numbered ids begin; None: not said
     cdef public bint dedup             # one of them, asked for each message
     cdef public uint32_t frame_max
     cdef uint32_t read_max             # of a frame that comes: with the feature `stored` a little more
     cdef public uint32_t compression_threshold
-    cdef readonly dict publishers      # queue name (bytes) -> Publisher
-    cdef object publisher_cached
-    cdef readonly dict subscriptions   # queue name (bytes) -> Subscription
-    cdef list by_number                # Subscription or None
-    cdef InFlight in_flight
     cdef public bint dormant           # some subscription waits for its queue to be made
-    cdef public int64_t deadline_ms    # of the handshake, of a held back answer; 0: none
-    cdef public object at_deadline     # what happens then
-    cdef bint shutting_down
     cdef uint64_t heard_bytes
     cdef int64_t heard_ms
     cdef QueueTable queues
@@ -49,7 +38,6 @@ cdef class NativeSession(QueueSession):
     cdef int32_t _find(self, const native_frame *frame, const uint8_t *id, uint32_t id_size) except -2
     cdef bint _is_of(self, int32_t slot, const native_frame *frame) except -1
     cdef bint _limited(self) noexcept
-    cdef bint _has_confirmed_all(self)
     cdef bint _has_done_its_work(self)
     cdef int _end_when_done(self) except -1
     cdef int _keep_alive(self, int64_t now_ms) except -1

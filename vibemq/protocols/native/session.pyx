@@ -3,14 +3,11 @@
 
 Publish, Ack, Nack and Ping are acted upon in place and make no Python object (of a queue that is
 known; the first one opens it).  Every other frame is decoded by the codec and goes to
-``commands.handle``, plain Python.  The life of a message through here: ``Publisher.publish`` lays it into its
-queue's batch; ``Publisher.on_persisted`` sends its PublishAck; the queue's home picks a
+``commands.handle``, plain Python.  The life of a message through here: ``NativePublisher.publish`` lays it into its
+queue's batch; ``NativePublisher.confirm`` sends its PublishAck; the queue's home picks a
 ``Subscription``, whose ``write`` puts the Deliver into the outbox; ``_ack`` settles it.
 Protocol: README.md beside this file.
 """
-
-import time
-from itertools import islice
 
 from libc.string cimport memcmp
 
@@ -21,7 +18,7 @@ from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_ENDING
 from vibemq.protocols.native.codec cimport fault_text, malformed
 from vibemq.protocols.native.deliveries cimport StoredSubscription, Subscription
-from vibemq.protocols.native.publisher cimport Publisher
+from vibemq.protocols.native.publisher cimport NativePublisher
 from vibemq.protocols.native.wire cimport (
     CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK, TYPE_CONNECT,
     TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, error_size, error_write, frame_check, frame_header,
@@ -35,12 +32,10 @@ from vibemq.protocols.native import commands, replies
 from vibemq.protocols.native.compression import decompress
 from vibemq.protocols.native.codec import MalformedFrame
 from vibemq.protocols.native.spec import LOGIN_FRAME_BYTES_MAX, ErrorCode
-from vibemq.storage.vhosts import DEFAULT_VHOST
 
 cdef enum:
     CONTROLS_PER_TURN = 32    # control commands cost tens of microseconds: the loop's millisecond
     BYTES_PER_CONTROL = 32768 # of a decompressed body: about as much work
-    DESCRIBED_MAX = 128           # publishers, and subscriptions, of one connection: about a microsecond each
 
 cdef bytes INVALID_MESSAGE = ErrorCode.INVALID_MESSAGE.value.encode()
 cdef bytes RATE_LIMITED = ErrorCode.RATE_LIMITED.value.encode()
@@ -48,12 +43,10 @@ cdef bytes RATE_LIMITED = ErrorCode.RATE_LIMITED.value.encode()
 
 cdef class NativeSession(QueueSession):
     def __init__(self, Connection connection, door):
-        super().__init__(connection, door.config.unconfirmed_max)
-        self.door = door
+        super().__init__(connection, door)
         self.state = commands.FIRST_STATE
         self.user = self.client_version = ""
         self.connection_id = door.next_connection_id()
-        self.connected_ms = time.time_ns() // 1_000_000
         self.refusals = set()
         self.text_layout, self.layout_fixed = door.text_layout, door.layout_fixed
         self.flags_max = 2
@@ -61,8 +54,6 @@ cdef class NativeSession(QueueSession):
         self.frame_max = door.config.frame_max_bytes
         self.read_max, connection.is_trusted = min(self.frame_max, LOGIN_FRAME_BYTES_MAX), False
         self.compression_threshold = door.config.compression_threshold_bytes
-        self.publishers, self.subscriptions, self.by_number = {}, {}, []
-        self.in_flight = InFlight()
         self.queues = door.queues
         self.rate = door.config.messages_per_second_per_connection
         self.tokens = self.rate
@@ -165,7 +156,7 @@ cdef class NativeSession(QueueSession):
 
     cdef int _publish(self, const native_frame *frame, const uint8_t *body, size_t size) except -1:
         """A Publish that is as it should be, into its queue if this user may; 1 when that took Python."""
-        cdef Publisher publisher = self.publisher_cached
+        cdef NativePublisher publisher = <NativePublisher> self.publisher_cached
         if publisher is None or len(publisher.name) != <Py_ssize_t> frame.queue_size \
                 or memcmp(<char *> publisher.name, frame.queue, frame.queue_size) != 0:
             publisher = self.publishers.get((<char *> frame.queue)[:frame.queue_size]) if frame.queue_size else None
@@ -255,53 +246,28 @@ cdef class NativeSession(QueueSession):
 
     def add_publisher(self, Queue queue, bytes name):
         """Its first Publish asks whether it is allowed: rights may have changed while the queue was made."""
-        cdef Publisher publisher = Publisher(self, self.connection, queue, name)
+        cdef NativePublisher publisher = NativePublisher(self, queue, name)
         publisher.generation = -1
         self.publishers[name] = publisher
 
     def forget_rights(self):
         """This connection is another user's now: every queue is asked for again."""
-        cdef Publisher publisher
+        cdef NativePublisher publisher
         for publisher in self.publishers.values():
             publisher.generation = -1
 
-    def forget_publisher(self, bytes name, publisher):
-        if self.publishers.get(name) is publisher:
-            del self.publishers[name]
-        if self.publisher_cached is publisher:
-            self.publisher_cached = None
-
     def add_subscription(self, bytes name, int prefetch, bint stored=False) -> Subscription:
         """Remember it; ``attach`` gives it a queue."""
-        for number, taken in enumerate(self.by_number):
-            if taken is None:
-                break
-        else:
-            number = len(self.by_number)
-            self.by_number.append(None)
-        subscription = (StoredSubscription if stored else Subscription)(self, name, number, prefetch)
-        self.by_number[number] = self.subscriptions[name] = subscription
+        subscription = (StoredSubscription if stored else Subscription)(self, name, self.free_number(), prefetch)
+        self.remember_subscription(name, subscription)
         return subscription
 
     def attach(self, Subscription subscription, Queue queue):
         subscription.dormant = False
         queue.add_consumer(subscription, subscription.wanted)
 
-    def remove_subscription(self, bytes name, bint lost=False) -> bool:
-        cdef Subscription subscription = self.subscriptions.pop(name, None)
-        if subscription is None:
-            return False
-        if subscription.queue is not None:
-            subscription.queue.remove_consumer(subscription, lost)
-        self.by_number[subscription.number] = None
-        return True
-
     def make_dead_letter_queue(self, str name, policy, bytes body):
         commands.make_dead_letter_queue(self, name, policy, body)
-
-    def write(self, bytes frame):
-        """Queue a whole frame."""
-        self.connection.write_bytes(frame)
 
     def leave(self):
         """The peer has said goodbye: read no more, confirm what it has published, then close."""
@@ -312,46 +278,17 @@ cdef class NativeSession(QueueSession):
         self.connection.pause()
         self.connection.want_turn()  # after this turn's batches
 
-    cdef bint _has_confirmed_all(self):
-        cdef Publisher publisher
-        for publisher in self.publishers.values():
-            if publisher.count or publisher.unsynced or publisher.redirected:
-                return False
-        return True
-
     def describe(self) -> dict:
-        """This connection as the admin side shows it; of very many queues only the first."""
-        return {
-            "user": self.user,
-            "vhost": DEFAULT_VHOST,
-            "peer_host": self.peer_address,
-            "peer_port": self.connection.peer_port,
-            "is_tls": self.connection.is_tls,
-            "frame_max": self.frame_max,
-            "connected_at": self.connected_ms,
-            "client_properties": {"version": self.client_version} if self.client_version else {},
-            "state": self.shown_state,
-            "publishers": [
-                {"stream": publisher.queue.name} for publisher in islice(self.publishers.values(), DESCRIBED_MAX)
-            ],
-            "subscriptions": [
-                (<Subscription> found).describe() for found in islice(self.subscriptions.values(), DESCRIBED_MAX)
-            ],
-        }
-
-    @property
-    def in_flight_count(self) -> int:
-        return self.in_flight.count
-
-    cdef bint consumes(self):
-        return len(self.subscriptions) != 0
+        """This connection as the admin side shows it."""
+        version = {"version": self.client_version} if self.client_version else {}
+        return self.described(frame_max=self.frame_max, client_properties=version)
 
     # ---- deliver ----
 
     cdef bint deliver(self) except -1:
         cdef Subscription subscription
         self.go_on_after_turn()
-        if self.state == "leaving" and self._has_confirmed_all():
+        if self.state == "leaving" and self.has_confirmed_all():
             self.finish()
         if self.connection.flush() and self.has_stalled_subscriptions():
             for subscription in list(self.subscriptions.values()):
@@ -368,9 +305,7 @@ cdef class NativeSession(QueueSession):
     # ---- time ----
 
     cdef int tick(self, int64_t now_ms) except -1:
-        if self.deadline_ms and now_ms >= self.deadline_ms:
-            self.deadline_ms = 0
-            self.at_deadline(self)
+        self.look_at_deadline(now_ms)
         if self.state == "open":
             self._keep_alive(now_ms)
             commands.check_access(self)
@@ -383,7 +318,7 @@ cdef class NativeSession(QueueSession):
 
     cdef bint _has_done_its_work(self):
         """Nothing in flight, no publish that waits for a sync, no command in a helper."""
-        return self.in_flight.count == 0 and not self.working and self._has_confirmed_all()
+        return self.in_flight.count == 0 and not self.working and self.has_confirmed_all()
 
     cdef int _keep_alive(self, int64_t now_ms) except -1:
         if self.connection.bytes_in != self.heard_bytes:
@@ -407,15 +342,4 @@ cdef class NativeSession(QueueSession):
             self.finish()
         elif self.in_flight.count == 0:
             self.pause(PAUSE_ENDING)
-        return 0
-
-    cdef int close(self) except -1:
-        cdef Subscription subscription
-        self.state = "closed"
-        for publisher in list(self.publishers.values()):
-            publisher.close()
-        self.publishers.clear()
-        self.publisher_cached = None
-        for name in list(self.subscriptions):
-            self.remove_subscription(name, lost=True)
         return 0

@@ -12,9 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.access.users import Verdict
+from vibemq.broker.helping import in_helper
 from vibemq.protocols.streams import rights, sasl
 from vibemq.protocols.streams.codec import encode_response, encode_server_frame
-from vibemq.protocols.streams.replies import answer, fail_later, in_helper, step_begins
+from vibemq.protocols.streams.replies import answer, fail_later, step_begins
 from vibemq.protocols.streams.spec import Code, Key
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vibemq.broker.helping import in_helper
 from vibemq.protocols.streams import spec
-from vibemq.protocols.streams.replies import answer, in_helper
+from vibemq.protocols.streams.replies import answer
 from vibemq.protocols.streams.rights import find_with
 from vibemq.protocols.streams.spec import Code, ExtensionKey
 from vibemq.storage.log import StoredOffsets

@@ -7,7 +7,6 @@ Codes and delays: the RabbitMQ Streams protocol.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import log_closing
@@ -53,26 +52,6 @@ def find(session: StreamsSession, request: Any, key: AnyKey) -> Stream | None:
 def offset_value(request: Any) -> int:
     """The offset or time a request names; an offset beyond every log is as good as the last one there can be."""
     return min(request.offset_value or 0, OFFSET_MAX)
-
-
-def in_helper(
-    session: StreamsSession,
-    work: Callable[[], Any],
-    done: Callable[[Any, BaseException | None], None],
-    submit: Callable[..., None] | None = None,
-) -> None:
-    """Do `work` in a helper thread and answer in `done`; the session takes no frames until then."""
-
-    def back(result: Any, error: BaseException | None) -> None:
-        try:
-            done(result, error)
-        except Exception as problem:
-            internal_error(session, problem)
-        finally:
-            session.resume()
-
-    session.set_busy()
-    (submit or session.door.helpers.submit)(work, back)
 
 
 # ---- peers that do not keep to the protocol ----

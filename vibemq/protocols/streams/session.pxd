@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from vibemq.broker.client cimport ClientSession
 from vibemq.broker.stream cimport Stream, StreamUser
-from vibemq.net.door cimport Session
 from vibemq.protocols.streams.deliveries cimport Deliveries
-from vibemq.protocols.streams.publisher cimport Publisher
 
 
 # That a connection has stored or asked for an offset of a stream: held open, and the connection is told of its end.
@@ -11,15 +10,13 @@ cdef class Tracking(StreamUser):
     cdef StreamsSession session
 
 
-cdef class StreamsSession(Session):
-    cdef readonly object door          # protocols.streams.door.StreamsDoor: what all its sessions share
-    cdef public str state              # a key of commands.STATES
+# Its publishers go by their ids.
+cdef class StreamsSession(ClientSession):
     cdef public str virtual_host
     cdef public str user               # "" until it has logged in
     cdef public str mechanism          # by which it has
     cdef public object rights          # access.rights.VhostRights: what it may do here; None: nothing yet
     cdef public int64_t rights_generation  # of the rights, when they were last looked at
-    cdef readonly int64_t connected_ms     # since the Unix epoch
     cdef public dict pending           # correlation id -> subscribing.Question: ConsumerUpdates without an answer
     cdef public uint32_t asked         # how many there were
     cdef readonly dict tracked         # Stream -> Tracking: those whose offsets it has stored or asked for
@@ -28,13 +25,8 @@ cdef class StreamsSession(Session):
     cdef public uint32_t frame_max     # bytes; 0 is no limit
     cdef public uint32_t negotiated_frame_max  # holds from Open on
     cdef public uint32_t heartbeat_s
-    cdef readonly dict publishers      # id -> Publisher
-    cdef Publisher publisher_cached
     cdef bint parts_kinds              # a sub-batch shares its chunk with nothing
     cdef readonly Deliveries deliveries
-    cdef readonly Py_ssize_t unconfirmed   # entries waiting for a sync
-    cdef public int64_t deadline_ms    # of the handshake step, of the answer to our Close; 0: none
-    cdef public object at_deadline     # what happens then
     cdef int64_t beat_checked_ms, silence_checked_ms
     cdef uint64_t beat_bytes_out, silence_bytes_in
     cdef int silent_checks

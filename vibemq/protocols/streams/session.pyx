@@ -4,21 +4,19 @@
 Publish and Credit are acted upon in place and make no Python object; every other
 command is decoded by the codec and goes to ``commands.handle``, plain Python.  The life of
 a message through here: ``_publish`` lays it into its stream's batch and remembers its id;
-``Publisher.on_persisted`` (or ``on_durable``) writes the confirm; ``Subscription.on_news``
+``StreamsPublisher.confirm`` answers, once it is persisted or synced; ``Subscription.on_news``
 wakes its readers, and ``Deliveries.send`` sends them whole chunks straight from the log.
 """
-
-import time
 
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from vibemq.net.connection cimport Connection
-from vibemq.net.door cimport PAUSE_ALARM, PAUSE_COMMAND, PAUSE_ENDING, PAUSE_TURN, PAUSE_UNCONFIRMED
+from vibemq.net.door cimport PAUSE_ALARM, PAUSE_COMMAND, PAUSE_ENDING
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_FULL, OK, bytes_load16, bytes_load32, err
 from vibemq.protocols.streams.deliveries cimport Subscription
-from vibemq.protocols.streams.publisher cimport publish_error
+from vibemq.protocols.streams.publisher cimport StreamsPublisher, publish_error
 from vibemq.protocols.streams.wire cimport (
     FILTER_SIZE_BYTES, KEY_CREDIT, KEY_PUBLISH, PUBLISHING_ID_BYTES, entry_bytes, filter_bytes, publish_is_whole,
     sub_batch_is_valid,
@@ -56,20 +54,17 @@ cdef class Tracking(StreamUser):
         return 0
 
 
-cdef class StreamsSession(Session):
+cdef class StreamsSession(ClientSession):
     def __init__(self, Connection connection, door):
-        super().__init__(connection)
-        self.door = door
+        super().__init__(connection, door, door.unconfirmed_max)
         self.state = commands.FIRST_STATE
         self.frame_max = door.config.initial_frame_max_bytes
         connection.is_trusted = False
         self.parts_kinds = door.config.one_sub_batch_per_chunk
         self.virtual_host = self.user = self.mechanism = ""
         self.rights_generation = 0
-        self.connected_ms = time.time_ns() // 1_000_000
         self.pending, self.tracked = {}, {}
         self.peer_properties = {}
-        self.publishers = {}
         self.deliveries = Deliveries(self, connection, door.helpers, door.timers)
 
     cdef int open(self) except -1:
@@ -106,8 +101,7 @@ cdef class StreamsSession(Session):
             if self.connection.closing or self.connection.closed or self.connection.problem is not None:
                 return size
             if controls >= CONTROLS_PER_TURN:
-                self.pause(PAUSE_TURN)
-                self.connection.want_turn()
+                self.yield_turn()
             if self.busy:
                 break
         return at
@@ -123,7 +117,7 @@ cdef class StreamsSession(Session):
         return 1 + <int> (size // CONTROL_BYTES)
 
     cdef int _publish(self, const uint8_t *p, const uint8_t *end, int version) except -1:
-        cdef Publisher publisher = self.publisher_cached
+        cdef StreamsPublisher publisher = <StreamsPublisher> self.publisher_cached
         cdef Stream stream
         cdef uint32_t count, left, records
         cdef Py_ssize_t size
@@ -140,7 +134,7 @@ cdef class StreamsSession(Session):
                 return self._refuse_from(p[0], Code.PUBLISHER_DOES_NOT_EXIST, p + 5, end, version)
             self.publisher_cached = publisher
         stream = publisher.stream
-        publisher.reserve(count)
+        publisher.reserve(count * PUBLISHING_ID_BYTES)
         publisher.published += count
         p += 5
         left = count
@@ -156,26 +150,27 @@ cdef class StreamsSession(Session):
                     publisher.errored += left
                     return self._refuse_from(publisher.publisher_id, Code.PRECONDITION_FAILED, p, end, version)
                 records = bytes_load16(entry + 1)
-            if publisher.id_count == 0:
+            if publisher.count == 0:
                 publisher.begin()
             if self.parts_kinds:
                 core.batch_part_kinds(stream.batch, entry[0] & 0x80)
-            if publisher.reference:
+            if publisher.interned:
                 e = core.batch_add_tracked(stream.batch, entry, <uint32_t> size, records, publisher.reference_index,
                                            core.bytes_load64(p))
             else:
                 e = core.batch_add(stream.batch, entry, <uint32_t> size, records)
             if e == ERR_FULL:
                 stream.persist()
-                publisher.reserve(left)
+                publisher.reserve(left * PUBLISHING_ID_BYTES)
                 continue
             if e != OK:
                 publisher.errored += left
                 return self._refuse_from(publisher.publisher_id, Code.INTERNAL_ERROR, p, end, version)
             if entry > value + FILTER_SIZE_BYTES:
                 core.batch_filter(stream.batch, value + FILTER_SIZE_BYTES, <uint32_t> (entry - value - FILTER_SIZE_BYTES))
-            memcpy(publisher.ids + publisher.id_count * PUBLISHING_ID_BYTES, p, PUBLISHING_ID_BYTES)
-            publisher.id_count += 1
+            memcpy(publisher.notes + publisher.notes_size, p, PUBLISHING_ID_BYTES)
+            publisher.notes_size += PUBLISHING_ID_BYTES
+            publisher.count += 1
             p = entry + size
             left -= 1
         return 0
@@ -229,53 +224,30 @@ cdef class StreamsSession(Session):
             self.deliveries.want(subscription)
         return 0
 
-    def count_unconfirmed(self, Py_ssize_t more):
-        """Stop reading while too much waits for a sync; go on at three quarters of the limit."""
-        self.unconfirmed += more
-        if not self.pauses & PAUSE_UNCONFIRMED:
-            if self.unconfirmed >= <Py_ssize_t> self.door.unconfirmed_max:
-                self.pause(PAUSE_UNCONFIRMED)
-        elif self.unconfirmed * 4 <= <Py_ssize_t> self.door.unconfirmed_max * 3:
-            self.go_on(PAUSE_UNCONFIRMED)
-        if self.pauses & PAUSE_ENDING and not self.unconfirmed:
-            self.finish()
-
     # ---- what commands do to this session ----
 
     def add_publisher(self, Stream stream, int publisher_id, bytes reference):
-        publisher = Publisher(self, self.connection, publisher_id, reference)
-        stream.attach(publisher)
-        self.publishers[publisher_id] = publisher
+        self.publishers[publisher_id] = StreamsPublisher(self, stream, publisher_id, reference)
         self.door.publishing.add(self)
-        publisher.queue = self.door.queue_of(stream)
-        if publisher.queue is not None:
-            publisher.queue.hold(publisher)
 
     def remove_publisher(self, int publisher_id) -> bool:
-        cdef Publisher publisher = self.publishers.get(publisher_id)
+        publisher = self.publishers.get(publisher_id)
         if publisher is None:
             return False
-        self.forget_publisher(publisher)
-        publisher.deleted = True
-        publisher.stream.detach(publisher)
-        self.count_unconfirmed(-publisher.drop_unsynced())
+        self.forget_publisher(publisher_id, publisher)
+        publisher.close()
         return True
+
+    def forget_publisher(self, key, publisher):
+        ClientSession.forget_publisher(self, key, publisher)
+        if not self.publishers:
+            self.door.publishing.discard(self)
+            self.set_alarmed(False)
 
     def persist(self):
         """Persist what this connection has published in this turn, so that its confirms go first."""
         for publisher in list(self.publishers.values()):
-            (<Publisher> publisher).stream.persist()
-
-    def forget_publisher(self, Publisher publisher):
-        self.publishers.pop(publisher.publisher_id, None)
-        if publisher.queue is not None:
-            publisher.queue.release(publisher)
-            publisher.queue = None
-        if self.publisher_cached is publisher:
-            self.publisher_cached = None
-        if not self.publishers:
-            self.door.publishing.discard(self)
-            self.set_alarmed(False)
+            (<StreamsPublisher> publisher).stream.persist()
 
     def track(self, Stream stream):
         """It has stored or asked for an offset there: it is told when the stream goes, and finds it open meanwhile."""
@@ -296,7 +268,7 @@ cdef class StreamsSession(Session):
 
     def publishes_as(self, Stream stream, bytes reference) -> bool:
         for publisher in self.publishers.values():
-            if (<Publisher> publisher).stream is stream and (<Publisher> publisher).reference == reference:
+            if (<StreamsPublisher> publisher).stream is stream and (<StreamsPublisher> publisher).reference == reference:
                 return True
         return False
 
@@ -322,14 +294,6 @@ cdef class StreamsSession(Session):
         """From now on this connection gets Deliver 2."""
         self.deliveries.deliver_v2 = True
 
-    def set_busy(self):
-        """A helper thread works on a command; the next one waits for its reply."""
-        self.pause(PAUSE_COMMAND)
-
-    def resume(self):
-        """The helper thread has finished."""
-        self.go_on(PAUSE_COMMAND)
-
     def set_alarmed(self, bint alarmed):
         """A disk or memory alarm: read nothing more from who publishes; or it is over."""
         if alarmed:
@@ -344,10 +308,6 @@ cdef class StreamsSession(Session):
         self.frame_max = self.negotiated_frame_max if kept else self.door.config.frame_max_bytes
         self.connection.is_trusted = True
 
-    def write(self, bytes frame):
-        """Queue a whole frame."""
-        self.connection.write_bytes(frame)
-
     @property
     def local_host(self) -> str:
         return self.connection.local_host
@@ -358,20 +318,14 @@ cdef class StreamsSession(Session):
 
     def describe(self) -> dict:
         """This connection as the admin side shows it."""
-        return {
-            "name": self.connection.peer,
-            "user": self.user,
-            "vhost": self.virtual_host,
-            "peer_host": self.connection.peer_host,
-            "peer_port": self.connection.peer_port,
-            "mechanism": self.mechanism,
-            "is_tls": self.connection.is_tls,
-            "frame_max": self.negotiated_frame_max,
-            "heartbeat": self.heartbeat_s,
-            "connected_at": self.connected_ms,
-            "client_properties": self.peer_properties,
-            "state": self.shown_state,
-            "publishers": [
+        return self.described(
+            name=self.connection.peer,
+            vhost=self.virtual_host,
+            mechanism=self.mechanism,
+            frame_max=self.negotiated_frame_max,
+            heartbeat=self.heartbeat_s,
+            client_properties=self.peer_properties,
+            publishers=[
                 {
                     "publisher_id": publisher.publisher_id,
                     "reference": publisher.reference.decode(),
@@ -382,22 +336,23 @@ cdef class StreamsSession(Session):
                 }
                 for publisher in self.publishers.values()
             ],
-            "subscriptions": [(<Subscription> found).describe() for found in self.deliveries.by_id.values()],
-        }
+            subscriptions=[(<Subscription> found).describe() for found in self.deliveries.by_id.values()],
+        )
 
     # ---- deliver ----
 
     cdef bint deliver(self) except -1:
-        if self.pauses & PAUSE_TURN:
-            self.go_on(PAUSE_TURN)
+        if self.pauses:
+            self.go_on_after_turn()
+            if self.pauses & PAUSE_ENDING and not self.client.unconfirmed:
+                self.finish()
         return self.deliveries.send()
 
     # ---- time ----
 
     cdef int tick(self, int64_t now_ms) except -1:
-        if self.deadline_ms and now_ms >= self.deadline_ms:
-            self.deadline_ms = 0
-            self.at_deadline(self)
+        if self.look_at_deadline(now_ms):
+            pass
         elif self.state == "open":
             # A command in a helper thread is answered first; one that renews the secret says what became of the rights.
             is_stale = self.rights_generation != self.door.rights.generation and not self.pauses & PAUSE_COMMAND
@@ -445,11 +400,15 @@ cdef class StreamsSession(Session):
         if not self.pauses & PAUSE_ENDING:
             self.pause(PAUSE_ENDING)
             self.persist()
-        if not self.unconfirmed:
+        if not self.client.unconfirmed:
             self.finish()
         return 0
 
+    def command_failed(self, problem):
+        commands.internal_error(self, problem)
+
     cdef int close(self) except -1:
+        self.state = "closed"
         if self.counted:
             self.counted = False
             self.door.leave()

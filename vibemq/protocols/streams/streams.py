@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.catalog import checked_name
+from vibemq.broker.helping import in_helper
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import MalformedFrame, encode_response
 from vibemq.protocols.streams.handshake import advertised
-from vibemq.protocols.streams.replies import answer, in_helper, malformed, offset_value
+from vibemq.protocols.streams.replies import answer, malformed, offset_value
 from vibemq.protocols.streams.rights import find_with, refused
 from vibemq.protocols.streams.spec import Code, Key, OffsetType
 
@@ -71,7 +72,8 @@ def delete(session: StreamsSession, request: Any) -> None:
             answer(session, request, key)
             door.catalog.deleted(deleted)  # after the answer: MetadataUpdate follows it
 
-    in_helper(session, partial(door.catalog.delete, session.virtual_host, request.stream), done)
+    work = partial(door.catalog.delete, session.virtual_host, request.stream)
+    in_helper(session, work, done, left=door.catalog.deleted)
 
 
 def metadata(session: StreamsSession, request: Any) -> None:

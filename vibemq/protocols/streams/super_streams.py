@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.arguments import BadArgument
 from vibemq.broker.catalog import checked_name
+from vibemq.broker.helping import in_helper
 from vibemq.errors import ExchangeNotFound, LimitExceeded, StreamExists
-from vibemq.protocols.streams.replies import answer, in_helper
+from vibemq.protocols.streams.replies import answer
 from vibemq.protocols.streams.rights import refused
 from vibemq.protocols.streams.spec import Code, Key
 
@@ -100,10 +101,13 @@ def delete_super_stream(session: StreamsSession, request: Any) -> None:
             answer(session, request, key, Code.INTERNAL_ERROR)
         else:
             answer(session, request, key)
-            for gone in deleted:
-                door.catalog.deleted(gone)  # after the answer: MetadataUpdate follows it
+            tell(deleted)  # after the answer: MetadataUpdate follows it
 
-    in_helper(session, partial(door.catalog.delete_super_stream, session.virtual_host, name), done)
+    def tell(deleted: Any) -> None:
+        for gone in deleted:
+            door.catalog.deleted(gone)
+
+    in_helper(session, partial(door.catalog.delete_super_stream, session.virtual_host, name), done, left=tell)
 
 
 def _may_not_change(session: StreamsSession, request: Any, key: Key, name: str) -> bool:
