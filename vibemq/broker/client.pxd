@@ -4,25 +4,28 @@ from vibemq.broker.inflight cimport InFlight
 from vibemq.net.door cimport Session
 
 
-# Whoever publishes and consumes through a door, and how much of it waits here: each limit that is passed is a reason to
-# read nothing more of it (net/door.pxd), until it is well below that limit again.
+# Whoever publishes and consumes through a door: who it is, what it may do, and how much of it waits here.  Each limit
+# that is passed is a reason to read nothing more of it (net/door.pxd), until it is well below that limit again.
 cdef class Client:
-    cdef Session session              # None: what is no socket says by hold() itself what a pause means
+    cdef readonly object owner        # the session, or whatever outlives one; see client.pyx
+    cdef readonly object broker       # broker.parts.Broker
+    cdef public str user              # "" when nobody had to log in
+    cdef public object access         # access.permissions.Access; None: it is not let in yet
+    cdef readonly set refusals        # (right, queue) of those in the log
     cdef readonly Py_ssize_t unconfirmed      # messages that wait for a sync
     cdef readonly Py_ssize_t parked_bytes     # of messages that wait for room in full queues
     cdef readonly Py_ssize_t consumers        # its subscriptions, whose acknowledgements may be what makes room
     cdef Py_ssize_t unconfirmed_max
     cdef bint parks_much
+    cdef readonly unsigned int held   # reasons of net.door.Pause for which it is not read
 
     cdef int count_unconfirmed(self, Py_ssize_t more) except -1
     cdef int count_parked(self, Py_ssize_t more) except -1
     cdef int count_consumers(self, Py_ssize_t more) except -1
     # Messages for full queues are refused: too much is parked, and the pause that would hold them up is not allowed.
     cdef bint parks_no_more(self) noexcept
-    # This reason of net.door.Pause holds now, or no longer.
+    # This reason holds now, or no longer.
     cdef int hold(self, unsigned int reason, bint holds) except -1
-    # End it, later, and nobody else.
-    cdef int fail(self, object problem) except -1
     cdef int _look_at_parked(self) except -1
 
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of the broker, whatever door it came through: how much of it waits, and when it is read on.
+"""A client of the broker, whatever door it came through: who it is, what it may do, how much of it waits, and when it is
+read on.
+
+Its owner, the session or what outlives one, has a `peer` (for the log), `ending`, ``hold(reason, holds)``, ``fail``,
+``send_off(why)`` (an admission.Ended) and ``rights_changed()``.  What is decided about a client is in admission.py.
 
 It is not read while too much of what it sent waits here, while a helper thread works on its last command, or after its
 share of a turn.  Each limit goes on well below itself, so nothing flutters.  A disk or memory alarm is no such reason:
@@ -21,8 +25,9 @@ cdef enum:
 
 
 cdef class Client:
-    def __init__(self, Session session, Py_ssize_t unconfirmed_max):
-        self.session, self.unconfirmed_max = session, unconfirmed_max
+    def __init__(self, owner, broker, Py_ssize_t unconfirmed_max):
+        self.owner, self.broker, self.unconfirmed_max = owner, broker, unconfirmed_max
+        self.user, self.refusals = "", set()
 
     cdef int count_unconfirmed(self, Py_ssize_t more) except -1:
         """Not read while too much waits for a sync; on at three quarters of the limit."""
@@ -52,19 +57,16 @@ cdef class Client:
         return self.parks_much and self.consumers > 0
 
     cdef int hold(self, unsigned int reason, bint holds) except -1:
-        if holds == (self.session.pauses & reason != 0):
-            return 0
-        return self.session.pause(reason) if holds else self.session.go_on(reason)
-
-    cdef int fail(self, object problem) except -1:
-        self.session.fail(problem)
+        if holds != (self.held & reason != 0):
+            self.held ^= reason
+            self.owner.hold(reason, holds)
         return 0
 
 
 cdef class ClientSession(Session):
     def __init__(self, Connection connection, door, Py_ssize_t unconfirmed_max):
         super().__init__(connection)
-        self.door, self.client = door, Client(self, unconfirmed_max)
+        self.door, self.client = door, Client(self, door.broker, unconfirmed_max)
         self.publishers = {}
         self.connected_ms = time.time_ns() // 1_000_000
 
@@ -85,6 +87,12 @@ cdef class ClientSession(Session):
         self.deadline_ms = 0
         self.at_deadline(self)
         return True
+
+    def hold(self, unsigned int reason, bint holds):
+        if holds:
+            self.pause(reason)
+        else:
+            self.go_on(reason)
 
     def forget_publisher(self, key, publisher):
         if self.publishers.get(key) is publisher:
@@ -108,6 +116,11 @@ cdef class ClientSession(Session):
 
     def set_deadline(self, int64_t at_ms, then):
         self.deadline_ms, self.at_deadline = at_ms, then
+
+    def wait_until(self, int64_t at_ms, then):
+        """Nothing is read before, so that guessing gets slow; ``then(session)`` answers."""
+        self.set_busy()
+        self.set_deadline(at_ms, then)
 
     @property
     def working(self) -> bool:
@@ -136,7 +149,7 @@ cdef class ClientSession(Session):
     def described(self, **more) -> dict:
         """What the admin side shows of any connection, and ``more``."""
         return {
-            "user": self.user,
+            "user": self.client.user,
             "peer_host": self.peer_address,
             "peer_port": self.connection.peer_port,
             "is_tls": self.connection.is_tls,

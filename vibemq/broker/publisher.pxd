@@ -57,6 +57,7 @@ cdef class QueuePublisher(Publisher):
     cdef object parked                # deque of (what, its bytes, when it came): messages that a full queue holds back
     cdef object timer
     cdef object letters               # broker.deadletters.DeadLetters, once something was redirected
+    cdef list unburied                # what waits until its dead-letter queue is made
     cdef size_t redirected            # on their way into the dead-letter queue
 
     cdef int begin(self, Stream stream, Queue queue, bytes name) except -1
@@ -67,9 +68,13 @@ cdef class QueuePublisher(Publisher):
     # Lay an entry into this turn's batch; `reference`: of a publisher whose duplicates are dropped, or None.
     cdef err add(self, const uint8_t *entry, uint32_t size, uint32_t records, bytes reference, uint64_t number) except *
     cdef int park(self, object what, size_t size) except -1
-    # Copy an entry into the dead-letter queue, to which there must be a way.
+    # To the dead-letter queue with it, which is made if need be.
+    cdef int bury(self, object what) except -1
+    # Copy an entry into the dead-letter queue.
     cdef int redirect(self, const uint8_t *entry, size_t size, object token) except -1
 
+    # What bury() was given: redirect() for each entry of it.
+    cdef int redirect_parked(self, object what) except -1
     cdef int publish_parked(self, object what) except -1
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1
     cdef uint64_t records_of(self, object what) except? 0

@@ -10,18 +10,23 @@ the home has made room or `queues.block_timeout_ms` is over; the rest of the con
 acknowledgements that make room may be among it.
 """
 
+import logging
 from collections import deque
+from functools import partial
 
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from vibemq.broker.deadletters cimport DeadLetters
 from vibemq.broker.queue cimport NOBODY_MAY_PUBLISH
+from vibemq.net.door cimport PAUSE_COMMAND
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_FULL, OK
 
 from vibemq.broker.policy import FailureReason, Overflow
 from vibemq.errors import LimitExceeded, StreamNotFound
+
+logger = logging.getLogger(__name__)
 
 cdef enum:
     NOTES_BYTES_KEPT = 1 << 20  # a larger burst's buffer is given back after use
@@ -37,6 +42,7 @@ PARKED_TOO_MUCH = b"The queue is full, and as much as may wait for room waits al
                   b"connection without subscriptions."
 cdef bytes WAS_DELETED = b"The queue was deleted."
 cdef bytes NOT_STORED = b"The message could not be stored."
+cdef bytes NOT_REDIRECTED = b"The message could not be redirected to the dead-letter queue."
 
 
 cdef class Publisher(StreamUser):
@@ -145,7 +151,8 @@ cdef class Publisher(StreamUser):
         return 0
 
     cdef int failed(self, object problem) except -1:
-        return self.client.fail(problem)
+        self.client.owner.fail(problem)
+        return 0
 
     # ---- the door's ----
 
@@ -161,7 +168,7 @@ cdef class Publisher(StreamUser):
 
 cdef class QueuePublisher(Publisher):
     def __cinit__(self):
-        self.parked = deque()
+        self.parked, self.unburied = deque(), []
 
     cdef int begin(self, Stream stream, Queue queue, bytes name) except -1:
         self.queue, self.name = queue, name
@@ -180,10 +187,13 @@ cdef class QueuePublisher(Publisher):
     @property
     def is_idle(self) -> bool:
         """Is everything answered that it was given, and is not parked?"""
-        return not self.count and not self.unsynced and not self.redirected
+        return not self.count and not self.unsynced and not self.redirected and not self.unburied
 
     cdef int refuse_waiting(self) except -1:
         Publisher.refuse_waiting(self)
+        unburied, self.unburied = self.unburied, []
+        for what in unburied:
+            self.refuse_parked(what, QUEUE_NOT_FOUND, WAS_DELETED)
         while self.parked:
             self.refuse_parked(self._unpark(), QUEUE_NOT_FOUND, WAS_DELETED)
         if self.letters is not None and self.redirected:
@@ -313,6 +323,16 @@ cdef class QueuePublisher(Publisher):
         if self.queue is not None:
             self.queue.stop_waiting(self)
 
+    # ---- the dead-letter queue ----
+
+    cdef int bury(self, object what) except -1:
+        if self.unburied or not self.find_letters():
+            self.unburied.append(what)
+            if len(self.unburied) == 1:
+                self._have_letters_made()
+            return 0
+        return self.redirect_parked(what)
+
     def find_letters(self) -> bool:
         """Is the way into the dead-letter queue open?  False: there is no such queue."""
         if self.letters is not None and not self.letters.closed:
@@ -324,6 +344,32 @@ cdef class QueuePublisher(Publisher):
             self.letters = None
             return False
         return True
+
+    def _have_letters_made(self):
+        """Nothing more is read until it is made: answers keep their order, and nobody fills the memory meanwhile."""
+        cdef str name = self.queue.policy.dead_letter_name(self.queue.name)
+        broker = self.client.broker
+        self.client.hold(PAUSE_COMMAND, True)
+        make = partial(broker.catalog.create_dead_letter_queue, self.stream.virtual_host, name, self.queue.policy)
+        broker.helpers.submit(make, partial(self._letters_made, name))
+
+    def _letters_made(self, str name, _, problem):
+        if self.closed and not self.deleted:
+            return  # the connection is gone
+        self.client.hold(PAUSE_COMMAND, False)
+        waiting, self.unburied = self.unburied, []
+        try:
+            if waiting and problem is None and not self.find_letters():
+                problem = f"'{name}' was deleted"
+            if problem is not None:
+                logger.error("%s: dead-letter queue %s cannot be made: %s", self.client.owner.peer, name, problem)
+            for what in waiting:
+                if problem is None:
+                    self.redirect_parked(what)
+                else:
+                    self.refuse_parked(what, SERVER_ERROR, NOT_REDIRECTED)
+        except Exception as later:
+            self.failed(later)
 
     cdef int redirect(self, const uint8_t *entry, size_t size, object token) except -1:
         cdef message_view m
@@ -344,6 +390,9 @@ cdef class QueuePublisher(Publisher):
         self.failed(problem)
 
     # ---- the door's ----
+
+    cdef int redirect_parked(self, object what) except -1:
+        return 0
 
     cdef int publish_parked(self, object what) except -1:
         return 0

@@ -278,20 +278,6 @@ def first_send(
     open_queue(session, target, lambda queue: ready(queue.stream_of(), queue, target.name), refuse)
 
 
-def make_dead_letter_queue(session: Micromsg2Session, publisher: Any, what: Any) -> None:
-    """A message is to be redirected to a queue that does not exist yet."""
-    queue = publisher.queue
-    name = queue.policy.dead_letter_name(queue.name)
-
-    def done(_: Any, problem: BaseException | None) -> None:
-        if problem is not None:
-            refused_by(session, problem, name)  # for the log
-        publisher.redirect_again(what, problem)
-
-    catalog = session.door.catalog
-    in_helper(session, partial(catalog.create_dead_letter_queue, DEFAULT_VHOST, name, queue.policy), done)
-
-
 def subscription_ended(session: Micromsg2Session, name: str, problem: BaseException | None) -> None:
     """By itself: what it was to is gone, or cannot be read."""
     if problem is None or isinstance(problem, StreamNotFound):

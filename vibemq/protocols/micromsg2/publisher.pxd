@@ -14,4 +14,3 @@ cdef class Micromsg2Publisher(QueuePublisher):
                      uint32_t payload_size, bytes dotnet_type, uint64_t index) except -1
     cdef int _append(self, const uint8_t *entry, size_t size, uint64_t index) except -1
     cdef int _refuse(self, uint64_t index, bytes code, bytes text) except -1
-    cdef int _redirect(self, object what) except -1

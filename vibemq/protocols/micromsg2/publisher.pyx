@@ -45,7 +45,7 @@ cdef class Micromsg2Publisher(QueuePublisher):
         elif room == ROOM_LATER:
             self.park(what, size)
         elif room == ROOM_ELSEWHERE:
-            self._redirect(what)
+            self.bury(what)
         else:
             self._refuse(index, QUEUE_FULL, b"%s holds its maximum of %d messages" % (self.name,
                                                                                     self.queue.max_messages))
@@ -98,23 +98,9 @@ cdef class Micromsg2Publisher(QueuePublisher):
         self._refuse(what[0], code, text)
         return 0
 
-    cdef int _redirect(self, object what) except -1:
-        """The message goes to the dead-letter queue instead."""
+    cdef int redirect_parked(self, object what) except -1:
         cdef bytes entry = what[1]
-        if self.closed:
-            self._refuse(what[0], QUEUE_NOT_FOUND, b"the queue was deleted")
-        elif not self.find_letters():
-            self.session.make_dead_letter_queue(self, what)
-        else:
-            self.redirect(<const uint8_t *> <char *> entry, len(entry), what[0])
-        return 0
-
-    def redirect_again(self, what, problem):
-        """The dead-letter queue has been made, or could not be."""
-        if problem is None:
-            self._redirect(what)
-        else:
-            self._refuse(what[0], SERVER_ERROR, b"it could not be redirected to the dead-letter queue")
+        return self.redirect(<const uint8_t *> <char *> entry, len(entry), what[0])
 
     def answer_redirected(self, indices, bint ok):
         for index in indices:

@@ -336,9 +336,6 @@ cdef class Micromsg2Session(QueueSession):
             self.forget_subscription(subscription.name)
             commands.subscription_ended(self, subscription.name, problem)
 
-    def make_dead_letter_queue(self, publisher, what):
-        commands.make_dead_letter_queue(self, publisher, what)
-
     # ---- deliver ----
 
     cdef bint may_write(self) noexcept:

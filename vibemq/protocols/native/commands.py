@@ -60,7 +60,6 @@ from vibemq.protocols.native.spec import (
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
-    from vibemq.broker.policy import QueuePolicy
     from vibemq.protocols.native.session import NativeSession
     from vibemq.storage.metadata import Metadata
 
@@ -575,22 +574,6 @@ def purge_queue(session: NativeSession, request: Message) -> None:
     count = queue.purge()
     queue.close_if_unused()
     reply(session, request, Command.PURGE_QUEUE, queue=name, payload=msgspec.json.encode({"purged": count}))
-
-
-def make_dead_letter_queue(session: NativeSession, name: str, source: QueuePolicy, publish: bytes) -> None:
-    """A message is to be redirected to a queue that does not exist yet; afterwards it is published again."""
-    catalog = session.door.catalog
-
-    def done(_: Any, problem: BaseException | None) -> None:
-        request = decode_body(publish)
-        if problem is not None:
-            failed(session, request, problem)
-        elif request.type == Command.PUBLISH_STORED:
-            publish_stored(session, request)
-        else:
-            session.publish_body(publish)
-
-    in_helper(session, partial(catalog.create_dead_letter_queue, DEFAULT_VHOST, name, source), done)
 
 
 # ---- users ----

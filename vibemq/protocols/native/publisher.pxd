@@ -12,8 +12,6 @@ cdef class NativePublisher(QueuePublisher):  # its notes are PublishAcks, as the
 
     cdef int publish(self, const native_frame *frame, const uint8_t *body, size_t body_size) except -1
     cdef int _append(self, const native_frame *frame) except -1
-    cdef int _append_entry(self, const native_frame *frame, const uint8_t *entry, size_t size) except -1
     cdef bint _number_of(self, const native_frame *frame, uint64_t *number) except -1
     cdef int _refuse(self, const native_frame *frame, bytes code, bytes text) except -1
     cdef int _refuse_body(self, const uint8_t *body, size_t size, bytes code, bytes text) except -1
-    cdef int _redirect(self, const native_frame *frame, const uint8_t *body, size_t body_size) except -1

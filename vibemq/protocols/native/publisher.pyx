@@ -95,12 +95,14 @@ cdef size_t message_write(const native_frame *frame, uint8_t **out) except 0:
     return w.at - data
 
 
-cdef uint8_t *stored_entry(const native_frame *frame) except NULL:
-    """The entry of a PublishStored, in the scratch memory."""
-    cdef uint8_t *data = scratch_room(4 + frame.payload_size)
-    bytes_store32(data, frame.payload_size)
-    memcpy(data + 4, frame.payload, frame.payload_size)
-    return data
+cdef size_t entry_write(const native_frame *frame, uint8_t **out) except 0:
+    """The entry of a Publish or PublishStored, in the scratch memory; its size."""
+    if frame.type != TYPE_PUBLISH_STORED:
+        return message_write(frame, out)
+    out[0] = scratch_room(4 + frame.payload_size)
+    bytes_store32(out[0], frame.payload_size)
+    memcpy(out[0] + 4, frame.payload, frame.payload_size)
+    return 4 + frame.payload_size
 
 
 cdef int parse_again(const uint8_t *body, size_t size, native_frame *frame) except -1:
@@ -142,7 +144,7 @@ cdef class NativePublisher(QueuePublisher):
                     return self._refuse(frame, QUEUE_FULL, PARKED_TOO_MUCH)
                 return self.park((<char *> body)[:body_size], body_size)
             if room == ROOM_ELSEWHERE:
-                return self._redirect(frame, body, body_size)
+                return self.bury((<char *> body)[:body_size])
             if room == ROOM_NONE:
                 return self._refuse(frame, QUEUE_FULL,
                                     b"The queue holds its maximum of %d messages." % self.queue.max_messages)
@@ -150,10 +152,7 @@ cdef class NativePublisher(QueuePublisher):
 
     cdef int _append(self, const native_frame *frame) except -1:
         cdef uint8_t *entry = NULL
-        cdef size_t size = message_write(frame, &entry)
-        return self._append_entry(frame, entry, size)
-
-    cdef int _append_entry(self, const native_frame *frame, const uint8_t *entry, size_t size) except -1:
+        cdef size_t size = entry_write(frame, &entry)
         cdef uint64_t number = 0
         cdef bint tracked = self.session.dedup and self._number_of(frame, &number)
         if self.add(entry, <uint32_t> size, 1, self.reference if tracked else None, number) != OK:
@@ -166,25 +165,20 @@ cdef class NativePublisher(QueuePublisher):
     def publish_stored(self, bytes body):
         """A PublishStored: its payload is the message as another queue had it."""
         cdef native_frame frame
-        cdef uint8_t *entry
         cdef int room
         parse_again(<const uint8_t *> <char *> body, len(body), &frame)
         room = self.room_for(1)
         if room == ROOM_LATER and not self.client.parks_no_more():
             self.park(body, len(body))
-        elif room == ROOM_ELSEWHERE and not self.find_letters():
-            self._make_letters(body)
+        elif room == ROOM_ELSEWHERE:
+            self.bury(body)
         elif room == ROOM_NONE or room == ROOM_LATER:
             if room == ROOM_LATER:
                 self.count_refused(1)
             self._refuse(&frame, QUEUE_FULL,
                          b"The queue holds its maximum of %d messages." % self.queue.max_messages)
         else:
-            entry = stored_entry(&frame)
-            if room == ROOM_ELSEWHERE:
-                self.redirect(entry, 4 + frame.payload_size, (<char *> frame.id)[:frame.id_size])
-            else:
-                self._append_entry(&frame, entry, 4 + frame.payload_size)
+            self._append(&frame)
 
     cdef bint _number_of(self, const native_frame *frame, uint64_t *number) except -1:
         """The number in an id of a client that has its duplicates dropped; False where the id is another kind."""
@@ -241,25 +235,18 @@ cdef class NativePublisher(QueuePublisher):
         cdef native_frame frame
         cdef bytes body = what
         parse_again(<const uint8_t *> <char *> body, len(body), &frame)
-        if frame.type == TYPE_PUBLISH_STORED:
-            return self._append_entry(&frame, stored_entry(&frame), 4 + frame.payload_size)
         return self._append(&frame)
 
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1:
         cdef bytes body = what
         return self._refuse_body(<const uint8_t *> <char *> body, len(body), code, text)
 
-    def _make_letters(self, bytes body):
-        """The dead-letter queue does not exist: this comes back, as if just received, when it has been made."""
-        self.session.make_dead_letter_queue(self.queue.policy.dead_letter_name(self.queue.name), self.queue.policy, body)
-
-    cdef int _redirect(self, const native_frame *frame, const uint8_t *body, size_t body_size) except -1:
-        """The message goes to the dead-letter queue instead."""
+    cdef int redirect_parked(self, object what) except -1:
+        cdef native_frame frame
         cdef uint8_t *entry = NULL
-        if not self.find_letters():
-            self._make_letters((<char *> body)[:body_size])
-            return 0
-        size = message_write(frame, &entry)
+        cdef bytes body = what
+        parse_again(<const uint8_t *> <char *> body, len(body), &frame)
+        size = entry_write(&frame, &entry)
         return self.redirect(entry, size, (<char *> frame.id)[:frame.id_size])
 
     def answer_redirected(self, ids, bint ok):

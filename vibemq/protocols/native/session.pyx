@@ -266,9 +266,6 @@ cdef class NativeSession(QueueSession):
         subscription.dormant = False
         queue.add_consumer(subscription, subscription.wanted)
 
-    def make_dead_letter_queue(self, str name, policy, bytes body):
-        commands.make_dead_letter_queue(self, name, policy, body)
-
     def leave(self):
         """The peer has said goodbye: read no more, confirm what it has published, then close."""
         self.state = "leaving"
