@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a connection may (still) be here, whether its messages may come in now, and the queue that it uses, made if
-need be: the same at each door."""
+"""What is decided about a client (client.pyx), the same at each door: whether it may come in and stay, what it may do,
+whether its messages may come in now, and the queue that it uses, made if need be.  A door words the answers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vibemq.access.users import GUEST
-from vibemq.errors import StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
+from vibemq.access.permissions import EVERYTHING, Operation
+from vibemq.access.users import GUEST, Verdict
+from vibemq.broker.helping import in_helper
+from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
 from vibemq.net.hosts import host_of
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.access.permissions import Access
+    from vibemq.broker.client import Client
     from vibemq.broker.parts import Broker
 
 logger = logging.getLogger(__name__)
@@ -27,6 +30,7 @@ closing = OnceAMinute(logger, logging.INFO)
 
 SUBSCRIPTIONS_MAX = 2048  # of one connection, which all end in one turn when it does: 7 us each
 REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
+USER_CHARACTERS_LOGGED_MAX = 255
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
@@ -57,9 +61,49 @@ def log_closing(session: Any, kind: str, text: str, *arguments: object) -> None:
     closing.say(subject, f"%s: {text}", session.peer, *arguments)
 
 
+# ---- coming in ----
+
+
 def needs_login(broker: Broker) -> bool:
     """Once anybody has a password, and wherever other machines can reach, everybody must say who they are."""
     return broker.is_public or broker.accesses.has_users
+
+
+def user_without_login(broker: Broker, user: str | None, password: str | None, is_loopback: bool) -> str:
+    """Whose name somebody has where nobody has to log in: guest's or nobody's.
+
+    Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret."""
+    is_guest = user == GUEST and broker.authenticator.check_cached(GUEST, password or "", is_loopback) is Verdict.OK
+    return GUEST if is_guest else ""
+
+
+def check_password(
+    session: Any, user: str, password: str, then: Callable[[Verdict | None, BaseException | None], None]
+) -> None:
+    """Call ``then(verdict, problem)``, at once or when a helper thread has found out."""
+    broker, loopback = session.client.broker, session.is_loopback
+    verdict = broker.authenticator.check_cached(user, password, loopback)
+    if verdict is not None:
+        then(verdict, None)
+    else:
+        work = partial(broker.authenticator.check, user, password, loopback)
+        in_helper(session, work, then, submit=broker.helpers.submit_hash)
+
+
+def access_of(broker: Broker, peer: str, user: str, verdict: Verdict) -> Access | None:
+    """What a user may do of whom this was found out.  None: it may not come in, which is in the log."""
+    if verdict is Verdict.OK:
+        access = EVERYTHING if user == GUEST else broker.accesses.of(user)
+        if access is not None:
+            return access
+    if verdict is Verdict.LOOPBACK_ONLY:
+        logger.warning("%s: user %r may only come from this machine", peer, user)
+    else:
+        logger.warning("%s: login refused for user %.*r", peer, USER_CHARACTERS_LOGGED_MAX, user)
+    return None
+
+
+# ---- staying, and what it may do ----
 
 
 def access_now(broker: Broker, user: str, access: Access) -> Access | Ended:
@@ -70,6 +114,43 @@ def access_now(broker: Broker, user: str, access: Access) -> Access | Ended:
         return Ended.LOGIN_NEEDED if needs_login(broker) else access
     now = broker.accesses.of(user)
     return Ended.DELETED if now is None or now.created_ms != access.created_ms else now
+
+
+def check_access(client: Client) -> bool:
+    """At each command and twice a second: is this user still allowed to be here, and to do what it does?
+
+    False: no, and the connection is about to end."""
+    owner = client.owner
+    if owner.ending:
+        return False
+    now = access_now(client.broker, client.user, client.access)
+    if isinstance(now, Ended):
+        if now is Ended.DELETED:
+            logger.warning("%s: user %r was deleted, closed", owner.peer, client.user)
+        else:
+            logger.warning("%s: came when nobody had to log in, closed", owner.peer)
+        owner.send_off(now)
+        return False
+    if now is not client.access:
+        client.access = now
+        owner.rights_changed()
+    return True
+
+
+def may(client: Client, operation: Operation, queue: str) -> bool:
+    """May it do this with the queue of this name, if there is one?  Nobody has looked; a refusal is in the log."""
+    if client.access.may(operation, queue):
+        return True
+    log_refusal(client.owner.peer, client.user, operation.name, queue, client.refusals)
+    return False
+
+
+def has_right(client: Client, right: str, stream: str) -> bool:
+    """May it `configure`, `write` or `read` this stream, which is no queue?  A refusal is in the log."""
+    if stream_right(client.broker, client.user, client.access, right, stream):
+        return True
+    log_refusal(client.owner.peer, client.user, right, stream, client.refusals)
+    return False
 
 
 def stream_right(broker: Broker, user: str, access: Access, right: str, stream: str) -> bool:
@@ -88,6 +169,25 @@ def log_refusal(peer: str, user: str, right: str, queue: str, refusals: set[tupl
     refusals.add(refusal)
     last = "; what else is refused to this connection is not logged" if len(refusals) == REFUSALS_LOGGED_MAX else ""
     logger.info("%s: user %r lacks the permission %s for %r%s", peer, user, right, queue, last)
+
+
+def what_failed(peer: str, problem: BaseException) -> str:
+    """For the peer whose command the disk, a limit or an error of ours has stopped; the log says more."""
+    if isinstance(problem, LimitExceeded | StorageError):
+        logger.error("%s: %s", peer, problem)
+        return str(problem)
+    logger.error("%s: a command failed by an error of ours", peer, exc_info=problem)
+    return "The broker could not do this; its log says why."
+
+
+# ---- queues ----
+
+
+def may_make(client: Client, queue: str) -> bool:
+    """May using this queue make it?"""
+    config = client.broker.catalog.config.queues
+    needed = config.auto_create_needs_permission
+    return bool(config.auto_create and (not needed or client.access.may(Operation.CreateQueue, queue)))
 
 
 def with_queue(

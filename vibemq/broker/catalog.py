@@ -263,6 +263,13 @@ class Catalog:
         log.close()
         return Deleted(record.slot, holders, record.directory)
 
+    def delete_queue(self, virtual_host: str, name: str) -> Deleted:
+        """The same for doors to queues, of whose streams that are none they know nothing."""
+        record = self.metadata.find_stream(virtual_host, name)
+        if record is None or record.queue is None:
+            raise StreamNotFound(name)
+        return self.delete(virtual_host, name)
+
     def restart(self, virtual_host: str, name: str) -> None:
         """Tell all who publish to or read from a stream that they have lost it; it can be used again at once.
 

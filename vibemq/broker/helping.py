@@ -17,7 +17,7 @@ def in_helper(
     """Run ``work`` in a helper thread and ``done(result, error)`` in the loop, unless the peer has left.
 
     Then ``left(result)`` is called instead, for what has to follow even so, if there was no error.
-    `session`: a door's, with `state`, `door.helpers`, and ``set_busy``, ``set_idle``, ``read_on`` and ``command_failed``.
+    `session`: a broker.client.ClientSession, of which a command waits for this and the next ones for its answer.
     """
 
     def finish(result: Any, problem: BaseException | None) -> None:

@@ -16,12 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.access.glob import Glob, fold
 from vibemq.access.permissions import Operation
-from vibemq.broker import admission
-from vibemq.broker.admission import SUBSCRIPTIONS_MAX, Ended, access_now, log_closing, with_queue
+from vibemq.broker.admission import (
+    SUBSCRIPTIONS_MAX,
+    Ended,
+    check_access,
+    has_right,
+    log_closing,
+    may,
+    may_make,
+    refusal_now,
+    what_failed,
+    with_queue,
+)
 from vibemq.broker.helping import in_helper
-from vibemq.broker.policy import FAN_OUTS, DeliveryMode, policy
+from vibemq.broker.policy import FAN_OUTS, DeliveryMode, letters_named, policy
 from vibemq.broker.reader import offset_of_word
-from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
+from vibemq.errors import StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.micromsg2.codec import BadCommand, parse_command
 from vibemq.protocols.micromsg2.destinations import Refused, Target, check_new, target_of
 from vibemq.protocols.micromsg2.filters import BadFilter, compile_filter
@@ -103,33 +113,21 @@ def say_goodbye(session: Micromsg2Session) -> None:
 # ---- who may ----
 
 
-def check_access(session: Micromsg2Session) -> bool:
-    """With each command and twice a second: is this user still allowed to be here, and to do what it does?
-
-    False: no, and the connection is about to end."""
-    if session.ending:
-        return False
-    now = access_now(session.door.broker, session.user, session.access)
-    if isinstance(now, Ended):
-        deleted = now is Ended.DELETED
-        why = "this user was deleted" if deleted else "a user and a password are required now"
-        logger.warning("%s: user %r: %s, closed", session.peer, session.user, why)
-        session.write_error(ErrorCode.AUTH_FAILED if deleted else ErrorCode.AUTH_REQUIRED, why)
-        session.finish()
-        return False
-    if now is not session.access:
-        use_access(session, now)
-    return True
+def send_off(session: Micromsg2Session, why: Ended) -> None:
+    if why is Ended.DELETED:
+        session.write_error(ErrorCode.AUTH_FAILED, "this user was deleted")
+    else:
+        session.write_error(ErrorCode.AUTH_REQUIRED, "a user and a password are required now")
+    session.finish()
 
 
-def use_access(session: Micromsg2Session, access: Any) -> None:
-    """These are the rights now; subscriptions that they do not cover end."""
-    session.access = access
+def rights_changed(session: Micromsg2Session) -> None:
+    """Subscriptions that they do not cover end, and each queue is asked for again."""
     session.forget_rights()
     for name, subscription in list(session.subscriptions.items()):
         try:
             if getattr(subscription, "is_plain", False):
-                require_read(session, name)
+                require_right(session, "read", name)
             else:
                 require(session, Operation.Subscribe, name)
         except Refused as problem:
@@ -137,41 +135,34 @@ def use_access(session: Micromsg2Session, access: Any) -> None:
             session.write_error(problem.code, subscription_over(name, problem.text))
 
 
-def not_authorized(session: Micromsg2Session, right: str, name: str) -> Refused:
-    admission.log_refusal(session.peer, session.user, right, name, session.refusals)
-    text = f"user '{session.user}' lacks the permission {right} for '{name}'; ask an administrator"
-    return Refused(ErrorCode.NOT_AUTHORIZED, text)
-
-
 def require(session: Micromsg2Session, operation: Operation, name: str) -> None:
     """Raises Refused.  Nobody has looked whether there is such a queue."""
-    if not session.access.may(operation, name):
+    if not may(session.client, operation, name):
         raise not_authorized(session, operation.name, name)
 
 
-def require_write(session: Micromsg2Session, name: str) -> None:
+def require_right(session: Micromsg2Session, right: str, name: str) -> None:
     """For a stream that is no queue.  Raises Refused."""
-    if not admission.stream_right(session.door.broker, session.user, session.access, "write", name):
-        raise not_authorized(session, "write", name)
+    if not has_right(session.client, right, name):
+        raise not_authorized(session, right, name)
 
 
-def require_read(session: Micromsg2Session, name: str) -> None:
-    """For a stream that is no queue.  Raises Refused."""
-    if not admission.stream_right(session.door.broker, session.user, session.access, "read", name):
-        raise not_authorized(session, "read", name)
+def not_authorized(session: Micromsg2Session, right: str, name: str) -> Refused:
+    text = f"user '{session.client.user}' lacks the permission {right} for '{name}'; ask an administrator"
+    return Refused(ErrorCode.NOT_AUTHORIZED, text)
 
 
 def may_publish(session: Micromsg2Session, publisher: Any, index: int) -> bool:
     """Ask again: rights have changed since the last time, or an alarm is in effect; a refusal is answered here."""
-    if not check_access(session):
+    if not check_access(session.client):
         return False
-    why = admission.refusal_now(session.door.broker, session.peer)
+    why = refusal_now(session.door.broker, session.peer)
     if why:
         session.refuse_message(index, ErrorCode.SERVER_ERROR.encode(), why.encode(), publisher.destination)
         return False
     try:
         if publisher.queue is None:
-            require_write(session, publisher.stream.name)
+            require_right(session, "write", publisher.stream.name)
         else:
             require(session, Operation.Publish, publisher.queue.name)
     except Refused as problem:
@@ -191,11 +182,7 @@ def refused_by(session: Micromsg2Session, problem: BaseException, name: str) -> 
         return Refused(ErrorCode.QUEUE_NOT_FOUND, f"there is no queue or topic '{name}'")
     if isinstance(problem, BadFilter):
         return Refused(ErrorCode.BAD_FILTER, str(problem))
-    if isinstance(problem, LimitExceeded | StorageError):
-        logger.error("%s: %s", session.peer, problem)
-        return Refused(ErrorCode.SERVER_ERROR, str(problem))
-    logger.error("%s: a command failed by an error of ours", session.peer, exc_info=problem)
-    return Refused(ErrorCode.SERVER_ERROR, "the broker could not do this; its log says why")
+    return Refused(ErrorCode.SERVER_ERROR, what_failed(session.peer, problem))
 
 
 def check_kind(session: Micromsg2Session, target: Target) -> None:
@@ -212,9 +199,8 @@ def open_queue(
     session: Micromsg2Session, target: Target, then: Callable[[Any], None], failed: Callable[[BaseException], None]
 ) -> None:
     """Call ``then(queue)``, now or after it was made, or ``failed(problem)``."""
-    door, name = session.door, target.name
     try:
-        if door.queues.metadata.find_stream(DEFAULT_VHOST, name) is None:
+        if session.door.queues.metadata.find_stream(DEFAULT_VHOST, target.name) is None:
             check_new(target)
     except (Refused, StorageError) as problem:
         failed(problem)
@@ -228,11 +214,10 @@ def open_queue(
             then(queue)
 
     with_queue(
-        door.broker,
+        session.door.broker,
         DEFAULT_VHOST,
-        name,
-        may_create=door.auto_create
-        and (not door.auto_create_needs_permission or session.access.may(Operation.CreateQueue, name)),
+        target.name,
+        may_create=may_make(session.client, target.name),
         options=target.options,
         then=opened,
         failed=failed,
@@ -258,9 +243,9 @@ def first_send(
         session.add_publisher(stream, queue, name.encode(), destination)
         session.publish_again(destination, properties, payload, dotnet_type, index)
 
-    if not check_access(session):
+    if not check_access(session.client):
         return
-    why = admission.refusal_now(session.door.broker, session.peer)
+    why = refusal_now(session.door.broker, session.peer)
     if why:
         session.refuse_message(index, ErrorCode.SERVER_ERROR.encode(), why.encode(), destination)
         return
@@ -268,7 +253,7 @@ def first_send(
         target = target_of(destination, session.door.config.default_queue)
         record = session.door.queues.metadata.find_stream(DEFAULT_VHOST, target.name)
         if record is not None and record.queue is None:
-            require_write(session, target.name)
+            require_right(session, "write", target.name)
             ready(session.door.broker.streams.find(DEFAULT_VHOST, target.name), None, target.name)
             return
         require(session, Operation.Publish, target.name)
@@ -351,7 +336,7 @@ class Command:
 
 def handle(session: Micromsg2Session, payload: bytes) -> None:
     """One COMMAND frame."""
-    if not check_access(session):
+    if not check_access(session.client):
         return
     try:
         parsed = parse_command(payload)
@@ -436,7 +421,7 @@ def read(command: Command, target: Target, destination: bytes, chosen: Any, *, i
     """A log from a place on.  Raises Refused, StreamNotFound, StorageError."""
     session, name = command.session, target.name
     if is_plain:
-        require_read(session, name)
+        require_right(session, "read", name)
     else:
         require(session, Operation.Subscribe, name)
         check_kind(session, target)
@@ -489,7 +474,7 @@ def create(command: Command) -> None:
     if session.door.queues.metadata.find_stream(DEFAULT_VHOST, target.name) is None:
         check_new(target)
     check_kind(session, target)
-    letters = options.get("dead_letter_queue") or (f"{target.name}.dlq" if options.get("dead_letter") else None)
+    letters = letters_named(target.name, options)
     if letters is not None:
         require(session, Operation.Publish, letters)  # or its dead letters would go where its maker may not publish
 
@@ -517,13 +502,7 @@ def delete(command: Command) -> None:
             catalog.deleted(gone)
             command.done()
 
-    def work() -> Any:
-        record = catalog.metadata.find_stream(DEFAULT_VHOST, name)
-        if record is None or record.queue is None:  # a stream that is no queue is none of this door's
-            raise StreamNotFound(name)
-        return catalog.delete(DEFAULT_VHOST, name)
-
-    in_helper(session, work, done, left=catalog.deleted)
+    in_helper(session, partial(catalog.delete_queue, DEFAULT_VHOST, name), done, left=catalog.deleted)
 
 
 def needs_reply(command: Command) -> None:
@@ -551,7 +530,7 @@ def list_queues(command: Command) -> None:
     session = command.session
     pattern = Glob(command.value("pattern") or "*")
 
-    access, metadata = session.access, session.door.queues.metadata
+    access, metadata = session.client.access, session.door.queues.metadata
 
     def work() -> list[str]:
         names = (record.name for record in metadata.queues(DEFAULT_VHOST))

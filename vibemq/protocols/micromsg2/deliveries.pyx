@@ -123,7 +123,7 @@ cdef class Subscription(Consumer):
     def __init__(self, Micromsg2Session session, str name, Outlet outlet not None, int number, bint is_auto):
         self.session, self.name, self.outlet, self.number, self.is_auto = session, name, outlet, number, is_auto
         self.deliveries = session.in_flight
-        self.peer = peer_key(session.user, session.peer_address)
+        self.peer = peer_key(session.client.user, session.peer_address)
 
     def __str__(self):
         return self.session.peer

@@ -20,9 +20,6 @@ class Micromsg2Door:
         self.queues = broker.queues
         self.catalog = broker.catalog
         self.helpers = broker.helpers
-        self.authenticator = broker.authenticator
-        self.auto_create = config.queues.auto_create
-        self.auto_create_needs_permission = config.queues.auto_create_needs_permission
         self.identity = f"vibemq/{vibemq.__version__}".encode()
 
     def accept(self, connection: Any) -> Micromsg2Session:

@@ -14,9 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.access.permissions import EVERYTHING, Access
-from vibemq.access.users import GUEST, Verdict
-from vibemq.broker.admission import log_closing, needs_login
-from vibemq.broker.helping import in_helper
+from vibemq.access.users import Verdict
+from vibemq.broker.admission import access_of, check_password, log_closing, needs_login, user_without_login
 from vibemq.protocols.micromsg2 import commands, extensions
 from vibemq.protocols.micromsg2.codec import (
     ErrorFrame,
@@ -57,8 +56,7 @@ class Shake:
 
 def opened(session: Micromsg2Session) -> None:
     """The connection is there: the peer has a while to finish its handshake."""
-    session.deadline_ms = session.door.queues.now_ms + session.door.config.handshake_timeout_s * 1000
-    session.at_deadline = _too_slow
+    session.set_deadline(session.door.queues.now_ms + session.door.config.handshake_timeout_s * 1000, _too_slow)
 
 
 def _too_slow(session: Micromsg2Session) -> None:
@@ -107,7 +105,7 @@ def hello(session: Micromsg2Session, c1: Handshake) -> None:
     wanted = next((item for item in listed if item.name == ExtensionName.MICROAUTH), None)
     user = wanted.property("user") if wanted is not None else None
     if login and user is not None:
-        shake.challenge = door.authenticator.challenge(user[:USER_CHARACTERS_MAX])
+        shake.challenge = broker.authenticator.challenge(user[:USER_CHARACTERS_MAX])
         answers[ExtensionName.MICROAUTH] = {
             "mechanism": MECHANISM,
             "salt": shake.challenge.salt.hex(),
@@ -136,13 +134,10 @@ def agreement(session: Micromsg2Session, c2: Handshake) -> None:
     """C2: exactly what will be used.  Raises Refusal."""
     door, shake = session.door, session.shake
     shake.agreed = extensions.check_c2(shake.c1, shake.s1, c2, supported=SUPPORTED, window_max=door.config.window_max)
-    authenticator = door.authenticator
     item = shake.agreed.properties.get(ExtensionName.MICROAUTH, Extension(ExtensionName.MICROAUTH))
     user, password, proof = (item.property(key) for key in ("user", "password", "proof"))
     if not needs_login(door.broker):
-        # Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret.
-        guest = user == GUEST and authenticator.check_cached(GUEST, password or "", session.is_loopback)
-        let_in(session, GUEST if guest is Verdict.OK else "", EVERYTHING)
+        let_in(session, user_without_login(door.broker, user, password, session.is_loopback), EVERYTHING)
         return
     if user is None or (password is None and (proof is None or shake.challenge is None)):
         text = "microauth needs a user, and the proof for our challenge or, over TLS or on this machine, a password"
@@ -152,11 +147,7 @@ def agreement(session: Micromsg2Session, c2: Handshake) -> None:
     if password is None:
         judged(session, user, check_proof(session, user, proof or ""))
     elif session.is_tls or session.is_loopback:
-        verdict = authenticator.check_cached(user, password, session.is_loopback)
-        if verdict is not None:
-            judged(session, user, verdict)
-        else:
-            judge(session, user, partial(authenticator.check, user, password, session.is_loopback))
+        check_password(session, user, password, partial(checked, session, user))
     else:
         text = "a password in the clear is taken over TLS or from this machine only; answer the challenge"
         refuse(session, f"{ErrorCode.AUTH_FAILED}: {text}")
@@ -168,32 +159,22 @@ def check_proof(session: Micromsg2Session, user: str, proof: str) -> Verdict:
         sent = bytes.fromhex(proof)
     except ValueError:
         sent = b""
-    return session.door.authenticator.check_proof(user, session.shake.challenge, sent, session.is_loopback)
+    return session.door.broker.authenticator.check_proof(user, session.shake.challenge, sent, session.is_loopback)
 
 
-def judge(session: Micromsg2Session, user: str, work: Callable[[], Verdict]) -> None:
-    def done(verdict: Any, problem: BaseException | None) -> None:
-        if problem is not None:
-            raise problem
-        judged(session, user, verdict)
-
-    in_helper(session, work, done, submit=session.door.helpers.submit_hash)
+def checked(session: Micromsg2Session, user: str, verdict: Any, problem: BaseException | None) -> None:
+    if problem is not None:
+        raise problem
+    judged(session, user, verdict)
 
 
 def judged(session: Micromsg2Session, user: str, verdict: Verdict) -> None:
-    if verdict is Verdict.OK:
-        broker = session.door.broker
-        access = EVERYTHING if user == GUEST else broker.accesses.of(user)
-        if access is not None:
-            let_in(session, user, access)
-            return
-    if verdict is Verdict.LOOPBACK_ONLY:
-        logger.warning("%s: user %r may only come from this machine", session.peer, user)
+    access = access_of(session.door.broker, session.peer, user, verdict)
+    if access is not None:
+        let_in(session, user, access)
     else:
-        logger.warning("%s: login refused for user %.*r", session.peer, USER_CHARACTERS_MAX, user)
-    session.deadline_ms = session.door.queues.now_ms + session.door.config.login_failure_delay_s * 1000
-    session.at_deadline = _answer_refused
-    session.set_busy()
+        delay_ms = session.door.config.login_failure_delay_s * 1000
+        session.wait_until(session.door.queues.now_ms + delay_ms, _answer_refused)
 
 
 def _answer_refused(session: Micromsg2Session) -> None:
@@ -203,7 +184,7 @@ def _answer_refused(session: Micromsg2Session) -> None:
 def let_in(session: Micromsg2Session, user: str, access: Access) -> None:
     """The connection is open."""
     shake = session.shake
-    session.user, session.access = user, access
+    session.client.user, session.client.access = user, access
     session.agree(shake.agreed, shake.c1.minor == MINOR_SHARP_MESSAGING)
     commands.subscribe_agreed(session)
 

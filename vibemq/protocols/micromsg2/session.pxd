@@ -10,10 +10,7 @@ from vibemq.protocols.micromsg2.wire cimport mm_frame
 cdef class Micromsg2Session(QueueSession):
     cdef public object shake           # handshake.Shake, until the connection is open
     cdef readonly object agreed        # extensions.Agreed, from then on
-    cdef public str user               # "" when nobody had to log in
-    cdef public object access          # access.permissions.Access
     cdef public str identity           # what the peer calls itself
-    cdef readonly set refusals         # (user, right, queue) of those in the log
     cdef public int errors_told        # by the peer
     cdef readonly bytes content_type   # of the serializer; None: payloads are opaque
     cdef const char *type_data         # the same; NULL

@@ -28,6 +28,7 @@ from vibemq.protocols.micromsg2.wire cimport (
 )
 from vibemq.storage cimport core
 
+from vibemq.broker.admission import check_access
 from vibemq.protocols.micromsg2 import commands, handshake
 from vibemq.protocols.micromsg2.codec import encode_command, encode_error
 from vibemq.protocols.micromsg2.spec import (
@@ -48,8 +49,7 @@ cdef class Micromsg2Session(QueueSession):
     def __init__(self, Connection connection, door):
         super().__init__(connection, door)
         self.queues = door.queues
-        self.user = self.identity = ""
-        self.refusals = set()
+        self.identity = ""
         self.message_max = door.config.message_max_bytes
         self.payload_max = <uint32_t> -1
         self.sent, self.received = SendWindow(0), ReceiveWindow(0, False)
@@ -330,6 +330,12 @@ cdef class Micromsg2Session(QueueSession):
         self.remember_subscription(name, reader)
         reader.pump()
 
+    def send_off(self, why):
+        commands.send_off(self, why)
+
+    def rights_changed(self):
+        commands.rights_changed(self)
+
     def subscription_ended(self, subscription, problem):
         """By itself.  `problem` is None where its queue was deleted."""
         if self.subscriptions.get(subscription.name) is subscription:
@@ -396,7 +402,7 @@ cdef class Micromsg2Session(QueueSession):
         if self.state == "open":
             if self.heartbeat_ms:
                 self._keep_alive(now_ms)
-            commands.check_access(self)
+            check_access(self.client)
         return 0
 
     cdef int _keep_alive(self, int64_t now_ms) except -1:

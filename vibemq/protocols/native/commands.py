@@ -16,20 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vibemq.access.permissions import EVERYTHING, Access
-from vibemq.access.users import GUEST, Verdict
+from vibemq.access.permissions import EVERYTHING, Access, Operation
+from vibemq.access.users import Verdict
 from vibemq.broker.admission import (
     SUBSCRIPTIONS_MAX,
     Ended,
-    access_now,
+    access_of,
+    check_access,
+    check_password,
     log_closing,
+    may,
+    may_make,
     needs_login,
     refusal_now,
+    user_without_login,
     with_queue,
 )
 from vibemq.broker.arguments import BadArgument
 from vibemq.broker.helping import in_helper
-from vibemq.broker.policy import ACK_TIMEOUT_MS_MIN
+from vibemq.broker.policy import ACK_TIMEOUT_MS_MIN, letters_named
 from vibemq.errors import AccountError, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
 from vibemq.protocols.native import accounts, compression
 from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, is_json
@@ -41,10 +46,9 @@ from vibemq.protocols.native.options import (
     queue_info,
     queue_options,
 )
-from vibemq.protocols.native.replies import FRESH_ID, error, failed, log_refused, not_authorized, reply
+from vibemq.protocols.native.replies import FRESH_ID, error, failed, not_authorized, reply
 from vibemq.protocols.native.spec import (
     COMMAND_BY_TYPE,
-    DEAD_LETTER_SUFFIX,
     DEDUP_CLIENT_BYTES,
     FEATURE_DEDUP,
     FEATURE_NAMES,
@@ -54,7 +58,6 @@ from vibemq.protocols.native.spec import (
     Command,
     ErrorCode,
     Header,
-    QueueOperation,
     wire_name,
 )
 from vibemq.storage.vhosts import DEFAULT_VHOST
@@ -74,7 +77,7 @@ def handle(session: NativeSession, body: bytes) -> None:
     """One frame that is not a data frame of an open session."""
     request = decode_body(body)
     rule = COMMAND_BY_TYPE.get(request.type)  # type: ignore[call-overload]
-    if session.state == "open" and not check_access(session):
+    if session.state == "open" and not check_access(session.client):
         return
     answer = STATES[session.state].get(request.type)
     if answer is not None:
@@ -94,8 +97,7 @@ def handle(session: NativeSession, body: bytes) -> None:
         if not request.queue:
             error(session, request, ErrorCode.INVALID_QUEUE, f"Queue name is required for {_action(rule.command)}.")
             return
-        if rule.operation is not None and not session.access.may(rule.operation, request.queue):
-            not_authorized(session, request.id, rule.operation, request.queue)
+        if rule.operation is not None and _lacks(session, request, rule.operation, request.queue):
             return
     try:
         answer(session, request)
@@ -128,8 +130,7 @@ def opened(session: NativeSession) -> None:
 def await_connect(session: NativeSession) -> None:
     """From now on the peer has a while to log in."""
     door = session.door
-    session.deadline_ms = door.now_ms() + door.config.handshake_timeout_s * 1000
-    session.at_deadline = _too_slow
+    session.set_deadline(door.now_ms() + door.config.handshake_timeout_s * 1000, _too_slow)
 
 
 def _too_slow(session: NativeSession) -> None:
@@ -160,21 +161,15 @@ def say_goodbye(session: NativeSession) -> None:
 
 def connect(session: NativeSession, request: Message) -> None:
     user, password = request.headers.get(Header.AUTH_USERNAME), request.headers.get(Header.AUTH_PASSWORD)
-    authenticator = session.door.authenticator
-    if not needs_login(session.door.broker):
-        # Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret.
-        guest = user == GUEST and authenticator.check_cached(GUEST, password or "", session.is_loopback)
-        _connected(session, request, GUEST if guest is Verdict.OK else "", EVERYTHING)
+    broker = session.door.broker
+    if not needs_login(broker):
+        _connected(session, request, user_without_login(broker, user, password, session.is_loopback), EVERYTHING)
         return
     if password is None:
         error(session, request, ErrorCode.AUTH_REQUIRED, "Username and password are required.")
         return
     if user is None:
         user = session.door.config.superuser_name
-    verdict = authenticator.check_cached(user, password, session.is_loopback)
-    if verdict is not None:
-        _judged(session, request, user, verdict)
-        return
 
     def done(verdict: Any, problem: BaseException | None) -> None:
         if problem is not None:
@@ -182,25 +177,15 @@ def connect(session: NativeSession, request: Message) -> None:
         else:
             _judged(session, request, user, verdict)
 
-    work = partial(authenticator.check, user, password, session.is_loopback)
-    in_helper(session, work, done, submit=session.door.helpers.submit_hash)
+    check_password(session, user, password, done)
 
 
 def _judged(session: NativeSession, request: Message, user: str, verdict: Verdict) -> None:
-    if verdict is Verdict.OK:
-        broker = session.door.broker
-        access = EVERYTHING if user == GUEST else broker.accesses.of(user)
-        if access is not None:
-            _connected(session, request, user, access)
-            return
-    if verdict is Verdict.LOOPBACK_ONLY:
-        logger.warning("%s: user %r may only come from this machine", session.peer, user)
-    else:
-        logger.warning("%s: login refused for user %r", session.peer, user)
-    # Held back, so that guessing gets slow; the peer may try again afterwards.
+    access = access_of(session.door.broker, session.peer, user, verdict)
+    if access is not None:
+        _connected(session, request, user, access)
+        return
     before, session.state = session.state, "refused"
-    session.deadline_ms = session.door.now_ms() + session.door.config.login_failure_delay_s * 1000 + 1
-    session.set_busy()
 
     def answer(session: NativeSession) -> None:
         session.state = before  # of a second Connect: who they were, they still are
@@ -210,12 +195,12 @@ def _judged(session: NativeSession, request: Message, user: str, verdict: Verdic
         session.set_idle()
         session.read_on()
 
-    session.at_deadline = answer
+    session.wait_until(session.door.now_ms() + session.door.config.login_failure_delay_s * 1000 + 1, answer)
 
 
 def _connected(session: NativeSession, request: Message, user: str, access: Access) -> None:
     door = session.door
-    session.user, session.state, session.deadline_ms = user, "open", 0
+    session.client.user, session.state, session.deadline_ms = user, "open", 0
     session.client_version = _shown(request.headers.get(Header.CLIENT_VERSION, "")[:64])
     session.compression = compression.negotiate(request.headers.get(Header.SUPPORTED_COMPRESSION), door.compressions)
     session.flags_max = 3 if session.compression == "zstd" else 2
@@ -232,8 +217,8 @@ def _connected(session: NativeSession, request: Message, user: str, access: Acce
         headers[Header.FEATURES.value] = ",".join(sorted(session.features))
     # Never compressed: some peers read it before they have set their side up.
     session.write(encode_frame(Command.CONNECT_ACK, request.id, headers=headers, text_layout=session.text_layout))
-    session.forget_rights()
-    _use_access(session, access)
+    session.client.access = access
+    rights_changed(session)
 
 
 def _shown(text: str) -> str:
@@ -245,57 +230,48 @@ def disconnect(session: NativeSession, request: Message) -> None:
     session.leave()
 
 
-def check_access(session: NativeSession) -> bool:
-    """At each command and twice a second: is this user still allowed to be here, and to do what it does?
-
-    False: no, and the connection is about to end."""
-    if session.ending:
-        return False
-    access = access_now(session.door.broker, session.user, session.access)
-    if access is Ended.LOGIN_NEEDED:
-        logger.warning("%s: came when nobody had to log in, closed", session.peer)
-        return _send_off(session, ErrorCode.AUTH_REQUIRED, b"Username and password are required.")
-    if access is Ended.DELETED:
-        logger.warning("%s: user %r was deleted, closed", session.peer, session.user)
-        return _send_off(session, ErrorCode.AUTH_FAILED, b"This user was deleted.")
-    if access is not session.access:
-        _use_access(session, access)
-    return True
-
-
-def _send_off(session: NativeSession, code: ErrorCode, text: bytes) -> bool:
-    session.refuse_frame(FRESH_ID, code.encode(), text)
+def send_off(session: NativeSession, why: Ended) -> None:
+    if why is Ended.DELETED:
+        session.refuse_frame(FRESH_ID, ErrorCode.AUTH_FAILED.encode(), b"This user was deleted.")
+    else:
+        session.refuse_frame(FRESH_ID, ErrorCode.AUTH_REQUIRED.encode(), b"Username and password are required.")
     session.finish()
-    return False
 
 
-def _use_access(session: NativeSession, access: Access) -> None:
-    """These are the rights now; subscriptions that they do not cover end."""
-    session.access = access
+def rights_changed(session: NativeSession) -> None:
+    """Subscriptions that they do not cover end, and each queue is asked for again."""
+    session.forget_rights()
     for name in list(session.subscriptions):
         queue = name.decode()
-        if not access.may(QueueOperation.SUBSCRIBE, queue):
+        if not may(session.client, Operation.Subscribe, queue):
             session.remove_subscription(name)
-            log_refused(session, QueueOperation.SUBSCRIBE, queue)
-            text = f"Access denied: the subscription of user '{session.user}' to queue '{queue}' has ended."
+            text = f"Access denied: the subscription of user '{session.client.user}' to queue '{queue}' has ended."
             session.refuse_frame(FRESH_ID, ErrorCode.NOT_AUTHORIZED.encode(), text.encode())
 
 
 # ---- queues ----
 
 
+def _lacks(session: NativeSession, request: Message, operation: int, queue: str) -> bool:
+    """Then that has been answered."""
+    allowed = may(session.client, Operation(operation), queue)
+    if not allowed:
+        not_authorized(session, request.id, Operation(operation), queue)
+    return not allowed
+
+
 def may_publish(session: NativeSession, request_id: bytes, queue: str) -> bool:
     """Ask again: rights have changed since the last time, or an alarm is in effect; a refusal is answered here."""
-    if not check_access(session):
+    if not check_access(session.client):
         return False
     why = refusal_now(session.door.broker, session.peer)
     if why:
         text = f"The message is not stored: {why}."
         session.refuse_frame(request_id, ErrorCode.SERVER_ERROR.encode(), text.encode())
         return False
-    if session.access.may(QueueOperation.PUBLISH, queue):
+    if may(session.client, Operation.Publish, queue):
         return True
-    not_authorized(session, request_id, QueueOperation.PUBLISH, queue)
+    not_authorized(session, request_id, Operation.Publish, queue)
     return False
 
 
@@ -336,7 +312,7 @@ def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], 
 
     By the protocol using a queue makes it, also of a stream.
     """
-    door, name = session.door, request.queue or ""
+    name = request.queue or ""
 
     def refused(problem: Exception) -> None:
         if isinstance(problem, StreamIsNoQueue):
@@ -347,13 +323,11 @@ def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], 
             failed(session, request, problem)
 
     with_queue(
-        door.broker,
+        session.door.broker,
         DEFAULT_VHOST,
         name,
         may_convert=True,
-        may_create=wanted
-        and door.auto_create
-        and (not door.auto_create_needs_permission or session.access.may(QueueOperation.CREATE_QUEUE, name)),
+        may_create=wanted and may_make(session.client, name),
         then=then,
         failed=refused,
         in_helper=partial(in_helper, session),
@@ -433,10 +407,8 @@ def create_queue(session: NativeSession, request: Message) -> None:
         code = ErrorCode.INVALID_PAYLOAD if request.payload else ErrorCode.INVALID_MESSAGE
         error(session, request, code, "A queue cannot be its own dead-letter queue.")
         return
-    if options.dead_letter and not session.access.may(QueueOperation.PUBLISH, dead_letters):
-        # Or its dead letters would go where its maker may not publish.
-        not_authorized(session, request.id, QueueOperation.PUBLISH, dead_letters)
-        return
+    if options.dead_letter and _lacks(session, request, Operation.Publish, dead_letters):
+        return  # or its dead letters would go where its maker may not publish
     if options.ack_timeout_ms is not None and options.ack_timeout_ms < ACK_TIMEOUT_MS_MIN:
         code = ErrorCode.INVALID_PAYLOAD if request.payload else ErrorCode.INVALID_MESSAGE
         error(session, request, code, f"ackTimeoutMs: needed {ACK_TIMEOUT_MS_MIN} or more.")
@@ -462,17 +434,15 @@ def create_queue(session: NativeSession, request: Message) -> None:
 def alter_queue(session: NativeSession, request: Message) -> None:
     """Who may delete a queue and make it anew may change it as well: a smaller limit or time drops messages."""
     name, broker = request.queue or "", session.door.broker
-    if not session.access.may(QueueOperation.DELETE_QUEUE, name):
-        not_authorized(session, request.id, QueueOperation.DELETE_QUEUE, name)
+    if _lacks(session, request, Operation.DeleteQueue, name):
         return
     try:
         changes = altered_options(request.payload)
     except BadOption as problem:
         error(session, request, problem.error_code, str(problem))
         return
-    letters = changes.get("dead_letter_queue") or (name + DEAD_LETTER_SUFFIX if changes.get("dead_letter") else None)
-    if letters is not None and not session.access.may(QueueOperation.PUBLISH, letters):
-        not_authorized(session, request.id, QueueOperation.PUBLISH, letters)
+    letters = letters_named(name, changes)
+    if letters is not None and _lacks(session, request, Operation.Publish, letters):
         return
 
     def done(_: Any, problem: BaseException | None) -> None:
@@ -484,7 +454,7 @@ def alter_queue(session: NativeSession, request: Message) -> None:
             failed(session, request, problem)
         else:
             broker.tell_access_changed()
-            logger.info("%s: user %r changes queue %s: %s", session.peer, session.user, name, changes)
+            logger.info("%s: user %r changes queue %s: %s", session.peer, session.client.user, name, changes)
             reply(session, request, Command.ALTER_QUEUE, queue=name)
 
     in_helper(session, partial(session.door.catalog.alter_queue, DEFAULT_VHOST, name, changes), done)
@@ -510,13 +480,7 @@ def delete_queue(session: NativeSession, request: Message) -> None:
             catalog.deleted(gone)
         reply(session, request, Command.DELETE_QUEUE, queue=name)
 
-    def work() -> Any:
-        record = catalog.metadata.find_stream(DEFAULT_VHOST, name)
-        if record is None or record.queue is None:  # a stream that is no queue is none of this door's
-            raise StreamNotFound(name)
-        return catalog.delete(DEFAULT_VHOST, name)
-
-    in_helper(session, work, done, left=catalog.deleted)
+    in_helper(session, partial(catalog.delete_queue, DEFAULT_VHOST, name), done, left=catalog.deleted)
 
 
 def info(session: NativeSession, request: Message) -> None:
@@ -551,7 +515,7 @@ def info(session: NativeSession, request: Message) -> None:
 
 
 def list_queues(session: NativeSession, request: Message) -> None:
-    metadata, access = session.door.queues.metadata, session.access
+    metadata, access = session.door.queues.metadata, session.client.access
 
     def done(names: Any, problem: BaseException | None) -> None:
         if problem is not None:
@@ -619,7 +583,7 @@ def admin(session: NativeSession, request: Message) -> None:
 
     in_helper(
         session,
-        partial(work, broker.queues.metadata, session.access, fields),
+        partial(work, broker.queues.metadata, session.client.access, fields),
         done,
         submit=session.door.helpers.submit_hash,
     )

@@ -46,7 +46,7 @@ cdef class Subscription(Consumer):
     def __init__(self, NativeSession session, bytes name, int number, uint32_t wanted):
         self.session, self.name, self.number, self.wanted = session, name, number, wanted
         self.deliveries = session.in_flight
-        self.peer = peer_key(session.user, session.peer_address)
+        self.peer = peer_key(session.client.user, session.peer_address)
 
     cdef bint room(self) noexcept:
         cdef Connection connection = (<NativeSession> self.session).connection

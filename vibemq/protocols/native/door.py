@@ -23,9 +23,6 @@ class NativeDoor:
         self.queues = broker.queues
         self.catalog = broker.catalog
         self.helpers = broker.helpers
-        self.authenticator = broker.authenticator
-        self.auto_create = config.queues.auto_create
-        self.auto_create_needs_permission = config.queues.auto_create_needs_permission
         self.compressions = [name for name in config.native.compressions.split(",") if name]
         self.text_layout = config.native.layout == "text"
         self.layout_fixed = config.native.layout != "auto"

@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
-from vibemq.broker.admission import log_closing, log_refusal
-from vibemq.errors import LimitExceeded, StorageError
+from vibemq.broker.admission import log_closing, what_failed
 from vibemq.protocols.native import compression
 from vibemq.protocols.native.codec import Message, encode_body, frame_of
-from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, Command, ErrorCode, QueueOperation, wire_name
+from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, Command, ErrorCode
 
 if TYPE_CHECKING:
+    from vibemq.access.permissions import Operation
     from vibemq.protocols.native.session import NativeSession
-
-logger = logging.getLogger(__name__)
 
 #: The id of a frame that answers none.
 FRESH_ID = b"server"
@@ -50,15 +47,11 @@ def error(session: NativeSession, request: Message, code: str, text: str) -> Non
     session.refuse_frame(request.id, str(code).encode(), text.encode(errors="replace")[:65_535])
 
 
-def not_authorized(session: NativeSession, request_id: bytes, operation: QueueOperation, queue: str) -> None:
+def not_authorized(session: NativeSession, request_id: bytes, operation: Operation, queue: str) -> None:
     """All that it tells, the peer has said itself: nobody has looked whether there is such a queue."""
-    log_refused(session, operation, queue)
-    text = f"Access denied. User '{session.user}' lacks the permission {wire_name(operation)} for queue '{queue}'."
+    user = session.client.user
+    text = f"Access denied. User '{user}' lacks the permission {operation.name} for queue '{queue}'."
     session.refuse_frame(request_id, ErrorCode.NOT_AUTHORIZED.encode(), text.encode(errors="replace"))
-
-
-def log_refused(session: NativeSession, operation: QueueOperation, queue: str) -> None:
-    log_refusal(session.peer, session.user, wire_name(operation), queue, session.refusals)
 
 
 def refuse_framing(session: NativeSession, problem: Exception, request_id: bytes = b"") -> None:
@@ -70,9 +63,4 @@ def refuse_framing(session: NativeSession, problem: Exception, request_id: bytes
 
 def failed(session: NativeSession, request: Message, problem: BaseException) -> None:
     """A handler or the disk failed: the peer is told, and goes on."""
-    if isinstance(problem, LimitExceeded | StorageError):
-        logger.error("%s: %s", session.peer, problem)
-        error(session, request, ErrorCode.SERVER_ERROR, str(problem))
-    else:
-        logger.error("%s: a command failed by an error of ours", session.peer, exc_info=problem)
-        error(session, request, ErrorCode.SERVER_ERROR, "The broker could not do this; its log says why.")
+    error(session, request, ErrorCode.SERVER_ERROR, what_failed(session.peer, problem))

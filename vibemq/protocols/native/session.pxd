@@ -7,11 +7,8 @@ from vibemq.protocols.native.wire cimport native_frame
 
 # Its publishers and subscriptions go by the names of their queues, in bytes.
 cdef class NativeSession(QueueSession):
-    cdef public str user               # "" when nobody had to log in
     cdef public str connection_id
     cdef public str client_version
-    cdef public object access          # access.permissions.Access
-    cdef readonly set refusals         # (user, operation, queue) of those in the log
     cdef public bint text_layout       # what is written: mirrors the peer
     cdef public bint layout_fixed
     cdef public str compression        # negotiated name, None: nothing is compressed

@@ -27,6 +27,7 @@ from vibemq.protocols.native.wire cimport (
 from vibemq.storage cimport core
 from vibemq.storage.core cimport bytes_load32
 
+from vibemq.broker.admission import check_access
 from vibemq.errors import LimitExceeded
 from vibemq.protocols.native import commands, replies
 from vibemq.protocols.native.compression import decompress
@@ -45,9 +46,8 @@ cdef class NativeSession(QueueSession):
     def __init__(self, Connection connection, door):
         super().__init__(connection, door)
         self.state = commands.FIRST_STATE
-        self.user = self.client_version = ""
+        self.client_version = ""
         self.connection_id = door.next_connection_id()
-        self.refusals = set()
         self.text_layout, self.layout_fixed = door.text_layout, door.layout_fixed
         self.flags_max = 2
         self.features = frozenset()
@@ -266,6 +266,12 @@ cdef class NativeSession(QueueSession):
         subscription.dormant = False
         queue.add_consumer(subscription, subscription.wanted)
 
+    def send_off(self, why):
+        commands.send_off(self, why)
+
+    def rights_changed(self):
+        commands.rights_changed(self)
+
     def leave(self):
         """The peer has said goodbye: read no more, confirm what it has published, then close."""
         self.state = "leaving"
@@ -305,7 +311,7 @@ cdef class NativeSession(QueueSession):
         self.look_at_deadline(now_ms)
         if self.state == "open":
             self._keep_alive(now_ms)
-            commands.check_access(self)
+            check_access(self.client)
             if self.dormant:
                 self.dormant = False
                 commands.wake_dormant(self)

@@ -30,7 +30,6 @@ class StreamsDoor:
         self.alarms = broker.alarms
         self.board = broker.board
         self.opened = 0  # connections that have a virtual host
-        self.authenticator = broker.authenticator
         self.rights = broker.rights
         self.guest_allowed = config.guest.allow_loopback
         self.helpers = broker.helpers

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.access.users import Verdict
-from vibemq.broker.helping import in_helper
+from vibemq.broker.admission import check_password
 from vibemq.protocols.streams import rights, sasl
 from vibemq.protocols.streams.codec import encode_response, encode_server_frame
 from vibemq.protocols.streams.replies import answer, fail_later, step_begins
@@ -57,7 +56,7 @@ def sasl_authenticate(session: StreamsSession, request: Any) -> None:
 
     def done(user: str, code: Code) -> None:
         if code == Code.OK:
-            session.user, session.mechanism = user, request.mechanism
+            session.client.user, session.mechanism = user, request.mechanism
             _logged_in(session, request)
         else:
             _refuse(session, request, code, user)
@@ -72,7 +71,7 @@ def update_secret(session: StreamsSession, request: Any) -> None:
         return
 
     def done(user: str, code: Code) -> None:
-        if code == Code.OK and user != session.user:
+        if code == Code.OK and user != session.client.user:
             code = Code.SASL_CANNOT_CHANGE_USERNAME
         if code == Code.OK and not rights.look_again(session):
             code = Code.VIRTUAL_HOST_ACCESS_FAILURE
@@ -97,15 +96,9 @@ def _prove(session: StreamsSession, request: Any, done: Callable[[str, Code], No
         logger.warning("%s: %s", session.peer, problem)
         done("", Code.AUTHENTICATION_FAILURE)
         return
-    door = session.door
     if who.password is None:
-        known = door.table.metadata.find_user(who.user) is not None
+        known = session.door.table.metadata.find_user(who.user) is not None
         done(who.user, Code.OK if known else Code.AUTHENTICATION_FAILURE)
-        return
-    loopback = session.is_loopback
-    verdict = door.authenticator.check_cached(who.user, who.password, loopback)
-    if verdict is not None:
-        done(who.user, VERDICTS[verdict])
         return
 
     def checked(verdict: Any, error: BaseException | None) -> None:
@@ -115,8 +108,7 @@ def _prove(session: StreamsSession, request: Any, done: Callable[[str, Code], No
         else:
             done(who.user, VERDICTS[verdict])
 
-    work = partial(door.authenticator.check, who.user, who.password, loopback)
-    in_helper(session, work, checked, submit=door.helpers.submit_hash)
+    check_password(session, who.user, who.password, checked)
 
 
 def _logged_in(session: StreamsSession, request: Any) -> None:
@@ -132,7 +124,7 @@ def _refuse(session: StreamsSession, request: Any, code: Code, user: str = "") -
     """No login, or no more: whatever the connection had, it does nothing any more."""
     rights.drop_all(session)
     if code in DELAYED:
-        logger.warning("%s: login refused for user %r, %s", session.peer, user or session.user, code.name)
+        logger.warning("%s: login refused for user %r, %s", session.peer, user or session.client.user, code.name)
         fail_later(session, encode_response(Key.SASL_AUTHENTICATE, request.correlation_id, code))
     else:
         answer(session, request, Key.SASL_AUTHENTICATE, code)
@@ -152,7 +144,7 @@ def open_(session: StreamsSession, request: Any) -> None:
     session.virtual_host = request.virtual_host
     problem = ""
     if not rights.look_again(session):
-        problem = f"does not exist or is closed to user {session.user!r}"
+        problem = f"does not exist or is closed to user {session.client.user!r}"
     elif not session.door.enter():
         problem = (
             f"not opened: {session.door.config.connections_max} connections there may be (streams.connections_max)"

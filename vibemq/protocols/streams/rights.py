@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 def look_again(session: StreamsSession) -> bool:
     """Look the rights up; False: the virtual host, or the user, is gone or the one is closed to the other."""
     rights = session.door.rights
-    session.rights = rights.of(session.user, session.virtual_host)
+    session.rights = rights.of(session.client.user, session.virtual_host)
     session.rights_generation = rights.generation
     return session.rights is not None
 
@@ -36,7 +36,8 @@ def changed(session: StreamsSession) -> bool:
     if look_again(session):
         revoke(session)
         return True
-    logger.warning("%s: virtual host %r is closed to user %r now", session.peer, session.virtual_host, session.user)
+    user = session.client.user
+    logger.warning("%s: virtual host %r is closed to user %r now", session.peer, session.virtual_host, user)
     session.finish()
     return False
 
@@ -54,7 +55,7 @@ def revoke(session: StreamsSession) -> None:
             session.deliveries.remove(subscription_id)
             lost[subscription.stream.name] = None
     for name in lost:
-        logger.warning("%s: user %r may not use stream %s any more", session.peer, session.user, name)
+        logger.warning("%s: user %r may not use stream %s any more", session.peer, session.client.user, name)
         stream_unavailable(session, name)
 
 
@@ -71,7 +72,7 @@ def refused(session: StreamsSession, request: Any, key: AnyKey, right: str, *nam
     may = getattr(session.rights, right)
     for name in names:
         if not may(name):
-            logger.info("%s: user %r may not %s %r", session.peer, session.user, right, name)
+            logger.info("%s: user %r may not %s %r", session.peer, session.client.user, right, name)
             answer(session, request, key, Code.ACCESS_REFUSED)
             return True
     return False

@@ -13,7 +13,6 @@ cdef class Tracking(StreamUser):
 # Its publishers go by their ids.
 cdef class StreamsSession(ClientSession):
     cdef public str virtual_host
-    cdef public str user               # "" until it has logged in
     cdef public str mechanism          # by which it has
     cdef public object rights          # access.rights.VhostRights: what it may do here; None: nothing yet
     cdef public int64_t rights_generation  # of the rights, when they were last looked at

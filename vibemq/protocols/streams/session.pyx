@@ -61,7 +61,7 @@ cdef class StreamsSession(ClientSession):
         self.frame_max = door.config.initial_frame_max_bytes
         connection.is_trusted = False
         self.parts_kinds = door.config.one_sub_batch_per_chunk
-        self.virtual_host = self.user = self.mechanism = ""
+        self.virtual_host = self.mechanism = ""
         self.rights_generation = 0
         self.pending, self.tracked = {}, {}
         self.peer_properties = {}

@@ -44,7 +44,7 @@ def partitions(session: StreamsSession, request: Any) -> None:
 
     streams = session.door.table.metadata.partitions(session.virtual_host, name)
     if not sees(name) or not all(map(sees, streams or ())):
-        logger.info("%s: user %r may not see all of super stream %r", session.peer, session.user, name)
+        logger.info("%s: user %r may not see all of super stream %r", session.peer, session.client.user, name)
         answer(session, request, key, Code.ACCESS_REFUSED)
     elif streams is None:
         answer(session, request, key, Code.STREAM_DOES_NOT_EXIST)

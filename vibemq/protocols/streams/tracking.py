@@ -45,7 +45,7 @@ def _not_stored(session: StreamsSession, name: str, reference: bytes, offset: in
     if len(reference) > spec.REFERENCE_SIZE_MAX_BYTES:
         return f"the reference has {len(reference)} bytes, at most {spec.REFERENCE_SIZE_MAX_BYTES} allowed"
     if not session.rights.read(name):
-        return f"user {session.user!r} may not read it"
+        return f"user {session.client.user!r} may not read it"
     try:
         stream = session.door.table.find(session.virtual_host, name)
         session.track(stream)
