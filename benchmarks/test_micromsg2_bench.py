@@ -63,7 +63,7 @@ def test_receive_window_of_1000(benchmark):
     def turn():
         for _ in range(WINDOW):
             window.take(numbers.next())
-            window.settled(window.index)
+            window.accepted(window.index)
         return window.acknowledge()
 
     assert benchmark(turn) > 0

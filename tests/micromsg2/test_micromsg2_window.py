@@ -72,10 +72,10 @@ def test_an_acknowledgement_settles_all_up_to_its_number(unacknowledged, number,
 
 
 @pytest.mark.parametrize(("numbers", "number", "remaining"), [case for case in ACK_CASES if case[1] in case[0]])
-def test_what_is_settled_is_acknowledged_by_its_last_number(numbers, number, remaining):
+def test_what_is_decided_is_acknowledged_by_its_last_number(numbers, number, remaining):
     window = received(10, numbers)
     for index in range(1, len(numbers) - len(remaining) + 1):
-        window.settled(index)
+        window.accepted(index)
     assert window.acknowledge() == number
     assert window.unacknowledged == len(remaining)
 
@@ -105,7 +105,7 @@ def test_a_late_or_repeated_acknowledgement_settles_nothing():
     assert window.covered(5) == 0
 
 
-def test_a_window_that_never_sent_has_nothing_to_settle():
+def test_a_window_that_never_sent_has_nothing_to_decide():
     window = SendWindow(10)
     assert [window.covered(number) for number in (-1, 0, 1, 65535, 65536)] == [0] * 5
     assert window.peek() is None
@@ -145,12 +145,12 @@ def test_a_number_is_a_duplicate_until_as_many_others_came_as_the_window_holds()
     window = ReceiveWindow(3)
     for number in (1, 2, 3):
         assert window.take(number) == TAKEN
-        window.settled(window.index)
+        window.accepted(window.index)
         window.acknowledge()
     assert [window.take(number) for number in (1, 2, 3)] == [DUPLICATE] * 3
     assert window.index == 3  # a duplicate is not counted
     assert window.take(4) == TAKEN
-    window.settled(4)
+    window.accepted(4)
     window.acknowledge()
     assert [window.take(number) for number in (2, 3, 4)] == [DUPLICATE] * 3
     assert window.take(1) == TAKEN
@@ -161,7 +161,7 @@ def test_a_duplicate_is_answered_by_the_last_acknowledgement_unless_it_lies_behi
     assert window.take(7) == DUPLICATE
     assert window.again() == -1
     for index in (1, 2):
-        window.settled(index)
+        window.accepted(index)
     assert window.acknowledge() == 8
     for number, answer in ((7, 8), (8, 8), (9, -1), (7, 8)):
         assert window.take(number) == DUPLICATE
@@ -170,7 +170,7 @@ def test_a_duplicate_is_answered_by_the_last_acknowledgement_unless_it_lies_behi
     assert window.take(9) == DUPLICATE
     assert window.again() == -1
     assert window.take(10) == TAKEN
-    window.settled(4)
+    window.accepted(4)
     assert window.acknowledge() == 10
     assert window.take(9) == DUPLICATE
     assert window.again() == 10
@@ -181,7 +181,7 @@ def test_who_sends_beyond_the_window_overruns_it():
     assert window.is_full()
     assert window.take(4) == OVERRUN
     assert window.take(3) == DUPLICATE  # sent again, not beyond
-    window.settled(1)
+    window.accepted(1)
     assert window.take(4) == OVERRUN  # settled, but the peer does not know
     window.acknowledge()
     assert window.take(4) == TAKEN
@@ -194,7 +194,7 @@ def test_a_peer_whose_window_is_its_own_business_overruns_at_the_largest_window(
     assert window.take(WINDOW_MAX + 1) == OVERRUN
     assert window.take(1) == DUPLICATE  # whatever is unacknowledged is remembered
     for index in range(1, WINDOW_MAX + 1):
-        window.settled(index)
+        window.accepted(index)
     assert window.acknowledge() == WINDOW_MAX
     assert window.take(WINDOW_MAX + 1) == TAKEN
     assert window.take(1) == TAKEN
@@ -202,8 +202,8 @@ def test_a_peer_whose_window_is_its_own_business_overruns_at_the_largest_window(
 
 def test_a_peer_that_numbers_from_65535_to_0_is_understood():
     window = received(4, [65535, 0, 1])
-    window.settled(1)
-    window.settled(2)
+    window.accepted(1)
+    window.accepted(2)
     assert window.acknowledge() == 0
     assert window.take(0) == DUPLICATE
     assert window.unacknowledged == 1
@@ -212,49 +212,49 @@ def test_a_peer_that_numbers_from_65535_to_0_is_understood():
 def test_a_peer_that_jumps_is_understood():
     window = received(4, [5, 40000, 12])
     for index in (1, 2):
-        window.settled(index)
+        window.accepted(index)
     assert window.acknowledge() == 40000
-    window.settled(3)
+    window.accepted(3)
     assert window.acknowledge() == 12
 
 
-def test_what_is_settled_out_of_order_waits_for_what_came_before():
+def test_what_is_decided_out_of_order_waits_for_what_came_before():
     window = received(5, [1, 2, 3, 4])
-    window.settled(3)
-    window.settled(2)
+    window.accepted(3)
+    window.accepted(2)
     assert window.acknowledge() == -1
-    window.settled(1)
+    window.accepted(1)
     assert window.acknowledge() == 3
     assert window.acknowledge() == -1
-    assert (window.unacknowledged, window.is_settled()) == (1, False)
-    window.settled(4)
-    assert window.is_settled()
+    assert (window.unacknowledged, window.is_decided()) == (1, False)
+    window.accepted(4)
+    assert window.is_decided()
     assert window.acknowledge() == 4
 
 
 def test_settling_again_or_what_never_came_changes_nothing():
     window = received(5, [1, 2])
-    window.settled(1)
-    window.settled(1)
-    window.settled(3)
-    window.settled(0)
+    window.accepted(1)
+    window.accepted(1)
+    window.accepted(3)
+    window.accepted(0)
     assert window.acknowledge() == 1
-    window.settled(1)
+    window.accepted(1)
     assert window.acknowledge() == -1
     assert window.take(3) == TAKEN
-    window.settled(2)
+    window.accepted(2)
     assert window.acknowledge() == 2
 
 
 def test_a_refused_message_is_acknowledged_only_by_a_later_one_that_was_accepted():
     window = received(5, [1, 2, 3, 4])
-    window.settled(1)
+    window.accepted(1)
     window.refused(2)
     assert window.acknowledge() == 1
     assert window.unacknowledged == 2  # nothing more is said about 2
     window.refused(3)
     assert window.acknowledge() == -1
-    window.settled(4)
+    window.accepted(4)
     assert window.acknowledge() == 4
 
 
@@ -264,7 +264,7 @@ def test_refused_messages_alone_are_never_acknowledged_and_fill_no_window():
         assert window.take(number) == TAKEN
         window.refused(window.index)
         assert window.acknowledge() == -1
-        assert window.is_settled()
+        assert window.is_decided()
         assert not window.is_full()
     assert window.again() == -1
 
@@ -281,8 +281,8 @@ def test_without_acknowledgements_every_message_is_taken_and_counted():
     window = received(0, [1, 1, 7, 7])
     assert window.index == 4
     assert not window.is_full()
-    assert window.is_settled()
-    window.settled(4)
+    assert window.is_decided()
+    window.accepted(4)
     assert (window.acknowledge(), window.again()) == (-1, -1)
 
 
@@ -456,7 +456,7 @@ class ReceiveHistory(RuleBasedStateMachine):
 
     @precondition(lambda self: self.numbers)
     @rule(distance=st.integers(0, 45), state=st.sampled_from([ACCEPTED, ACCEPTED, REFUSED]))
-    def any_is_settled(self, distance: int, state: str) -> None:
+    def any_is_decided(self, distance: int, state: str) -> None:
         self.settle_one(distance, state)
 
     @rule(count=st.integers(1, 20), state=st.sampled_from([ACCEPTED, ACCEPTED, REFUSED]))
@@ -483,7 +483,7 @@ class ReceiveHistory(RuleBasedStateMachine):
         unacknowledged = len(self.numbers) - self.answered
         assert self.window.unacknowledged == unacknowledged
         assert self.window.is_full() == (unacknowledged >= self.window.size)
-        assert self.window.is_settled() == (WAITING not in self.states)
+        assert self.window.is_decided() == (WAITING not in self.states)
         assert self.window.index == len(self.numbers)
         assert self.window.last == (self.numbers[-1] if self.numbers else 0)
 

@@ -64,9 +64,9 @@ cdef class Client:
 
 
 cdef class ClientSession(Session):
-    def __init__(self, Connection connection, door, Py_ssize_t unconfirmed_max):
+    def __init__(self, Connection connection, door):
         super().__init__(connection)
-        self.door, self.client = door, Client(self, door.broker, unconfirmed_max)
+        self.door, self.client = door, Client(self, door.broker, door.config.unconfirmed_max)
         self.publishers = {}
         self.connected_ms = time.time_ns() // 1_000_000
 
@@ -161,7 +161,7 @@ cdef class ClientSession(Session):
 
 cdef class QueueSession(ClientSession):
     def __init__(self, Connection connection, door):
-        super().__init__(connection, door, door.config.unconfirmed_max)
+        super().__init__(connection, door)
         self.subscriptions, self.by_number, self.in_flight = {}, [], InFlight()
 
     def free_number(self) -> int:

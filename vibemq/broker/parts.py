@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker puts together once and hands to each of its doors."""
+"""What a worker puts together once and hands to each of its doors, and what each door makes of that."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,3 +45,26 @@ class Broker:
     tell_access_changed: Callable[[], None]  # the other workers look again
     worker: int
     worker_count: int
+
+
+class Door:
+    """What all sessions of one door on this worker share."""
+
+    name: str  # in the configuration, and as workers know it
+    session: Any  # the class of its sessions
+
+    def __init__(self, config: Any, broker: Broker) -> None:
+        """``config``: the door's own part of the configuration."""
+        self.config = config
+        self.broker = broker
+        self.queues = broker.queues
+        self.catalog = broker.catalog
+        self.helpers = broker.helpers
+
+    def accept(self, connection: Any) -> Any:
+        """The session of a new connection."""
+        return self.session(connection, self)
+
+    def now_ms(self) -> int:
+        """The loop's clock: monotonic ms."""
+        return time.monotonic_ns() // 1_000_000

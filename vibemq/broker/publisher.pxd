@@ -67,6 +67,8 @@ cdef class QueuePublisher(Publisher):
     cdef int count_refused(self, uint64_t count) except -1
     # Lay an entry into this turn's batch; `reference`: of a publisher whose duplicates are dropped, or None.
     cdef err add(self, const uint8_t *entry, uint32_t size, uint32_t records, bytes reference, uint64_t number) except *
+    # What is not laid into the batch now: parked, redirected or refused, as room_for has said.
+    cdef int put_off(self, object what, size_t size, int room) except -1
     cdef int park(self, object what, size_t size) except -1
     # To the dead-letter queue with it, which is made if need be.
     cdef int bury(self, object what) except -1

@@ -249,6 +249,17 @@ cdef class QueuePublisher(Publisher):
 
     # ---- a full queue ----
 
+    cdef int put_off(self, object what, size_t size, int room) except -1:
+        if room == ROOM_ELSEWHERE:
+            return self.bury(what)
+        if room == ROOM_LATER and not self.client.parks_no_more():
+            return self.park(what, size)
+        if room == ROOM_LATER:
+            self.count_refused(self.records_of(what))
+            return self.refuse_parked(what, QUEUE_FULL, PARKED_TOO_MUCH)
+        return self.refuse_parked(what, QUEUE_FULL,
+                                  b"The queue holds its maximum of %d messages." % self.queue.max_messages)
+
     cdef int park(self, object what, size_t size) except -1:
         """Keep a message until there is room; its answer waits with it."""
         if not self.parked:

@@ -3,25 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import vibemq
-from vibemq.broker.parts import Broker
+from vibemq.broker.parts import Broker, Door
 from vibemq.config import Config
 from vibemq.protocols.micromsg2.session import Micromsg2Session
 
 
-class Micromsg2Door:
+class Micromsg2Door(Door):
     name = "micromsg2"
+    session = Micromsg2Session
 
     def __init__(self, config: Config, broker: Broker) -> None:
-        self.config = config.micromsg2
-        self.broker = broker
-        self.queues = broker.queues
-        self.catalog = broker.catalog
-        self.helpers = broker.helpers
+        super().__init__(config.micromsg2, broker)
         self.identity = f"vibemq/{vibemq.__version__}".encode()
-
-    def accept(self, connection: Any) -> Micromsg2Session:
-        """The session of a new connection."""
-        return Micromsg2Session(connection, self)

@@ -2,16 +2,14 @@
 """One connection's way into one queue or stream: messages into its log, and word to the receive window when they are kept.
 
 What is noted for a message is its place in the receive window, 8 bytes; without acknowledgements nothing is.  When the
-batch is persisted or, with durability `disk`, when a sync covers it, the window learns that the message is settled, and
-the session acknowledges at the end of the turn.  A message that is refused is settled as well, because acknowledgements
+batch is persisted or, with durability `disk`, when a sync covers it, the window learns that the message is accepted, and
+the session acknowledges at the end of the turn.  A message that is refused is out of its way as well, because acknowledgements
 are cumulative; the ERROR that says so is written before any of them.
 """
 
 from libc.string cimport memcpy
 
-from vibemq.broker.publisher cimport (
-    PARKED_TOO_MUCH, QUEUE_FULL, QUEUE_NOT_FOUND, ROOM, ROOM_ELSEWHERE, ROOM_LATER, SERVER_ERROR,
-)
+from vibemq.broker.publisher cimport ROOM, SERVER_ERROR
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.micromsg2.properties cimport message_write
@@ -38,17 +36,7 @@ cdef class Micromsg2Publisher(QueuePublisher):
                                          self.session.type_size, dotnet_type, &entry)
         if room == ROOM:
             return self._append(entry, size, index)
-        what = (index, (<const char *> entry)[:size])
-        if room == ROOM_LATER and self.client.parks_no_more():
-            self.count_refused(1)
-            self._refuse(index, QUEUE_FULL, PARKED_TOO_MUCH)
-        elif room == ROOM_LATER:
-            self.park(what, size)
-        elif room == ROOM_ELSEWHERE:
-            self.bury(what)
-        else:
-            self._refuse(index, QUEUE_FULL, b"%s holds its maximum of %d messages" % (self.name,
-                                                                                    self.queue.max_messages))
+        self.put_off((index, (<const char *> entry)[:size]), size, room)
         return 1
 
     cdef int _append(self, const uint8_t *entry, size_t size, uint64_t index) except -1:
@@ -65,7 +53,7 @@ cdef class Micromsg2Publisher(QueuePublisher):
         cdef size_t at = 0
         while at < size:
             memcpy(&index, notes + at, NOTE_BYTES)
-            self.session.settled(index)
+            self.session.kept(index)
             at += NOTE_BYTES
         return 0
 
@@ -107,4 +95,4 @@ cdef class Micromsg2Publisher(QueuePublisher):
             if not ok:
                 self._refuse(index, SERVER_ERROR, b"it could not be stored in the dead-letter queue")
             else:
-                self.session.settled(index)
+                self.session.kept(index)

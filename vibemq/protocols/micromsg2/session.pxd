@@ -48,7 +48,7 @@ cdef class Micromsg2Session(QueueSession):
     cdef int _acknowledged(self, int64_t number) except -1
     cdef int _acknowledge(self) except -1
     cdef int _ack_write(self, int64_t number) except -1
-    cdef int settled(self, uint64_t index) except -1
+    cdef int kept(self, uint64_t index) except -1
     cdef bint may_write(self) noexcept
     cdef bint room(self) noexcept
     cdef int _settle_autos(self) except -1

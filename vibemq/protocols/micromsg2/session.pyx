@@ -161,7 +161,7 @@ cdef class Micromsg2Session(QueueSession):
         self.part += (<const char *> frame.payload)[:frame.payload_size]
         if frame.continued:
             if index:
-                self.settled(index)  # it is acknowledged like any frame, or a small window would never go on
+                self.kept(index)  # it is acknowledged like any frame, or a small window would never go on
             return 0
         part, self.part = self.part, None
         destination, properties, self.part_destination, self.part_properties = \
@@ -237,10 +237,10 @@ cdef class Micromsg2Session(QueueSession):
 
     # ---- acknowledge ----
 
-    cdef int settled(self, uint64_t index) except -1:
+    cdef int kept(self, uint64_t index) except -1:
         """The message with this place in the receive window is kept."""
         if index:
-            self.received.settled(index)
+            self.received.accepted(index)
             if not self.connection.closed:
                 self.connection.want_turn()
         return 0
@@ -250,7 +250,7 @@ cdef class Micromsg2Session(QueueSession):
 
         SharpMessaging takes an incomplete window for a loss and sends the rest again, so it gets word when the window
         is full, or when nothing more has come for a while, or when there will be no later time for it."""
-        if self.ack_timer is not None and not (self.received.is_settled()
+        if self.ack_timer is not None and not (self.received.is_decided()
                                                and (self.received.is_full() or self.shutting_down)):
             if self.received.unacknowledged and self.ack_timer_index != self.received.index:
                 self.ack_timer_index = self.received.index
@@ -265,7 +265,7 @@ cdef class Micromsg2Session(QueueSession):
 
     def _ack_delayed(self, now_ms):
         if self.state == "open":
-            if self.received.is_settled():
+            if self.received.is_decided():
                 self._ack_write(self.received.acknowledge())
             else:
                 self.ack_timer.set(now_ms + self.ack_delay_ms)

@@ -42,7 +42,7 @@ cdef class SendWindow:
     cpdef void pop(self) noexcept
 
 
-# Messages are counted from 1 by `index`.  Invariant: forgotten <= answered <= settled_index <= index.
+# Messages are counted from 1 by `index`.  Invariant: forgotten <= answered <= decided <= index.
 cdef class ReceiveWindow:
     cdef readonly uint32_t size            # of the window; 0: no acknowledgements, every message is taken
     cdef readonly bint lenient             # for a peer whose window is its own business: only WINDOW_MAX is an overrun
@@ -54,7 +54,7 @@ cdef class ReceiveWindow:
     cdef uint64_t *seen                    # a bit for each number that is remembered; NULL before the first message
     cdef uint64_t forgotten                # up to this index numbers are no longer remembered
     cdef uint64_t answered                 # up to this index the peer waits for nothing
-    cdef uint64_t settled_index            # up to this index everything is accepted or refused
+    cdef uint64_t decided            # up to this index everything is accepted or refused
     cdef uint64_t due                      # the message whose number the next acknowledgement bears; 0: none
     cdef uint64_t acknowledged             # that of the last one; 0: none yet
     cdef int64_t acknowledged_number
@@ -62,19 +62,19 @@ cdef class ReceiveWindow:
 
     cpdef int take(self, uint16_t number) except -1
     # It is accepted and durable.
-    cpdef void settled(self, uint64_t index) noexcept
+    cpdef void accepted(self, uint64_t index) noexcept
     # It was refused: its number is never acknowledged by itself, only by the number of a later one that was accepted.
     cpdef void refused(self, uint64_t index) noexcept
-    # The number up to which everything is settled, which from now on is acknowledged; -1: nothing new.
+    # The number up to which everything is decided, which from now on is acknowledged; -1: nothing new.
     cpdef int64_t acknowledge(self) noexcept
     # The answer to the duplicate that came last: the number that was acknowledged last; -1: it lies behind that one.
     cpdef int64_t again(self) noexcept
     # The number of a message that is not answered.
     cpdef uint16_t number_of(self, uint64_t index) noexcept
     cpdef bint is_full(self) noexcept
-    cpdef bint is_settled(self) noexcept
+    cpdef bint is_decided(self) noexcept
 
     cdef bint _is_behind(self, uint16_t number) noexcept
     cdef int _remember(self, uint16_t number) except -1
-    cdef void _settle(self, uint64_t index, uint8_t state) noexcept
+    cdef void _decide(self, uint64_t index, uint8_t state) noexcept
     cdef void _answer(self) noexcept

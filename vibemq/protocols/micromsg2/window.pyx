@@ -159,29 +159,29 @@ cdef class ReceiveWindow:
         self.seen[number >> 6] |= <uint64_t> 1 << (number & 63)
         return 0
 
-    cpdef void settled(self, uint64_t index) noexcept:
-        self._settle(index, ACCEPTED)
+    cpdef void accepted(self, uint64_t index) noexcept:
+        self._decide(index, ACCEPTED)
 
     cpdef void refused(self, uint64_t index) noexcept:
-        self._settle(index, REFUSED)
+        self._decide(index, REFUSED)
 
-    cdef void _settle(self, uint64_t index, uint8_t state) noexcept:
+    cdef void _decide(self, uint64_t index, uint8_t state) noexcept:
         cdef received_message *message
-        if self.size == 0 or index <= self.settled_index or index > self.index:
+        if self.size == 0 or index <= self.decided or index > self.index:
             return
         self.ring[index & (self.capacity - 1)].state = state
-        while self.settled_index < self.index:
-            message = &self.ring[(self.settled_index + 1) & (self.capacity - 1)]
+        while self.decided < self.index:
+            message = &self.ring[(self.decided + 1) & (self.capacity - 1)]
             if message.state == WAITING:
                 break
-            self.settled_index += 1
+            self.decided += 1
             if message.state == ACCEPTED:
-                self.due = self.settled_index
+                self.due = self.decided
         if self.due == 0:
             self._answer()
 
     cdef void _answer(self) noexcept:
-        self.answered = self.settled_index
+        self.answered = self.decided
         self.unacknowledged = <uint32_t> (self.index - self.answered)
 
     cpdef int64_t acknowledge(self) noexcept:
@@ -201,5 +201,5 @@ cdef class ReceiveWindow:
     cpdef bint is_full(self) noexcept:
         return self.size != 0 and self.unacknowledged >= self.size
 
-    cpdef bint is_settled(self) noexcept:
-        return self.size == 0 or self.settled_index == self.index
+    cpdef bint is_decided(self) noexcept:
+        return self.size == 0 or self.decided == self.index

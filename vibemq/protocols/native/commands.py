@@ -360,9 +360,9 @@ def subscribe(session: NativeSession, request: Message) -> None:
         if known is None:
             stored = FORM_STORED in session.features and request.headers.get(Header.FORM) == FORM_STORED
             known = session.add_subscription(name, prefetch, stored)
-            session.attach(known, queue)
+            session.consume(known, queue)
         elif known.dormant:
-            session.attach(known, queue)
+            session.consume(known, queue)
 
     _with_queue(session, request, opened_queue, wanted=create == "true")
 
@@ -378,7 +378,7 @@ def unsubscribe(session: NativeSession, request: Message) -> None:
 
 
 def wake_dormant(session: NativeSession) -> None:
-    """Subscriptions whose queue was deleted attach to one of the same name."""
+    """Subscriptions whose queue was deleted go on with one of the same name."""
     looks = DORMANT_LOOKS_PER_TICK
     # Whoever was looked at goes to the end, so that all have their turn.
     for name, subscription in [item for item in session.subscriptions.items() if item[1].dormant]:
@@ -392,7 +392,7 @@ def wake_dormant(session: NativeSession) -> None:
         except (StreamNotFound, StorageError):
             session.dormant = True
             continue
-        session.attach(subscription, queue)
+        session.consume(subscription, queue)
 
 
 def create_queue(session: NativeSession, request: Message) -> None:

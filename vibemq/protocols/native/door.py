@@ -5,24 +5,20 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any
 
 import vibemq
-from vibemq.broker.parts import Broker
+from vibemq.broker.parts import Broker, Door
 from vibemq.config import Config
 from vibemq.protocols.native.options import QueueOptions
 from vibemq.protocols.native.session import NativeSession
 
 
-class NativeDoor:
+class NativeDoor(Door):
     name = "native"
+    session = NativeSession
 
     def __init__(self, config: Config, broker: Broker) -> None:
-        self.config = config.native
-        self.broker = broker
-        self.queues = broker.queues
-        self.catalog = broker.catalog
-        self.helpers = broker.helpers
+        super().__init__(config.native, broker)
         self.compressions = [name for name in config.native.compressions.split(",") if name]
         self.text_layout = config.native.layout == "text"
         self.layout_fixed = config.native.layout != "auto"
@@ -36,15 +32,7 @@ class NativeDoor:
     def next_connection_id(self) -> str:
         return f"srv_{self.broker.worker}_{next(self._numbers)}"
 
-    def accept(self, connection: Any) -> NativeSession:
-        """The session of a new connection."""
-        return NativeSession(connection, self)
-
     def admits(self, address: str) -> bool:
         """May this address connect now, or has it done so too often?"""
         admitted: bool = self.broker.connection_rate.admit(address, time.monotonic())
         return admitted
-
-    def now_ms(self) -> int:
-        """The loop's clock: monotonic ms."""
-        return time.monotonic_ns() // 1_000_000

@@ -9,9 +9,7 @@ when a sync covers it.  If that fails, each of these acks becomes an Error (brok
 from libc.string cimport memcmp, memcpy, memset
 
 from vibemq.broker.payload cimport scratch_room
-from vibemq.broker.publisher cimport (
-    PARKED_TOO_MUCH, QUEUE_FULL, ROOM_ELSEWHERE, ROOM_LATER, ROOM_NONE, SERVER_ERROR,
-)
+from vibemq.broker.publisher cimport ROOM, SERVER_ERROR
 from vibemq.broker.queue cimport Queue
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, amqp_map, amqp_properties, bytes_load32, bytes_store32, writer_bytes
@@ -138,16 +136,8 @@ cdef class NativePublisher(QueuePublisher):
                                 b"that clients read." % self.session.frame_max)
         if self.queue.max_messages or self.has_parked:
             room = self.room_for(1)
-            if room == ROOM_LATER:
-                if self.client.parks_no_more():
-                    self.count_refused(1)
-                    return self._refuse(frame, QUEUE_FULL, PARKED_TOO_MUCH)
-                return self.park((<char *> body)[:body_size], body_size)
-            if room == ROOM_ELSEWHERE:
-                return self.bury((<char *> body)[:body_size])
-            if room == ROOM_NONE:
-                return self._refuse(frame, QUEUE_FULL,
-                                    b"The queue holds its maximum of %d messages." % self.queue.max_messages)
+            if room != ROOM:
+                return self.put_off((<char *> body)[:body_size], body_size, room)
         return self._append(frame)
 
     cdef int _append(self, const native_frame *frame) except -1:
@@ -168,17 +158,10 @@ cdef class NativePublisher(QueuePublisher):
         cdef int room
         parse_again(<const uint8_t *> <char *> body, len(body), &frame)
         room = self.room_for(1)
-        if room == ROOM_LATER and not self.client.parks_no_more():
-            self.park(body, len(body))
-        elif room == ROOM_ELSEWHERE:
-            self.bury(body)
-        elif room == ROOM_NONE or room == ROOM_LATER:
-            if room == ROOM_LATER:
-                self.count_refused(1)
-            self._refuse(&frame, QUEUE_FULL,
-                         b"The queue holds its maximum of %d messages." % self.queue.max_messages)
-        else:
+        if room == ROOM:
             self._append(&frame)
+        else:
+            self.put_off(body, len(body), room)
 
     cdef bint _number_of(self, const native_frame *frame, uint64_t *number) except -1:
         """The number in an id of a client that has its duplicates dropped; False where the id is another kind."""

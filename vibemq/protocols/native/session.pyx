@@ -257,12 +257,12 @@ cdef class NativeSession(QueueSession):
             publisher.generation = -1
 
     def add_subscription(self, bytes name, int prefetch, bint stored=False) -> Subscription:
-        """Remember it; ``attach`` gives it a queue."""
+        """Remember it; ``consume`` gives it a queue."""
         subscription = (StoredSubscription if stored else Subscription)(self, name, self.free_number(), prefetch)
         self.remember_subscription(name, subscription)
         return subscription
 
-    def attach(self, Subscription subscription, Queue queue):
+    def consume(self, Subscription subscription, Queue queue):
         subscription.dormant = False
         queue.add_consumer(subscription, subscription.wanted)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes to commands and back, for both sides of the streams protocol; no I/O and no state.
 
-layout.pyx has compiled every layout of spec.COMMANDS into a plan, a list of steps that read or write one field each.
+At import every layout of spec.COMMANDS is compiled into a plan, a list of steps that read or write one field each.
 The decoders and encoders only walk plans, so a command exists here exactly as the table says.
 
 A decoder is given what follows size, key and version. It gives a named tuple or raises MalformedFrame, and
@@ -23,14 +23,8 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from vibemq.errors import ProtocolError, VibeMQError
-from vibemq.protocols.streams.layout cimport (
-    ARRAY, BYTES, CHUNK, ENTRY, ITEMS, MAP, MAP_TO_END, NULLABLE_STRING, OFFSET, OFFSET_TYPE, OFFSET_TYPE_OR_NONE, SIGNED,
-    STATISTICS, STRING, UNSIGNED, Op, Plan, Step,
-)
-
-from vibemq.protocols.streams import layout, spec
-from vibemq.protocols.streams.layout import TYPES
-from vibemq.protocols.streams.spec import CHUNK_HEADER, COMMAND_BY_KEY, RESPONSE_BIT, Key
+from vibemq.protocols.streams import spec
+from vibemq.protocols.streams.spec import CHUNK_HEADER, COMMAND_BY_KEY, COMMANDS, EXTENSIONS, RESPONSE_BIT, Items, Key
 
 
 class MalformedFrame(ProtocolError, ValueError):
@@ -54,11 +48,119 @@ SubBatch.__doc__ = "An entry that holds several messages, possibly compressed, u
 Chunk = namedtuple("Chunk", [field.name for field in CHUNK_HEADER] + ["data", "trailer"])
 Chunk.__doc__ = "The fields of a chunk's header, its entries as they came, and its trailer where one was sent."
 
+# ---- plans ----
+
+cdef enum Op:
+    UNSIGNED
+    SIGNED
+    STRING
+    NULLABLE_STRING
+    BYTES
+    MAP
+    MAP_TO_END
+    STATISTICS
+    ARRAY
+    ITEMS
+    OFFSET_TYPE
+    OFFSET_TYPE_OR_NONE
+    OFFSET
+    ENTRY
+    CHUNK
+
+
+cdef class Plan
+
+
+cdef class Step:
+    """How one field is read and written."""
+
+    cdef readonly str name
+    cdef readonly str where  # as in "Create.stream", for errors
+    cdef Op op
+    cdef int width  # bytes, of a number
+    cdef int since  # first version that has it
+    cdef int size_min  # bytes on the wire that it takes at least
+    cdef int condition_index  # the earlier field that decides whether it is there; -1: it always is
+    cdef frozenset condition_values
+    cdef bint may_be_absent
+    cdef object default
+    cdef object on_error
+    cdef Plan items  # ITEMS: the plan of one record; ARRAY: a plan of one step
+
+
+cdef class Plan:
+    """The steps of one frame or record, and the tuple that a decoder makes of them."""
+
+    cdef readonly str name
+    cdef readonly object type
+    cdef list steps
+    cdef set names
+    cdef readonly int size_min
+    cdef int ignored_tail_size
+
+
+# The type's name in the table: operation, width where it is a number, smallest size on the wire.
+cdef dict WIRE_TYPES = {
+    "u8": (UNSIGNED, 1, 1), "u16": (UNSIGNED, 2, 2), "u24": (UNSIGNED, 3, 3), "u32": (UNSIGNED, 4, 4),
+    "u64": (UNSIGNED, 8, 8), "i16": (SIGNED, 2, 2), "i32": (SIGNED, 4, 4), "i64": (SIGNED, 8, 8),
+    "string": (STRING, 0, 2), "nullable_string": (NULLABLE_STRING, 0, 2), "bytes": (BYTES, 0, 4),
+    "map": (MAP, 0, 4), "map_to_end": (MAP_TO_END, 0, 4), "statistics": (STATISTICS, 0, 4), "offset_type": (OFFSET_TYPE, 2, 2),
+    "offset_type_or_none": (OFFSET_TYPE_OR_NONE, 2, 2), "offset": (OFFSET, 8, 8), "entry": (ENTRY, 0, 4),
+    "chunk": (CHUNK, 0, spec.CHUNK_HEADER_SIZE_BYTES),
+}
+
+TYPES = {}  # the named tuples of all commands, responses and items, by name
+
+
+cdef Step make_step(str owner, field, list before):
+    cdef Step step = Step()
+    step.name, step.where = field.name, f"{owner}.{field.name}"
+    step.since, step.may_be_absent = field.since, field.may_be_absent
+    step.default, step.on_error = field.default, field.on_error
+    step.condition_index = -1
+    if field.only_if is not None:
+        step.condition_index = [(<Step>earlier).name for earlier in before].index(field.only_if[0])
+        step.condition_values = frozenset(int(value) for value in field.only_if[1])
+    if isinstance(field.type, Items):
+        step.op, step.size_min = ITEMS, 4
+        step.items = make_plan(field.type.name, field.type.fields, 0)
+    elif field.type.startswith("array<"):
+        step.op, step.size_min = ARRAY, 4
+        item = spec.Field("item", field.type.removeprefix("array<").removesuffix(">"))
+        step.items = make_plan(step.where, (item,), 0, False)
+    else:
+        step.op, step.width, step.size_min = WIRE_TYPES[field.type]
+    if step.condition_index >= 0 or step.may_be_absent or step.since > 1:
+        step.size_min = 0
+    return step
+
+
+cdef Plan make_plan(str name, fields, int ignored_tail_size, bint has_type=True):
+    cdef Plan plan = Plan()
+    plan.name, plan.steps, plan.ignored_tail_size = name, [], ignored_tail_size
+    for field in fields:
+        plan.steps.append(make_step(name, field, plan.steps))
+    plan.names = {(<Step>step).name for step in plan.steps}
+    plan.size_min = sum([(<Step>step).size_min for step in plan.steps])
+    if has_type:
+        if name not in TYPES:  # a request and its response may be one layout, as in Tune
+            TYPES[name] = namedtuple(name, [field.name for field in fields], module="vibemq.protocols.streams.codec")
+        plan.type = TYPES[name]
+    return plan
+
+
+cdef Plan plan_of(layout):
+    return None if layout is None else make_plan(layout.name, layout.fields, layout.ignored_tail_size_bytes)
+
+
+cdef dict REQUEST_PLANS = {int(command.key): plan_of(command.request) for command in COMMANDS + EXTENSIONS}
+cdef dict RESPONSE_PLANS = {
+    int(command.key): plan_of(command.response) for command in COMMANDS + EXTENSIONS if command.response is not None
+}
+cdef Plan CHUNK_PLAN = make_plan("Chunk", CHUNK_HEADER, 0, False)
+
 globals().update(TYPES)  # Create, CreateResponse, ...: whoever decodes can name what it gets
 
-cdef dict REQUEST_PLANS = layout.REQUEST_PLANS
-cdef dict RESPONSE_PLANS = layout.RESPONSE_PLANS
-cdef Plan CHUNK_PLAN = layout.CHUNK_PLAN
 cdef int MAP_PAIR_SIZE_MIN = 4  # two empty strings
 cdef int PROPERTIES_COUNT_MAX = spec.PROPERTIES_COUNT_MAX
 cdef int STATISTIC_SIZE_MIN = 10  # an empty string and its i64

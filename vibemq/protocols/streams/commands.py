@@ -24,48 +24,16 @@ from vibemq.protocols.streams.handshake import (
 )
 from vibemq.protocols.streams.listing import list_offsets, list_streams
 from vibemq.protocols.streams.publishing import declare_publisher, delete_publisher, query_publisher_sequence
-from vibemq.protocols.streams.replies import (
-    HEARTBEAT,
-    answer,
-    frame_too_large,
-    internal_error,
-    malformed,
-    refuse,
-    step_begins,
-    stream_gone,
-    stream_unavailable,
-)
+from vibemq.protocols.streams.replies import answer, malformed, refuse, step_begins
 from vibemq.protocols.streams.rights import changed as rights_changed
 from vibemq.protocols.streams.spec import Code, ExtensionKey, Key
 from vibemq.protocols.streams.streams import create, delete, metadata, resolve_offset_spec, stream_stats
-from vibemq.protocols.streams.subscribing import (
-    ask_consumer,
-    consumer_left,
-    consumer_update,
-    subscribe,
-    unsubscribe,
-)
+from vibemq.protocols.streams.subscribing import consumer_update, subscribe, unsubscribe
 from vibemq.protocols.streams.super_streams import create_super_stream, delete_super_stream, partitions, route
 from vibemq.protocols.streams.tracking import query_offset, store_offset
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
-
-#: For the session, which reaches whatever is plain Python through here.
-__all__ = [
-    "FIRST_STATE",
-    "HEARTBEAT",
-    "ask_consumer",
-    "consumer_left",
-    "frame_too_large",
-    "handle",
-    "internal_error",
-    "malformed",
-    "rights_changed",
-    "step_begins",
-    "stream_gone",
-    "stream_unavailable",
-]
 
 
 class Step(NamedTuple):

@@ -10,7 +10,7 @@ cdef class Subscription(StreamUser):
     cdef Deliveries owner
     cdef readonly int subscription_id
     cdef reader reader
-    cdef bint attached                # `reader` is open; not while a group has another consumer active
+    cdef bint reading                 # `reader` is open; not while a group has another consumer active
     cdef int offset_type              # where it begins, and begins again when it becomes active
     cdef int64_t offset_value
     cdef filter_t *filter             # which chunks it takes; NULL: all
@@ -21,9 +21,9 @@ cdef class Subscription(StreamUser):
     cdef uint64_t chunk_bytes         # the largest of the last send: how much the next one fetches
     cdef readonly uint64_t consumed   # messages sent
     cdef readonly int64_t offset      # of the last chunk sent; -1: none yet
-    cdef size_t partial               # bytes already sent of the frame at the reader's place
-    cdef bint partial_v2              # that frame is a Deliver 2,
-    cdef uint64_t partial_committed   # and began with this committed chunk id
+    cdef size_t frame_sent            # bytes already sent of the frame at the reader's place
+    cdef bint frame_v2                # that frame is a Deliver 2,
+    cdef uint64_t frame_committed     # and began with this committed chunk id
     cdef bint cold                    # nothing is sent yet: a helper thread reads ahead for it, or its answer goes first
     cdef bint queued                  # in its owner's `ready`
 
@@ -38,7 +38,7 @@ cdef class Deliveries:
     cdef object helpers, timers
     cdef readonly dict by_id          # id -> Subscription
     cdef list ready                   # subscriptions with credit and perhaps something to read, in turn
-    cdef Subscription partial         # whose frame is half out: nothing else may be sent first
+    cdef Subscription half_sent       # whose frame is half out: nothing else may be sent first
     cdef bint deliver_v2
     cdef Py_ssize_t share             # bytes that are left to send, or to pass over, in this turn
 
@@ -53,4 +53,4 @@ cdef class Deliveries:
     # Bytes sent, or NOTHING when there is nothing to send now.
     cdef Py_ssize_t _send_chunks(self, Subscription subscription) except -2
     cdef Py_ssize_t _read_failed(self, Subscription subscription, err error, const fault *f, uint64_t wanted) except -2
-    cdef int _finish_partial(self, Subscription subscription) except -1
+    cdef int _finish_frame(self, Subscription subscription) except -1

@@ -3,7 +3,7 @@
 
 A Deliver is never queued: the log is the queue.  What the socket does not take is read
 again when it does, so a slow consumer costs no memory.  Only how much of a frame is out
-already (``Subscription.partial``) is remembered, and nothing else is sent before its end.
+already (``Subscription.frame_sent``) is remembered, and nothing else is sent before its end.
 Specification: the RabbitMQ Streams protocol.
 """
 
@@ -24,6 +24,8 @@ from vibemq.storage.log cimport Log, storage_error
 from vibemq.protocols.streams.wire cimport KEY_DELIVER
 
 from vibemq.errors import ConnectionClosed, LimitExceeded, StorageError
+from vibemq.protocols.streams.replies import stream_gone, stream_unavailable
+from vibemq.protocols.streams.subscribing import ask_consumer, consumer_left
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +124,7 @@ cdef class Subscription(StreamUser):
                 raise
 
     def __dealloc__(self):
-        if self.attached:
+        if self.reading:
             core.reader_close(&self.reader)
         free(self.filter)
 
@@ -150,22 +152,22 @@ cdef class Subscription(StreamUser):
         e = core.reader_open(&self.reader, self.stream.log.raw, <core.reader_from> offset_type, value, &f)
         if e != OK:
             raise storage_error(e, &f)
-        self.attached = True
+        self.reading = True
 
     def become(self, active: bool):
         """Its group has made it the active consumer, or wants another one (broker.groups)."""
         try:
             if not active:
                 self.owner.stop(self)
-            self.owner.session.ask_consumer(self, active)
+            ask_consumer(self.owner.session, self, active)
         except (ConnectionClosed, LimitExceeded) as problem:
             self.owner.connection.fail(problem)
 
     cdef bint wants(self) noexcept:
         """Is there something to do for it now?"""
-        if not self.attached or self.cold:
+        if not self.reading or self.cold:
             return False
-        return self.partial or (self.credit > 0 and core.reader_has_more(&self.reader))
+        return self.frame_sent or (self.credit > 0 and core.reader_has_more(&self.reader))
 
     cdef int on_news(self) except -1:
         if self.wants():
@@ -181,14 +183,14 @@ cdef class Subscription(StreamUser):
             self.owner.forget(self)
         except (ConnectionClosed, LimitExceeded) as problem:  # half a frame is out, and its rest cannot follow
             self.owner.connection.fail(problem)  # not closed at once: it may be in the middle of a command
-        self.owner.session.stream_gone(self.stream)
+        stream_gone(self.owner.session, self.stream)
         return 0
 
     def describe(self) -> dict:
         """This subscription as the admin side shows it."""
         cdef commit committed
         core.control_committed(self.stream.log.control, &committed)
-        behind = committed.next_offset - self.reader.next_offset if self.attached else 0
+        behind = committed.next_offset - self.reader.next_offset if self.reading else 0
         return {
             "subscription_id": self.subscription_id,
             "stream": self.stream.name,
@@ -196,14 +198,14 @@ cdef class Subscription(StreamUser):
             "consumed": self.consumed,
             "offset": self.offset,
             "offset_lag": behind,  # messages that it has not been sent
-            "active": self.attached,
-            "activity_status": "up" if not self.grouped else "single_active" if self.attached else "waiting",
+            "active": self.reading,
+            "activity_status": "up" if not self.grouped else "single_active" if self.reading else "waiting",
             "properties": self.properties,
         }
 
     cdef int close_reader(self) except -1:
-        if self.attached:
-            self.attached = False
+        if self.reading:
+            self.reading = False
             core.reader_close(&self.reader)
         return 0
 
@@ -226,7 +228,7 @@ cdef class Deliveries:
 
         def answered(now_ms):
             subscription.cold = False
-            if subscription.attached and not self.connection.closed:
+            if subscription.reading and not self.connection.closed:
                 self.want(subscription)
 
         self.by_id[subscription_id] = subscription
@@ -253,13 +255,13 @@ cdef class Deliveries:
     cdef int forget(self, Subscription subscription) except -1:
         self.by_id.pop(subscription.subscription_id, None)
         if subscription.grouped:
-            self.session.consumer_left(subscription)
+            consumer_left(self.session, subscription)
         return self.stop(subscription)
 
     cdef int stop(self, Subscription subscription) except -1:
         try:
-            if subscription.partial and not self.connection.closed:
-                self._finish_partial(subscription)
+            if subscription.frame_sent and not self.connection.closed:
+                self._finish_frame(subscription)
         finally:
             if subscription.queued:
                 self._unqueue(subscription)
@@ -279,7 +281,7 @@ cdef class Deliveries:
         cdef Py_ssize_t sent
         self.share = DELIVER_BYTES_PER_TURN
         while self.share > 0 and not self.connection.blocked:
-            subscription = self.partial
+            subscription = self.half_sent
             if subscription is not None and subscription.cold:
                 return False
             if subscription is None:
@@ -294,15 +296,15 @@ cdef class Deliveries:
             if sent == NOTHING:
                 if subscription.queued:
                     self._unqueue(subscription)
-                if subscription.partial:
+                if subscription.frame_sent:
                     return False
                 continue
             self.share -= sent
-            if self.partial is None and len(self.ready) > 1 and self.ready[0] is subscription:
+            if self.half_sent is None and len(self.ready) > 1 and self.ready[0] is subscription:
                 self.ready.append(self.ready.pop(0))  # every subscription in its turn
         if self.connection.blocked:
             return False  # the poller says when to go on
-        if self.partial is None:
+        if self.half_sent is None:
             self.connection.flush()
         return bool(self.ready) and not self.connection.blocked
 
@@ -321,8 +323,8 @@ cdef class Deliveries:
         cdef size_t payload
         cdef chunk header
         cdef commit committed
-        cdef size_t skip = subscription.partial
-        cdef bint v2 = subscription.partial_v2 if skip else self.deliver_v2
+        cdef size_t skip = subscription.frame_sent
+        cdef bint v2 = subscription.frame_v2 if skip else self.deliver_v2
         cdef size_t prefix = PREFIX_BYTES_V2 if v2 else PREFIX_BYTES
         cdef size_t head = prefix + CHUNK_HEADER_BYTES
         cdef uint8_t *room
@@ -331,7 +333,7 @@ cdef class Deliveries:
         cdef Py_ssize_t sent, left, rest
         if v2:
             if skip:
-                committed_chunk = subscription.partial_committed
+                committed_chunk = subscription.frame_committed
             else:
                 core.control_committed(subscription.stream.log.control, &committed)
                 committed_chunk = committed.last_chunk
@@ -390,23 +392,23 @@ cdef class Deliveries:
                 core.reader_advance(&walk, &header)
             if offset >= got or core.reader_chunk(&walk, scratch.data + offset, got - offset, True, &header, &f) != OK:
                 break  # not whole in the buffer, or damaged: the next call meets it first
-        sent = self.connection.send(scratch.pieces, pieces, subscription.partial == 0)
+        sent = self.connection.send(scratch.pieces, pieces, subscription.frame_sent == 0)
         left = sent if sent > 0 else 0
         for i in range(frames):
-            rest = <Py_ssize_t> (scratch.frames[i].bytes - subscription.partial)
+            rest = <Py_ssize_t> (scratch.frames[i].bytes - subscription.frame_sent)
             if left < rest:
-                subscription.partial += left
+                subscription.frame_sent += left
                 at.position, at.next_offset = scratch.frames[i].position, scratch.frames[i].next_offset
                 break
             left -= rest
-            subscription.partial = 0
+            subscription.frame_sent = 0
             subscription.credit -= 1
             subscription.consumed += scratch.frames[i].records
             subscription.offset = <int64_t> scratch.frames[i].chunk_id
         else:
             at.position, at.next_offset = walk.position, walk.next_offset
-        subscription.partial_v2, subscription.partial_committed = v2, committed_chunk
-        self.partial = subscription if subscription.partial else None
+        subscription.frame_v2, subscription.frame_committed = v2, committed_chunk
+        self.half_sent = subscription if subscription.frame_sent else None
         scratch_trim()
         return sent if sent > 0 else 0
 
@@ -425,13 +427,13 @@ cdef class Deliveries:
         if error == ERR_NOT_CACHED:
             return self._read_ahead(subscription, max(wanted, <uint64_t> READ_AHEAD_BYTES))
         problem = storage_error(error, f)
-        if subscription.partial:
+        if subscription.frame_sent:
             raise ConnectionClosed(f"{self.connection.peer}: a chunk that is half sent cannot be read again: {problem}")
         if error == ERR_NOT_FOUND:  # retention was quicker than this reader
             subscription.close_reader()
             e = core.reader_open(&subscription.reader, subscription.stream.log.raw, core.READER_FIRST, 0, &later)
             if e == OK:
-                subscription.attached = True
+                subscription.reading = True
                 return 0
             problem = storage_error(e, &later)
         elif error == ERR_CORRUPT:
@@ -445,7 +447,7 @@ cdef class Deliveries:
         logger.error("stream %s: cannot be read, its consumer on %s is told: %s", subscription.stream.name,
                      self.connection.peer, problem)
         self.remove(subscription.subscription_id)
-        self.session.stream_unavailable(subscription.stream.name)
+        stream_unavailable(self.session, subscription.stream.name)
         return NOTHING
 
     def _read_ahead(self, Subscription subscription, size):
@@ -487,24 +489,24 @@ cdef class Deliveries:
             subscription.cold = False
             if error is not None:
                 logger.error("stream %s: %s", (<Subscription> subscription).stream.name, error)
-            if subscription.attached and not self.connection.closed:
+            if subscription.reading and not self.connection.closed:
                 self.want(subscription)
 
         subscription.cold = True
         self.helpers.submit(read, done)
         return NOTHING
 
-    cdef int _finish_partial(self, Subscription subscription) except -1:
+    cdef int _finish_frame(self, Subscription subscription) except -1:
         """The subscription ends while a frame is half out: its rest goes before everything queued."""
         cdef fault f
         cdef err e
         cdef uint64_t got = 0
         cdef chunk header
         cdef size_t want = FETCH_BYTES
-        cdef bint v2 = subscription.partial_v2
+        cdef bint v2 = subscription.frame_v2
         cdef size_t prefix = PREFIX_BYTES_V2 if v2 else PREFIX_BYTES
         cdef uint8_t *room = scratch.headers[0]
-        cdef size_t out = subscription.partial
+        cdef size_t out = subscription.frame_sent
         cdef size_t payload
         cdef const uint8_t *data
         while True:
@@ -516,8 +518,8 @@ cdef class Deliveries:
                 want = core.chunk_bytes(&header)
                 continue
             break
-        self.partial = None
-        subscription.partial = 0
+        self.half_sent = None
+        subscription.frame_sent = 0
         if e != OK:
             raise ConnectionClosed(f"{self.connection.peer}: a chunk that is half sent cannot be read again: "
                                    f"{storage_error(e, &f)}")
@@ -527,7 +529,7 @@ cdef class Deliveries:
             out -= prefix + CHUNK_HEADER_BYTES
             self.connection.prepend(data + out, payload - out)
             return 0
-        write_head(room, v2, subscription.subscription_id, subscription.partial_committed, scratch.data, payload)
+        write_head(room, v2, subscription.subscription_id, subscription.frame_committed, scratch.data, payload)
         self.connection.prepend(data, payload)
         self.connection.prepend(room + out, prefix + CHUNK_HEADER_BYTES - out)
         return 0

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import vibemq
-from vibemq.broker.parts import Broker
+from vibemq.broker.parts import Broker, Door
 from vibemq.config import Config
 from vibemq.errors import StorageError, StreamNotFound
 from vibemq.protocols.streams.session import StreamsSession
@@ -16,28 +15,24 @@ from vibemq.storage.log import OffsetFiles
 PRODUCT = "RabbitMQ"  # tools check it; `information` says who this is
 
 
-class StreamsDoor:
+class StreamsDoor(Door):
     name = "streams"
+    session = StreamsSession
 
     def __init__(self, config: Config, broker: Broker) -> None:
-        self.config = config.streams
+        super().__init__(config.streams, broker)
         self.store = config.store
         self.table = broker.streams
-        self.queues = broker.queues
         self.groups = broker.groups
-        self.catalog = broker.catalog
-        self.broker = broker
         self.alarms = broker.alarms
         self.board = broker.board
         self.opened = 0  # connections that have a virtual host
         self.rights = broker.rights
         self.guest_allowed = config.guest.allow_loopback
-        self.helpers = broker.helpers
         self.timers = broker.timers
         self.offsets = OffsetFiles()
         self.publishing: set[StreamsSession] = set()  # sessions with publishers
         self.alarms.listen(self._alarms_changed)
-        self.unconfirmed_max = config.streams.unconfirmed_max
         self.sub_batch_uncompressed_max = config.streams.sub_batch_uncompressed_max_bytes
         self.properties = {
             "product": PRODUCT,
@@ -47,10 +42,6 @@ class StreamsDoor:
             "copyright": "The VibeMQ developers",
             "information": f"VibeMQ {vibemq.__version__}, speaking RabbitMQ Streams",
         }
-
-    def accept(self, connection: Any) -> StreamsSession:
-        """The session of a new connection."""
-        return StreamsSession(connection, self)
 
     def enter(self) -> bool:
         """Count a connection that opens a virtual host; False: there are too many."""
@@ -76,7 +67,3 @@ class StreamsDoor:
             return self.queues.find(stream.virtual_host, stream.name)
         except (StreamNotFound, StorageError):
             return None
-
-    def now_ms(self) -> int:
-        """The loop's clock: monotonic ms."""
-        return time.monotonic_ns() // 1_000_000

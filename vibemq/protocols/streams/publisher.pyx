@@ -17,6 +17,8 @@ from vibemq.storage cimport core
 from vibemq.storage.core cimport bytes_store16, bytes_store32
 from vibemq.protocols.streams.wire cimport KEY_PUBLISH_CONFIRM, KEY_PUBLISH_ERROR, PUBLISHING_ID_BYTES
 
+from vibemq.protocols.streams.replies import stream_gone
+
 cdef enum:
     CODE_STREAM_NOT_AVAILABLE = 6
     CODE_INTERNAL_ERROR = 15
@@ -74,7 +76,7 @@ cdef class StreamsPublisher(Publisher):
 
     cdef int forget(self) except -1:
         self.session.forget_publisher(self.publisher_id, self)
-        self.session.stream_gone(self.stream)
+        stream_gone(self.session, self.stream)
         return 0
 
     cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1:

@@ -25,6 +25,10 @@ from vibemq.protocols.streams.wire cimport (
 from vibemq.errors import ConnectionClosed
 from vibemq.protocols.streams import commands
 from vibemq.protocols.streams.codec import MalformedFrame, encode_server_frame
+from vibemq.protocols.streams.replies import (
+    HEARTBEAT, frame_too_large, internal_error, malformed, step_begins, stream_gone,
+)
+from vibemq.protocols.streams.rights import changed as rights_changed
 from vibemq.protocols.streams.spec import FRAME_SIZE_DEFAULT_BYTES, Code, Key
 
 cdef enum:
@@ -46,7 +50,7 @@ cdef class Tracking(StreamUser):
     cdef int on_deleted(self) except -1:
         if self.session.tracked.pop(self.stream, None) is not None:
             self.end()
-        self.session.stream_gone(self.stream)
+        stream_gone(self.session, self.stream)
         return 0
 
     cdef int failed(self, object problem) except -1:
@@ -56,7 +60,7 @@ cdef class Tracking(StreamUser):
 
 cdef class StreamsSession(ClientSession):
     def __init__(self, Connection connection, door):
-        super().__init__(connection, door, door.unconfirmed_max)
+        super().__init__(connection, door)
         self.state = commands.FIRST_STATE
         self.frame_max = door.config.initial_frame_max_bytes
         connection.is_trusted = False
@@ -68,7 +72,7 @@ cdef class StreamsSession(ClientSession):
         self.deliveries = Deliveries(self, connection, door.helpers, door.timers)
 
     cdef int open(self) except -1:
-        commands.step_begins(self)
+        step_begins(self)
         return 0
 
     # ---- receive ----
@@ -85,10 +89,10 @@ cdef class StreamsSession(ClientSession):
             if self.frame_max and length > self.frame_max:
                 # Read to its end, so that our Close is not lost in a reset.
                 self.skip = <size_t> length + 4 - min(<size_t> length + 4, size - at)
-                commands.frame_too_large(self, length, (<bytes> (<char *> data)[at:min(size, at + 8)]))
+                frame_too_large(self, length, (<bytes> (<char *> data)[at:min(size, at + 8)]))
                 return size
             if length < 4:
-                commands.malformed(self, MalformedFrame("frame size", "4 bytes or more", length))
+                malformed(self, MalformedFrame("frame size", "4 bytes or more", length))
                 return size
             if size - at - 4 < length:
                 self.wanted = <size_t> length + 4
@@ -96,7 +100,7 @@ cdef class StreamsSession(ClientSession):
             try:
                 controls += self._frame(data + at + 4, length)
             except Exception as problem:
-                commands.internal_error(self, problem)
+                internal_error(self, problem)
             at += <size_t> length + 4
             if self.connection.closing or self.connection.closed or self.connection.problem is not None:
                 return size
@@ -125,7 +129,7 @@ cdef class StreamsSession(ClientSession):
         cdef const uint8_t *value      # of its filter, after a u16 size
         cdef err e
         if end - p < 5 or not publish_is_whole(p + 5, end, bytes_load32(p + 1), version):
-            commands.malformed(self, MalformedFrame("Publish", "a count of whole entries that fill the frame", "other bytes"))
+            malformed(self, MalformedFrame("Publish", "a count of whole entries that fill the frame", "other bytes"))
             return 0
         count = bytes_load32(p + 1)
         if publisher is None or publisher.publisher_id != p[0]:
@@ -207,7 +211,7 @@ cdef class StreamsSession(ClientSession):
     cdef int _credit(self, const uint8_t *p, const uint8_t *end) except -1:
         cdef Subscription subscription
         if end - p != 3:
-            commands.malformed(self, MalformedFrame("Credit", "3 bytes", end - p))
+            malformed(self, MalformedFrame("Credit", "3 bytes", end - p))
             return 0
         found = self.deliveries.by_id.get(p[0])
         if found is None:
@@ -216,7 +220,7 @@ cdef class StreamsSession(ClientSession):
             return 1  # an answer costs as much as a command's
         subscription = <Subscription> found
         subscription.credit += <short> bytes_load16(p + 1)
-        if not subscription.attached:  # kept until it is active
+        if not subscription.reading:  # kept until it is active
             self.connection.write_bytes(encode_server_frame(
                 Key.CREDIT, code=Code.PRECONDITION_FAILED, subscription_id=p[0]))
             return 1
@@ -271,20 +275,6 @@ cdef class StreamsSession(ClientSession):
             if (<StreamsPublisher> publisher).stream is stream and (<StreamsPublisher> publisher).reference == reference:
                 return True
         return False
-
-    def stream_gone(self, Stream stream):
-        """A publisher or subscription has lost its stream."""
-        commands.stream_gone(self, stream)
-
-    def stream_unavailable(self, str name):
-        commands.stream_unavailable(self, name)
-
-    def ask_consumer(self, Subscription subscription, bint active):
-        """Tell the client what its consumer has become in its group, and await the answer."""
-        commands.ask_consumer(self, subscription, active)
-
-    def consumer_left(self, Subscription subscription):
-        commands.consumer_left(self, subscription)
 
     @property
     def subscriptions(self) -> dict:
@@ -356,7 +346,7 @@ cdef class StreamsSession(ClientSession):
         elif self.state == "open":
             # A command in a helper thread is answered first; one that renews the secret says what became of the rights.
             is_stale = self.rights_generation != self.door.rights.generation and not self.pauses & PAUSE_COMMAND
-            if is_stale and not commands.rights_changed(self):
+            if is_stale and not rights_changed(self):
                 return 0
             if self.heartbeat_s:
                 self._beat(now_ms)
@@ -375,8 +365,8 @@ cdef class StreamsSession(ClientSession):
         """Heartbeats both ways: the RabbitMQ Streams protocol."""
         if now_ms - self.beat_checked_ms >= <int64_t> self.heartbeat_s * 500:
             if self.connection.bytes_out == self.beat_bytes_out or self.beat_bytes_out == <uint64_t> -1:
-                if self.connection.outbox_head == self.connection.outbox_size and self.deliveries.partial is None:
-                    self.connection.write_bytes(commands.HEARTBEAT)
+                if self.connection.outbox_head == self.connection.outbox_size and self.deliveries.half_sent is None:
+                    self.connection.write_bytes(HEARTBEAT)
             self.beat_bytes_out = self.connection.bytes_out
             self.beat_checked_ms = now_ms
         if now_ms - self.silence_checked_ms >= <int64_t> self.heartbeat_s * 1000:
@@ -405,7 +395,7 @@ cdef class StreamsSession(ClientSession):
         return 0
 
     def command_failed(self, problem):
-        commands.internal_error(self, problem)
+        internal_error(self, problem)
 
     cdef int close(self) except -1:
         self.state = "closed"
