@@ -37,7 +37,6 @@ cdef class Publisher(StreamUser):
     # The messages of these notes are in the log, or (not `ok`) are not: answer them, after a sync if that is needed.
     cdef int answer(self, const uint8_t *notes, size_t size, size_t count, bint ok, uint64_t first_offset,
                     uint64_t next_offset) except -1
-    cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1
     # The stream was deleted: refuse whatever still waits.
     cdef int refuse_waiting(self) except -1
 

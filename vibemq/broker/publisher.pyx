@@ -84,7 +84,7 @@ cdef class Publisher(StreamUser):
         self.closed = True
         batches, self.unsynced = self.unsynced, None
         if batches:
-            self.count_waiting(-sum([what[1] for what, _, _ in batches]), 0)
+            self.client.count_unconfirmed(-sum([what[1] for what, _, _ in batches]))
         if self.stream.log.raw != NULL:
             self.stream.detach(self)
         if self.queue is not None:
@@ -117,7 +117,7 @@ cdef class Publisher(StreamUser):
             return self.confirm(notes, size, first_offset, offsets_known)
         self.stream.await_sync(self, ((<char *> notes)[:size], count, first_offset, offsets_known), first_offset,
                                next_offset)
-        return self.count_waiting(count, 0)
+        return self.client.count_unconfirmed(count)
 
     cdef int on_synced(self, object what, bint ok) except -1:
         cdef bytes notes
@@ -126,7 +126,7 @@ cdef class Publisher(StreamUser):
             self.confirm(<const uint8_t *> <char *> notes, len(notes), first_offset, offsets_known)
         else:
             self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), SERVER_ERROR, b"The disk refused a sync.")
-        return self.count_waiting(-<Py_ssize_t> count, 0)
+        return self.client.count_unconfirmed(-<Py_ssize_t> count)
 
     cdef int on_deleted(self) except -1:
         self.deleted = True
@@ -141,13 +141,6 @@ cdef class Publisher(StreamUser):
         cdef bytes notes
         for (notes, _, _, _), _, _ in self.unsynced or ():
             self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
-        return 0
-
-    cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1:
-        if unconfirmed:
-            self.client.count_unconfirmed(unconfirmed)
-        if parked_bytes:
-            self.client.count_parked(parked_bytes)
         return 0
 
     cdef int failed(self, object problem) except -1:
@@ -270,7 +263,7 @@ cdef class QueuePublisher(Publisher):
         size += PARKED_OVERHEAD_BYTES
         self.parked.append((what, size, self.queue.table.now_ms))
         self.has_parked = True
-        self.count_waiting(0, size)
+        self.client.count_parked(size)
         return 0
 
     def retry(self) -> bool:
@@ -304,7 +297,7 @@ cdef class QueuePublisher(Publisher):
     def _unpark(self):
         what, size, _ = self.parked.popleft()
         self.has_parked = bool(self.parked)
-        self.count_waiting(0, -<Py_ssize_t> size)
+        self.client.count_parked(-<Py_ssize_t> size)
         return what
 
     def _parked_too_long(self, now_ms):

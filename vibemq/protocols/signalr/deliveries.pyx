@@ -78,7 +78,7 @@ cdef class HubSubscription(Consumer):
         self.number = hub.subscriptions.new_number()
         self.when_deleted = when_deleted
         self.deliveries = hub.subscriptions.in_flight
-        self.peer = peer_key(hub.user, hub.address)
+        self.peer = peer_key(hub.client.user, hub.address)
 
     cdef bint room(self) noexcept:
         return self.deliveries.count < IN_FLIGHT_MAX and self.hub.room()
@@ -214,7 +214,7 @@ cdef class Subscriptions:
             if consumer.is_auto:
                 self.autos.append(consumer)
             else:
-                self.hub.count_consumers(1)
+                self.hub.client.count_consumers(1)
 
     def remove(self, int64_t id):
         cdef HubSubscription consumer
@@ -230,7 +230,7 @@ cdef class Subscriptions:
             if consumer.is_auto:
                 self.autos.remove(consumer)
             else:
-                self.hub.count_consumers(-1)
+                self.hub.client.count_consumers(-1)
         elif subscribed.reader is not None:
             subscribed.reader.close()
 
@@ -242,7 +242,7 @@ cdef class Subscriptions:
         """It was handed what nobody will acknowledge."""
         consumer.is_auto = True
         self.autos.append(consumer)
-        self.hub.count_consumers(-1)
+        self.hub.client.count_consumers(-1)
 
     cdef int room_again(self) except -1:
         """Whoever had no room goes on."""

@@ -54,8 +54,6 @@ class SignalRDoor:
         self.catalog = broker.catalog
         self.helpers = broker.helpers
         self.authenticator = broker.authenticator
-        self.auto_create = config.queues.auto_create
-        self.auto_create_needs_permission = config.queues.auto_create_needs_permission
         self.server_version = vibemq.__version__
         self.path = config.signalr.path.lower()
         self.allowed_origins = frozenset(filter(None, config.signalr.allowed_origins.lower().split(",")))

@@ -24,8 +24,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.access.permissions import EVERYTHING
-from vibemq.access.users import GUEST, Verdict
-from vibemq.broker.admission import needs_login
+from vibemq.access.users import Verdict
+from vibemq.broker.admission import needs_login, user_without_login
 from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import demo
@@ -180,9 +180,8 @@ def identify(session: HttpSession, request: Request) -> bool:
         raise Refusal(401)
     basic = _basic(credentials) if scheme == "basic" else None
     if not needs_login(door.broker):
-        # Whatever name was given is not that of a user: nobody has looked at a password.  But guest's is no secret.
-        verdict = door.authenticator.check_cached(*basic, session.is_loopback) if basic and basic[0] == GUEST else None
-        request.user = GUEST if verdict is Verdict.OK else ""
+        user, password = basic or (None, None)
+        request.user = user_without_login(door.broker, user, password, session.is_loopback)
         request.access = EVERYTHING
         return True
     if scheme == "bearer" and credentials:

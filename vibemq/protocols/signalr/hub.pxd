@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from vibemq.broker.client cimport Client
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.protocols.signalr.codec cimport hub_message, span
 from vibemq.protocols.signalr.deliveries cimport Subscriptions
-from vibemq.protocols.signalr.limits cimport Limits
 from vibemq.protocols.signalr.transports cimport Transport
 
 
 cdef class HubConnection:
     cdef readonly object door          # SignalRDoor
     cdef readonly str connection_id, token
-    cdef public str user               # "" when nobody had to log in
-    cdef public object access          # access.permissions.Access
     cdef public int dialect, encoding  # set by the handshake
     cdef readonly bint is_alpha2       # an early connection of ?dialect=alpha2
     cdef public bint wants_stateful    # was promised a stateful reconnect by negotiate
@@ -27,8 +25,6 @@ cdef class HubConnection:
     cdef readonly object calls
     cdef readonly object methods       # methods.MethodTable
     cdef readonly Subscriptions subscriptions
-    cdef public object access_used     # the access that all of this was last checked with
-    cdef readonly set refusals         # (user, right, queue) of those in the log
     cdef bytearray unfinished          # a record whose end has not come
     cdef list held                     # [(record, is text)] that wait for the first transport
     cdef size_t held_size
@@ -43,7 +39,9 @@ cdef class HubConnection:
     cdef public bint working           # invocations wait: a helper thread is busy with one before them
     cdef size_t record_max
     cdef bint is_paused                # the transport was told
-    cdef readonly Limits limits
+    cdef readonly Client client
+    cdef Py_ssize_t waiting_bytes      # of calls and items of uploads that wait for a method
+    cdef bint crowded                  # too many of them
     cdef public bint has_published     # since a method last saw to it that all of it is in the logs
 
     # Hub bytes of one WebSocket message or POST body.

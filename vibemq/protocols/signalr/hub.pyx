@@ -23,11 +23,11 @@ from vibemq.protocols.signalr.deliveries cimport Subscriptions
 from vibemq.protocols.signalr.framing cimport (
     RECORD_SEPARATOR, framed_size, json_text_put, mp_text_put, next_record, put, varint_put, varint_size,
 )
-from vibemq.protocols.signalr.limits cimport HELD_BACK_BYTES_MAX
 from vibemq.protocols.signalr.publisher cimport HubPublisher
 from vibemq.protocols.signalr.websocket cimport CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from vibemq.storage cimport core
 
+from vibemq.broker.admission import check_access
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
 from vibemq.protocols.signalr import handshake, methods, records, spec
 from vibemq.protocols.signalr.errors import closing
@@ -43,23 +43,25 @@ cdef size_t HANDSHAKE_BYTES_MAX = spec.HANDSHAKE_BYTES_MAX
 
 cdef enum:
     CONFIRM_HEAD_BYTES_MAX = 64 + 6 * ID_BYTES_MAX
+    WAITING_BYTES_MAX = 1 << 20
+    # Of a stateful peer that acknowledges too little: calls that wait for it, and answers that are kept for it.
+    HELD_BACK_BYTES_MAX = 16 << 20
     FAILED_CALL_DELAY_MS = 1000  # a peer without a handler would have a message's attempts used up at once
 
 cdef class HubConnection:
     def __init__(self, door, str connection_id, str token, str user, access, *, bint is_alpha2=False,
                  bint wants_stateful=False):
         self.door, self.connection_id, self.token = door, connection_id, token
-        self.user, self.access = user, access
-        self.access_used = access
+        self.client = Client(self, door.broker, door.config.unconfirmed_max)
+        self.client.user, self.client.access = user, access
         self.is_alpha2, self.wants_stateful = is_alpha2, wants_stateful
         self.queues = door.queues
-        self.publishers, self.refusals = {}, set()
+        self.publishers = {}
         self.subscriptions = Subscriptions(self)
         self.calls = Invocations(self)
         self.methods = door.methods
         self.unfinished, self.held = bytearray(), []
         self.record_max = door.config.message_max_bytes
-        self.limits = Limits(door.config.unconfirmed_max)
         self.connected_ms = time.time_ns() // 1_000_000
         self.opened_ms = self.heard_ms = self.written_ms = self.lost_ms = self.queues.now_ms
 
@@ -78,6 +80,10 @@ cdef class HubConnection:
     @property
     def is_modern(self) -> bool:
         return self.dialect == DIALECT_V1
+
+    @property
+    def ending(self) -> bool:
+        return self.closed
 
     @property
     def state(self) -> str:
@@ -506,32 +512,33 @@ cdef class HubConnection:
         if id is not None and not self.closed:
             self.fail_call(id, spec.hub_exception(method, code, text, self.dialect))
 
-    def count_unconfirmed(self, Py_ssize_t more):
-        self.limits.count_unconfirmed(more)
-        self._pause_or_resume()
-
-    def count_parked(self, Py_ssize_t more):
-        self.limits.count_parked(more)
-        self._pause_or_resume()
-
     def count_waiting(self, Py_ssize_t more):
-        self.limits.count_waiting(more)
-        if more > 0 and self.limits.waiting_bytes > HELD_BACK_BYTES_MAX and self.holds_back():
+        """Calls and items of uploads, for a helper thread or the next turn."""
+        self.waiting_bytes += more
+        self.crowded = self.waiting_bytes > (WAITING_BYTES_MAX // 2 if self.crowded else WAITING_BYTES_MAX)
+        if more > 0 and self.waiting_bytes > HELD_BACK_BYTES_MAX and self.holds_back():
             self.give_up(f"More than {HELD_BACK_BYTES_MAX} bytes of calls wait for acknowledgements of what was sent.")
         self._pause_or_resume()
 
-    def count_consumers(self, int more):
-        self.limits.consumers += more
+    def hold(self, unsigned int reason, bint holds):
+        """Too much of it waits in the broker, or no longer."""
         self._pause_or_resume()
 
     def _pause_or_resume(self):
-        self.wants_pause = self.is_shutting_down or self.limits.wants_pause(self.holds_back())
+        """Calls that wait because a stateful peer has acknowledged too little go on with its next Ack, so it is read."""
+        self.wants_pause = self.is_shutting_down or self.client.held != 0 or (self.crowded and not self.holds_back())
         if self.transport is not None and self.wants_pause != self.is_paused:
             self.is_paused = self.wants_pause
             if self.wants_pause:
                 self.transport.pause()
             else:
                 self.transport.resume()
+
+    def send_off(self, why):
+        methods.send_off(self, why)
+
+    def rights_changed(self):
+        methods.rights_changed(self)
 
     def has_room(self) -> bool:
         return self.room()
@@ -562,7 +569,7 @@ cdef class HubConnection:
         elif self.transport is None:
             if now_ms - self.lost_ms > config.disconnect_timeout_s * 1000:
                 self._over("did not come back", True)
-        elif not methods.check_access(self):
+        elif not check_access(self.client):
             return 0
         elif self.dialect != DIALECT_V1:
             if now_ms - self.written_ms >= config.keepalive_interval_s * 1000:
@@ -589,7 +596,7 @@ cdef class HubConnection:
     cdef int shutdown(self) except -1:
         """At every tick while the broker ends: confirm, then send off, without an error, at which pysignalr would end."""
         self.is_shutting_down = True
-        if self.limits.unconfirmed or self.working:
+        if self.client.unconfirmed or self.working:
             self._pause_or_resume()
         elif not self.closed:
             if self.is_paused and self.transport is not None:

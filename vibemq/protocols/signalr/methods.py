@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.access.permissions import Operation
 from vibemq.broker import admission
-from vibemq.broker.admission import Ended, access_now
+from vibemq.broker.admission import Ended, check_access, has_right, may
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.codec import elements_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
@@ -169,7 +169,7 @@ class MethodTable:
                 call.fail(wrong(call.name))
                 return
             call.is_stream = True  # the dialect has one kind of invocation, and the method says which it is
-        if not check_access(call.hub):
+        if not check_access(call.hub.client):
             return
         if not method.only_publishes:
             call.hub.keep_published()
@@ -181,35 +181,22 @@ METHODS = MethodTable()
 # ---- who may ----
 
 
-def check_access(hub: HubConnection) -> bool:
-    """Before each method and twice a second: is this user still allowed to be here, and to do what it does?
+def send_off(hub: HubConnection, why: Ended) -> None:
+    text = "This user was deleted." if why is Ended.DELETED else "Username and password are required."
+    text = spec.closed_with_error(f"HubException: {ErrorCode.NOT_AUTHORIZED}: {text}")
+    hub.close(text, code=spec.CLOSE_POLICY_VIOLATION)
 
-    False: no, and the connection has ended."""
-    if hub.closed:
-        return False
-    now = access_now(hub.door.broker, hub.user, hub.access)
-    if now is hub.access_used:
-        return True
-    if isinstance(now, Ended):
-        if now is Ended.DELETED:
-            logger.warning("%s: user %r was deleted, closed", hub.peer, hub.user)
-            why = "This user was deleted."
-        else:
-            logger.warning("%s: came when nobody had to log in, closed", hub.peer)
-            why = "Username and password are required."
-        text = spec.closed_with_error(f"HubException: {ErrorCode.NOT_AUTHORIZED}: {why}")
-        hub.close(text, code=spec.CLOSE_POLICY_VIOLATION)
-        return False
-    hub.access = hub.access_used = now
+
+def rights_changed(hub: HubConnection) -> None:
+    """Subscriptions that they do not cover end, and each queue is asked for again."""
     hub.forget_rights()
     for subscribed in list(hub.subscriptions.by_id.values()):
         if not (may_read if subscribed.is_stream else may_subscribe)(hub, subscribed.name):
             subscribed.revoke()
-    return True
 
 
 def may_subscribe(hub: HubConnection, queue: str) -> bool:
-    return bool(hub.access.may(Operation.Subscribe, queue))
+    return bool(hub.client.access.may(Operation.Subscribe, queue))
 
 
 def may_read(hub: HubConnection, stream: str) -> bool:
@@ -218,22 +205,23 @@ def may_read(hub: HubConnection, stream: str) -> bool:
 
 def require(hub: HubConnection, operation: Operation, queue: str) -> None:
     """Raises HubError unless the user may do this with the queue.  Nobody has looked whether there is such a queue."""
-    if not hub.access.may(operation, queue):
+    if not may(hub.client, operation, queue):
         raise not_authorized(hub, operation.name, queue)
 
 
 def stream_right(hub: HubConnection, right: str, stream: str) -> bool:
     """May the user configure, write or read this stream, which is no queue?"""
-    return admission.stream_right(hub.door.broker, hub.user, hub.access, right, stream)
+    client = hub.client
+    return admission.stream_right(client.broker, client.user, client.access, right, stream)
 
 
 def require_right(hub: HubConnection, right: str, stream: str) -> None:
-    if not stream_right(hub, right, stream):
+    if not has_right(hub.client, right, stream):
         raise not_authorized(hub, right, stream)
 
 
 def not_authorized(hub: HubConnection, right: str, queue: str) -> HubError:
-    admission.log_refusal(hub.peer, hub.user, right, queue, hub.refusals)
+    user = hub.client.user
     return HubError(
-        ErrorCode.NOT_AUTHORIZED, f"User '{hub.user}' lacks the permission {right} for '{queue}'; ask an administrator."
+        ErrorCode.NOT_AUTHORIZED, f"User '{user}' lacks the permission {right} for '{queue}'; ask an administrator."
     )

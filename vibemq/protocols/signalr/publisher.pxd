@@ -19,7 +19,6 @@ cdef class HubPublisher(QueuePublisher):
     cdef HubConnection hub
     cdef size_t record_max
     cdef object options_seen, options_read  # of the last message, as they came and as MessageOptions
-    cdef list letterless              # what waits until its dead-letter queue is made
     cdef set progressed               # uploads of which something was kept just now
 
     # One message.  `id`: of the invocation, if it has one and wants an answer.  `options`: a dict or None.  `upload`:
@@ -32,5 +31,4 @@ cdef class HubPublisher(QueuePublisher):
     cdef int _lay(self, const uint8_t *id, uint32_t id_size, bint has_id, int64_t upload, const uint8_t *entry,
                   size_t size, uint32_t records, bytes message_id) except -1
     cdef int _refuse(self, bytes id, int64_t upload, uint32_t records, object code, str text) except -1
-    cdef int _redirect(self, tuple what) except -1
     cdef int _complete(self, const uint8_t *id, const note_head *head, uint64_t offset, bint offset_known) except -1

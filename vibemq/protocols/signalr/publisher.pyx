@@ -11,11 +11,10 @@ A PublishBatch of several messages is one uncompressed sub-batch of the log: one
 at all.  Items of an upload have no answers; ``Uploaded`` counts what became of them.
 """
 
-from functools import partial
 from itertools import count as numbers
 
 from libc.string cimport memcpy
-from vibemq.broker.publisher cimport QUEUE_NOT_FOUND, ROOM, ROOM_ELSEWHERE, ROOM_LATER, ROOM_NONE
+from vibemq.broker.publisher cimport ROOM, ROOM_NONE
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr.bodies cimport entry_write
@@ -111,7 +110,7 @@ def open_publisher(HubConnection hub, bytes name, Stream stream, Queue queue):
 cdef class HubPublisher(QueuePublisher):
     def __init__(self, HubConnection hub, Stream stream, Queue queue, bytes name):
         """`queue`: None where the stream is none."""
-        self.hub, self.letterless, self.progressed = hub, [], set()
+        self.hub, self.client, self.progressed = hub, hub.client, set()
         self.record_max = hub.door.config.message_max_bytes
         self.begin(stream, queue, name)
 
@@ -208,7 +207,6 @@ cdef class HubPublisher(QueuePublisher):
                    bytes message_id) except -1:
         """Messages for a queue that may be full."""
         cdef int room = self.room_for(records)
-        cdef tuple what
         if room == ROOM:
             return self._lay(<const uint8_t *> <char *> id if id is not None else NULL,
                              <uint32_t> len(id) if id is not None else 0, id is not None, upload, entry, size, records,
@@ -218,19 +216,7 @@ cdef class HubPublisher(QueuePublisher):
                 self.count_refused(records)
             return self._refuse(id, upload, records, ErrorCode.QUEUE_FULL,
                                 f"The queue holds {self.queue.max_messages} messages, so the batch never fits.")
-        what = (id, upload, (<const char *> entry)[:size], records, message_id)
-        if room == ROOM_LATER:
-            if self.hub.limits.parks_no_more():
-                self.count_refused(records)
-                return self._refuse(id, upload, records, ErrorCode.QUEUE_FULL,
-                                    "The queue is full, and as much as may wait for room waits already: have this "
-                                    "connection acknowledge first, or publish through one without subscriptions.")
-            return self.park(what, size)
-        if room == ROOM_ELSEWHERE:
-            return self._redirect(what)
-        return self._refuse(id, upload, records, ErrorCode.QUEUE_FULL,
-                            f"The queue holds its maximum of {self.queue.max_messages} messages; try again when "
-                            "consumers have caught up.")
+        return self.put_off((id, upload, (<const char *> entry)[:size], records, message_id), size, room)
 
     cdef int _lay(self, const uint8_t *id, uint32_t id_size, bint has_id, int64_t upload, const uint8_t *entry,
                   size_t size, uint32_t records, bytes message_id) except -1:
@@ -341,28 +327,8 @@ cdef class HubPublisher(QueuePublisher):
             p += head.id_size + head.message_id_size
         return 0
 
-    cdef int count_waiting(self, Py_ssize_t unconfirmed, Py_ssize_t parked_bytes) except -1:
-        if unconfirmed:
-            self.hub.count_unconfirmed(unconfirmed)
-        if parked_bytes:
-            self.hub.count_parked(parked_bytes)
-        return 0
-
-    cdef int on_deleted(self) except -1:
-        letterless, self.letterless = self.letterless, []
-        try:
-            for what in letterless:
-                self.refuse_parked(what, QUEUE_NOT_FOUND, b"The queue was deleted.")
-        finally:
-            QueuePublisher.on_deleted(self)
-        return 0
-
     cdef int forget(self) except -1:
         self.hub.forget_publisher(self.name, self)
-        return 0
-
-    cdef int failed(self, object problem) except -1:
-        self.hub.fail(problem)
         return 0
 
     # ---- a full queue ----
@@ -381,17 +347,11 @@ cdef class HubPublisher(QueuePublisher):
         id, upload, _, records, _ = what
         return self._refuse(id, upload, records, code.decode(), text.decode())
 
-    cdef int _redirect(self, tuple what) except -1:
-        """The messages go to the dead-letter queue instead."""
+    cdef int redirect_parked(self, object what) except -1:
         cdef bytes entry = what[2]
         cdef const uint8_t *p = <const uint8_t *> <char *> entry
         cdef const uint8_t *end = p + len(entry)
         cdef size_t size
-        if self.letterless or not self.find_letters():
-            self.letterless.append(what)
-            if len(self.letterless) == 1:
-                self._make_letters()
-            return 0
         if what[3] > 1:
             p += SUB_BATCH_HEADER_BYTES
         token = [what[3], what]
@@ -400,29 +360,6 @@ cdef class HubPublisher(QueuePublisher):
             self.redirect(p, size, token)
             p += size
         return 0
-
-    def _make_letters(self):
-        """The dead-letter queue does not exist: make it, then go on."""
-        door = self.hub.door
-        virtual_host = self.queue.stream.virtual_host
-        name = self.queue.policy.dead_letter_name(self.queue.name)
-
-        def made(_, problem):
-            waiting, self.letterless = self.letterless, []
-            if self.closed and not self.deleted:
-                return  # the connection is gone
-            if self.deleted:
-                problem = "its queue was deleted"
-            elif problem is None and not self.find_letters():
-                problem = f"the dead-letter queue '{name}' was deleted"
-            for what in waiting:
-                if problem is not None:
-                    self._refuse(what[0], what[1], what[3], ErrorCode.SERVER_ERROR,
-                                 f"The message could not be redirected: {problem}.")
-                else:
-                    self._redirect(what)
-
-        door.helpers.submit(partial(door.catalog.create_dead_letter_queue, virtual_host, name, self.queue.policy), made)
 
     def answer_redirected(self, tokens, bint ok):
         cdef note_head head

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.access.permissions import Operation
-from vibemq.broker.admission import refusal_now, with_queue
+from vibemq.broker.admission import may_make, refusal_now, with_queue
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr.codec import elements_of
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError, Upload
@@ -42,9 +42,6 @@ Message = tuple[bytes, dict[str, Any] | None]
 def open_queue(call: Call, name: str, then: Callable[[Any], None]) -> Any:
     """Call ``then(queue)``, now or after a helper thread has made the queue."""
     hub, door = call.hub, call.hub.door
-    may_create = door.auto_create and (
-        not door.auto_create_needs_permission or hub.access.may(Operation.CreateQueue, name)
-    )
 
     def failed(problem: Exception) -> None:
         raise not_found(name) if isinstance(problem, StreamNotFound) else problem
@@ -64,7 +61,15 @@ def open_queue(call: Call, name: str, then: Callable[[Any], None]) -> Any:
         else:
             then(queue)
 
-    with_queue(door.broker, DEFAULT_VHOST, name, may_create=may_create, then=opened, failed=failed, in_helper=in_helper)
+    with_queue(
+        door.broker,
+        DEFAULT_VHOST,
+        name,
+        may_create=may_make(hub.client, name),
+        then=opened,
+        failed=failed,
+        in_helper=in_helper,
+    )
     return LATER
 
 

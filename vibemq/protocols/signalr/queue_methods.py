@@ -12,12 +12,12 @@ import vibemq
 from vibemq.access.glob import Glob, fold
 from vibemq.access.permissions import Operation
 from vibemq.broker.arguments import BadArgument, stream_arguments
+from vibemq.broker.policy import letters_named
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.methods import (
     METHODS,
     needed,
-    not_authorized,
     optional,
     require,
     require_right,
@@ -65,7 +65,7 @@ def record_of(hub: HubConnection, name: str) -> StreamRecord:
 
 def may_see(hub: HubConnection, record: StreamRecord) -> bool:
     if record.queue is not None:
-        return bool(hub.access.sees(record.name))
+        return bool(hub.client.access.sees(record.name))
     return any(stream_right(hub, right, record.name) for right in ("configure", "write", "read"))
 
 
@@ -105,8 +105,8 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
         work = partial(catalog.create_stream, DEFAULT_VHOST, name, wanted)
     else:
         require(hub, Operation.CreateQueue, name)
-        if stored.get("dead_letter"):
-            letters = stored.get("dead_letter_queue") or f"{name}.dlq"
+        letters = letters_named(name, stored)
+        if letters is not None:
             if letters == name:
                 raise HubError(ErrorCode.INVALID_ARGUMENT, "deadLetter: needed the name of another queue.")
             # Or its dead letters would go where its maker may not publish.
@@ -190,7 +190,7 @@ def queue_info(call: Call, name: str) -> dict[str, Any]:
     record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is not None and record.queue is None:
         if not may_see(hub, record):
-            raise not_authorized(hub, "read", name)
+            require_right(hub, "read", name)
     else:
         require(hub, Operation.GetQueueInfo, name)
     if record is None:
@@ -317,7 +317,7 @@ def server_info(call: Call) -> dict[str, Any]:
         "version": vibemq.__version__,
         "protocols": ["json", "messagepack"],
         "connectionId": call.hub.connection_id,
-        "user": call.hub.user,
+        "user": call.hub.client.user,
         "limits": {
             "messageBytes": config.message_max_bytes,
             "prefetch": queues.defaults.prefetch_max,

@@ -418,7 +418,7 @@ cdef class HttpSession(Session):
         if self.transport is not None:
             hub = self.transport.hub
             shown |= {
-                "user": hub.user,
+                "user": hub.client.user,
                 "client_properties": {"transport": self.transport.name},
                 "publishers": [{"stream": name.decode()} for name in islice(hub.publishers, DESCRIBED_MAX)],
                 "subscriptions": [one.describe() for one in islice(hub.subscriptions.by_id.values(), DESCRIBED_MAX)],
