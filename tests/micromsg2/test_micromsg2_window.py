@@ -296,14 +296,14 @@ def test_a_large_window_takes_memory_only_as_far_as_it_is_used():
     for _ in range(3):
         send(send_window)
         receive_window.take(send_window.last)
-        receive_window.settled(receive_window.index)
+        receive_window.accepted(receive_window.index)
         acknowledge(send_window, receive_window.acknowledge())
     assert sys.getsizeof(send_window) < 500
     assert sys.getsizeof(receive_window) < 9000  # with a bit for each number
     for _ in range(2 * SEQUENCE_MAX):
         if not send_window.has_room():
             for index in range(receive_window.index - WINDOW_MAX, receive_window.index):
-                receive_window.settled(index + 1)
+                receive_window.accepted(index + 1)
             acknowledge(send_window, receive_window.acknowledge())
         assert receive_window.take(send(send_window)[0]) == TAKEN
     assert sys.getsizeof(send_window) < 32 * WINDOW_MAX
@@ -337,7 +337,7 @@ def test_a_million_messages_arrive_once_and_are_acknowledged(size):
         if chance.random() < 0.1:
             chance.shuffle(waiting)
         for index in waiting[: len(waiting) - kept]:
-            receiver.settled(index)
+            receiver.accepted(index)
         number = receiver.acknowledge()
         for _ in range(sender.covered(number)):
             assert sender.peek() == (0, 0, acknowledged)
@@ -448,7 +448,7 @@ class ReceiveHistory(RuleBasedStateMachine):
 
     def settle_one(self, distance: int, state: str) -> None:
         at = len(self.numbers) - 1 - distance % len(self.numbers)
-        (self.window.settled if state == ACCEPTED else self.window.refused)(at + 1)
+        (self.window.accepted if state == ACCEPTED else self.window.refused)(at + 1)
         if at >= self.settled_count():
             self.states[at] = state
         if not self.due():

@@ -9,12 +9,17 @@ Names are compared with regard to case everywhere, or Admin could change the pas
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
+import msgspec
 
 from vibemq.access import passwords, users
 from vibemq.access.permissions import Access, Operation, check_pattern, operation_named
 from vibemq.errors import AccountError, UserError, UserExists, UserNotFound
+from vibemq.protocols.native.codec import Message, is_json
+from vibemq.protocols.native.spec import Command
 from vibemq.storage.metadata import Metadata
 
 log = logging.getLogger(__name__)
@@ -26,6 +31,24 @@ Fields = Mapping[str, object] | None
 PASSWORD_CHARACTERS_MIN = 1
 # Nothing longer is valid anywhere here, and a refusal that repeats it still fits an error's header.
 _TEXT_CHARACTERS_MAX = passwords.PASSWORD_CHARACTERS_MAX
+
+
+def fields_of(request: Message) -> Fields:
+    """From a JSON object or, as some documents have it, from headers.  INVALID_PAYLOAD."""
+    if request.payload:
+        try:
+            if not is_json(request.payload):  # bounds the depth before a recursive parser sees it
+                raise msgspec.DecodeError("this is not JSON")
+            fields: Fields = msgspec.json.decode(request.payload)
+            return fields
+        except msgspec.DecodeError as problem:
+            raise AccountError("INVALID_PAYLOAD", f"Payload must be a JSON object: {problem}.") from None
+    if not request.headers:
+        return None
+    fields = dict(request.headers)
+    if "operations" in request.headers:
+        fields["operations"] = [name.strip() for name in request.headers["operations"].split(",")]
+    return fields
 
 
 def create_user(metadata: Metadata, acting: Access, fields: Fields) -> dict[str, object]:
@@ -170,3 +193,14 @@ def _worded(name: str) -> Iterator[None]:
     except UserError as problem:
         text = str(problem)
         raise AccountError("INVALID_PAYLOAD", text[0].upper() + text[1:].rstrip(".") + ".") from None
+
+
+COMMANDS: dict[int, Callable[[Metadata, Access, Fields], Any]] = {
+    Command.ADMIN_CREATE_USER: create_user,
+    Command.ADMIN_DELETE_USER: delete_user,
+    Command.ADMIN_CHANGE_PASSWORD: change_password,
+    Command.ADMIN_GRANT_PERMISSION: grant,
+    Command.ADMIN_REVOKE_PERMISSION: revoke,
+    Command.ADMIN_LIST_USERS: list_users,
+    Command.ADMIN_GET_USER_PERMISSIONS: user_permissions,
+}

@@ -37,7 +37,7 @@ from vibemq.broker.helping import in_helper
 from vibemq.broker.policy import ACK_TIMEOUT_MS_MIN, letters_named
 from vibemq.errors import AccountError, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
 from vibemq.protocols.native import accounts, compression
-from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, is_json
+from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame
 from vibemq.protocols.native.options import (
     READERS,
     BadOption,
@@ -64,7 +64,6 @@ from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.protocols.native.session import NativeSession
-    from vibemq.storage.metadata import Metadata
 
 logger = logging.getLogger(__name__)
 
@@ -542,34 +541,9 @@ def purge_queue(session: NativeSession, request: Message) -> None:
 
 # ---- users ----
 
-ADMIN: dict[int, Callable[[Metadata, Access, accounts.Fields], object]] = {
-    Command.ADMIN_CREATE_USER: accounts.create_user,
-    Command.ADMIN_DELETE_USER: accounts.delete_user,
-    Command.ADMIN_CHANGE_PASSWORD: accounts.change_password,
-    Command.ADMIN_GRANT_PERMISSION: accounts.grant,
-    Command.ADMIN_REVOKE_PERMISSION: accounts.revoke,
-    Command.ADMIN_LIST_USERS: accounts.list_users,
-    Command.ADMIN_GET_USER_PERMISSIONS: accounts.user_permissions,
-}
 
-
-def admin(session: NativeSession, request: Message) -> None:
-    """Commands 50 to 56: fields in a JSON object or, as some documents have it, in headers."""
-    broker = session.door.broker
-    fields: Any = None
-    if request.payload:
-        try:
-            if not is_json(request.payload):  # bounds the depth before a recursive parser sees it
-                raise msgspec.DecodeError("this is not JSON")
-            fields = msgspec.json.decode(request.payload)
-        except msgspec.DecodeError as problem:
-            error(session, request, ErrorCode.INVALID_PAYLOAD, f"Payload must be a JSON object: {problem}.")
-            return
-    elif request.headers:
-        fields = dict(request.headers)
-        if "operations" in fields:
-            fields["operations"] = [name.strip() for name in fields["operations"].split(",")]
-    work = ADMIN[request.type]
+def manage_users(session: NativeSession, request: Message) -> None:
+    broker, command = session.door.broker, Command(request.type)
 
     def done(answer: Any, problem: BaseException | None) -> None:
         if isinstance(problem, AccountError):
@@ -577,16 +551,17 @@ def admin(session: NativeSession, request: Message) -> None:
         elif problem is not None:
             failed(session, request, problem)
         else:
-            if request.type not in (Command.ADMIN_LIST_USERS, Command.ADMIN_GET_USER_PERMISSIONS):
+            if command not in (Command.ADMIN_LIST_USERS, Command.ADMIN_GET_USER_PERMISSIONS):
                 broker.tell_access_changed()
-            reply(session, request, Command(request.type), payload=msgspec.json.encode(answer))
+            reply(session, request, command, payload=msgspec.json.encode(answer))
 
-    in_helper(
-        session,
-        partial(work, broker.queues.metadata, session.client.access, fields),
-        done,
-        submit=session.door.helpers.submit_hash,
-    )
+    try:
+        fields = accounts.fields_of(request)
+    except AccountError as problem:
+        done(None, problem)
+        return
+    work = partial(accounts.COMMANDS[command], broker.queues.metadata, session.client.access, fields)
+    in_helper(session, work, done, submit=broker.helpers.submit_hash)
 
 
 # ---- the state machine ----
@@ -608,7 +583,7 @@ STATES: dict[str, dict[int, Answer]] = {
         Command.LIST_QUEUES: list_queues,
         Command.PURGE_QUEUE: purge_queue,
         Command.ALTER_QUEUE: alter_queue,
-        **dict.fromkeys(ADMIN, admin),
+        **dict.fromkeys(accounts.COMMANDS, manage_users),
     },
     "leaving": {},  # Disconnect has come; what was published is still confirmed
     "closed": {},
