@@ -342,8 +342,7 @@ cdef class Backlog:
     cdef bint drop_oldest(self, uint64_t floor) except -1:
         """As many as are too many; True when that is not finished.  Entries from `floor` on may still be needed."""
         cdef uint64_t most = self.queue.max_messages
-        cdef uint64_t excess, offset, end
-        cdef uint64_t dropped = 0
+        cdef uint64_t excess, offset, end, dropped = 0
         cdef bint more = False
         cdef int budget = CLEAR_BUDGET
         if not self.overflows():
@@ -376,8 +375,7 @@ cdef class Backlog:
     cdef bint clear(self, uint64_t upto, object reason, uint64_t floor) except -1:
         """Take every waiting message below `upto` out of the queue; True when that is not finished."""
         cdef message_view v
-        cdef uint64_t offset
-        cdef uint64_t out = 0
+        cdef uint64_t offset, out = 0
         cdef int budget = CLEAR_BUDGET
         cdef bint bury = reason is not None and self.queue.policy.dead_letter
         upto = min(upto, self.queue.log_end())

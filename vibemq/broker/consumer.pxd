@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.inflight cimport InFlight, delivery_list
 from vibemq.broker.messages cimport message_view
 from vibemq.storage.mail cimport letter

@@ -24,8 +24,7 @@ from vibemq.storage.core cimport (
 )
 from vibemq.storage.log cimport storage_error
 from vibemq.storage.mail cimport (
-    LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
-    LETTER_YOURS,
+    LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_YOURS,
 )
 
 from vibemq.broker.policy import policy
