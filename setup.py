@@ -34,6 +34,7 @@ HOT = (
     "protocols/signalr/codec.pyx",
     "protocols/signalr/framing.pyx",
     "protocols/signalr/hub.pyx",
+    "protocols/signalr/transports.pyx",
     "protocols/signalr/websocket.pyx",
     "server/turn.pyx",
     "spark/_arrow.pyx",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hub messages of both dialects, in JSON and in MessagePack, from bytes to their parts; no I/O.
 
-A parse has three steps.  The whole record is checked: whoever holds its parts may walk them without another look at
-their form.  Then its members are found, by their names in JSON and by their places in MessagePack, raw.  What these
-must be is one table for both encodings, in `interpret`.  What a peer gets wrong is a MalformedFrame, and its connection
-closes; a field that is unknown, and one that means nothing on its type of message, is ignored.
+A parse checks the whole record first: whoever holds its parts may walk them without another look at their form.  Then
+its members are found, by their names in JSON and by their places in MessagePack, raw.  What these must be is one table
+for both, in `interpret`.  What a peer gets wrong is a MalformedFrame, and its connection closes; a field that is
+unknown, and one that means nothing on its type of message, is ignored.
 """
 
 import msgspec
@@ -34,15 +34,15 @@ cdef extern from *:
         {"streamIds", 9}, {"headers", 7}, {"sequenceId", 10}, {"allowReconnect", 14}, {"nonblocking", 11},
         {"nonBlocking", 11},
     };
-    /* 0xc4 to 0xdf of MessagePack: what it is, and how many bytes of a number follow; fixext and floats have none. */
+    /* 0xc0 to 0xdf of MessagePack: what it is, and how many bytes of a number follow; fixext and floats have none. */
     enum { MP_NIL, MP_FALSE, MP_TRUE, MP_INTEGER, MP_FLOAT, MP_STR, MP_BIN, MP_EXT, MP_ARRAY, MP_MAP };
-    static const unsigned char vibemq_mp_kinds[28] = {
-        MP_BIN, MP_BIN, MP_BIN, MP_EXT, MP_EXT, MP_EXT, MP_FLOAT, MP_FLOAT, MP_INTEGER, MP_INTEGER, MP_INTEGER,
-        MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_EXT, MP_EXT, MP_EXT, MP_EXT, MP_EXT, MP_STR,
-        MP_STR, MP_STR, MP_ARRAY, MP_ARRAY, MP_MAP, MP_MAP,
+    static const unsigned char vibemq_mp_kinds[32] = {
+        MP_NIL, MP_NIL, MP_FALSE, MP_TRUE, MP_BIN, MP_BIN, MP_BIN, MP_EXT, MP_EXT, MP_EXT, MP_FLOAT, MP_FLOAT,
+        MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER,
+        MP_EXT, MP_EXT, MP_EXT, MP_EXT, MP_EXT, MP_STR, MP_STR, MP_STR, MP_ARRAY, MP_ARRAY, MP_MAP, MP_MAP,
     };
-    static const unsigned char vibemq_mp_widths[28] = {
-        1, 2, 4, 1, 2, 4, 0, 0, 1, 2, 4, 8, 1, 2, 4, 8, 0, 0, 0, 0, 0, 1, 2, 4, 2, 4, 2, 4,
+    static const unsigned char vibemq_mp_widths[32] = {
+        0, 0, 0, 0, 1, 2, 4, 1, 2, 4, 0, 0, 1, 2, 4, 8, 1, 2, 4, 8, 0, 0, 0, 0, 0, 1, 2, 4, 2, 4, 2, 4,
     };
     """
     struct member_name:
@@ -50,8 +50,8 @@ cdef extern from *:
         size_t size
 
     const member_name vibemq_members[NAMES]
-    const uint8_t vibemq_mp_kinds[28]
-    const uint8_t vibemq_mp_widths[28]
+    const uint8_t vibemq_mp_kinds[32]
+    const uint8_t vibemq_mp_widths[32]
     enum:
         MP_NIL, MP_FALSE, MP_TRUE, MP_INTEGER, MP_FLOAT, MP_STR, MP_BIN, MP_EXT, MP_ARRAY, MP_MAP
 
@@ -183,7 +183,7 @@ cdef struct mp_head:
     bint too_large            # an unsigned integer above 63 bits
 
 
-cdef const uint8_t *mp_head_read(const uint8_t *p, const uint8_t *end, mp_head *out) noexcept nogil:
+cdef inline const uint8_t *mp_head_read(const uint8_t *p, const uint8_t *end, mp_head *out) noexcept nogil:
     """Behind the head of the value at p, with all of its bytes there, or NULL: cut short, or no value."""
     cdef uint8_t first
     cdef int width
@@ -200,17 +200,16 @@ cdef const uint8_t *mp_head_read(const uint8_t *p, const uint8_t *end, mp_head *
         out.kind = MP_MAP if first < 0x90 else MP_ARRAY if first < 0xA0 else MP_STR
         out.size = first & 0x1F if first >= 0xA0 else first & 0xF if first >= 0x90 else 2 * (first & 0xF)
         return p if out.size <= <uint64_t> (end - p) else NULL
-    if first <= 0xC3:
-        out.kind = MP_NIL if first == 0xC0 else MP_FALSE if first == 0xC2 else MP_TRUE
-        return p if first != 0xC1 else NULL
-    width = vibemq_mp_widths[first - 0xC4]
+    if first == 0xC1:
+        return NULL
+    width = vibemq_mp_widths[first - 0xC0]
     if end - p < width:
         return NULL
     if width:
         number = p[0] if width == 1 else bytes_load16(p) if width == 2 else bytes_load32(p) if width == 4 \
             else bytes_load64(p)
     p += width
-    out.kind = vibemq_mp_kinds[first - 0xC4]
+    out.kind = vibemq_mp_kinds[first - 0xC0]
     if out.kind == MP_INTEGER:
         out.integer = <int64_t> number
         if first <= 0xCF:
@@ -223,7 +222,7 @@ cdef const uint8_t *mp_head_read(const uint8_t *p, const uint8_t *end, mp_head *
     elif out.kind == MP_EXT:
         out.size = 1 + (number if width else <uint64_t> 1 << (first - 0xD4))  # with its type
     else:
-        out.size = 2 * number if out.kind == MP_MAP else number
+        out.size = 2 * number if out.kind == MP_MAP else number  # 0 of nil, true and false
     return p if out.size <= <uint64_t> (end - p) else NULL
 
 
@@ -232,13 +231,7 @@ cdef const uint8_t *mp_end(const uint8_t *p, const uint8_t *end, bint *too_deep)
     cdef uint64_t left[RECORD_DEPTH_MAX]
     cdef int depth = 0
     cdef mp_head head
-    left[0] = 1
     while True:
-        while left[depth] == 0:
-            if depth == 0:
-                return p
-            depth -= 1
-        left[depth] -= 1
         p = mp_head_read(p, end, &head)
         if p == NULL:
             return NULL
@@ -250,12 +243,24 @@ cdef const uint8_t *mp_end(const uint8_t *p, const uint8_t *end, bint *too_deep)
         else:
             depth += 1
             left[depth] = head.size
+        while depth and left[depth] == 0:
+            depth -= 1
+        if depth == 0:
+            return p
+        left[depth] -= 1
 
 
-cdef int mp_kind(span raw) noexcept nogil:
-    """-1: there is no value."""
-    cdef mp_head head
-    return -1 if mp_head_read(raw.data, raw.data + raw.size, &head) == NULL else head.kind
+cdef inline int mp_kind(span raw) noexcept nogil:
+    """Of a value that was walked over; -1: there is none."""
+    cdef uint8_t first
+    if raw.size == 0:
+        return -1
+    first = raw.data[0]
+    if 0x80 <= first < 0xC0:
+        return MP_MAP if first < 0x90 else MP_ARRAY if first < 0xA0 else MP_STR
+    if first < 0x80 or first >= 0xE0:
+        return MP_INTEGER
+    return vibemq_mp_kinds[first - 0xC0]
 
 
 cdef int mp_members(const uint8_t *record, size_t size, int dialect, span *members, hub_message *out) except -1:
@@ -286,8 +291,7 @@ cdef int mp_members(const uint8_t *record, size_t size, int dialect, span *membe
     members[MEMBER_TYPE] = elements[0]
     if integer_of(elements[0], ENCODING_MESSAGEPACK, &type) and TYPE_INVOCATION <= type <= TYPE_SEQUENCE:
         mp_places(<int> type, dialect, count, elements, members)
-    begin = members[MEMBER_ARGUMENTS].data
-    if begin != NULL and mp_head_read(begin, end, &head) != NULL:
+    if members[MEMBER_ARGUMENTS].size and mp_head_read(members[MEMBER_ARGUMENTS].data, end, &head) != NULL:
         out.argument_count = <uint32_t> head.size
     return 0
 
@@ -325,7 +329,7 @@ cdef int mp_places(int type, int dialect, uint64_t count, const span *elements, 
             if type == TYPE_INVOCATION and mp_kind(at[0]) != MP_STR:  # preview1 has no flag
                 members[MEMBER_NONBLOCKING] = at[0]
                 at += 1
-        elif type == TYPE_INVOCATION and count > 4 and mp_kind((at - 1)[0]) == MP_STR and mp_kind(at[0]) == MP_ARRAY:
+        elif type == TYPE_INVOCATION and count > 4 and mp_kind(at[0]) == MP_ARRAY and mp_kind((at - 1)[0]) == MP_STR:
             # One client leaves the id of an upload's call out: a target, then an array.
             members[MEMBER_ID] = span_of(b"\xc0", 1)
             at -= 1
@@ -393,9 +397,9 @@ cdef int flag_take(span raw, int encoding, where, bint *out) except -1:
     """true, false, or nothing, which is false; as null is in JSON."""
     cdef bint is_json = encoding == ENCODING_JSON
     out[0] = raw.size and raw.data[0] == (c't' if is_json else 0xC3)
-    if out[0] or raw.size == 0 or raw.data[0] == (c'f' if is_json else 0xC2) or is_json and raw.data[0] == c'n':
-        return 0
-    return wrong(where, "true or false", "another value")
+    if not out[0] and raw.size and raw.data[0] != (c'f' if is_json else 0xC2) and not (is_json and raw.data[0] == c'n'):
+        return wrong(where, "true or false", "another value")
+    return 0
 
 
 cdef int text_take(span raw, int encoding, where, uint32_t bytes_max, span *out) except -1:
@@ -404,9 +408,7 @@ cdef int text_take(span raw, int encoding, where, uint32_t bytes_max, span *out)
         return too_few()
     if not text_of(raw, encoding, out):
         return wrong(where, "a string")
-    if out.size > bytes_max:
-        return wrong(where, f"at most {bytes_max} bytes", "more")
-    return 0
+    return 0 if out.size <= bytes_max else wrong(where, f"at most {bytes_max} bytes", "more")
 
 
 # ---- messages ----
@@ -417,9 +419,7 @@ cdef int id_take(span raw, int encoding, int dialect, bint needed, hub_message *
     if needed or raw.size == 0 and encoding == ENCODING_MESSAGEPACK or not is_none(raw, encoding):
         text_take(raw, encoding, "invocationId", ID_BYTES_MAX, &out.id)
         out.has_id = out.id.size > 0 or dialect != DIALECT_V1
-        if needed and not out.has_id:
-            return wrong("invocationId", "a string")
-    return 0
+    return 0 if out.has_id or not needed else wrong("invocationId", "a string")
 
 
 cdef int stream_ids_take(span raw, int encoding, hub_message *out) except -1:
