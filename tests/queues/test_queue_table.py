@@ -16,8 +16,8 @@ from vibemq.broker.stream import StreamTable
 from vibemq.broker.timers import Timers
 from vibemq.storage import log as logs
 from vibemq.storage import shm
-from vibemq.storage.mail import Mail, mail_init
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.shm import Mail, mail_init
 
 
 class HangingDisk:

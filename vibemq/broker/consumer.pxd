@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.inflight cimport InFlight, delivery_list
 from vibemq.broker.messages cimport message_view
-from vibemq.storage.mail cimport letter
+from vibemq.storage.shm cimport letter
 
 cdef enum:
     WRITTEN = 0                    # what a consumer's write() returns

@@ -4,11 +4,12 @@
 import logging
 import zlib
 
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 
 from vibemq.broker.inflight cimport NO_SLOT
 from vibemq.broker.payload cimport MESSAGE_ID_BYTES_MAX, id_of
 from vibemq.broker.queue cimport MODE_FAN_OUT_WITH_ACK, MODE_FAN_OUT_WITHOUT_ACK, Queue
+from vibemq.grow cimport grow
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_NOT_CACHED, OK, err, fault
 from vibemq.storage.log cimport storage_error
@@ -101,16 +102,9 @@ cdef class Consumer:
         return low
 
     cdef int push_pending(self, const letter *what) except -1:
-        cdef letter *grown
-        cdef size_t capacity
         if self.pending_head == self.pending_size:
             self.pending_head = self.pending_size = 0
-        if self.pending_size == self.pending_capacity:
-            capacity = max(<size_t> 16, self.pending_capacity * 2)
-            grown = <letter *> realloc(self.pending, capacity * sizeof(letter))
-            if grown == NULL:
-                raise MemoryError
-            self.pending, self.pending_capacity = grown, capacity
+        grow(&self.pending, &self.pending_capacity, self.pending_size + 1, sizeof(letter))
         self.pending[self.pending_size] = what[0]
         self.pending_size += 1
         return 0

@@ -9,7 +9,7 @@ from vibemq.broker.queue cimport Queue
 
 from vibemq.broker.messages cimport message_view
 from vibemq.storage.core cimport ledger, ledger_control, ledger_home
-from vibemq.storage.mail cimport letter
+from vibemq.storage.shm cimport letter
 
 cdef enum:
     BUDGET = 4096            # messages of one queue in one turn: about two milliseconds with everything around them

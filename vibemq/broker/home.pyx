@@ -21,7 +21,7 @@ from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     LEDGER_DEAD, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, ledger_each,
 )
-from vibemq.storage.mail cimport (
+from vibemq.storage.shm cimport (
     LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
 )
 

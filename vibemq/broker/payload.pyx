@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What payload.pxd declares and is not inline."""
 
-from libc.stdlib cimport realloc
-
+from vibemq.grow cimport grow
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, writer_bytes
 
@@ -11,12 +10,7 @@ cdef size_t scratch_size = 0
 
 
 cdef uint8_t *scratch_room(size_t size) except NULL:
-    global scratch, scratch_size
-    if size > scratch_size:
-        grown = <uint8_t *> realloc(scratch, size)
-        if grown == NULL:
-            raise MemoryError
-        scratch, scratch_size = grown, size
+    grow(&scratch, &scratch_size, size, 1)
     return scratch
 
 

@@ -14,11 +14,12 @@ import logging
 from collections import deque
 from functools import partial
 
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memset
 
 from vibemq.broker.deadletters cimport DeadLetters
 from vibemq.broker.queue cimport NOBODY_MAY_PUBLISH
+from vibemq.grow cimport grow
 from vibemq.net.door cimport PAUSE_COMMAND
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_FULL, OK
@@ -50,14 +51,7 @@ cdef class Publisher(StreamUser):
         free(self.notes)
 
     cdef int reserve(self, size_t size) except -1:
-        cdef uint8_t *grown
-        cdef size_t need = self.notes_size + size
-        if need > self.notes_capacity:
-            need += need // 2 + 256
-            grown = <uint8_t *> realloc(self.notes, need)
-            if grown == NULL:
-                raise MemoryError
-            self.notes, self.notes_capacity = grown, need
+        grow(&self.notes, &self.notes_capacity, self.notes_size + size, 1)
         return 0
 
     cdef uint8_t *note(self, size_t size) except NULL:

@@ -10,7 +10,7 @@ from vibemq.broker.home cimport Home
 from vibemq.broker.queue_table cimport QueueTable
 
 from vibemq.storage.core cimport fault, ledger, ledger_control
-from vibemq.storage.mail cimport letter
+from vibemq.storage.shm cimport letter
 
 cdef enum:
     NOBODY_MAY_PUBLISH = -2  # no publisher has this generation

@@ -23,7 +23,7 @@ from vibemq.storage.core cimport (
     ledger_entry, ledger_home, ledger_word,
 )
 from vibemq.storage.log cimport storage_error
-from vibemq.storage.mail cimport (
+from vibemq.storage.shm cimport (
     LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_YOURS,
 )
 

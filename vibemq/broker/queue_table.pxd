@@ -3,8 +3,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t
 from vibemq.broker.messages cimport Messages
 from vibemq.broker.stream cimport StreamTable
-from vibemq.storage.mail cimport Mail, letter
-from vibemq.storage.shm cimport Board
+from vibemq.storage.shm cimport Board, Mail, letter
 
 cdef class QueueTable  # Queue refers to it
 from vibemq.broker.queue cimport Queue

@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint32_t
 from vibemq.broker.consumer cimport Consumer
 from vibemq.broker.queue cimport NOBODY_MAY_PUBLISH
 from vibemq.broker.publisher cimport QueuePublisher
-from vibemq.storage.mail cimport LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_TOLD, LETTER_YOURS
+from vibemq.storage.shm cimport LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_TOLD, LETTER_YOURS
 
 from vibemq.broker.policy import CHANGEABLE, policy, shown
 from vibemq.errors import StorageError, StreamNotFound, VibeMQError

@@ -24,7 +24,8 @@ cdef class Flow:
 # Invariant: once submitted, `buffer` is NULL, `data` has the frames, and `pending` counts the zeros in `settled`.
 cdef class Batch:
     cdef uint8_t *buffer
-    cdef Py_ssize_t size, capacity
+    cdef size_t capacity
+    cdef Py_ssize_t size
     cdef readonly Py_ssize_t count
     cdef readonly bint sent
     cdef readonly bytes data  # the frames, once submitted

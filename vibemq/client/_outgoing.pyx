@@ -8,11 +8,12 @@ that the caller chose are written at once and kept beside. Attributes and their 
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_GET_SIZE
 from libc.math cimport isfinite
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 
 import msgspec
 
 from vibemq.errors import InvalidType, InvalidValue, LimitExceeded
+from vibemq.grow cimport grow
 from vibemq.protocols.native.wire cimport (
     FRAME_HEADER_BYTES, TYPE_PUBLISH, TYPE_PUBLISH_STORED, frame_begin, frame_end, frame_payload, frame_size, put_bytes,
 )
@@ -132,15 +133,7 @@ cdef class Batch:
         return self.pending
 
     cdef int room(self, Py_ssize_t more) except -1:
-        cdef Py_ssize_t capacity = max(self.capacity * 2, self.size + more, BATCH_BYTES_FIRST)
-        cdef void *larger
-        if self.capacity - self.size >= more:
-            return 0
-        larger = realloc(self.buffer, capacity)
-        if larger is NULL:
-            raise MemoryError
-        self.buffer, self.capacity = <uint8_t *>larger, capacity
-        return 0
+        return grow(&self.buffer, &self.capacity, max(self.size + more, BATCH_BYTES_FIRST), 1)
 
     cdef int append(self, bytes payload, Fields fields, Fields more, bytes name) except -1:
         """One frame; its id is left to submit unless it has a name."""

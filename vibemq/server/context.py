@@ -30,7 +30,7 @@ class WorkerContext:
     config: Config
     data_dir: str  # absolute
     board_fd: int  # memfd with the board of doorbells (csrc/shm/doorbell.h), already laid out
-    mail_fd: int  # memfd with the rings of letters between workers (vibemq.storage.mail), already laid out
+    mail_fd: int  # memfd with the rings of letters between workers (vibemq.storage.shm), already laid out
     groups_fd: int  # memfd with the single-active-consumer groups (csrc/shm/groups.h), already laid out
     doorbell_fds: list[int]  # one eventfd for each worker, by index; non-blocking
     ready_fd: int  # write one byte when every listener accepts, then close it

@@ -243,14 +243,13 @@ class Supervisor:
     # ---- share ----
 
     def _share(self) -> None:
-        import vibemq.storage.mail as mail
         import vibemq.storage.shm as shm
 
         count = len(self.workers.seats)
         self.board_fd = os.memfd_create("vibemq-board", os.MFD_CLOEXEC)
         shm.board_init(self.board_fd, count)
         self.mail_fd = os.memfd_create("vibemq-mail", os.MFD_CLOEXEC)
-        mail.mail_init(self.mail_fd, count)
+        shm.mail_init(self.mail_fd, count)
         self.groups_fd = os.memfd_create("vibemq-groups", os.MFD_CLOEXEC)
         shm.groups_init(self.groups_fd)
         self.doorbell_fds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count)]

@@ -49,10 +49,9 @@ from vibemq.server.helpers import Helpers
 from vibemq.server.inquiry import Inquiries
 from vibemq.server.turn import Loop
 from vibemq.storage.ledger import has_consumers_of
-from vibemq.storage.mail import Mail
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
-from vibemq.storage.shm import Board, GroupTable
+from vibemq.storage.shm import Board, GroupTable, Mail
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 logger = logging.getLogger(__name__)

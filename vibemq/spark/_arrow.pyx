@@ -25,11 +25,12 @@ one-byte key become 24; a byte that is no UTF-8 becomes three).
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 import pyarrow as pa
 
+from vibemq.grow cimport c_grow
 from vibemq.client._core cimport (
     AMQP_NULL, AMQP_OTHER, AMQP_TEXT_MAX_BYTES, amqp_message, amqp_message_id, amqp_pair, amqp_pairs, amqp_pairs_begin,
     amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, boolean, bytes_load32, message_body,
@@ -133,17 +134,7 @@ cdef class Growing(Memory):
 
     cdef bint room(self, size_t more) noexcept nogil:
         """See to it that `more` bytes fit; False when there is no memory."""
-        cdef size_t wanted = self.size + more
-        cdef size_t capacity
-        cdef void *grown
-        if wanted <= self.capacity:
-            return True
-        capacity = max(wanted, 2 * self.capacity, <size_t>FIRST_BYTES)
-        grown = realloc(self.data, capacity)
-        if grown == NULL:
-            return False
-        self.data, self.capacity = <uint8_t *>grown, capacity
-        return True
+        return c_grow(&self.data, &self.capacity, max(self.size + more, <size_t>FIRST_BYTES), 1, "a column", NULL) == 0
 
 
 # ---- ids and headers ----

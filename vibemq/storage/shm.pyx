@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all workers share in memory, as one of them sees it: the board of doorbells and the table of groups.
+"""What all workers share in memory, as one of them sees it: the board of doorbells, the table of groups, the mail.
 
-Each lies in a memfd that the supervisor makes and lays out once (csrc/shm/doorbell.h, csrc/shm/groups.h); a worker maps
+Each lies in a memfd that the supervisor makes and lays out once (csrc/shm); a worker maps
 it after the fork.  Members of groups come and go once for each subscription, so every row becomes a named tuple here;
 what a message costs does not depend on it.
 """
@@ -16,8 +16,9 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
+from vibemq.grow cimport grow
 from vibemq.storage cimport core
-from vibemq.storage.core cimport ERR_FULL, ERR_INVALID, doorbell_board, err, fault, groups, groups_row
+from vibemq.storage.core cimport OK, ERR_FULL, ERR_INVALID, doorbell_board, err, fault, groups, groups_row, ring
 from vibemq.storage.log cimport check
 
 from vibemq.errors import LimitExceeded, PreconditionFailed
@@ -273,3 +274,108 @@ cdef class GroupTable:
 
 def _by_number(member):
     return member.number
+
+
+# ---- letters: small descriptors, never payload ----
+
+cdef enum:
+    # Letters that a ring holds; all rings of 64 workers are then 170 MiB of address space, touched as used.
+    CELLS_FEW_WORKERS = 4096
+    CELLS_MANY_WORKERS = 512
+    FEW_WORKERS_MAX = 8
+    STRIDE_BYTES = 4096
+
+
+cdef uint32_t cells_of(uint32_t workers) noexcept:
+    return CELLS_FEW_WORKERS if workers <= FEW_WORKERS_MAX else CELLS_MANY_WORKERS
+
+
+cdef size_t stride_of(uint32_t workers) noexcept:
+    cdef size_t size = core.ring_bytes(sizeof(letter), cells_of(workers))
+    return (size + STRIDE_BYTES - 1) // STRIDE_BYTES * STRIDE_BYTES
+
+
+def mail_init(int fd, uint32_t workers):
+    """Size and lay out the rings of `workers` workers in a new memfd; the supervisor does this once."""
+    cdef size_t stride = stride_of(workers)
+    cdef size_t at
+    cdef fault f
+    os.ftruncate(fd, stride * workers * workers)
+    with mmap.mmap(fd, stride * workers * workers) as memory:
+        for at in range(workers * workers):
+            check(core.ring_init(<ring *> (address_of(memory) + at * stride), sizeof(letter), cells_of(workers), &f), &f)
+
+
+cdef class Mail:
+    """The rings as one worker sees them.
+
+    For each pair of workers there is one (csrc/shm/ring.h), so each has one writer and one reader.  Who has written rings
+    the receiver's doorbell once, at the end of its turn.  What does not fit waits in the sender's own memory; it is
+    bounded by what consumers may have in flight.  A worker that takes a seat throws away what was meant for its
+    predecessor.
+    """
+
+    def __cinit__(self, int fd, Board board, uint32_t workers):
+        self.board, self.workers = board, workers
+        self.ring_stride = stride_of(workers)
+        self.memory = mmap.mmap(fd, self.ring_stride * workers * workers)
+        self.rings = address_of(self.memory)
+
+    def __dealloc__(self):
+        for i in range(64):
+            free(self.unsent[i])
+
+    cdef ring *_ring(self, uint32_t sender, uint32_t receiver) noexcept:
+        return <ring *> (self.rings + (<size_t> sender * self.workers + receiver) * self.ring_stride)
+
+    def sit(self):
+        """Throw away what was meant for the last one on this seat; before the board is told of the new one."""
+        cdef letter old
+        cdef uint32_t sender
+        for sender in range(self.workers):
+            while core.ring_pop(self._ring(sender, self.board.index), &old) == OK:
+                pass
+
+    def seated(self):
+        """The board knows who sits here now: from here on letters may be sent."""
+        self.epoch = core.doorbell_epoch(self.board.raw, self.board.index)
+
+    cdef int send(self, uint32_t receiver, const letter *what) except -1:
+        cdef letter stamped = what[0]
+        stamped.epoch, stamped.receiver_epoch = self.epoch, core.doorbell_epoch(self.board.raw, receiver)
+        self.dirty |= <uint64_t> 1 << receiver
+        if self.unsent_head[receiver] == self.unsent_size[receiver]:
+            if core.ring_push(self._ring(self.board.index, receiver), &stamped) == OK:
+                return 0
+            self.unsent_head[receiver] = self.unsent_size[receiver] = 0
+        grow(&self.unsent[receiver], &self.unsent_capacity[receiver], self.unsent_size[receiver] + 1, sizeof(letter))
+        self.unsent[receiver][self.unsent_size[receiver]] = stamped
+        self.unsent_size[receiver] += 1
+        return 0
+
+    cdef bint take(self, uint32_t sender, letter *out) noexcept:
+        """The next letter from whoever sits on the seat `sender` now; False when there is none."""
+        while core.ring_pop(self._ring(sender, self.board.index), out) == OK:
+            if out.epoch == core.doorbell_epoch(self.board.raw, sender) and out.receiver_epoch == self.epoch:
+                return True
+        return False
+
+    cdef int flush(self) except -1:
+        """Push what waited, and ring who got something.  At the end of each turn."""
+        cdef uint32_t to
+        cdef ring *r
+        cdef uint64_t again = 0
+        if not self.dirty:
+            return 0
+        for to in range(self.workers):
+            if not self.dirty & (<uint64_t> 1 << to):
+                continue
+            r = self._ring(self.board.index, to)
+            while self.unsent_head[to] < self.unsent_size[to]:
+                if core.ring_push(r, &self.unsent[to][self.unsent_head[to]]) != OK:
+                    again |= <uint64_t> 1 << to
+                    break
+                self.unsent_head[to] += 1
+            core.doorbell_request(self.board.raw, to, core.DOORBELL_REQUEST_MAIL, self.board.fds[to])
+        self.dirty = again
+        return 0

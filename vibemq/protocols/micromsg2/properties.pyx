@@ -14,9 +14,9 @@ A property twice counts with its last value: a map with a key twice is no AMQP. 
 """
 
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport realloc
 from libc.string cimport memcmp, memcpy, memset
 from vibemq.broker.payload cimport scratch_room
+from vibemq.grow cimport grow
 from vibemq.protocols.micromsg2.values cimport TYPED_BYTES_MAX, is_strict, is_text, value_parse, value_put
 from vibemq.protocols.micromsg2.wire cimport percent_decode, percent_encode, property_next
 from vibemq.storage cimport core
@@ -55,7 +55,7 @@ cdef struct parsed_properties:
 
 # The properties that message_write is about, and how many there is memory for.
 cdef property *parsed = NULL
-cdef uint32_t parsed_capacity = 0
+cdef size_t parsed_capacity = 0
 
 # A key and a value of fewer than 64 KiB, each byte encoded, behind others of as many.
 cdef uint8_t written[4 * 65536 + TYPED_BYTES_MAX]
@@ -84,13 +84,7 @@ cdef bint is_content_type(const uint8_t *key, uint32_t size) noexcept:
 
 
 cdef property *next_parsed(uint32_t count) except NULL:
-    global parsed, parsed_capacity
-    cdef property *grown
-    if count == parsed_capacity:
-        grown = <property *> realloc(parsed, (2 * <size_t> count + FEW) * sizeof(property))
-        if grown == NULL:
-            raise MemoryError
-        parsed, parsed_capacity = grown, 2 * count + FEW
+    grow(&parsed, &parsed_capacity, <size_t> count + 1, sizeof(property))
     return parsed + count
 
 

@@ -19,9 +19,10 @@ import math
 
 import msgspec
 from libc.stdint cimport int64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcmp, memset, strlen
 from vibemq.broker.payload cimport MESSAGE_ID_BYTES_MAX, VALUE_TEXT_BYTES, id_of, payload_of, scratch_room
+from vibemq.grow cimport grow
 from vibemq.protocols.signalr.codec cimport ENCODING_JSON, RECORD_DEPTH_MAX, bytes_of, span_of, text_of
 from vibemq.protocols.signalr.framing cimport decimal_put, decimal_size, mp_text_put, mp_unsigned_put, put
 from vibemq.storage cimport core
@@ -204,14 +205,7 @@ made[0].offset = made[1].offset = <uint64_t> -1
 
 cdef uint8_t *room_in(item *of, size_t size) except NULL:
     """So many more bytes at the end."""
-    cdef size_t need = of.size + size
-    cdef uint8_t *grown
-    if need > of.capacity:
-        need += need // 2
-        grown = <uint8_t *> realloc(of.data, need)
-        if grown == NULL:
-            raise MemoryError
-        of.data, of.capacity = grown, need
+    grow(&of.data, &of.capacity, of.size + size, 1)
     return of.data + of.size
 
 

@@ -13,8 +13,9 @@ by other requests: pause() keeps those waiting.
 
 from collections import deque
 
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove
+from vibemq.grow cimport grow
 from vibemq.protocols.signalr.session cimport HttpSession
 from vibemq.protocols.signalr.websocket cimport WS_BINARY, WS_PING, WS_TEXT, header_size, header_write
 
@@ -205,15 +206,9 @@ cdef class BufferedTransport(Transport):
 
     cdef uint8_t *reserve(self, size_t size, bint is_text) except NULL:
         cdef size_t need = self.size + size
-        cdef uint8_t *grown
         if need > BUFFER_BYTES_MAX:
             raise LimitExceeded("records (the peer does not fetch them)", need, BUFFER_BYTES_MAX)
-        if need > self.capacity:
-            need = max(need + need // 2, <size_t> 256)
-            grown = <uint8_t *> realloc(self.data, need)
-            if grown == NULL:
-                raise MemoryError
-            self.data, self.capacity = grown, need
+        grow(&self.data, &self.capacity, need, 1)
         self.size += size
         if self.session is not None:
             self.connection.want_turn()

@@ -12,8 +12,9 @@ import os
 import time
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, malloc
 
+from vibemq.grow cimport grow
 from vibemq.net.connection cimport iovec
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
@@ -66,13 +67,7 @@ scratch.size = 0
 
 
 cdef int scratch_reserve(size_t size) except -1:
-    cdef uint8_t *grown
-    if size > scratch.size:
-        grown = <uint8_t *> realloc(scratch.data, size)
-        if grown == NULL:
-            raise MemoryError
-        scratch.data, scratch.size = grown, size
-    return 0
+    return grow(&scratch.data, &scratch.size, size, 1)
 
 
 cdef void write_head(uint8_t *room, bint v2, int subscription_id, uint64_t committed_chunk, const uint8_t *stored,
