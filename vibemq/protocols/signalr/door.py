@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import vibemq
 from vibemq.access.permissions import EVERYTHING, Access
 from vibemq.access.users import GUEST
 from vibemq.broker.parts import Broker
@@ -54,7 +53,6 @@ class SignalRDoor:
         self.catalog = broker.catalog
         self.helpers = broker.helpers
         self.authenticator = broker.authenticator
-        self.server_version = vibemq.__version__
         self.path = config.signalr.path.lower()
         self.allowed_origins = frozenset(filter(None, config.signalr.allowed_origins.lower().split(",")))
         self.allowed_hosts = frozenset(_host_of(origin) for origin in self.allowed_origins)

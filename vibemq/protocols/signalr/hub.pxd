@@ -17,7 +17,6 @@ cdef class HubConnection:
     cdef readonly bint wants_pause     # uploads or unconfirmed messages are at their limit
     cdef readonly bint closed
     cdef bint is_open                  # the handshake is done
-    cdef readonly int64_t connected_ms # since 1970
     cdef readonly QueueTable queues
     cdef readonly dict publishers      # queue name (bytes) -> HubPublisher
     cdef object publisher_cached
@@ -31,7 +30,7 @@ cdef class HubConnection:
     cdef object dropped                # a record that nobody will be sent
     cdef uint8_t *latest               # the record that is being written: stateful reconnect keeps a copy
     cdef size_t latest_size
-    cdef bint latest_is_text, latest_is_numbered
+    cdef bint latest_is_numbered
     cdef bint has_written, has_heard, has_pinged, is_shutting_down, was_full, was_lost, is_given_up
     cdef int64_t written_ms, heard_ms, opened_ms, lost_ms
     cdef int64_t acked_ms              # when the peer last acknowledged; if it had not to, when it last had to begin

@@ -10,7 +10,6 @@ When it is over, its messages go back to their queues, and what it has published
 """
 
 import logging
-import time
 
 from libc.string cimport memchr, memcmp, memcpy
 
@@ -62,7 +61,6 @@ cdef class HubConnection:
         self.methods = door.methods
         self.unfinished, self.held = bytearray(), []
         self.record_max = door.config.message_max_bytes
-        self.connected_ms = time.time_ns() // 1_000_000
         self.opened_ms = self.heard_ms = self.written_ms = self.lost_ms = self.queues.now_ms
 
     @property
@@ -84,10 +82,6 @@ cdef class HubConnection:
     @property
     def ending(self) -> bool:
         return self.closed
-
-    @property
-    def state(self) -> str:
-        return "closed" if self.closed else "open" if self.is_open else "handshake"
 
     # ---- transports ----
 
