@@ -48,6 +48,9 @@ if idle := [pattern for pattern in HOT if not list((ROOT / "vibemq").glob(patter
 core_sources = sorted(str(p.relative_to(ROOT)) for f in CORE_FOLDERS for p in (ROOT / "csrc" / f).glob("*.c"))
 core_headers = sorted(str(p.relative_to(ROOT)) for f in CORE_FOLDERS for p in (ROOT / "csrc" / f).glob("*.h"))
 
+# What is compiled depends on these: the flags are in this file.
+shared = [*core_headers, "setup.py"]
+
 # setuptools compiles with -DNDEBUG and -O2 or -O3 as Python was built; what must hold uses CHECK, which stays.
 flags = ["-std=gnu11", "-fno-strict-aliasing", "-Wno-unused-function"]
 link_flags = ["-Wl,--as-needed"]
@@ -75,7 +78,7 @@ def extension(path: Path) -> Extension:
         [str(relative)],
         include_dirs=["csrc"],
         define_macros=macros,
-        depends=core_headers,  # cythonize follows .pxd files
+        depends=shared,  # cythonize follows .pxd files
         libraries=["vibemq_core"],
         runtime_library_dirs=[f"$ORIGIN{up}"],
         extra_compile_args=[*flags, optimization(hot=path in hot), "-fvisibility=hidden"],
@@ -104,7 +107,7 @@ class BuildWithCore(build_ext):
 
     def compile_core(self, source: str) -> str:
         [compiled] = self.compiler.object_filenames([source], output_dir=self.build_temp)
-        if newer_group([source, *core_headers], compiled):
+        if newer_group([source, *shared], compiled):
             self.compiler.compile(
                 [source], self.build_temp, macros, ["csrc"], extra_postargs=[*flags, optimization(hot=True)]
             )
