@@ -6,10 +6,10 @@ import socket
 import threading
 
 import pytest
+from benchmarks.peers._micromsg2_load import Micromsg2Audience, Micromsg2Consumer, Micromsg2Publisher
 
 from benchmarks import fanout, peers
 from benchmarks.fanout import FanOut
-from benchmarks.peers._micromsg2_load import Micromsg2Audience, Micromsg2Consumer, Micromsg2Publisher
 from benchmarks.servers import NullMicromsg2, VibeMQMicromsg2
 from vibemq.bench._flow import NUMBER_MARK, STAMP_MARK, Tally, body
 from vibemq.bench.queues import QueueLoad

@@ -8,11 +8,6 @@ import struct
 import threading
 
 import pytest
-from click.testing import CliRunner
-
-from benchmarks import compare, micromsg2, queues, signalr
-from benchmarks.__main__ import main as bench
-from benchmarks.peers import PEERS, run
 from benchmarks.peers._peers import (
     AmqpConsumer,
     AmqpPublisher,
@@ -22,6 +17,11 @@ from benchmarks.peers._peers import (
     RedisConsumer,
     RedisPublisher,
 )
+from click.testing import CliRunner
+
+from benchmarks import compare, micromsg2, queues, signalr
+from benchmarks.__main__ import main as bench
+from benchmarks.peers import PEERS, run
 from benchmarks.peers.others import amqp_frame, amqp_method, resp_word, short
 from vibemq.bench._ends import NativeConsumer, NativePublisher
 from vibemq.bench._flow import NUMBER_MARK, QUEUE_MARK, STAMP_MARK, Tally, body
