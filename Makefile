@@ -37,7 +37,7 @@ test: $(VENV)/.test $(VENV)/.built
 	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
 
 interop: $(VENV)/.test $(VENV)/.built
-	VIBEMQ_INTEROP=all VIBEMQ_INTEROP_WRITE=1 $(BIN)/python -m pytest -q tests/interop tests/signalr_clients $(PYTEST_ARGS)
+	VIBEMQ_INTEROP=all VIBEMQ_INTEROP_WRITE=1 $(BIN)/python -m pytest -q tests/interop $(PYTEST_ARGS)
 
 check: $(VENV)/.test $(VENV)/.built
 	$(BIN)/ruff check .

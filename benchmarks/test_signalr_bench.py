@@ -8,10 +8,10 @@ A call from Python is in every figure; the one for a ping in MessagePack is near
 
 import json
 
-import hub_messages as messages
 import msgspec
 import pytest
-from hub_messages import Message
+from peers import hub_messages as messages
+from peers.hub_messages import Message
 
 from vibemq.protocols.signalr.spec import Encoding, MessageType
 

@@ -5,7 +5,7 @@ pytest benchmarks/test_websocket_bench.py --benchmark-only
 """
 
 import pytest
-from websocket_frames import BINARY, TEXT, masked
+from peers.websocket_frames import BINARY, TEXT, masked
 
 from vibemq.protocols.signalr.websocket import MessageReader
 

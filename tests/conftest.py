@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `make test` deals the tests out to the processes of pytest-xdist; without `-n` none of it matters.
+"""Which tests run here, and how `make test` deals them out to the processes of pytest-xdist.
 
 A file stays in one process, which starts its brokers once.  Folders whose fixtures are expensive, or whose tests add up
 to one result, stay in one process as a whole.  What takes longest comes first, so that no process ends long after the
@@ -8,21 +8,60 @@ others.  Most tests wait for servers, so there are two processes more than proce
 
 from __future__ import annotations
 
+import itertools
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+HERE = Path(__file__).parent
 TOGETHER = (
     "tests/spark/",  # one Java runtime
-    "tests/interop/",  # one matrix, of what all of them showed
-    "tests/signalr_clients/",  # another one
+    "tests/interop/streams/",  # one matrix, of what all of them showed
+    "tests/interop/signalr/",  # another one
     "tests/doors/",  # one broker, and another Java runtime
 )
-FIRST = ("tests/packaging/", *TOGETHER, "tests/cli/", "tests/broker/", "tests/queues/", "tests/benchmarks/")
+FIRST = (
+    "tests/packaging/",
+    *TOGETHER,
+    "tests/cli/",
+    "tests/protocols/streams/",
+    "tests/net/",
+    "tests/broker/",
+    "tests/benchmarks/",
+)
 PROCESSES_MAX = 8  # each collects every test before it begins
+#: What takes minutes and downloads: it runs where CI or VIBEMQ_INTEROP is set, and where its folder is named.
+ASKED_FOR = ("packaging", "interop")
+IS_ASKED = bool(os.environ.get("CI") or os.environ.get("VIBEMQ_INTEROP"))
 #: For Spark's Java: what runs for seconds is not worth being compiled twice, nor threads that collect its garbage.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+names = itertools.count()
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a queue, a stream or whatever else, that nobody else uses."""
+    return f"name-{next(names)}"
+
+
+def left_out(config: pytest.Config) -> list[str]:
+    """The folders that this run leaves out."""
+    named = [Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args]
+    return [
+        folder for folder in ASKED_FOR if not IS_ASKED and not any(path.is_relative_to(HERE / folder) for path in named)
+    ]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if collection_path.parent == HERE and collection_path.name in left_out(config) else None
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if folders := left_out(config):
+        return f"left out: tests/{' and tests/'.join(folders)} (CI=true or VIBEMQ_INTEROP=1 runs them, or their names)"
+    return ""
 
 
 @pytest.hookimpl(optionalhook=True)

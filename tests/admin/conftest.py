@@ -1,33 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """One broker for all tests of the management API that leave it as they found it."""
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
+from fixtures import shared_broker
 from http_caller import STREAM, Http
-from peer import Peer, on_every_worker
-from running import Running, broker
+from peers.streams import Peer, on_every_worker
+from running import Running
 
-names = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def managed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Shared by the session: things are told apart by name, and nobody is killed."""
-    with broker(tmp_path_factory.mktemp("managed") / "data") as running:
-        yield running
+managed = shared_broker("managed")
 
 
 @pytest.fixture
 def http(managed: Running) -> Http:
     return Http(managed)
-
-
-@pytest.fixture
-def name() -> str:
-    """Of something that nobody else uses."""
-    return f"thing-{next(names)}"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 from full_disk import ToldFree
 from http_caller import Http, wait_until
-from peer import connected
+from peers.streams import connected
 from running import ENVIRONMENT, Running, broker
 
 from vibemq.admin.api import health

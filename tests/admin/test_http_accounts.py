@@ -5,7 +5,7 @@ import base64
 
 import pytest
 from http_caller import Http
-from peer import connected
+from peers.streams import connected
 
 from vibemq.protocols.streams.spec import Code, Key
 

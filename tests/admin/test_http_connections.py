@@ -4,7 +4,7 @@
 import json
 
 from http_caller import Http, wait_until
-from peer import GUEST, Peer, connected
+from peers.streams import GUEST, Peer, connected
 
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from http_caller import STREAM, Http, wait_until
-from peer import connected, is_alive, kill, on_every_worker
+from peers.streams import connected, is_alive, kill, on_every_worker
 from running import ENVIRONMENT, Running, broker
 
 from vibemq.protocols.streams.spec import Key

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 from http_caller import STREAM, wait_until
-from peer import connected
+from peers.streams import connected
 
 from vibemq.protocols.streams.codec import encode_request
 from vibemq.protocols.streams.spec import Code, Key

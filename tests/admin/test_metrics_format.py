@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from http_caller import Http
-from peer import connected
+from peers.streams import connected
 from running import broker
 
 from vibemq.client import connect

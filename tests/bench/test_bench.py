@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_server import MemoryServer, chunk_of
+from peers.streams_server import MemoryServer, chunk_of
 
 from vibemq.bench._flow import Histogram
 from vibemq.bench.cli import bench

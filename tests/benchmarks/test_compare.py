@@ -6,7 +6,7 @@ import os
 
 import pytest
 from click.testing import CliRunner
-from memory_server import MemoryServer
+from peers.streams_server import MemoryServer
 
 from benchmarks.__main__ import main
 from benchmarks.report import rotated

@@ -1,36 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One broker for all tests that leave it as they found it, and a stream name for each test."""
+"""Brokers that tests share as long as they leave them as they found them, and connections to them."""
 
-import itertools
+import contextlib
 from collections.abc import Iterator
 
 import pytest
-from peer import Peer, connected
-from running import Running, broker
+from fixtures import shared_broker
+from peers.queues import QueuePeer, on_worker
+from running import Running
 
-names = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Shared by the session: streams are told apart by name, and nobody is killed."""
-    short = ("--set", "streams.handshake_timeout_s=2", "--set", "streams.login_failure_delay_s=2")
-    with broker(tmp_path_factory.mktemp("broker") / "data", *short) as running:
-        yield running
+SOON = ("--set", "server.shutdown_timeout_s=4")
+IMPATIENT = ("--set", "queues.block_timeout_ms=400")
 
 
-@pytest.fixture
-def peer(served: Running) -> Iterator[Peer]:
-    with connected(served) as peer:
-        yield peer
+# Blocked publishers are not kept waiting for long.
+served = shared_broker("queues", *SOON, *IMPATIENT)
+# One worker, so that who gets what follows from the order of frames alone.
+single = shared_broker("single", *SOON, workers=1)
 
 
 @pytest.fixture
-def name() -> str:
-    """Of a stream that nobody else uses."""
-    return f"stream-{next(names)}"
+def stack() -> Iterator[contextlib.ExitStack]:
+    """Closes what the test has opened, in reverse order."""
+    with contextlib.ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture
-def stream(peer: Peer, name: str) -> str:
-    return peer.create(name)
+def connect(single: Running, stack: contextlib.ExitStack):
+    """Opens connections to the broker with one worker."""
+    return lambda **options: stack.enter_context(QueuePeer(single, **options))
+
+
+@pytest.fixture
+def connect_to(served: Running, stack: contextlib.ExitStack):
+    """Opens connections to a given worker of the broker with two."""
+    return lambda worker, **options: on_worker(served, worker, stack, **options)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from peer import DEADLINE_S, Peer, publish_frame, wait_until
+from peers.streams import DEADLINE_S, Peer, publish_frame, wait_until
 from running import Running
 
 from vibemq.client.streams import StreamsConnection

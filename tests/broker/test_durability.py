@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from peer import DEADLINE_S, Peer, connected, publish_frame, wait_until
+from peers.streams import DEADLINE_S, Peer, connected, publish_frame, wait_until
 from running import broker, written
 
 from vibemq.client.streams import StreamsConnection

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from load import Load, verify
-from peer import Killed, connected, is_alive, kill, wait_until
+from peers.streams import Killed, connected, is_alive, kill, wait_until
 from running import broker
 
 from vibemq.protocols.streams.spec import Code, Key

@@ -8,7 +8,7 @@ import socket
 from collections import Counter
 from pathlib import Path
 
-from peer import connected, on_every_worker, wait_until
+from peers.streams import connected, on_every_worker, wait_until
 from running import broker
 
 import vibemq.client

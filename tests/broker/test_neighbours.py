@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from peer import DEADLINE_S, Peer, connected, publish_frame, readable, wait_until
+from peers.streams import DEADLINE_S, Peer, connected, publish_frame, readable, wait_until
 from running import broker, resident_bytes
 
 from vibemq.client.streams import StreamsConnection

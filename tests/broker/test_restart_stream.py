@@ -4,7 +4,7 @@
 import base64
 import urllib.request
 
-from peer import connected, on_every_worker
+from peers.streams import connected, on_every_worker
 from running import broker
 
 from vibemq.protocols.streams.spec import Code, Key

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from full_disk import ToldFree
-from peer import DEADLINE_S, Peer, connected, publish_frame
+from peers.streams import DEADLINE_S, Peer, connected, publish_frame
 from running import broker, resident_bytes
 
 from vibemq.client import connect

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from peer import connected, wait_until
+from peers.streams import connected, wait_until
 from running import ENVIRONMENT, broker
 
 from vibemq.access.passwords import verified

@@ -2,7 +2,7 @@
 """What the client's tests talk to: real brokers (ours, and RabbitMQ where it is installed), and one in memory."""
 
 import pytest
-from native_server import NativeServer
+from peers.native_server import NativeServer
 from running import broker
 
 from benchmarks.servers import RabbitMQStreams

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from native_server import NativeServer
+from peers.native_server import NativeServer
 from running import ENVIRONMENT, broker
 
 from vibemq.client import QueueDeclaration, QueueOptions, _link, connect

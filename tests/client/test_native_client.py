@@ -12,7 +12,7 @@ import traceback
 from dataclasses import dataclass
 
 import pytest
-from native_server import NativeServer, Queue
+from peers.native_server import NativeServer, Queue
 
 from vibemq.client import QueueOptions, aconnect, connect
 from vibemq.errors import (

@@ -4,7 +4,7 @@
 import asyncio
 
 import pytest
-from native_server import NativeServer
+from peers.native_server import NativeServer
 from running import broker
 
 from vibemq.client import aconnect, connect

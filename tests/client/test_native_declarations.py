@@ -2,7 +2,7 @@
 """Queues that a client declares: what is compared with a queue that is there, and what a difference leads to."""
 
 import pytest
-from native_server import NativeServer
+from peers.native_server import NativeServer
 
 from vibemq.client import OnConflict, QueueDeclaration, QueueOptions, connect
 from vibemq.client.queues import SETTINGS

@@ -6,7 +6,7 @@ import threading
 from random import Random
 
 import pytest
-from native_server import NativeServer
+from peers.native_server import NativeServer
 
 from vibemq.client import QueueOptions, connect
 from vibemq.client._native import Core

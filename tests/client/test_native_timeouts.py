@@ -8,7 +8,7 @@ import pickle
 import threading
 
 import pytest
-from native_server import NativeServer
+from peers.native_server import NativeServer
 
 from vibemq.client import aconnect, aio, connect, micromsg2, streams, sync
 from vibemq.errors import ConfigError, ConnectionClosed, NotAuthorized, PublishTimeout, TimeoutExceeded

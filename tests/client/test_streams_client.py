@@ -14,7 +14,7 @@ import warnings
 import zlib
 
 import pytest
-from memory_server import MemoryServer, chunk_of
+from peers.streams_server import MemoryServer, chunk_of
 
 from vibemq.client import _flows
 from vibemq.client._streams import Inbox, confirm_count, encode_publish, open_chunk

@@ -4,7 +4,7 @@
 import json
 
 from click.testing import CliRunner
-from memory_server import MemoryServer, chunk_of
+from peers.streams_server import MemoryServer, chunk_of
 
 from vibemq.cli import main
 

@@ -4,7 +4,7 @@
 It drops in three ways: connections are reset; nothing comes through for a while and then does; nothing comes through,
 and then the connections are dead.  Each time a client is in the middle of a publish.  Our native client connects and
 sends again by itself, the others tell their program, which opens another connection.  The clients of others are cut in
-their own tests, too (tests/signalr_clients, tests/interop).
+their own tests, too (tests/interop).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An orderly restart of the broker, under load, as our own clients and a hub client meet it: nobody is left behind, and
-nothing confirmed is lost.  The clients of others are in tests/interop and tests/signalr_clients."""
+nothing confirmed is lost.  The clients of others are in tests/interop."""
 
 from __future__ import annotations
 

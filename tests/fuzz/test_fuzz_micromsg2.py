@@ -27,7 +27,7 @@ PAYLOAD_BYTES_MAX = 1 << 16
 SUPPORTED = [name.value for name in spec.ExtensionName]
 OFFERS = extensions.parse_list("batch-ack:max-count=1000")
 
-VECTORS = json.loads((Path(__file__).parent.parent / "micromsg2" / "vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parent.parent / "protocols" / "micromsg2" / "vectors.json").read_text())
 STEPS = [step for conversation in VECTORS["observed_conversations"] for step in conversation["steps"]]
 SEEDS = [
     bytes.fromhex(vector["hex"])

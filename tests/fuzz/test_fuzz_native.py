@@ -25,7 +25,7 @@ SECONDS = float(os.environ.get("VIBEMQ_FUZZ_SECONDS", "2"))
 BODY_BYTES_MAX = 1 << 16
 FLAGS_MAX = spec.Compression.ZSTD
 
-VECTORS = json.loads((Path(__file__).parent.parent / "native" / "vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parent.parent / "protocols" / "native" / "vectors.json").read_text())
 GOLDEN = [
     bytes.fromhex(vector["frame_hex"])
     for group in ("golden_frames", "text_example_frames", "broker_frames", "compressed_frames_decode_only")

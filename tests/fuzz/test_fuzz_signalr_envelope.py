@@ -12,9 +12,9 @@ import random
 import time
 from pathlib import Path
 
-import hub_messages as messages
 import pytest
-from hub_messages import UnencodableValue
+from peers import hub_messages as messages
+from peers.hub_messages import UnencodableValue
 
 from vibemq.errors import LimitExceeded
 from vibemq.protocols.signalr import framing, handshake, spec
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.fuzz]
 SECONDS = float(os.environ.get("VIBEMQ_FUZZ_SECONDS", "2"))
 RECORD_BYTES_MAX = 1 << 12
 
-VECTORS = json.loads((Path(__file__).parent.parent / "signalr" / "vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parent.parent / "protocols" / "signalr" / "vectors.json").read_text())
 SECTIONS = [VECTORS["early"], VECTORS["v1"], VECTORS["v2_stateful"]]
 JSON_RECORDS = [v["wire"][:-1].encode() for s in SECTIONS for k in ("json", "json_reject") for v in s.get(k, ())]
 MESSAGEPACK_RECORDS = [

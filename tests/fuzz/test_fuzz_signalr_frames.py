@@ -10,7 +10,7 @@ import random
 import time
 
 import pytest
-from websocket_frames import (
+from peers.websocket_frames import (
     BINARY,
     CLOSE,
     CONTINUATION,

@@ -25,7 +25,7 @@ SECONDS = float(os.environ.get("VIBEMQ_FUZZ_SECONDS", "2"))
 STREAM, SUPER_STREAM = "fuzzed", "fuzzed-super"
 GOLDEN = [
     bytes.fromhex(vector["hex"])
-    for vector in json.loads((Path(__file__).parent.parent / "streams" / "vectors.json").read_text())
+    for vector in json.loads((Path(__file__).parent.parent / "protocols" / "streams" / "vectors.json").read_text())
 ]
 NAMES = {
     "stream": STREAM,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which silence of a worker is a hang.  With clients it is shown in tests/interop/test_client_restarts.py."""
+"""Which silence of a worker is a hang.  With clients it is shown in tests/interop/streams/test_client_restarts.py."""
 
 import signal
 

@@ -4,35 +4,15 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import pytest
+from fixtures import spark_session
 from spark_brokers import RabbitMQ, VibeMQ
 
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory):
-    pytest.importorskip("pyspark", reason="pyspark is not installed")
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from vibemq.errors import SetupError
-    from vibemq.spark import local_session
-
-    folder = tmp_path_factory.mktemp("spark")
-    config = {
-        "spark.local.dir": str(folder),
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.task.maxFailures": "1",
-    }
-    # The workers import nothing from here, but must find the package where it is not installed.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
-    try:
-        session = local_session("vibemq-tests", cores=2, log_file=folder / "jvm.log", config=config)
-    except SetupError as missing:
-        pytest.skip(str(missing))
-    yield session
-    session.stop()
+spark = spark_session("vibemq-tests", **{"spark.task.maxFailures": "1"})
 
 
 @pytest.fixture(scope="session")

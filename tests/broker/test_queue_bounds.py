@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How old and how many: time to live, the four overflow strategies, purging and deleting."""
+
+from datetime import datetime
+
+import pytest
+from peers.queues import Command, Refused, attempts, payload, payloads, wait_until
+
+from vibemq.protocols.native.codec import encode_frame
+
+DROP_OLDEST, DROP_NEWEST, BLOCK_PUBLISHER, REDIRECT_TO_DLQ = range(4)
+TTL_MS = 250
+MODES = range(4)
+
+
+def await_messages(peer, queue, count):
+    """Until so many wait in a queue that may not be made yet."""
+    wait_until(lambda: (peer.info(queue) or {}).get("messageCount") == count, f"{count} messages in {queue}", 10.0)
+
+
+# ---- time to live ----
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_nobody_takes_in_time_is_gone(connect, name, mode):
+    publisher, late = connect(), connect()
+    publisher.create(name, mode=mode, messageTtl=TTL_MS)
+    publisher.publish_all(name, range(10))
+    await_messages(publisher, name, 0)
+    late.subscribe(name)
+    assert late.rest() == []
+    publisher.publish(name, "fresh")
+    assert payloads(late.take(1)) == ["fresh"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_has_expired_is_in_the_dead_letter_queue_with_the_reason(connect, name, mode):
+    publisher = connect()
+    publisher.create(name, mode=mode, messageTtl=TTL_MS, enableDeadLetterQueue=True)
+    publisher.publish_all(name, range(20))
+    await_messages(publisher, name + ".dlq", 20)
+    assert publisher.counts(name) == (0, 0)
+    publisher.subscribe(name + ".dlq")
+    dead = publisher.take(20)
+    assert sorted(payloads(dead)) == list(range(20))
+    for message in dead:
+        assert message.headers["x-original-queue"] == name
+        assert message.headers["x-failure-reason"] == "MessageExpired"
+        assert message.headers["x-attempts"] == "0"
+    publisher.ack(*dead)
+
+
+def test_messages_expire_though_their_publisher_left_at_once_and_nobody_subscribed(connect, name):
+    watcher = connect()
+    watcher.create(name, messageTtl=TTL_MS, enableDeadLetterQueue=True)
+    publisher = connect()
+    publisher.publish(name, 1)
+    publisher.close()
+    await_messages(watcher, name + ".dlq", 1)
+
+
+def test_nothing_expires_before_its_time(connect, name):
+    publisher = connect()
+    publisher.create(name, messageTtl=TTL_MS, enableDeadLetterQueue=True)
+    began = datetime.now().astimezone()
+    publisher.publish(name, 1)
+    await_messages(publisher, name + ".dlq", 1)
+    publisher.subscribe(name + ".dlq")
+    dead = publisher.delivery()
+    lived_ms = (datetime.fromisoformat(dead.headers["x-failed-at"]) - began).total_seconds() * 1000
+    assert lived_ms > TTL_MS - 2  # two clocks of one machine, in whole milliseconds
+    publisher.ack(dead)
+
+
+def test_what_is_in_flight_does_not_expire_but_what_comes_back_too_old_does(connect, name):
+    publisher, keeps, gives_back = connect(), connect(), connect()
+    publisher.create(name, messageTtl=TTL_MS, enableDeadLetterQueue=True)
+    keeps.subscribe(name, prefetch=1)
+    gives_back.subscribe(name, prefetch=1)
+    publisher.publish_all(name, ["kept", "given back", "waits"])
+    kept = keeps.delivery()
+    gives_back.delivery()
+    await_messages(publisher, name + ".dlq", 1)
+    gives_back.unsubscribe(name)
+    await_messages(publisher, name + ".dlq", 2)
+    keeps.ack(kept)
+    publisher.await_counts(name, 0)
+    publisher.subscribe(name + ".dlq")
+    assert payloads(publisher.rest()) == ["waits", "given back"]
+
+
+def test_each_message_has_its_own_time(connect, name):
+    publisher, consumer = connect(), connect()
+    publisher.create(name, messageTtl=5 * TTL_MS, enableDeadLetterQueue=True)
+    publisher.publish_all(name, range(5))
+    await_messages(publisher, name + ".dlq", 5)
+    publisher.publish_all(name, range(5, 8))
+    consumer.subscribe(name)
+    assert payloads(consumer.take(3)) == [5, 6, 7]
+    consumer.ack(*consumer.deliveries)
+
+
+# ---- overflow ----
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_drop_oldest_keeps_the_newest(connect, name, mode):
+    publisher, consumer = connect(), connect()
+    publisher.create(name, mode=mode, maxQueueSize=5, overflowStrategy=DROP_OLDEST)
+    publisher.publish_all(name, range(12))
+    publisher.await_counts(name, 5)
+    consumer.subscribe(name)
+    assert payloads(consumer.take(5)) == [7, 8, 9, 10, 11]
+    assert consumer.rest() == []
+
+
+def test_drop_oldest_holds_also_when_publishers_come_and_go(connect, name):
+    watcher = connect()
+    watcher.create(name, maxQueueSize=3, overflowStrategy=DROP_OLDEST)
+    for number in range(6):
+        publisher = connect()
+        publisher.publish(name, number)
+        publisher.close()
+    watcher.await_counts(name, 3)
+
+
+def test_drop_oldest_spares_what_is_in_flight(connect, name):
+    publisher, consumer = connect(), connect()
+    publisher.create(name, maxQueueSize=2, overflowStrategy=DROP_OLDEST)
+    consumer.subscribe(name, prefetch=2)
+    publisher.publish_all(name, range(2))
+    held = consumer.take(2)
+    publisher.publish_all(name, range(2, 8))
+    publisher.await_counts(name, 2, 2)
+    consumer.ack(*held)
+    assert consumer.take_acked(2) == [6, 7]
+
+
+def test_drop_newest_refuses_and_says_so(connect, name):
+    publisher, consumer = connect(), connect()
+    publisher.create(name, maxQueueSize=2, overflowStrategy=DROP_NEWEST)
+    publisher.publish_all(name, range(2))
+    with pytest.raises(Refused, match="QUEUE_FULL"):
+        publisher.publish(name, 2)
+    assert publisher.counts(name) == (2, 0)
+    consumer.subscribe(name)
+    assert consumer.take_acked(2) == [0, 1]
+    publisher.publish(name, 3)
+    assert payload(consumer.delivery()) == 3
+
+
+def test_the_bound_counts_what_waits_and_not_what_is_in_flight(connect, name):
+    publisher, consumer = connect(), connect()
+    publisher.create(name, maxQueueSize=2, overflowStrategy=DROP_NEWEST)
+    consumer.subscribe(name, prefetch=3)
+    for number in range(5):
+        publisher.publish(name, number)
+    with pytest.raises(Refused, match="QUEUE_FULL"):
+        publisher.publish(name, 5)
+    assert publisher.counts(name) == (2, 3)
+
+
+@pytest.mark.parametrize("strategy", range(4))
+def test_what_comes_back_is_not_subject_to_the_bound(connect, name, strategy):
+    publisher, consumer, second = connect(), connect(), connect()
+    publisher.create(name, maxQueueSize=3, overflowStrategy=strategy)
+    consumer.subscribe(name, prefetch=3)
+    publisher.publish_all(name, range(3))
+    consumer.take(3)
+    publisher.publish_all(name, range(3, 6))
+    consumer.unsubscribe(name)
+    publisher.await_counts(name, 6)
+    second.subscribe(name)
+    assert payloads(second.take(6)) == list(range(6))
+
+
+def test_many_in_one_packet_are_refused_from_the_bound_on(connect, name):
+    publisher = connect()
+    publisher.create(name, maxQueueSize=10, overflowStrategy=DROP_NEWEST)
+    ids = [publisher.start_publish(name, number) for number in range(25)]
+    refused = 0
+    for id in ids:
+        try:
+            publisher.answer(id)
+        except Refused as problem:
+            assert problem.code == "QUEUE_FULL"
+            refused += 1
+    assert (refused, publisher.counts(name)) == (15, (10, 0))
+
+
+def test_a_blocked_publisher_is_answered_when_there_is_room(connect, name):
+    publisher, consumer = connect(), connect()
+    publisher.create(name, maxQueueSize=2, overflowStrategy=BLOCK_PUBLISHER)
+    publisher.publish_all(name, range(2))
+    waiting = [publisher.start_publish(name, number) for number in (2, 3)]
+    publisher.ping()
+    publisher.ping()
+    assert not set(waiting) & publisher.answers.keys(), "the acknowledgement waits for room"
+    consumer.subscribe(name, prefetch=1)
+    assert payload(consumer.delivery()) == 0  # one is in flight: there is room for one
+    publisher.answer(waiting[0])
+    assert waiting[1] not in publisher.answers
+    consumer.unsubscribe(name)
+    consumer.subscribe(name)
+    publisher.answer(waiting[1])
+    assert payloads(consumer.take(4)) == [0, 1, 2, 3]
+
+
+def test_the_acknowledgements_that_make_room_may_come_on_the_blocked_connection(connect, name):
+    peer = connect()
+    peer.create(name, maxQueueSize=1, overflowStrategy=BLOCK_PUBLISHER)
+    peer.subscribe(name, prefetch=1)
+    ids = [peer.start_publish(name, number) for number in range(20)]
+    assert peer.take_acked(20) == list(range(20))
+    for id in ids:
+        peer.answer(id)
+
+
+def test_a_blocked_publisher_on_another_worker_is_answered_when_there_is_room(connect_to, name):
+    consumer, publisher = connect_to(0), connect_to(1)
+    publisher.create(name, maxQueueSize=1, overflowStrategy=BLOCK_PUBLISHER)
+    consumer.subscribe(name, prefetch=1)
+    for number in range(50):
+        publisher.start_publish(name, number, b"%d" % number)
+    accepted, refused = [], []
+    for number in range(50):  # the pace of the consumer decides; 400 ms is the patience of this broker
+        if consumer.deliveries or number < 10:
+            consumer.ack(consumer.delivery())
+        try:
+            publisher.answer(b"%d" % number)
+            accepted.append(number)
+        except Refused as problem:
+            assert problem.code == "QUEUE_FULL"
+            refused.append(number)
+    assert len(accepted) >= 10
+    assert accepted == list(range(len(accepted))), "in order"
+
+
+def test_a_publisher_is_not_blocked_for_ever(connect_to, name):
+    publisher = connect_to(0)
+    publisher.create(name, maxQueueSize=1, overflowStrategy=BLOCK_PUBLISHER)
+    publisher.publish(name, 0)
+    waiting = [publisher.start_publish(name, number) for number in (1, 2)]
+    for id in waiting:
+        with pytest.raises(Refused, match="QUEUE_FULL"):
+            publisher.answer(id)
+    assert publisher.counts(name) == (1, 0)
+
+
+def test_a_blocked_publisher_that_leaves_leaves_nothing_behind(connect, name):
+    publisher, leaves = connect(), connect()
+    publisher.create(name, maxQueueSize=1, overflowStrategy=BLOCK_PUBLISHER)
+    publisher.publish(name, "first")
+    leaves.start_publish(name, "never")
+    leaves.ping()
+    leaves.close()
+    waiting = publisher.start_publish(name, "second")
+    consumer = connect()
+    consumer.subscribe(name)
+    publisher.answer(waiting)
+    assert consumer.take_acked(2) == ["first", "second"]
+
+
+def test_a_blocked_publisher_hears_that_its_queue_was_deleted(connect, name):
+    publishers, other = [connect() for _ in range(5)], connect()
+    other.create(name, maxQueueSize=1, overflowStrategy=BLOCK_PUBLISHER)
+    other.publish(name, 0)
+    waiting = [publisher.start_publish(name, 1) for publisher in publishers]
+    for publisher in publishers:
+        publisher.ping()
+    other.delete(name)
+    for publisher, id in zip(publishers, waiting, strict=True):
+        with pytest.raises(Refused, match="QUEUE_NOT_FOUND"):
+            publisher.answer(id)
+        publisher.ping()
+
+
+def test_redirect_puts_what_is_too_much_into_the_dead_letter_queue(connect, name):
+    publisher, reader = connect(), connect()
+    publisher.create(name, maxQueueSize=2, overflowStrategy=REDIRECT_TO_DLQ, enableDeadLetterQueue=True)
+    publisher.publish_all(name, range(6), own="kept")
+    assert publisher.counts(name) == (2, 0)
+    await_messages(reader, name + ".dlq", 4)  # however small its source is
+    reader.subscribe(name + ".dlq")
+    dead = reader.take(4)
+    assert payloads(dead) == [2, 3, 4, 5]
+    for message in dead:
+        assert message.headers["x-original-queue"] == name
+        assert message.headers["own"] == "kept"
+        assert message.headers["x-attempts"] == "0"
+
+
+def test_redirect_refuses_where_there_is_no_dead_letter_queue(connect, name):
+    publisher = connect()
+    publisher.create(name, maxQueueSize=1, overflowStrategy=REDIRECT_TO_DLQ)
+    publisher.publish(name, 1)
+    with pytest.raises(Refused, match="QUEUE_FULL"):
+        publisher.publish(name, 2)
+
+
+@pytest.mark.parametrize("strategy", range(4))
+def test_no_bound_means_none(connect, name, strategy):
+    publisher = connect()
+    publisher.create(name, maxQueueSize=0, overflowStrategy=strategy, enableDeadLetterQueue=True)
+    publisher.publish_all(name, range(300))
+    assert publisher.counts(name) == (300, 0)
+
+
+# ---- purge ----
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_purging_takes_what_waits(connect, name, mode):
+    publisher, consumer = connect(), connect()
+    publisher.create(name, mode=mode)
+    publisher.publish_all(name, range(30))
+    assert publisher.purge(name) == 30
+    publisher.await_counts(name, 0)
+    consumer.subscribe(name)
+    publisher.publish(name, "after")
+    assert payloads(consumer.take(1)) == ["after"]
+    assert consumer.rest() == []
+
+
+def test_purging_spares_what_is_in_flight(connect, name):
+    publisher, consumer = connect(), connect()
+    publisher.create(name)
+    publisher.publish_all(name, range(10))
+    consumer.subscribe(name, prefetch=4)
+    held = consumer.take(4)
+    assert publisher.purge(name) == 6
+    publisher.await_counts(name, 0, 4)
+    consumer.nack(held[1])
+    again = consumer.delivery()
+    assert (payload(again), attempts(again)) == (1, 2)
+    consumer.ack(again, held[0], *held[2:])
+    publisher.await_counts(name, 0)
+
+
+def test_purging_takes_what_waits_for_its_back_off(connect, name):
+    publisher, consumer = connect(), connect()
+    publisher.create(name, ackTimeoutMs=50, backoffMs=60_000, backoffMaxMs=60_000)
+    consumer.subscribe(name)
+    publisher.publish(name, 1)
+    consumer.delivery()
+    publisher.await_counts(name, 1)
+    assert publisher.purge(name) == 1
+    publisher.await_counts(name, 0)
+
+
+def test_purging_from_another_worker_than_the_home(connect_to, name):
+    consumer, other = connect_to(0), connect_to(1)
+    consumer.create(name)
+    consumer.subscribe(name, prefetch=1)
+    other.publish_all(name, range(100))
+    held = consumer.delivery()
+    other.await_counts(name, 99, 1)
+    assert other.purge(name) == 99
+    other.await_counts(name, 0, 1)
+    consumer.ack(held)
+    other.await_counts(name, 0)
+
+
+def test_purging_a_queue_that_does_not_exist_is_an_error(connect, name):
+    with pytest.raises(Refused, match="QUEUE_NOT_FOUND"):
+        connect().purge(name)
+
+
+def test_purging_is_unknown_to_who_did_not_ask_for_it(connect, name):
+    peer = connect(features="")
+    peer.create(name)
+    with pytest.raises(Refused, match="UNKNOWN_COMMAND"):
+        peer.ask(Command.PURGE_QUEUE, queue=name)
+
+
+# ---- delete ----
+
+
+def test_deleting_forgets_what_is_in_flight_and_ignores_late_acknowledgements(connect, name):
+    publisher, consumer = connect(), connect()
+    publisher.create(name)
+    consumer.subscribe(name, prefetch=3)
+    publisher.publish_all(name, range(5), own="x")
+    held = consumer.take(3)
+    publisher.delete(name)
+    assert publisher.info(name) is None
+    consumer.ack(*held)
+    assert consumer.rest() == []
+    publisher.create(name)
+    assert publisher.counts(name) == (0, 0)
+
+
+def test_a_subscription_lives_on_by_name_and_attaches_to_the_queue_made_anew(connect, name):
+    publisher, consumer = connect(), connect()
+    publisher.create(name)
+    consumer.subscribe(name)
+    publisher.publish(name, "old")
+    old = consumer.delivery()
+    publisher.delete(name)
+    publisher.create(name)
+    publisher.publish(name, "new", old.id)
+    new = consumer.delivery()
+    assert (payload(new), attempts(new)) == ("new", 1)
+    consumer.ack(new)
+    publisher.await_counts(name, 0)
+
+
+def test_deleting_on_one_worker_ends_deliveries_on_the_other(connect_to, name):
+    publisher, consumer = connect_to(0), connect_to(1)
+    publisher.create(name)
+    consumer.subscribe(name)
+    publisher.publish(name, 1)
+    consumer.delivery()
+    publisher.delete(name)
+    publisher.create(name)
+    publisher.publish(name, 2)
+    assert payload(consumer.delivery()) == 2
+
+
+def test_deleting_under_load_hurts_no_connection(connect_to, name):
+    publishers, consumers = [connect_to(0), connect_to(1)], [connect_to(0), connect_to(1)]
+    publishers[0].create(name)
+    for consumer in consumers:
+        consumer.subscribe(name)
+    for round_ in range(10):
+        ids = [publisher.start_publish(name, number) for number in range(50) for publisher in publishers]
+        publishers[round_ % 2].delete(name)
+        for at, id in enumerate(ids):
+            try:
+                publishers[at % 2].answer(id)
+            except Refused as problem:
+                assert problem.code == "QUEUE_NOT_FOUND"
+        publishers[round_ % 2].create(name)
+    for peer in [*publishers, *consumers]:
+        peer.ping()
+
+
+def test_what_is_redirected_is_answered_though_its_queue_is_deleted_meanwhile(connect, name):
+    peer = connect()
+    peer.create(name + ".dlq", durability="disk")  # a sync lies between the redirecting and its answer
+    peer.create(name, maxQueueSize=1, overflowStrategy=REDIRECT_TO_DLQ, enableDeadLetterQueue=True)
+    peer.publish(name, 0)
+    ids = [peer.fresh() for _ in range(20)]
+    frames = [encode_frame(Command.PUBLISH, id, queue=name, payload=b"1") for id in ids]
+    deleted = peer.fresh()
+    peer.send_all(*frames, encode_frame(Command.DELETE_QUEUE, deleted, queue=name))
+    for id in (*ids, deleted):
+        peer.answer(id)
+    assert peer.info(name) is None
+    peer.await_counts(name + ".dlq", 20)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues as one worker holds them, without the worker around them."""
+
+import os
+from types import SimpleNamespace
+
+from peers.queues import QueuePeer
+from running import broker
+
+from vibemq import config
+from vibemq.broker.home import Home
+from vibemq.broker.messages import Messages
+from vibemq.broker.queue_table import QueueTable
+from vibemq.broker.rotation import Rotation
+from vibemq.broker.stream import StreamTable
+from vibemq.broker.timers import Timers
+from vibemq.storage import log as logs
+from vibemq.storage import shm
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.shm import Mail, mail_init
+
+
+class HangingDisk:
+    """Helper threads that come back from the disk when the test says so."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, work, done):
+        self.jobs.append((work, done))
+
+    def come_back(self):
+        jobs, self.jobs = self.jobs, []
+        for work, done in jobs:
+            done(work(), None)
+
+
+def table_of(data, helpers):
+    metadata = Metadata(str(data / "meta.db"))
+    board_fd, mail_fd = os.memfd_create("board"), os.memfd_create("mail")
+    shm.board_init(board_fd, 1)
+    mail_init(mail_fd, 1)
+    board = shm.Board(board_fd, 0, [os.eventfd(0, os.EFD_NONBLOCK)])
+    streams = StreamTable(metadata, board, helpers, lambda incarnation: os.path.join(metadata.streams_dir, incarnation))
+    table = QueueTable(
+        streams,
+        Mail(mail_fd, board, 1),
+        Messages(helpers),
+        Timers(),
+        config.load(environ={}).queues,
+        lambda queue, generation: Home(queue, generation, Rotation, None),
+    )
+    table.reserve = SimpleNamespace(retry=lambda drop: drop())
+    return table
+
+
+def test_a_disk_that_hangs_is_asked_for_a_queues_room_once_at_a_time(tmp_path):
+    with broker(tmp_path, workers=1) as running, QueuePeer(running) as peer:
+        peer.create("q")
+        peer.publish_all("q", range(3))
+        peer.purge("q")
+        peer.await_counts("q", 0)
+    disk = HangingDisk()
+    table = table_of(tmp_path, disk)
+    queue = table.find("/", "q")
+    queue.hold(user := object())
+    table.set_alarms(None, True, False)  # the disk is full
+    segments = logs.segments(queue.stream_of().log.directory)
+    for _ in range(3):
+        for _ in range(3):
+            queue.tick()
+            assert len(disk.jobs) <= 1
+        disk.come_back()
+    assert logs.segments(queue.stream_of().log.directory) > segments
+    queue.tick()
+    assert not disk.jobs, "nothing is left to drop"
+    queue.release(user)
+    queue.close()
