@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make run      a broker, this host's telemetry and a Spark job, end to end, with real data
-#   make test     every test
+#   make test     every test but tests/packaging and tests/interop, which VIBEMQ_INTEROP=1 or CI=true adds
 #   make interop  the clients of others, all of them built; writes the matrices of the doors' READMEs
 #   make check    ruff, mypy, and the tests of the house rules
 #   make san      the C core under the address, undefined and thread sanitizers

@@ -47,21 +47,21 @@ def name() -> str:
 
 
 def left_out(config: pytest.Config) -> list[str]:
-    """The folders that this run leaves out."""
-    named = [Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args]
-    return [
-        folder for folder in ASKED_FOR if not IS_ASKED and not any(path.is_relative_to(HERE / folder) for path in named)
-    ]
+    """Folders below what this run was told to collect."""
+    told = [Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args]
+    above = [folder for folder in ASKED_FOR if any(path in (HERE / folder).parents for path in told)]
+    within = [folder for folder in ASKED_FOR if any(path.is_relative_to(HERE / folder) for path in told)]
+    return [] if IS_ASKED else [folder for folder in above if folder not in within]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return True if collection_path.parent == HERE and collection_path.name in left_out(config) else None
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    if folders := left_out(config):
-        return f"left out: tests/{' and tests/'.join(folders)} (CI=true or VIBEMQ_INTEROP=1 runs them, or their names)"
-    return ""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Not in the header, which `-q` does not show."""
+    for folder in left_out(config):
+        terminalreporter.write_line(f"LEFT OUT tests/{folder}: name it, or set CI=true or VIBEMQ_INTEROP=1")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from vibemq.protocols.native import codec, spec
 from vibemq.protocols.native.codec import MalformedFrame, Message, UnencodableValue
-from vibemq.protocols.native.publisher import Publisher
+from vibemq.protocols.native.publisher import NativePublisher
 from vibemq.protocols.native.spec import Command
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
@@ -502,4 +502,4 @@ def read_anything(body: bytes) -> None:
 
 def test_a_frame_that_cannot_be_read_a_second_time_is_no_message_that_is_passed_over():
     with pytest.raises(AssertionError, match="cannot be read again"):
-        Publisher.__new__(Publisher).publish_stored(b"no frame")
+        NativePublisher.__new__(NativePublisher).publish_stored(b"no frame")

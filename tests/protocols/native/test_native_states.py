@@ -19,11 +19,12 @@ class Recorder:
 
     def __init__(self, state, features=(), has_users=False):
         self.state, self.features, self.text_layout = state, frozenset(features), False
-        self.user, self.access, self.ending, self.compression = "", EVERYTHING, False, None
+        self.ending, self.compression = False, None
         self.errors, self.answered = [], []
         accesses = SimpleNamespace(has_users=has_users, of=lambda user: EVERYTHING)
-        self.user = "guest" if has_users else ""
-        self.door = SimpleNamespace(broker=SimpleNamespace(accesses=accesses, is_public=False))
+        broker = SimpleNamespace(accesses=accesses, is_public=False)
+        self.door = SimpleNamespace(broker=broker)
+        self.client = SimpleNamespace(user="guest" if has_users else "", access=EVERYTHING, broker=broker, owner=self)
 
     def refuse_frame(self, id, code, text):
         self.errors.append((id, code.decode(), text.decode()))
