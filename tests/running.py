@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -154,3 +155,11 @@ def restartable(folder: Path, *flags: str, workers: int = 2) -> Iterator[Restart
         yield made
     finally:
         made.stop()
+
+
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    """Poll for what another process does in its own time; `what` says what never happened."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.002)

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from peers.streams import DEADLINE_S, Peer, publish_frame, wait_until
-from running import Running
+from peers.streams import DEADLINE_S, Peer, publish_frame
+from running import Running, wait_until
 
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import VibeMQError

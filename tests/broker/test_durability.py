@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from peers.streams import DEADLINE_S, Peer, connected, publish_frame, wait_until
-from running import broker, written
+from peers.streams import DEADLINE_S, Peer, connected, publish_frame
+from running import broker, wait_until, written
 
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams import spec

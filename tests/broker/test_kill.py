@@ -13,8 +13,8 @@ import time
 
 import pytest
 from load import Load, verify
-from peers.streams import Killed, connected, is_alive, kill, wait_until
-from running import broker
+from peers.streams import Killed, connected, is_alive, kill
+from running import broker, wait_until
 
 from vibemq.protocols.streams.spec import Code, Key
 

@@ -8,8 +8,8 @@ import socket
 from collections import Counter
 from pathlib import Path
 
-from peers.streams import connected, on_every_worker, wait_until
-from running import broker
+from peers.streams import connected, on_every_worker
+from running import broker, wait_until
 
 import vibemq.client
 from vibemq.protocols.streams import codec

@@ -10,8 +10,8 @@ import zlib
 from pathlib import Path
 
 import pytest
-from peers.streams import DEADLINE_S, Peer, connected, publish_frame, readable, wait_until
-from running import broker, resident_bytes
+from peers.streams import DEADLINE_S, Peer, connected, publish_frame, readable
+from running import broker, resident_bytes, wait_until
 
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams import codec, spec

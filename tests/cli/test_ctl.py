@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from peers.streams import connected, wait_until
-from running import ENVIRONMENT, broker
+from peers.streams import connected
+from running import ENVIRONMENT, broker, wait_until
 
 from vibemq.access.passwords import verified
 from vibemq.cli import ctl_output

@@ -21,8 +21,8 @@ from authority import Authority, Identity
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from peers.streams import DEADLINE_S, Peer, publish_frame, readable, wait_until
-from running import Running, broker, written
+from peers.streams import DEADLINE_S, Peer, publish_frame, readable
+from running import Running, broker, wait_until, written
 
 from vibemq.bench.run import run
 from vibemq.bench.streams import StreamsLoad

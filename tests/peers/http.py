@@ -11,8 +11,6 @@ import base64
 import json
 import os
 import socket
-import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from running import Running
@@ -217,11 +215,3 @@ def call(id: str, target: str = "NoSuchMethod") -> bytes:
 
 def answer(id: str, target: str = "NoSuchMethod") -> dict[str, Any]:
     return {"type": 3, "invocationId": id, "error": f"Unknown hub method '{target}'"}
-
-
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    """Poll for what the broker does in its own time; `what` says what never happened."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.002)

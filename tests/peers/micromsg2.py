@@ -14,7 +14,6 @@ import itertools
 import select
 import socket
 import ssl
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -297,11 +296,3 @@ def on_worker(
             return stack.enter_context(peer)
         peer.socket.close()
     raise AssertionError(f"200 connections, and none at worker {pid}")
-
-
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    """Poll for what the broker does in its own time; `what` says what never happened."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.002)

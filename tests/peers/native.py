@@ -13,8 +13,6 @@ import itertools
 import json
 import select
 import socket
-import time
-from collections.abc import Callable
 from typing import Any
 
 from running import Running
@@ -174,11 +172,3 @@ def connected(running: Running, *, text: bool = False, **headers: str) -> Native
     peer = NativePeer(running, text=text)
     peer.connect(**headers)
     return peer
-
-
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    """Poll for what the broker does in its own time; `what` says what never happened."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.002)

@@ -18,15 +18,18 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import running
 from running import Running
 
 from vibemq.protocols.native.codec import Message, decode_body, encode_frame, split_frames
 from vibemq.protocols.native.spec import Command
 
 DEADLINE_S = 60.0
+wait_until = partial(running.wait_until, seconds=DEADLINE_S)
 PINGS_TO_SETTLE = 2  # the first may share a turn with what it should come after
 
 
@@ -276,14 +279,6 @@ def worker_pid(running: Running, worker: int) -> int:
 
 class Killed(Exception):
     """Leaves a ``with broker(...)`` whose broker the test itself has killed, without asking it to stop cleanly."""
-
-
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    """Poll for what another process does; `what` says what never happened."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.002)
 
 
 def kill(pid: int) -> None:

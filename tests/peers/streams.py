@@ -13,8 +13,7 @@ import os
 import select
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,14 +209,6 @@ def readable(peer: Peer) -> None:
 
 class Killed(Exception):
     """Leaves a ``with broker(...)`` whose broker the test itself has killed, without asking it to stop cleanly."""
-
-
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    """Poll for what another process does; `what` says what never happened."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.002)
 
 
 def is_alive(pid: int) -> bool:

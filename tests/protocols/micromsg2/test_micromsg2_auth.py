@@ -5,8 +5,8 @@ import itertools
 import time
 
 import pytest
-from peers.micromsg2 import PASSWORD, ROOT, USUAL, Micromsg2Peer, code, wait_until
-from running import broker
+from peers.micromsg2 import PASSWORD, ROOT, USUAL, Micromsg2Peer, code
+from running import broker, wait_until
 
 from vibemq.access.permissions import Operation
 from vibemq.access.proofs import Challenge, client_proof

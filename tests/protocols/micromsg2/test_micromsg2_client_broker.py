@@ -5,7 +5,7 @@ import doctest
 from datetime import UTC, datetime
 
 import pytest
-from peers.micromsg2 import wait_until
+from running import wait_until
 
 from vibemq.access.users import add_user
 from vibemq.client import micromsg2

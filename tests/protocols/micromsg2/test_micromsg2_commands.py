@@ -2,7 +2,8 @@
 """Commands and their answers: what each one does, and every way in which it can fail."""
 
 import pytest
-from peers.micromsg2 import USUAL, Micromsg2Peer, code, connected, wait_until
+from peers.micromsg2 import USUAL, Micromsg2Peer, code, connected
+from running import wait_until
 
 import vibemq.client
 from vibemq.protocols.micromsg2.codec import encode_command

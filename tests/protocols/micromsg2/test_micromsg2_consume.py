@@ -4,16 +4,8 @@
 import random
 
 import pytest
-from peers.micromsg2 import (
-    NO_TYPE,
-    TYPE_A,
-    TYPE_B,
-    ExtensionFrame,
-    Message,
-    code,
-    connected,
-    wait_until,
-)
+from peers.micromsg2 import NO_TYPE, TYPE_A, TYPE_B, ExtensionFrame, Message, code, connected
+from running import wait_until
 
 from vibemq.protocols.micromsg2.codec import encode_ack, encode_error, encode_extension
 

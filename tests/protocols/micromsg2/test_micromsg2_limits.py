@@ -3,8 +3,8 @@
 
 import contextlib
 
-from peers.micromsg2 import Message, Micromsg2Peer, code, connected, wait_until
-from running import broker, resident_bytes
+from peers.micromsg2 import Message, Micromsg2Peer, code, connected
+from running import broker, resident_bytes, wait_until
 
 from vibemq.protocols.micromsg2.codec import ExtensionFrame, encode_extension, encode_message
 

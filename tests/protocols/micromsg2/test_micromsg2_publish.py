@@ -4,8 +4,8 @@
 import random
 
 import pytest
-from peers.micromsg2 import TYPE_A, TYPE_B, Command, ErrorFrame, ExtensionFrame, Message, code, connected, wait_until
-from running import broker
+from peers.micromsg2 import TYPE_A, TYPE_B, Command, ErrorFrame, ExtensionFrame, Message, code, connected
+from running import broker, wait_until
 
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.micromsg2.codec import ack_sequence, encode_command, encode_extension, encode_message

@@ -7,9 +7,9 @@ import shutil
 import subprocess
 
 import pytest
-from peers.micromsg2 import Micromsg2Peer, connected, on_worker, wait_until
+from peers.micromsg2 import Micromsg2Peer, connected, on_worker
 from peers.streams import kill
-from running import broker
+from running import broker, wait_until
 
 from vibemq.protocols.micromsg2.codec import encode_ack
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from peers.micromsg2 import DEADLINE_S, ExtensionFrame, Message, Micromsg2Peer, connected, wait_until
-from running import broker, restartable
+from peers.micromsg2 import DEADLINE_S, ExtensionFrame, Message, Micromsg2Peer, connected
+from running import broker, restartable, wait_until
 
 from vibemq.protocols.micromsg2.codec import Handshake, decode_frame, decode_handshake, encode_message
 from vibemq.protocols.micromsg2.extensions import agree, lists_of

@@ -5,8 +5,8 @@ import contextlib
 import itertools
 
 import pytest
-from peers.micromsg2 import USUAL, ExtensionFrame, Message, Micromsg2Peer, code, connected, wait_until
-from running import STOP_SECONDS_MAX, broker
+from peers.micromsg2 import USUAL, ExtensionFrame, Message, Micromsg2Peer, code, connected
+from running import STOP_SECONDS_MAX, broker, wait_until
 
 from vibemq.protocols.micromsg2.codec import ack_sequence
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from peers.micromsg2 import USUAL, Message, code, connected, on_worker, wait_until
+from peers.micromsg2 import USUAL, Message, code, connected, on_worker
+from running import wait_until
 
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.micromsg2.codec import encode_command

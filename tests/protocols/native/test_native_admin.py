@@ -7,8 +7,8 @@ import sys
 import time
 
 import pytest
-from peers.native import FRESH_ID, NativePeer, wait_until
-from running import ENVIRONMENT, broker
+from peers.native import FRESH_ID, NativePeer
+from running import ENVIRONMENT, broker, wait_until
 
 from vibemq.protocols.native.spec import COMMANDS, Command
 

@@ -2,7 +2,8 @@
 """Subscribe, Deliver, Ack and nack, as the frames show them; the policies of queues have tests of their own."""
 
 import pytest
-from peers.native import NativePeer, connected, wait_until
+from peers.native import NativePeer, connected
+from running import wait_until
 
 from vibemq.protocols.native.spec import Command
 

@@ -4,8 +4,8 @@
 import json
 
 import pytest
-from peers.native import BODY_BYTES_MAX, FRESH_ID, NativePeer, connected, wait_until
-from running import broker
+from peers.native import BODY_BYTES_MAX, FRESH_ID, NativePeer, connected
+from running import broker, wait_until
 
 from vibemq.protocols.native.codec import encode_body, encode_frame, frame_of
 from vibemq.protocols.native.spec import LOGIN_FRAME_BYTES_MAX, Command

@@ -4,8 +4,8 @@
 import json
 
 import pytest
-from peers.native import NativePeer, connected, wait_until
-from running import broker
+from peers.native import NativePeer, connected
+from running import broker, wait_until
 
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.native.spec import Command

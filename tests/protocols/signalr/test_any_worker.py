@@ -10,9 +10,9 @@ from contextlib import ExitStack
 
 import pytest
 from authority import Authority
-from peers.http import HANDSHAKE_ANSWER, JSON_HANDSHAKE, RS, HttpPeer, answer, call, wait_until
+from peers.http import HANDSHAKE_ANSWER, JSON_HANDSHAKE, RS, HttpPeer, answer, call
 from peers.streams import server_of
-from running import Running, broker
+from running import Running, broker, wait_until
 
 WORKERS = 3
 CONNECTIONS_MAX = 200

@@ -23,8 +23,8 @@ from peers.http import (
     answer,
     call,
     frame,
-    wait_until,
 )
+from running import wait_until
 
 HEAD_BYTES_MAX = 32 * 1024
 BODY_BYTES_MAX = 4 * MESSAGE_BYTES_MAX

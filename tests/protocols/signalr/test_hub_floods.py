@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from peers.http import JSON_HANDSHAKE, HttpPeer, call, wait_until
-from running import broker
+from peers.http import JSON_HANDSHAKE, HttpPeer, call
+from running import broker, wait_until
 
 from vibemq.net.hosts import host_of
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers.http import HttpPeer, unmasked, wait_until
+from peers.http import HttpPeer, unmasked
 from peers.hub_messages import Message
 from peers.signalr import HubPeer, bodies, fresh
-from running import Running, broker
+from running import Running, broker, wait_until
 
 from vibemq.protocols.signalr.spec import Encoding, MessageType
 

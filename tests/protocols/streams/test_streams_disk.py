@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from full_disk import ToldFree
-from peers.streams import connected, wait_until
-from running import Running, broker
+from peers.streams import connected
+from running import Running, broker, wait_until
 
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key, OffsetType

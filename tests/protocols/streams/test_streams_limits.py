@@ -4,8 +4,8 @@
 import contextlib
 
 import pytest
-from peers.streams import Peer, connected, kill, wait_until
-from running import broker
+from peers.streams import Peer, connected, kill
+from running import broker, wait_until
 
 from vibemq.protocols.streams import codec, spec
 from vibemq.protocols.streams.spec import Code, Key

@@ -6,8 +6,8 @@ import os
 import signal
 
 import pytest
-from peers.streams import connected, publish_frame, wait_until
-from running import broker
+from peers.streams import connected, publish_frame
+from running import broker, wait_until
 
 from vibemq.protocols.streams import codec, spec
 from vibemq.protocols.streams.codec import SubBatch

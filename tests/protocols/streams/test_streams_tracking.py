@@ -2,8 +2,8 @@
 """Stored offsets: the last store counts, on every worker and after every restart, and they end with their stream."""
 
 import pytest
-from peers.streams import connected, kill, on_every_worker, wait_until
-from running import broker
+from peers.streams import connected, kill, on_every_worker
+from running import broker, wait_until
 
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
