@@ -39,6 +39,7 @@ HOT = (
     "server/turn.pyx",
     "spark/_arrow.pyx",
     "storage/log.pyx",
+    "storage/shm.pyx",
 )
 
 hot = {path for pattern in HOT for path in (ROOT / "vibemq").glob(pattern)}

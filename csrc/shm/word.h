@@ -40,7 +40,8 @@ static inline void word_raise(_Atomic uint64_t *w, uint64_t to)
 /* What it was; it is 0 from then on. */
 static inline uint64_t word_take(_Atomic uint64_t *w) { return atomic_load(w) ? atomic_exchange(w, 0) : 0; }
 
-/* Masks of workers.  One sets its bit and then looks, the other stores and then loads the mask: so one of them sees. */
+/* Masks of workers.  One sets its bit and then looks, the other stores and then loads the mask, so as a rule one of them
+ * sees; where the load came before the store was seen, the next tick finds it. */
 static inline uint64_t word_bits(const _Atomic uint64_t *mask) { return atomic_load(mask); }
 static inline void word_bit_set(_Atomic uint64_t *mask, uint32_t bit) { atomic_fetch_or(mask, UINT64_C(1) << bit); }
 static inline void word_bit_clear(_Atomic uint64_t *mask, uint32_t bit) { atomic_fetch_and(mask, ~(UINT64_C(1) << bit)); }

@@ -15,7 +15,9 @@ MODES = range(4)
 
 def await_messages(peer, queue, count):
     """Until so many wait in a queue that may not be made yet."""
-    wait_until(lambda: (peer.info(queue) or {}).get("messageCount") == count, f"{count} messages in {queue}", 10.0)
+    wait_until(
+        lambda: (peer.info(queue) or {}).get("messageCount") == count, f"{count} messages in {queue}", seconds=10.0
+    )
 
 
 # ---- time to live ----

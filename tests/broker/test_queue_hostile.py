@@ -276,7 +276,7 @@ def test_a_million_unacknowledged_messages_take_little_memory_and_all_can_be_ack
         acks = b"".join(encode_frame(Command.ACK, b"%d" % at) for at in range(1000))
         for _ in range(UNACKED // 1000):
             consumer.socket.sendall(acks)
-        wait_until(lambda: publisher.counts("q") == (0, 0), "all are settled", 60)
+        wait_until(lambda: publisher.counts("q") == (0, 0), "all are settled", seconds=60)
         assert payload(publisher.ask(Command.LIST_QUEUES)) == ["q"]
         consumer.close()
         publisher.close()

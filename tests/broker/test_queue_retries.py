@@ -18,7 +18,9 @@ ORDERED_MODES = [0, 3]
 
 def await_messages(peer, queue, count):
     """Until so many wait in a queue that may not be made yet."""
-    wait_until(lambda: (peer.info(queue) or {}).get("messageCount") == count, f"{count} messages in {queue}", 10.0)
+    wait_until(
+        lambda: (peer.info(queue) or {}).get("messageCount") == count, f"{count} messages in {queue}", seconds=10.0
+    )
 
 
 def collect(peer, queue, count):

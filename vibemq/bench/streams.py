@@ -60,6 +60,8 @@ class StreamsLoad(Load):
                 f"size: needed {STAMP_SIZE_BYTES} bytes to time or verify messages, had {self.size_bytes}",
                 hint="Each message carries its sending time, its number and its producer.",
             )
+        if self.sub_batch < 0:
+            raise UserError(f"sub-batch: needed 0 or more, had {self.sub_batch}")
         if self.sub_batch:
             entries = (self.batch % self.sub_batch, self.messages // self.publishers % self.sub_batch)
             if any(entries) or self.sub_batch > SUB_BATCH_MESSAGES_COUNT_MAX or self.filter_value:

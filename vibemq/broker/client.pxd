@@ -11,17 +11,19 @@ cdef class Client:
     cdef readonly object broker       # broker.parts.Broker
     cdef public str user              # "" when nobody had to log in
     cdef public object access         # access.permissions.Access; None: it is not let in yet
-    cdef readonly set refusals        # (right, queue) of those in the log
+    cdef readonly set refusals        # (user, right, queue) of those in the log
     cdef readonly Py_ssize_t unconfirmed      # messages that wait for a sync
     cdef readonly Py_ssize_t parked_bytes     # of messages that wait for room in full queues
     cdef readonly Py_ssize_t consumers        # its subscriptions, whose acknowledgements may be what makes room
     cdef Py_ssize_t unconfirmed_max
+    cdef Py_ssize_t burying           # its publishers that wait for a dead-letter queue to be made
     cdef bint parks_much
     cdef readonly unsigned int held   # reasons of net.door.Pause for which it is not read
 
     cdef int count_unconfirmed(self, Py_ssize_t more) except -1
     cdef int count_parked(self, Py_ssize_t more) except -1
     cdef int count_consumers(self, Py_ssize_t more) except -1
+    cdef int count_burying(self, Py_ssize_t more) except -1
     # Messages for full queues are refused: too much is parked, and the pause that would hold them up is not allowed.
     cdef bint parks_no_more(self) noexcept
     # This reason holds now, or no longer.

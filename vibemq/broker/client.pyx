@@ -54,7 +54,11 @@ cdef class Client:
         return self.hold(PAUSE_PARKED, self.parks_much and not self.consumers)
 
     cdef bint parks_no_more(self) noexcept:
-        return self.parks_much and self.consumers > 0
+        return self.parked_bytes > PARKED_BYTES_MAX and self.consumers > 0
+
+    cdef int count_burying(self, Py_ssize_t more) except -1:
+        self.burying += more
+        return self.hold(PAUSE_COMMAND, self.burying > 0)
 
     cdef int hold(self, unsigned int reason, bint holds) except -1:
         if holds != (self.held & reason != 0):

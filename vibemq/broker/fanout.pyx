@@ -373,9 +373,13 @@ cdef class FanOut(Mode):
 
     cdef bint clear(self, uint64_t upto, object reason) except -1:
         cdef bint more
+        cdef uint64_t began = self.backlog.next
+        if upto <= core.word_load(&self.backlog.control.base):
+            return False
         self._passed(upto)
         more = self.backlog.clear(upto, reason, self._floor())
-        self._passed(upto)
+        # Behind a gap in the log, what was taken out last may lie above `upto`.
+        self._passed(self.backlog.next if self.backlog.next > began else upto)
         return more
 
     cdef int _passed(self, uint64_t upto) except -1:

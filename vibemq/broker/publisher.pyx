@@ -20,7 +20,6 @@ from libc.string cimport memset
 from vibemq.broker.deadletters cimport DeadLetters
 from vibemq.broker.queue cimport NOBODY_MAY_PUBLISH
 from vibemq.grow cimport grow
-from vibemq.net.door cimport PAUSE_COMMAND
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_FULL, OK
 
@@ -167,6 +166,7 @@ cdef class QueuePublisher(Publisher):
     def close(self):
         if not self.closed:
             self._stop_parking()
+            self.unburied = []
             if self.letters is not None:
                 self.letters.close()
             Publisher.close(self)
@@ -347,14 +347,14 @@ cdef class QueuePublisher(Publisher):
         """Nothing more is read until it is made: answers keep their order, and nobody fills the memory meanwhile."""
         cdef str name = self.queue.policy.dead_letter_name(self.queue.name)
         broker = self.client.broker
-        self.client.hold(PAUSE_COMMAND, True)
+        self.client.count_burying(1)
         make = partial(broker.catalog.create_dead_letter_queue, self.stream.virtual_host, name, self.queue.policy)
         broker.helpers.submit(make, partial(self._letters_made, name))
 
     def _letters_made(self, str name, _, problem):
+        self.client.count_burying(-1)
         if self.closed and not self.deleted:
             return  # the connection is gone
-        self.client.hold(PAUSE_COMMAND, False)
         waiting, self.unburied = self.unburied, []
         try:
             if waiting and problem is None and not self.find_letters():

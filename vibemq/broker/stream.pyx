@@ -229,13 +229,15 @@ cdef class Stream:
         cdef list waiting = []
         cdef bint failed
         batches, user.unsynced = user.unsynced, []
-        for batch in batches:
+        for batch in batches or ():
             what, first_offset, next_offset = batch
             failed = core.log_sync_failed(self.log.raw, first_offset, next_offset)
             if failed or next_offset <= durable:
                 user.on_synced(what, not failed)
             else:
                 waiting.append(batch)
+        if user.unsynced is None:  # it was closed by what it was told
+            return 0
         user.unsynced = waiting + user.unsynced
         if user.unsynced:
             self.unsynced[user] = None

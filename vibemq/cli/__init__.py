@@ -55,7 +55,7 @@ class _Main(click.Group):
         if cmd_name not in self.lazy:
             return super().get_command(ctx, cmd_name)
         module, line = self.lazy[cmd_name]
-        if ctx.resilient_parsing or ctx.meta.get("vibemq.listing"):
+        if ctx.meta.get("vibemq.listing"):
             return click.Command(cmd_name, short_help=line)
         try:
             command: click.Command = getattr(importlib.import_module(module), cmd_name)

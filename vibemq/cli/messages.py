@@ -218,9 +218,12 @@ def consume(
     """
     with connect_queues(**connection) as client:
         wanted = prefetch or (min(count, PREFETCH_MAX) if count else None)
-        consumer = client.consume(queue, prefetch=wanted, create=create, timeout_s=None if follow else IDLE_S)
-        stored = consumer._feed.stored = as_json and client.gives_stored
-        with contextlib.suppress(KeyboardInterrupt), consumer:  # the former is how one ends --follow
+        idle_s = None if follow else IDLE_S
+        with (
+            contextlib.suppress(KeyboardInterrupt),  # how one ends --follow
+            client.consume(queue, prefetch=wanted, create=create, timeout_s=idle_s) as consumer,
+        ):
+            stored = consumer._feed.stored = as_json and client.gives_stored
             watch_reader(consumer.stop)
             left, silent_s = count, 0.0
             while left is None or left > 0:

@@ -257,6 +257,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 _seconds = _number(float, lambda value: 0 <= value < math.inf, "a number of seconds, such as 0.5 or 30")
 _whole = _number(int, lambda value: True, "a whole number")
+_some_seconds = _number(float, lambda value: 0 < value < math.inf, "more than 0 seconds, such as 0.5 or 30")
 _positive = _number(int, lambda value: value >= 1, "a whole number from 1 on")
 _not_negative = _number(int, lambda value: value >= 0, "a whole number from 0 on")
 OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -265,7 +266,10 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "skipCertValidation": ("skip_cert_validation", _is_true),
     "keepAlive": ("keep_alive_s", _positive),
     "keepAliveInterval": ("keep_alive_s", _positive),
-    "commandTimeout": ("command_timeout_s", _number(float, lambda value: 0 < value < math.inf, "more than 0 seconds")),
+    "commandTimeout": (
+        "command_timeout_s",
+        _number(float, lambda value: 0 < value < math.inf, "more than 0 seconds, such as 0.5 or 30"),
+    ),
     "compression": ("compression", _compression),
     "compressionThreshold": ("compression_threshold_bytes", _not_negative),
     "reconnectMaxAttempts": ("reconnect_max_attempts", lambda text: max(0, _whole(text))),

@@ -468,7 +468,9 @@ cdef void _collect(void *context, const offsets_record *r) noexcept with gil:
 
 
 cdef class StoredOffsets:
-    """The stored offsets of one stream, by its directory.  A handle belongs to one thread."""
+    """The stored offsets of one stream, by its directory.  A handle belongs to one thread.
+
+    Nothing is synced; of two stores of one name the last counts, also when it goes backwards."""
 
     cdef offsets *raw
     cdef readonly str directory

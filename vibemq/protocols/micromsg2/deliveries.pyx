@@ -15,7 +15,6 @@ from vibemq.broker.inflight cimport NO_SLOT
 from vibemq.broker.payload cimport payload_of
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
-from vibemq.net.connection cimport Connection
 from vibemq.protocols.micromsg2.properties cimport TOO_LARGE, dotnet_type_of, properties_of
 from vibemq.protocols.micromsg2.wire cimport (
     FRAGMENT_BYTES, extension_frame_size, extension_frame_write, message_frame_size, message_frame_write,

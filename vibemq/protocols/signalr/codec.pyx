@@ -423,16 +423,24 @@ cdef int id_take(span raw, int encoding, int dialect, bint needed, hub_message *
 
 
 cdef int stream_ids_take(span raw, int encoding, hub_message *out) except -1:
+    cdef uint32_t count = 0
+    cdef mp_head head
     if raw.size == 1 and raw.data[0] == 0x90:
         return 0  # as calls in MessagePack end
+    if encoding == ENCODING_MESSAGEPACK:
+        mp_head_read(raw.data, raw.data + raw.size, &head)
+        count = <uint32_t> min(head.size, <uint64_t> STREAM_IDS_MAX + 1)
+    else:
+        json_end(raw.data, raw.data + raw.size, &count)
     try:
-        ids = texts_of(bytes_of(raw), encoding)
+        ids = texts_of(bytes_of(raw), encoding) if count <= STREAM_IDS_MAX else None
     except ValueError:
         ids = None
-    if ids is None or len(ids) > STREAM_IDS_MAX or any([len(id) > ID_BYTES_MAX for id in ids]):
+    if ids is None or any([len(id) > ID_BYTES_MAX for id in ids]):
         return wrong("streamIds", f"an array of at most {STREAM_IDS_MAX} strings of at most {ID_BYTES_MAX} bytes",
                      "another value")
-    out.stream_ids = raw
+    if ids:
+        out.stream_ids = raw
     return 0
 
 
@@ -504,7 +512,8 @@ cdef int interpret(const span *members, int encoding, int dialect, hub_message *
             return wrong("item", "a value", "none") if is_json else too_few()
     elif type != TYPE_CANCEL_INVOCATION:
         # In MessagePack a kind of result has said that there is an error; the early server wrote null for void.
-        out.payload = members[MEMBER_RESULT]
+        if out.type == TYPE_COMPLETION:
+            out.payload = members[MEMBER_RESULT]
         out.has_payload = out.payload.size and (dialect == DIALECT_V1 or not is_json or out.payload.data[0] != c'n')
         raw = members[MEMBER_ERROR]
         if raw.size and (type == TYPE_COMPLETION and not is_json or not is_none(raw, encoding)):

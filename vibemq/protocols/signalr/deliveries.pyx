@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a hub connection is subscribed to, reads and pulls, and the writing of deliveries into its records.
 
-A delivery is made once for all who get it (items.pyx) and copied behind a head that a subscription keeps ready.  Its
+A delivery is made once for all who get it (`delivery_write` in bodies.pyx) and copied behind a head that a subscription keeps ready.  Its
 tag is ``sequence << 20 | slot``, below 2^53: the slot finds it among what the connection has in flight without a
 search, and the sequence tells whether the slot still holds it.
 """

@@ -30,7 +30,11 @@ cdef class StreamsPublisher(Publisher):
         self.session, self.client, self.connection = session, session.client, session.connection
         self.publisher_id, self.reference = publisher_id, reference
         stream.attach(self)
-        self.queue = session.door.queue_of(stream)
+        try:
+            self.queue = session.door.queue_of(stream)
+        except BaseException:
+            stream.detach(self)
+            raise
         if self.queue is not None:
             self.queue.hold(self)  # so that its bounds are kept
 
