@@ -218,28 +218,28 @@ def consume(
     """
     with connect_queues(**connection) as client:
         wanted = prefetch or (min(count, PREFETCH_MAX) if count else None)
-        idle_s = None if follow else IDLE_S
-        with (
-            contextlib.suppress(KeyboardInterrupt),  # how one ends --follow
-            client.consume(queue, prefetch=wanted, create=create, timeout_s=idle_s) as consumer,
-        ):
-            stored = consumer._feed.stored = as_json and client.gives_stored
-            watch_reader(consumer.stop)
-            left, silent_s = count, 0.0
-            while left is None or left > 0:
-                message = next(consumer, None)
-                if message is None:
-                    if follow or no_ack or nobody_reads() or _is_empty(client, queue):
-                        break
-                    if (silent_s := silent_s + IDLE_S) >= PATIENCE_S:
-                        click.echo(f"vibemq: what is left in {queue} is put off, or too large for a client", err=True)
-                        break
-                    continue
-                silent_s = 0.0
-                click.echo(_line(message, as_json, stored))  # before the broker is told to forget it
-                if not no_ack:
-                    message.ack()
-                left = None if left is None else left - 1
+        with contextlib.suppress(KeyboardInterrupt):  # how one ends --follow
+            consumer = client.consume(queue, prefetch=wanted, create=create, timeout_s=None if follow else IDLE_S)
+            stored = consumer._feed.stored = as_json and client.gives_stored  # before it subscribes
+            with consumer:
+                watch_reader(consumer.stop)
+                left, silent_s = count, 0.0
+                while left is None or left > 0:
+                    message = next(consumer, None)
+                    if message is None:
+                        if follow or no_ack or nobody_reads() or _is_empty(client, queue):
+                            break
+                        if (silent_s := silent_s + IDLE_S) >= PATIENCE_S:
+                            click.echo(
+                                f"vibemq: what is left in {queue} is put off, or too large for a client", err=True
+                            )
+                            break
+                        continue
+                    silent_s = 0.0
+                    click.echo(_line(message, as_json, stored))  # before the broker is told to forget it
+                    if not no_ack:
+                        message.ack()
+                    left = None if left is None else left - 1
 
 
 def _is_empty(client: "Client", queue: str) -> bool:
