@@ -7,6 +7,7 @@ through memory, by the OpenSSL that the broker has too (vibemq/openssl.pyx), and
 
 import os
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc cimport errno
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
@@ -114,28 +115,33 @@ cdef class Tunnel(Transport):
         self.fd = -1  # a socket that is opened next has this number
         self.plain.close()
 
-    def send(self, const uint8_t[:] data):
-        cdef size_t sent = 0, size = len(data)
-        cdef Py_ssize_t more = 0
+    def send(self, data):
+        cdef Py_buffer view
+        cdef Py_ssize_t sent = 0, more = 0
         cdef int error
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         with nogil:
-            while sent < size and more >= 0:
-                more = self.write(&data[sent], size - sent)
+            while sent < view.len and more >= 0:
+                more = self.write(<const uint8_t *>view.buf + sent, view.len - sent)
                 if more > 0:
                     sent += more
                 elif more == 0:
                     wait_for(self.fd, True, WAIT_NS)
             error = errno.errno if more < -1 else errno.EPIPE
+        PyBuffer_Release(&view)
         if more < 0:
             raise OSError(error, os.strerror(error))
-        return size
+        return sent
 
-    def recv_into(self, uint8_t[:] room):
+    def recv_into(self, room):
+        cdef Py_buffer view
         cdef Py_ssize_t got
         cdef int error
+        PyObject_GetBuffer(room, &view, PyBUF_WRITABLE)
         with nogil:
-            got = self.read(&room[0], len(room), self.waits)
+            got = self.read(<uint8_t *>view.buf, view.len, self.waits)
             error = errno.errno if got else errno.EAGAIN
+        PyBuffer_Release(&view)
         if got == 0 or got < -1:
             raise OSError(error, os.strerror(error))
         return max(got, 0)

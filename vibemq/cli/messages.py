@@ -219,9 +219,8 @@ def consume(
     with connect_queues(**connection) as client:
         wanted = prefetch or (min(count, PREFETCH_MAX) if count else None)
         with contextlib.suppress(KeyboardInterrupt):  # how one ends --follow
-            consumer = client.consume(queue, prefetch=wanted, create=create, timeout_s=None if follow else IDLE_S)
-            stored = consumer._feed.stored = as_json and client.gives_stored  # before it subscribes
-            with consumer:
+            stored, idle_s = as_json and client.gives_stored, None if follow else IDLE_S
+            with client.consume(queue, prefetch=wanted, create=create, stored=stored, timeout_s=idle_s) as consumer:
                 watch_reader(consumer.stop)
                 left, silent_s = count, 0.0
                 while left is None or left > 0:

@@ -79,11 +79,12 @@ class Feed:
         queue: str,
         prefetch: int | None,
         create: bool,
+        stored: bool,
         sink: Callable[[list[Message]], None],
         on_end: Callable[[VibeMQError | None], None],
     ) -> None:
         self.queue, self.prefetch, self.create = queue, prefetch, create
-        self.stored = False  # its messages come as they are stored
+        self.stored = stored  # its messages come as they are stored
         self.leaving = False  # nobody wants its messages any more, though the broker may not know it yet
         self.left = asyncio.Event()  # and now it does
         self._sink, self._on_end = WeakMethod(sink), WeakMethod(on_end)

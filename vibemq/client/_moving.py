@@ -76,8 +76,7 @@ class Mover:
 
     async def _subscribed(self, taken: int, count: int, progress: Progress | None) -> tuple[int, bool]:
         """One subscription, which ends before the broker takes what stays in the queue for not acknowledged in time."""
-        consumer = AsyncConsumer(self._engine, self._source, self._prefetch, False, False, IDLE_S)
-        consumer._feed.stored = True
+        consumer = AsyncConsumer(self._engine, self._source, self._prefetch, False, False, IDLE_S, True)
         loop = self._engine.loop
         until, silent_s = loop.time() + (math.inf if self._dry_run else SUBSCRIBED_S), 0.0
         async with consumer:

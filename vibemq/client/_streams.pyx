@@ -123,6 +123,7 @@ cdef class Chunk:
     cdef readonly uint64_t epoch
     cdef readonly uint64_t chunk_id
     cdef readonly object data
+    cdef Py_ssize_t data_at  # where it begins in its bytes
 
     @property
     def next_offset(self):
@@ -134,24 +135,25 @@ cdef class Chunk:
 
     def messages(self):
         """Yields (offset, bytes) for each record, opening sub-batches that are plain or gzip."""
-        cdef const uint8_t[::1] data = self.data
-        cdef Py_ssize_t at = 0, end = data.shape[0], size
+        cdef bytes body = self.data.obj
+        cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(body) + self.data_at
+        cdef Py_ssize_t at = 0, end = len(self.data), size
         cdef uint64_t offset = self.chunk_id
         cdef uint32_t first
         for _ in range(self.entries):
-            first = bytes_load32(entry_at(&data[0], at, end, 4))
+            first = bytes_load32(entry_at(data, at, end, 4))
             if first & SUB_BATCH_BIT:
-                size = bytes_load32(entry_at(&data[0], at, end, SUB_BATCH_HEADER_SIZE) + 7)
-                entry_at(&data[0], at, end, SUB_BATCH_HEADER_SIZE + size)
-                for message in sub_batch_messages(bytes(self.data[at:at + SUB_BATCH_HEADER_SIZE + size])):
+                size = SUB_BATCH_HEADER_SIZE + bytes_load32(entry_at(data, at, end, SUB_BATCH_HEADER_SIZE) + 7)
+                entry_at(data, at, end, size)
+                for message in sub_batch_messages(PyBytes_FromStringAndSize(<const char *>data + at, size)):
                     yield offset, message
                     offset += 1
-                at += SUB_BATCH_HEADER_SIZE + size
             else:
-                entry_at(&data[0], at, end, 4 + <Py_ssize_t>first)
-                yield offset, PyBytes_FromStringAndSize(<const char *>&data[at + 4], first)
+                size = 4 + <Py_ssize_t>first
+                entry_at(data, at, end, size)
+                yield offset, PyBytes_FromStringAndSize(<const char *>data + at + 4, first)
                 offset += 1
-                at += 4 + <Py_ssize_t>first
+            at += size
 
 
 cdef const uint8_t *entry_at(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, Py_ssize_t size) except NULL:
@@ -210,7 +212,8 @@ def open_chunk(bytes body, int version, str where):
     cdef Py_ssize_t data_size = bytes_load32(p + 36)
     if data_size > size - head - CHUNK_HEADER_SIZE:
         raise MalformedFrame(where, f"{data_size} bytes of entries", f"{size - head - CHUNK_HEADER_SIZE}")
-    chunk.data = memoryview(body)[head + CHUNK_HEADER_SIZE:head + CHUNK_HEADER_SIZE + data_size]
+    chunk.data_at = head + CHUNK_HEADER_SIZE
+    chunk.data = memoryview(body)[chunk.data_at:chunk.data_at + data_size]
     cdef uint32_t computed = zlib.crc32(chunk.data)
     if computed != crc:
         raise ProtocolError(

@@ -156,9 +156,12 @@ class AsyncClient(ClientFace):
         """Publishes one message and waits until the broker has it; gives its id.
 
         `payload` is anything that JSON can say (bytes go as base64 and come out as bytes), or with `raw` JSON text.
+        What the broker refuses is raised: QueueFull, QueueNotFound, NotAuthorized and others of RequestFailed.
         PublishTimeout, which says whether it may be stored, when the broker has not taken it in timeout_s.
 
         >>> id = await client.publish("docs-async", {"number": 1}, headers={"source": "docs"}, priority="high")
+        >>> await client.publish("docs-async", '{"number": 2}', id="order-2", raw=True)
+        'order-2'
         """
         flow, batch = Flow(), Batch(self._engine.core, queue)
         batch.add(payload, publishing.fields_of(headers, priority), raw, id)
@@ -283,12 +286,21 @@ class AsyncClient(ClientFace):
     ) -> Moved:
         """Moves the messages that wait in a queue to another, or without `target` dead letters to where they came from.
 
-        vibemq.client.Client.move_messages explains the arguments.
+        They go as they are stored, with id, headers, priority and content type; where from, a dead letter's header
+        x-original-queue says. Each is acknowledged when its new queue has confirmed it. At most `count`; with `dry_run`
+        it only says how many would go where, of the first 10,000 (or what the broker's queues.prefetch_max allows).
+        `progress` is called with (how many so far, of how many), of a Client in a thread of its own. timeout_s is for
+        each wait. If the program ends in between, some may be in both queues.
 
-        >>> await client.create_queue("docs-async-other")
-        >>> id = await client.publish("docs-async-some", {"number": 1})
-        >>> (await client.move_messages("docs-async-some", "docs-async-other")).total
-        1
+        >>> await client.create_queue("docs-async-failing", dead_letter=True, attempts_max=1)
+        >>> id = await client.publish("docs-async-failing", {"number": 1})
+        >>> async with client.consume("docs-async-failing") as consumer:
+        ...     message = await anext(consumer)
+        ...     message.nack()
+        >>> async with client.consume("docs-async-failing.dlq", create=True) as consumer:
+        ...     message = await anext(consumer)
+        >>> await client.move_messages("docs-async-failing.dlq")
+        Moved(queues={'docs-async-failing': 1}, left=0)
         """
         info = await self.queue_info(source, timeout_s=timeout_s)
         return await Mover(self._engine, info, target, dry_run, timeout_s).run(count, progress)
@@ -298,9 +310,9 @@ class AsyncClient(ClientFace):
     async def create_queue(
         self, name: str, options: QueueOptions | None = None, *, timeout_s: float | None = None, **changes: Any
     ) -> None:
-        """Makes a queue; if there is one already, it stays as it is.
+        """Makes a queue; if there is one already, it stays as it is. Options are the fields of QueueOptions.
 
-        >>> await client.create_queue("docs-async-new", mode="priority_based", max_messages=500)
+        >>> await client.create_queue("docs-async-new", mode="priority_based", max_messages=500, message_ttl_ms=60_000)
         """
         wanted = QueueDeclaration(name, queues.make_options(options, changes), declared=frozenset(changes))
         payload = queues.options_payload(wanted)
@@ -315,7 +327,11 @@ class AsyncClient(ClientFace):
         timeout_s: float | None = None,
         **changes: Any,
     ) -> None:
-        """Makes a queue, or compares what is declared with the one that is there; once more after each reconnect.
+        """Makes a queue, or compares the one that is there; it is declared again after each reconnect.
+
+        Compared is what is given by name, and what in `options` is not the default. Where the queue is otherwise,
+        "ignore" logs that, "fail" raises QueueConflict, "override" deletes the queue with its messages and makes it
+        anew; what is not given is then the default.
 
         >>> await client.declare_queue("docs-async-declared", max_messages=500, on_conflict="fail")
         """
@@ -355,10 +371,15 @@ class AsyncClient(ClientFace):
     async def alter_queue(self, name: str, *, timeout_s: float | None = None, **changes: Any) -> None:
         """Changes options of a queue that is there; its messages stay. Only brokers of ours know how.
 
-        vibemq.client.Client.alter_queue explains the arguments.
+        Options are the fields of QueueOptions but for `mode` and `durability`, which cannot change; what is not named
+        stays as it is, and None is what the broker's configuration says. A smaller limit or time drops messages at
+        once, so who may alter a queue is who may create and delete it.
 
         >>> await client.create_queue("docs-async-altered", max_messages=500)
         >>> await client.alter_queue("docs-async-altered", max_messages=700, overflow="block_publisher")
+        >>> info = await client.queue_info("docs-async-altered")
+        >>> info.options.max_messages
+        700
         """
         payload = queues.changes_payload(changes)
         await self._engine.ready(timeout_s, f"the command to alter queue {name}")

@@ -31,11 +31,18 @@ class _Consumer:
     """The messages that have come and were not yet handed out, and the one that was handed out last."""
 
     def __init__(
-        self, engine: Engine, queue: str, prefetch: int | None, auto_ack: bool, create: bool, timeout_s: float | None
+        self,
+        engine: Engine,
+        queue: str,
+        prefetch: int | None,
+        auto_ack: bool,
+        create: bool,
+        timeout_s: float | None,
+        stored: bool = False,
     ) -> None:
         self.queue = queue
         self._engine, self._auto_ack, self._timeout_s = engine, auto_ack, timeout_s
-        self._feed = Feed(queue, prefetch, create, self._arrived, self._ended)
+        self._feed = Feed(queue, prefetch, create, stored, self._arrived, self._ended)
         self._messages: deque[Message] = deque()
         self._open = self._over = False
         self._last: Message | None = None

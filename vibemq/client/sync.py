@@ -19,25 +19,23 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from vibemq.client import publishing
 from vibemq.client._engine import GOODBYE_TIMEOUT_S, Engine, StateCallback
-from vibemq.client._moving import Moved, Progress
 from vibemq.client._outgoing import Batch, Flow
-from vibemq.client.aio import ClientFace, Connecting
+from vibemq.client.aio import AsyncClient, ClientFace, Connecting
 from vibemq.client.consuming import Consumer, Handler, Subscription
 from vibemq.client.publishing import WINDOW_DEFAULT, Headers, Priority, Publisher, Summary
-from vibemq.client.queues import OnConflict, Permission, QueueDeclaration, QueueInfo, QueueOptions, User
+from vibemq.client.queues import QueueDeclaration
 from vibemq.client.settings import parse
 from vibemq.errors import UserError
-from vibemq.protocols.native.spec import QueueOperation
 
-log = logging.getLogger("vibemq.client")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 10.0  # longer than the engine takes for its goodbye
@@ -102,6 +100,22 @@ def _finish(loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
         loop.stop()
 
     loop.finishing = loop.create_task(close())  # type: ignore[attr-defined] # a loop keeps no task alive
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """The method of an AsyncClient for whoever waits; its examples, too."""
+
+    def wait(self: Client, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return self._call(method(self._inner, *arguments, **options))
+
+    functools.update_wrapper(wait, method)
+    wait.__module__, wait.__qualname__ = __name__, f"Client.{method.__name__}"
+    wait.__doc__ = method.__doc__
+    for theirs, ours in (("await anext", "next"), ("await ", ""), ("async ", ""), ("docs-async", "docs")):
+        wait.__doc__ = (wait.__doc__ or "").replace(theirs, ours)
+    return wait
 
 
 class Client(ClientFace):
@@ -176,30 +190,7 @@ class Client(ClientFace):
 
     # ---- publishing ----
 
-    def publish(
-        self,
-        queue: str,
-        payload: Any,
-        *,
-        headers: Headers = None,
-        id: str | None = None,
-        priority: Priority = None,
-        raw: bool = False,
-        timeout_s: float | None = None,
-    ) -> str:
-        """Publishes one message and waits until the broker has it; gives its id.
-
-        `payload` is anything that JSON can say (bytes go as base64 and come out as bytes), or with `raw` JSON text.
-        What the broker refuses is raised: QueueFull, QueueNotFound, NotAuthorized and others of RequestFailed.
-        PublishTimeout, which says whether it may be stored, when the broker has not taken it in timeout_s.
-
-        >>> id = client.publish("docs", {"number": 1}, headers={"source": "docs"}, priority="high")
-        >>> client.publish("docs", '{"number": 2}', id="order-2", raw=True)
-        'order-2'
-        """
-        return self._call(
-            self._inner.publish(queue, payload, headers=headers, id=id, priority=priority, raw=raw, timeout_s=timeout_s)
-        )
+    publish = _blocking(AsyncClient.publish)
 
     def publish_many(
         self,
@@ -257,6 +248,7 @@ class Client(ClientFace):
         prefetch: int | None = None,
         auto_ack: bool = False,
         create: bool = False,
+        stored: bool = False,
         timeout_s: float | None = None,
     ) -> Consumer:
         """The messages of a queue, one after another, without an end; each is to be settled with its ack or nack.
@@ -266,7 +258,8 @@ class Client(ClientFace):
 
         A queue may have any number of consumers on one client: each but the first has a connection of its own.
         QueueNotFound where there is no queue, NotAQueue where there is a stream instead; `create` makes the queue, of a
-        stream for good: it keeps what the stream's retention keeps, and has no limit of messages.
+        stream for good: it keeps what the stream's retention keeps, and has no limit of messages. With `stored`, which
+        brokers of ours know (gives_stored), `raw` is a whole message as its queue keeps it (AMQP 1.0).
 
         >>> id = client.publish("docs-consume", {"number": 1})
         >>> for message in client.consume("docs-consume"):
@@ -275,7 +268,7 @@ class Client(ClientFace):
         ...     break
         {'number': 1} 1
         """
-        return Consumer(self._call, self._engine, queue, prefetch, auto_ack, create, timeout_s)
+        return Consumer(self._call, self._engine, queue, prefetch, auto_ack, create, timeout_s, stored)
 
     def subscribe(
         self,
@@ -298,167 +291,24 @@ class Client(ClientFace):
         """
         return Subscription(self.consume(queue, prefetch=prefetch, create=create), handler, timeout_s)
 
-    def move_messages(
-        self,
-        source: str,
-        target: str | None = None,
-        *,
-        count: int | None = None,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-        timeout_s: float | None = None,
-    ) -> Moved:
-        """Moves the messages that wait in a queue to another, or without `target` dead letters to where they came from.
-
-        They go as they are stored, with id, headers, priority and content type; where from, a dead letter's header
-        x-original-queue says. Each is acknowledged when its new queue has confirmed it. At most `count`; with `dry_run`
-        it only says how many would go where, of the first 10,000 (or what the broker's queues.prefetch_max allows).
-        `progress` is called with (how many so far, of how many) in a thread of the client. timeout_s is for each wait.
-        If the program ends in between, some may be in both queues.
-
-        >>> client.create_queue("docs-failing", dead_letter=True, attempts_max=1)
-        >>> id = client.publish("docs-failing", {"number": 1})
-        >>> with client.consume("docs-failing") as consumer:
-        ...     next(consumer).nack()
-        >>> with client.consume("docs-failing.dlq", create=True) as consumer:
-        ...     number = next(consumer).payload["number"]
-        >>> client.move_messages("docs-failing.dlq")
-        Moved(queues={'docs-failing': 1}, left=0)
-        """
-        return self._call(
-            self._inner.move_messages(
-                source, target, count=count, dry_run=dry_run, progress=progress, timeout_s=timeout_s
-            )
-        )
+    move_messages = _blocking(AsyncClient.move_messages)
 
     # ---- queues ----
 
-    def create_queue(
-        self, name: str, options: QueueOptions | None = None, *, timeout_s: float | None = None, **changes: Any
-    ) -> None:
-        """Makes a queue; if there is one already, it stays as it is. Options are the fields of QueueOptions.
-
-        >>> client.create_queue("docs-new", mode="priority_based", max_messages=500, message_ttl_ms=60_000)
-        """
-        self._call(self._inner.create_queue(name, options, timeout_s=timeout_s, **changes))
-
-    def declare_queue(
-        self,
-        name: str,
-        options: QueueOptions | None = None,
-        *,
-        on_conflict: OnConflict | str = OnConflict.IGNORE,
-        timeout_s: float | None = None,
-        **changes: Any,
-    ) -> None:
-        """Makes a queue, or compares the one that is there; it is declared again after each reconnect.
-
-        Compared is what is given by name, and what in `options` is not the default. Where the queue is otherwise,
-        "ignore" logs that, "fail" raises QueueConflict, "override" deletes the queue with its messages and makes it
-        anew; what is not given is then the default.
-
-        >>> client.declare_queue("docs-declared", max_messages=500, on_conflict="fail")
-        """
-        self._call(self._inner.declare_queue(name, options, on_conflict=on_conflict, timeout_s=timeout_s, **changes))
-
-    def delete_queue(self, name: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
-        """Deletes a queue with all its messages; QueueNotFound if there is none, unless `missing_ok`.
-
-        >>> client.create_queue("docs-short")
-        >>> client.delete_queue("docs-short")
-        """
-        self._call(self._inner.delete_queue(name, missing_ok=missing_ok, timeout_s=timeout_s))
-
-    def purge_queue(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Drops the messages that wait in a queue. Only brokers of ours know how.
-
-        >>> client.create_queue("docs-purge")
-        >>> client.purge_queue("docs-purge")
-        """
-        self._call(self._inner.purge_queue(name, timeout_s=timeout_s))
-
-    def alter_queue(self, name: str, *, timeout_s: float | None = None, **changes: Any) -> None:
-        """Changes options of a queue that is there; its messages stay. Only brokers of ours know how.
-
-        Options are the fields of QueueOptions but for `mode` and `durability`, which cannot change; what is not named
-        stays as it is, and None is what the broker's configuration says. A smaller limit or time drops messages at
-        once, so who may alter a queue is who may create and delete it.
-
-        >>> client.create_queue("docs-altered", max_messages=500)
-        >>> client.alter_queue("docs-altered", max_messages=700, overflow="block_publisher")
-        >>> client.queue_info("docs-altered").options.max_messages
-        700
-        """
-        self._call(self._inner.alter_queue(name, timeout_s=timeout_s, **changes))
-
-    def queue_info(self, name: str, *, timeout_s: float | None = None) -> QueueInfo:
-        """How many messages are in a queue, and its options. QueueNotFound if there is none.
-
-        >>> client.create_queue("docs-info", max_messages=7)
-        >>> info = client.queue_info("docs-info")
-        >>> info.messages, info.options.max_messages
-        (0, 7)
-        """
-        return self._call(self._inner.queue_info(name, timeout_s=timeout_s))
-
-    def list_queues(self, *, timeout_s: float | None = None) -> list[str]:
-        """The names of the queues that the user may see.
-
-        >>> client.create_queue("docs-listed")
-        >>> "docs-listed" in client.list_queues()
-        True
-        """
-        return self._call(self._inner.list_queues(timeout_s=timeout_s))
+    create_queue = _blocking(AsyncClient.create_queue)
+    declare_queue = _blocking(AsyncClient.declare_queue)
+    delete_queue = _blocking(AsyncClient.delete_queue)
+    purge_queue = _blocking(AsyncClient.purge_queue)
+    alter_queue = _blocking(AsyncClient.alter_queue)
+    queue_info = _blocking(AsyncClient.queue_info)
+    list_queues = _blocking(AsyncClient.list_queues)
 
     # ---- users; brokers answer these while authorization is on, and mostly to superusers ----
 
-    def create_user(self, name: str, password: str, *, timeout_s: float | None = None) -> None:
-        """Makes a user, who may do nothing until something is granted.
-
-        >>> client.create_user("docs-ada", "lovelace 1843")  # doctest: +SKIP
-        """
-        self._call(self._inner.create_user(name, password, timeout_s=timeout_s))
-
-    def delete_user(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Removes a user and what was granted.
-
-        >>> client.delete_user("docs-ada")  # doctest: +SKIP
-        """
-        self._call(self._inner.delete_user(name, timeout_s=timeout_s))
-
-    def change_password(self, name: str, password: str, *, timeout_s: float | None = None) -> None:
-        """Gives a user another password.
-
-        >>> client.change_password("docs-ada", "babbage 1791")  # doctest: +SKIP
-        """
-        self._call(self._inner.change_password(name, password, timeout_s=timeout_s))
-
-    def grant(self, name: str, pattern: str, *operations: str | QueueOperation, timeout_s: float | None = None) -> None:
-        """Lets a user do these operations with the queues that the pattern matches; replaces what it said before.
-
-        >>> client.grant("docs-ada", "orders.*", "Publish", "Subscribe")  # doctest: +SKIP
-        """
-        self._call(self._inner.grant(name, pattern, *operations, timeout_s=timeout_s))
-
-    def revoke(self, name: str, pattern: str, *, timeout_s: float | None = None) -> None:
-        """Takes back what was granted by exactly this pattern.
-
-        >>> client.revoke("docs-ada", "orders.*")  # doctest: +SKIP
-        """
-        self._call(self._inner.revoke(name, pattern, timeout_s=timeout_s))
-
-    def list_users(self, *, timeout_s: float | None = None) -> list[User]:
-        """All users, by name.
-
-        >>> [user.name for user in client.list_users()]  # doctest: +SKIP
-        ['docs-ada', 'vibemq']
-        """
-        return self._call(self._inner.list_users(timeout_s=timeout_s))
-
-    def permissions(self, name: str, *, timeout_s: float | None = None) -> list[Permission]:
-        """What a user may do.
-
-        >>> client.permissions("docs-ada")  # doctest: +SKIP
-        [Permission(pattern='orders.*', operations=('Publish', 'Subscribe'))]
-        """
-        return self._call(self._inner.permissions(name, timeout_s=timeout_s))
+    create_user = _blocking(AsyncClient.create_user)
+    delete_user = _blocking(AsyncClient.delete_user)
+    change_password = _blocking(AsyncClient.change_password)
+    grant = _blocking(AsyncClient.grant)
+    revoke = _blocking(AsyncClient.revoke)
+    list_users = _blocking(AsyncClient.list_users)
+    permissions = _blocking(AsyncClient.permissions)

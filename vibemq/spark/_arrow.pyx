@@ -23,7 +23,8 @@ and one message, at most 256 MiB, becomes at most 3.5 times as much text (7 byte
 one-byte key become 24; a byte that is no UTF-8 becomes three).
 """
 
-from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -316,7 +317,8 @@ cdef class Decoder:
     """
 
     cdef Slab slab
-    cdef object schema, names_buffers, unpacked
+    cdef object schema, names_buffers
+    cdef bytes unpacked
     cdef str stream
     cdef bint raw, want_value, want_ids, want_headers, no_memory
     cdef Properties properties        # None where neither ids nor headers are wanted
@@ -355,18 +357,19 @@ cdef class Decoder:
         entries; it is read only while this generator runs.
         """
         cdef outcome what
-        cdef const uint8_t[::1] view = data
+        cdef Py_buffer view
         if abs(timestamp_ms) > TIMESTAMP_MS_MAX:
             raise ProtocolError(self._where(chunk_id, f"its timestamp is {timestamp_ms} ms"))
         self.timestamp_us = timestamp_ms * 1000
         self.record_offset = chunk_id
         self.next_offset = max(chunk_id, start_offset)
         self.end_offset = end_offset
-        self.at = &view[0] if view.shape[0] else NULL
-        self.end = self.at + view.shape[0]
         self.entries_seen = 0
         self.inner_left = 0
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
+            self.at = <const uint8_t *>view.buf
+            self.end = self.at + view.len
             while True:
                 if self.slab is None:
                     self._new_slab()
@@ -390,6 +393,7 @@ cdef class Decoder:
                     chunk_id, f"it says {entries} entries and {records} records, "
                               f"but holds {self.entries_seen} and {self.record_offset - chunk_id}"))
         finally:
+            PyBuffer_Release(&view)
             self.at = self.end = self.inner_at = self.inner_end = NULL
             self.unpacked = None
 
@@ -483,7 +487,6 @@ cdef class Decoder:
 
     cdef _unpack(self, chunk_id):
         """Replace the compressed body of the sub-batch at hand by its content."""
-        cdef const uint8_t[::1] content
         if self.entry.uncompressed_bytes > SUB_BATCH_BYTES_MAX:
             raise ProtocolError(self._where(
                 chunk_id, f"a sub-batch says it unpacks to {self.entry.uncompressed_bytes} bytes, "
@@ -495,9 +498,8 @@ cdef class Decoder:
         except ValueError as failed:
             name = NAMES.get(self.entry.compression, f"compression {self.entry.compression}")
             raise ProtocolError(self._where(chunk_id, f"its {name} sub-batch cannot be unpacked: {failed}")) from failed
-        content = self.unpacked
-        self.inner_at = &content[0] if content.shape[0] else NULL
-        self.inner_end = self.inner_at + content.shape[0]
+        self.inner_at = <const uint8_t *>PyBytes_AS_STRING(self.unpacked)
+        self.inner_end = self.inner_at + PyBytes_GET_SIZE(self.unpacked)
 
     cdef _take(self):
         """Wrap the slab as a record batch and start an empty one."""
