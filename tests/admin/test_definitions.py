@@ -11,7 +11,7 @@ import pytest
 from http_caller import STREAM, Http
 from running import ENVIRONMENT, broker
 
-from vibemq.broker.policy import stored_options
+from vibemq.broker.options import stored_options
 from vibemq.client import connect
 from vibemq.protocols.native.options import QueueOptions
 from vibemq.storage.metadata import Metadata

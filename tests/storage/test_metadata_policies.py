@@ -3,7 +3,7 @@
 
 import pytest
 
-from vibemq.broker.policy import Overflow, policy
+from vibemq.broker.options import Overflow, options_of
 from vibemq.config import Queues
 from vibemq.errors import UserError, VhostNotFound
 from vibemq.storage import queue_policies
@@ -167,7 +167,7 @@ def test_a_queues_options_are_those_of_the_policy_over_its_own(metadata):
 def test_a_policy_that_names_no_dead_letter_queue_means_the_usual_one_whatever_the_queues_own_is(metadata):
     queue = metadata.create_stream("/", "jobs", {}, "os", 10, queue={"dead_letter": True, "dead_letter_queue": "mine"})
     metadata.set_policy("/", "usual", "^jobs$", {"dead-letter-exchange": ""})
-    assert policy(metadata.effective_options(queue), Queues()).dead_letter_name("jobs") == "jobs.dlq"
+    assert options_of(metadata.effective_options(queue), Queues()).dead_letter_name("jobs") == "jobs.dlq"
 
 
 def test_a_policy_that_says_nothing_of_a_kind_hides_none_that_does(metadata):

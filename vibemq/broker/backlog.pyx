@@ -24,7 +24,7 @@ from vibemq.storage.core cimport (
 from vibemq.storage.log cimport storage_error
 
 from vibemq.broker.expiry import Expiry
-from vibemq.broker.policy import FailureReason, Overflow
+from vibemq.broker.options import FailureReason, Overflow
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.log import drop_before, drop_settled, ledger_sync, segments
@@ -36,7 +36,7 @@ expiring = OnceAMinute(logger, logging.INFO)
 #: What the log says of messages that left a queue for good, by the reason.
 DROPPED = {
     FailureReason.QUEUE_FULL: "it is full (max_messages {queue.max_messages}), and drops the oldest",
-    FailureReason.MESSAGE_EXPIRED: "messages are older than its time to live of {queue.policy.message_ttl_ms} ms, and "
+    FailureReason.MESSAGE_EXPIRED: "messages are older than its time to live of {queue.options.message_ttl_ms} ms, and "
                                    "are dropped; with a dead-letter queue they would be kept",
     FailureReason.MAX_RETRIES_EXCEEDED: "message {offset} was delivered {times} and not acknowledged, and is dropped; "
                                         "with a dead-letter queue it would be kept",
@@ -78,22 +78,22 @@ cdef class Backlog:
 
     def _begin_expiry(self):
         self.expiry = None
-        if self.queue.policy.message_ttl_ms:
-            self.expiry = Expiry(self.queue.policy.message_ttl_ms, self.queue.table.now_ms, self.queue.log_end(),
+        if self.queue.options.message_ttl_ms:
+            self.expiry = Expiry(self.queue.options.message_ttl_ms, self.queue.table.now_ms, self.queue.log_end(),
                                  partial(self.queue.stream.log.attach_offset, core.READER_TIMESTAMP))
 
     def _prepare_letters(self):
         """Make the dead-letter queue early, so that nobody has to wait for it later."""
         cdef Queue queue = self.queue
-        if queue.policy.dead_letter and not self.making:
-            name = queue.policy.dead_letter_name(queue.name)
+        if queue.options.dead_letter and not self.making:
+            name = queue.options.dead_letter_name(queue.name)
             if queue.table.metadata.find_stream(queue.stream.virtual_host, name) is None:
                 self._make_letters(name)
 
     cdef int altered(self, object had) except -1:
-        if had.message_ttl_ms != self.queue.policy.message_ttl_ms:
+        if had.message_ttl_ms != self.queue.options.message_ttl_ms:
             self._begin_expiry()
-        if self.letters is not None and self.letters.name != self.queue.policy.dead_letter_name(self.queue.name):
+        if self.letters is not None and self.letters.name != self.queue.options.dead_letter_name(self.queue.name):
             self.letters.retire()
             self.letters = None
         self._prepare_letters()
@@ -377,7 +377,7 @@ cdef class Backlog:
         cdef message_view v
         cdef uint64_t offset, out = 0
         cdef int budget = CLEAR_BUDGET
-        cdef bint bury = reason is not None and self.queue.policy.dead_letter
+        cdef bint bury = reason is not None and self.queue.options.dead_letter
         upto = min(upto, self.queue.log_end())
         while self.ready > 0:
             offset = self.oldest()
@@ -453,7 +453,7 @@ cdef class Backlog:
         """The message leaves the queue: into its dead-letter queue, or for good where it has none."""
         if reason is FailureReason.MESSAGE_EXPIRED:
             core.word_add(&self.control.expired, 1)
-        if not self.queue.policy.dead_letter:
+        if not self.queue.options.dead_letter:
             self.dropped(reason, 1, offset, attempts)
             return self.settle(offset)
         if offset in self.dead:
@@ -511,7 +511,7 @@ cdef class Backlog:
     def _open_letters(self) -> bool:
         """Find the dead-letter queue, or have it made."""
         cdef Queue queue = self.queue
-        name = queue.policy.dead_letter_name(queue.name)
+        name = queue.options.dead_letter_name(queue.name)
         self.letters = None
         if self.making:
             return False
@@ -529,7 +529,7 @@ cdef class Backlog:
         cdef Queue queue = self.queue
         self.making = True
         queue.table.helpers.submit(
-            partial(self.make_dead_letter_queue, queue.stream.virtual_host, name, queue.policy), self._made
+            partial(self.make_dead_letter_queue, queue.stream.virtual_host, name, queue.options), self._made
         )
 
     def _made(self, result, error):
@@ -570,7 +570,7 @@ cdef class Backlog:
         cdef uint64_t base
         self.settling, self.unsynced = False, True
         base = core.ledger_settle(self.raw, floor, BLOCKS_PER_TURN)
-        if not self.queue.policy.keep and len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
+        if not self.queue.options.keep and len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
             while len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
                 del self.segments[0]
             self.queue.table.helpers.submit(partial(drop_before, self.queue.stream.log.directory, base), self._segments_dropped)
@@ -580,7 +580,7 @@ cdef class Backlog:
         """On a full disk: of a queue that is empty nothing need stay, not even the segment that is written to."""
         cdef commit committed
         cdef uint64_t base
-        if self.queue.policy.keep or self.stopped or self.making_room:
+        if self.queue.options.keep or self.stopped or self.making_room:
             return
         base = core.word_load(&self.control.base)
         core.control_committed(self.queue.stream.log.control, &committed)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vibemq.storage.log as logs
 from vibemq.broker.arguments import BadArgument, stream_arguments
-from vibemq.broker.policy import NAME_SIZE_MAX_BYTES as NAME_SIZE_MAX_BYTES
-from vibemq.broker.policy import QueuePolicy, altered, dead_letter_options
+from vibemq.broker.options import NAME_SIZE_MAX_BYTES as NAME_SIZE_MAX_BYTES
+from vibemq.broker.options import QueueOptions, altered, dead_letter_options
 from vibemq.config import Config
 from vibemq.errors import (
     ExchangeNotFound,
@@ -177,7 +177,7 @@ class Catalog:
     ) -> StreamRecord:
         """Make a queue, or with ``may_convert`` make one of a stream that is there already.  Blocks.
 
-        ``options`` are kept as given (vibemq.broker.policy), ``durability`` among them.  Raises StreamExists when
+        ``options`` are kept as given (vibemq.broker.options), ``durability`` among them.  Raises StreamExists when
         there is such a queue or may be no other, LimitExceeded, StorageError.
         """
         durability = options.get("durability") or self.config.store.durability
@@ -208,7 +208,7 @@ class Catalog:
         return self.metadata.set_queue(virtual_host, name, options, prepare=self._add_ledger)
 
     def alter_queue(self, virtual_host: str, name: str, changes: Mapping[str, Any]) -> StreamRecord:
-        """Change options of a queue that is there (vibemq.broker.policy CHANGEABLE); its messages stay.  Blocks.
+        """Change options of a queue that is there (vibemq.broker.options CHANGEABLE); its messages stay.  Blocks.
 
         What is not named stays as it is, and None gives an option back to the configuration.  Once this has returned
         the change is kept; workers learn of it within half a second, or at once when they are told: in a worker by
@@ -230,7 +230,7 @@ class Catalog:
             if problem.code != "ERR_EXISTS":  # left from a commit that failed: as good as new
                 raise
 
-    def create_dead_letter_queue(self, virtual_host: str, name: str, source: QueuePolicy) -> None:
+    def create_dead_letter_queue(self, virtual_host: str, name: str, source: QueueOptions) -> None:
         """Blocks.  Also fine when somebody was quicker."""
         try:
             self.create_queue(virtual_host, name, dead_letter_options(source))

@@ -69,7 +69,7 @@ cdef class Consumer:
         slot = self.deliveries.add(&self.own, self.number, m.offset, id, id_size, attempts, strikes,
                                    queue.table.now_ms)
         if slot == self.own.first:
-            queue.ack_timer.at_most(queue.table.now_ms + queue.policy.ack_timeout_ms)
+            queue.ack_timer.at_most(queue.table.now_ms + queue.options.ack_timeout_ms)
         what = self.write(m, id, id_size, attempts)
         if what == UNDELIVERABLE:
             self._say_unsuited(m.offset, "which the others still get" if queue.mode == MODE_FAN_OUT_WITH_ACK

@@ -21,7 +21,7 @@ from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_NOT_CACHED, LEDGER_READY, LEDGER_SETTLED, OK, err, fault, ledger_entry, ledger_word
 
-from vibemq.broker.policy import FailureReason
+from vibemq.broker.options import FailureReason
 from vibemq.broker.ranges import joined, length, without
 
 cdef enum:
@@ -53,7 +53,7 @@ cdef class FanOut(Mode):
         return 0
 
     cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
-        if strikes >= <uint32_t> self.queue.policy.attempts_max:
+        if strikes >= <uint32_t> self.queue.options.attempts_max:
             return self.backlog.bury_exhausted(offset, attempts, strikes)
         if not m.gone:  # else: left() has looked after it
             heapq.heappush(m.again, (due_ms, offset, attempts, strikes))
@@ -62,7 +62,7 @@ cdef class FanOut(Mode):
     cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1:
         """Only this copy is given up: the entry stays as it is, for the others."""
         self.backlog.settling = True
-        if self.queue.policy.dead_letter:
+        if self.queue.options.dead_letter:
             return self.backlog.bury(offset, FailureReason.UNDELIVERABLE, attempts)
         self.backlog.dropped(FailureReason.UNDELIVERABLE, 1, offset, attempts)
         return 0

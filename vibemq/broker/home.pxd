@@ -104,7 +104,7 @@ cdef class Home:
     cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes,
                       int64_t delay_ms) except -1
     cdef int room_again(self, Consumer consumer) except -1
-    cdef int altered(self, object had) except -1   # the queue's policy is another now than `had`
+    cdef int altered(self, object had) except -1   # the queue's options are others now than `had`
     cdef int on_letter(self, const letter *what) except -1
     cdef bint dispatch(self) except -1   # True when it wants to go on in the next turn
     cdef int seats_changed(self) except -1

@@ -25,7 +25,7 @@ from vibemq.storage.shm cimport (
     LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
 )
 
-from vibemq.broker.policy import FailureReason
+from vibemq.broker.options import FailureReason
 from vibemq.broker.timers import NEVER
 
 

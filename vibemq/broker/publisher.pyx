@@ -23,7 +23,7 @@ from vibemq.grow cimport grow
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_FULL, OK
 
-from vibemq.broker.policy import FailureReason, Overflow
+from vibemq.broker.options import FailureReason, Overflow
 from vibemq.errors import LimitExceeded, StreamNotFound
 
 logger = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ cdef class QueuePublisher(Publisher):
                 return ROOM
         if queue.overflow == OVERFLOW_BLOCK:
             return ROOM_LATER
-        if queue.overflow == OVERFLOW_REDIRECT and queue.policy.dead_letter:
+        if queue.overflow == OVERFLOW_REDIRECT and queue.options.dead_letter:
             return ROOM_ELSEWHERE
         self.count_refused(count)
         return ROOM_NONE
@@ -284,7 +284,7 @@ cdef class QueuePublisher(Publisher):
 
     def altered(self):
         """The options of the queue are others now."""
-        if self.letters is not None and self.letters.name != self.queue.policy.dead_letter_name(self.queue.name):
+        if self.letters is not None and self.letters.name != self.queue.options.dead_letter_name(self.queue.name):
             self.letters.retire()
             self.letters = None
 
@@ -335,7 +335,7 @@ cdef class QueuePublisher(Publisher):
         """Is the way into the dead-letter queue open?  False: there is no such queue."""
         if self.letters is not None and not self.letters.closed:
             return True
-        name = self.queue.policy.dead_letter_name(self.queue.name)
+        name = self.queue.options.dead_letter_name(self.queue.name)
         try:
             self.letters = DeadLetters(self, self.queue.table.find(self.queue.stream.virtual_host, name))
         except StreamNotFound:
@@ -345,10 +345,10 @@ cdef class QueuePublisher(Publisher):
 
     def _have_letters_made(self):
         """Nothing more is read until it is made: answers keep their order, and nobody fills the memory meanwhile."""
-        cdef str name = self.queue.policy.dead_letter_name(self.queue.name)
+        cdef str name = self.queue.options.dead_letter_name(self.queue.name)
         broker = self.client.broker
         self.client.count_burying(1)
-        make = partial(broker.catalog.create_dead_letter_queue, self.stream.virtual_host, name, self.queue.policy)
+        make = partial(broker.catalog.create_dead_letter_queue, self.stream.virtual_host, name, self.queue.options)
         broker.helpers.submit(make, partial(self._letters_made, name))
 
     def _letters_made(self, str name, _, problem):

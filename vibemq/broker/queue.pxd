@@ -25,7 +25,7 @@ cdef enum:
 
 @cython.final
 cdef class Queue(StreamUser):
-    cdef readonly object policy       # of now: a policy of the virtual host goes over the queue's own options
+    cdef readonly object options      # of now: a policy of the virtual host goes over the queue's own options
     cdef object record                # storage.metadata's, as the queue was when its own options last changed
     cdef readonly QueueTable table
     cdef readonly str name

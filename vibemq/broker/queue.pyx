@@ -27,7 +27,7 @@ from vibemq.storage.shm cimport (
     LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_YOURS,
 )
 
-from vibemq.broker.policy import policy
+from vibemq.broker.options import options_of
 from vibemq.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ cdef class Queue(StreamUser):
         cdef err e
         self.table, self.name = table, stream.name
         self.record = record
-        self.policy = policy(table.metadata.effective_options(record), table.defaults)
-        self.mode, self.max_messages = int(self.policy.mode), self.policy.max_messages
-        self.overflow = int(self.policy.overflow)
+        self.options = options_of(table.metadata.effective_options(record), table.defaults)
+        self.mode, self.max_messages = int(self.options.mode), self.options.max_messages
+        self.overflow = int(self.options.overflow)
         self.tag = int(record.incarnation[:8], 16)
         self.key = <uint64_t> stream.slot << 32 | self.tag
         self.worker = table.worker
@@ -207,7 +207,7 @@ cdef class Queue(StreamUser):
 
     def prefetch(self) -> int:
         """Of a consumer that says nothing of its own."""
-        return min(self.policy.prefetch or self.table.defaults.prefetch, self.table.defaults.prefetch_max)
+        return min(self.options.prefetch or self.table.defaults.prefetch, self.table.defaults.prefetch_max)
 
     def remove_consumer(self, Consumer consumer, bint lost=False):
         """It is gone: what it had in flight is ready again, in its old order.
@@ -346,7 +346,7 @@ cdef class Queue(StreamUser):
             l.received, l.low = consumer.received, consumer.lowest() if self._is_fan_out() else 0
             self._send_home(&l)
             if self.mode == MODE_FAN_OUT_WITH_ACK and delay_ms != UNSUITED \
-                    and strikes < <uint32_t> self.policy.attempts_max:
+                    and strikes < <uint32_t> self.options.attempts_max:
                 # The entry does not show whose copy came back: should the home die, its successor is told.
                 consumer.returned[offset] = (self.table.now_ms + delay_ms if delay_ms else 0, attempts, strikes)
         return 0
@@ -355,7 +355,7 @@ cdef class Queue(StreamUser):
         """The timer: give back what was in flight for too long, and set it for the next."""
         cdef Consumer consumer
         cdef int64_t due = INT64_MAX
-        cdef int64_t timeout_ms = self.policy.ack_timeout_ms
+        cdef int64_t timeout_ms = self.options.ack_timeout_ms
         cdef delivery *d
         cdef uint32_t strikes
         cdef int budget = OVERDUE_BUDGET
@@ -370,7 +370,7 @@ cdef class Queue(StreamUser):
                     break
                 budget -= 1
                 strikes = d.strikes + 1
-                delay_ms = 0 if strikes >= <uint32_t> self.policy.attempts_max else self.policy.backoff_after(strikes)
+                delay_ms = 0 if strikes >= <uint32_t> self.options.attempts_max else self.options.backoff_after(strikes)
                 self.give_back(consumer, consumer.own.first, True, delay_ms)
         if due != INT64_MAX:
             self.ack_timer.set(due)
@@ -579,7 +579,7 @@ cdef class Queue(StreamUser):
             self.home.tick()
             if self.waiting():
                 self.mark()  # whatever should have told the home and was killed before it could
-            if not self.consumers and not self.users and not self.policy.message_ttl_ms and self.home.is_idle():
+            if not self.consumers and not self.users and not self.options.message_ttl_ms and self.home.is_idle():
                 self._give_up_home()
                 self.close_if_unused()
         else:

@@ -11,7 +11,7 @@ from vibemq.broker.queue cimport NOBODY_MAY_PUBLISH
 from vibemq.broker.publisher cimport QueuePublisher
 from vibemq.storage.shm cimport LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_TOLD, LETTER_YOURS
 
-from vibemq.broker.policy import CHANGEABLE, policy, shown
+from vibemq.broker.options import CHANGEABLE, options_of, shown
 from vibemq.errors import StorageError, StreamNotFound, VibeMQError
 from vibemq.once_a_minute import OnceAMinute
 
@@ -74,7 +74,7 @@ cdef class QueueTable:
         try:
             queue.check_home()
             if altered and not was_home and queue.home is not None:
-                queue.home.altered(queue.policy)
+                queue.home.altered(queue.options)
         finally:
             queue.close_if_unused()
 
@@ -98,7 +98,7 @@ cdef class QueueTable:
                 if found is not None and (<Queue> found).stream.incarnation == record.incarnation:
                     (<Queue> found).record = record
                     self._alter(<Queue> found, policies)
-                elif policy(policies.options(record), self.defaults).drops_waiting:
+                elif options_of(policies.options(record), self.defaults).drops_waiting:
                     self.adopt(record.vhost, record.name, altered=True)
             except VibeMQError as problem:  # the others have theirs, and this one is tried again
                 failing.say((record.vhost, record.name), "queue %s cannot be opened for its changed options: %s",
@@ -131,14 +131,14 @@ cdef class QueueTable:
             self.alter_timer.set(self.now_ms + after_ms)
 
     cdef int _alter(self, Queue queue, object policies) except -1:
-        had, now = queue.policy, policy(policies.options(queue.record), self.defaults)
+        had, now = queue.options, options_of(policies.options(queue.record), self.defaults)
         if now == had:
             return 0
-        queue.policy, queue.max_messages, queue.overflow = now, now.max_messages, int(now.overflow)
+        queue.options, queue.max_messages, queue.overflow = now, now.max_messages, int(now.overflow)
         try:
             self._take_effect(queue, had)
         except BaseException:  # so that another attempt finds something to do
-            queue.policy, queue.max_messages, queue.overflow = had, had.max_messages, int(had.overflow)
+            queue.options, queue.max_messages, queue.overflow = had, had.max_messages, int(had.overflow)
             raise
         if queue.home is not None:  # once, and not by each worker
             altering.say((queue.key, now), "queue %s: its options are changed: %s", queue.name, ", ".join(
@@ -155,7 +155,7 @@ cdef class QueueTable:
         for user in queue.users:
             if isinstance(user, QueuePublisher):
                 user.altered()
-        if queue.policy.drops_waiting:
+        if queue.options.drops_waiting:
             queue.check_home()
         if queue.home is not None:
             queue.home.altered(had)
@@ -221,7 +221,7 @@ cdef class QueueTable:
             queue.dirty = False
             if queue.refused:
                 refusing.say(queue.key, "queue %s: it is full (max_messages %d), and refuses new messages (%s)", queue.name,
-                             queue.max_messages, queue.policy.overflow.name.lower(), count=queue.refused)
+                             queue.max_messages, queue.options.overflow.name.lower(), count=queue.refused)
                 queue.refused = 0
             try:
                 if queue.dispatch():

@@ -18,7 +18,7 @@ from vibemq.storage.core cimport (
     ledger_each, ledger_entry, ledger_state, ledger_word,
 )
 
-from vibemq.broker.policy import FailureReason
+from vibemq.broker.options import FailureReason
 from vibemq.once_a_minute import OnceAMinute
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ cdef class Rotation(Mode):
             # It was found ready before its letter came, and taken on the account of another that still waits.
             self.backlog.ready += 1
             return 0
-        if w.strikes >= <uint32_t> self.queue.policy.attempts_max:
+        if w.strikes >= <uint32_t> self.queue.options.attempts_max:
             return self.backlog.bury_exhausted(offset, w.attempts, w.strikes)
         if w.state == LEDGER_DELAYED and due_ms and offset >= self.backlog.expired:
             heapq.heappush(self.backlog.delayed, (due_ms, offset))
@@ -83,10 +83,10 @@ cdef class Rotation(Mode):
             who = set()
             if len(self.tried) < ASIDE_MAX:
                 self.tried[offset] = who
-        if len(who) < self.queue.policy.attempts_max:
+        if len(who) < self.queue.options.attempts_max:
             who.add(m.peer)
         # Without a dead-letter queue it stays: somebody who can be given it may still come.
-        if len(who) >= self.queue.policy.attempts_max and self.queue.policy.dead_letter:
+        if len(who) >= self.queue.options.attempts_max and self.queue.options.dead_letter:
             self.tried.pop(offset, None)
             return self.backlog.bury(offset, FailureReason.UNDELIVERABLE, attempts)
         if offset not in self.tried or self.refusals >= REFUSALS_MAX:
@@ -202,7 +202,7 @@ cdef class Rotation(Mode):
         each = core.ledger_each_of(self.raw, base, self.backlog.next, LEDGER_READY)
         while core.ledger_each_next(&each):
             w = core.ledger_unpack(core.word_load(&each.entry.word))
-            if w.strikes >= <uint32_t> self.queue.policy.attempts_max:
+            if w.strikes >= <uint32_t> self.queue.options.attempts_max:
                 self.backlog.bury_exhausted(each.offset, w.attempts, w.strikes)
         self.backlog.ready_from_base()
         self.backlog.ready = core.ledger_count(self.raw, base, self.backlog.next, LEDGER_READY)
@@ -301,7 +301,7 @@ cdef class Rotation(Mode):
             if offset < backlog.expired:
                 backlog.bury(offset, FailureReason.MESSAGE_EXPIRED, backlog.word.attempts)
                 continue
-            if backlog.word.strikes >= <uint32_t> self.queue.policy.attempts_max:
+            if backlog.word.strikes >= <uint32_t> self.queue.options.attempts_max:
                 backlog.bury_exhausted(offset, backlog.word.attempts, backlog.word.strikes)
                 continue
             e = backlog.look(offset, m)

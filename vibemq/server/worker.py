@@ -28,8 +28,8 @@ from vibemq.broker.fanout import FanOut
 from vibemq.broker.groups import Groups
 from vibemq.broker.home import Home
 from vibemq.broker.messages import Messages
+from vibemq.broker.options import DeliveryMode, has_ttl, options_of
 from vibemq.broker.parts import Broker
-from vibemq.broker.policy import DeliveryMode, has_ttl, policy
 from vibemq.broker.queue_table import QueueTable
 from vibemq.broker.rotation import Rotation
 from vibemq.broker.stream import StreamTable
@@ -195,7 +195,7 @@ class Worker:
             self.adopt_timer.set(self.queues.now_ms + 1)
 
     def _make_home(self, queue: Any, generation: int) -> Any:
-        return Home(queue, generation, MODES[queue.policy.mode], self.catalog.create_dead_letter_queue)
+        return Home(queue, generation, MODES[queue.options.mode], self.catalog.create_dead_letter_queue)
 
     def _look_at_access(self) -> None:
         """Twice a second, and when another worker says so: users, permissions or queues' options may have changed."""
@@ -213,7 +213,7 @@ class Worker:
 
             def drops_more(record: StreamRecord) -> bool:
                 options = after.options(record)
-                return options != before.options(record) and policy(options, self.queues.defaults).drops_waiting
+                return options != before.options(record) and options_of(options, self.queues.defaults).drops_waiting
 
             self._adopt_those(drops_more, altered=True)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a policy may say of queues: RabbitMQ's names for their options, and the options that they amount to.
 
-Options have the names under which a queue's own are stored (broker/policy.py), so that a policy's go over them.
+Options have the names under which a queue's own are stored (broker/options.py), so that a policy's go over them.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ NUMBERS = {
     DELIVERY_LIMIT: range(ATTEMPTS_MAX),
     CONSUMER_TIMEOUT: range(ACK_TIMEOUT_MS_MIN, MS_MAX + 1),
 }
-#: RabbitMQ's name -> the number that a queue is stored with (broker.policy.Overflow).
+#: RabbitMQ's name -> the number that a queue is stored with (broker.options.Overflow).
 OVERFLOWS = {"drop-head": 0, "reject-publish": 1, "reject-publish-dlx": 3}
 QUEUE_KEYS = (*NUMBERS, OVERFLOW, DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KEY)
 

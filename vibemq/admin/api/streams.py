@@ -30,7 +30,7 @@ from vibemq.admin.api.counts import NOTHING, Counts, counts_of
 from vibemq.admin.api.service import Api
 from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.catalog import checked_name
-from vibemq.broker.policy import CHANGEABLE, DeliveryMode, Overflow, altered, policy, stored_options
+from vibemq.broker.options import CHANGEABLE, DeliveryMode, Overflow, altered, options_of, stored_options
 from vibemq.errors import ExchangeNotFound, StorageError, StreamExists, StreamNotFound
 from vibemq.storage.log import Log
 from vibemq.storage.records import BindingRecord, ExchangeRecord, StreamRecord
@@ -169,7 +169,8 @@ def put_queue_options(api: Api, call: Call) -> Answer:
         changes["mode"] = int(DeliveryMode[word]) if word in DeliveryMode.__members__ else changes["mode"]
     letters = []
     if changes.get("dead_letter") or changes.get("dead_letter_queue"):
-        letters = [policy(altered(record.name, record.queue, changes), api.config.queues).dead_letter_name(record.name)]
+        options = options_of(altered(record.name, record.queue, changes), api.config.queues)
+        letters = [options.dead_letter_name(record.name)]
     api.require_rights(call, record.vhost, configure=[record.name], write=letters)
     api.catalog.alter_queue(record.vhost, record.name, changes)
     api.accounts_changed()
@@ -329,7 +330,7 @@ def _queue(api: Api, record: StreamRecord, readers: Counter[tuple[str, str]]) ->
 
 def _options(api: Api, record: StreamRecord) -> dict[str, Any]:
     """Those that hold for a queue: its own, over the configuration's and under a policy's."""
-    queue = policy(api.metadata.effective_options(record), api.config.queues)
+    queue = options_of(api.metadata.effective_options(record), api.config.queues)
     shown = {name: getattr(queue, name) for name in CHANGEABLE}
     return {"mode": queue.mode.name.lower(), **shown, "overflow": queue.overflow.name.lower()}
 

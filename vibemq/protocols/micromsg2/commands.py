@@ -29,7 +29,7 @@ from vibemq.broker.admission import (
     with_queue,
 )
 from vibemq.broker.helping import in_helper
-from vibemq.broker.policy import FAN_OUTS, DeliveryMode, letters_named, policy
+from vibemq.broker.options import FAN_OUTS, DeliveryMode, letters_named, options_of
 from vibemq.broker.reader import offset_of_word
 from vibemq.errors import StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.micromsg2.codec import BadCommand, parse_command
@@ -191,7 +191,7 @@ def check_kind(session: Micromsg2Session, target: Target) -> None:
     record = queues.metadata.find_stream(DEFAULT_VHOST, target.name)
     if record is None or record.queue is None:
         return
-    if not target.fits(policy(record.queue, queues.defaults).is_fan_out):
+    if not target.fits(options_of(record.queue, queues.defaults).is_fan_out):
         raise target.wrong_kind()
 
 
@@ -207,7 +207,7 @@ def open_queue(
         return
 
     def opened(queue: Any) -> None:
-        if not target.fits(queue.policy.is_fan_out):
+        if not target.fits(queue.options.is_fan_out):
             queue.close_if_unused()
             failed(target.wrong_kind())
         else:
@@ -402,7 +402,7 @@ def start(command: Command) -> None:
     require(session, Operation.Subscribe, target.name)
 
     def opened(queue: Any) -> None:
-        if chosen is not None and not queue.policy.is_fan_out:
+        if chosen is not None and not queue.options.is_fan_out:
             queue.close_if_unused()
             why = f"'{target.name}' is a queue, whose messages go to one consumer each; filters are for topics"
             command.refuse(Refused(ErrorCode.NOT_SUPPORTED, why))
@@ -519,7 +519,7 @@ def info(command: Command) -> None:
     check_kind(session, target)
     queue = session.door.queues.find(DEFAULT_VHOST, name)
     waiting, in_flight, consumers = queue.counts()
-    prefix = "topic/" if queue.policy.is_fan_out else "queue/"
+    prefix = "topic/" if queue.options.is_fan_out else "queue/"
     queue.close_if_unused()
     counts = {"messages": str(waiting), "in-flight": str(in_flight), "consumers": str(consumers)}
     command.done(destination=prefix + name, **counts)

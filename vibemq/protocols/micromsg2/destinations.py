@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES, RESERVED_PREFIX, queue_name_fits
-from vibemq.broker.policy import DeliveryMode
+from vibemq.broker.options import DeliveryMode
 from vibemq.protocols.micromsg2.spec import DESTINATION_BYTES_MAX, QUEUE_PREFIX, TOPIC_PREFIX, ErrorCode
 
 

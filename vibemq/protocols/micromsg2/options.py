@@ -7,7 +7,7 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vibemq.broker.policy import ACK_TIMEOUT_MS_MIN, ATTEMPTS_MAX, DeliveryMode, Overflow
+from vibemq.broker.options import ACK_TIMEOUT_MS_MIN, ATTEMPTS_MAX, DeliveryMode, Overflow
 from vibemq.protocols.micromsg2.destinations import Refused
 from vibemq.protocols.micromsg2.spec import ErrorCode
 
@@ -53,7 +53,7 @@ def durability(key: str, text: str) -> str:
     return text
 
 
-#: Key -> the field that a queue's metadata keeps it in (broker.policy), and how it is read.
+#: Key -> the field that a queue's metadata keeps it in (broker.options), and how it is read.
 OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "durability": ("durability", durability),
     "mode": ("mode", member(DeliveryMode)),

@@ -34,7 +34,7 @@ from vibemq.broker.admission import (
 )
 from vibemq.broker.arguments import BadArgument
 from vibemq.broker.helping import in_helper
-from vibemq.broker.policy import ACK_TIMEOUT_MS_MIN, letters_named
+from vibemq.broker.options import ACK_TIMEOUT_MS_MIN, letters_named
 from vibemq.errors import AccountError, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
 from vibemq.protocols.native import accounts, compression
 from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame

@@ -118,8 +118,8 @@ cdef class NativePublisher(QueuePublisher):
 
     def _count_letter_bytes(self):
         self.letter_bytes = 0
-        if self.queue.policy.dead_letter:
-            letters = self.queue.policy.dead_letter_name(self.queue.name).encode()
+        if self.queue.options.dead_letter:
+            letters = self.queue.options.dead_letter_name(self.queue.name).encode()
             self.letter_bytes = LETTER_ADDED_BYTES + max(len(letters), len(self.name))
 
     def altered(self):

@@ -189,7 +189,7 @@ cdef int settle_one(Consumer consumer, int32_t slot, bint nack, bint requeue, in
     if requeue:
         return queue.give_back(consumer, slot, True, delay_ms)
     # No attempt will do better, says the peer: with all of them used up the home takes the message out of the queue.
-    consumer.deliveries.slots[slot].strikes = <uint32_t> queue.policy.attempts_max
+    consumer.deliveries.slots[slot].strikes = <uint32_t> queue.options.attempts_max
     return queue.give_back(consumer, slot, False, 0)
 
 

@@ -353,7 +353,7 @@ def receive(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
         raise HubError(ErrorCode.NOT_SUPPORTED, f"'{queue}' is a stream, which nobody takes from; use ReadStream.")
 
     def opened(found: Any) -> None:
-        if type_of(found.policy) != "queue":
+        if type_of(found.options) != "queue":
             found.close_if_unused()
             raise HubError(
                 ErrorCode.NOT_SUPPORTED,

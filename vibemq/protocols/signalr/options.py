@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES, RESERVED_PREFIX
-from vibemq.broker.policy import (
+from vibemq.broker.options import (
     ACK_TIMEOUT_MS_MIN,
     ATTEMPTS_MAX,
     FAN_OUTS,
     DeliveryMode,
     Overflow,
-    QueuePolicy,
-    policy,
+    QueueOptions,
+    options_of,
 )
 from vibemq.config import Queues
 from vibemq.protocols.signalr.invocations import HubError
@@ -177,7 +177,7 @@ def created_options(given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict
 
 def differing(stored: Mapping[str, Any], wanted: Mapping[str, Any], durability: str, defaults: Queues) -> str | None:
     """An option that a queue was made with otherwise than it is wanted now; None: it is as wanted."""
-    have = policy(stored, defaults)
+    have = options_of(stored, defaults)
     if "durability" in wanted and wanted["durability"] != durability:
         return "durability"
     shown = {field: name for name, (field, _) in QUEUE_OPTIONS.items()} | {"dead_letter_queue": "deadLetter"}
@@ -187,13 +187,13 @@ def differing(stored: Mapping[str, Any], wanted: Mapping[str, Any], durability: 
     return None
 
 
-def type_of(have: QueuePolicy) -> str:
+def type_of(have: QueueOptions) -> str:
     return "topic" if have.is_fan_out else "queue"
 
 
 def shown_options(name: str, stored: Mapping[str, Any], durability: str, defaults: Queues) -> dict[str, Any]:
     """The options as a CreateQueue would give them, those of the configuration included."""
-    have = policy(stored, defaults)
+    have = options_of(stored, defaults)
     shown: dict[str, Any] = {"durable": True, "durability": durability}
     for option, (field, _) in QUEUE_OPTIONS.items():
         shown[option] = getattr(have, field)

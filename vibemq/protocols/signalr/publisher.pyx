@@ -197,7 +197,7 @@ cdef class HubPublisher(QueuePublisher):
             return None if options is None else self.options_read
         read = message_options(options)
         if read is not None and read.ttl_ms is not None \
-                and (self.queue is None or read.ttl_ms != self.queue.policy.message_ttl_ms):
+                and (self.queue is None or read.ttl_ms != self.queue.options.message_ttl_ms):
             raise HubError(ErrorCode.NOT_SUPPORTED, "Messages expire by the time of their queue: create it with "
                                                     "messageTtlMs, and publish without ttlMs.")
         self.options_seen, self.options_read = options, read

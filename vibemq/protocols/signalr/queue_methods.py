@@ -12,7 +12,7 @@ import vibemq
 from vibemq.access.glob import Glob, fold
 from vibemq.access.permissions import Operation
 from vibemq.broker.arguments import BadArgument, stream_arguments
-from vibemq.broker.policy import letters_named
+from vibemq.broker.options import letters_named
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.methods import (
@@ -83,7 +83,7 @@ def described(hub: HubConnection, record: StreamRecord) -> dict[str, Any]:
         queue = broker.queues.find(DEFAULT_VHOST, record.name)
         waiting, in_flight, consumers = queue.counts()
         stats = queue.stream_of().log.stats()
-        info |= {"type": type_of(queue.policy), "messages": waiting, "consumers": consumers, "unacked": in_flight}
+        info |= {"type": type_of(queue.options), "messages": waiting, "consumers": consumers, "unacked": in_flight}
         holding = broker.queues.metadata.effective_options(record)
         info |= shown_options(record.name, holding, record.durability, broker.queues.defaults)
         queue.close_if_unused()

@@ -51,7 +51,7 @@ _NUMBER_MAX = 2**53  # of milliseconds or messages: what every reader of JSON ta
 
 
 @dataclass(frozen=True, slots=True)
-class QueuePolicy:
+class QueueOptions:
     """All of a queue's options, with the configuration's values where the queue has none."""
 
     mode: DeliveryMode
@@ -85,14 +85,14 @@ class QueuePolicy:
         return min(self.backoff_ms << min(max(strikes - 1, 0), 32), self.backoff_max_ms)
 
 
-def policy(stored: Mapping[str, Any], defaults: Queues) -> QueuePolicy:
-    """The policy that stored options (protocol names, None for "not said") amount to."""
+def options_of(stored: Mapping[str, Any], defaults: Queues) -> QueueOptions:
+    """The options that stored ones (protocol names, None for "not said") amount to."""
 
     def given(name: str, default: Any) -> Any:
         value = stored.get(name)
         return default if value is None else value
 
-    return QueuePolicy(
+    return QueueOptions(
         mode=DeliveryMode(given("mode", 0)),
         max_messages=max(0, given("max_messages", defaults.max_messages)),
         message_ttl_ms=max(0, given("message_ttl_ms", 0)),
@@ -181,7 +181,7 @@ def letters_named(name: str, options: Mapping[str, Any]) -> str | None:
     return options.get("dead_letter_queue") or (name + DEAD_LETTER_SUFFIX if options.get("dead_letter") else None)
 
 
-def dead_letter_options(source: QueuePolicy) -> dict[str, Any]:
+def dead_letter_options(source: QueueOptions) -> dict[str, Any]:
     """What a dead-letter queue made on demand is stored with: no limit, because nothing is behind it."""
     return {"mode": 0, "max_messages": 0, "dead_letter": False}
 
