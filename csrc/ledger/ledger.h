@@ -58,7 +58,7 @@ struct ledger_control {
     _Atomic uint64_t purge;                  /* everything waiting below is to be settled */
     _Atomic uint64_t synced;                 /* blocks that begin below it are durable, name and all (ledger_sync) */
     _Alignas(128) _Atomic uint64_t workers;  /* mask of those that have consumers of this queue */
-    _Atomic uint64_t blocked;                /* mask of those whose publishers wait for room */
+    _Atomic uint64_t room_wanted;            /* mask of those whose publishers wait for room */
     _Alignas(128) _Atomic uint64_t consumers, in_flight;
     _Atomic uint64_t delivered, redelivered, acked, expired, dropped, dead_lettered, purged;
     _Atomic uint64_t looked;                 /* 1 more than the log's end when the home last dropped what was too much;
@@ -77,7 +77,7 @@ static inline void ledger_disown(struct ledger_control *c)
     word_store(&c->departed, departed > base && departed - base > lost ? departed - lost : base);
     word_store(&c->home, ledger_home_without_worker(word_load(&c->home)));
     word_store(&c->workers, 0);
-    word_store(&c->blocked, 0);
+    word_store(&c->room_wanted, 0);
     word_store(&c->consumers, 0);
     word_store(&c->in_flight, 0);
 }

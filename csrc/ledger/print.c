@@ -62,7 +62,7 @@ static err print_control(struct print *p, int fd, uint64_t size)
     const struct { const char *name; uint64_t value; bool mask; } words[] = {
         {"base", c->base, false}, {"next", c->next, false}, {"departed", c->departed, false},
         {"purge", c->purge, false}, {"synced", c->synced, false}, {"workers", c->workers, true},
-        {"blocked", c->blocked, true}, {"consumers", c->consumers, false}, {"in flight", c->in_flight, false},
+        {"room wanted", c->room_wanted, true}, {"consumers", c->consumers, false}, {"in flight", c->in_flight, false},
         {"delivered", c->delivered, false}, {"redelivered", c->redelivered, false}, {"acked", c->acked, false},
         {"expired", c->expired, false}, {"dropped", c->dropped, false}, {"dead-lettered", c->dead_lettered, false},
         {"purged", c->purged, false}, {"refused", c->refused, false},

@@ -89,7 +89,7 @@ static err page_write(struct recover *r, uint64_t log_next)
     atomic_init(&c->purge, least(plain(&c->purge), log_next));
     atomic_init(&c->synced, r->next);
     atomic_init(&c->workers, 0);
-    atomic_init(&c->blocked, 0);
+    atomic_init(&c->room_wanted, 0);
     atomic_init(&c->consumers, 0);
     atomic_init(&c->in_flight, 0);
     struct file_path path;

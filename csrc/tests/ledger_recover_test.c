@@ -68,7 +68,7 @@ TEST(what_was_not_settled_is_ready_and_keeps_its_history)
     for (uint64_t i = 0; i < 7; i++) help_put(l, i, words[i]);
     atomic_store(&c->home, UINT64_C(2) << 32);
     atomic_store(&c->workers, 3);
-    atomic_store(&c->blocked, 1);
+    atomic_store(&c->room_wanted, 1);
     atomic_store(&c->consumers, 4);
     atomic_store(&c->in_flight, 7);
     atomic_store(&c->acked, 12345);
@@ -82,7 +82,7 @@ TEST(what_was_not_settled_is_ready_and_keeps_its_history)
         EXPECT_EQ(ledger_pack(want[i]), atomic_load(&entry->word));
         EXPECT_EQ(i == 0 || i == 6 ? 0 : i + 1, entry->place);
     }
-    EXPECT_EQ(0, atomic_load(&c->home) | atomic_load(&c->workers) | atomic_load(&c->blocked));
+    EXPECT_EQ(0, atomic_load(&c->home) | atomic_load(&c->workers) | atomic_load(&c->room_wanted));
     EXPECT_EQ(0, atomic_load(&c->consumers) | atomic_load(&c->in_flight));
     EXPECT_EQ(12345, atomic_load(&c->acked));
     EXPECT_EQ(1, atomic_load(&c->departed)); /* one of seven is settled, six wait */

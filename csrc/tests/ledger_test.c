@@ -438,12 +438,12 @@ TEST(what_was_in_flight_waits_again_when_nobody_lives)
     atomic_store(&c->in_flight, 8);
     atomic_store(&c->consumers, 2);
     atomic_store(&c->workers, 6);
-    atomic_store(&c->blocked, 2);
+    atomic_store(&c->room_wanted, 2);
     ledger_disown(c);
     EXPECT_EQ(22, atomic_load(&c->departed));
     EXPECT_EQ(5, atomic_load(&c->home)); /* its generation, which no later home may have again */
     EXPECT_EQ(0, atomic_load(&c->in_flight) + atomic_load(&c->consumers) + atomic_load(&c->workers) +
-                     atomic_load(&c->blocked));
+                     atomic_load(&c->room_wanted));
 
     atomic_store(&c->in_flight, 50); /* copies of a fan-out: not all of them a message of its own */
     ledger_disown(c);

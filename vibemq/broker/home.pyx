@@ -445,18 +445,18 @@ cdef class Home:
     cdef int _publish(self) except -1:
         """What other workers see: how much waits, is in flight, and who may publish again."""
         cdef Queue queue = self.queue
-        cdef uint64_t blocked
+        cdef uint64_t wanting
         cdef uint64_t here = <uint64_t> 1 << queue.worker
         core.word_store(&queue.control.departed, self.mode.departed())
         core.word_store(&queue.control.looked, self.backlog.arrived + 1)
         core.word_store(&queue.control.in_flight, <uint64_t> max(self.mode.in_flight, 0))
         core.word_store(&queue.control.consumers, len(self.mode.members))
         if not queue.is_full:
-            blocked = core.word_take(&queue.control.blocked)
-            if blocked & here:
+            wanting = core.word_take(&queue.control.room_wanted)
+            if wanting & here:
                 queue.mark()
-            if blocked & ~here:
-                queue.table.board.mark(blocked & ~here, queue.stream.slot)
+            if wanting & ~here:
+                queue.table.board.mark(wanting & ~here, queue.stream.slot)
         return 0
 
     cdef int _set_timer(self, int64_t now_ms) except -1:

@@ -159,7 +159,7 @@ cdef class Queue(StreamUser):
         """``publisher.retry()`` is called when a full queue may have room again."""
         self.waiting_publishers.append(publisher)
         self.read_news()
-        core.word_bit_set(&self.control.blocked, self.worker)
+        core.word_bit_set(&self.control.room_wanted, self.worker)
         self.call_home()
 
     def stop_waiting(self, publisher):
@@ -529,7 +529,7 @@ cdef class Queue(StreamUser):
                 except Exception as problem:
                     (<StreamUser> publisher).failed(problem)
             if self.waiting_publishers:
-                core.word_bit_set(&self.control.blocked, self.worker)
+                core.word_bit_set(&self.control.room_wanted, self.worker)
                 # Room that came between the last look and the joining is seen by nobody else.
                 if not self.is_full and self.home is None:
                     self.mark()

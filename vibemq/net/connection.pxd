@@ -55,7 +55,7 @@ cdef class Connection:
     cdef public bint is_trusted         # reads as much at once as there is room for: its peer has logged in
     cdef uint8_t *outbox                # frames to send, [outbox_head, outbox_size)
     cdef size_t outbox_head, outbox_size, outbox_capacity
-    cdef public bint blocked            # the socket took less than was offered: wait until it is writable
+    cdef public bint socket_full        # the socket took less than was offered: wait until it is writable
     cdef public bint closing            # no more is read; close when the outbox is empty
     cdef public bint closed
     cdef public object problem          # why it must end at its next turn; None
@@ -80,7 +80,7 @@ cdef class Connection:
     cdef int _block(self) except -1
     cpdef pause(self)
     cdef Py_ssize_t receive(self, ReceiveBuffer shared) except -2
-    cdef int resume(self) except -1
+    cdef int read_on(self) except -1
     cdef uint8_t *outbox_reserve(self, size_t size) except NULL
     cdef int write(self, const uint8_t *data, size_t size) except -1
     cdef int prepend(self, const uint8_t *data, size_t size) except -1

@@ -343,7 +343,7 @@ cdef class Connection:
             self.paused = True
             self._watch()
 
-    cdef int resume(self) except -1:
+    cdef int read_on(self) except -1:
         """Read again, beginning with what was kept."""
         if self.closed or self.waits or self.session.busy or (self.tls is not None and self.tls.working):
             return 0
@@ -405,7 +405,7 @@ cdef class Connection:
         """One gathering call of the outbox (if `outbox_first`) and `count` further pieces.
 
         Returns how many bytes of the further pieces went out, -1 when the outbox itself is
-        not empty afterwards.  Sets `blocked` when the socket took less than everything.
+        not empty afterwards.  Sets `socket_full` when the socket took less than everything.
         `iov` has a free place in front: iov[0] is written here, pieces begin at iov[1].
         """
         cdef iovec *pieces = iov + 1
@@ -449,7 +449,7 @@ cdef class Connection:
         cdef iovec only[1]
         if self.outbox_head == self.outbox_size and (self.tls is None or not self.tls.has_unsent()):
             return True
-        if self.blocked or self.closed:
+        if self.socket_full or self.closed:
             return False
         if self.tls is not None and not self.tls.working and not self.tls.flush(self.fd):
             self._block()
@@ -476,15 +476,15 @@ cdef class Connection:
         return self.outbox_size - self.outbox_head
 
     cdef int _block(self) except -1:
-        if not self.blocked:
-            self.blocked = True
+        if not self.socket_full:
+            self.socket_full = True
             self._watch()
         return 0
 
     def writable(self):
         """The poller says that the socket takes bytes again."""
-        if self.blocked:
-            self.blocked = False
+        if self.socket_full:
+            self.socket_full = False
             self._watch()
             self.want_turn()
 
@@ -524,13 +524,13 @@ cdef class Connection:
         self.inbox_size = self.inbox_capacity = 0
         self._leave_room()
         self.session.wanted = 0
-        self.paused = self.blocked = False
+        self.paused = self.socket_full = False
         self._watch()
         socket_end_output(self.fd)
         return 0
 
     def _watch(self):
-        cdef int bits = (0 if self.paused else READ) | (WRITE if self.blocked else 0)
+        cdef int bits = (0 if self.paused else READ) | (WRITE if self.socket_full else 0)
         if bits != self.watched and not self.closed:
             self.loop.watch(self, self.watched, bits)
             self.watched = bits

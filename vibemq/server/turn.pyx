@@ -308,7 +308,7 @@ cdef class Loop:
                 if connection.session.deliver():
                     connection.want_turn()
                 if connection.paused and not connection.closing:
-                    connection.resume()
+                    connection.read_on()
                 if connection.has_unread() and connection.receive(self.shared) < 0:
                     self.close(connection)
                 elif connection.closing and connection.all_sent():
@@ -338,7 +338,7 @@ cdef class Loop:
                     # A peer that does not take what is left does not keep its place for ever.
                     connection.closing_ms = connection.closing_ms or now_ms
                     most = LINGERING_MS_MAX if connection.lingering else CLOSING_MS_MAX
-                    if now_ms - connection.closing_ms > most or (connection.blocked and connection.leaving):
+                    if now_ms - connection.closing_ms > most or (connection.socket_full and connection.leaving):
                         self.close(connection)
                         continue
                 if connection.lingering:

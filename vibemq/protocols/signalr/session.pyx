@@ -354,7 +354,7 @@ cdef class HttpSession(Session):
         self.connection.flush()
         if self.answered and self.connection.all_sent():
             self._answers_over(True)
-        if self.transport is not None and not self.connection.blocked:
+        if self.transport is not None and not self.connection.socket_full:
             self.transport.drained()
         if self.receiver >= 0 and self.connection.all_sent():
             self._hand_over()

@@ -275,7 +275,7 @@ cdef class Deliveries:
         cdef Subscription subscription
         cdef Py_ssize_t sent
         self.share = DELIVER_BYTES_PER_TURN
-        while self.share > 0 and not self.connection.blocked:
+        while self.share > 0 and not self.connection.socket_full:
             subscription = self.half_sent
             if subscription is not None and subscription.cold:
                 return False
@@ -297,11 +297,11 @@ cdef class Deliveries:
             self.share -= sent
             if self.half_sent is None and len(self.ready) > 1 and self.ready[0] is subscription:
                 self.ready.append(self.ready.pop(0))  # every subscription in its turn
-        if self.connection.blocked:
+        if self.connection.socket_full:
             return False  # the poller says when to go on
         if self.half_sent is None:
             self.connection.flush()
-        return bool(self.ready) and not self.connection.blocked
+        return bool(self.ready) and not self.connection.socket_full
 
     def _unqueue(self, Subscription subscription):
         subscription.queued = False
