@@ -9,8 +9,7 @@ import pytest
 from peers.native_server import NativeServer
 
 from vibemq.client import QueueOptions, connect
-from vibemq.client._native import Core
-from vibemq.client._outgoing import Batch, Fields, Flow
+from vibemq.client._native import Batch, Core, Fields, Flow
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError, VibeMQError
 from vibemq.protocols.native import codec
 from vibemq.protocols.native.spec import Command, DeliveryMode, ErrorCode

@@ -31,8 +31,7 @@ from typing import Any
 from weakref import WeakMethod
 
 from vibemq.client._link import Link, limit, within
-from vibemq.client._native import Core, Message
-from vibemq.client._outgoing import Batch, Flow
+from vibemq.client._native import Batch, Core, Flow, Message
 from vibemq.client.queues import OnConflict, QueueDeclaration, declare
 from vibemq.client.settings import Settings
 from vibemq.errors import (

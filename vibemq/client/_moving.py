@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vibemq.client._engine import Engine
-from vibemq.client._native import Message
-from vibemq.client._outgoing import NO_FIELDS, Batch, Flow
+from vibemq.client._native import NO_FIELDS, Batch, Flow, Message
 from vibemq.client._streams import read_message
 from vibemq.client.consuming import AsyncConsumer
 from vibemq.client.publishing import summary

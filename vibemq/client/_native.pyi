@@ -1,13 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of the compiled half of the native client: what it knows."""
+"""Types of the compiled half of the native client."""
 
-from collections.abc import Callable
+from asyncio import Future
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from vibemq.client._outgoing import Batch, Flow
 from vibemq.protocols.native.codec import Message as Frame
 
 T = TypeVar("T")
+
+BATCH_BYTES_MAX: int
+
+class Fields:
+    def __init__(self, headers: Mapping[str, str] | None = ...) -> None: ...
+
+NO_FIELDS: Fields
+
+class Flow:
+    submitted: int
+    in_flight: int
+    acked: int
+    forgotten: int
+    refused: list[tuple[int, str, str, str]]
+    wake_at: int
+    waiters: list[tuple[int, Future[None]]]
+
+class Batch:
+    count: int
+    size: int
+    def __init__(self, core: Core, queue: str, stored: bool = ...) -> None: ...
+    def add(self, payload: Any, fields: Fields = ..., raw: bool = ..., id: str | bytes | None = ...) -> None: ...
+    def extend(self, iterator: Iterator[Any], count_max: int, fields: Fields = ..., raw: bool = ...) -> bool: ...
+    def id_of(self, index: int) -> str: ...
 
 class Message:
     queue: str
@@ -29,10 +53,7 @@ class Message:
 
 class Core:
     prefix: bytes
-    text_layout: bool
-    body_max: int
     epoch: int
-    in_flight: int
     on_settle: Callable[[Message, bool], bool]
     def __init__(self, body_max: int = ..., text_layout: bool = ..., prefix: bytes | None = ...) -> None: ...
     def request_id(self) -> bytes: ...

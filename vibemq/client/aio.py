@@ -22,7 +22,7 @@ import msgspec
 from vibemq.client import publishing, queues
 from vibemq.client._engine import GOODBYE_TIMEOUT_S, Engine, State, StateCallback
 from vibemq.client._moving import Moved, Mover, Progress
-from vibemq.client._outgoing import Batch, Flow
+from vibemq.client._native import Batch, Flow
 from vibemq.client.consuming import AsyncConsumer, AsyncHandler, AsyncSubscription
 from vibemq.client.publishing import WINDOW_DEFAULT, AsyncPublisher, Headers, Priority, Summary
 from vibemq.client.queues import OnConflict, Permission, QueueDeclaration, QueueInfo, QueueOptions, User

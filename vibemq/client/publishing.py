@@ -15,8 +15,10 @@ from typing import Any
 
 from vibemq.client._engine import Engine
 from vibemq.client._failures import refusal
-from vibemq.client._outgoing import BATCH_BYTES_MAX, NO_FIELDS, Batch, Fields, Flow
-from vibemq.errors import VibeMQError
+from vibemq.client._native import BATCH_BYTES_MAX, NO_FIELDS, Batch, Fields, Flow
+from vibemq.client.queues import member_of
+from vibemq.errors import InvalidType, InvalidValue, VibeMQError
+from vibemq.protocols.native import spec
 
 WINDOW_DEFAULT = 1_000  # messages without an acknowledgement: hides the round trip, little to send again
 BATCHES_IN_A_WINDOW = 4  # so that one is written while others are on their way
@@ -57,15 +59,24 @@ class Summary:
 
 
 def summary(flow: Flow, queue: str, acked_before: int = 0) -> Summary:
+    refused, flow.refused = flow.refused, []
     failed = [
         Refused(index, id, refusal(f"queue {queue}: publishing message {id}", code, message))
-        for index, id, code, message in flow.take_refused()
+        for index, id, code, message in refused
     ]
     return Summary(flow.acked - acked_before, failed)
 
 
 def fields_of(headers: Headers, priority: Priority) -> Fields:
-    return Fields(headers, priority) if headers or priority is not None else NO_FIELDS
+    if not headers and priority is None:
+        return NO_FIELDS
+    given = dict(headers or {})
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidType(f"headers are texts: needed str, had {name!r}: {value!r:.60}")
+    if priority is not None:
+        given[spec.Header.PRIORITY.value] = spec.wire_name(member_of(spec.Priority, priority, "priority", InvalidValue))
+    return Fields(given)
 
 
 def batch_count(window: int) -> int:
@@ -100,7 +111,7 @@ class _Publisher:
     def _add(self, payload: Any, headers: Headers, id: str | None, priority: Priority) -> bool:
         """Puts a message into the batch. True: it is time to send it, and to wait for room."""
         self._batch.add(payload, fields_of(headers, priority), self._raw, id)
-        full = self._batch.count >= self._count or self._batch.size_bytes >= BATCH_BYTES_MAX
+        full = self._batch.count >= self._count or self._batch.size >= BATCH_BYTES_MAX
         return full or self.in_flight >= self._window
 
     def _take(self) -> Batch:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from vibemq.errors import ConfigError, NotAuthorized, ProtocolError, QueueConflict, QueueNotFound
+from vibemq.errors import ConfigError, NotAuthorized, ProtocolError, QueueConflict, QueueNotFound, VibeMQError
 from vibemq.protocols.native.codec import Message as Frame
 from vibemq.protocols.native.options import (
     ADDITIONS,
@@ -134,7 +134,8 @@ def make_options(given: QueueOptions | None, changes: dict[str, Any]) -> QueueOp
     check_names(changes)
     read: dict[str, type[IntEnum]] = {"mode": DeliveryMode, "overflow": OverflowStrategy}
     values: dict[str, Any] = {
-        name: _member(read[name], value) if name in read else value for name, value in changes.items()
+        name: member_of(read[name], value, "queue options", ConfigError) if name in read else value
+        for name, value in changes.items()
     }
     made = replace(given or OPTION_DEFAULTS, **values)
     check_values(made)
@@ -169,7 +170,8 @@ def check_values(options: QueueOptions) -> None:
             )
 
 
-def _member(kind: type[IntEnum], value: object) -> IntEnum:
+def member_of(kind: type[IntEnum], value: object, what: str, error: type[VibeMQError]) -> IntEnum:
+    """By its name or number."""
     if isinstance(value, str):
         plain = value.replace("_", "").replace("-", "").lower()
         for member in kind:
@@ -177,7 +179,7 @@ def _member(kind: type[IntEnum], value: object) -> IntEnum:
                 return member
     elif isinstance(value, int) and value in list(kind):
         return kind(value)
-    raise ConfigError(f"queue options: needed one of {', '.join(m.name.lower() for m in kind)}, had {value!r}")
+    raise error(f"{what}: needed one of {', '.join(m.name.lower() for m in kind)}, had {value!r}")
 
 
 def options_payload(wanted: QueueDeclaration) -> bytes:

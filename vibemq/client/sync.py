@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from vibemq.client import publishing
 from vibemq.client._engine import GOODBYE_TIMEOUT_S, Engine, StateCallback
-from vibemq.client._outgoing import Batch, Flow
+from vibemq.client._native import Batch, Flow
 from vibemq.client.aio import AsyncClient, ClientFace, Connecting
 from vibemq.client.consuming import Consumer, Handler, Subscription
 from vibemq.client.publishing import WINDOW_DEFAULT, Headers, Priority, Publisher, Summary
