@@ -6,7 +6,7 @@ import pytest
 from vibemq.broker.options import Overflow, options_of
 from vibemq.config import Queues
 from vibemq.errors import UserError, VhostNotFound
-from vibemq.storage import queue_policies
+from vibemq.storage import policies
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import PolicyRecord
 
@@ -182,12 +182,12 @@ def test_a_policy_that_says_nothing_of_a_kind_hides_none_that_does(metadata):
 @pytest.mark.parametrize(("queue", "letters"), [("dead", "dead"), ("jobs.dlq", "dead"), ("jobs.dlq", None)])
 def test_a_policy_gives_dead_letter_queues_no_dead_letter_queue(queue, letters):
     definition = {"dead-letter-exchange": ""} | ({} if letters is None else {"dead-letter-routing-key": letters})
-    assert queue_policies.options(queue, definition) == {}
-    assert queue_policies.options("jobs", definition)["dead_letter"]
+    assert policies.options_said(queue, definition) == {}
+    assert policies.options_said("jobs", definition)["dead_letter"]
 
 
 def test_overflow_is_named_as_rabbitmq_does():
-    assert {name: Overflow(number).name for name, number in queue_policies.OVERFLOWS.items()} == {
+    assert {name: Overflow(number).name for name, number in policies.OVERFLOWS.items()} == {
         "drop-head": "DROP_OLDEST",
         "reject-publish": "DROP_NEWEST",
         "reject-publish-dlx": "REDIRECT_TO_DLQ",

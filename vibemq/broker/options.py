@@ -14,10 +14,10 @@ from typing import Any
 
 from vibemq.broker.arguments import DURABILITIES, BadArgument
 from vibemq.config import Queues
-from vibemq.storage.queue_policies import ACK_TIMEOUT_MS_MIN as ACK_TIMEOUT_MS_MIN
-from vibemq.storage.queue_policies import ATTEMPTS_MAX as ATTEMPTS_MAX
-from vibemq.storage.queue_policies import DEAD_LETTER_SUFFIX as DEAD_LETTER_SUFFIX
-from vibemq.storage.queue_policies import NAME_SIZE_MAX_BYTES as NAME_SIZE_MAX_BYTES
+from vibemq.storage.policies import ACK_TIMEOUT_MS_MIN as ACK_TIMEOUT_MS_MIN
+from vibemq.storage.policies import ATTEMPTS_MAX as ATTEMPTS_MAX
+from vibemq.storage.policies import DEAD_LETTER_SUFFIX as DEAD_LETTER_SUFFIX
+from vibemq.storage.policies import NAME_SIZE_MAX_BYTES as NAME_SIZE_MAX_BYTES
 
 
 class DeliveryMode(enum.IntEnum):

@@ -24,6 +24,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from vibemq.errors import StorageError
 from vibemq.storage import ownership
+from vibemq.storage.records import Record, Table
 
 REFUSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")  # and their kinds, which begin so
 BUSY_TIMEOUT_MS = 10_000  # writers of other processes hold the lock for milliseconds
@@ -109,6 +110,13 @@ class Database:
         with self._reading() as db:
             row: tuple | None = db.execute(question, values).fetchone()
         return row
+
+    def _records(self, table: Table[Record], rest: str, *values: object) -> list[Record]:
+        return [table.record(row) for row in self._rows(f"{table.select} {rest}", *values)]
+
+    def _record(self, table: Table[Record], rest: str, *values: object) -> Record | None:
+        row = self._row(f"{table.select} {rest}", *values)
+        return None if row is None else table.record(row)
 
     def _kept(self, what: str) -> Any:
         """A column of the one row of `accounts`."""

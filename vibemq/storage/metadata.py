@@ -10,7 +10,6 @@ is confirmed; others may be undone by a power cut, like the messages of such str
 """
 
 import itertools
-import json
 import os
 import secrets
 import sqlite3
@@ -21,16 +20,8 @@ from dataclasses import replace
 from vibemq.errors import LimitExceeded, StreamExists, StreamNotFound
 from vibemq.storage.database import again_when_full
 from vibemq.storage.policies import Policies
-from vibemq.storage.records import StreamRecord
-from vibemq.storage.routing import (
-    PARTITION_ORDER,
-    SUPER_STREAM,
-    Routing,
-    find_exchange,
-    insert_binding,
-    insert_exchange,
-)
-from vibemq.storage.vhosts import Vhosts, require_vhost
+from vibemq.storage.records import StreamRecord, Table, as_column
+from vibemq.storage.routing import PARTITION_ORDER, SUPER_STREAM, Routing, insert_binding, insert_exchange
 
 PAGE_ROWS = 500
 
@@ -148,19 +139,13 @@ MIGRATIONS = (
     """,
 )
 
-_STREAM_COLUMNS = "vhost, name, incarnation, slot, durability, arguments, created_ms, queue"
-_FIND = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE vhost = ? AND name = ?"
-_AT = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE slot = ?"
-_PAGE = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE slot > ? ORDER BY slot LIMIT {PAGE_ROWS}"
-_FROM = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE vhost = ? AND name >= ? ORDER BY name LIMIT {PAGE_ROWS}"
-_ALTERED = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE altered > 0 AND altered > ? AND queue IS NOT NULL"
-_QUEUES_PAGE = f"""
-    SELECT {_STREAM_COLUMNS} FROM streams
-    WHERE vhost = ? AND queue IS NOT NULL AND slot > ? ORDER BY slot LIMIT {PAGE_ROWS}
-"""
+STREAMS = Table("streams", StreamRecord, directory=None)
+_NAMED = "WHERE vhost = ? AND name = ?"
+
+Prepare = Callable[[StreamRecord], None]
 
 
-class Metadata(Vhosts, Routing, Policies):
+class Metadata(Routing, Policies):
     """The database at ``path``; made, with its tables, on first use."""
 
     def __init__(self, path: str) -> None:
@@ -176,7 +161,7 @@ class Metadata(Vhosts, Routing, Policies):
         arguments: dict[str, str],
         durability: str,
         streams_max: int,
-        prepare: Callable[[StreamRecord], None] | None = None,
+        prepare: Prepare | None = None,
         queue: Mapping[str, object] | None = None,
         vhost_streams_max: int = 0,
     ) -> StreamRecord:
@@ -191,7 +176,7 @@ class Metadata(Vhosts, Routing, Policies):
             self._refuse(db, vhost, [name], streams_max, vhost_streams_max)
             draft = self._draft(vhost, name, arguments, durability, queue)
             record = replace(draft, slot=next(_free_slots(db)))
-            _insert(db, record)
+            STREAMS.insert(db, record)
             if prepare is not None:
                 prepare(record)
         return record
@@ -204,7 +189,7 @@ class Metadata(Vhosts, Routing, Policies):
         arguments: dict[str, str],
         durability: str,
         streams_max: int,
-        prepare: Callable[[StreamRecord], None],
+        prepare: Prepare,
         vhost_streams_max: int = 0,
     ) -> list[StreamRecord]:
         """Record an exchange and a stream and a binding for each (stream's name, binding key): all or nothing.
@@ -222,10 +207,9 @@ class Metadata(Vhosts, Routing, Policies):
         with self._writing(synced=durability == "disk") as db:
             self._refuse(db, vhost, names, streams_max, vhost_streams_max, name)
             insert_exchange(db, vhost, name, {SUPER_STREAM: True})
-            slots = _free_slots(db)
-            records = [replace(draft, slot=slot) for draft, slot in zip(drafts, slots, strict=False)]
+            records = [replace(draft, slot=slot) for draft, slot in zip(drafts, _free_slots(db), strict=False)]
             for order, (record, (stream, key)) in enumerate(zip(records, partitions, strict=True)):
-                _insert(db, record)
+                STREAMS.insert(db, record)
                 insert_binding(db, vhost, name, stream, key, {PARTITION_ORDER: order})
         return records
 
@@ -239,30 +223,22 @@ class Metadata(Vhosts, Routing, Policies):
         exchange: str | None = None,
     ) -> None:
         """Raises VhostNotFound, StreamExists, LimitExceeded where streams of these names cannot be made."""
-        require_vhost(db, vhost)
-        if exchange is not None and find_exchange(db, vhost, exchange) is not None:
+        self.require_vhost(vhost)
+        if exchange is not None and self.find_exchange(vhost, exchange) is not None:
             raise StreamExists(f"super stream {exchange!r} exists already in vhost {vhost!r}")
         for name in names:
-            if row := db.execute(_FIND, (vhost, name)).fetchone():
-                raise StreamExists(f"stream {name!r} exists already in vhost {vhost!r}", record=self._record(row))
-        count = db.execute("SELECT COUNT(*) FROM streams").fetchone()[0] + len(names)
-        if count > streams_max:
-            raise LimitExceeded(
-                f"cannot create stream {names[0]!r}: number of streams",
-                count,
-                streams_max,
-                hint="delete streams or raise store.streams_max",
-            )
-        if not vhost_streams_max:
-            return
-        here = db.execute("SELECT COUNT(*) FROM streams WHERE vhost = ?", (vhost,)).fetchone()[0] + len(names)
-        if here > vhost_streams_max:
-            raise LimitExceeded(
-                f"cannot create stream {names[0]!r}: number of streams in vhost {vhost!r}",
-                here,
-                vhost_streams_max,
-                hint="delete streams or raise store.streams_per_virtual_host_max",
-            )
+            if record := self.find_stream(vhost, name):
+                raise StreamExists(f"stream {name!r} exists already in vhost {vhost!r}", record=record)
+
+        def limit(most: int, option: str, of: str = "", where: str = "", *values: str) -> None:
+            count = db.execute(f"SELECT COUNT(*) FROM streams {where}", values).fetchone()[0] + len(names)
+            if count > most:
+                what = f"cannot create stream {names[0]!r}: number of streams{of}"
+                raise LimitExceeded(what, count, most, hint=f"delete streams or raise store.{option}")
+
+        limit(streams_max, "streams_max")
+        if vhost_streams_max:
+            limit(vhost_streams_max, "streams_per_virtual_host_max", f" in vhost {vhost!r}", "WHERE vhost = ?", vhost)
 
     def _draft(
         self,
@@ -274,46 +250,35 @@ class Metadata(Vhosts, Routing, Policies):
     ) -> StreamRecord:
         """A stream that nobody knows yet; its slot is not taken."""
         incarnation, now_ms = secrets.token_hex(8), time.time_ns() // 1_000_000
-        kept = None if queue is None else json.dumps(dict(queue), sort_keys=True)
-        return self._record((vhost, name, incarnation, -1, durability, json.dumps(arguments), now_ms, kept))
+        kept = None if queue is None else as_column(dict(queue))
+        return self._stream((vhost, name, incarnation, -1, durability, as_column(arguments), now_ms, kept))
 
     @again_when_full
     def delete_stream(self, vhost: str, name: str) -> StreamRecord:
         """Forget a stream and return what it was; its slot is free from now on.  Raises StreamNotFound."""
-        known = self.find_stream(vhost, name)
-        with self._writing(synced=known is not None and known.durability == "disk") as db:
-            row = db.execute(
-                f"DELETE FROM streams WHERE vhost = ? AND name = ? RETURNING {_STREAM_COLUMNS}", (vhost, name)
-            ).fetchone()
+        with self._writing(synced=self._is_durable(vhost, name)) as db:
+            row = db.execute(f"DELETE FROM streams {_NAMED} RETURNING {STREAMS.columns}", (vhost, name)).fetchone()
             if row is None:
                 raise _no_stream(vhost, name)
-        return self._record(row)
+        return self._stream(row)
 
     def set_queue(
-        self,
-        vhost: str,
-        name: str,
-        options: Mapping[str, object],
-        prepare: Callable[[StreamRecord], None] | None = None,
+        self, vhost: str, name: str, options: Mapping[str, object], prepare: Prepare | None = None
     ) -> StreamRecord:
         """Make a stream a queue with these options; one that is a queue already stays as it is.
 
         Returns the record as it is afterwards.  ``prepare(record)`` runs before the commit, and only
         if there is something to change.  Raises StreamNotFound, StorageError, or what prepare raises.
         """
-        known = self.find_stream(vhost, name)
-        with self._writing(synced=known is not None and known.durability == "disk") as db:
-            row = db.execute(_FIND, (vhost, name)).fetchone()
-            if row is None:
+        with self._writing(synced=self._is_durable(vhost, name)) as db:
+            record = self.find_stream(vhost, name)
+            if record is None:
                 raise _no_stream(vhost, name)
-            record = self._record(row)
-            if record.queue is not None:
-                return record
-            kept = json.dumps(dict(options), sort_keys=True)
-            db.execute("UPDATE streams SET queue = ? WHERE slot = ?", (kept, record.slot))
-            record = replace(record, queue=json.loads(kept))
-            if prepare is not None:
-                prepare(record)
+            if record.queue is None:
+                record = replace(record, queue=dict(options))
+                db.execute("UPDATE streams SET queue = ? WHERE slot = ?", (as_column(record.queue), record.slot))
+                if prepare is not None:
+                    prepare(record)
         return record
 
     @again_when_full
@@ -325,22 +290,22 @@ class Metadata(Vhosts, Routing, Policies):
         The change raises `queue_changes` in the same transaction.  Raises StreamNotFound, also for a stream that is no
         queue, StorageError, or what ``change`` raises.
         """
-        known = self.find_stream(vhost, name)
-        with self._writing(synced=known is not None and known.durability == "disk") as db:
-            row = db.execute(_FIND, (vhost, name)).fetchone()
-            record = None if row is None else self._record(row)
+        with self._writing(synced=self._is_durable(vhost, name)) as db:
+            record = self.find_stream(vhost, name)
             if record is None or record.queue is None:
                 raise _no_stream(vhost, name)
             options = dict(change(dict(record.queue)))
-            if options == record.queue:
-                return record
-            kept = json.dumps(options, sort_keys=True)
-            db.execute("UPDATE accounts SET queue_changes = queue_changes + 1")
-            db.execute(
-                "UPDATE streams SET queue = ?, altered = (SELECT queue_changes FROM accounts) WHERE slot = ?",
-                (kept, record.slot),
-            )
-        return replace(record, queue=json.loads(kept))
+            if options != record.queue:
+                db.execute("UPDATE accounts SET queue_changes = queue_changes + 1")
+                db.execute(
+                    "UPDATE streams SET queue = ?, altered = (SELECT queue_changes FROM accounts) WHERE slot = ?",
+                    (as_column(options), record.slot),
+                )
+        return replace(record, queue=options)
+
+    def _is_durable(self, vhost: str, name: str) -> bool:
+        known = self.find_stream(vhost, name)
+        return known is not None and known.durability == "disk"
 
     def queue_changes(self) -> int:
         """How often options of queues were changed; some microseconds."""
@@ -348,73 +313,46 @@ class Metadata(Vhosts, Routing, Policies):
 
     def queues_altered_since(self, changes: int) -> list[StreamRecord]:
         """Queues whose options were changed after `queue_changes` was that."""
-        return [self._record(row) for row in self._rows(_ALTERED, changes)]
+        return self._found("altered > 0 AND altered > ? AND queue IS NOT NULL", changes)
 
     def find_stream(self, vhost: str, name: str) -> StreamRecord | None:
         """Look a stream up; some microseconds."""
-        row = self._row(_FIND, vhost, name)
-        return None if row is None else self._record(row)
-
-    def streams(self) -> Iterator[StreamRecord]:
-        """All streams by slot, read in pages: nothing is held between two of them."""
-        slot = -1
-        while page := self.streams_after(slot):
-            yield from page
-            slot = page[-1].slot
+        row = self._row(f"{STREAMS.select} {_NAMED}", vhost, name)
+        return None if row is None else self._stream(row)
 
     def stream_at(self, slot: int) -> StreamRecord | None:
         """The stream that has this slot now.  StorageError."""
-        row = self._row(_AT, slot)
-        return None if row is None else self._record(row)
+        return next(iter(self._found("slot = ?", slot)), None)
+
+    def streams(self) -> Iterator[StreamRecord]:
+        """All streams by slot, read in pages: nothing is held between two of them."""
+        return _paged(self.streams_after)
 
     def streams_after(self, slot: int) -> list[StreamRecord]:
         """The next page of streams whose slot is higher; empty at the end."""
-        return [self._record(row) for row in self._rows(_PAGE, slot)]
+        return self._found(f"slot > ? ORDER BY slot LIMIT {PAGE_ROWS}", slot)
 
     def streams_from(self, vhost: str, first: str) -> list[StreamRecord]:
         """A page of a vhost's streams in the order of their names, the first not before ``first``; empty at the end."""
-        return [self._record(row) for row in self._rows(_FROM, vhost, first)]
+        return self._found(f"vhost = ? AND name >= ? ORDER BY name LIMIT {PAGE_ROWS}", vhost, first)
 
     def queues(self, vhost: str) -> Iterator[StreamRecord]:
         """All queues of a vhost by slot, read in pages: nothing is held between two of them."""
-        slot = -1
-        while page := self.queues_after(vhost, slot):
-            yield from page
-            slot = page[-1].slot
+        page = f"vhost = ? AND queue IS NOT NULL AND slot > ? ORDER BY slot LIMIT {PAGE_ROWS}"
+        return _paged(lambda slot: self._found(page, vhost, slot))
 
-    def queues_after(self, vhost: str, slot: int) -> list[StreamRecord]:
-        """The next page of a vhost's queues whose slot is higher; empty at the end."""
-        return [self._record(row) for row in self._rows(_QUEUES_PAGE, vhost, slot)]
+    def _found(self, where: str, *values: object) -> list[StreamRecord]:
+        return [self._stream(row) for row in self._rows(f"{STREAMS.select} WHERE {where}", *values)]
 
-    def _record(self, row: tuple) -> StreamRecord:
-        vhost, name, incarnation, slot, durability, arguments, created_ms, queue = row
-        return StreamRecord(
-            vhost,
-            name,
-            incarnation,
-            slot,
-            durability,
-            json.loads(arguments),
-            created_ms,
-            os.path.join(self.streams_dir, incarnation),
-            None if queue is None else json.loads(queue),
-        )
+    def _stream(self, row: tuple) -> StreamRecord:
+        return STREAMS.record(row, os.path.join(self.streams_dir, row[2]))
 
 
-def _insert(db: sqlite3.Connection, record: StreamRecord) -> None:
-    db.execute(
-        f"INSERT INTO streams ({_STREAM_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            record.vhost,
-            record.name,
-            record.incarnation,
-            record.slot,
-            record.durability,
-            json.dumps(record.arguments, sort_keys=True),
-            record.created_ms,
-            None if record.queue is None else json.dumps(record.queue, sort_keys=True),
-        ),
-    )
+def _paged(page_after: Callable[[int], list[StreamRecord]]) -> Iterator[StreamRecord]:
+    slot = -1
+    while page := page_after(slot):
+        yield from page
+        slot = page[-1].slot
 
 
 def _no_stream(vhost: str, name: str) -> StreamNotFound:

@@ -5,13 +5,14 @@ Of the policies that match a stream and say anything of streams, the one with th
 its values override the stream's own arguments, and so it is with queues and their options.  Both keep what they
 were made with, so what a policy changed comes back when the policy goes.  ``accounts.policy_changes`` counts the
 changes, so that others find out with one small read whether anything has to be looked at again.
+
+What may be said has RabbitMQ's names; what it amounts to for a queue has those under which a queue's own options are
+stored (broker/options.py), so that a policy's go over them.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 
 from vibemq.errors import LimitExceeded, UserError
-from vibemq.storage import queue_policies
 from vibemq.storage.arguments import (
     CHUNK_MESSAGES,
     CHUNK_MESSAGES_MAX,
@@ -24,25 +25,49 @@ from vibemq.storage.arguments import (
     SEGMENT_SIZE_BYTES_MAX,
     max_age_ms,
 )
-from vibemq.storage.database import Database, again_when_full
+from vibemq.storage.database import again_when_full
 from vibemq.storage.patterns import Pattern, pattern
-from vibemq.storage.records import PolicyRecord, StreamRecord
-from vibemq.storage.vhosts import require_vhost
+from vibemq.storage.records import PolicyRecord, StreamRecord, Table
+from vibemq.storage.vhosts import Vhosts
 
-#: What can be set in whole numbers, and the range of each.
-SIZES = {
+NAME_SIZE_MAX_BYTES = 255
+DEAD_LETTER_SUFFIX = ".dlq"
+#: A ledger entry counts to here (csrc/ledger/ledger.h); more attempts than this are no limit at all.
+ATTEMPTS_MAX = 1000
+#: Below it every send would be overdue at once, and the queue turn in circles.
+ACK_TIMEOUT_MS_MIN = 10
+#: What a policy may say at most; no queue has so many messages, nor a message so much time.
+COUNT_MAX = 1_000_000_000_000
+MS_MAX = 100 * 365 * 86_400_000
+
+DELIVERY_LIMIT = "delivery-limit"
+OVERFLOW = "overflow"
+DEAD_LETTER_EXCHANGE = "dead-letter-exchange"
+DEAD_LETTER_ROUTING_KEY = "dead-letter-routing-key"
+#: Whole numbers, of streams and of queues, and the range of each.  0 is not "no limit" for RabbitMQ's queues.
+STREAM_NUMBERS = {
     MAX_LENGTH_BYTES: range(2**63),
     SEGMENT_SIZE_BYTES: range(SEGMENT_SIZE_BYTES_MAX + 1),
     FILTER_SIZE_BYTES: range(FILTER_SIZE_BYTES_MIN, FILTER_SIZE_BYTES_MAX + 1),
     CHUNK_MESSAGES: range(1, CHUNK_MESSAGES_MAX + 1),
 }
-STREAM_KEYS = (MAX_AGE, *SIZES)
+QUEUE_NUMBERS = {
+    "max-length": range(1, COUNT_MAX + 1),
+    "message-ttl": range(1, MS_MAX + 1),
+    "consumer-timeout": range(ACK_TIMEOUT_MS_MIN, MS_MAX + 1),
+    DELIVERY_LIMIT: range(ATTEMPTS_MAX),
+}
+QUEUE_OPTIONS = {"max-length": "max_messages", "message-ttl": "message_ttl_ms", "consumer-timeout": "ack_timeout_ms"}
+#: RabbitMQ's name -> the number that a queue is stored with (broker.options.Overflow).
+OVERFLOWS = {"drop-head": 0, "reject-publish": 1, "reject-publish-dlx": 3}
+STREAM_KEYS = (MAX_AGE, *STREAM_NUMBERS)
+QUEUE_KEYS = (*QUEUE_NUMBERS, OVERFLOW, DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KEY)
 #: The kinds of things that concern streams, and queues; the others are kept for tools and change nothing.
 STREAMS_TOO = ("all", "queues", "streams")
 QUEUES_TOO = ("all", "queues", "classic_queues")
 APPLY_TO = (*STREAMS_TOO, "classic_queues", "quorum_queues", "exchanges")
 
-_COLUMNS = "vhost, name, pattern, definition, priority, apply_to"
+POLICIES = Table("policies", PolicyRecord)
 
 
 class HeldPolicies:
@@ -58,7 +83,7 @@ class HeldPolicies:
         for policy in sorted(policies, key=lambda policy: (-policy.priority, policy.name)):
             for held, kinds, keys in (
                 (self._streams, STREAMS_TOO, STREAM_KEYS),
-                (self._queues, QUEUES_TOO, queue_policies.QUEUE_KEYS),
+                (self._queues, QUEUES_TOO, QUEUE_KEYS),
             ):
                 if policy.apply_to in kinds and not policy.definition.keys().isdisjoint(keys):
                     held.setdefault(policy.vhost, []).append((pattern(policy.pattern), policy))
@@ -92,10 +117,10 @@ class HeldPolicies:
         policy = self.of(record.vhost, record.name, is_queue=True)
         if policy is None:
             return record.queue
-        return {**record.queue, **queue_policies.options(record.name, policy.definition)}
+        return {**record.queue, **options_said(record.name, policy.definition)}
 
 
-class Policies(Database):
+class Policies(Vhosts):
     """Policies; the table is storage.metadata's."""
 
     _held = HeldPolicies(-1, ())  # what was read last
@@ -121,14 +146,15 @@ class Policies(Database):
         if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
             raise UserError(f"the priority is {priority!r}: a whole number is needed")
         pattern(wanted)
-        kept = json.dumps(_checked(definition), sort_keys=True)
+        if not definition:
+            raise UserError("the policy's definition is empty")
+        for key, value in definition.items():
+            _check(key, value)
         with self._writing(synced=True) as db:
-            require_vhost(db, vhost)
-            had = db.execute("SELECT 1 FROM policies WHERE vhost = ? AND name = ?", (vhost, name)).fetchone()
-            db.execute(
-                f"INSERT OR REPLACE INTO policies ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
-                (vhost, name, wanted, kept, priority, apply_to),
-            )
+            self.require_vhost(vhost)
+            had = self.find_policy(vhost, name)
+            record = PolicyRecord(vhost, name, wanted, dict(definition), priority, apply_to)  # type: ignore[arg-type]
+            POLICIES.insert(db, record, how="INSERT OR REPLACE")
             db.execute("UPDATE accounts SET policy_changes = policy_changes + 1")
         return had is None
 
@@ -143,13 +169,10 @@ class Policies(Database):
 
     def policies(self, vhost: str | None = None) -> list[PolicyRecord]:
         """By vhost and name."""
-        given = "?1 IS NULL OR vhost = ?1"
-        rows = self._rows(f"SELECT {_COLUMNS} FROM policies WHERE {given} ORDER BY vhost, name", vhost)
-        return [_record(row) for row in rows]
+        return self._records(POLICIES, "WHERE ?1 IS NULL OR vhost = ?1 ORDER BY vhost, name", vhost)
 
     def find_policy(self, vhost: str, name: str) -> PolicyRecord | None:
-        row = self._row(f"SELECT {_COLUMNS} FROM policies WHERE vhost = ? AND name = ?", vhost, name)
-        return None if row is None else _record(row)
+        return self._record(POLICIES, "WHERE vhost = ? AND name = ?", vhost, name)
 
     def policy_changes(self) -> int:
         """How many changes of policies there have been; some microseconds."""
@@ -179,37 +202,51 @@ class Policies(Database):
         return self.held_policies().options(record)
 
 
-def _checked(definition: Mapping[str, object]) -> dict[str, int | str]:
-    if not definition:
-        raise UserError("the policy's definition is empty")
-    kept: dict[str, int | str] = {}
-    for key, value in definition.items():
-        if key == MAX_AGE and isinstance(value, str):
-            try:
-                max_age_ms(value)
-            except LimitExceeded as problem:
-                raise UserError(str(problem)) from None
-            kept[key] = value
-        elif key in SIZES and isinstance(value, int) and not isinstance(value, bool) and value in SIZES[key]:
-            kept[key] = value
-        elif key in SIZES:
-            least, most = SIZES[key].start, SIZES[key].stop - 1
-            raise UserError(f"{key} is {value!r}: a whole number from {least} to {most} is needed")
-        elif key == MAX_AGE:
-            raise UserError(f'{key} is {value!r}: text like "12h" is needed')
-        elif key in queue_policies.QUEUE_KEYS and isinstance(value, int | str):
-            queue_policies.check(key, value)
-            kept[key] = value
-        elif key in queue_policies.QUEUE_KEYS:
-            raise UserError(f"{key} is {value!r}: a number or text is needed")
-        else:
-            raise UserError(
-                f"{key!r} cannot be set by a policy; what can be is, of streams: {', '.join(STREAM_KEYS)}; "
-                f"of queues: {', '.join(queue_policies.QUEUE_KEYS)}"
-            )
-    return kept
+def _check(key: str, value: object) -> None:
+    """Raises UserError for what no policy can say."""
+    if key not in STREAM_KEYS and key not in QUEUE_KEYS:
+        raise UserError(
+            f"{key!r} cannot be set by a policy; what can be is, of streams: {', '.join(STREAM_KEYS)}; "
+            f"of queues: {', '.join(QUEUE_KEYS)}"
+        )
+    numbers = STREAM_NUMBERS.get(key) or QUEUE_NUMBERS.get(key)
+    if key == MAX_AGE and isinstance(value, str):
+        try:
+            max_age_ms(value)
+        except LimitExceeded as problem:
+            raise UserError(str(problem)) from None
+        needed = ""
+    elif key == MAX_AGE:
+        needed = 'text like "12h"'
+    elif numbers is not None:
+        fits = isinstance(value, int) and not isinstance(value, bool) and value in numbers
+        needed = "" if fits else f"a whole number from {numbers.start} to {numbers.stop - 1}"
+    elif key == OVERFLOW:
+        needed = "" if isinstance(value, str) and value in OVERFLOWS else f"one of {', '.join(OVERFLOWS)}"
+    elif key == DEAD_LETTER_EXCHANGE and value != "":
+        raise UserError(
+            f'{key} is {value!r}: queues have no exchanges, so only "" is possible; {DEAD_LETTER_ROUTING_KEY} '
+            f"names the queue that dead letters go to, and without it they go to NAME{DEAD_LETTER_SUFFIX}"
+        )
+    else:
+        fits = isinstance(value, str) and value.isprintable() and len(value.encode()) <= NAME_SIZE_MAX_BYTES
+        is_name = fits and (value or key == DEAD_LETTER_EXCHANGE)
+        needed = "" if is_name else f"the name of a queue, of at most {NAME_SIZE_MAX_BYTES} bytes,"
+    if needed:
+        raise UserError(f"{key} is {value!r}: {needed} is needed")
 
 
-def _record(row: tuple) -> PolicyRecord:
-    vhost, name, wanted, definition, priority, apply_to = row
-    return PolicyRecord(vhost, name, wanted, json.loads(definition), priority, apply_to)
+def options_said(queue: str, definition: Mapping[str, int | str]) -> dict[str, object]:
+    """What a policy's definition says of this queue, as options are stored; nothing where it is about streams."""
+    found: dict[str, object] = {option: definition[key] for key, option in QUEUE_OPTIONS.items() if key in definition}
+    if DELIVERY_LIMIT in definition:  # so often a message may come back, besides its first delivery
+        found["attempts_max"] = int(definition[DELIVERY_LIMIT]) + 1
+    if OVERFLOW in definition:
+        found["overflow"] = OVERFLOWS[str(definition[OVERFLOW])]
+    letters = definition.get(DEAD_LETTER_ROUTING_KEY)
+    if letters is None and DEAD_LETTER_EXCHANGE not in definition:
+        return found
+    # A pattern that also matches dead-letter queues does not give them others, which would have others again.
+    if queue != letters and not queue.endswith(DEAD_LETTER_SUFFIX):
+        found["dead_letter"], found["dead_letter_queue"] = True, letters or ""
+    return found

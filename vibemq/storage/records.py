@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the database has of each thing, as it was when it was looked up."""
+"""What the database has of each thing, as it was when it was looked up, and how that lies in a table.
 
-from dataclasses import dataclass
+A record's fields are columns of the same names, in the same order: dicts and tuples as JSON, truth values as 0 and 1.
+"""
+
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar, get_origin
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """One stream as it was when it was looked up."""
+    """One stream; with options of its own it is a queue."""
 
     vhost: str
     name: str
@@ -15,8 +24,8 @@ class StreamRecord:
     durability: str
     arguments: dict[str, str]
     created_ms: int
-    directory: str  # of its log, absolute
-    queue: dict[str, object] | None = None  # the queue's options; None: a plain stream
+    queue: dict[str, object] | None  # the queue's options; None: a plain stream
+    directory: str  # of its log, absolute; no column
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +120,43 @@ class PolicyRecord:
     definition: dict[str, int | str]
     priority: int
     apply_to: str
+
+
+class Table(Generic[Record]):
+    """The table ``name``, whose rows are records ``of`` this type."""
+
+    def __init__(self, name: str, of: type[Record], **columns: str | None) -> None:
+        """``columns``: of fields that have another name there, or (None) none."""
+        kept = [(columns.get(field.name, field.name), field) for field in fields(of)]  # type: ignore[arg-type]
+        self._of = of
+        self._fields = [field.name for column, field in kept if column]
+        self._readers = [(at, reader) for at, (_, field) in enumerate(kept) if (reader := _reader(field.type))]
+        self.columns = ", ".join(column for column, _ in kept if column)
+        self.select = f"SELECT {self.columns} FROM {name}"
+        self._into = f"INTO {name} ({self.columns}) VALUES ({', '.join('?' * len(self._fields))})"
+
+    def record(self, row: Sequence[Any], *more: object) -> Record:
+        """``more``: of the fields without a column, which are the last."""
+        values = list(row)
+        for at, read in self._readers:
+            values[at] = read(values[at])
+        return self._of(*values, *more)
+
+    def insert(self, db: sqlite3.Connection, record: Record, how: str = "INSERT", then: str = "") -> None:
+        values = [as_column(getattr(record, field)) for field in self._fields]
+        db.execute(f"{how} {self._into} {then}", values)
+
+
+def as_column(value: object) -> object:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | tuple) else value
+
+
+def _reader(kind: Any) -> Callable[[Any], Any] | None:
+    """What makes a field's value of its column's; None: they are the same."""
+    if kind is bool:
+        return bool
+    if get_origin(kind) is tuple:
+        return lambda text: tuple(json.loads(text))
+    if get_origin(kind) is dict:
+        return json.loads
+    return None if get_origin(kind) is None else lambda text: None if text is None else json.loads(text)

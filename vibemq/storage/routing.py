@@ -6,46 +6,46 @@ just that, so that one made by the protocol and one put together by tools are th
 Bindings go with their stream and with their exchange.
 """
 
-import json
 import re
 import sqlite3
 import time
 from collections.abc import Mapping
 
 from vibemq.errors import ExchangeExists, ExchangeNotFound, StreamNotFound
-from vibemq.storage.database import Database, again_when_full
-from vibemq.storage.records import BindingRecord, ExchangeRecord
-from vibemq.storage.vhosts import require_vhost
+from vibemq.storage.database import again_when_full
+from vibemq.storage.records import BindingRecord, ExchangeRecord, Table, as_column
+from vibemq.storage.vhosts import Vhosts
 
 SUPER_STREAM = "x-super-stream"
 PARTITION_ORDER = "x-stream-partition-order"
 
+EXCHANGES = Table("exchanges", ExchangeRecord)
+BINDINGS = Table("bindings", BindingRecord)
 _TRAILING_NUMBER = re.compile(r"-([0-9]{1,9})\Z")
 # Of partitions: as their bindings say, then those that say nothing, as they were bound.
 _ORDER = "partition_order IS NULL, partition_order, id"
-# One statement, one moment: with two the super stream could go in between.
-_STREAMS = """
-    SELECT b.stream FROM exchanges x LEFT JOIN bindings b ON b.vhost = x.vhost AND b.exchange = x.name
-"""
-_OF_EXCHANGE = f"WHERE x.vhost = ? AND x.name = ? ORDER BY {_ORDER}"
-_PARTITIONS = f"{_STREAMS} {_OF_EXCHANGE}"
-_ROUTE = f"{_STREAMS} AND b.routing_key = ? {_OF_EXCHANGE}"
-_EXCHANGES = "SELECT vhost, name, arguments, created_ms FROM exchanges"
-_BINDINGS = "SELECT vhost, exchange, stream, routing_key, arguments FROM bindings"
 
 
-class Routing(Database):
+class Routing(Vhosts):
     """Exchanges and bindings; the tables are storage.metadata's."""
 
     # ---- super streams, as the protocol asks ----
 
     def partitions(self, vhost: str, super_stream: str) -> list[str] | None:
         """The streams of a super stream in their order; None: there is no such super stream."""
-        return self._streams(_PARTITIONS, vhost, super_stream)
+        return self._bound(vhost, super_stream)
 
     def route(self, vhost: str, super_stream: str, key: str) -> list[str] | None:
         """The streams bound with exactly this key; None: there is no such super stream."""
-        return self._streams(_ROUTE, key, vhost, super_stream)
+        return self._bound(vhost, super_stream, key)
+
+    def _bound(self, vhost: str, super_stream: str, key: str | None = None) -> list[str] | None:
+        rows = self._rows(  # one statement, one moment: with two the super stream could go in between
+            "SELECT b.stream FROM exchanges x LEFT JOIN bindings b ON b.vhost = x.vhost AND b.exchange = x.name "
+            f"AND (?3 IS NULL OR b.routing_key = ?3) WHERE x.vhost = ?1 AND x.name = ?2 ORDER BY {_ORDER}",
+            *(vhost, super_stream, key),
+        )
+        return list(dict.fromkeys(stream for (stream,) in rows if stream is not None)) if rows else None
 
     def partition_of(self, vhost: str, super_stream: str, stream: str) -> int | None:
         """The number of a partition: its binding's, else that at the end of its name, else -1; None: not bound."""
@@ -60,18 +60,14 @@ class Routing(Database):
         number = _TRAILING_NUMBER.search(stream)
         return int(number[1]) if number else -1
 
-    def _streams(self, question: str, *values: str) -> list[str] | None:
-        rows = self._rows(question, *values)
-        return list(dict.fromkeys(stream for (stream,) in rows if stream is not None)) if rows else None
-
     # ---- exchanges and bindings, as tools ask ----
 
     @again_when_full
     def add_exchange(self, vhost: str, name: str, arguments: Mapping[str, object]) -> bool:
         """Make a direct exchange; False: the same one was there.  Raises ExchangeExists, VhostNotFound."""
         with self._writing(synced=True) as db:
-            require_vhost(db, vhost)
-            found = find_exchange(db, vhost, name)
+            self.require_vhost(vhost)
+            found = self.find_exchange(vhost, name)
             if found is None:
                 insert_exchange(db, vhost, name, arguments)
                 return True
@@ -87,13 +83,11 @@ class Routing(Database):
                 raise _no_exchange(vhost, name)
 
     def find_exchange(self, vhost: str, name: str) -> ExchangeRecord | None:
-        with self._reading() as db:
-            return find_exchange(db, vhost, name)
+        return self._record(EXCHANGES, "WHERE vhost = ? AND name = ?", vhost, name)
 
     def exchanges(self, vhost: str | None = None) -> list[ExchangeRecord]:
         """By vhost and name."""
-        rows = self._rows(f"{_EXCHANGES} WHERE ?1 IS NULL OR vhost = ?1 ORDER BY vhost, name", vhost)
-        return [_exchange_record(row) for row in rows]
+        return self._records(EXCHANGES, "WHERE ?1 IS NULL OR vhost = ?1 ORDER BY vhost, name", vhost)
 
     @again_when_full
     def add_binding(
@@ -101,7 +95,7 @@ class Routing(Database):
     ) -> bool:
         """Bind a stream; False: the same binding was there.  Raises ExchangeNotFound, StreamNotFound."""
         with self._writing(synced=True) as db:
-            if find_exchange(db, vhost, exchange) is None:
+            if self.find_exchange(vhost, exchange) is None:
                 raise _no_exchange(vhost, exchange)
             if db.execute("SELECT 1 FROM streams WHERE vhost = ? AND name = ?", (vhost, stream)).fetchone() is None:
                 raise StreamNotFound(f"there is no stream {stream!r} in vhost {vhost!r}")
@@ -116,22 +110,18 @@ class Routing(Database):
             gone = db.execute(
                 "DELETE FROM bindings WHERE vhost = ? AND exchange = ? AND stream = ? AND routing_key = ? "
                 "AND arguments = ?",
-                (vhost, exchange, stream, routing_key, _json(arguments)),
+                (vhost, exchange, stream, routing_key, as_column(dict(arguments))),
             )
         return gone.rowcount > 0
 
     def bindings(self, vhost: str | None = None, exchange: str | None = None) -> list[BindingRecord]:
         """By vhost, exchange and the order of partitions."""
-        given = "(?1 IS NULL OR vhost = ?1) AND (?2 IS NULL OR exchange = ?2)"
-        rows = self._rows(f"{_BINDINGS} WHERE {given} ORDER BY vhost, exchange, {_ORDER}", vhost, exchange)
-        return [BindingRecord(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows]
+        given = "WHERE (?1 IS NULL OR vhost = ?1) AND (?2 IS NULL OR exchange = ?2)"
+        return self._records(BINDINGS, f"{given} ORDER BY vhost, exchange, {_ORDER}", vhost, exchange)
 
 
 def insert_exchange(db: sqlite3.Connection, vhost: str, name: str, arguments: Mapping[str, object]) -> None:
-    db.execute(
-        "INSERT INTO exchanges (vhost, name, arguments, created_ms) VALUES (?, ?, ?, ?)",
-        (vhost, name, _json(arguments), time.time_ns() // 1_000_000),
-    )
+    EXCHANGES.insert(db, ExchangeRecord(vhost, name, dict(arguments), time.time_ns() // 1_000_000))
 
 
 def insert_binding(
@@ -139,9 +129,8 @@ def insert_binding(
 ) -> bool:
     """False: it is there already."""
     done = db.execute(
-        "INSERT OR IGNORE INTO bindings (vhost, exchange, stream, routing_key, arguments, partition_order) "
-        "VALUES (?, ?, ?, ?, ?, ?)",
-        (vhost, exchange, stream, routing_key, _json(arguments), _order(arguments.get(PARTITION_ORDER))),
+        f"INSERT OR IGNORE INTO bindings ({BINDINGS.columns}, partition_order) VALUES (?, ?, ?, ?, ?, ?)",
+        (vhost, exchange, stream, routing_key, as_column(dict(arguments)), _order(arguments.get(PARTITION_ORDER))),
     )
     return done.rowcount > 0
 
@@ -152,19 +141,5 @@ def _order(given: object) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
 
 
-def find_exchange(db: sqlite3.Connection, vhost: str, name: str) -> ExchangeRecord | None:
-    row = db.execute(f"{_EXCHANGES} WHERE vhost = ? AND name = ?", (vhost, name)).fetchone()
-    return None if row is None else _exchange_record(row)
-
-
-def _exchange_record(row: tuple) -> ExchangeRecord:
-    vhost, name, arguments, created_ms = row
-    return ExchangeRecord(vhost, name, json.loads(arguments), created_ms)
-
-
 def _no_exchange(vhost: str, name: str) -> ExchangeNotFound:
     return ExchangeNotFound(f"there is no exchange {name!r} in virtual host {vhost!r}")
-
-
-def _json(arguments: Mapping[str, object]) -> str:
-    return json.dumps(dict(arguments), sort_keys=True)

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 
 from vibemq.errors import UserExists, UserNotFound
 from vibemq.storage.database import Database, again_when_full
-from vibemq.storage.records import Permission, Rights, UserRecord
+from vibemq.storage.records import Permission, Rights, Table, UserRecord
 
-_COLUMNS = "name, tags, created_ms, password_hash, is_superuser, updated_ms, verifier"
+USERS = Table("users", UserRecord)
 _RIGHTS = """
     SELECT u.created_ms, u.is_superuser, p.queue_pattern, p.operations
     FROM users u LEFT JOIN permissions p ON p.username = u.name
@@ -44,12 +44,11 @@ class Users(Database):
         Raises UserExists.
         """
         with self._changing_accounts() as db:
-            if db.execute("SELECT 1 FROM users WHERE name = ?", (name,)).fetchone():
-                raise UserExists(
-                    f"user {name!r} exists already", hint=f"`vibemq users passwd {name}` changes the password"
-                )
+            if self.find_user(name):
+                hint = f"`vibemq users passwd {name}` changes the password"
+                raise UserExists(f"user {name!r} exists already", hint=hint)
             if is_superuser is None:
-                is_superuser = db.execute("SELECT 1 FROM users LIMIT 1").fetchone() is None
+                is_superuser = self._row("SELECT 1 FROM users LIMIT 1") is None
             _insert(db, name, password_hash, verifier, tags, is_superuser)
         return is_superuser
 
@@ -57,24 +56,20 @@ class Users(Database):
     def add_first_superuser(self, name: str, password_hash: str, verifier: str = "") -> bool:
         """If there is no superuser, make this one, or make it of the user of that name; was it done?"""
         with self._changing_accounts() as db:
-            if _has_superuser(db):
+            if self.has_superuser():
                 return False
             if not _update(db, name, is_superuser=1, password_hash=password_hash, verifier=verifier):
                 _insert(db, name, password_hash, verifier, (), True)
         return True
 
     def has_superuser(self) -> bool:
-        with self._reading() as db:
-            return _has_superuser(db)
+        return self._row("SELECT 1 FROM users WHERE is_superuser = 1 LIMIT 1") is not None
 
     @again_when_full
     def delete_user(self, name: str, superusers_too: bool = True) -> bool:
         """Delete a user with all permissions; False: it is a superuser and was spared.  Raises UserNotFound."""
         with self._changing_accounts() as db:
-            row = db.execute("SELECT is_superuser FROM users WHERE name = ?", (name,)).fetchone()
-            if row is None:
-                raise no_user(name)
-            if row[0] and not superusers_too:
+            if self.require_user(name).is_superuser and not superusers_too:
                 return False
             db.execute("DELETE FROM users WHERE name = ?", (name,))
         return True
@@ -108,12 +103,18 @@ class Users(Database):
         self._update_user(name, tags=json.dumps(tags))
 
     def find_user(self, name: str) -> UserRecord | None:
-        row = self._row(f"SELECT {_COLUMNS} FROM users WHERE name = ?", name)
-        return None if row is None else _user(row)
+        return self._record(USERS, "WHERE name = ?", name)
+
+    def require_user(self, name: str) -> UserRecord:
+        """Raises UserNotFound."""
+        found = self.find_user(name)
+        if found is None:
+            raise no_user(name)
+        return found
 
     def users(self) -> list[UserRecord]:
         """All users by name."""
-        return [_user(row) for row in self._rows(f"SELECT {_COLUMNS} FROM users ORDER BY name")]
+        return self._records(USERS, "ORDER BY name")
 
     # ---- permissions ----
 
@@ -122,7 +123,7 @@ class Users(Database):
         """Let the user do these operations, and no others, by this pattern.  Raises UserNotFound."""
         kept = json.dumps(sorted({int(operation) for operation in operations}))
         with self._changing_accounts() as db:
-            require_user(db, name)
+            self.require_user(name)
             db.execute(
                 "INSERT INTO permissions (username, queue_pattern, operations, created_ms) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (username, queue_pattern) DO UPDATE SET operations = excluded.operations",
@@ -133,7 +134,7 @@ class Users(Database):
     def revoke(self, name: str, pattern: str) -> bool:
         """Take the entry with exactly this pattern away; was there one?  Raises UserNotFound."""
         with self._changing_accounts() as db:
-            require_user(db, name)
+            self.require_user(name)
             gone = db.execute("DELETE FROM permissions WHERE username = ? AND queue_pattern = ?", (name, pattern))
         return gone.rowcount > 0
 
@@ -200,10 +201,7 @@ def _insert(
     db: sqlite3.Connection, name: str, password_hash: str, verifier: str, tags: tuple[str, ...], is_superuser: bool
 ) -> None:
     now_ms = _now_ms()
-    db.execute(
-        f"INSERT INTO users ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (name, json.dumps(tags), now_ms, password_hash, int(is_superuser), now_ms, verifier),
-    )
+    USERS.insert(db, UserRecord(name, tags, now_ms, password_hash, is_superuser, now_ms, verifier))
 
 
 def _update(db: sqlite3.Connection, name: str, **columns: object) -> bool:
@@ -213,23 +211,6 @@ def _update(db: sqlite3.Connection, name: str, **columns: object) -> bool:
         f"UPDATE users SET {assignments}, updated_ms = ? WHERE name = ?", (*columns.values(), _now_ms(), name)
     )
     return changed.rowcount > 0
-
-
-def require_user(db: sqlite3.Connection, name: str) -> None:
-    """Raises UserNotFound."""
-    if db.execute("SELECT 1 FROM users WHERE name = ?", (name,)).fetchone() is None:
-        raise no_user(name)
-
-
-def _has_superuser(db: sqlite3.Connection) -> bool:
-    return db.execute("SELECT 1 FROM users WHERE is_superuser = 1 LIMIT 1").fetchone() is not None
-
-
-def _user(row: tuple) -> UserRecord:
-    name, tags, created_ms, password_hash, is_superuser, updated_ms, verifier = row
-    return UserRecord(
-        name, tuple(json.loads(tags)), created_ms, password_hash, bool(is_superuser), updated_ms, verifier
-    )
 
 
 def no_user(name: str) -> UserNotFound:

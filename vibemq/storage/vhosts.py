@@ -6,21 +6,20 @@ change of users does, so that all processes notice it the same way.  The native 
 only the virtual host that is always there, ``/``.
 """
 
-import json
-import sqlite3
 import time
 from collections.abc import Iterable
 
 from vibemq.errors import UserError, VhostNotFound
 from vibemq.storage.database import again_when_full
 from vibemq.storage.patterns import pattern
-from vibemq.storage.records import KeptRights, VhostPermission, VhostRecord
-from vibemq.storage.users import Users, require_user
+from vibemq.storage.records import KeptRights, Table, VhostPermission, VhostRecord
+from vibemq.storage.users import Users
 
 DEFAULT_VHOST = "/"
 VHOST_NAME_SIZE_MAX_BYTES = 255
 
-_PERMISSIONS = "SELECT vhost, username, configure, write, read FROM vhost_permissions"
+VHOSTS = Table("vhosts", VhostRecord)
+PERMISSIONS = Table("vhost_permissions", VhostPermission, user="username")
 _RIGHTS = """
     SELECT u.created_ms, u.is_superuser, p.configure, p.write, p.read
     FROM users u CROSS JOIN vhosts v LEFT JOIN vhost_permissions p ON p.vhost = v.name AND p.username = u.name
@@ -40,12 +39,9 @@ class Vhosts(Users):
                 f"virtual host name {name!r}: 1 to {VHOST_NAME_SIZE_MAX_BYTES} bytes of printable characters are needed"
             )
         with self._changing_accounts() as db:
-            exists = _has_vhost(db, name)
-            db.execute(
-                "INSERT INTO vhosts (name, description, tags, created_ms) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (name) DO UPDATE SET description = excluded.description, tags = excluded.tags",
-                (name, description, json.dumps(list(tags)), time.time_ns() // 1_000_000),
-            )
+            exists = self.has_vhost(name)
+            keep = "ON CONFLICT (name) DO UPDATE SET description = excluded.description, tags = excluded.tags"
+            VHOSTS.insert(db, VhostRecord(name, description, tuple(tags), time.time_ns() // 1_000_000), then=keep)
         return not exists
 
     @again_when_full
@@ -57,20 +53,23 @@ class Vhosts(Users):
         if name == DEFAULT_VHOST:
             raise UserError(f"virtual host {name!r} is always there and cannot be deleted")
         with self._changing_accounts() as db:
-            require_vhost(db, name)
-            if db.execute("SELECT 1 FROM streams WHERE vhost = ? LIMIT 1", (name,)).fetchone():
+            self.require_vhost(name)
+            if self._row("SELECT 1 FROM streams WHERE vhost = ? LIMIT 1", name):
                 raise UserError(f"virtual host {name!r} has streams", hint="delete them first")
             db.execute("DELETE FROM vhosts WHERE name = ?", (name,))
             db.execute("UPDATE accounts SET policy_changes = policy_changes + 1")
 
     def has_vhost(self, name: str) -> bool:
-        with self._reading() as db:
-            return _has_vhost(db, name)
+        return self._row("SELECT 1 FROM vhosts WHERE name = ?", name) is not None
+
+    def require_vhost(self, name: str) -> None:
+        """Raises VhostNotFound."""
+        if not self.has_vhost(name):
+            raise VhostNotFound(f"there is no virtual host {name!r}")
 
     def vhosts(self) -> list[VhostRecord]:
         """All virtual hosts by name."""
-        rows = self._rows("SELECT name, description, tags, created_ms FROM vhosts ORDER BY name")
-        return [VhostRecord(name, about, tuple(json.loads(tags)), created) for name, about, tags, created in rows]
+        return self._records(VHOSTS, "ORDER BY name")
 
     # ---- permissions ----
 
@@ -83,31 +82,25 @@ class Vhosts(Users):
         for text in (configure, write, read):
             pattern(text)
         with self._changing_accounts() as db:
-            require_vhost(db, vhost)
-            require_user(db, user)
-            key = (vhost, user)
-            had = db.execute("SELECT 1 FROM vhost_permissions WHERE vhost = ? AND username = ?", key).fetchone()
-            db.execute(
-                "INSERT OR REPLACE INTO vhost_permissions (vhost, username, configure, write, read) "
-                "VALUES (?, ?, ?, ?, ?)",
-                (*key, configure, write, read),
-            )
-        return had is None
+            self.require_vhost(vhost)
+            self.require_user(user)
+            had = self.vhost_permissions(vhost, user)
+            PERMISSIONS.insert(db, VhostPermission(vhost, user, configure, write, read), how="INSERT OR REPLACE")
+        return not had
 
     @again_when_full
     def clear_permissions(self, vhost: str, user: str) -> bool:
         """Close the vhost for the user; was it open?  Raises VhostNotFound, UserNotFound."""
         with self._changing_accounts() as db:
-            require_vhost(db, vhost)
-            require_user(db, user)
+            self.require_vhost(vhost)
+            self.require_user(user)
             gone = db.execute("DELETE FROM vhost_permissions WHERE vhost = ? AND username = ?", (vhost, user))
         return gone.rowcount > 0
 
     def vhost_permissions(self, vhost: str | None = None, user: str | None = None) -> list[VhostPermission]:
         """By vhost and user; of all of them, or of those given."""
-        given = "(?1 IS NULL OR vhost = ?1) AND (?2 IS NULL OR username = ?2)"
-        rows = self._rows(f"{_PERMISSIONS} WHERE {given} ORDER BY vhost, username", vhost, user)
-        return [VhostPermission(*row) for row in rows]
+        given = "WHERE (?1 IS NULL OR vhost = ?1) AND (?2 IS NULL OR username = ?2)"
+        return self._records(PERMISSIONS, f"{given} ORDER BY vhost, username", vhost, user)
 
     def vhost_rights(self, user: str, vhost: str) -> KeptRights | None:
         """As of one moment; None: there is no such user, or no such vhost."""
@@ -116,13 +109,3 @@ class Vhosts(Users):
             return None
         created_ms, is_superuser, *patterns = row
         return KeptRights(created_ms, bool(is_superuser), None if patterns[0] is None else tuple(patterns))
-
-
-def require_vhost(db: sqlite3.Connection, name: str) -> None:
-    """Raises VhostNotFound."""
-    if not _has_vhost(db, name):
-        raise VhostNotFound(f"there is no virtual host {name!r}")
-
-
-def _has_vhost(db: sqlite3.Connection, name: str) -> bool:
-    return db.execute("SELECT 1 FROM vhosts WHERE name = ?", (name,)).fetchone() is not None
