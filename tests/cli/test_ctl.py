@@ -12,8 +12,7 @@ from peers.streams import connected
 from running import ENVIRONMENT, broker, wait_until
 
 from vibemq.access.passwords import verified
-from vibemq.cli import ctl_output
-from vibemq.cli.ctl import COMMANDS
+from vibemq.cli.ctl import COMMANDS, lines
 from vibemq.client import connect
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
@@ -229,7 +228,7 @@ def test_a_slip_in_the_directory_makes_nothing(offline):
 
 def test_what_no_terminal_prints_is_shown_escaped():
     rows = [{"tags": ["\ud800", "\x1b[2J"]}]
-    assert list(ctl_output.lines(rows, ["tags"], "table", False)) == ["[\\ud800, \\x1b[2J]"]
+    assert list(lines(rows, ["tags"], "table", False)) == ["[\\ud800, \\x1b[2J]"]
 
 
 def test_the_socket_is_for_its_owner_only(ctl):

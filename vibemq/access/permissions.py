@@ -43,6 +43,18 @@ def operation_named(name: str) -> Operation | None:
     return _BY_NAME.get(name.strip().lower())
 
 
+def operations_named(names: Iterable[str]) -> list[Operation]:
+    """Each once, in their order.  Raises UserError."""
+    for name in names:
+        if operation_named(name) is None:
+            raise UserError(f"there is no operation {name!r}; known are {', '.join(known.name for known in Operation)}")
+    return sorted({_BY_NAME[name.strip().lower()] for name in names})
+
+
+def operation_names(operations: Iterable[int]) -> list[str]:
+    return [Operation(number).name for number in operations]
+
+
 def check_pattern(pattern: str) -> None:
     """Raises UserError when a permission cannot have this pattern."""
     if not 1 <= len(pattern) <= PATTERN_CHARACTERS_MAX:

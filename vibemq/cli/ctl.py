@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vibemq ctl``: reads the words and options as RabbitMQ's tools do, which take options anywhere on the line."""
+"""``vibemq ctl``: reads the words and options as RabbitMQ's tools do, which take options anywhere on the line, and
+prints rows in their forms: columns with tabs, boxes, JSON, CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -11,11 +14,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from vibemq.cli import ctl_broker, ctl_output, ctl_streams  # noqa: F401  # which fill COMMANDS, in the order of the help
-from vibemq.cli.ctl_order import COMMANDS, STANDARD_OUTPUT, UNAVAILABLE, USAGE, Command, Order, Refused
+from vibemq.admin.api.shown import at
+from vibemq.cli.ctl_commands import COMMANDS, STANDARD_OUTPUT, UNAVAILABLE, USAGE, Command, Order, Refused
 from vibemq.cli.data import DataDir, data_options
 from vibemq.errors import VibeMQError
 
+FORMATTERS = ("table", "pretty_table", "json", "csv")
 TIMEOUT_MAX_S = 86_400.0  # nobody waits longer, and the kernel takes no endless ones
 #: Options that only some commands take.
 _OWN_OPTIONS = {option for command in COMMANDS.values() for option in command.options}
@@ -80,7 +84,7 @@ def _timeout(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result.")
 @click.option("-s", "--silent", is_flag=True, help="As --quiet, and no names of columns.")
 @click.option("--no-table-headers", is_flag=True, help="No names of columns.")
-@click.option("--formatter", type=click.Choice(ctl_output.FORMATTERS), help="How results are written.")
+@click.option("--formatter", type=click.Choice(FORMATTERS), help="How results are written.")
 @click.option(
     "-t",
     "--timeout",
@@ -129,22 +133,26 @@ def ctl(ctx: click.Context, command: str, words: tuple[str, ...], data: DataDir,
 
 
 def _run(name: str, command: Command, words: Sequence[str], data: DataDir, options: dict[str, Any]) -> None:
-    named, more = _named(name, command, words)
-    columns = _columns(command, more)
+    order = _ordered(name, command, words, data, options)
+    columns = _columns(command, order.more)
     formatter = options["formatter"] or command.formatter
-    is_read_by_programs = formatter in ("json", "csv") or named.get("file") == STANDARD_OUTPUT
+    is_read_by_programs = formatter in ("json", "csv") or order.words.get("file") == STANDARD_OUTPUT
     quiet = options["quiet"] or options["silent"] or is_read_by_programs
     data.timeout_s = options["timeout"]
     data.check()
     if not quiet:
-        click.echo(command.banner.format(**{**options, **named, "more": ", ".join(more)}))
-    result = command.run(Order(data, named, more, options))
+        click.echo(command.banner.format_map(order.typed))
+    result = command.run(order)
     if columns:
+        rows = [{column: at(row, command.places[column]) for column in columns} for row in result]
         headers = not (options["silent"] or options["no_table_headers"])
-        for line in ctl_output.lines(result, columns, formatter, headers):
+        for line in lines(rows, columns, formatter, headers):
             click.echo(line)
+    elif isinstance(result, dict) and formatter == "json":
+        click.echo(_compact(result))
     elif isinstance(result, dict):
-        _say_all(result, formatter)
+        for part, value in result.items():
+            click.echo(f"{part.replace('_', ' ')}: {value if isinstance(value, str) else json.dumps(value)}")
     elif result is not None and not quiet:
         click.echo(result)
 
@@ -158,32 +166,65 @@ def _refuse_options_of_others(ctx: click.Context, command: Command) -> None:
             raise Refused(USAGE, f"Invalid options for this command: {parameter.opts[0]}")
 
 
-def _named(name: str, command: Command, words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+def _ordered(name: str, command: Command, words: Sequence[str], data: DataDir, options: dict[str, Any]) -> Order:
     """The words by their names, and those that come after."""
     wanted = command.words + command.optional_words
     if len(words) < len(command.words):
         raise Refused(USAGE, f"not enough arguments.\nUsage: vibemq ctl {name} {command.usage}")
     if len(words) > len(wanted) and not command.takes_more:
         raise Refused(USAGE, f"too many arguments.\nUsage: vibemq ctl {name} {command.usage}")
-    return dict(zip(wanted, words, strict=False)), tuple(words[len(wanted) :])
+    return Order(data, dict(zip(wanted, words, strict=False)), tuple(words[len(wanted) :]), options)
 
 
-def _columns(command: Command, more: Sequence[str]) -> tuple[str, ...]:
+def _columns(command: Command, more: Sequence[str]) -> Sequence[str]:
     if not command.columns or not more:
         return command.columns
-    asked = tuple(column for word in more for column in word.split(",") if column)
-    unknown = [column for column in asked if column not in (*command.columns, *command.also)]
+    asked = [column for word in more for column in word.split(",") if column]
+    unknown = [column for column in asked if column not in command.places]
     if unknown:
-        known = ", ".join(sorted({*command.columns, *command.also}))
+        known = ", ".join(sorted(command.places))
         raise Refused(USAGE, f"Info key(s) {', '.join(unknown)} are not supported; known are {known}")
     return asked
 
 
-def _say_all(result: dict[str, Any], formatter: str) -> None:
-    """One object: a line for each of its parts."""
+# ---- how rows are written ----
+
+
+def lines(rows: Sequence[dict[str, Any]], columns: Sequence[str], formatter: str, headers: bool) -> list[str]:
+    """``columns`` in their order; ``headers``: with their names above."""
     if formatter == "json":
-        click.echo(json.dumps(result, separators=(",", ":")))
-        return
-    for name, value in result.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        click.echo(f"{name.replace('_', ' ')}: {text}")
+        texts = [_compact({column: row.get(column) for column in columns}) for row in rows]
+        return ["[", *(f",{text}" if number else text for number, text in enumerate(texts)), "]"]
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    if formatter == "pretty_table":
+        return _boxes([list(columns), *cells]) if rows else []  # as RabbitMQ's: no box around nothing
+    titled = [list(columns), *cells] if headers else cells
+    if formatter == "csv":
+        page = io.StringIO()
+        csv.writer(page, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(titled)
+        return page.getvalue().split("\n")[:-1]  # no cell has a line break in it
+    return ["\t".join(row) for row in titled]
+
+
+def _boxes(cells: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rules = ["─" * (width + 2) for width in widths]
+    texts = ["│".join(f" {cell:<{width}} " for cell, width in zip(row, widths, strict=True)) for row in cells]
+    between = f"│\n├{'┼'.join(rules)}┤\n│".join(texts)
+    return f"┌{'┬'.join(rules)}┐\n│{between}│\n└{'┴'.join(rules)}┘".split("\n")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_cell, value))}]"
+    if isinstance(value, dict):  # as RabbitMQ's tools print a map, which others parse: [{"key","value"},...]
+        return f"[{','.join(f'{{{json.dumps(key)},{_compact(value)}}}' for key, value in value.items())}]"
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in str(value))
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -17,10 +17,10 @@ import os
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
 
 import click
 
+from vibemq.cli.terminal import options_as
 from vibemq.errors import SetupError, UserError, VibeMQError
 
 if TYPE_CHECKING:
@@ -38,18 +38,6 @@ config_option = click.option(
     help="TOML file with options; `vibemq config` prints a commented sample.",
 )
 data_dir_option = click.option("--data-dir", metavar="DIR", help="Where logs, streams and users are kept.")
-
-
-def data_options(command: Callable[..., Result]) -> Callable[..., Result]:
-    """--config and --data-dir, which come as ``data``."""
-
-    @config_option
-    @data_dir_option
-    @functools.wraps(command)
-    def run(*arguments: Any, config_path: str | None, data_dir: str | None, **options: Any) -> Result:
-        return command(*arguments, data=DataDir(config_path, data_dir), **options)
-
-    return run
 
 
 class Failed(VibeMQError):
@@ -137,19 +125,13 @@ class DataDir:
     # ---- the broker ----
 
     def ask(
-        self,
-        method: str,
-        *parts: str,
-        body: dict[str, Any] | None = None,
-        reason: str = "",
-        needs_broker: bool = False,
+        self, method: str, where: str, *, body: Any = None, reason: str = "", needs_broker: bool = False,
         makes_data: bool = False,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """The answer's body; ``makes_data``: a data directory that is missing is made.  Raises Failed, UserError.
 
-        ``ask("GET", "queues", "/", "a b")`` is about /queues/%2F/a%20b.
+        ``where`` is below /api, with its parts quoted.
         """
-        where = "".join(f"/{quote(part, safe='')}" for part in parts)
         found = self._ask_broker(method, where, body, reason)
         if found is None and needs_broker:
             raise UserError(
@@ -170,10 +152,8 @@ class DataDir:
         link = self._connect()
         if link is None:
             return None
-        headers = {
-            "Content-Type": "application/json",
-            "X-Reason": " ".join(reason.split()).encode("ascii", "backslashreplace").decode(),
-        }
+        said = " ".join(reason.split()).encode("ascii", "backslashreplace").decode()
+        headers = {"Content-Type": "application/json", "X-Reason": said}
         connection = http.client.HTTPConnection("localhost", timeout=self.timeout_s)
         connection.sock = link
         try:
@@ -245,3 +225,6 @@ def _body(status: int, answer: Any) -> Any:
     if status >= 300:
         raise Failed(status, str((answer or {}).get("reason", f"status {status}")))
     return answer
+
+
+data_options = options_as("data", DataDir, config_option, data_dir_option)

@@ -7,6 +7,7 @@ standard error, so they can be parts of a pipe: what `consume` prints, `publish`
 
 import base64
 import contextlib
+import itertools
 import json
 import sys
 import time
@@ -15,15 +16,8 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from vibemq.cli.connection import connect_queues, queues_options
-from vibemq.cli.terminal import (
-    EXIT_INTERRUPTED,
-    json_option,
-    messages_text,
-    nobody_reads,
-    progress_bar,
-    watch_reader,
-)
+from vibemq.cli.connection import Broker, queues_options
+from vibemq.cli.terminal import EXIT_INTERRUPTED, json_option, messages_text, nobody_reads, progress_bar, watch_reader
 from vibemq.errors import RequestFailed, UserError
 
 if TYPE_CHECKING:
@@ -60,18 +54,9 @@ def _headers(_: click.Context, option: click.Parameter, values: tuple[str, ...])
 @json_option
 @queues_options
 def publish(
-    queue: str,
-    payload: str | None,
-    file: IO[str] | None,
-    text: bool,
-    headers: dict[str, str],
-    priority: str | None,
-    count: int,
-    rate: float | None,
-    window: int,
-    as_json: bool,
-    **connection: Any,
-) -> None:
+    queue: str, payload: str | None, file: IO[str] | None, text: bool, headers: dict[str, str], priority: str | None,
+    count: int, rate: float | None, window: int, as_json: bool, broker: Broker,
+) -> None:  # fmt: skip
     """Publish PAYLOAD, or each line of a file or of standard input, to QUEUE.
 
     What is JSON is sent as it is; anything else is sent as a text.  Returns when the broker has all of it.
@@ -88,13 +73,11 @@ def publish(
     if as_json and payload is None:
         if text or headers or priority:
             raise click.UsageError("with --json each line says of itself what --text, --header and --priority would")
-        _publish_records(queue, file, rate, window, **connection)
+        _publish_records(queue, file, rate, window, broker)
         return
-    with connect_queues(**connection) as client:  # first: a password may be the first line of standard input
-        if payload is not None:
-            bodies: Iterable[bytes] = (_body(payload, text) for _ in range(count))
-        else:
-            bodies = (_body(line.rstrip("\r\n"), text) for line in file or sys.stdin if line.strip())
+    with broker.connect() as client:  # first: a password may be the first line of standard input
+        given = filter(str.strip, file or sys.stdin) if payload is None else itertools.repeat(payload, count)
+        bodies = (_body(line.rstrip("\r\n") if payload is None else line, text) for line in given)
         with progress_bar(f"to {queue}", count if payload is not None else None) as tell:
             counted = bodies if tell is None else _counted(bodies, tell)
             how = {"headers": headers, "priority": priority}
@@ -110,9 +93,9 @@ def publish(
         raise click.exceptions.Exit(EXIT_INTERRUPTED)
 
 
-def _publish_records(queue: str, file: IO[str] | None, rate: float | None, window: int, **connection: Any) -> None:
+def _publish_records(queue: str, file: IO[str] | None, rate: float | None, window: int, broker: Broker) -> None:
     """The lines of `consume --json`, each of them the message that it was."""
-    with connect_queues(**connection) as client:
+    with broker.connect() as client:
         stored = client.publisher(queue, window=window, stored=True)
         plain = client.publisher(queue, window=window, raw=True)
         for number, line in enumerate(_paced(filter(str.strip, file or sys.stdin), rate), 1):
@@ -200,15 +183,9 @@ def _counted(bodies: Iterable[bytes], tell: Callable[[int, int | None], object])
 @json_option
 @queues_options
 def consume(
-    queue: str,
-    count: int | None,
-    no_ack: bool,
-    prefetch: int | None,
-    follow: bool,
-    create: bool,
-    as_json: bool,
-    **connection: Any,
-) -> None:
+    queue: str, count: int | None, no_ack: bool, prefetch: int | None, follow: bool, create: bool, as_json: bool,
+    broker: Broker,
+) -> None:  # fmt: skip
     """Print the messages of QUEUE, a line for each, and acknowledge what is printed.
 
     Nothing is made by this but with --create, and a stream is not consumed: `vibemq streams tail` reads it.
@@ -216,7 +193,7 @@ def consume(
     With --json a line has the payload, the id, the headers, how often the message was delivered, and in "stored" the
     whole of it as the broker keeps it: `vibemq publish --json` takes such lines, and makes the same messages of them.
     """
-    with connect_queues(**connection) as client:
+    with broker.connect() as client:
         wanted = prefetch or (min(count, PREFETCH_MAX) if count else None)
         with contextlib.suppress(KeyboardInterrupt):  # how one ends --follow
             stored, idle_s = as_json and client.gives_stored, None if follow else IDLE_S
@@ -229,9 +206,8 @@ def consume(
                         if follow or no_ack or nobody_reads() or _is_empty(client, queue):
                             break
                         if (silent_s := silent_s + IDLE_S) >= PATIENCE_S:
-                            click.echo(
-                                f"vibemq: what is left in {queue} is put off, or too large for a client", err=True
-                            )
+                            said = f"vibemq: what is left in {queue} is put off, or too large for a client"
+                            click.echo(said, err=True)
                             break
                         continue
                     silent_s = 0.0
@@ -247,7 +223,13 @@ def _is_empty(client: "Client", queue: str) -> bool:
     return True
 
 
-def _stored_line(message: "Message") -> str:
+def _line(message: "Message", as_json: bool, stored: bool) -> str:
+    if not as_json:
+        raw = (message.raw or b"null").decode("utf-8", "replace")
+        return raw.replace("\r", " ").replace("\n", " ")  # between tokens only: JSON has no bare line break in a text
+    about = {"id": message.id, "headers": message.headers, "attempts": message.attempts}
+    if not stored:
+        return _json({**about, "payload": json.loads((message.raw or b"null").decode("utf-8", "replace"))})
     from vibemq.client._streams import read_message
     from vibemq.protocols.native.codec import is_json
 
@@ -261,15 +243,9 @@ def _stored_line(message: "Message") -> str:
         except UnicodeDecodeError:
             payload, headers["payload-encoding"] = base64.b64encode(body).decode(), "base64"
     shown = {name: text for name, text in headers.items() if text is not None}
-    rest = {"id": message.id, "headers": shown, "attempts": message.attempts, "payload": payload}
-    return json.dumps({**rest, "stored": base64.b64encode(message.raw).decode()}, ensure_ascii=False)
+    whole = base64.b64encode(message.raw).decode()
+    return _json({**about, "headers": shown, "payload": payload, "stored": whole})
 
 
-def _line(message: "Message", as_json: bool, stored: bool) -> str:
-    if stored:
-        return _stored_line(message)
-    raw = (message.raw or b"null").decode("utf-8", "replace")
-    if not as_json:
-        return raw.replace("\r", " ").replace("\n", " ")  # between tokens only: JSON has no bare line break in a text
-    rest = {"id": message.id, "headers": message.headers, "attempts": message.attempts}
-    return json.dumps({**rest, "payload": json.loads(raw)}, ensure_ascii=False)
+def _json(line: dict[str, Any]) -> str:
+    return json.dumps(line, ensure_ascii=False)

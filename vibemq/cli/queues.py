@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vibemq.cli.connection import connect_queues, queues_options, user_of
+from vibemq.cli.connection import Broker, queues_options
 from vibemq.cli.terminal import (
     F,
     json_option,
@@ -25,14 +25,8 @@ if TYPE_CHECKING:
     from vibemq.client import Client, QueueInfo
 
 #: Of the list: titles, and the keys of what is described.
-COLUMNS = {
-    "queue": "name",
-    "messages": "messages",
-    "in flight": "in_flight",
-    "dropped": "dropped",
-    "subscribers": "subscribers",
-    "mode": "mode",
-}
+COLUMNS = {"queue": "name", "messages": "messages", "in flight": "in_flight", "dropped": "dropped",
+           "subscribers": "subscribers", "mode": "mode"}  # fmt: skip
 
 
 @click.group()
@@ -43,11 +37,11 @@ def queues() -> None:
 @queues.command("list")
 @json_option
 @queues_options
-def queues_list(as_json: bool, **connection: Any) -> None:
+def queues_list(as_json: bool, broker: Broker) -> None:
     """Show the queues for which the user has any permission; without users that is all of them."""
-    with connect_queues(**connection, reconnect=False) as client:
+    with broker.connect(reconnect=False) as client:
         found = [_listed(client, name) for name in client.list_queues()]
-    user = user_of(**connection)
+    user = broker.named
     none = "there are no queues" if user is None else f"there is no queue for which user {user} has any permission"
     print_rows(as_json, found, COLUMNS, f"{none}; `vibemq queues create NAME` makes one")
 
@@ -76,9 +70,9 @@ def _look(client: "Client", name: str) -> "tuple[bool, QueueInfo | None]":
 @click.argument("name")
 @json_option
 @queues_options
-def queues_info(name: str, as_json: bool, **connection: Any) -> None:
+def queues_info(name: str, as_json: bool, broker: Broker) -> None:
     """Show how full a queue is, and its options."""
-    with connect_queues(**connection, reconnect=False) as client:
+    with broker.connect(reconnect=False) as client:
         described = _described(client.queue_info(name))
     print_facts(as_json, "queue", described, lambda _, value: None if value is None else str(value))
 
@@ -87,11 +81,7 @@ def _described(info: "QueueInfo") -> dict[str, Any]:
     options = info.options
     return {
         "name": info.name,
-        "messages": info.messages,
-        "in_flight": info.in_flight,
-        "dropped": info.dropped,
-        "refused": info.refused,
-        "subscribers": info.subscribers,
+        **{key: getattr(info, key) for key in ("messages", "in_flight", "dropped", "refused", "subscribers")},
         "created": info.created.isoformat() if info.created else None,
         "mode": options.mode.name.lower(),
         "max_messages": options.max_messages,
@@ -99,9 +89,7 @@ def _described(info: "QueueInfo") -> dict[str, Any]:
         "message_ttl_ms": options.message_ttl_ms,
         "attempts_max": options.attempts_max,
         "dead_letter_queue": info.dead_letter_queue if options.dead_letter else None,
-        "ack_timeout_ms": options.ack_timeout_ms,
-        "prefetch": options.prefetch,
-        "durability": options.durability,
+        **{key: getattr(options, key) for key in ("ack_timeout_ms", "prefetch", "durability")},
     }
 
 
@@ -111,49 +99,26 @@ def _milliseconds(_: click.Context, __: click.Parameter, seconds: float | None) 
 
 def limit_options(*, is_new: bool) -> Callable[[F], F]:
     """What a queue may be given when it is made, and later; one that ``is_new`` has defaults."""
-    count = click.IntRange(min=1)
-    dead_letter = "Keep what could not be delivered, in NAME.dlq"
+    count, letters = click.IntRange(min=1), "Keep what could not be delivered, in NAME.dlq"
+    seconds: dict[str, Any] = {"type": click.FloatRange(min=0), "callback": _milliseconds, "metavar": "SECONDS"}
+    overflow = click.Choice(["drop_oldest", "drop_newest", "block_publisher", "redirect_to_dlq"])
+
+    def about(text: str, new: str, later: str = "") -> str:
+        return f"{text}{new if is_new else later}."
+
     return with_options(
-        click.option(
-            "--max-messages",
-            type=click.IntRange(min=0),
-            metavar="N",
-            help=f"That may wait{' (default 0: no limit)' if is_new else '; 0: no limit'}.",
-        ),
-        click.option(
-            "--overflow",
-            type=click.Choice(["drop_oldest", "drop_newest", "block_publisher", "redirect_to_dlq"]),
-            help=f"When it is full{' (default drop_oldest)' if is_new else ''}.",
-        ),
-        click.option(
-            "--ttl",
-            "message_ttl_ms",
-            type=click.FloatRange(min=0),
-            callback=_milliseconds,
-            metavar="SECONDS",
-            help=f"How long a message may wait{'' if is_new else '; 0: for ever'}.",
-        ),
-        click.option(
-            "--attempts",
-            "attempts_max",
-            type=count,
-            metavar="N",
-            help=f"Deliveries{' (default 3)' if is_new else ''}.",
-        ),
-        click.option("--dead-letter", is_flag=True, default=None, help=f"{dead_letter}.")
-        if is_new
-        else click.option("--dead-letter/--no-dead-letter", default=None, help=f"{dead_letter}, or drop it."),
+        click.option("--max-messages", type=click.IntRange(min=0), metavar="N",
+                     help=about("That may wait", " (default 0: no limit)", "; 0: no limit")),
+        click.option("--overflow", type=overflow, help=about("When it is full", " (default drop_oldest)")),
+        click.option("--ttl", "message_ttl_ms", **seconds,
+                     help=about("How long a message may wait", "", "; 0: for ever")),
+        click.option("--attempts", "attempts_max", type=count, metavar="N", help=about("Deliveries", " (default 3)")),
+        click.option("--dead-letter" if is_new else "--dead-letter/--no-dead-letter", is_flag=True, default=None,
+                     help=about(letters, "", ", or drop it")),
         click.option("--dead-letter-queue", metavar="NAME", help="Keep it in this queue instead."),
-        click.option(
-            "--ack-timeout",
-            "ack_timeout_ms",
-            type=click.FloatRange(min=0),
-            callback=_milliseconds,
-            metavar="SECONDS",
-            help="Until it is delivered again.",
-        ),
+        click.option("--ack-timeout", "ack_timeout_ms", **seconds, help="Until it is delivered again."),
         click.option("--prefetch", type=count, metavar="N", help="Messages with a consumer at a time."),
-    )
+    )  # fmt: skip
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -182,9 +147,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 )
 @json_option
 @queues_options
-def queues_create(
-    name: str, on_conflict: str, as_json: bool, url: str, user: str | None, password_stdin: bool, **options: Any
-) -> None:
+def queues_create(name: str, on_conflict: str, as_json: bool, broker: Broker, **options: Any) -> None:
     """Make a queue, unless it is there as wanted.
 
     A stream of that name becomes a queue by it, with all that it holds, and stays one.
@@ -192,7 +155,7 @@ def queues_create(
     given = _given(options)
     if given.get("overflow") == "redirect_to_dlq" and not given.get("dead_letter"):
         raise click.UsageError("--overflow redirect_to_dlq needs --dead-letter or --dead-letter-queue")
-    with connect_queues(url, user, password_stdin, reconnect=False) as client:
+    with broker.connect(reconnect=False) as client:
         done = _create(client, name, on_conflict, given)
     say_done(as_json, "queue", name, done)
 
@@ -258,8 +221,8 @@ def queues_move(name: str, target: str, **how: Any) -> None:
     _move(name, target, **how)
 
 
-def _move(name: str, target: str | None, count: int | None, dry_run: bool, as_json: bool, **connection: Any) -> None:
-    with connect_queues(**connection) as client, progress_bar(f"from {name}") as progress:
+def _move(name: str, target: str | None, count: int | None, dry_run: bool, as_json: bool, broker: Broker) -> None:
+    with broker.connect() as client, progress_bar(f"from {name}") as progress:
         moved = client.move_messages(name, target, count=count, dry_run=dry_run, progress=progress)
     if as_json:
         click.echo(json.dumps({"queue": name, "moved": moved.queues, "left": moved.left, "dry_run": dry_run}))
@@ -273,18 +236,8 @@ def _move(name: str, target: str | None, count: int | None, dry_run: bool, as_js
 
 
 #: As `queues alter --reset` takes them; options with which a queue is made only are refused with the reason.
-RESETTABLE = (
-    "max_messages",
-    "overflow",
-    "message_ttl_ms",
-    "attempts_max",
-    "ack_timeout_ms",
-    "backoff_ms",
-    "backoff_max_ms",
-    "prefetch",
-    "dead_letter",
-    "dead_letter_queue",
-)
+RESETTABLE = ("max_messages", "overflow", "message_ttl_ms", "attempts_max", "ack_timeout_ms", "backoff_ms",
+              "backoff_max_ms", "prefetch", "dead_letter", "dead_letter_queue")  # fmt: skip
 
 
 @queues.command("alter")
@@ -295,24 +248,14 @@ RESETTABLE = (
 @click.option("--durability", hidden=True)
 @json_option
 @queues_options
-def queues_alter(
-    name: str,
-    reset: tuple[str, ...],
-    mode: str | None,
-    durability: str | None,
-    as_json: bool,
-    url: str,
-    user: str | None,
-    password_stdin: bool,
-    **options: Any,
-) -> None:
+def queues_alter(name: str, reset: tuple[str, ...], as_json: bool, broker: Broker, **options: Any) -> None:
     """Change options of a queue that is there; its messages stay.
 
     What is not given stays as it is. A smaller --ttl drops at once what is too old. A smaller --max-messages drops
     the oldest with --overflow drop_oldest: at once. All this needs the permissions CreateQueue and DeleteQueue.
     """
-    for option, given in (("mode", mode), ("durability", durability)):
-        if given is not None:
+    for option in ("mode", "durability"):
+        if (given := options.pop(option)) is not None:
             raise click.UsageError(
                 f"the {option} of a queue cannot change while it lives: make another queue with `vibemq queues create "
                 f"OTHER --{option} {given}` and move the messages there, or delete the queue and make it anew"
@@ -323,7 +266,7 @@ def queues_alter(
     changes |= dict.fromkeys(reset)
     if not changes:
         raise click.UsageError("no option to change was given; `vibemq queues alter --help` lists them")
-    with connect_queues(url, user, password_stdin, reconnect=False) as client:
+    with broker.connect(reconnect=False) as client:
         client.alter_queue(name, **changes)
     say_done(as_json, "queue", name, "altered")
 
@@ -333,9 +276,9 @@ def queues_alter(
 @yes_option
 @json_option
 @queues_options
-def queues_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> None:
+def queues_delete(name: str, yes: bool, as_json: bool, broker: Broker) -> None:
     """Delete a queue with all its messages."""
-    with connect_queues(**connection, reconnect=False) as client:
+    with broker.connect(reconnect=False) as client:
         is_there, info = _look(client, name)
         if is_there and not yes:
             _confirm("Delete", name, info)
@@ -350,9 +293,9 @@ def queues_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> Non
 @yes_option
 @json_option
 @queues_options
-def queues_purge(name: str, yes: bool, as_json: bool, **connection: Any) -> None:
+def queues_purge(name: str, yes: bool, as_json: bool, broker: Broker) -> None:
     """Drop all messages that wait in a queue."""
-    with connect_queues(**connection, reconnect=False) as client:
+    with broker.connect(reconnect=False) as client:
         if not yes:
             _confirm("Purge", name, _look(client, name)[1])
         client.purge_queue(name)

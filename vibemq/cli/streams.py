@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from vibemq.cli.connection import connect_streams, streams_options
+from vibemq.cli.connection import StreamsBroker, streams_options
 from vibemq.cli.terminal import (
     EXIT_INTERRUPTED,
     json_option,
@@ -28,12 +28,12 @@ from vibemq.cli.terminal import (
     print_rows,
     say_done,
     yes_option,
-)
+)  # fmt: skip
 from vibemq.errors import RequestFailed, StreamExists, StreamNotFound, TimeoutExceeded, UserError, VibeMQError
 
 if TYPE_CHECKING:
     from vibemq.client._streams import Chunk
-    from vibemq.client.streams import ListedStream, Publisher, StreamsConnection
+    from vibemq.client.streams import ListedStream, StreamsConnection
     from vibemq.protocols.streams.spec import OffsetType
 
 READ_BYTES = 65_536  # of standard input at a time: what is there goes out at once, however little it is
@@ -61,15 +61,9 @@ def streams() -> None:
 @json_option
 @streams_options
 def streams_create(
-    name: str,
-    max_age: str | None,
-    max_length_bytes: str | None,
-    segment_size: str | None,
-    durability: str | None,
-    more: tuple[str, ...],
-    as_json: bool,
-    **connection: Any,
-) -> None:
+    name: str, max_age: str | None, max_length_bytes: str | None, segment_size: str | None, durability: str | None,
+    more: tuple[str, ...], as_json: bool, broker: StreamsBroker,
+) -> None:  # fmt: skip
     """Make a stream, unless it is there with the same arguments.
 
     Without --max-age and --max-length-bytes nothing is ever dropped.
@@ -82,17 +76,16 @@ def streams_create(
         if not key or not equals:
             raise click.UsageError(f"--argument {pair}: NAME=VALUE is needed")
         arguments[key.removeprefix("x-")] = value
-    if max_age is not None:
-        if not re.fullmatch(r"[1-9][0-9]{0,8}[YMDhms]", max_age):
-            raise click.UsageError(f"--max-age {max_age}: a number and one of Y M D h m s is needed, such as 12h")
-        arguments["max-age"] = max_age
-    if max_length_bytes is not None:
-        arguments["max-length-bytes"] = _size("--max-length-bytes", max_length_bytes)
-    if segment_size is not None:
-        arguments["stream-max-segment-size-bytes"] = _size("--segment-size", segment_size)
-    if durability is not None:
-        arguments["durability"] = durability
-    with connect_streams(**connection) as client:
+    if max_age is not None and not re.fullmatch(r"[1-9][0-9]{0,8}[YMDhms]", max_age):
+        raise click.UsageError(f"--max-age {max_age}: a number and one of Y M D h m s is needed, such as 12h")
+    named = {
+        "max-age": max_age,
+        "max-length-bytes": _size("--max-length-bytes", max_length_bytes),
+        "stream-max-segment-size-bytes": _size("--segment-size", segment_size),
+        "durability": durability,
+    }
+    arguments |= {argument: value for argument, value in named.items() if value is not None}
+    with broker.connect() as client:
         done = "created"
         try:
             client.create(name, arguments)
@@ -112,7 +105,9 @@ def streams_create(
     say_done(as_json, "stream", name, done)
 
 
-def _size(option: str, text: str) -> str:
+def _size(option: str, text: str | None) -> str | None:
+    if text is None:
+        return None
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([a-zA-Z]*)", text)
     unit = UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
@@ -128,9 +123,9 @@ def _arguments_text(arguments: dict[str, str]) -> str:
 @click.option("--all", "everything", is_flag=True, help="Queues, too: they can be read as streams.")
 @json_option
 @streams_options
-def streams_list(everything: bool, as_json: bool, **connection: Any) -> None:
+def streams_list(everything: bool, as_json: bool, broker: StreamsBroker) -> None:
     """Show the streams of a virtual host that the user may read or write; a command of VibeMQ brokers."""
-    with connect_streams(**connection) as client:
+    with broker.connect() as client:
         listed = [each for each in client.list_streams() if everything or not each.is_queue]
         found = [_listed(client, each) for each in listed]
     columns = {"name": "name", "kind": "kind", "messages": "messages", "size": "size_bytes", "arguments": "arguments"}
@@ -142,9 +137,9 @@ def streams_list(everything: bool, as_json: bool, **connection: Any) -> None:
 @click.argument("name")
 @json_option
 @streams_options
-def streams_info(name: str, as_json: bool, **connection: Any) -> None:
+def streams_info(name: str, as_json: bool, broker: StreamsBroker) -> None:
     """Show where a stream begins and ends, its size and its arguments, as far as the broker tells them."""
-    with connect_streams(**connection) as client:
+    with broker.connect() as client:
         listed = client.find_stream(name) if client.has_listings else None
         described = _described(name, listed, _ends(client, name))
     print_facts(as_json, "stream", described, _shown)
@@ -203,9 +198,9 @@ def _shown(column: str, value: Any) -> str:
 @yes_option
 @json_option
 @streams_options
-def streams_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> None:
+def streams_delete(name: str, yes: bool, as_json: bool, broker: StreamsBroker) -> None:
     """Delete a stream with all its messages and stored offsets."""
-    with connect_streams(**connection) as client:
+    with broker.connect() as client:
         listed = client.find_stream(name) if client.has_listings else None
         if listed is not None and listed.is_queue:
             raise UserError(f"{name} is a queue", hint=f"`vibemq queues delete {name}` deletes it.")
@@ -228,25 +223,25 @@ def streams_delete(name: str, yes: bool, as_json: bool, **connection: Any) -> No
 @json_option
 @streams_options
 def streams_publish(
-    name: str, messages: tuple[str, ...], file: IO[bytes] | None, raw: bool, as_json: bool, **connection: Any
+    name: str, messages: tuple[str, ...], file: IO[bytes] | None, raw: bool, as_json: bool, broker: StreamsBroker
 ) -> None:
     """Publish each MESSAGE, or each line of a file or of standard input, to the stream NAME.
 
     A line goes out as soon as it is there.  Returns when the broker has confirmed all of them; Ctrl-C ends it early,
     and still says how many were confirmed.
     """
+    from vibemq.client._streams import write_message
+
     if messages and file is not None:
         raise click.UsageError("MESSAGE and --file cannot be used together")
     problem = None
-    with connect_streams(**connection) as client, _Interrupts() as interrupts:
+    with broker.connect() as client, _Interrupts() as interrupts:
         # Connected first: a password may be the first line of standard input.
         publisher = client.publisher(name)
+        given = [[message.encode("utf-8", "surrogateescape") for message in messages]]
         try:
-            if messages:
-                _send(publisher, [message.encode("utf-8", "surrogateescape") for message in messages], raw)
-            else:
-                for lines in _lines(file or sys.stdin.buffer, interrupts):
-                    _send(publisher, lines, raw)
+            for bodies in given if messages else _lines(file or sys.stdin.buffer, interrupts):
+                publisher.publish(bodies if raw else [write_message(body) for body in bodies])
         except VibeMQError as refused:
             problem = refused
         try:
@@ -313,12 +308,6 @@ def _lines(file: IO[bytes], interrupts: _Interrupts) -> Iterator[list[bytes]]:
         yield [rest.removesuffix(b"\r")]
 
 
-def _send(publisher: "Publisher", bodies: list[bytes], raw: bool) -> None:
-    from vibemq.client._streams import write_message
-
-    publisher.publish(bodies if raw else [write_message(body) for body in bodies])
-
-
 # ---- tail ----
 
 
@@ -373,7 +362,9 @@ class _From(click.ParamType[Start]):
 @click.option("--follow", "-f", is_flag=True, help="Wait for more at the end; --from next always does.")
 @json_option
 @streams_options
-def streams_tail(name: str, start: Start, count: int | None, follow: bool, as_json: bool, **connection: Any) -> None:
+def streams_tail(
+    name: str, start: Start, count: int | None, follow: bool, as_json: bool, broker: StreamsBroker
+) -> None:
     """Print messages of the stream NAME, a line for each, and end where the stream ends now.
 
     Nothing is taken from the stream, and no offset is stored.  With --json a line has the offset, the time of the
@@ -384,13 +375,13 @@ def streams_tail(name: str, start: Start, count: int | None, follow: bool, as_js
 
     follow = follow or start.type == OffsetType.NEXT
     # Ctrl-C is how one ends --follow.
-    with connect_streams(**connection) as client, contextlib.suppress(KeyboardInterrupt):
+    with broker.connect() as client, contextlib.suppress(KeyboardInterrupt):
         left = count
         for chunk in _chunks(client, name, start, follow):
             for offset, message in chunk.messages():
                 if start.type == OffsetType.OFFSET and offset < start.value:
                     continue  # what the first chunk holds before it
-                sys.stdout.write((_json_line(chunk, offset, message) if as_json else _line(message)) + "\n")
+                sys.stdout.write(_line(chunk, offset, message, as_json) + "\n")
                 left = None if left is None else left - 1
                 if left == 0:
                     return
@@ -426,17 +417,12 @@ def _chunks(client: "StreamsConnection", name: str, start: Start, follow: bool) 
                 return
 
 
-def _line(message: bytes) -> str:
-    from vibemq.client._streams import read_message
-
-    body, _, _ = read_message(message)
-    return body.decode("utf-8", "replace").replace("\r", " ").replace("\n", " ")
-
-
-def _json_line(chunk: "Chunk", offset: int, message: bytes) -> str:
+def _line(chunk: "Chunk", offset: int, message: bytes, as_json: bool) -> str:
     from vibemq.client._streams import read_message
 
     body, identity, headers = read_message(message)
+    if not as_json:
+        return body.decode("utf-8", "replace").replace("\r", " ").replace("\n", " ")
     try:
         content = {"body": body.decode()}
     except UnicodeDecodeError:
@@ -454,12 +440,12 @@ def _json_line(chunk: "Chunk", offset: int, message: bytes) -> str:
 @click.argument("consumers", nargs=-1, metavar="[CONSUMER]...")
 @json_option
 @streams_options
-def streams_offsets(name: str, consumers: tuple[str, ...], as_json: bool, **connection: Any) -> None:
+def streams_offsets(name: str, consumers: tuple[str, ...], as_json: bool, broker: StreamsBroker) -> None:
     """Show the offsets that named consumers of the stream NAME have stored, and how many messages came after them.
 
     Without CONSUMER those of all; that a VibeMQ broker tells.
     """
-    with connect_streams(**connection) as client:
+    with broker.connect() as client:
         if consumers:
             stored = {consumer: client.query_offset(consumer, name) for consumer in consumers}
         else:

@@ -2,6 +2,7 @@
 """What all commands share before a terminal: options, asking for a password or whether one is sure, answers."""
 
 import contextlib
+import inspect
 import json
 import os
 import select
@@ -9,6 +10,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce, wraps
 from typing import Any, TypeVar
 
 import click
@@ -30,13 +32,25 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 yes_option = click.option("--yes", is_flag=True, callback=_sure, help="Do not ask; needed where there is no terminal.")
 
 
-def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+def with_options(*options: Any) -> Callable[[F], F]:
     """Several options as one decorator, in the order of the help."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
+
+def options_as(
+    name: str, make: Callable[..., Any], *options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options that a command gets as one argument of this name: what ``make`` makes of them, by their names."""
+    own = inspect.signature(make).parameters
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @with_options(*options)
+        @wraps(command)
+        def run(*arguments: Any, **given: Any) -> Any:
+            made = make(**{option: given.pop(option) for option in own})
+            return command(*arguments, **given, **{name: made})
+
+        return run
 
     return add
 

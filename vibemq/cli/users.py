@@ -5,17 +5,12 @@ Only ``add`` makes a data directory.
 """
 
 import json
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import click
 
 from vibemq.cli.data import DataDir, data_options
 from vibemq.cli.terminal import ask_password, json_option, print_rows, print_table
 from vibemq.errors import UserError, VibeMQError
-
-if TYPE_CHECKING:
-    from vibemq.access.permissions import Operation
 
 TELL_TIMEOUT_S = 5.0  # for a line in the broker's log: the change itself is done by then
 
@@ -121,14 +116,8 @@ def users_passwd(name: str, password_stdin: bool, as_json: bool, data: DataDir) 
 
 @users.command("token")
 @click.argument("name")
-@click.option(
-    "--for",
-    "lifetime_s",
-    type=click.IntRange(1, 31_536_000),
-    default=3600,
-    metavar="SECONDS",
-    help="How long it holds.",
-)
+@click.option("--for", "lifetime_s", type=click.IntRange(1, 31_536_000), default=3600, metavar="SECONDS",
+              help="How long it holds.")  # fmt: skip
 @json_option
 @data_options
 def users_token(name: str, lifetime_s: int, as_json: bool, data: DataDir) -> None:
@@ -160,15 +149,18 @@ def users_grant(name: str, pattern: str, operations: tuple[str, ...], as_json: b
     Subscribe, CreateQueue, DeleteQueue, PurgeQueue, GetQueueInfo or ListQueues.  What was granted by the
     same pattern before is replaced.
     """
-    from vibemq.access.permissions import check_pattern
+    from vibemq.access.permissions import check_pattern, operation_names, operations_named
 
-    wanted = _operations(operations)
+    try:
+        wanted = operations_named(operations)
+    except UserError as problem:
+        raise click.UsageError(str(problem)) from None
     check_pattern(pattern)
     metadata = data.open()
     rights = metadata.rights(name)
     before = {} if rights is None else {entry.pattern: entry.operations for entry in rights.permissions}
     metadata.grant(name, pattern, wanted)
-    names, replaced = _names(wanted), _names(before.get(pattern, ()))
+    names, replaced = operation_names(wanted), operation_names(before.get(pattern, ()))
     told = f"user {name} may {', '.join(names)} where the queue is {pattern}"
     if replaced and replaced != names:
         told += f", instead of {', '.join(replaced)}"
@@ -197,12 +189,13 @@ def users_revoke(name: str, pattern: str, as_json: bool, data: DataDir) -> None:
 @data_options
 def users_permissions(name: str, as_json: bool, data: DataDir) -> None:
     """Show what a user may do with which queues."""
+    from vibemq.access.permissions import operation_names
     from vibemq.storage.users import no_user
 
     rights = data.open().rights(name)
     if rights is None:
         raise no_user(name)
-    found = [(entry.pattern, _names(entry.operations)) for entry in rights.permissions]
+    found = [(entry.pattern, operation_names(entry.operations)) for entry in rights.permissions]
     if as_json:
         entries = [{"pattern": pattern, "operations": names} for pattern, names in found]
         click.echo(json.dumps({"user": name, "superuser": rights.is_superuser, "permissions": entries}))
@@ -213,25 +206,6 @@ def users_permissions(name: str, as_json: bool, data: DataDir) -> None:
         click.echo(f"user {name} has no permission; `vibemq users grant {name} PATTERN OPERATION...` gives one")
     if found:
         print_table(("queues", "operations"), [(pattern, ", ".join(names)) for pattern, names in found])
-
-
-def _operations(names: tuple[str, ...]) -> "list[Operation]":
-    from vibemq.access.permissions import Operation, operation_named
-
-    found = set()
-    for name in names:
-        operation = operation_named(name)
-        if operation is None:
-            known = ", ".join(known.name for known in Operation)
-            raise click.UsageError(f"there is no operation {name!r}; known are {known}")
-        found.add(operation)
-    return sorted(found)
-
-
-def _names(operations: Iterable[int]) -> list[str]:
-    from vibemq.access.permissions import Operation
-
-    return [Operation(number).name for number in operations]
 
 
 # ---- answering ----

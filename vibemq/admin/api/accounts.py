@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from vibemq.access import tool_users
@@ -15,19 +16,17 @@ from vibemq.admin.api.calls import (
     ADMINISTRATOR,
     LEVELS,
     MANAGEMENT,
-    NO_CONTENT,
     NOBODY,
     OWNER,
-    Answer,
     Call,
     Caller,
     Refused,
     bad_request,
-    made,
     mapping,
     not_found,
     optional_text,
     text,
+    texts,
 )
 from vibemq.admin.api.service import Api
 from vibemq.errors import UserExists, UserNotFound, VhostNotFound
@@ -52,13 +51,12 @@ def whoami(api: Api, call: Call) -> Any:
     return {"name": call.caller.name, "tags": list(call.caller.tags)}
 
 
-def log_change(api: Api, call: Call) -> Answer:
+def log_change(api: Api, call: Call) -> None:
     """What was changed in the files beside us, by `vibemq users`: for the log, and for the workers to look at once."""
     if call.caller is not OWNER:
         raise Refused(403, "forbidden", "only `vibemq users`, beside the data, says what it has changed")
     log.info("%s, by %s", text(call, "change"), text(call, "by"))
     api.accounts_changed()
-    return NO_CONTENT
 
 
 # ---- users ----
@@ -97,80 +95,75 @@ def _spare_superusers(api: Api, call: Call) -> None:
         raise Refused(403, "forbidden", f"only a superuser, or `vibemq ctl` beside the data, may change user {name!r}")
 
 
-def put_user(api: Api, call: Call) -> Answer:
+def put_user(api: Api, call: Call) -> bool:
     """``tags`` are always needed.  A new user without ``password`` or ``password_hash`` cannot log in with one."""
     _spare_superusers(api, call)
     if "tags" not in call.body:
         raise bad_request("tags_not_present")
-    texts = {name: optional_text(call.body, name) for name in ("password", "password_hash")}
-    if not any(texts.values()) and not any(call.path["user"] == known for known, _ in _users(api)):
-        texts = {"password_hash": ""}
-    hashing, verifier = (optional_text(call.body, name) or "" for name in ("hashing_algorithm", "verifier"))
-    tags = tags_of(call.body["tags"])
-    anew = tool_users.put_user(api.metadata, call.path["user"], tags, **texts, hashing=hashing, verifier=verifier)
-    api.accounts_changed()
-    return made(anew)
-
-
-def add_user(api: Api, call: Call) -> Answer:
-    """As PUT, but the user must be new: of our own, for `vibemq ctl add_user`."""
     name = call.path["user"]
-    if any(name == known for known, _ in _users(api)):
-        raise UserExists(f'User "{name}" already exists')
+    secret = {field: optional_text(call, field) for field in ("password", "password_hash")}
+    if not any(secret.values()) and not _is_there(api, name):
+        secret = {"password_hash": ""}
+    hashing, verifier = (optional_text(call, field) or "" for field in ("hashing_algorithm", "verifier"))
+    tags = tags_of(call.body["tags"])
+    anew = tool_users.put_user(api.metadata, name, tags, **secret, hashing=hashing, verifier=verifier)
+    api.accounts_changed()
+    return anew
+
+
+def add_user(api: Api, call: Call) -> bool:
+    """As PUT, but the user must be new: of our own, for `vibemq ctl add_user`."""
+    if _is_there(api, call.path["user"]):
+        raise UserExists(f'User "{call.path["user"]}" already exists')
     return put_user(api, call)
 
 
-def put_password(api: Api, call: Call) -> Answer:
+def put_password(api: Api, call: Call) -> None:
     _spare_superusers(api, call)
     tool_users.change_password(api.metadata, call.path["user"], text(call, "password"))
     api.accounts_changed()
-    return NO_CONTENT
 
 
-def delete_password(api: Api, call: Call) -> Answer:
+def delete_password(api: Api, call: Call) -> None:
     _spare_superusers(api, call)
     tool_users.clear_password(api.metadata, call.path["user"])
     api.accounts_changed()
-    return NO_CONTENT
 
 
-def put_tags(api: Api, call: Call) -> Answer:
+def put_tags(api: Api, call: Call) -> None:
     _spare_superusers(api, call)
     tool_users.set_tags(api.metadata, call.path["user"], tags_of(call.body.get("tags", "")))
     api.accounts_changed()
-    return NO_CONTENT
 
 
-def delete_user(api: Api, call: Call) -> Answer:
+def delete_user(api: Api, call: Call) -> None:
     _spare_superusers(api, call)
     name = call.path["user"]
-    if not any(name == known for known, _ in _users(api)):
+    if not _is_there(api, name):
         raise not_found()
     tool_users.delete_user(api.metadata, name)
     api.accounts_changed()
     api.close_sessions(f"user {name} was deleted", user=name)
-    return NO_CONTENT
 
 
-def delete_users(api: Api, call: Call) -> Answer:
-    names = call.body.get("users")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise bad_request("users must be a list of names")
-    for name in names:
+def delete_users(api: Api, call: Call) -> None:
+    for name in texts(call.body.get("users"), "users must be a list of names"):
         delete_user(api, Call(call.caller, {"user": name}))
-    return NO_CONTENT
 
 
 def tags_of(given: Any) -> tuple[str, ...]:
     """As tools send them: text with commas, or a list."""
-    names = given.split(",") if isinstance(given, str) else given
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise bad_request("tags must be text with commas, or a list of texts")
+    found = given.split(",") if isinstance(given, str) else given
+    names = texts(found, "tags must be text with commas, or a list of texts")
     return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
 def _users(api: Api) -> list[tuple[str, tuple[str, ...]]]:
     return tool_users.list_users(api.metadata, api.config.guest.allow_loopback)
+
+
+def _is_there(api: Api, name: str) -> bool:
+    return any(name == known for known, _ in _users(api))
 
 
 def _user(name: str, tags: tuple[str, ...]) -> dict[str, Any]:
@@ -192,13 +185,13 @@ def get_vhost(api: Api, call: Call) -> Any:
     raise not_found()
 
 
-def put_vhost(api: Api, call: Call) -> Answer:
+def put_vhost(api: Api, call: Call) -> bool:
     anew = api.metadata.add_vhost(call.path["vhost"], text(call, "description", ""), tags_of(call.body.get("tags", "")))
     api.accounts_changed()
-    return made(anew)
+    return anew
 
 
-def delete_vhost(api: Api, call: Call) -> Answer:
+def delete_vhost(api: Api, call: Call) -> None:
     name = call.path["vhost"]
     try:
         gone = api.catalog.delete_vhost(name)
@@ -207,7 +200,6 @@ def delete_vhost(api: Api, call: Call) -> Answer:
     api.streams_deleted(gone)
     api.accounts_changed()
     api.close_sessions(f"vhost {name} was deleted", vhost=name)
-    return NO_CONTENT
 
 
 def _vhost(api: Api, vhost: VhostRecord) -> dict[str, Any]:
@@ -230,29 +222,29 @@ def list_permissions(api: Api, call: Call) -> Any:
     vhost, user = call.path.get("vhost"), call.path.get("user")
     if vhost is not None and not api.metadata.has_vhost(vhost):
         raise not_found()
-    if user is not None and not any(user == known for known, _ in _users(api)):
+    if user is not None and not _is_there(api, user):
         raise not_found()
-    return [_permission(entry) for entry in _permissions(api, vhost, user)]
+    return [asdict(entry) for entry in _permissions(api, vhost, user)]
 
 
 def get_permission(api: Api, call: Call) -> Any:
     found = _permissions(api, call.path["vhost"], call.path["user"])
     if not found:
         raise not_found()
-    return _permission(found[0])
+    return asdict(found[0])
 
 
-def put_permission(api: Api, call: Call) -> Answer:
+def put_permission(api: Api, call: Call) -> bool:
     patterns = [text(call, name) for name in ("configure", "write", "read")]
     try:
         anew = tool_users.set_permissions(api.metadata, call.path["vhost"], call.path["user"], *patterns)
     except (VhostNotFound, UserNotFound):
         raise bad_request("vhost_or_user_not_found") from None
     api.accounts_changed()
-    return made(anew)
+    return anew
 
 
-def delete_permission(api: Api, call: Call) -> Answer:
+def delete_permission(api: Api, call: Call) -> None:
     try:
         was_there = tool_users.clear_permissions(api.metadata, call.path["vhost"], call.path["user"])
     except (VhostNotFound, UserNotFound):
@@ -260,21 +252,10 @@ def delete_permission(api: Api, call: Call) -> Answer:
     if not was_there:
         raise not_found()
     api.accounts_changed()
-    return NO_CONTENT
 
 
 def _permissions(api: Api, vhost: str | None, user: str | None) -> list[VhostPermission]:
     return tool_users.list_permissions(api.metadata, api.config.guest.allow_loopback, vhost, user)
-
-
-def _permission(entry: VhostPermission) -> dict[str, Any]:
-    return {
-        "user": entry.user,
-        "vhost": entry.vhost,
-        "configure": entry.configure,
-        "write": entry.write,
-        "read": entry.read,
-    }
 
 
 # ---- policies ----
@@ -293,28 +274,20 @@ def get_policy(api: Api, call: Call) -> Any:
     return _policy(policy)
 
 
-def put_policy(api: Api, call: Call) -> Answer:
+def put_policy(api: Api, call: Call) -> bool:
     _require_policymaker(api, call)
     priority = call.body.get("priority", 0)
     with _changing_policies(api):
-        anew = api.metadata.set_policy(
-            call.path["vhost"],
-            call.path["name"],
-            text(call, "pattern"),
-            mapping(call, "definition"),
-            priority,
-            text(call, "apply-to", "all"),
-        )
-    return made(anew)
+        pattern, definition, where = text(call, "pattern"), mapping(call, "definition"), text(call, "apply-to", "all")
+        return api.metadata.set_policy(call.path["vhost"], call.path["name"], pattern, definition, priority, where)
 
 
-def delete_policy(api: Api, call: Call) -> Answer:
+def delete_policy(api: Api, call: Call) -> None:
     _require_policymaker(api, call)
     with _changing_policies(api):
         was_there = api.metadata.clear_policy(call.path["vhost"], call.path["name"])
     if not was_there:
         raise not_found()
-    return NO_CONTENT
 
 
 @contextmanager
@@ -332,11 +305,5 @@ def _require_policymaker(api: Api, call: Call) -> None:
 
 
 def _policy(policy: PolicyRecord) -> dict[str, Any]:
-    return {
-        "vhost": policy.vhost,
-        "name": policy.name,
-        "pattern": policy.pattern,
-        "apply-to": policy.apply_to,
-        "definition": policy.definition,
-        "priority": policy.priority,
-    }
+    shown = asdict(policy)
+    return {"apply-to": shown.pop("apply_to"), **shown}

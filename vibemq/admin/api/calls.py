@@ -11,12 +11,8 @@ from typing import Any
 NOBODY, MANAGEMENT, MONITORING, ADMINISTRATOR = range(4)
 #: May do what MANAGEMENT may, and set policies.
 POLICYMAKER_TAG = "policymaker"
-LEVELS = {
-    "management": MANAGEMENT,
-    POLICYMAKER_TAG: MANAGEMENT,
-    "monitoring": MONITORING,
-    "administrator": ADMINISTRATOR,
-}
+LEVELS = {"management": MANAGEMENT, POLICYMAKER_TAG: MANAGEMENT, "monitoring": MONITORING,
+          "administrator": ADMINISTRATOR}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +51,6 @@ class Answer:
     body: Any = None
 
 
-CREATED, NO_CONTENT = Answer(201), Answer(204)
-
-
 class Refused(Exception):
     """The request cannot be done; ``status`` and ``error`` are HTTP's and RabbitMQ's words for why."""
 
@@ -80,26 +73,26 @@ def not_authorised(reason: str) -> Refused:
     return Refused(401, "not_authorised", reason)
 
 
-def made(anew: bool) -> Answer:
-    """What PUT answers: 201 when there was nothing, 204 when it was there."""
-    return CREATED if anew else NO_CONTENT
-
-
 def text(call: Call, name: str, otherwise: str | None = None) -> str:
     """A field of the body that must be text.  Raises Refused."""
-    value = call.body.get(name, otherwise)
+    value = otherwise if name not in call.body else optional_text(call, name)
     if value is None:
         raise bad_request(f"key_missing: {name}")
-    if not isinstance(value, str):
+    return value
+
+
+def optional_text(call: Call, name: str) -> str | None:
+    """Raises Refused."""
+    value = call.body.get(name)
+    if value is not None and not isinstance(value, str):
         raise bad_request(f"{name} must be text, but is {value!r}")
     return value
 
 
-def optional_text(body: Mapping[str, Any], name: str) -> str | None:
-    """Raises Refused."""
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise bad_request(f"{name} must be text, but is {value!r}")
+def texts(value: Any, refused: str) -> list[str]:
+    """A list of texts.  Raises Refused, with these words."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise bad_request(refused)
     return value
 
 

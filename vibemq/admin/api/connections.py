@@ -6,16 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vibemq.admin.api.calls import (
-    ADMINISTRATOR,
-    MONITORING,
-    NO_CONTENT,
-    Answer,
-    Call,
-    Refused,
-    not_authorised,
-    not_found,
-)
+from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, Refused, not_authorised, not_found
 from vibemq.admin.api.service import Api
 
 STREAM_PROTOCOL = "stream"
@@ -45,14 +36,13 @@ def get_connection(api: Api, call: Call) -> Any:
     return _connection(api, _find(api, call))
 
 
-def delete_connection(api: Api, call: Call) -> Answer:
+def delete_connection(api: Api, call: Call) -> None:
     """Drops the socket without a Close, as RabbitMQ does; clients reconnect."""
     session = _find(api, call)
     if call.caller.level < ADMINISTRATOR and session.get("user") != call.caller.name:
         raise _not_theirs()  # monitoring looks at others' connections, and no more
     if not api.workers.close(session, call.reason or f"{CLOSED_BY} by {call.caller.name}"):
         raise not_found()
-    return NO_CONTENT
 
 
 def list_stream_connections(api: Api, call: Call) -> Any:
@@ -63,9 +53,9 @@ def get_stream_connection(api: Api, call: Call) -> Any:
     return _connection(api, _find_stream_session(api, call))
 
 
-def delete_stream_connection(api: Api, call: Call) -> Answer:
+def delete_stream_connection(api: Api, call: Call) -> None:
     _find_stream_session(api, call)
-    return delete_connection(api, call)
+    delete_connection(api, call)
 
 
 def _sessions(api: Api, call: Call) -> Iterator[dict[str, Any]]:
@@ -104,27 +94,23 @@ def protocol_of(session: dict[str, Any]) -> str:
     return STREAM_PROTOCOL if session.get("door") == "streams" else str(session.get("door", ""))
 
 
+#: Of a session, where its worker says nothing else.
+_UNSAID = {"user": "", "vhost": "", "state": "running", "peer_host": "", "peer_port": 0, "connected_at": 0,
+           "client_properties": {}, "frame_max": 0}  # fmt: skip
+
+
 def _connection(api: Api, session: dict[str, Any]) -> dict[str, Any]:
-    properties = session.get("client_properties", {})
+    shown = {name: session.get(name, otherwise) for name, otherwise in _UNSAID.items()}
     return {
-        "name": session["name"],
-        "user": session.get("user", ""),
-        "user_who_performed_action": session.get("user", ""),
-        "vhost": session.get("vhost", ""),
+        **shown,
+        **{name: session[name] for name in ("name", "host", "port")},
+        "user_who_performed_action": shown["user"],
         "protocol": protocol_of(session),
         "type": "network",
         "node": api.node,
-        "state": session.get("state", "running"),
-        "host": session["host"],
-        "port": session["port"],
-        "peer_host": session.get("peer_host", ""),
-        "peer_port": session.get("peer_port", 0),
-        "connected_at": session.get("connected_at", 0),
         "auth_mechanism": session.get("mechanism", ""),
         "ssl": bool(session.get("is_tls", False)),
-        "client_properties": properties,
-        "user_provided_name": properties.get("connection_name", ""),
-        "frame_max": session.get("frame_max", 0),
+        "user_provided_name": shown["client_properties"].get("connection_name", ""),
         "timeout": session.get("heartbeat", 0),
         "channels": 0,
         "channel_max": 0,
@@ -132,13 +118,8 @@ def _connection(api: Api, session: dict[str, Any]) -> dict[str, Any]:
 
 
 def _details(api: Api, session: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": session["name"],
-        "user": session.get("user", ""),
-        "node": api.node,
-        "peer_host": session.get("peer_host", ""),
-        "peer_port": session.get("peer_port", 0),
-    }
+    named = ("name", "user", "node", "peer_host", "peer_port")
+    return {name: value for name, value in _connection(api, session).items() if name in named}
 
 
 # ---- publishers and consumers ----
@@ -148,7 +129,11 @@ def list_publishers(api: Api, call: Call) -> Any:
     """Of all vhosts, of one, of one of its streams, or of one connection, as the path says."""
     wanted = call.path.get("name")
     return [
-        _publisher(api, session, publisher)
+        {
+            **{key: publisher[key] for key in ("publisher_id", "reference", "published", "confirmed", "errored")},
+            "queue": {"name": publisher["stream"], "vhost": session["vhost"]},
+            "connection_details": _details(api, session),
+        }
         for session in _chosen(api, call)
         for publisher in session.get("publishers", ())
         if wanted in (None, publisher["stream"])
@@ -156,8 +141,13 @@ def list_publishers(api: Api, call: Call) -> Any:
 
 
 def list_stream_consumers(api: Api, call: Call) -> Any:
+    told = ("subscription_id", "credits", "consumed", "offset", "offset_lag", "properties")
     return [
-        _stream_consumer(api, session, subscription)
+        {
+            **{key: subscription[key] for key in told},
+            **_consuming(session, subscription),
+            "connection_details": _details(api, session),
+        }
         for session in _chosen(api, call)
         for subscription in session.get("subscriptions", ())
     ]
@@ -178,41 +168,20 @@ def _chosen(api: Api, call: Call) -> Iterator[dict[str, Any]]:
     return _stream_sessions(api, call)
 
 
-def _publisher(api: Api, session: dict[str, Any], publisher: dict[str, Any]) -> dict[str, Any]:
+def _consuming(session: dict[str, Any], subscription: dict[str, Any]) -> dict[str, Any]:
     return {
-        "publisher_id": publisher["publisher_id"],
-        "reference": publisher["reference"],
-        "queue": {"name": publisher["stream"], "vhost": session["vhost"]},
-        "published": publisher["published"],
-        "confirmed": publisher["confirmed"],
-        "errored": publisher["errored"],
-        "connection_details": _details(api, session),
-    }
-
-
-def _stream_consumer(api: Api, session: dict[str, Any], subscription: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "subscription_id": subscription["subscription_id"],
         "queue": {"name": subscription["stream"], "vhost": session["vhost"]},
-        "credits": subscription["credits"],
-        "consumed": subscription["consumed"],
-        "offset": subscription["offset"],
-        "offset_lag": subscription["offset_lag"],
         "active": subscription.get("active", True),
         "activity_status": subscription.get("activity_status", ACTIVE_ALONE),
-        "properties": subscription["properties"],
-        "connection_details": _details(api, session),
     }
 
 
 def _consumer(api: Api, session: dict[str, Any], subscription: dict[str, Any]) -> dict[str, Any]:
-    details, protocol = _details(api, session), protocol_of(session)
+    details = _details(api, session)
     return {
-        "consumer_tag": f"{protocol}.subid-{subscription['subscription_id']}",
-        "queue": {"name": subscription["stream"], "vhost": session["vhost"]},
+        **_consuming(session, subscription),
+        "consumer_tag": f"{protocol_of(session)}.subid-{subscription['subscription_id']}",
         "channel_details": {**details, "connection_name": details["name"], "name": "", "number": 0},
-        "active": subscription.get("active", True),
-        "activity_status": subscription.get("activity_status", ACTIVE_ALONE),
         "arguments": subscription["properties"],
         "ack_required": "in_flight" in subscription,
         "exclusive": False,

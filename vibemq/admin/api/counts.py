@@ -7,6 +7,7 @@ its log also has messages that are settled, until their segments go.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import NamedTuple
 
 from vibemq.errors import StorageError
@@ -47,11 +48,8 @@ NOTHING = Counts(LogStats(0, 0, -1, 0, 0), None)
 def counts_of(record: StreamRecord) -> Counts:
     """Nothing at all for one that is being deleted.  Raises StorageError where files are damaged."""
     try:
-        log = Log(record.directory)
-        try:
+        with closing(Log(record.directory)) as log:
             stats = log.stats()
-        finally:
-            log.close()
         return Counts(stats, None if record.queue is None else queue_stats(record.directory, stats.next_offset))
     except StorageError as problem:
         if problem.code in _GONE:

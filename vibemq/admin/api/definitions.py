@@ -15,10 +15,10 @@ from typing import Any
 
 import vibemq
 from vibemq.access.passwords import exported_hash
-from vibemq.access.permissions import Operation, check_pattern, operation_named
+from vibemq.access.permissions import check_pattern, operation_names, operations_named
 from vibemq.access.users import GUEST
 from vibemq.admin.api import accounts, streams
-from vibemq.admin.api.calls import NO_CONTENT, Answer, Call, Refused, bad_request, text
+from vibemq.admin.api.calls import Call, Refused, bad_request, text, texts
 from vibemq.admin.api.service import Api
 from vibemq.errors import UserError
 
@@ -28,6 +28,7 @@ def export(api: Api, call: Call) -> Any:
     vhost = api.vhost_of(call)
     here = Call(call.caller, {} if vhost is None else {"vhost": vhost})
     left_out: dict[str, Any] = {}
+    information: list[str] = []
     document = {
         "product_name": "VibeMQ",
         "product_version": vibemq.__version__,
@@ -42,22 +43,21 @@ def export(api: Api, call: Call) -> Any:
         if accounts.may_everything(api, call.caller):
             users = [_with_secrets(api, user) for user in users]
         else:
-            left_out["passwords_of"] = [user["name"] for user in users if user["name"] != GUEST]
+            names = left_out["passwords_of"] = [user["name"] for user in users if user["name"] != GUEST]
+            if names:
+                said = f"left out: passwords, of users ({len(names)}), which superusers get only"
+                information.append(f"{said}; set them with `vibemq ctl change_password`")
         document |= {
             "users": users,
             "vhosts": [_cut(found, _VHOST) for found in accounts.list_vhosts(api, here)],
             "permissions": accounts.list_permissions(api, here),
             "queue_grants": [
-                {
-                    "user": name,
-                    "queue_pattern": entry.pattern,
-                    "operations": [Operation(number).name for number in entry.operations],
-                }
+                {"user": name, "queue_pattern": entry.pattern, "operations": operation_names(entry.operations)}
                 for name in sorted(api.metadata.permission_counts())
                 for entry in api.metadata.permissions(name)
             ],
         }
-    return {**document, "left_out": left_out, "information": _information(left_out)}
+    return {**document, "left_out": left_out, "information": information}
 
 
 def _with_secrets(api: Api, user: dict[str, Any]) -> dict[str, Any]:
@@ -65,51 +65,31 @@ def _with_secrets(api: Api, user: dict[str, Any]) -> dict[str, Any]:
     if record is None:  # guest
         return user
     password_hash, hashing = exported_hash(record.password_hash)
-    return {
-        **user,
-        "password_hash": password_hash,
-        "hashing_algorithm": hashing,
-        "verifier": record.verifier,
-        "superuser": record.is_superuser,
-    }
+    secrets = {"password_hash": password_hash, "hashing_algorithm": hashing, "verifier": record.verifier}
+    return {**user, **secrets, "superuser": record.is_superuser}
 
 
-def _information(left_out: dict[str, Any]) -> list[str]:
-    """What is left out, in words, for whoever looks into the document."""
-    how = {
-        "passwords_of": "left out: passwords, of users ({}), which superusers get only; "
-        "set them with `vibemq ctl change_password`",
-    }
-    return [how[kind].format(len(found)) for kind, found in left_out.items() if found]
-
-
-def _put_user(api: Api, call: Call) -> Answer:
+def _put_user(api: Api, call: Call) -> None:
     is_superuser = call.body.get("superuser", False)
     if not isinstance(is_superuser, bool):
         raise bad_request(f"superuser must be true or false, but is {is_superuser!r}")
     if is_superuser and not accounts.may_everything(api, call.caller):
         raise Refused(403, "forbidden", "only a superuser, or `vibemq ctl` beside the data, may make superusers")
-    answer = accounts.put_user(api, call)
+    accounts.put_user(api, call)
     if is_superuser and call.path["user"] != GUEST:
         api.metadata.set_superuser(call.path["user"], True)
         api.accounts_changed()
-    return answer
 
 
-def _put_grant(api: Api, call: Call) -> Answer:
-    pattern, names = text(call, "queue_pattern"), call.body.get("operations")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise bad_request("operations must be a list of names")
-    operations = {name: operation_named(name) for name in names}
-    unknown = [name for name, operation in operations.items() if operation is None]
-    if unknown:
-        raise bad_request(
-            f"there is no operation {unknown[0]!r}; known are {', '.join(known.name for known in Operation)}"
-        )
+def _put_grant(api: Api, call: Call) -> None:
+    pattern, names = (
+        text(call, "queue_pattern"),
+        texts(call.body.get("operations"), "operations must be a list of names"),
+    )
+    operations = operations_named(names)
     check_pattern(pattern)
-    api.metadata.grant(call.path["user"], pattern, [found for found in operations.values() if found is not None])
+    api.metadata.grant(call.path["user"], pattern, operations)
     api.accounts_changed()
-    return NO_CONTENT
 
 
 _EXCHANGE = ("name", "vhost", "type", "durable", "auto_delete", "internal", "arguments")
@@ -123,7 +103,7 @@ def _cut(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 #: What is imported, in this order, because later kinds need earlier ones: the kind, the function that PUTs one,
 #: and which field of an entry is which part of its path.
-_KINDS: tuple[tuple[str, Callable[[Any, Call], Answer], dict[str, str]], ...] = (
+_KINDS: tuple[tuple[str, Callable[[Any, Call], object], dict[str, str]], ...] = (
     ("vhosts", accounts.put_vhost, {"vhost": "name"}),
     ("users", _put_user, {"user": "name"}),
     ("permissions", accounts.put_permission, {"vhost": "vhost", "user": "user"}),
@@ -135,7 +115,7 @@ _KINDS: tuple[tuple[str, Callable[[Any, Call], Answer], dict[str, str]], ...] = 
 )
 
 
-def import_(api: Api, call: Call) -> Answer:
+def import_(api: Api, call: Call) -> None:
     vhost = call.path.get("vhost")
     for kind, put, fields in _KINDS:
         entries = call.body.get(kind, [])
@@ -155,8 +135,5 @@ def import_(api: Api, call: Call) -> Answer:
                 put(api, Call(call.caller, {part: str(value) for part, value in path.items()}, {}, full))
             except (Refused, UserError) as refused:
                 named = ", ".join(f"{field} {full.get(field)!r}" for field in fields.values())
-                status, error = (
-                    (refused.status, refused.error) if isinstance(refused, Refused) else (400, "bad_request")
-                )
-                raise Refused(status, error, f"{kind}, {named}: {refused}") from None
-    return NO_CONTENT
+                known = refused if isinstance(refused, Refused) else bad_request("")
+                raise Refused(known.status, known.error, f"{kind}, {named}: {refused}") from None

@@ -8,9 +8,10 @@ said of them holds while workers hang.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
-from vibemq.admin.api.calls import NO_CONTENT, Answer, Call, bad_request
+from vibemq.admin.api.calls import Answer, Call, bad_request
 from vibemq.admin.api.connections import PROTOCOLS
 from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm, in_effect
@@ -36,12 +37,14 @@ def node(api: Api, call: Call) -> Answer:
     return _workers(api)
 
 
-def alarms(api: Api, call: Call) -> Answer:
-    return _alarms(api, "There are alarms in effect in the cluster")
+def alarms(reason: str) -> Callable[[Api, Call], Answer]:
+    """A check that fails with these words while an alarm is in effect."""
 
+    def check(api: Api, call: Call) -> Answer:
+        found = alarms_of(api)
+        return _failed(reason, alarms=_shown(api, found)) if found else _workers(api)
 
-def local_alarms(api: Api, call: Call) -> Answer:
-    return _alarms(api, "There are alarms in effect on the node")
+    return check
 
 
 def in_service(api: Api, call: Call) -> Answer:
@@ -87,31 +90,18 @@ def quorum(api: Api, call: Call) -> Answer:
     return Answer(200, OK)
 
 
-# ---- maintenance ----
+def set_drained(drained: bool) -> Callable[[Api, Call], None]:
+    """Maintenance: within half a second workers refuse newcomers and send everybody away, as at a stop; and its end."""
 
+    def change(api: Api, call: Call) -> None:
+        if api.conditions is None:
+            raise bad_request("no broker runs")
+        api.conditions.is_drained = drained
 
-def drain(api: Api, call: Call) -> Answer:
-    """Workers refuse newcomers and send everybody away, as at a stop, within half a second."""
-    return _set_drained(api, drained=True)
-
-
-def revive(api: Api, call: Call) -> Answer:
-    return _set_drained(api, drained=False)
-
-
-def _set_drained(api: Api, *, drained: bool) -> Answer:
-    if api.conditions is None:
-        raise bad_request("no broker runs")
-    api.conditions.is_drained = drained
-    return NO_CONTENT
+    return change
 
 
 # ---- how it is said ----
-
-
-def _alarms(api: Api, reason: str) -> Answer:
-    found = alarms_of(api)
-    return _failed(reason, alarms=_shown(api, found)) if found else _workers(api)
 
 
 def _workers(api: Api) -> Answer:

@@ -7,7 +7,7 @@ import heapq
 import os
 import platform
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 import vibemq
@@ -31,7 +31,6 @@ def overview(api: Api, call: Call) -> Any:
     sessions = list(api.sessions(call.caller))
     records = [record for record in api.metadata.streams() if api.sees(call.caller, record.vhost)]
     ready = unacknowledged = 0
-    consumers = sum(len(session.get("subscriptions", ())) for session in sessions)
     for record in records:
         try:
             counts = counts_of(record)
@@ -58,7 +57,7 @@ def overview(api: Api, call: Call) -> Any:
         "object_totals": {
             "connections": len(sessions),
             "channels": 0,
-            "consumers": consumers,
+            "consumers": sum(len(session.get("subscriptions", ())) for session in sessions),
             "exchanges": len(api.metadata.exchanges()),
             "queues": len(records),
         },
@@ -71,10 +70,9 @@ def overview(api: Api, call: Call) -> Any:
 
 
 def nodes(api: Api, call: Call) -> Any:
-    return [_node(api)]
-
-
-def get_node(api: Api, call: Call) -> Any:
+    """There is one; or that of the path."""
+    if "node" not in call.path:
+        return [_node(api)]
     if call.path["node"] != api.node:
         raise not_found()
     return _node(api)
@@ -199,9 +197,8 @@ def metrics(api: Api, call: Call) -> Answer:
             continue
         for one in session.get("publishers", ()):
             names = _labels(session, one, one["publisher_id"], one["reference"])
-            page.add("vibemq_publisher_published_total", "counter", "messages published", one["published"], **names)
-            page.add("vibemq_publisher_confirmed_total", "counter", "messages confirmed", one["confirmed"], **names)
-            page.add("vibemq_publisher_errored_total", "counter", "messages refused", one["errored"], **names)
+            for key, done in (("published", "published"), ("confirmed", "confirmed"), ("errored", "refused")):
+                page.add(f"vibemq_publisher_{key}_total", "counter", f"messages {done}", one[key], **names)
         for one in session.get("subscriptions", ()):
             names = _labels(session, one, one["subscription_id"], str(one["properties"].get("name", "")))
             page.add("vibemq_consumer_consumed_total", "counter", "messages delivered", one["consumed"], **names)
@@ -221,23 +218,15 @@ class _Behind(NamedTuple):
 def _stored_offsets(record: StreamRecord, counts: Counts) -> list[_Behind]:
     if counts is NOTHING:
         return []
-    stored = StoredOffsets(record.directory)
-    try:
+    with closing(StoredOffsets(record.directory)) as stored:
         found = stored.all()
-    finally:
-        stored.close()
     end = counts.log.next_offset - 1
     return [_Behind(record, name.decode(errors="backslashreplace"), at, max(0, end - at)) for name, at in found.items()]
 
 
 def _labels(session: dict[str, Any], user: dict[str, Any], number: int, name: str) -> dict[str, Any]:
-    return {
-        "vhost": session["vhost"],
-        "stream": user["stream"],
-        "connection": session["name"],
-        "id": number,
-        "reference": name,
-    }
+    about = {"vhost": session["vhost"], "stream": user["stream"], "connection": session["name"]}
+    return {**about, "id": number, "reference": name}
 
 
 class _Page:

@@ -4,8 +4,8 @@
 ``handle`` finds the route, checks who asks, calls the function with the ``Api`` and the ``Call``, and words the errors.
 All that blocks, so each request runs in a thread.
 
-Below the prefix /api; parts of a path are percent-encoded, so a vhost "/" is %2F.  Most are RabbitMQ's,
-with its names and status codes.  What RabbitMQ has and this table has not, is answered by 404;
+Below the prefix /api; parts of a path are percent-encoded, so a vhost "/" is %2F; what stands in [] may be left out.
+Most are RabbitMQ's, with its names and status codes.  What RabbitMQ has and this table has not, is answered by 404;
 but what its tools ask for and cannot be had is answered with a reason.
 """
 
@@ -30,9 +30,10 @@ from vibemq.admin.api.calls import (
     Refused,
     bad_request,
     not_authorised,
+    not_found,
 )
 from vibemq.admin.api.service import Api
-from vibemq.admin.api.shown import Columns
+from vibemq.admin.api.shown import shown
 from vibemq.admin.workers import NoAnswer
 from vibemq.broker.arguments import BadArgument
 from vibemq.errors import (
@@ -48,6 +49,7 @@ from vibemq.errors import (
     VibeMQError,
 )
 
+#: Gives the body of a GET; of the others True where it has made what was not there; or a whole Answer.
 Handler = Callable[[Api, Call], Any]
 
 log = logging.getLogger("vibemq.admin")
@@ -58,12 +60,11 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     # ---- the broker ----
     ("GET", "/overview", MANAGEMENT, overview.overview),
     ("GET", "/cluster-name", MANAGEMENT, overview.cluster_name),
-    ("GET", "/nodes", MONITORING, overview.nodes),
-    ("GET", "/nodes/{node}", MONITORING, overview.get_node),
+    ("GET", "/nodes[/{node}]", MONITORING, overview.nodes),
     ("GET", "/whoami", MANAGEMENT, accounts.whoami),
     ("GET", "/auth", NOBODY, overview.auth),
-    ("GET", "/health/checks/alarms", MONITORING, health.alarms),
-    ("GET", "/health/checks/local-alarms", MONITORING, health.local_alarms),
+    ("GET", "/health/checks/alarms", MONITORING, health.alarms("There are alarms in effect in the cluster")),
+    ("GET", "/health/checks/local-alarms", MONITORING, health.alarms("There are alarms in effect on the node")),
     ("GET", "/health/checks/is-in-service", MONITORING, health.in_service),
     ("GET", "/health/checks/ready-to-serve-clients", MONITORING, health.ready_to_serve_clients),
     ("GET", "/health/checks/port-listener/{port}", MONITORING, health.port_listener),
@@ -73,37 +74,29 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/healthchecks/node", MONITORING, health.node),
     ("GET", "/aliveness-test/{vhost}", MANAGEMENT, health.node),
     ("GET", "/metrics", MONITORING, overview.metrics),
-    ("GET", "/definitions", ADMINISTRATOR, definitions.export),
-    ("POST", "/definitions", ADMINISTRATOR, definitions.import_),
-    ("GET", "/definitions/{vhost}", ADMINISTRATOR, definitions.export),
-    ("POST", "/definitions/{vhost}", ADMINISTRATOR, definitions.import_),
+    ("GET", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.export),
+    ("POST", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.import_),
     # ---- connections ----
     ("GET", "/connections", MANAGEMENT, connections.list_connections),
     ("GET", "/connections/{connection}", MANAGEMENT, connections.get_connection),
     ("DELETE", "/connections/{connection}", MANAGEMENT, connections.delete_connection),
     ("GET", "/vhosts/{vhost}/connections", MANAGEMENT, connections.list_connections),
-    ("GET", "/consumers", MANAGEMENT, connections.list_consumers),
-    ("GET", "/consumers/{vhost}", MANAGEMENT, connections.list_consumers),
+    ("GET", "/consumers[/{vhost}]", MANAGEMENT, connections.list_consumers),
     # ---- the stream plugin's ----
-    ("GET", "/stream/connections", MANAGEMENT, connections.list_stream_connections),
-    ("GET", "/stream/connections/{vhost}", MANAGEMENT, connections.list_stream_connections),
+    ("GET", "/stream/connections[/{vhost}]", MANAGEMENT, connections.list_stream_connections),
     ("GET", _CONNECTION, MANAGEMENT, connections.get_stream_connection),
     ("DELETE", _CONNECTION, MANAGEMENT, connections.delete_stream_connection),
     ("GET", _CONNECTION + "/consumers", MANAGEMENT, connections.list_stream_consumers),
     ("GET", _CONNECTION + "/publishers", MANAGEMENT, connections.list_publishers),
-    ("GET", "/stream/consumers", MANAGEMENT, connections.list_stream_consumers),
-    ("GET", "/stream/consumers/{vhost}", MANAGEMENT, connections.list_stream_consumers),
-    ("GET", "/stream/publishers", MANAGEMENT, connections.list_publishers),
-    ("GET", "/stream/publishers/{vhost}", MANAGEMENT, connections.list_publishers),
-    ("GET", "/stream/publishers/{vhost}/{name}", MANAGEMENT, connections.list_publishers),
+    ("GET", "/stream/consumers[/{vhost}]", MANAGEMENT, connections.list_stream_consumers),
+    ("GET", "/stream/publishers[/{vhost}[/{name}]]", MANAGEMENT, connections.list_publishers),
     ("PUT", "/stream/super-streams/{vhost}/{name}", MANAGEMENT, streams.put_super_stream),
     ("GET", "/stream/{vhost}/{name}/tracking", MANAGEMENT, streams.tracking),
     # ---- of our own ----
-    ("PUT", "/maintenance", ADMINISTRATOR, health.drain),
-    ("DELETE", "/maintenance", ADMINISTRATOR, health.revive),
+    ("PUT", "/maintenance", ADMINISTRATOR, health.set_drained(True)),
+    ("DELETE", "/maintenance", ADMINISTRATOR, health.set_drained(False)),
     ("DELETE", "/stream/super-streams/{vhost}/{name}", MANAGEMENT, streams.delete_super_stream),
-    ("GET", "/stream/groups", MANAGEMENT, connections.list_groups),
-    ("GET", "/stream/groups/{vhost}", MANAGEMENT, connections.list_groups),
+    ("GET", "/stream/groups[/{vhost}]", MANAGEMENT, connections.list_groups),
     ("GET", "/stream/{vhost}/{name}/status", MANAGEMENT, streams.status),
     ("POST", "/stream/{vhost}/{name}/restart", MANAGEMENT, streams.restart),
     ("POST", "/changes", ADMINISTRATOR, accounts.log_change),
@@ -113,8 +106,7 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("DELETE", "/users/{user}/password", ADMINISTRATOR, accounts.delete_password),
     ("PUT", "/users/{user}/tags", ADMINISTRATOR, accounts.put_tags),
     # ---- streams, exchanges, bindings ----
-    ("GET", "/queues", MANAGEMENT, streams.list_queues),
-    ("GET", "/queues/{vhost}", MANAGEMENT, streams.list_queues),
+    ("GET", "/queues[/{vhost}]", MANAGEMENT, streams.list_queues),
     ("GET", "/queues/{vhost}/{name}", MANAGEMENT, streams.get_queue),
     ("PUT", "/queues/{vhost}/{name}", MANAGEMENT, streams.put_queue),
     ("DELETE", "/queues/{vhost}/{name}", MANAGEMENT, streams.delete_queue),
@@ -122,14 +114,12 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("POST", "/queues/{vhost}/{name}/get", MANAGEMENT, streams.get_messages),
     ("POST", "/exchanges/{vhost}/{exchange}/publish", MANAGEMENT, streams.publish),
     ("GET", "/queues/{vhost}/{name}/bindings", MANAGEMENT, streams.list_bindings),
-    ("GET", "/exchanges", MANAGEMENT, streams.list_exchanges),
-    ("GET", "/exchanges/{vhost}", MANAGEMENT, streams.list_exchanges),
+    ("GET", "/exchanges[/{vhost}]", MANAGEMENT, streams.list_exchanges),
     ("GET", "/exchanges/{vhost}/{exchange}", MANAGEMENT, streams.get_exchange),
     ("PUT", "/exchanges/{vhost}/{exchange}", MANAGEMENT, streams.put_exchange),
     ("DELETE", "/exchanges/{vhost}/{exchange}", MANAGEMENT, streams.delete_exchange),
     ("GET", "/exchanges/{vhost}/{exchange}/bindings/source", MANAGEMENT, streams.list_bindings),
-    ("GET", "/bindings", MANAGEMENT, streams.list_bindings),
-    ("GET", "/bindings/{vhost}", MANAGEMENT, streams.list_bindings),
+    ("GET", "/bindings[/{vhost}]", MANAGEMENT, streams.list_bindings),
     ("GET", "/bindings/{vhost}/e/{exchange}/q/{name}", MANAGEMENT, streams.list_bindings),
     ("POST", "/bindings/{vhost}/e/{exchange}/q/{name}", MANAGEMENT, streams.post_binding),
     ("DELETE", "/bindings/{vhost}/e/{exchange}/q/{name}/{properties}", MANAGEMENT, streams.delete_binding),
@@ -150,25 +140,18 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/permissions/{vhost}/{user}", ADMINISTRATOR, accounts.get_permission),
     ("PUT", "/permissions/{vhost}/{user}", ADMINISTRATOR, accounts.put_permission),
     ("DELETE", "/permissions/{vhost}/{user}", ADMINISTRATOR, accounts.delete_permission),
-    ("GET", "/policies", MANAGEMENT, accounts.list_policies),
-    ("GET", "/policies/{vhost}", MANAGEMENT, accounts.list_policies),
+    ("GET", "/policies[/{vhost}]", MANAGEMENT, accounts.list_policies),
     ("GET", "/policies/{vhost}/{name}", MANAGEMENT, accounts.get_policy),
     ("PUT", "/policies/{vhost}/{name}", MANAGEMENT, accounts.put_policy),
     ("DELETE", "/policies/{vhost}/{name}", MANAGEMENT, accounts.delete_policy),
 )
 
 #: What an error of ours is in HTTP: the first that fits.
-_STATUS: tuple[tuple[type[VibeMQError], int, str], ...] = (
-    (UserNotFound, 404, "not_found"),
-    (VhostNotFound, 404, "not_found"),
-    (StreamNotFound, 404, "not_found"),
-    (ExchangeNotFound, 404, "not_found"),
-    (UserExists, 409, "conflict"),
-    (StreamExists, 400, "bad_request"),
-    (ExchangeExists, 400, "bad_request"),
-    (LimitExceeded, 400, "bad_request"),
-    (UserError, 400, "bad_request"),
-    (NoAnswer, 503, "unavailable"),
+_STATUS: tuple[tuple[tuple[type[VibeMQError], ...], int, str], ...] = (
+    ((UserNotFound, VhostNotFound, StreamNotFound, ExchangeNotFound), 404, "not_found"),
+    ((UserExists,), 409, "conflict"),
+    ((StreamExists, ExchangeExists, LimitExceeded, UserError), 400, "bad_request"),
+    ((NoAnswer,), 503, "unavailable"),
 )
 
 
@@ -190,7 +173,9 @@ def handle(
         answer = handler(api, Call(caller, names, query, body or {}, reason))
         if isinstance(answer, Answer):
             return answer
-        return Answer(200, Columns(query).of(answer) if method == "GET" else answer)
+        if method == "GET":
+            return Answer(200, shown(answer, query))
+        return Answer(201 if answer else 204)
     except Refused as refused:
         return Answer(refused.status, {"error": refused.error, "reason": refused.reason})
     except BadArgument as problem:
@@ -214,7 +199,7 @@ def _find(method: str, path: str) -> tuple[int, Handler, dict[str, str]]:
         others.append(route_method)
     if others:
         raise Refused(405, "method_not_allowed", f"{path} takes {', '.join(others)}")
-    raise Refused(404, "Object Not Found", "Not Found")
+    raise not_found()
 
 
 def _missing_tag(caller: Caller, level: int) -> str:
@@ -225,16 +210,17 @@ def _missing_tag(caller: Caller, level: int) -> str:
     return f"{said}: it has no tag '{tag}', which `{command}` gives"
 
 
-def _decoded(parts: Mapping[str, str]) -> dict[str, str]:
+def _decoded(parts: Mapping[str, str | None]) -> dict[str, str]:
     """Strictly, so that no two paths mean the same name.  Raises Refused."""
     try:
-        return {name: unquote(value, errors="strict") for name, value in parts.items()}
+        return {name: unquote(value, errors="strict") for name, value in parts.items() if value is not None}
     except UnicodeDecodeError:
         raise bad_request("the path is not valid UTF-8") from None
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+    optional = path.replace("[", "(?:").replace("]", ")?")
+    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", optional))
 
 
 # A word in a path goes before a part that may be anything.

@@ -13,15 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vibemq.access.rights import Rights, VhostRights
-from vibemq.admin.api.calls import (
-    ADMINISTRATOR,
-    MANAGEMENT,
-    MONITORING,
-    Call,
-    Caller,
-    Refused,
-    not_authorised,
-)
+from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, Call, Caller, Refused, not_authorised
 from vibemq.admin.workers import NoAnswer, Workers
 from vibemq.broker.alarms import Conditions
 from vibemq.broker.catalog import Catalog, Deleted
@@ -54,23 +46,12 @@ class Api:
     """One for each process; may be used from several threads."""
 
     def __init__(
-        self,
-        config: Config,
-        metadata: Metadata,
-        workers: Workers,
-        node: str,
-        addresses: Mapping[str, str],
-        started_ms: int,
-        conditions: Conditions | None = None,
-    ) -> None:
+        self, config: Config, metadata: Metadata, workers: Workers, node: str, addresses: Mapping[str, str],
+        started_ms: int, conditions: Conditions | None = None,
+    ) -> None:  # fmt: skip
         """``conditions``: None where no broker runs."""
-        self.config = config
-        self.metadata = metadata
-        self.workers = workers
-        self.node = node
-        self.addresses = addresses
-        self.started_ms = started_ms
-        self.conditions = conditions
+        self.config, self.metadata, self.workers, self.node = config, metadata, workers, node
+        self.addresses, self.started_ms, self.conditions = addresses, started_ms, conditions
         self.catalog = Catalog(config, _Table(metadata, workers))  # type: ignore[arg-type]
         self._rights = Rights(metadata, config.guest.allow_loopback)
         self._rights_lock = threading.Lock()
@@ -108,24 +89,14 @@ class Api:
         return found
 
     def require_rights(
-        self,
-        call: Call,
-        vhost: str,
-        *,
-        configure: Sequence[str] = (),
-        write: Sequence[str] = (),
+        self, call: Call, vhost: str, *, configure: Sequence[str] = (), write: Sequence[str] = (),
         read: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """The caller may do this with what has these names.  Raises Refused."""
         rights = self.require(call.caller, vhost)
-        needed = (
-            ("configure", rights.configure, configure),
-            ("write", rights.write, write),
-            ("read", rights.read, read),
-        )
-        for right, may, names in needed:
+        for right, names in (("configure", configure), ("write", write), ("read", read)):
             for name in names:
-                if not may(name):
+                if not getattr(rights, right)(name):
                     raise not_authorised(
                         f"{right} access to '{name}' in vhost '{vhost}' refused for user '{call.caller.name}'"
                     )

@@ -10,29 +10,18 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from typing import Any
 
-from vibemq.admin.api.calls import (
-    CREATED,
-    NO_CONTENT,
-    Answer,
-    Call,
-    bad_request,
-    flag,
-    made,
-    mapping,
-    not_found,
-    optional_text,
-    text,
-)
+from vibemq.admin.api.calls import Call, bad_request, flag, mapping, not_found, optional_text, text
 from vibemq.admin.api.counts import NOTHING, Counts, counts_of
 from vibemq.admin.api.service import Api
 from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.catalog import checked_name
 from vibemq.broker.options import CHANGEABLE, DeliveryMode, Overflow, altered, options_of, stored_options
 from vibemq.errors import ExchangeNotFound, StorageError, StreamExists, StreamNotFound
-from vibemq.storage.log import Log
+from vibemq.storage.log import Log, StoredOffsets
 from vibemq.storage.records import BindingRecord, ExchangeRecord, StreamRecord
 
 STREAM_TYPE = "stream"
@@ -55,7 +44,7 @@ def get_queue(api: Api, call: Call) -> Any:
     return _queue(api, find(api, call), api.workers.readers())
 
 
-def put_queue(api: Api, call: Call, durability: str | None = None) -> Answer:
+def put_queue(api: Api, call: Call, durability: str | None = None) -> bool:
     """``durability`` is what a stream has whose arguments do not say it."""
     vhost, given = call.path["vhost"], mapping(call, "arguments")
     kind = given.get("x-queue-type", STREAM_TYPE)
@@ -78,15 +67,15 @@ def put_queue(api: Api, call: Call, durability: str | None = None) -> Answer:
         if not isinstance(record, StreamRecord) or record.queue is not None:
             raise
         if wanted.same_as(record.arguments, record.durability, api.config.store):
-            return NO_CONTENT
+            return False
         raise bad_request(_difference(record, wanted.given)) from None
-    return CREATED
+    return True
 
 
-def put_definition(api: Api, call: Call) -> Answer:
+def put_definition(api: Api, call: Call) -> bool:
     """A stream, or a queue with our own options, as ``definition`` describes it."""
     options = call.body.get("queue_options")
-    durability = optional_text(call.body, "durability")
+    durability = optional_text(call, "durability")
     if options is None:
         return put_queue(api, call, durability)
     vhost = call.path["vhost"]
@@ -117,28 +106,25 @@ def put_definition(api: Api, call: Call) -> Answer:
             raise bad_request(
                 f"queue '{name}' in vhost '{vhost}' is there with another {', '.join(different)}"
             ) from None
-        return NO_CONTENT
-    return CREATED
+        return False
+    return True
 
 
 def definition(record: StreamRecord) -> dict[str, Any]:
     """All that it takes to make a stream or queue anew; a queue has the arguments that it had as a stream."""
     arguments = tool_arguments(record.arguments)
-    made = {
-        "name": record.name,
-        "vhost": record.vhost,
-        "durable": True,
-        "auto_delete": False,
-        "arguments": arguments,
-        "durability": record.durability,
-    }
+    made = {**_named(record), "arguments": arguments, "durability": record.durability}
     if record.queue is None:
         return made
     named = {"type": "classic", "arguments": {**arguments, "x-queue-type": "classic"}}
     return {**made, **named, "queue_options": record.queue}
 
 
-def delete_queue(api: Api, call: Call) -> Answer:
+def _named(record: StreamRecord | ExchangeRecord) -> dict[str, Any]:
+    return {"name": record.name, "vhost": record.vhost, "durable": True, "auto_delete": False}
+
+
+def delete_queue(api: Api, call: Call) -> None:
     record = find(api, call)
     api.require_rights(call, record.vhost, configure=[record.name])
     if call.query.get("if-empty") == "true" and counts_of(record).messages:
@@ -150,10 +136,9 @@ def delete_queue(api: Api, call: Call) -> Answer:
     except StreamNotFound:
         raise not_found() from None
     api.streams_deleted([gone])
-    return NO_CONTENT
 
 
-def put_queue_options(api: Api, call: Call) -> Answer:
+def put_queue_options(api: Api, call: Call) -> None:
     """Of our own: options of a queue, by the names that its row shows; null gives one back to the configuration."""
     record = find(api, call)
     if record.queue is None:
@@ -161,12 +146,10 @@ def put_queue_options(api: Api, call: Call) -> Answer:
     if not call.body:
         raise bad_request(f"no option to change was given; there are {', '.join(CHANGEABLE)}")
     changes = dict(call.body)
-    if isinstance(changes.get("overflow"), str):
-        word = changes["overflow"].upper().replace("-", "_")
-        changes["overflow"] = int(Overflow[word]) if word in Overflow.__members__ else changes["overflow"]
-    if isinstance(changes.get("mode"), str):
-        word = changes["mode"].upper().replace("-", "_")
-        changes["mode"] = int(DeliveryMode[word]) if word in DeliveryMode.__members__ else changes["mode"]
+    for option, words in (("overflow", Overflow), ("mode", DeliveryMode)):
+        word = str(changes.get(option)).upper().replace("-", "_")
+        if word in words.__members__:
+            changes[option] = int(words[word])
     letters = []
     if changes.get("dead_letter") or changes.get("dead_letter_queue"):
         options = options_of(altered(record.name, record.queue, changes), api.config.queues)
@@ -174,33 +157,31 @@ def put_queue_options(api: Api, call: Call) -> Answer:
     api.require_rights(call, record.vhost, configure=[record.name], write=letters)
     api.catalog.alter_queue(record.vhost, record.name, changes)
     api.accounts_changed()
-    return NO_CONTENT
 
 
-def purge_queue(api: Api, call: Call) -> Answer:
+def purge_queue(api: Api, call: Call) -> None:
     record = find(api, call)
     if record.queue is None:
         raise bad_request(f"'{record.name}' is a stream, which cannot be purged: delete it and make it anew")
     raise bad_request(f"queues are not purged over HTTP; `vibemq queues purge {record.name}` does it")
 
 
-def get_messages(api: Api, call: Call) -> Answer:
+def get_messages(api: Api, call: Call) -> None:
     record = find(api, call)
     instead = "use a stream client" if record.queue is None else f"use a client, or `vibemq consume {record.name}`"
     raise bad_request(f"messages are not read over HTTP; {instead}")
 
 
-def publish(api: Api, call: Call) -> Answer:
+def publish(api: Api, call: Call) -> None:
     api.require_seen(call.caller, call.path["vhost"])
     raise bad_request("messages are not published over HTTP; use a client, or `vibemq publish` for a queue")
 
 
-def restart(api: Api, call: Call) -> Answer:
+def restart(api: Api, call: Call) -> None:
     """Of our own: publishers and consumers of the stream are told that they have lost it, and may come back at once."""
     record = find(api, call)
     api.require_rights(call, record.vhost, configure=[record.name])
     api.catalog.restart(record.vhost, record.name)
-    return NO_CONTENT
 
 
 def status(api: Api, call: Call) -> Any:
@@ -212,39 +193,26 @@ def status(api: Api, call: Call) -> Any:
         for session in api.workers.sessions()
         for each in session.get("subscriptions", ())
     )
-    return [
-        {
-            "role": "writer",
-            "node": api.node,
-            "offset": stats.next_offset - 1,
-            "committed_offset": stats.next_offset - 1,
-            "first_offset": stats.first_offset,
-            "readers": readers,
-            "segments": stats.segment_count,
-        }
-    ]
+    shown = {"role": "writer", "node": api.node, "readers": readers, "segments": stats.segment_count}
+    shown |= {
+        "first_offset": stats.first_offset,
+        **dict.fromkeys(("offset", "committed_offset"), stats.next_offset - 1),
+    }
+    return [shown]
 
 
 def tracking(api: Api, call: Call) -> Any:
     """Stored offsets, and the last publishing id of each publisher reference."""
-    from vibemq.storage.log import StoredOffsets
-
     record, kind = find(api, call), call.query.get("type", "all")
     if kind not in ("all", "offset", "writer"):
         raise bad_request(f"type is {kind!r}: offset or writer is needed")
     found: dict[str, Any] = {}
     if kind in ("all", "offset"):
-        offsets = StoredOffsets(record.directory)
-        try:
+        with closing(StoredOffsets(record.directory)) as offsets:
             found["offsets"] = {reference.decode(errors="replace"): at for reference, at in offsets.all().items()}
-        finally:
-            offsets.close()
     if kind in ("all", "writer"):
-        log = Log(record.directory)
-        try:
+        with closing(Log(record.directory)) as log:
             found["writers"] = log.publisher_sequences()
-        finally:
-            log.close()
     return found
 
 
@@ -298,23 +266,16 @@ def _queue(api: Api, record: StreamRecord, readers: Counter[tuple[str, str]]) ->
     applied = api.metadata.policy_of(record.vhost, record.name, is_queue=record.queue is not None)
     kind = STREAM_TYPE if record.queue is None else "classic"
     return {
-        "name": record.name,
-        "vhost": record.vhost,
-        "durable": True,
-        "auto_delete": False,
+        **_named(record),
         "exclusive": False,
-        "node": api.node,
-        "leader": api.node,
-        "members": [api.node],
-        "online": [api.node],
+        **dict.fromkeys(("node", "leader"), api.node),
+        **{key: [api.node] for key in ("members", "online")},
         "state": state,
-        "type": kind,
-        "types": kind,
+        **dict.fromkeys(("type", "types"), kind),
         "messages": counts.messages,
         "messages_ready": counts.ready,
         "messages_unacknowledged": counts.unacknowledged,
-        "messages_dropped": 0 if counts.queue is None else counts.queue.dropped,
-        "messages_refused": 0 if counts.queue is None else counts.queue.refused,
+        **{f"messages_{name}": getattr(counts.queue, name, 0) for name in ("dropped", "refused")},
         "consumers": _consumers_of(record, counts, readers),
         "message_bytes": counts.log.size_bytes,
         "segments": counts.log.segment_count,
@@ -338,9 +299,9 @@ def _options(api: Api, record: StreamRecord) -> dict[str, Any]:
 # ---- super streams ----
 
 
-def put_super_stream(api: Api, call: Call) -> Answer:
+def put_super_stream(api: Api, call: Call) -> bool:
     vhost, name = call.path["vhost"], call.path["name"]
-    keys = optional_text(call.body, "binding-keys")
+    keys = optional_text(call, "binding-keys")
     if keys is None:
         count = call.body.get("partitions")
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -358,12 +319,12 @@ def put_super_stream(api: Api, call: Call) -> Answer:
         api.catalog.create_super_stream(vhost, name, partitions, wanted, arguments)
     except StreamExists:
         if api.metadata.partitions(vhost, name) == partitions:
-            return NO_CONTENT
+            return False
         raise
-    return CREATED
+    return True
 
 
-def delete_super_stream(api: Api, call: Call) -> Answer:
+def delete_super_stream(api: Api, call: Call) -> None:
     """Of our own: RabbitMQ deletes exchange and queues one by one."""
     vhost, name = call.path["vhost"], call.path["name"]
     partitions = api.metadata.partitions(vhost, name) or []
@@ -372,7 +333,6 @@ def delete_super_stream(api: Api, call: Call) -> Answer:
         api.streams_deleted(api.catalog.delete_super_stream(vhost, name))
     except ExchangeNotFound:
         raise not_found() from None
-    return NO_CONTENT
 
 
 # ---- exchanges and bindings ----
@@ -387,27 +347,24 @@ def get_exchange(api: Api, call: Call) -> Any:
     return _exchange(_find_exchange(api, call))
 
 
-def put_exchange(api: Api, call: Call) -> Answer:
+def put_exchange(api: Api, call: Call) -> bool:
     vhost, name = call.path["vhost"], checked_name(call.path["exchange"])
     kind = text(call, "type", "direct")
     if kind != "direct":
         raise bad_request(f"the type is {kind!r}: only direct exchanges are made, for super streams")
     api.require_rights(call, vhost, configure=[name])
-    return made(api.metadata.add_exchange(vhost, name, mapping(call, "arguments")))
+    return api.metadata.add_exchange(vhost, name, mapping(call, "arguments"))
 
 
-def delete_exchange(api: Api, call: Call) -> Answer:
+def delete_exchange(api: Api, call: Call) -> None:
     found = _find_exchange(api, call)
     api.require_rights(call, found.vhost, configure=[found.name])
     api.metadata.delete_exchange(found.vhost, found.name)
-    return NO_CONTENT
 
 
 def list_bindings(api: Api, call: Call) -> Any:
     """All, or those of a vhost, an exchange, a stream, as the path says."""
-    vhost, exchange, stream = (call.path.get(part) for part in ("vhost", "exchange", "name"))
-    if vhost is not None:
-        api.require_seen(call.caller, vhost)
+    vhost, exchange, stream = api.vhost_of(call), call.path.get("exchange"), call.path.get("name")
     return [
         _binding(found)
         for found in api.metadata.bindings(vhost, exchange)
@@ -415,20 +372,20 @@ def list_bindings(api: Api, call: Call) -> Any:
     ]
 
 
-def post_binding(api: Api, call: Call) -> Answer:
+def post_binding(api: Api, call: Call) -> bool:
     vhost, exchange, stream = (call.path[part] for part in ("vhost", "exchange", "name"))
     api.require_rights(call, vhost, write=[stream], read=[exchange])
     api.metadata.add_binding(vhost, exchange, stream, text(call, "routing_key", ""), mapping(call, "arguments"))
-    return CREATED
+    return True
 
 
-def delete_binding(api: Api, call: Call) -> Answer:
+def delete_binding(api: Api, call: Call) -> None:
     vhost, exchange, stream = (call.path[part] for part in ("vhost", "exchange", "name"))
     api.require_rights(call, vhost, write=[stream], read=[exchange])
     for found in api.metadata.bindings(vhost, exchange):
         if found.stream == stream and _properties_key(found) == call.path["properties"]:
             api.metadata.delete_binding(vhost, exchange, stream, found.routing_key, found.arguments)
-            return NO_CONTENT
+            return
     raise not_found()
 
 
@@ -441,27 +398,13 @@ def _find_exchange(api: Api, call: Call) -> ExchangeRecord:
 
 
 def _exchange(found: ExchangeRecord) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "vhost": found.vhost,
-        "type": "direct",
-        "durable": True,
-        "auto_delete": False,
-        "internal": False,
-        "arguments": found.arguments,
-    }
+    return {**_named(found), "type": "direct", "internal": False, "arguments": found.arguments}
 
 
 def _binding(found: BindingRecord) -> dict[str, Any]:
-    return {
-        "source": found.exchange,
-        "vhost": found.vhost,
-        "destination": found.stream,
-        "destination_type": "queue",
-        "routing_key": found.routing_key,
-        "arguments": found.arguments,
-        "properties_key": _properties_key(found),
-    }
+    shown = asdict(found)
+    shown |= {"source": shown.pop("exchange"), "destination": shown.pop("stream"), "destination_type": "queue"}
+    return {**shown, "properties_key": _properties_key(found)}
 
 
 def _properties_key(found: BindingRecord) -> str:

@@ -1,0 +1,583 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of `vibemq ctl`: what each takes, asks and says, as rabbitmqctl and rabbitmq-streams do.
+
+Most are one request to the management API and the columns of its answer: ``request``.  Where there is more to do,
+``command`` makes one of a function of an ``Order`` that returns rows, text, one object or nothing.  What is refused
+becomes ``Refused``, with the exit code and the words of RabbitMQ's tools.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import stat
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from vibemq.cli.data import DataDir, Failed
+from vibemq.cli.terminal import ask_password
+
+#: Exit codes as RabbitMQ's tools have them (sysexits.h).
+USAGE, DATA, NO_USER, UNAVAILABLE, SOFTWARE = 64, 65, 67, 69, 70
+
+STANDARD_OUTPUT = "-"  # and standard input, where a file is read
+#: What a super stream's partitions may be given, as options of `add_super_stream`.
+STREAM_ARGUMENTS = "max-length-bytes max-age stream-max-segment-size-bytes queue-leader-locator initial-cluster-size"
+PARTITIONS_DEFAULT = 3
+BOXES = "pretty_table"
+
+#: For an HTTP status: the exit code, what is said, perhaps a hint; with what was typed, as in a banner.
+Codes = Mapping[int, tuple[int, str] | tuple[int, str, str]]
+NO_CODES: Codes = {}
+_NO_USER: Codes = {404: (NO_USER, 'User "{name}" does not exist')}
+_NO_STREAM: Codes = {
+    404: (
+        UNAVAILABLE,
+        "There is no stream or queue {name} in virtual host {vhost}",
+        "`vibemq ctl list_queues` lists those that are there",
+    )
+}
+
+
+class Refused(Exception):
+    """The command failed; ``code`` is the exit code."""
+
+    def __init__(self, code: int, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.code = code
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What was typed: ``words`` by the names in the command's usage, and the options."""
+
+    data: DataDir
+    words: Mapping[str, str]
+    more: tuple[str, ...]  # columns, tags
+    options: Mapping[str, Any]
+
+    @property
+    def typed(self) -> Mapping[str, Any]:
+        """All by name; ``name`` is the first word, of what the command is about."""
+        first = next(iter(self.words.values()), "")
+        return {**self.options, "name": first, "more": ", ".join(self.more), **self.words}
+
+    def ask(self, request: str, *, codes: Codes = NO_CODES, **how: Any) -> Any:
+        """``"DELETE /users/{username}"``, as DataDir.ask, with RabbitMQ's exit codes and words for what is refused."""
+        method, path = request.split()
+        typed = self.typed
+        where = re.sub(r"{(\w+)}", lambda named: quote(typed[named[1]], safe=""), path)
+        try:
+            return self.data.ask(method, where, **how)
+        except Failed as failed:
+            code, reason, *hint = codes.get(failed.status, (SOFTWARE if failed.status == 500 else UNAVAILABLE, ""))
+            if str(failed) == "vhost_not_found":
+                reason, hint = "Virtual host {vhost} does not exist", ["`vibemq ctl list_vhosts` lists all"]
+            raise Refused(code, reason.format_map(typed) or str(failed), *hint) from failed
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    run: Callable[[Order], Any]
+    usage: str  # words in <>, perhaps [<one>] that may be missing, [<column> ...] for more at the end
+    about: str
+    banner: str  # may name words, {vhost} and options
+    columns: tuple[str, ...]  # shown unless others are asked for
+    also: tuple[str, ...]  # which may be asked for as well
+    places: Mapping[str, str]  # where each of them stands in a row
+    formatter: str
+    options: tuple[str, ...]  # of its own
+
+    @property
+    def words(self) -> list[str]:
+        return [word.strip("<>") for word in self.usage.split() if word.startswith("<") and word.endswith(">")]
+
+    @property
+    def optional_words(self) -> list[str]:
+        return [word.strip("[]<>") for word in self.usage.split() if word.startswith("[<") and word.endswith(">]")]
+
+    @property
+    def takes_more(self) -> bool:
+        return "..." in self.usage
+
+
+#: By name, in the order of the help.
+COMMANDS: dict[str, Command] = {}
+
+
+def command(
+    usage: str, banner: str, *, columns: str = "", also: str = "", formatter: str = "table", options: str = ""
+) -> Callable[[Callable[[Order], Any]], Callable[[Order], Any]]:
+    """Makes a command of a function: of its name, and about what its first line says.
+
+    Lists have spaces between.  A column that has another name in the rows is ``column=name``, or ``column=name.name``.
+    """
+
+    def add(run: Callable[[Order], Any]) -> Callable[[Order], Any]:
+        about = (inspect.getdoc(run) or "").partition("\n")[0]
+        shown, more = ([column.partition("=") for column in text.split()] for text in (columns, also))
+        places = {name: place or name for name, _, place in (*shown, *more)}
+        names = [tuple(name for name, _, _ in some) for some in (shown, more)]
+        own = tuple(options.split())
+        COMMANDS[run.__name__] = Command(run, usage, about, banner, names[0], names[1], places, formatter, own)
+        return run
+
+    return add
+
+
+def request(
+    typed: str,
+    about: str,
+    banner: str,
+    asked: str,
+    *,
+    codes: Codes = NO_CODES,
+    body: Callable[[Order], dict[str, Any]] | None = None,
+    says: str | None = None,
+    needs_broker: bool = False,
+    makes_data: bool = False,
+    **more: str,
+) -> None:
+    """A command that asks one thing and shows the answer, or ``says`` something when it is done; ``typed``: its name
+    and usage."""
+    name, _, usage = typed.partition(" ")
+
+    def run(order: Order) -> Any:
+        sent = None if body is None else body(order)
+        how = {"needs_broker": needs_broker, "makes_data": makes_data, "reason": order.words.get("explanation", "")}
+        answer = order.ask(asked, codes=codes, body=sent, **how)
+        return answer if says is None else says.format_map(order.typed)
+
+    run.__name__, run.__doc__ = name, about
+    command(usage, banner, **more)(run)
+
+
+def _json_of(text: str, otherwise: Refused) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise otherwise from None
+
+
+# ---- the broker ----
+
+#: Of each alarm: what of a node says that it is in effect, and its name.
+_ALARMS = {"disk": ("disk_free_alarm", "Free disk space alarm"), "memory": ("mem_alarm", "Memory alarm")}
+
+
+@command("", "Status of node ...")
+def status(order: Order) -> Any:
+    """Shows what runs and how it is."""
+    (node,) = order.ask("GET /nodes", needs_broker=True)
+    overview = order.ask("GET /overview")
+    return {
+        "pid": int(node["os_pid"]),
+        "os": node["os"],
+        "uptime": node["uptime"] // 1000,
+        "is_under_maintenance": node["being_drained"],
+        **{key: overview[key] for key in ("product_name", "product_version", "rabbitmq_version")},
+        "node": node["name"],
+        "data_directory": node["db_dir"],
+        "alarms": [name for name, (key, _) in _ALARMS.items() if node[key]],
+        "memory_used": node["mem_used"],
+        "memory_limit": node["mem_limit"],
+        **{key: node[key] for key in ("disk_free", "disk_free_limit", "workers")},
+        "listeners": overview["listeners"],
+        "totals": {
+            "connection_count": overview["object_totals"]["connections"],
+            "queue_count": overview["object_totals"]["queues"],
+            "virtual_host_count": len(order.ask("GET /vhosts")),
+        },
+    }
+
+
+@command("", "Will ping the broker ...")
+def ping(order: Order) -> Any:
+    """Checks that the broker and all its workers answer.
+
+    An alarm is no reason to fail, nor is maintenance.
+    """
+    try:
+        order.data.ask("GET", "/health/checks/ready-to-serve-clients", needs_broker=True)
+    except Failed as failed:
+        if "maintenance" not in str(failed):
+            raise Refused(UNAVAILABLE, str(failed)) from failed
+    return "Ping succeeded"
+
+
+def _alarms(order: Order) -> tuple[list[str], str]:
+    """Those in effect, in words; and what to say where there are none."""
+    (node,) = order.ask("GET /nodes", needs_broker=True)
+    found = [f"{said} on node {node['name']}" for key, said in _ALARMS.values() if node[key]]
+    return found, f"Node {node['name']} reported no alarms, local or clusterwide"
+
+
+@command("", "Asking node for any known resource alarm ...")
+def alarms(order: Order) -> Any:
+    """Shows alarms that are in effect."""
+    found, none = _alarms(order)
+    return "\n".join(found) or none
+
+
+@command("", "Asking node for any known resource alarm ...")
+def check_alarms(order: Order) -> Any:
+    """Fails where an alarm is in effect."""
+    found, none = _alarms(order)
+    if found:
+        raise Refused(UNAVAILABLE, "\n".join(found), "`vibemq ctl status` shows what is free and what is needed")
+    return none
+
+
+@command("", "Asking node for any local resource alarm ...")
+def check_local_alarms(order: Order) -> Any:
+    """As check_alarms: there is one node."""
+    return check_alarms(order)
+
+
+request("drain", "Maintenance: refuses newcomers and sends everybody away, until revive or the next start.",
+        "Will put node into maintenance mode ...", "PUT /maintenance",
+        says="Nobody is let in from now on, and all are asked to leave. `vibemq ctl revive` ends that.",
+        needs_broker=True)  # fmt: skip
+request("revive", "Ends maintenance.", "Will revive node ...", "DELETE /maintenance", says="Everybody is let in again.",
+        needs_broker=True)  # fmt: skip
+
+
+# ---- definitions ----
+
+
+@command("<file>", "Exporting definitions in JSON to {file} ...")
+def export_definitions(order: Order) -> Any:
+    """Writes what is set up as JSON, - is standard output; with the hashes of passwords.
+
+    What the document leaves out goes to standard error, so that - writes nothing but the document.
+    """
+    document = order.ask("GET /definitions")
+    text, name = json.dumps(document, indent=2) + "\n", order.words["file"]
+    if name == STANDARD_OUTPUT:
+        click.echo(text, nl=False)
+    else:
+        try:
+            _write_private(name, text)
+        except OSError as problem:
+            raise Refused(DATA, f"cannot write {name}: {problem.strerror}") from None
+    for information in document["information"]:
+        click.echo(f"vibemq: {information}", err=True)
+
+
+def _write_private(name: str, text: str) -> None:
+    """For this account's eyes only, whatever the umask: hashes of passwords are in it."""
+    with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fchmod(file.fileno(), 0o600)  # refused for a file of another account, which stays as it is
+            file.truncate(0)
+        file.write(text)
+
+
+@command("[<file>]", "Importing definitions in JSON ...")
+def import_definitions(order: Order) -> Any:
+    """Adds what such a file has, or standard input; it deletes nothing."""
+    name = order.words.get("file", STANDARD_OUTPUT)
+    invalid = Refused(DATA, "JSON decoding error: the definitions are not valid JSON")
+    try:
+        text = sys.stdin.read() if name == STANDARD_OUTPUT else Path(name).read_text(encoding="utf-8")
+    except OSError as problem:
+        raise Refused(DATA, f"cannot read {name}: {problem.strerror}") from None
+    except ValueError:
+        raise invalid from None
+    document = _json_of(text, invalid)
+    if not isinstance(document, dict):
+        raise Refused(DATA, "the definitions are no JSON object")
+    order.ask("POST /definitions", body=document, needs_broker=True)
+
+
+# ---- users ----
+
+
+def _password(order: Order) -> str:
+    """As a word on the line it may be empty, for a user without one; but there everybody on the machine can read it."""
+    if "password" in order.words:
+        return order.words["password"]
+    asked = ask_password(order.words["username"], from_stdin=not sys.stdin.isatty(), twice=True)
+    if not asked:
+        raise Refused(USAGE, "a password is needed, as a word or on standard input")
+    return asked
+
+
+def _new_user(order: Order) -> dict[str, Any]:
+    password = _password(order)
+    return {"password": password, "tags": ""} if password else {"password_hash": "", "tags": ""}
+
+
+request("add_user <username> [<password>]",
+        "Makes a user, who may do nothing yet; the password as with change_password.", 'Adding user "{username}" ...',
+        "POST /users/{username}", body=_new_user, codes={409: (SOFTWARE, 'User "{name}" already exists')},
+        says="Done. Don't forget to grant the user permissions to some virtual hosts! "
+        "See 'vibemq ctl set_permissions'.",
+        makes_data=True)  # fmt: skip
+request("delete_user <username>", "Deletes a user.", 'Deleting user "{username}" ...', "DELETE /users/{username}",
+        codes=_NO_USER)  # fmt: skip
+request("change_password <username> [<password>]",
+        "Changes a user's password, which is asked for or read from standard input where it is not given.",
+        'Changing password for user "{username}" ...', "PUT /users/{username}/password",
+        body=lambda order: {"password": _password(order)}, codes=_NO_USER)  # fmt: skip
+request("clear_password <username>", "Takes a user's password away, who comes in by a certificate only from then on.",
+        'Clearing password for user "{username}" ...', "DELETE /users/{username}/password", codes=_NO_USER)  # fmt: skip
+request("set_user_tags <username> [<tag> ...]", "Sets a user's tags, which say what of the management API it may use.",
+        'Setting tags for user "{username}" to [{more}] ...', "PUT /users/{username}/tags",
+        body=lambda order: {"tags": list(order.more)}, codes=_NO_USER)  # fmt: skip
+request("list_users", "Lists users and their tags.", "Listing users ...", "GET /users", columns="user=name tags")
+
+
+# ---- virtual hosts ----
+
+request("add_vhost <vhost>", "Makes a virtual host.", 'Adding vhost "{vhost}" ...', "PUT /vhosts/{vhost}",
+        options="description tags", makes_data=True,
+        body=lambda order: {name: order.options[name] or "" for name in ("description", "tags")})  # fmt: skip
+request("delete_vhost <vhost>", "Deletes a virtual host and all that is in it.", 'Deleting vhost "{vhost}" ...',
+        "DELETE /vhosts/{vhost}", codes={404: (DATA, "Virtual host '{vhost}' does not exist")})  # fmt: skip
+request("list_vhosts [<column> ...]", "Lists virtual hosts.", "Listing vhosts ...", "GET /vhosts", columns="name",
+        also="description tags tracing default_queue_type cluster_state")  # fmt: skip
+
+
+# ---- permissions ----
+
+
+@command("<username> <conf> <write> <read>", 'Setting permissions for user "{username}" in vhost "{vhost}" ...')
+def set_permissions(order: Order) -> Any:
+    """Lets a user configure, write and read what these regular expressions match."""
+    _require_both(order)
+    body = {right: order.words[word] for right, word in (("configure", "conf"), ("write", "write"), ("read", "read"))}
+    order.ask("PUT /permissions/{vhost}/{username}", body=body)
+
+
+@command("<username>", 'Clearing permissions for user "{username}" in vhost "{vhost}" ...')
+def clear_permissions(order: Order) -> Any:
+    """Takes all permissions in a virtual host from a user."""
+    _require_both(order)
+    none = "there are none"
+    try:
+        order.ask("DELETE /permissions/{vhost}/{username}", codes={404: (UNAVAILABLE, none), 500: (UNAVAILABLE, "")})
+    except Refused as refused:
+        if str(refused) != none:  # which is as good as cleared
+            raise
+
+
+def _require_both(order: Order) -> None:
+    """The virtual host and the user are there."""
+    vhost, name = order.options["vhost"], order.words["username"]
+    if vhost not in (found["name"] for found in order.ask("GET /vhosts")):
+        raise Refused(UNAVAILABLE, f"Virtual host {vhost} does not exist")
+    if name not in (found["name"] for found in order.ask("GET /users")):
+        raise Refused(NO_USER, f"User {name} does not exist")
+
+
+request("list_permissions", "Lists the permissions in a virtual host.", 'Listing permissions for vhost "{vhost}" ...',
+        "GET /vhosts/{vhost}/permissions", columns="user configure write read",
+        codes={404: (UNAVAILABLE, "Virtual host {vhost} does not exist")})  # fmt: skip
+request("list_user_permissions <username>", "Lists a user's permissions in all virtual hosts.",
+        'Listing permissions for user "{username}" ...', "GET /users/{username}/permissions",
+        columns="vhost configure write read", codes=_NO_USER)  # fmt: skip
+
+
+# ---- policies ----
+
+
+def _policy(order: Order) -> dict[str, Any]:
+    invalid = Refused(UNAVAILABLE, "JSON decoding error: the definition is not valid JSON")
+    return {
+        "pattern": order.words["pattern"],
+        "definition": _json_of(order.words["definition"], invalid),
+        "priority": order.options["priority"],
+        "apply-to": order.options["apply_to"],
+    }
+
+
+request("set_policy <name> <pattern> <definition>",
+        "Sets a policy for the streams and queues that the pattern matches; the definition is JSON.",
+        'Setting policy "{name}" for pattern "{pattern}" to "{definition}" with priority "{priority}" '
+        'for vhost "{vhost}" ...', "PUT /policies/{vhost}/{name}", options="priority apply-to", body=_policy,
+        makes_data=True)  # fmt: skip
+request("clear_policy <name>", "Removes a policy.", 'Clearing policy "{name}" on vhost "{vhost}" ...',
+        "DELETE /policies/{vhost}/{name}", codes={404: (UNAVAILABLE, "Parameter does not exist")})  # fmt: skip
+
+
+@command("", 'Listing policies for vhost "{vhost}" ...', columns="vhost name pattern apply-to definition priority")
+def list_policies(order: Order) -> Any:
+    """Lists the policies of a virtual host."""
+    found = order.ask("GET /policies/{vhost}")
+    return [{**policy, "definition": json.dumps(policy["definition"], separators=(",", ":"))} for policy in found]
+
+
+# ---- connections, publishers, consumers ----
+
+request("close_connection <connection> <explanation>",
+        "Drops a connection, which is named as list_stream_connections shows it.",
+        "Closing connection {connection}, reason: {explanation}...", "DELETE /connections/{connection}",
+        codes={404: (UNAVAILABLE, "Connection {connection} does not exist")}, needs_broker=True)  # fmt: skip
+request("list_connections [<column> ...]", "Lists the connections of all doors.", "Listing connections ...",
+        "GET /connections", columns="user peer_host peer_port state",
+        also="name vhost protocol host port node ssl connected_at client_properties", needs_broker=True)  # fmt: skip
+
+
+@command(
+    "[<column> ...]",
+    "Listing stream connections ...",
+    columns="conn_name=name",
+    also="auth_mechanism client_properties conn_name=name connected_at connection_state=state frame_max "
+    "heartbeat=timeout host node peer_host peer_port pid=name port ssl subscriptions user vhost",
+    formatter=BOXES,
+)
+def list_stream_connections(order: Order) -> Any:
+    """Lists stream connections."""
+    found = order.ask("GET /stream/connections", needs_broker=True)
+    subscriptions = Counter(each["connection_details"]["name"] for each in order.ask("GET /stream/consumers"))
+    return [{**connection, "subscriptions": subscriptions[connection["name"]]} for connection in found]
+
+
+request("list_stream_publishers [<column> ...]", "Lists all stream publishers for a vhost.",
+        "Listing stream publishers ...", "GET /stream/publishers/{vhost}",
+        columns="connection_pid=connection_details.name publisher_id stream=queue.name reference "
+        "messages_published=published messages_confirmed=confirmed messages_errored=errored", formatter=BOXES,
+        needs_broker=True)  # fmt: skip
+request("list_stream_consumers [<column> ...]", "Lists all stream consumers for a vhost.",
+        "Listing stream consumers ...", "GET /stream/consumers/{vhost}",
+        columns="connection_pid=connection_details.name subscription_id stream=queue.name messages_consumed=consumed "
+        "offset offset_lag credits active activity_status properties", formatter=BOXES, needs_broker=True)  # fmt: skip
+request("list_stream_groups [<column> ...]", "Lists groups of single active consumers for a vhost.",
+        "Listing stream groups ...", "GET /stream/groups/{vhost}", columns="stream reference partition_index consumers",
+        formatter=BOXES, needs_broker=True)  # fmt: skip
+
+
+@command(
+    "[<column> ...]",
+    "Listing group consumers ...",
+    columns="subscription_id connection_name state",
+    also="node",
+    formatter=BOXES,
+    options="stream reference",
+)
+def list_stream_group_consumers(order: Order) -> Any:
+    """Lists the consumers of one group (--stream, --reference)."""
+    stream, reference = order.options["stream"], order.options["reference"]
+    if not stream or not reference:
+        raise Refused(USAGE, "both --stream and --reference are needed")
+    for group in order.ask("GET /stream/groups/{vhost}", needs_broker=True):
+        if (group["stream"], group["reference"]) == (stream, reference):
+            return group["members"]
+    raise Refused(UNAVAILABLE, f"there is no group {reference} of stream {stream} in vhost {order.options['vhost']}")
+
+
+# ---- super streams ----
+
+
+@command("<name>", "Adding a super stream ...", options=f"partitions binding-keys routing-keys {STREAM_ARGUMENTS}")
+def add_super_stream(order: Order) -> Any:
+    """Makes a super stream, with --partitions or --binding-keys."""
+    name, options = order.words["name"], order.options
+    # What was given as 0 or nothing is refused by the broker; it does not count as not given.
+    keys = options["routing_keys"] if options["binding_keys"] is None else options["binding_keys"]
+    count = options["partitions"]
+    if keys is not None and count is not None:
+        raise Refused(USAGE, "Specify --partitions or --binding-keys, not both.")
+    given = {argument: options[argument.replace("-", "_")] for argument in STREAM_ARGUMENTS.split()}
+    body: dict[str, Any] = {"arguments": {f"x-{name}": value for name, value in given.items() if value is not None}}
+    body |= {"partitions": PARTITIONS_DEFAULT if count is None else count} if keys is None else {"binding-keys": keys}
+    if any(exchange["name"] == name for exchange in order.ask("GET /exchanges/{vhost}")):
+        raise Refused(SOFTWARE, f"there is already an exchange named {name}")
+    where = "PUT /stream/super-streams/{vhost}/{name}"
+    order.ask(where, body=body, needs_broker=True, codes={400: (SOFTWARE, "")})
+    return f"Super stream {name} has been created"
+
+
+_NO_SUPER_STREAM = "There is no super stream {name} in virtual host {vhost}"
+request("delete_super_stream <name>", "Deletes a super stream.", "Deleting a super stream ...",
+        "DELETE /stream/super-streams/{vhost}/{name}",
+        codes={404: (SOFTWARE, _NO_SUPER_STREAM, "`vibemq ctl list_exchanges` lists those that are there")},
+        says="Super stream {name} has been deleted", needs_broker=True)  # fmt: skip
+
+
+# ---- streams and queues ----
+
+request("stream_status <stream>", "Displays the status of a stream.", "Status of stream {stream} ...",
+        "GET /stream/{vhost}/{stream}/status",
+        columns="role node offset committed_offset first_offset readers segments", formatter=BOXES, codes=_NO_STREAM,
+        needs_broker=True)  # fmt: skip
+
+
+@command(
+    "<stream>",
+    "Listing tracking information for stream {stream} on vhost {vhost} ...",
+    columns="type name tracking_value lag",
+    formatter=BOXES,
+)
+def list_stream_tracking(order: Order) -> Any:
+    """Lists the offsets that consumers of a stream have stored, with their lag, and its publishers' last ids.
+
+    ``lag``: of a stored offset, how many messages come after it; a publisher's id has none.
+    """
+    found = order.ask("GET /stream/{vhost}/{stream}/tracking", needs_broker=True, codes=_NO_STREAM)
+    (state, *_) = order.ask("GET /stream/{vhost}/{stream}/status", needs_broker=True, codes=_NO_STREAM)
+    offsets = [
+        {"type": "offset", "name": reference, "tracking_value": at, "lag": max(0, state["offset"] - at)}
+        for reference, at in sorted(found["offsets"].items())
+    ]
+    writers = [{"type": "writer", "name": each, "tracking_value": at} for each, at in sorted(found["writers"].items())]
+    return offsets + writers
+
+
+request("restart_stream <stream>", "Restarts a stream: all who use it are told that they have lost it, and come back.",
+        "Restarting stream {stream} in vhost {vhost} ...", "POST /stream/{vhost}/{stream}/restart", codes=_NO_STREAM,
+        needs_broker=True)  # fmt: skip
+
+
+@command("<queue>", "Deleting queue '{queue}' on vhost '{vhost}' ...")
+def delete_queue(order: Order) -> Any:
+    """Deletes a stream or a queue."""
+    found = order.ask("GET /queues/{vhost}/{queue}", codes=_NO_STREAM)
+    order.ask("DELETE /queues/{vhost}/{queue}", needs_broker=True, codes=_NO_STREAM)
+    return f"Queue was successfully deleted with {found['messages_ready']} ready messages"
+
+
+def _options(order: Order) -> dict[str, Any]:
+    invalid = Refused(
+        DATA, 'the options are no JSON object; an example is {"max_messages": 5000, "message_ttl_ms": null}'
+    )
+    options = _json_of(order.words["options"], invalid)
+    if not isinstance(options, dict):
+        raise invalid
+    return options
+
+
+request("alter_queue <queue> <options>",
+        "Changes options of a queue, as a JSON object; null gives one back to the configuration.",
+        "Changing options of queue '{queue}' on vhost '{vhost}' ...", "PUT /queues/{vhost}/{queue}/options",
+        body=_options, codes=_NO_STREAM)  # fmt: skip
+request("list_queues [<column> ...]", "Lists streams and queues.", "Listing queues for vhost {vhost} ...",
+        "GET /queues/{vhost}", columns="name messages",
+        also="messages_ready messages_unacknowledged messages_dropped messages_refused consumers type arguments "
+        "options policy state durable auto_delete exclusive vhost first_offset next_offset message_bytes "
+        "segments")  # fmt: skip
+request("list_exchanges [<column> ...]", "Lists exchanges: super streams have one each.",
+        "Listing exchanges for vhost {vhost} ...", "GET /exchanges/{vhost}", columns="name type",
+        also="durable auto_delete internal arguments")  # fmt: skip
+
+
+@command(
+    "[<column> ...]",
+    "Listing bindings for vhost {vhost}...",
+    columns="source_name=source source_kind destination_name=destination destination_kind=destination_type "
+    "routing_key arguments",
+)
+def list_bindings(order: Order) -> Any:
+    """Lists bindings: the partitions of super streams."""
+    return [{**one, "source_kind": "exchange"} for one in order.ask("GET /bindings/{vhost}")]
