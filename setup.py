@@ -32,8 +32,6 @@ HOT = (
     "protocols/*/publisher.pyx",
     "protocols/*/session.pyx",
     "protocols/micromsg2/*.pyx",
-    "protocols/signalr/bodies.pyx",
-    "protocols/signalr/framing.pyx",
     "protocols/signalr/hub.pyx",
     "protocols/signalr/transports.pyx",
     "protocols/signalr/websocket.pyx",

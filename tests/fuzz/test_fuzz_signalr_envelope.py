@@ -17,8 +17,8 @@ from peers import hub_messages as messages
 from peers.hub_messages import UnencodableValue
 
 from vibemq.errors import LimitExceeded
-from vibemq.protocols.signalr import framing, handshake, spec
-from vibemq.protocols.signalr.records import MalformedFrame
+from vibemq.protocols.signalr import handshake, spec
+from vibemq.protocols.signalr.records import MalformedFrame, group_decode, group_encode
 from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MessageType
 
 pytestmark = [pytest.mark.fuzz]
@@ -183,8 +183,8 @@ def test_whatever_a_peer_sends_as_text_groups_is_taken_or_refused():
     while time.monotonic() < end:
         text = mutated(b"".join(random_.choices(GROUPS, k=2)), (b";", b":", b"0", b"9" * 12, b"=", b"-1"), random_)
         try:
-            records, used = framing.group_decode(text, RECORD_BYTES_MAX)
+            records, used = group_decode(text, RECORD_BYTES_MAX)
         except (MalformedFrame, LimitExceeded):
             continue
         assert used <= len(text) and len(records) <= used, text
-        assert framing.group_decode(framing.group_encode(records), 2 * RECORD_BYTES_MAX)[0] == records, text
+        assert group_decode(group_encode(records), 2 * RECORD_BYTES_MAX)[0] == records, text

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from vibemq.errors import VibeMQError
 from vibemq.protocols.signalr import records, spec
-from vibemq.protocols.signalr.codec import elements_of, parts_of
-from vibemq.protocols.signalr.framing import split_records
+from vibemq.protocols.signalr.codec import elements_of, parts_of, split_records
 from vibemq.protocols.signalr.records import raw_of, texts_of, value_of
 from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MessageType
 

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from vibemq.protocols.micromsg2 import spec
 from vibemq.protocols.micromsg2.codec import Untyped, encode_properties, parse_properties
 from vibemq.protocols.micromsg2.properties import dotnet_type, read, write
-from vibemq.protocols.signalr.bodies import encode_delivery
+from vibemq.protocols.signalr.deliveries import encode_delivery
 from vibemq.protocols.signalr.spec import Encoding
 
 JSON = b"application/json"

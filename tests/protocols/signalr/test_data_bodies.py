@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from vibemq.protocols.signalr.bodies import encode_delivery, encode_message
-from vibemq.protocols.signalr.errors import HubError
-from vibemq.protocols.signalr.spec import Encoding
+from vibemq.protocols.signalr.deliveries import encode_delivery
+from vibemq.protocols.signalr.publisher import encode_message
+from vibemq.protocols.signalr.spec import Encoding, HubError
 
 HEADERS = {"text": 'é\n"x"', "minus": -7, "large": 2**63, "yes": True, "no": False, "half": 0.5, "empty": ""}
 TINY_JSON = [b"{}", b"[]", b"0", b"-1.5e3", b"true", b"null", b'"\\u00e9"', b'{"a":[1,{"b":null}]}', b" [1 , 2] "]

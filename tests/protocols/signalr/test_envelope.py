@@ -20,7 +20,7 @@ from peers import hub_messages as messages
 from peers.hub_messages import Message, UnencodableValue
 
 from vibemq.errors import LimitExceeded
-from vibemq.protocols.signalr import framing, handshake, records, spec
+from vibemq.protocols.signalr import handshake, records, spec
 from vibemq.protocols.signalr.handshake import Handshake
 from vibemq.protocols.signalr.records import MalformedFrame
 from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MessageType
@@ -203,40 +203,40 @@ def test_a_json_record_beyond_the_limit_is_refused_without_its_end():
 @pytest.mark.parametrize("vector", VECTORS["base64_over_text"]["valid"], ids=lambda vector: vector["text"])
 def test_a_text_group_is_read_and_written_back(vector):
     text, payload = vector["text"].encode(), bytes.fromhex(vector["payload_hex"])
-    assert framing.group_encode(payload) == text
+    assert records.group_encode(payload) == text
     for cut in range(len(text)):
-        assert framing.group_decode(text[:cut]) == (b"", 0)
-        assert framing.group_decode(text + text[:cut]) == (payload, len(text))
-    assert framing.group_decode(text + text) == (payload * 2, 2 * len(text))
+        assert records.group_decode(text[:cut]) == (b"", 0)
+        assert records.group_decode(text + text[:cut]) == (payload, len(text))
+    assert records.group_decode(text + text) == (payload * 2, 2 * len(text))
 
 
 def test_two_text_groups_may_come_together():
     vector = VECTORS["base64_over_text"]["two_groups_in_one_body"]
     text = vector["text"].encode()
-    assert framing.group_decode(text) == (bytes.fromhex("".join(vector["payloads_hex"])), len(text))
+    assert records.group_decode(text) == (bytes.fromhex("".join(vector["payloads_hex"])), len(text))
 
 
 @pytest.mark.parametrize("vector", VECTORS["base64_over_text"]["reject"], ids=lambda vector: vector["why"])
 def test_a_text_group_that_is_none_is_refused(vector):
     with pytest.raises(MalformedFrame):
-        framing.group_decode(vector["text"].encode())
+        records.group_decode(vector["text"].encode())
 
 
 @pytest.mark.parametrize("vector", VECTORS["base64_over_text"]["need_more"], ids=lambda vector: vector["text"])
 def test_a_text_group_that_is_cut_short_waits(vector):
-    assert framing.group_decode(vector["text"].encode()) == (b"", 0)
+    assert records.group_decode(vector["text"].encode()) == (b"", 0)
 
 
 def test_a_text_group_beyond_the_limit_is_refused_before_it_has_come():
     record = 100
     most = (record + spec.VARINT_BYTES_MAX + 2) // 3 * 4
-    assert framing.group_decode(b"%d:" % most, record) == (b"", 0)
+    assert records.group_decode(b"%d:" % most, record) == (b"", 0)
     for length in (most + 1, 10**spec.GROUP_DIGITS_MAX - 1):
         with pytest.raises(LimitExceeded):
-            framing.group_decode(b"%d:" % length, record)
+            records.group_decode(b"%d:" % length, record)
     for digits in (b"99999999999:", b"99999999999", b"-1:", b" 4:EJUB;"):
         with pytest.raises(MalformedFrame):
-            framing.group_decode(digits)
+            records.group_decode(digits)
 
 
 # ---- handshakes ----
@@ -454,7 +454,7 @@ def test_any_bytes_are_a_message_or_refused(body, encoding, dialect):
 @given(st.binary(max_size=60))
 def test_any_bytes_are_groups_or_refused(text):
     try:
-        payload, used = framing.group_decode(text)
+        payload, used = records.group_decode(text)
     except (MalformedFrame, LimitExceeded):
         return
     assert used <= len(text) and (used > 0 or payload == b"")
@@ -465,7 +465,8 @@ def test_any_bytes_are_groups_or_refused(text):
 
 
 def test_every_number_of_codec_pxd_is_that_of_spec():
-    text = (Path(spec.__file__).parent / "codec.pxd").read_text()
+    folder = Path(spec.__file__).parent
+    text = (folder / "codec.pxd").read_text() + (folder / "wire.pxd").read_text()
     numbers = {name: int(value, 0) for name, value in re.findall(r"^    ([A-Z_\d]+) = (\w+)", text, re.M)}
 
     def named(prefix: str) -> dict[str, int]:

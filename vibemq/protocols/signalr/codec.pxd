@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What codec.pyx gives to the rest of the door: messages parsed, their parts taken out.
+"""What codec.pyx gives to the rest of the door: records found, messages parsed, their parts taken out.
 
 A hub_message's spans point into the record, or to texts that were decoded because JSON had escapes in them; either way
 they hold until the next parse. Arguments, items and results stay raw: a slice of JSON text or of MessagePack that was
@@ -7,16 +7,13 @@ checked.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
+from vibemq.protocols.signalr.wire cimport span
 from vibemq.storage.core cimport boolean
 
 cdef enum:
     DIALECT_V1 = 0
     DIALECT_EARLY = 1
     DIALECT_ALPHA2 = 2        # as early, but streams end with type 3
-
-cdef enum:
-    ENCODING_JSON = 0
-    ENCODING_MESSAGEPACK = 1
 
 cdef enum:
     TYPE_INVOCATION = 1
@@ -36,16 +33,12 @@ cdef enum:
     RESULT_VALUE = 3
 
 cdef enum:
-    RECORD_DEPTH_MAX = 64
     ID_BYTES_MAX = 256
     TARGET_BYTES_MAX = 1024
     STREAM_IDS_MAX = 64
     VARINT_MAX = 0x7FFFFFFF
-
-
-cdef struct span:
-    const uint8_t *data
-    uint32_t size
+    FIRST = 2                 # arguments that are found with the others' count
+    RECORD_SEPARATOR = 0x1E   # ends a JSON record
 
 
 cdef struct hub_message:
@@ -55,6 +48,7 @@ cdef struct hub_message:
     span target
     span arguments            # raw: the whole array
     uint32_t argument_count
+    span first[FIRST]         # of the arguments, raw
     span stream_ids           # raw likewise: an array of strings; empty: none
     bint nonblocking          # an Invocation that is never answered, whether or not it has an id
     boolean has_escapes       # of JSON, anywhere in the record
@@ -66,22 +60,14 @@ cdef struct hub_message:
     int64_t sequence
 
 
+# The bytes of the first record with its framing, 0 when more are needed; raises MalformedFrame or LimitExceeded.
+cdef Py_ssize_t next_record(const uint8_t *data, size_t size, int encoding, size_t record_max, span *body) except -2
+# The bytes of the length before a MessagePack record: 0 when more are needed, VARINT_BYTES_MAX + 1 when it is none.
+cdef size_t length_read(const uint8_t *data, size_t size, size_t *length) noexcept
 # The record comes without its framing.  Raises MalformedFrame.
 cdef int parse(const uint8_t *record, size_t size, int encoding, int dialect, hub_message *out) except -1
 
-# The arguments of a call, raw, if it has `count`.
-cdef bint arguments_take(const hub_message *m, int encoding, uint32_t count, span *out) noexcept
 # The text of a raw value; False when it is no string.  Holds until the next parse.
 cdef bint text_of(span raw, int encoding, span *out) except -1
 # A number without a fraction or an exponent that fits into 63 bits.
 cdef bint integer_of(span raw, int encoding, int64_t *out) noexcept
-
-
-cdef inline span span_of(const void *data, size_t size) noexcept nogil:
-    cdef span out
-    out.data, out.size = <const uint8_t *> data, <uint32_t> size
-    return out
-
-
-cdef inline bytes bytes_of(span data):
-    return (<const char *> data.data)[:data.size]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hub messages of both dialects, in JSON and in MessagePack, from bytes to their parts; no I/O.
+"""Records on the wire, and the hub messages of both dialects in them, in JSON and in MessagePack; no I/O.
+
+A separator ends a record in JSON, a length stands before one in MessagePack, and text groups are around these where an
+early peer's MessagePack goes over a transport of text.
 
 A parse checks the whole record first: whoever holds its parts may walk them without another look at their form.  Then
 its members are found, by their names in JSON and by their places in MessagePack, raw.  What these must be is one table
@@ -8,52 +11,27 @@ unknown, and one that means nothing on its type of message, is ignored.
 """
 
 import msgspec
-from libc.stdint cimport int8_t, int16_t, int32_t, uint64_t
-from libc.string cimport memchr, memcmp, memset
-from vibemq.storage.core cimport (
-    ERR_LIMIT, OK, bytes_load16, bytes_load32, bytes_load64, err, json_check, json_check_escapes, utf8_is_valid,
+from libc.stdint cimport int8_t, uint64_t
+from libc.string cimport memchr, memcmp, memset, strlen
+from vibemq.protocols.signalr.wire cimport (
+    ENCODING_JSON, ENCODING_MESSAGEPACK, KIND_ARRAY, KIND_INTEGER, KIND_MAP, KIND_NONE, KIND_NULL, KIND_TEXT, KIND_TRUE,
+    RECORD_DEPTH_MAX, bytes_of, json_end, kind_of, mp_end, mp_head, space_skip, span, span_of, string_end,
+    vibemq_mp_forms,
 )
+from vibemq.storage.core cimport ERR_LIMIT, OK, err, json_check, json_check_escapes, utf8_is_valid
 
-from vibemq.protocols.signalr.records import MalformedFrame, texts_of
+from vibemq.errors import LimitExceeded
+from vibemq.protocols.signalr import spec
+from vibemq.protocols.signalr.records import MalformedFrame
 
 cdef enum:
     MEMBER_TYPE = 0, MEMBER_TARGET, MEMBER_ARGUMENTS, MEMBER_ID, MEMBER_ITEM, MEMBER_RESULT, MEMBER_ERROR
     MEMBER_STREAM_IDS, MEMBER_HEADERS, MEMBER_SEQUENCE, MEMBER_ALLOW_RECONNECT, MEMBER_NONBLOCKING
-    MEMBER_KIND              # of a result, in MessagePack alone
     MEMBERS
-    NAMES = MEMBER_KIND + 1  # nonblocking has two
     NAME_BYTES_MAX = 14
     INTEGER_DIGITS_MAX = 18  # all of them fit into 63 bits
     ELEMENTS_MAX = 6         # of a MessagePack record; those behind are ignored
-
-cdef extern from *:
-    """
-    /* In the order of the members, the most frequent ones first. */
-    static const struct { const char *text; size_t size; } vibemq_members[] = {
-        {"type", 4}, {"target", 6}, {"arguments", 9}, {"invocationId", 12}, {"item", 4}, {"result", 6}, {"error", 5},
-        {"streamIds", 9}, {"headers", 7}, {"sequenceId", 10}, {"allowReconnect", 14}, {"nonblocking", 11},
-        {"nonBlocking", 11},
-    };
-    /* 0xc0 to 0xdf of MessagePack: what it is, and how many bytes of a number follow; fixext and floats have none. */
-    enum { MP_NIL, MP_FALSE, MP_TRUE, MP_INTEGER, MP_FLOAT, MP_STR, MP_BIN, MP_EXT, MP_ARRAY, MP_MAP };
-    static const unsigned char vibemq_mp_kinds[32] = {
-        MP_NIL, MP_NIL, MP_FALSE, MP_TRUE, MP_BIN, MP_BIN, MP_BIN, MP_EXT, MP_EXT, MP_EXT, MP_FLOAT, MP_FLOAT,
-        MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER, MP_INTEGER,
-        MP_EXT, MP_EXT, MP_EXT, MP_EXT, MP_EXT, MP_STR, MP_STR, MP_STR, MP_ARRAY, MP_ARRAY, MP_MAP, MP_MAP,
-    };
-    static const unsigned char vibemq_mp_widths[32] = {
-        0, 0, 0, 0, 1, 2, 4, 1, 2, 4, 0, 0, 1, 2, 4, 8, 1, 2, 4, 8, 0, 0, 0, 0, 0, 1, 2, 4, 2, 4, 2, 4,
-    };
-    """
-    struct member_name:
-        const char *text
-        size_t size
-
-    const member_name vibemq_members[NAMES]
-    const uint8_t vibemq_mp_kinds[32]
-    const uint8_t vibemq_mp_widths[32]
-    enum:
-        MP_NIL, MP_FALSE, MP_TRUE, MP_INTEGER, MP_FLOAT, MP_STR, MP_BIN, MP_EXT, MP_ARRAY, MP_MAP
+    VARINT_BYTES_MAX = 5
 
 # Texts of JSON that had escapes, until the next parse.
 cdef list decoded = []
@@ -72,69 +50,113 @@ cdef int too_few() except -1:
     return wrong("record", "all elements of its message type", "fewer")
 
 
-# ---- JSON that was checked: strings end at the next quote, brackets at their partners ----
+cdef int too_deep() except -1:
+    return wrong("record", f"arrays and maps at most {RECORD_DEPTH_MAX} deep", "more")
 
 
-cdef inline const uint8_t *space_skip(const uint8_t *p, const uint8_t *end) noexcept nogil:
-    while p < end and (p[0] == c' ' or p[0] == c'\n' or p[0] == c'\r' or p[0] == c'\t'):
-        p += 1
-    return p
+# ---- framing ----
 
 
-cdef inline const uint8_t *string_end(const uint8_t *p, const uint8_t *end) noexcept nogil:
-    """The closing quote of the string whose opening quote lies before p."""
-    cdef const uint8_t *quote
-    cdef const uint8_t *run
+cdef size_t length_read(const uint8_t *data, size_t size, size_t *length) noexcept:
+    cdef size_t at
+    length[0] = 0
+    for at in range(min(size, <size_t> VARINT_BYTES_MAX)):
+        length[0] |= <size_t> (data[at] & 0x7F) << 7 * at
+        if data[at] < 0x80:
+            return at + 1
+    return 0 if size < VARINT_BYTES_MAX else VARINT_BYTES_MAX + 1
+
+
+cdef Py_ssize_t next_record(const uint8_t *data, size_t size, int encoding, size_t record_max, span *body) except -2:
+    cdef const uint8_t *end
+    cdef size_t length, at
+    if encoding == ENCODING_JSON:
+        end = <const uint8_t *> memchr(data, RECORD_SEPARATOR, min(size, record_max + 1)) if size else NULL
+        if end != NULL:
+            body[0] = span_of(data, end - data)
+            return end - data + 1
+        if size > record_max:
+            raise LimitExceeded("bytes of a record", size, record_max)
+        return 0
+    at = length_read(data, size, &length)
+    if at == 0:
+        return 0
+    if at > VARINT_BYTES_MAX or length > VARINT_MAX:
+        raise MalformedFrame("record length", f"at most {VARINT_MAX}",
+                             "more" if at > VARINT_BYTES_MAX else f"{length}")
+    if length > record_max:
+        raise LimitExceeded("bytes of a record", length, record_max)
+    if size - at < length:
+        return 0
+    body[0] = span_of(data + at, length)
+    return at + length
+
+
+def split_records(bytes data not None, int encoding, size_t record_max=spec.RECORD_BYTES_MAX_DEFAULT):
+    """The whole records at the beginning of `data`, without their framing, and the bytes that they took; for tests."""
+    cdef list records = []
+    cdef span body
+    cdef size_t at = 0
+    cdef Py_ssize_t used
     while True:
-        quote = <const uint8_t *> memchr(p, c'"', end - p)
-        if quote == NULL:
-            return end
-        run = quote
-        while (run - 1)[0] == c'\\':  # the opening quote ends it at the latest
-            run -= 1
-        if (quote - run) % 2 == 0:
-            return quote
-        p = quote + 1
+        used = next_record(<const uint8_t *> <const char *> data + at, len(data) - at, encoding, record_max, &body)
+        if used == 0:
+            return records, at
+        records.append(bytes_of(body))
+        at += used
 
 
-cdef const uint8_t *json_end(const uint8_t *p, const uint8_t *end, uint32_t *count) noexcept nogil:
-    """Behind the value that begins at p. `count`: of the values in an array."""
-    cdef uint32_t depth = 0, commas = 0
-    cdef const uint8_t *opened = p
-    if p < end and p[0] != c'"' and p[0] != c'[' and p[0] != c'{':
-        while p < end and not (p[0] == c',' or p[0] == c'}' or p[0] == c']' or p[0] <= c' '):
-            p += 1
-        return p
-    while p < end:
-        if p[0] == c'"':
-            p = string_end(p + 1, end)
-        elif p[0] == c'[' or p[0] == c'{':
-            depth += 1
-        elif p[0] == c']' or p[0] == c'}':
-            depth -= 1
-        elif p[0] == c',' and depth == 1:
-            commas += 1
-        if depth == 0:
-            break
-        p += 1
-    count[0] = commas + 1 if commas or space_skip(opened + 1, end) < p else 0
-    return p + 1 if p < end else end
+# ---- JSON ----
+
+
+cdef inline bint is_named(const uint8_t *name, size_t size, const char *wanted) noexcept nogil:
+    return size == strlen(wanted) and memcmp(name, wanted, strlen(wanted)) == 0
+
+
+cdef inline int member_named(const uint8_t *name, size_t size) noexcept nogil:
+    """MEMBERS: none that is known."""
+    return MEMBER_TYPE if is_named(name, size, b"type") else \
+        MEMBER_TARGET if is_named(name, size, b"target") else \
+        MEMBER_ARGUMENTS if is_named(name, size, b"arguments") else \
+        MEMBER_ID if is_named(name, size, b"invocationId") else \
+        MEMBER_ITEM if is_named(name, size, b"item") else \
+        MEMBER_RESULT if is_named(name, size, b"result") else \
+        MEMBER_ERROR if is_named(name, size, b"error") else \
+        MEMBER_STREAM_IDS if is_named(name, size, b"streamIds") else \
+        MEMBER_HEADERS if is_named(name, size, b"headers") else \
+        MEMBER_SEQUENCE if is_named(name, size, b"sequenceId") else \
+        MEMBER_ALLOW_RECONNECT if is_named(name, size, b"allowReconnect") else \
+        MEMBER_NONBLOCKING if is_named(name, size, b"nonblocking") or is_named(name, size, b"nonBlocking") else MEMBERS
 
 
 cdef int member_of(const uint8_t *name, size_t size) except -1:
-    """Which member has the name between two quotes, escaped or not; MEMBERS: none that is known."""
-    cdef int i
+    """Which member has the name between two quotes, escaped or not."""
     cdef bytes text
-    for i in range(NAMES):
-        if vibemq_members[i].size == size and memcmp(vibemq_members[i].text, name, size) == 0:
-            return min(i, <int> MEMBER_NONBLOCKING)
-    if size > 6 * NAME_BYTES_MAX or memchr(name, c'\\', size) == NULL:
-        return MEMBERS
+    cdef int member = member_named(name, size)
+    if member != MEMBERS or size > 6 * NAME_BYTES_MAX or memchr(name, c'\\', size) == NULL:
+        return member
     try:
         text = msgspec.json.decode((<const char *> name - 1)[:size + 2]).encode()
     except ValueError:  # half a surrogate pair
         return MEMBERS
-    return MEMBERS if b"\\" in text else member_of(<const uint8_t *> <const char *> text, len(text))
+    return member_named(<const uint8_t *> <const char *> text, len(text))
+
+
+cdef inline const uint8_t *json_arguments(const uint8_t *p, const uint8_t *end, hub_message *out) noexcept nogil:
+    """Behind the array that begins at p, whose first values are noted."""
+    cdef const uint8_t *value
+    out.argument_count = 0
+    p = space_skip(p + 1, end)
+    while p < end and p[0] != c']':
+        value = p
+        p = json_end(value, end)
+        if out.argument_count < FIRST:
+            out.first[out.argument_count] = span_of(value, p - value)
+        out.argument_count += 1
+        p = space_skip(p, end)
+        if p < end and p[0] == c',':
+            p = space_skip(p + 1, end)
+    return p + 1 if p < end else end
 
 
 cdef int json_members(const uint8_t *record, size_t size, span *members, hub_message *out) except -1:
@@ -144,13 +166,10 @@ cdef int json_members(const uint8_t *record, size_t size, span *members, hub_mes
     cdef const uint8_t *name
     cdef const uint8_t *value
     cdef uint64_t position = 0
-    cdef uint32_t count
     cdef int member
     cdef err checked = json_check_escapes(record, size, RECORD_DEPTH_MAX, &position, &out.has_escapes)
-    if checked == ERR_LIMIT:
-        return wrong("record", f"arrays and maps at most {RECORD_DEPTH_MAX} deep", "more")
     if checked != OK:
-        return wrong("record", "one JSON value in UTF-8", "something else")
+        return too_deep() if checked == ERR_LIMIT else wrong("record", "one JSON value in UTF-8", "something else")
     p = space_skip(record, end)
     if p[0] != c'{':
         return wrong("record", "a JSON object", "another value")
@@ -165,125 +184,35 @@ cdef int json_members(const uint8_t *record, size_t size, span *members, hub_mes
         p = string_end(name, end)
         member = member_of(name, p - name)
         value = space_skip(space_skip(p + 1, end) + 1, end)  # over the colon
-        p = json_end(value, end, &count)
+        if member == MEMBER_ARGUMENTS and value < end and value[0] == c'[':
+            p = json_arguments(value, end, out)
+        else:
+            p = json_end(value, end)
         if member != MEMBERS:
             members[member] = span_of(value, p - value)
-            if member == MEMBER_ARGUMENTS:
-                out.argument_count = count
 
 
 # ---- MessagePack ----
 
 
-# One value's head.
-cdef struct mp_head:
-    int kind
-    uint64_t size             # MP_FLOAT, STR, BIN, EXT: bytes behind the head; ARRAY, MAP: values in it, keys included
-    int64_t integer
-    bint too_large            # an unsigned integer above 63 bits
-
-
-cdef inline const uint8_t *mp_head_read(const uint8_t *p, const uint8_t *end, mp_head *out) noexcept nogil:
-    """Behind the head of the value at p, with all of its bytes there, or NULL: cut short, or no value."""
-    cdef uint8_t first
-    cdef int width
-    cdef uint64_t number = 0
-    out.size, out.too_large = 0, False
-    if p >= end:
-        return NULL
-    first = p[0]
-    p += 1
-    if first < 0x80 or first >= 0xE0:
-        out.kind, out.integer = MP_INTEGER, <int8_t> first
-        return p
-    if first < 0xC0:
-        out.kind = MP_MAP if first < 0x90 else MP_ARRAY if first < 0xA0 else MP_STR
-        out.size = first & 0x1F if first >= 0xA0 else first & 0xF if first >= 0x90 else 2 * (first & 0xF)
-        return p if out.size <= <uint64_t> (end - p) else NULL
-    if first == 0xC1:
-        return NULL
-    width = vibemq_mp_widths[first - 0xC0]
-    if end - p < width:
-        return NULL
-    if width:
-        number = p[0] if width == 1 else bytes_load16(p) if width == 2 else bytes_load32(p) if width == 4 \
-            else bytes_load64(p)
-    p += width
-    out.kind = vibemq_mp_kinds[first - 0xC0]
-    if out.kind == MP_INTEGER:
-        out.integer = <int64_t> number
-        if first <= 0xCF:
-            out.too_large = out.integer < 0
-        elif width < 8:
-            out.integer = <int8_t> number if width == 1 else <int16_t> number if width == 2 else <int32_t> number
-        return p
-    if out.kind == MP_FLOAT:
-        out.size = 4 if first == 0xCA else 8
-    elif out.kind == MP_EXT:
-        out.size = 1 + (number if width else <uint64_t> 1 << (first - 0xD4))  # with its type
-    else:
-        out.size = 2 * number if out.kind == MP_MAP else number  # 0 of nil, true and false
-    return p if out.size <= <uint64_t> (end - p) else NULL
-
-
-cdef const uint8_t *mp_end(const uint8_t *p, const uint8_t *end, bint *too_deep) noexcept nogil:
-    """Behind the value that begins at p in a record's array, or NULL: it is cut short, or too deep."""
-    cdef uint64_t left[RECORD_DEPTH_MAX]
-    cdef int depth = 0
-    cdef mp_head head
-    while True:
-        p = mp_head_read(p, end, &head)
-        if p == NULL:
-            return NULL
-        if head.kind < MP_ARRAY:
-            p += head.size
-        elif depth == RECORD_DEPTH_MAX - 1:
-            too_deep[0] = True
-            return NULL
-        else:
-            depth += 1
-            left[depth] = head.size
-        while depth and left[depth] == 0:
-            depth -= 1
-        if depth == 0:
-            return p
-        left[depth] -= 1
-
-
-cdef inline int mp_kind(span raw) noexcept nogil:
-    """Of a value that was walked over; -1: there is none."""
-    cdef uint8_t first
-    if raw.size == 0:
-        return -1
-    first = raw.data[0]
-    if 0x80 <= first < 0xC0:
-        return MP_MAP if first < 0x90 else MP_ARRAY if first < 0xA0 else MP_STR
-    if first < 0x80 or first >= 0xE0:
-        return MP_INTEGER
-    return vibemq_mp_kinds[first - 0xC0]
-
-
 cdef int mp_members(const uint8_t *record, size_t size, int dialect, span *members, hub_message *out) except -1:
     cdef span elements[ELEMENTS_MAX]
-    cdef mp_head head
     cdef const uint8_t *end = record + size
     cdef const uint8_t *begin
-    cdef const uint8_t *p = mp_head_read(record, end, &head)
-    cdef bint too_deep = False
-    cdef uint64_t count, i
+    cdef int kind = 0
+    cdef bint is_deep = False
+    cdef uint64_t count = 0, i
     cdef int64_t type = 0
+    cdef const uint8_t *p = mp_head(record, end, &kind, &count)
     if p == NULL:
         return cut_short()
-    if head.kind != MP_ARRAY:
+    if kind != KIND_ARRAY:
         return wrong("record", "a MessagePack array", "another value")
     memset(elements, 0, sizeof(elements))
-    count = head.size
     for i in range(count):
-        begin, p = p, mp_end(p, end, &too_deep)
-        if too_deep:
-            return wrong("record", f"arrays and maps at most {RECORD_DEPTH_MAX} deep", "more")
+        begin, p = p, mp_end(p, end, &is_deep)
         if p == NULL:
-            return cut_short()
+            return too_deep() if is_deep else cut_short()
         if i < ELEMENTS_MAX:
             elements[i] = span_of(begin, p - begin)
     if p != end:
@@ -291,8 +220,13 @@ cdef int mp_members(const uint8_t *record, size_t size, int dialect, span *membe
     members[MEMBER_TYPE] = elements[0]
     if integer_of(elements[0], ENCODING_MESSAGEPACK, &type) and TYPE_INVOCATION <= type <= TYPE_SEQUENCE:
         mp_places(<int> type, dialect, count, elements, members)
-    if members[MEMBER_ARGUMENTS].size and mp_head_read(members[MEMBER_ARGUMENTS].data, end, &head) != NULL:
-        out.argument_count = <uint32_t> head.size
+    if kind_of(members[MEMBER_ARGUMENTS], ENCODING_MESSAGEPACK) == KIND_ARRAY:
+        end = members[MEMBER_ARGUMENTS].data + members[MEMBER_ARGUMENTS].size
+        p = mp_head(members[MEMBER_ARGUMENTS].data, end, &kind, &count)
+        out.argument_count = <uint32_t> count
+        for i in range(min(count, <uint64_t> FIRST)):
+            begin, p = p, end if i + 1 == count else mp_end(p, end, &is_deep)
+            out.first[i] = span_of(begin, p - begin)
     return 0
 
 
@@ -314,7 +248,6 @@ cdef int mp_places(int type, int dialect, uint64_t count, const span *elements, 
     if type == TYPE_STREAM_ITEM:
         members[MEMBER_ITEM] = at[0]
     elif type == TYPE_COMPLETION:
-        members[MEMBER_KIND] = at[0]
         if at[0].size and not integer_of(at[0], ENCODING_MESSAGEPACK, &kind) \
                 or not RESULT_ERROR <= kind <= RESULT_VALUE:
             return wrong("result kind", "1, 2 or 3", "another value")
@@ -326,10 +259,11 @@ cdef int mp_places(int type, int dialect, uint64_t count, const span *elements, 
         members[MEMBER_ERROR] = at[0]  # the end of a stream
     elif type != TYPE_CANCEL_INVOCATION:
         if dialect != DIALECT_V1:
-            if type == TYPE_INVOCATION and mp_kind(at[0]) != MP_STR:  # preview1 has no flag
+            if type == TYPE_INVOCATION and kind_of(at[0], ENCODING_MESSAGEPACK) != KIND_TEXT:  # preview1 has no flag
                 members[MEMBER_NONBLOCKING] = at[0]
                 at += 1
-        elif type == TYPE_INVOCATION and count > 4 and mp_kind(at[0]) == MP_ARRAY and mp_kind((at - 1)[0]) == MP_STR:
+        elif type == TYPE_INVOCATION and count > 4 and kind_of(at[0], ENCODING_MESSAGEPACK) == KIND_ARRAY \
+                and kind_of((at - 1)[0], ENCODING_MESSAGEPACK) == KIND_TEXT:
             # One client leaves the id of an upload's call out: a target, then an array.
             members[MEMBER_ID] = span_of(b"\xc0", 1)
             at -= 1
@@ -343,17 +277,16 @@ cdef int mp_places(int type, int dialect, uint64_t count, const span *elements, 
 
 
 cdef bint text_of(span raw, int encoding, span *out) except -1:
-    cdef mp_head head
-    if encoding == ENCODING_MESSAGEPACK:
-        out.data = mp_head_read(raw.data, raw.data + raw.size, &head)
-        if out.data == NULL or head.kind != MP_STR or not utf8_is_valid(out.data, head.size):
-            return False
-        out.size = <uint32_t> head.size
-        return True
-    if raw.size < 2 or raw.data[0] != c'"':
+    cdef int head = 1
+    if kind_of(raw, encoding) != KIND_TEXT:
         return False
+    if encoding == ENCODING_MESSAGEPACK:
+        if raw.data[0] >= 0xC0:
+            head += vibemq_mp_forms[raw.data[0] - 0xC0].width
+        out[0] = span_of(raw.data + head, raw.size - head)
+        return utf8_is_valid(out.data, out.size)
     if memchr(raw.data, c'\\', raw.size) == NULL:
-        out.data, out.size = raw.data + 1, raw.size - 2
+        out[0] = span_of(raw.data + 1, raw.size - 2)
         return True
     try:
         text = (<str> msgspec.json.decode(bytes_of(raw))).encode()
@@ -367,37 +300,42 @@ cdef bint text_of(span raw, int encoding, span *out) except -1:
 cdef bint integer_of(span raw, int encoding, int64_t *out) noexcept:
     cdef const uint8_t *p = raw.data
     cdef const uint8_t *end = raw.data + raw.size
-    cdef bint negative
-    cdef int64_t value = 0
-    cdef mp_head head
+    cdef bint is_negative
+    cdef uint64_t value = 0
+    cdef int unused
+    if kind_of(raw, encoding) != KIND_INTEGER:
+        return False
     if encoding == ENCODING_MESSAGEPACK:
-        if mp_head_read(p, end, &head) == NULL or head.kind != MP_INTEGER or head.too_large:
-            return False
-        out[0] = head.integer
-        return True
-    negative = raw.size and p[0] == c'-'
-    p += negative
-    if p == end or end - p > INTEGER_DIGITS_MAX:
+        if raw.size == 1:
+            out[0] = <int8_t> p[0]
+            return True
+        unused = 72 - 8 * raw.size  # bits of the 64; the head is a byte of the value's
+        while end - p > 1:
+            p += 1
+            value = value << 8 | p[0]
+        if raw.data[0] >= 0xD0:
+            out[0] = <int64_t> (value << unused) >> unused
+            return True
+        out[0] = <int64_t> value
+        return out[0] >= 0
+    is_negative = p[0] == c'-'
+    p += is_negative
+    if end - p > INTEGER_DIGITS_MAX:
         return False
     while p < end:
         if <uint8_t> (p[0] - c'0') > 9:
             return False
         value = 10 * value + (p[0] - c'0')
         p += 1
-    out[0] = -value if negative else value
+    out[0] = -<int64_t> value if is_negative else <int64_t> value
     return True
-
-
-cdef bint is_none(span raw, int encoding) noexcept:
-    """Nothing, or null."""
-    return raw.size == 0 or raw.data[0] == (c'n' if encoding == ENCODING_JSON else 0xC0)
 
 
 cdef int flag_take(span raw, int encoding, where, bint *out) except -1:
     """true, false, or nothing, which is false; as null is in JSON."""
-    cdef bint is_json = encoding == ENCODING_JSON
-    out[0] = raw.size and raw.data[0] == (c't' if is_json else 0xC3)
-    if not out[0] and raw.size and raw.data[0] != (c'f' if is_json else 0xC2) and not (is_json and raw.data[0] == c'n'):
+    cdef int kind = kind_of(raw, encoding)
+    out[0] = kind == KIND_TRUE
+    if kind > KIND_TRUE or kind == KIND_NULL and encoding == ENCODING_MESSAGEPACK:
         return wrong(where, "true or false", "another value")
     return 0
 
@@ -416,70 +354,66 @@ cdef int text_take(span raw, int encoding, where, uint32_t bytes_max, span *out)
 
 cdef int id_take(span raw, int encoding, int dialect, bint needed, hub_message *out) except -1:
     """An empty one is none, except to early peers, which number nothing without it."""
-    if needed or raw.size == 0 and encoding == ENCODING_MESSAGEPACK or not is_none(raw, encoding):
+    if needed or kind_of(raw, encoding) > KIND_NULL or raw.size == 0 and encoding == ENCODING_MESSAGEPACK:
         text_take(raw, encoding, "invocationId", ID_BYTES_MAX, &out.id)
         out.has_id = out.id.size > 0 or dialect != DIALECT_V1
     return 0 if out.has_id or not needed else wrong("invocationId", "a string")
 
 
 cdef int stream_ids_take(span raw, int encoding, hub_message *out) except -1:
-    cdef uint32_t count = 0
-    cdef mp_head head
-    if raw.size == 1 and raw.data[0] == 0x90:
-        return 0  # as calls in MessagePack end
-    if encoding == ENCODING_MESSAGEPACK:
-        mp_head_read(raw.data, raw.data + raw.size, &head)
-        count = <uint32_t> min(head.size, <uint64_t> STREAM_IDS_MAX + 1)
-    else:
-        json_end(raw.data, raw.data + raw.size, &count)
-    try:
-        ids = texts_of(bytes_of(raw), encoding) if count <= STREAM_IDS_MAX else None
-    except ValueError:
-        ids = None
-    if ids is None or any([len(id) > ID_BYTES_MAX for id in ids]):
+    cdef span value, id
+    cdef const uint8_t *end = NULL
+    cdef const uint8_t *p = NULL
+    cdef int count = 0
+    cdef bint is_good = kind_of(raw, encoding) == KIND_ARRAY
+    if is_good:
+        p = contents(raw, encoding, &end)
+    while is_good and p < end:
+        p = next_value(p, end, encoding, &value)
+        count += 1
+        is_good = count <= STREAM_IDS_MAX and text_of(value, encoding, &id) and id.size <= ID_BYTES_MAX
+    if not is_good:
         return wrong("streamIds", f"an array of at most {STREAM_IDS_MAX} strings of at most {ID_BYTES_MAX} bytes",
                      "another value")
-    if ids:
+    if count:
         out.stream_ids = raw
     return 0
 
 
 cdef int error_take(span raw, int encoding, hub_message *out) except -1:
     out.has_error = True
-    if not text_of(raw, encoding, &out.error):
-        return wrong("error", "a string", "another value")
-    return 0
+    return 0 if text_of(raw, encoding, &out.error) else wrong("error", "a string", "another value")
 
 
 cdef int interpret(const span *members, int encoding, int dialect, hub_message *out) except -1:
     """What each type of message must have."""
     cdef bint is_json = encoding == ENCODING_JSON
+    cdef bint is_early = dialect != DIALECT_V1
     cdef uint32_t argument_count = out.argument_count
-    cdef span raw = members[MEMBER_HEADERS]
+    cdef span raw = members[MEMBER_TYPE]
     cdef int64_t type = 0
-    cdef int kind
+    cdef int kind = kind_of(members[MEMBER_HEADERS], encoding)
     out.argument_count = 0  # of calls only
-    if not integer_of(members[MEMBER_TYPE], encoding, &type):
-        return 0 if not is_json and mp_kind(members[MEMBER_TYPE]) == MP_INTEGER else wrong("type", "an integer")
+    if not integer_of(raw, encoding, &type):
+        return 0 if not is_json and kind_of(raw, encoding) == KIND_INTEGER else wrong("type", "an integer")
     if type < TYPE_INVOCATION or type > TYPE_SEQUENCE:
         return 0
     out.type = <int> type
-    if dialect == DIALECT_V1 and is_json:
-        if not is_none(raw, encoding) and raw.data[0] != c'{':
-            return wrong("headers", "a map", "another value")
-    elif dialect == DIALECT_V1 and type < TYPE_PING:
+    if not is_early and (is_json or type < TYPE_PING) and kind != KIND_MAP:
+        if not is_json and kind == KIND_NONE:
+            return too_few()
         # One client has a number there, which is what the byte of an empty map looks like, in all but its calls.
-        kind = mp_kind(raw)
-        if kind != MP_MAP and kind != MP_INTEGER:
-            return too_few() if raw.size == 0 else wrong("headers", "a map", "another value")
+        if kind > KIND_NULL if is_json else kind != KIND_INTEGER:
+            return wrong("headers", "a map", "another value")
 
     if type == TYPE_PING:
         return 0
     if type == TYPE_CLOSE:
-        if not is_json and members[MEMBER_ERROR].size == 0:
+        raw = members[MEMBER_ERROR]
+        if not is_json and raw.size == 0:
             return too_few()
         flag_take(members[MEMBER_ALLOW_RECONNECT], encoding, "allowReconnect", &out.allow_reconnect)
-        return 0 if is_none(members[MEMBER_ERROR], encoding) else error_take(members[MEMBER_ERROR], encoding, out)
+        return 0 if kind_of(raw, encoding) <= KIND_NULL else error_take(raw, encoding, out)
     if type >= TYPE_ACK:
         raw = members[MEMBER_SEQUENCE]
         if integer_of(raw, encoding, &out.sequence) and out.sequence >= 0:
@@ -489,8 +423,8 @@ cdef int interpret(const span *members, int encoding, int dialect, hub_message *
         return wrong("sequenceId", "an integer that is not negative", "another value")
 
     raw = members[MEMBER_TARGET]
-    if type == TYPE_STREAM_INVOCATION and dialect != DIALECT_V1 \
-            and (raw.size == 0 or is_json and is_none(raw, encoding)):
+    if type == TYPE_STREAM_INVOCATION and is_early \
+            and (raw.size == 0 or is_json and kind_of(raw, encoding) == KIND_NULL):
         out.type = TYPE_STREAM_COMPLETION
     id_take(members[MEMBER_ID], encoding, dialect, out.type != TYPE_INVOCATION, out)
     if out.type == TYPE_INVOCATION or out.type == TYPE_STREAM_INVOCATION:
@@ -498,13 +432,13 @@ cdef int interpret(const span *members, int encoding, int dialect, hub_message *
         out.arguments, out.argument_count = members[MEMBER_ARGUMENTS], argument_count
         if out.arguments.size == 0 and not is_json:
             return too_few()
-        if is_json and (not out.arguments.size or out.arguments.data[0] != c'[') \
-                or not is_json and mp_kind(out.arguments) != MP_ARRAY:
+        if kind_of(out.arguments, encoding) != KIND_ARRAY:
             return wrong("arguments", "an array")
-        if dialect != DIALECT_V1:
+        raw = members[MEMBER_STREAM_IDS]
+        if is_early:
             flag_take(members[MEMBER_NONBLOCKING], encoding, "nonblocking", &out.nonblocking)
-        elif not is_none(members[MEMBER_STREAM_IDS], encoding):
-            stream_ids_take(members[MEMBER_STREAM_IDS], encoding, out)
+        elif kind_of(raw, encoding) > KIND_NULL and not (raw.size == 1 and raw.data[0] == 0x90):
+            stream_ids_take(raw, encoding, out)
         out.nonblocking = type == TYPE_INVOCATION and (out.nonblocking or not out.has_id)
     elif type == TYPE_STREAM_ITEM:
         out.payload, out.has_payload = members[MEMBER_ITEM], True
@@ -514,10 +448,10 @@ cdef int interpret(const span *members, int encoding, int dialect, hub_message *
         # In MessagePack a kind of result has said that there is an error; the early server wrote null for void.
         if out.type == TYPE_COMPLETION:
             out.payload = members[MEMBER_RESULT]
-        out.has_payload = out.payload.size and (dialect == DIALECT_V1 or not is_json or out.payload.data[0] != c'n')
-        raw = members[MEMBER_ERROR]
-        if raw.size and (type == TYPE_COMPLETION and not is_json or not is_none(raw, encoding)):
-            if not is_none(out.payload, encoding):
+        kind, raw = kind_of(out.payload, encoding), members[MEMBER_ERROR]
+        out.has_payload = kind > KIND_NULL or kind == KIND_NULL and not (is_early and is_json)
+        if kind_of(raw, encoding) > KIND_NULL or raw.size and type == TYPE_COMPLETION and not is_json:
+            if kind > KIND_NULL:
                 return wrong("error", "either a result or an error", "both")
             out.has_payload = False
             return error_take(raw, encoding, out)
@@ -542,10 +476,11 @@ cdef int parse(const uint8_t *record, size_t size, int encoding, int dialect, hu
 cdef const uint8_t *contents(span raw, int encoding, const uint8_t **end) noexcept:
     """Where the values in an array or object begin, and where they end."""
     cdef const uint8_t *p = raw.data
-    cdef mp_head head
+    cdef uint64_t size = 0
+    cdef int kind = 0
     end[0] = p + raw.size
     if encoding == ENCODING_MESSAGEPACK:
-        return mp_head_read(p, end[0], &head)
+        return mp_head(p, end[0], &kind, &size)
     end[0] -= 1
     while (end[0] - 1)[0] <= c' ':
         end[0] -= 1
@@ -555,35 +490,26 @@ cdef const uint8_t *contents(span raw, int encoding, const uint8_t **end) noexce
 cdef const uint8_t *next_value(const uint8_t *p, const uint8_t *end, int encoding, span *out) noexcept:
     """Take the value at p; where the one behind it begins."""
     cdef const uint8_t *value = p
-    cdef uint32_t count
-    cdef bint too_deep
-    p = json_end(p, end, &count) if encoding == ENCODING_JSON else mp_end(p, end, &too_deep)
+    cdef bint is_deep
+    p = json_end(p, end) if encoding == ENCODING_JSON else mp_end(p, end, &is_deep)
     out[0] = span_of(value, p - value)
     return p if encoding == ENCODING_MESSAGEPACK else space_skip(space_skip(p, end) + 1, end)  # over comma or colon
-
-
-cdef bint arguments_take(const hub_message *m, int encoding, uint32_t count, span *out) noexcept:
-    cdef const uint8_t *p
-    cdef const uint8_t *end
-    cdef uint32_t i
-    if m.argument_count != count:
-        return False
-    p = contents(m.arguments, encoding, &end)
-    for i in range(count - 1):
-        p = next_value(p, end, encoding, &out[i])
-    out[count - 1] = span_of(p, end - p)
-    return True
 
 
 # ---- for Python ----
 
 
-def elements_of(bytes raw not None, int encoding) -> list:
-    """The raw values in an array, or names and values in an object, from a record: undecoded, whatever is in them."""
+def elements_of(bytes raw not None, int encoding, bint of_map=False) -> list:
+    """The raw values in an array, or names and values in a map, from a record: undecoded, whatever is in them.
+
+    None: it is neither, or the other one."""
     cdef list found = []
-    cdef span value
+    cdef span value = span_of(<const char *> raw, len(raw))
     cdef const uint8_t *end
-    cdef const uint8_t *p = contents(span_of(<const char *> raw, len(raw)), encoding, &end)
+    cdef const uint8_t *p
+    if kind_of(value, encoding) != (KIND_MAP if of_map else KIND_ARRAY):
+        return None
+    p = contents(value, encoding, &end)
     while p < end:
         p = next_value(p, end, encoding, &value)
         found.append(bytes_of(value))

@@ -5,52 +5,51 @@ from vibemq.broker.inflight cimport InFlight
 from vibemq.broker.messages cimport message_view
 from vibemq.broker.reader cimport LogReader
 from vibemq.protocols.signalr.hub cimport HubConnection
-from vibemq.protocols.signalr.bodies cimport item
 
 
-# Where deliveries go: items of a stream, or calls of a method of the peer's.
-cdef class Outlet:
-    cdef HubConnection hub
-    cdef readonly bytes call_id       # of the stream; None: calls
+# What a hub connection has subscribed to: it has a consumer of a queue, or a reader of a log.
+cdef class Subscription:
+    cdef readonly HubConnection hub
+    cdef readonly str name            # of the queue or stream
+    cdef readonly object call         # that its deliveries are items of; None: they are calls
+    cdef readonly int64_t id
+    cdef public bint is_stream        # of the broker's streams: other rights count
+    cdef readonly HubSubscription consumer
+    cdef readonly HubReader reader
+    cdef bytes queue
     cdef bint wants_result            # of the method that is called
-    cdef readonly bytes queue
-    cdef bytes begin, middle, end     # of each record: around the id of a call, and behind the delivery
+    cdef bytes head, middle, tail     # of each record: around the id of a call, and behind the delivery
     cdef bint has_number              # of each call, as its id
     cdef uint32_t called
     cdef size_t record_max
 
-    # Write one; UNDELIVERABLE: it is larger than the peer reads.
+    # Write one delivery; UNDELIVERABLE: it is larger than the peer reads.
     cdef int write(self, const message_view *m, uint64_t key, const uint8_t *id, uint32_t id_size, bint redelivered,
                    uint64_t tag) except -1
     cdef size_t _number(self, uint8_t *out, uint64_t tag) noexcept
 
 
 cdef class HubSubscription(Consumer):
-    cdef HubConnection hub
-    cdef readonly Outlet outlet
+    cdef Subscription way
     cdef readonly bint is_auto        # settled when the transport has sent it
-    cdef object when_deleted
 
     # The transport has sent all that was written.
     cdef int sent(self) except -1
 
 
 cdef class HubReader(LogReader):
-    cdef HubConnection hub
-    cdef readonly Outlet outlet
-    cdef object when_over
+    cdef Subscription way
 
 
 cdef class Subscriptions:
     cdef HubConnection hub
     cdef readonly InFlight in_flight
-    cdef readonly dict by_id          # id -> message_methods.Subscribed
+    cdef readonly dict by_id          # id -> Subscription
     cdef list by_number               # HubSubscription or None, by the number that its deliveries bear
     cdef list free_numbers            # whose place there is None
     cdef list autos                   # HubSubscriptions whose deliveries count as settled once they are sent
-    cdef list pulls                   # Subscribeds of messages that were pulled, until these are settled
+    cdef list pulls                   # Subscriptions of messages that were pulled, until these are settled
 
-    cdef int new_number(self) except -1
     cdef int room_again(self) except -1
     # The transport has sent all that was written.
     cdef int sent(self) except -1

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from vibemq.errors import LimitExceeded
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.codec import is_json
-from vibemq.protocols.signalr.errors import refusing
 from vibemq.protocols.signalr.records import MalformedFrame, raw_of, value_of
-from vibemq.protocols.signalr.spec import ENCODING_BY_NAME, PROTOCOL_VERSION_MAX, Dialect, Encoding
+from vibemq.protocols.signalr.spec import ENCODING_BY_NAME, PROTOCOL_VERSION_MAX, Dialect, Encoding, refusing
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection

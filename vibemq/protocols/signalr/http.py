@@ -29,9 +29,15 @@ from vibemq.broker.admission import needs_login, user_without_login
 from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import demo
-from vibemq.protocols.signalr.errors import logins, refusing
 from vibemq.protocols.signalr.request import BINARY, JSON, NO_CACHE, TEXT, Refusal, Request, head_of, parse, response
-from vibemq.protocols.signalr.spec import LONG_POLLING, NEGOTIATE_VERSION_MAX, SERVER_SENT_EVENTS, WEB_SOCKETS
+from vibemq.protocols.signalr.spec import (
+    LONG_POLLING,
+    NEGOTIATE_VERSION_MAX,
+    SERVER_SENT_EVENTS,
+    WEB_SOCKETS,
+    logins,
+    refusing,
+)
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.door import Place, SignalRDoor

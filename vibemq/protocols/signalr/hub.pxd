@@ -2,8 +2,9 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.client cimport Client
 from vibemq.broker.queue_table cimport QueueTable
-from vibemq.protocols.signalr.codec cimport hub_message, span
+from vibemq.protocols.signalr.codec cimport hub_message
 from vibemq.protocols.signalr.deliveries cimport Subscriptions
+from vibemq.protocols.signalr.publisher cimport HubPublisher
 from vibemq.protocols.signalr.transports cimport Transport
 
 
@@ -19,7 +20,8 @@ cdef class HubConnection:
     cdef bint is_open                  # the handshake is done
     cdef readonly QueueTable queues
     cdef readonly dict publishers      # queue name (bytes) -> HubPublisher
-    cdef object publisher_cached
+    cdef HubPublisher publisher_cached
+    cdef readonly dict feeds           # number -> publishing.Feed, of uploads that are not answered
     # What methods have begun and not finished (invocations.Invocations).
     cdef readonly object calls
     cdef readonly object methods       # methods.MethodTable
@@ -51,7 +53,6 @@ cdef class HubConnection:
     cdef uint8_t *record(self, size_t size) except NULL
     cdef int written(self) except -1
     cdef bint room(self) noexcept
-    cdef int confirm(self, span id, span result) except -1
 
     cpdef bint holds_back(self)
     cdef int _is_full(self) except -1

@@ -14,34 +14,31 @@ import logging
 from libc.string cimport memchr, memcmp, memcpy
 
 from vibemq.protocols.signalr.codec cimport (
-    DIALECT_ALPHA2, DIALECT_EARLY, DIALECT_V1, ENCODING_JSON, ENCODING_MESSAGEPACK, ID_BYTES_MAX, TYPE_ACK,
-    TYPE_CANCEL_INVOCATION, TYPE_CLOSE, TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_SEQUENCE,
-    TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, arguments_take, bytes_of, integer_of, parse, text_of,
+    DIALECT_ALPHA2, DIALECT_EARLY, DIALECT_V1, RECORD_SEPARATOR, TYPE_ACK, TYPE_CANCEL_INVOCATION, TYPE_CLOSE,
+    TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, integer_of,
+    length_read, next_record, parse, text_of,
 )
 from vibemq.protocols.signalr.deliveries cimport Subscriptions
-from vibemq.protocols.signalr.framing cimport (
-    RECORD_SEPARATOR, framed_size, json_text_put, mp_text_put, next_record, put, varint_put, varint_size,
-)
 from vibemq.protocols.signalr.publisher cimport HubPublisher
 from vibemq.protocols.signalr.websocket cimport CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
+from vibemq.protocols.signalr.wire cimport (
+    ENCODING_JSON, ENCODING_MESSAGEPACK, bytes_of, put, span, span_of, varint_put, varint_size,
+)
 from vibemq.storage cimport core
 
 from vibemq.broker.admission import check_access
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
 from vibemq.protocols.signalr import handshake, methods, records, spec
-from vibemq.protocols.signalr.errors import closing
-from vibemq.protocols.signalr.framing import group_decode
 from vibemq.protocols.signalr.invocations import Call, Invocations
 from vibemq.protocols.signalr.reconnect import Replay
-from vibemq.protocols.signalr.spec import LONG_POLLING, NOTHING
-from vibemq.protocols.signalr.records import texts_of, value_of
+from vibemq.protocols.signalr.records import group_decode, texts_of, value_of
+from vibemq.protocols.signalr.spec import LONG_POLLING, NOTHING, closing
 
 logger = logging.getLogger(__name__)
 
 cdef size_t HANDSHAKE_BYTES_MAX = spec.HANDSHAKE_BYTES_MAX
 
 cdef enum:
-    CONFIRM_HEAD_BYTES_MAX = 64 + 6 * ID_BYTES_MAX
     WAITING_BYTES_MAX = 1 << 20
     # Of a stateful peer that acknowledges too little: calls that wait for it, and answers that are kept for it.
     HELD_BACK_BYTES_MAX = 16 << 20
@@ -58,6 +55,7 @@ cdef class HubConnection:
         self.publishers = {}
         self.subscriptions = Subscriptions(self)
         self.calls = Invocations(self)
+        self.feeds = {}
         self.methods = door.methods
         self.unfinished, self.held = bytearray(), []
         self.record_max = door.config.message_max_bytes
@@ -205,12 +203,13 @@ cdef class HubConnection:
 
     cdef int _more(self, const uint8_t *data, size_t size) except -1:
         cdef Py_ssize_t used
+        cdef size_t at, length
         if (not self.is_open or self.encoding == ENCODING_JSON) and memchr(data, RECORD_SEPARATOR, size) == NULL:
             return self._keep(data, size)  # a record in very many pieces is searched once
-        if self.is_open and self.encoding == ENCODING_MESSAGEPACK and self.carries_binary \
-                and len(self.unfinished) + size \
-                < framed_size(<const uint8_t *> <char *> self.unfinished, len(self.unfinished)):
-            return self._keep(data, size)  # and copied once
+        if self.is_open and self.encoding == ENCODING_MESSAGEPACK and self.carries_binary:
+            at = length_read(<const uint8_t *> <char *> self.unfinished, len(self.unfinished), &length)
+            if at and len(self.unfinished) + size < at + length:
+                return self._keep(data, size)  # and copied once
         whole, self.unfinished = self.unfinished + (<const char *> data)[:size], bytearray()
         used = self._take(<const uint8_t *> <char *> whole, len(whole))
         if used < len(whole):
@@ -358,11 +357,9 @@ cdef class HubConnection:
 
     cdef int _publish(self, const hub_message *m) except -1:
         """A Publish into a queue that is known, if this user may.  Whatever is unusual goes through Python."""
-        cdef span arguments[2]
         cdef span name
         cdef HubPublisher publisher
-        if not arguments_take(m, self.encoding, 2, arguments) or self.holds_back() \
-                or not text_of(arguments[0], self.encoding, &name) or name.size == 0:
+        if m.argument_count != 2 or self.holds_back() or not text_of(m.first[0], self.encoding, &name):
             return self._call(m)
         publisher = self.publisher_cached
         if publisher is None or len(publisher.name) != <Py_ssize_t> name.size \
@@ -374,23 +371,20 @@ cdef class HubConnection:
         if publisher.generation != self.queues.access_generation \
                 or core.control_is_deleted(publisher.stream.log.control):
             return self._call(m)
-        publisher.publish(m.id.data, m.id.size, m.has_id and not m.nonblocking, arguments[1], self.encoding, m.has_escapes,
-                          None, 0)
-        self.has_published = True
-        return 0
+        return publisher.publish(m.id if m.has_id and not m.nonblocking else span_of(NULL, 0), m.first[1], m.has_escapes,
+                                 None, 0)
 
     cdef int _settle(self, const hub_message *m, bint nack) except -1:
         """An Ack or Nack of one tag or an array of them, without options."""
-        cdef span raw
         cdef int64_t tag = 0
         cdef int64_t settled = 0
-        if not arguments_take(m, self.encoding, 1, &raw):
+        if m.argument_count != 1:
             return self._call(m)
-        if integer_of(raw, self.encoding, &tag):
+        if integer_of(m.first[0], self.encoding, &tag):
             settled = self.subscriptions.settle_one(tag, nack)
         else:
             try:
-                tags = value_of(bytes_of(raw), self.encoding)
+                tags = value_of(bytes_of(m.first[0]), self.encoding)
             except ProtocolError:
                 return self._call(m)
             if type(tags) is not list or not all([type(one) is int for one in tags]):
@@ -468,22 +462,6 @@ cdef class HubConnection:
     cdef int _send(self, bytes record, bint is_numbered) except -1:
         """`record` without its framing."""
         put(self._framed(len(record), is_numbered), <const char *> record, len(record))
-        return self.written()
-
-    cdef int confirm(self, span id, span result) except -1:
-        """The answer to a Publish, without an object of Python."""
-        cdef uint8_t head[CONFIRM_HEAD_BYTES_MAX]
-        cdef uint8_t *p = head
-        cdef bint is_json = self.encoding == ENCODING_JSON
-        if is_json:
-            p = json_text_put(put(p, b'{"type":3,"invocationId":', 25), id)
-            p = put(p, b',"result":', 10)
-        else:
-            p = put(p, b"\x95\x03\x80", 3) if self.dialect == DIALECT_V1 else put(p, b"\x94\x03", 2)
-            p = put(mp_text_put(p, id), b"\x03", 1)
-        cdef size_t head_size = p - head
-        p = put(self.record(head_size + result.size + is_json), head, head_size)
-        put(put(p, result.data, result.size), b"}", is_json)
         return self.written()
 
     def complete(self, bytes id, value=NOTHING):

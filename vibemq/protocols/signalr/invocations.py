@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import LimitExceeded, StorageError
-from vibemq.protocols.signalr.errors import HubError
-from vibemq.protocols.signalr.spec import NOTHING, ErrorCode, binding_failed, hub_exception, id_in_use
+from vibemq.protocols.signalr.spec import NOTHING, ErrorCode, HubError, binding_failed, hub_exception, id_in_use
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection

@@ -7,6 +7,7 @@ ends with its call, its queue or its right, and gives back what its peer had not
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,11 @@ from vibemq.broker.admission import SUBSCRIPTIONS_MAX
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES
 from vibemq.broker.reader import offset_of_time, offset_of_word
 from vibemq.errors import StreamNotFound
-from vibemq.protocols.signalr import spec
-from vibemq.protocols.signalr.deliveries import HubReader, HubSubscription, Outlet, PullConsumer, PullOutlet
+from vibemq.protocols.signalr.deliveries import HubReader, HubSubscription, PullConsumer, PullSubscription, Subscription
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.methods import (
     METHODS,
     needed,
-    not_authorized,
     optional,
     require,
     require_right,
@@ -50,61 +49,21 @@ PULL_GRACE_MS = 250  # for a home on another worker to hand over what there is
 RESULT_ADDS_BYTES = 64  # around the deliveries of an answer, without the invocation's id
 
 
-class Subscribed:
-    """One subscription of a hub connection."""
-
-    def __init__(self, hub: HubConnection, name: str, call: Call | None, *, reader: HubReader | None = None) -> None:
-        self.hub, self.name, self.call, self.reader = hub, name, call, reader
-        self.id: int = next(hub.calls.numbers)
-        self.consumer: HubSubscription | None = None
-        self.is_stream = False  # of the broker's streams: other rights count
-        if call is not None:
-            call.on_cancel = call.end
-            call.on_over = self.close
-
-    def close(self) -> None:
-        """It is over, and whoever has to know knows."""
-        self.hub.subscriptions.remove(self.id)
-
-    def end(self, code: str | None = None, text: str | None = None) -> None:
-        """It ends by itself."""
-        if self.call is None:
-            self.close()
-        elif code is None or text is None:
-            self.call.end()
-        else:
-            self.call.fail(spec.stream_failed(code, text, self.hub.dialect))
-
-    def describe(self) -> dict[str, Any]:
-        """As the admin side shows it."""
-        consumer = self.consumer
-        if consumer is None:
-            properties = {} if self.reader is None else {"offset": str(self.reader.next_offset)}
-        else:
-            properties = {"ack": "auto" if consumer.is_auto else "manual"}
-        return {
-            "subscription_id": self.id,
-            "stream": self.name,
-            "active": True,
-            "prefetch": 0 if consumer is None else consumer.prefetch,
-            "in_flight": 0 if consumer is None else consumer.in_flight,
-            "properties": properties,
-        }
-
-    def revoke(self) -> None:
-        """The right to it is gone."""
-        problem = not_authorized(self.hub, Operation.Subscribe.name, self.name)
-        self.end(problem.code, problem.text)
-
-
 def check_count(hub: HubConnection) -> None:
     if len(hub.subscriptions.by_id) >= SUBSCRIPTIONS_MAX:
         raise HubError(ErrorCode.LIMIT_EXCEEDED, f"At most {SUBSCRIPTIONS_MAX} subscriptions each; unsubscribe first.")
 
 
-def consume(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, streams_to: Call | None, answer: Any) -> Any:
-    """Subscribe to a queue; ``answer(subscribed)`` answers the call once that is done."""
-    hub = call.hub
+def subscribe_to(call: Call, way: Subscription, wanted: dict[str, Any], answer: Callable[[], None]) -> Any:
+    """Deliver to `way` what a queue hands out, or what a log has; ``answer()`` comes before the first delivery."""
+    hub, name = call.hub, way.name
+    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
+    if record is not None and record.queue is None:
+        require_right(hub, "read", name)
+        reader = read(way, record, wanted.get("from"))
+        answer()
+        reader.pump()
+        return LATER
     is_auto = wanted.get("ack", "auto") == "auto"
     prefetch = wanted.get("prefetch") or (PREFETCH_AUTO if is_auto else PREFETCH_MANUAL)
     if wanted.get("from") is not None:
@@ -114,15 +73,8 @@ def consume(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, strea
         )
 
     def opened(queue: Any) -> None:
-        subscribed = Subscribed(hub, name, streams_to)
-        consumer = HubSubscription(
-            hub,
-            outlet,
-            is_auto=is_auto,
-            when_deleted=lambda: subscribed.end(ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' was deleted."),
-        )
-        hub.subscriptions.add(subscribed, consumer)
-        answer(subscribed)  # before the first delivery
+        consumer = HubSubscription(way, is_auto)
+        answer()
         queue.add_consumer(consumer, min(prefetch, hub.queues.defaults.prefetch_max))
 
     require(hub, Operation.Subscribe, name)
@@ -152,45 +104,26 @@ def offset_from(stream: Any, place: Any) -> int:
     )
 
 
-def read(
-    call: Call, record: StreamRecord, place: Any, outlet: Outlet, streams_to: Call | None, **more: Any
-) -> Subscribed:
-    """Begin to read a log; ``start(subscribed)`` comes when the call has been answered."""
-    hub = call.hub
-    stream = hub.door.broker.streams.find(DEFAULT_VHOST, record.name)
-    subscribed = Subscribed(hub, record.name, streams_to)
-    subscribed.is_stream = record.queue is None
-    reader = HubReader(hub, stream, outlet, offset_from(stream, place), when_over=subscribed.end, **more)
-    subscribed.reader = reader
-    hub.subscriptions.add(subscribed, None)
-    return subscribed
+def read(way: Subscription, record: StreamRecord, place: Any, **more: Any) -> HubReader:
+    stream = way.hub.door.broker.streams.find(DEFAULT_VHOST, record.name)
+    way.is_stream = record.queue is None
+    return HubReader(way, stream, offset_from(stream, place), **more)
 
 
-SUBSCRIBE_OPTIONS = {"prefetch": whole_from(1, NUMBER_MAX), "from": lambda _, value: value}
+def anything(_: str, value: Any) -> Any:
+    return value
+
+
+SUBSCRIBE_OPTIONS = {"prefetch": whole_from(1, NUMBER_MAX), "from": anything}
 
 
 @METHODS.add("Subscribe", needed("queue"), optional("options"), is_stream=True)
 def subscribe(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
     wanted = read_options(options or {}, SUBSCRIBE_OPTIONS | {"ack": one_of("auto", "manual")})
-    outlet = Outlet(call.hub, queue, call.id)
-    return start(call, queue, wanted, outlet, call, lambda _: None)
-
-
-def start(call: Call, name: str, wanted: dict[str, Any], outlet: Outlet, streams_to: Call | None, answer: Any) -> Any:
-    hub = call.hub
-    check_count(hub)
-    if call.id is None and streams_to is not None:
+    check_count(call.hub)
+    if call.id is None:
         return None  # a stream that nobody can receive
-    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
-    if record is None or record.queue is not None:
-        consume(call, name, wanted, outlet, streams_to, answer)
-        return LATER
-    require_right(hub, "read", name)
-    subscribed = read(call, record, wanted.get("from"), outlet, streams_to)
-    answer(subscribed)
-    assert subscribed.reader is not None
-    subscribed.reader.pump()
-    return LATER
+    return subscribe_to(call, Subscription(call.hub, queue, call), wanted, lambda: None)
 
 
 def method_name(name: str, value: Any) -> str:
@@ -210,8 +143,9 @@ def subscribe_push(call: Call, queue: str, options: dict[str, Any] | None) -> An
     wants_result = wanted.get("ack") == "result"
     if wants_result and hub.dialect != Dialect.V1:
         raise HubError(ErrorCode.NOT_SUPPORTED, 'Clients of this dialect return no results; use ack: "manual".')
-    outlet = Outlet(hub, queue, None, wanted.get("method", "ReceiveMessage"), wants_result)
-    return start(call, queue, wanted, outlet, None, lambda made: call.complete({"subscriptionId": made.id}))
+    check_count(hub)
+    way = Subscription(hub, queue, None, wanted.get("method", "ReceiveMessage"), wants_result)
+    return subscribe_to(call, way, wanted, lambda: call.complete({"subscriptionId": way.id}))
 
 
 @METHODS.add("Unsubscribe", needed("subscription", lambda value: value))
@@ -231,8 +165,7 @@ def unsubscribe(call: Call, which: Any) -> bool:
 def read_stream(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     """Over the log of a stream or queue, taking nothing away from anybody."""
     hub = call.hub
-    readers = {"from": lambda _, value: value, "max": whole_from(1, NUMBER_MAX), "follow": flag}
-    wanted = read_options(options or {}, readers)
+    wanted = read_options(options or {}, {"from": anything, "max": whole_from(1, NUMBER_MAX), "follow": flag})
     check_count(hub)
     record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is not None and record.queue is None:
@@ -243,20 +176,12 @@ def read_stream(call: Call, name: str, options: dict[str, Any] | None) -> Any:
         raise not_found(name)
     if call.id is None:
         return None
+    way, most, follows = Subscription(hub, name, call), wanted.get("max", 0), wanted.get("follow", True)
     try:
-        subscribed = read(
-            call,
-            record,
-            wanted.get("from", "first"),
-            Outlet(hub, name, call.id),
-            call,
-            most=wanted.get("max", 0),
-            follows=wanted.get("follow", True),
-        )
+        reader = read(way, record, wanted.get("from", "first"), most=most, follows=follows)
     except StreamNotFound:
         raise not_found(name) from None
-    assert subscribed.reader is not None
-    subscribed.reader.pump()
+    reader.pump()
     return LATER
 
 
@@ -272,7 +197,7 @@ class Pull:
         hub = call.hub
         self.call, self.hub, self.queue, self.is_auto = call, hub, queue, is_auto
         self.deliveries: list[bytes] = []
-        self.ways: list[Subscribed] = []
+        self.ways: list[PullSubscription] = []
         self.adds = RESULT_ADDS_BYTES + 2 * len(call.id or b"")
         self.bytes, self.bytes_max, self.is_full = self.adds, hub.door.config.message_max_bytes, False
         now_ms = hub.queues.now_ms
@@ -281,14 +206,10 @@ class Pull:
         self.due_ms, self.grace_ms = now_ms + wait_ms, now_ms + max(wait_ms, PULL_GRACE_MS)
         self.timer = hub.queues.timers.timer(self.look)
         call.on_cancel, call.on_over = self.finish, self.close
-        name = queue.name
         for _ in range(most):
-            subscribed = Subscribed(hub, name, None)
-            outlet = PullOutlet(hub, name, self)
-            consumer = PullConsumer(hub, outlet, is_auto=False, when_deleted=self.deleted)
-            hub.subscriptions.add(subscribed, consumer)
-            self.ways.append(subscribed)
-            queue.add_consumer(consumer, 1)
+            way = PullSubscription(self)
+            self.ways.append(way)
+            queue.add_consumer(PullConsumer(way, False), 1)
         self.timer.set(0)
 
     def fits(self, size: int) -> bool:
@@ -325,14 +246,11 @@ class Pull:
     def close(self) -> None:
         """The call is over: consumers with a message stay until that is settled."""
         self.timer.cancel()
-        for subscribed in self.ways:
-            consumer: Any = subscribed.consumer
-            if self.hub.closed or consumer.taken is None:
-                subscribed.close()
+        for way in self.ways:
+            if self.hub.closed or way.taken is None:
+                way.close()
             else:
-                self.hub.subscriptions.add_pull(subscribed)
-                if self.is_auto:
-                    self.hub.subscriptions.settle_when_sent(consumer)
+                self.hub.subscriptions.keep_pull(way, self.is_auto)
 
 
 @METHODS.add("Receive", needed("queue"), optional("options"))

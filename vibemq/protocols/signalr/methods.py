@@ -221,7 +221,4 @@ def require_right(hub: HubConnection, right: str, stream: str) -> None:
 
 
 def not_authorized(hub: HubConnection, right: str, queue: str) -> HubError:
-    user = hub.client.user
-    return HubError(
-        ErrorCode.NOT_AUTHORIZED, f"User '{user}' lacks the permission {right} for '{queue}'; ask an administrator."
-    )
+    return HubError(ErrorCode.NOT_AUTHORIZED, spec.lacks_right(hub.client.user, right, queue))

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.publisher cimport QueuePublisher
-from vibemq.protocols.signalr.codec cimport span
 from vibemq.protocols.signalr.hub cimport HubConnection
+from vibemq.protocols.signalr.wire cimport span
 
 
 # What is remembered of messages until they are kept; the invocation's id and the message's own follow.
 cdef struct note_head:
-    int64_t upload          # 0: none
+    int64_t upload          # 0: none, and the invocation is answered
     uint32_t place          # of the first message in its batch
     uint32_t records
     uint32_t id_size, message_id_size
-    uint32_t has_id
 
 
 # One hub connection's way into one queue, or into a stream that is none.
@@ -19,16 +18,19 @@ cdef class HubPublisher(QueuePublisher):
     cdef HubConnection hub
     cdef size_t record_max
     cdef object options_seen, options_read  # of the last message, as they came and as MessageOptions
-    cdef set progressed               # uploads of which something was kept just now
+    cdef set progressed               # uploads (publishing.Feed) of which something was kept just now
 
-    # One message.  `id`: of the invocation, if it has one and wants an answer.  `options`: a dict or None.  `upload`:
-    # the number of the Uploaded that it is part of; then there is no answer of its own.  `has_escapes`: it may.
-    cdef int publish(self, const uint8_t *id, uint32_t id_size, bint has_id, span body, int encoding, bint has_escapes,
-                     object options, int64_t upload) except -1
-    cdef size_t _entry(self, span body, int encoding, bint has_escapes, object options, uint8_t **out) except 0
-    cdef int _take(self, bytes id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
+    # One message.  `id`: of the invocation; its data is NULL when nobody waits for an answer.  `options`: a dict or
+    # None.  `upload`: the number of the Feed that it is part of; then there is no answer of its own.  `has_escapes`:
+    # JSON that may have some.
+    cdef int publish(self, span id, span body, bint has_escapes, object options, int64_t upload) except -1
+    cdef size_t _entry(self, span body, bint has_escapes, object options, uint8_t **out) except 0
+    cdef int _take(self, span id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
                    bytes message_id) except -1
-    cdef int _lay(self, const uint8_t *id, uint32_t id_size, bint has_id, int64_t upload, const uint8_t *entry,
-                  size_t size, uint32_t records, bytes message_id) except -1
-    cdef int _refuse(self, bytes id, int64_t upload, uint32_t records, object code, str text) except -1
+    cdef int _lay(self, span id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
+                  bytes message_id) except -1
+    cdef int _refuse(self, span id, int64_t upload, uint32_t records, object code, str text) except -1
+    cdef bint _is_counted(self, int64_t upload, uint32_t records) except -1
+    cdef int _keep_upload(self, int64_t upload, uint32_t records, last_offset) except -1
+    cdef int _tell_progress(self) except -1
     cdef int _complete(self, const uint8_t *id, const note_head *head, uint64_t offset, bint offset_known) except -1

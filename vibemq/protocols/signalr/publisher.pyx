@@ -1,31 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """One hub connection's way into one queue or stream: messages into its log, completions back when they are kept.
 
-A Publish becomes an AMQP 1.0 message in its stream's batch (bodies.pyx), and a note beside it says whom to answer.
+A Publish becomes an AMQP 1.0 message in its stream's batch, the same for all doors, and a note beside it says whom to
+answer.  A JSON client's body is stored as the JSON text that it came as, undecoded.  With another `contentType` a
+string is that text, and with `encoding` "base64" the bytes in it.  A MessagePack client's bin is bytes, its str is
+text, and anything else is stored as JSON.
+
 When the batch is persisted or, with durability `disk`, when a sync covers it, each note becomes a Completion
 ``{id, offset}``; if that fails, an error (broker/publisher.pyx).  The offset of a message is the first one of its batch
 plus its place in it, unless the log has dropped somebody's duplicates from the same batch: then nobody knows it, and
 the result has none.
 
 A PublishBatch of several messages is one uncompressed sub-batch of the log: one entry, which is there as a whole or not
-at all.  Items of an upload have no answers; ``Uploaded`` counts what became of them.
+at all.  Items of an upload have no answers; its Feed (publishing.py) counts what became of them.
 """
 
-from itertools import count as numbers
+import binascii
+import math
 
-from libc.string cimport memcpy
+import msgspec
+from libc.string cimport memcpy, memset
+from vibemq.broker.payload cimport scratch_room
 from vibemq.broker.publisher cimport ROOM, ROOM_NONE
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
-from vibemq.protocols.signalr.bodies cimport entry_write
-from vibemq.protocols.signalr.codec cimport ENCODING_JSON, span_of
-from vibemq.protocols.signalr.framing cimport decimal_put, json_text_put, mp_text_put, mp_unsigned_put, put
+from vibemq.protocols.signalr.codec cimport DIALECT_V1, ID_BYTES_MAX, text_of
+from vibemq.protocols.signalr.wire cimport (
+    ENCODING_JSON, RECORD_DEPTH_MAX, bytes_of, decimal_put, is_json_type, json_text_put, mp_text_put, mp_unsigned_put,
+    put, span_of,
+)
 from vibemq.storage cimport core
-from vibemq.storage.core cimport OK, bytes_load32, bytes_store16, bytes_store32
+from vibemq.storage.core cimport (
+    AMQP_BOOL, AMQP_DOUBLE, AMQP_INT, AMQP_STRING, AMQP_UINT, OK, amqp_map, amqp_properties, amqp_value, bytes_load32,
+    bytes_store16, bytes_store32, json_check, writer_bytes,
+)
 
-from vibemq.protocols.signalr.errors import HubError
 from vibemq.protocols.signalr.options import message_options
-from vibemq.protocols.signalr.spec import ErrorCode
+from vibemq.protocols.signalr.records import value_of
+from vibemq.protocols.signalr.spec import ErrorCode, HubError
 
 cdef enum:
     SUB_BATCH_HEADER_BYTES = 11
@@ -33,56 +45,18 @@ cdef enum:
     BATCH_BYTES_MAX = 8 << 20          # of one entry, which lies in one chunk and is read as one
     DELIVERY_ADDS_BYTES = 1024         # names, numbers, the queue's name and the invocation's id
     GIVEN_ID_BYTES_MAX = 1024          # of a message, as in spec
-    RESULT_BYTES_MAX = 128 + 6 * GIVEN_ID_BYTES_MAX  # of a completion's result; each byte of an id may become an escape
+    COMPLETION_BYTES_MAX = 256 + 6 * (ID_BYTES_MAX + GIVEN_ID_BYTES_MAX)  # each byte of an id may become an escape
+
+cdef bytes JSON_TYPE = b"application/json"
+cdef bytes BINARY_TYPE = b"application/octet-stream"
+cdef bytes TEXT_TYPE = b"text/plain; charset=utf-8"
+
+# What the payload of the message that is written lies in, where that is not the record.
+cdef bytes made = None
 
 
-class Uploaded:
-    """What became of the messages of one upload; `call` is answered when its end has come and all are kept.
-
-    Its number is what publishers know it by.  The first message that is refused ends it with that error."""
-
-    known: dict[int, Uploaded] = {}
-    _numbers = numbers(1)
-
-    def __init__(self, call):
-        self.call, self.number = call, next(self._numbers)
-        self.given = self.kept = 0
-        self.last_offset = None
-        self.is_over = False
-        self.known[self.number] = self
-
-    def keep(self, count, last_offset):
-        self.kept += count
-        if last_offset is not None:
-            self.last_offset = last_offset
-
-    def progress(self):
-        """Once for each batch of which something was kept."""
-        if self.is_over and self.kept == self.given:
-            self.forget()
-            self.call.complete(self._result("count"))
-        elif self.call.is_stream:
-            self.call.item(self._result("accepted"))
-
-    def _result(self, name):
-        result = {name: self.kept}
-        if self.last_offset is not None:
-            result["lastOffset"] = self.last_offset
-        return result
-
-    def refuse(self, code, text):
-        self.forget()
-        self.call.refuse(code, text)
-
-    def end(self):
-        """There are no more items."""
-        self.is_over = True
-        if self.kept == self.given:
-            self.progress()
-
-    def forget(self):
-        """Nobody waits for it any more: it was answered, or its connection is over."""
-        self.known.pop(self.number, None)
+cdef span id_of(bytes id) noexcept:
+    return span_of(NULL, 0) if id is None else span_of(<const char *> id, len(id))
 
 
 def ready_publisher(HubConnection hub, bytes name):
@@ -107,6 +81,141 @@ def open_publisher(HubConnection hub, bytes name, Stream stream, Queue queue):
     return publisher
 
 
+# ---- a body and its options as a stored message ----
+
+
+cdef int invalid_body(str text) except -1:
+    raise HubError(ErrorCode.INVALID_BODY, text)
+
+
+cdef bint is_finite(value) except -1:
+    """Is every number in a decoded value one that JSON can write?  Others would become null without a word."""
+    cdef object kind = type(value)
+    if kind is float:
+        return math.isfinite(value)
+    if kind is list or kind is tuple:
+        return all([is_finite(each) for each in value])
+    return kind is not dict or all([is_finite(name) and is_finite(each) for name, each in (<dict> value).items()])
+
+
+cdef bytes payload_of(span body, int encoding, bint has_escapes, bytes given, bint is_base64, span *payload):
+    """Sets payload; the content type.  `given`: that of the options, if there is one."""
+    global made
+    cdef uint8_t first = body.data[0]
+    cdef bint is_json = given is None or is_json_type(<const uint8_t *> <char *> given, len(given))
+    cdef bint is_text
+    cdef uint32_t header
+    cdef uint64_t position = 0
+    if encoding == ENCODING_JSON and is_json and not is_base64:
+        if has_escapes and core.json_has_lone_surrogate(body.data, body.size):
+            invalid_body("The body has half a surrogate pair, as of a string that was cut inside an emoji, which many "
+                         "clients cannot read.")
+        payload[0] = body
+        return JSON_TYPE if given is None else given
+    is_text = text_of(body, encoding, payload)
+    if is_base64:
+        if not is_text:
+            invalid_body("A body with encoding 'base64' must be a string.")
+        try:
+            made = binascii.a2b_base64(bytes_of(payload[0]), strict_mode=True)
+        except binascii.Error as problem:
+            invalid_body(f"The body is not base64: {problem}.")
+        type = BINARY_TYPE
+    elif is_text:
+        if given is not None and is_json and json_check(payload.data, payload.size, RECORD_DEPTH_MAX, &position) != OK:
+            invalid_body("The body is a text, but no JSON as its contentType says.")
+        return given or TEXT_TYPE
+    elif encoding != ENCODING_JSON and 0xC4 <= first <= 0xC6:
+        header = 2 if first == 0xC4 else 3 if first == 0xC5 else 5
+        payload[0] = span_of(body.data + header, body.size - header)
+        return given or BINARY_TYPE
+    elif not is_json:
+        invalid_body(f"A body with contentType '{given.decode()}' must be a string, or bytes as base64 with encoding "
+                     "'base64'.")
+    else:
+        try:
+            value = value_of(bytes_of(body), encoding)
+            if not is_finite(value):
+                raise ValueError("it has no word for NaN and infinity")
+            made = msgspec.json.encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
+            invalid_body(f"The body cannot be stored as JSON: {problem}.")
+        type = JSON_TYPE
+    payload[0] = span_of(<const char *> made, len(made))
+    return given or type
+
+
+cdef int write_headers(writer_bytes *w, list headers) except -1:
+    cdef amqp_map map
+    cdef amqp_value v
+    cdef bytes name
+    core.amqp_map_begin(w, &map)
+    for name, value in headers:
+        memset(&v, 0, sizeof(v))
+        if isinstance(value, bytes):
+            v.kind, v.bytes = AMQP_STRING, <uint32_t> len(<bytes> value)
+            v.data = <const uint8_t *> <char *> (<bytes> value)
+        elif isinstance(value, bool):
+            v.kind, v.truth = AMQP_BOOL, value
+        elif isinstance(value, float):
+            v.kind, v.real = AMQP_DOUBLE, value
+        elif value >= 2**63:
+            v.kind, v.natural = AMQP_UINT, value
+        else:
+            v.kind, v.integer = AMQP_INT, value
+        core.amqp_map_add_value(w, &map, <const uint8_t *> <char *> name, <uint32_t> len(name), &v)
+    core.amqp_map_end(w, &map)
+    return 0
+
+
+cdef size_t entry_write(span body, int encoding, bint has_escapes, object options, uint8_t **out) except 0:
+    """The entry, with its four bytes of length, in the worker's scratch memory; its size."""
+    global made
+    cdef writer_bytes w
+    cdef amqp_properties properties
+    cdef span payload
+    cdef bytes type, id = None, key = None, given = None
+    cdef list headers = []
+    cdef size_t room = 0
+    cdef int priority = -1
+    cdef bint is_base64 = False
+    cdef uint8_t *data
+    if options is not None:
+        id, key, given, headers = options.id, options.key, options.content_type, options.headers
+        priority, is_base64 = options.priority, options.is_base64
+        room = options.size
+    type = payload_of(body, encoding, has_escapes, given, is_base64, &payload)
+    room = 4 + core.amqp_size_max(len(headers), payload.size + room + len(type))
+    data = scratch_room(room)
+    w = core.bytes_writer(data + 4, room - 4)
+    if priority >= 0:
+        core.amqp_write_header(&w, <uint8_t> priority)
+    memset(&properties, 0, sizeof(properties))
+    if id is not None:
+        properties.id, properties.id_bytes = <const uint8_t *> <char *> id, <uint32_t> len(id)
+    if key is not None:
+        properties.key, properties.key_bytes = <const uint8_t *> <char *> key, <uint32_t> len(key)
+    properties.content_type, properties.content_type_bytes = <char *> type, <uint32_t> len(type)
+    core.amqp_write_properties(&w, &properties)
+    if headers:
+        write_headers(&w, headers)
+    core.amqp_write_data(&w, payload.data, payload.size)
+    if w.failed:
+        raise AssertionError("amqp_size_max was too small")
+    bytes_store32(data, <uint32_t> (w.at - data - 4))
+    if made is not None:
+        made = None
+    out[0] = data
+    return w.at - data
+
+
+def encode_message(bytes body not None, int encoding, options=None) -> bytes:
+    """The AMQP 1.0 message that is stored, for tests."""
+    cdef uint8_t *entry = NULL
+    cdef size_t size = entry_write(span_of(<char *> body, len(body)), encoding, True, message_options(options), &entry)
+    return (<char *> entry)[4:size]
+
+
 cdef class HubPublisher(QueuePublisher):
     def __init__(self, HubConnection hub, Stream stream, Queue queue, bytes name):
         """`queue`: None where the stream is none."""
@@ -116,8 +225,7 @@ cdef class HubPublisher(QueuePublisher):
 
     # ---- in ----
 
-    cdef int publish(self, const uint8_t *id, uint32_t id_size, bint has_id, span body, int encoding, bint has_escapes,
-                     object options, int64_t upload) except -1:
+    cdef int publish(self, span id, span body, bint has_escapes, object options, int64_t upload) except -1:
         cdef uint8_t *entry = NULL
         cdef size_t size
         cdef bytes message_id = None
@@ -125,31 +233,23 @@ cdef class HubPublisher(QueuePublisher):
             if options is not None:
                 options = self._read(options)
                 message_id = None if options is None else options.id
-            size = self._entry(body, encoding, has_escapes, options, &entry)
+            size = self._entry(body, has_escapes, options, &entry)
         except HubError as problem:
-            return self._refuse((<char *> id)[:id_size] if has_id else None, upload, 0, problem.code, problem.text)
-        if upload:
-            uploaded = Uploaded.known.get(upload)
-            if uploaded is None:
-                return 0  # an item before it was refused, and its peer has heard so
-            uploaded.given += 1
+            return self._refuse(id, upload, 0, problem.code, problem.text)
+        self.hub.has_published = True
+        if upload and not self._is_counted(upload, 1):
+            return 0
         if self.queue is None or not self.queue.max_messages and not self.has_parked:
-            return self._lay(id, id_size, has_id, upload, entry, size, 1, message_id)
-        return self._take((<char *> id)[:id_size] if has_id else None, upload, entry, size, 1, message_id)
+            return self._lay(id, upload, entry, size, 1, message_id)
+        return self._take(id, upload, entry, size, 1, message_id)
 
     def publish_bytes(self, bytes id, bytes body, options, int64_t upload):
         """As ``publish``, for Python.  `id`: None when nobody waits for an answer."""
-        cdef span raw = span_of(<char *> body, len(body))
-        if id is None:
-            self.publish(NULL, 0, False, raw, self.hub.encoding, True, options, upload)
-        else:
-            self.publish(<const uint8_t *> <char *> id, <uint32_t> len(id), True, raw, self.hub.encoding, True, options,
-                         upload)
-        self.hub.has_published = True
+        self.publish(id_of(id), span_of(<char *> body, len(body)), True, options, upload)
 
-    def publish_batch(self, id, list messages, int encoding, int64_t upload=0):
+    def publish_batch(self, bytes id, list messages, int64_t upload=0):
         """[(raw body, options or None)], of which all are kept or none.  `id`: None when nobody waits for an answer."""
-        cdef bytes body, pieces, head
+        cdef bytes body, pieces
         cdef uint8_t *entry = NULL
         cdef size_t size
         cdef list parts = []
@@ -159,32 +259,37 @@ cdef class HubPublisher(QueuePublisher):
                 raise HubError(ErrorCode.INVALID_ARGUMENT,
                                f"A batch has 1 to {MESSAGES_PER_BATCH_MAX} messages, had {len(messages)}.")
             for body, options in messages:
-                size = self._entry(span_of(<char *> body, len(body)), encoding, True, self._read(options), &entry)
+                size = self._entry(span_of(<char *> body, len(body)), True, self._read(options), &entry)
                 total += size
                 if total > BATCH_BYTES_MAX:
                     raise HubError(ErrorCode.LIMIT_EXCEEDED,
                                    f"A batch has at most {BATCH_BYTES_MAX} bytes; send it in parts.")
                 parts.append((<char *> entry)[:size])
         except HubError as problem:
-            return self._refuse(id, upload, <uint32_t> max(len(messages), 2), problem.code, problem.text)
-        if upload:
-            uploaded = Uploaded.known.get(upload)
-            if uploaded is None:
-                return 0
-            uploaded.given += len(parts)
+            return self._refuse(id_of(id), upload, <uint32_t> max(len(messages), 2), problem.code, problem.text)
+        self.hub.has_published = True
+        if upload and not self._is_counted(upload, len(parts)):
+            return
         pieces = b"".join(parts)
         if len(parts) > 1:
-            made = bytearray(SUB_BATCH_HEADER_BYTES)
-            entry = <uint8_t *> <char *> made
+            head = bytearray(SUB_BATCH_HEADER_BYTES)
+            entry = <uint8_t *> <char *> head
             entry[0] = 0x80  # and no compression
             bytes_store16(entry + 1, <unsigned int> len(parts))
             bytes_store32(entry + 3, <uint32_t> total)
             bytes_store32(entry + 7, <uint32_t> total)
-            pieces = bytes(made) + pieces
-        self._take(id, upload, <const uint8_t *> <char *> pieces, len(pieces), <uint32_t> len(parts), None)
+            pieces = bytes(head) + pieces
+        self._take(id_of(id), upload, <const uint8_t *> <char *> pieces, len(pieces), <uint32_t> len(parts), None)
 
-    cdef size_t _entry(self, span body, int encoding, bint has_escapes, object options, uint8_t **out) except 0:
-        cdef size_t size = entry_write(body, encoding, has_escapes, options, out)
+    cdef bint _is_counted(self, int64_t upload, uint32_t records) except -1:
+        """False: an item before it was refused, and its peer has heard so."""
+        feed = self.hub.feeds.get(upload)
+        if feed is not None:
+            feed.given += records
+        return feed is not None
+
+    cdef size_t _entry(self, span body, bint has_escapes, object options, uint8_t **out) except 0:
+        cdef size_t size = entry_write(body, self.hub.encoding, has_escapes, options, out)
         if size + DELIVERY_ADDS_BYTES > self.record_max:
             raise HubError(ErrorCode.LIMIT_EXCEEDED,
                            f"A message has at most {self.record_max - DELIVERY_ADDS_BYTES} bytes, or nobody could be "
@@ -203,48 +308,44 @@ cdef class HubPublisher(QueuePublisher):
         self.options_seen, self.options_read = options, read
         return read
 
-    cdef int _take(self, bytes id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
+    cdef int _take(self, span id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
                    bytes message_id) except -1:
         """Messages for a queue that may be full."""
         cdef int room = self.room_for(records)
         if room == ROOM:
-            return self._lay(<const uint8_t *> <char *> id if id is not None else NULL,
-                             <uint32_t> len(id) if id is not None else 0, id is not None, upload, entry, size, records,
-                             message_id)
+            return self._lay(id, upload, entry, size, records, message_id)
         if records > self.queue.max_messages > 0:
             if room != ROOM_NONE:
                 self.count_refused(records)
             return self._refuse(id, upload, records, ErrorCode.QUEUE_FULL,
                                 f"The queue holds {self.queue.max_messages} messages, so the batch never fits.")
-        return self.put_off((id, upload, (<const char *> entry)[:size], records, message_id), size, room)
+        kept_id = bytes_of(id) if id.data != NULL else None
+        return self.put_off((kept_id, upload, (<const char *> entry)[:size], records, message_id), size, room)
 
-    cdef int _lay(self, const uint8_t *id, uint32_t id_size, bint has_id, int64_t upload, const uint8_t *entry,
-                  size_t size, uint32_t records, bytes message_id) except -1:
+    cdef int _lay(self, span id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
+                  bytes message_id) except -1:
         cdef note_head head
         cdef uint8_t *p
         if self.add(entry, <uint32_t> size, records, None, 0) != OK:
-            return self._refuse((<char *> id)[:id_size] if has_id else None, upload, records, ErrorCode.SERVER_ERROR,
-                                "Out of memory.")
-        if not has_id and not upload:
+            return self._refuse(id, upload, records, ErrorCode.SERVER_ERROR, "Out of memory.")
+        if id.data == NULL and not upload:
             return 0
-        head.upload, head.records = upload, records
+        head.upload, head.records, head.id_size = upload, records, id.size
         head.place = <uint32_t> (self.stream.batch.records - records)
-        head.has_id, head.id_size = has_id, id_size if has_id else 0
         head.message_id_size = <uint32_t> len(message_id) if message_id is not None else 0
         p = self.note(sizeof(head) + head.id_size + head.message_id_size)
-        p = put(p, &head, sizeof(head))
-        p = put(p, id, head.id_size)
+        p = put(put(p, &head, sizeof(head)), id.data, id.size)
         if head.message_id_size:
             put(p, <char *> message_id, head.message_id_size)
         return 0
 
-    cdef int _refuse(self, bytes id, int64_t upload, uint32_t records, object code, str text) except -1:
+    cdef int _refuse(self, span id, int64_t upload, uint32_t records, object code, str text) except -1:
         if upload:
-            uploaded = Uploaded.known.get(upload)
-            if uploaded is not None:
-                uploaded.refuse(code, text)
-        elif id is not None:
-            self.hub.refuse(id, "PublishBatch" if records > 1 else "Publish", str(code), text)
+            feed = self.hub.feeds.get(upload)
+            if feed is not None:
+                feed.refuse(code, text)
+        elif id.data != NULL:
+            self.hub.refuse(bytes_of(id), "PublishBatch" if records > 1 else "Publish", str(code), text)
         return 0
 
     # ---- what became of it ----
@@ -253,67 +354,78 @@ cdef class HubPublisher(QueuePublisher):
         cdef note_head head
         cdef const uint8_t *p = notes
         cdef const uint8_t *end = notes + size
-        cdef const uint8_t *id
         if self.hub.closed:
             return 0
         while p < end:
             memcpy(&head, p, sizeof(head))
-            id = p + sizeof(head)
-            p = id + head.id_size + head.message_id_size
+            p += sizeof(head)
             if head.upload:
                 self._keep_upload(head.upload, head.records,
                                   first_offset + head.place + head.records - 1 if offsets_known else None)
             else:
-                self._complete(id, &head, first_offset + head.place, offsets_known)
+                self._complete(p, &head, first_offset + head.place, offsets_known)
+            p += head.id_size + head.message_id_size
         if self.progressed:
-            progressed, self.progressed = self.progressed, set()
-            for uploaded in progressed:
-                uploaded.progress()
+            self._tell_progress()
         return 0
 
-    def _keep_upload(self, int64_t upload, count, last_offset):
-        uploaded = Uploaded.known.get(upload)
-        if uploaded is not None:
-            uploaded.keep(count, last_offset)
-            self.progressed.add(uploaded)
+    cdef int _keep_upload(self, int64_t upload, uint32_t records, last_offset) except -1:
+        feed = self.hub.feeds.get(upload)
+        if feed is not None:
+            feed.keep(records, last_offset)
+            self.progressed.add(feed)
+        return 0
+
+    cdef int _tell_progress(self) except -1:
+        progressed, self.progressed = self.progressed, set()
+        for feed in progressed:
+            feed.progress()
+        return 0
 
     cdef int _complete(self, const uint8_t *id, const note_head *head, uint64_t offset, bint offset_known) except -1:
         """A message without an id of its own is known by its offset, here as in deliveries.
 
-        The result is not made in the worker's scratch memory: the message that made the batch full may lie there."""
+        The record is not made in the worker's scratch memory: the message that made the batch full may lie there."""
+        cdef HubConnection hub = self.hub
+        cdef span call_id = span_of(id, head.id_size)
         cdef span message_id = span_of(id + head.id_size, head.message_id_size)
         cdef uint8_t number[24]
-        cdef uint8_t out[RESULT_BYTES_MAX]
+        cdef uint8_t out[COMPLETION_BYTES_MAX]
         cdef uint8_t *p = out
         if head.records == 1 and not message_id.size and offset_known:
             message_id = span_of(number, decimal_put(number, offset) - number)
-        if self.hub.encoding == ENCODING_JSON:
+        if hub.encoding == ENCODING_JSON:
+            p = json_text_put(put(p, b'{"type":3,"invocationId":', 25), call_id)
             if head.records > 1:
-                p = decimal_put(put(p, b'{"count":', 9), head.records)
+                p = decimal_put(put(p, b',"result":{"count":', 19), head.records)
                 if offset_known:
                     p = decimal_put(put(p, b',"firstOffset":', 15), offset)
                     p = decimal_put(put(p, b',"lastOffset":', 14), offset + head.records - 1)
             else:
-                p = put(p, b'{', 1)
+                p = put(p, b',"result":{', 11)
                 if message_id.size:
                     p = json_text_put(put(p, b'"id":', 5), message_id)
                 if offset_known:
                     p = decimal_put(put(p, b',"offset":', 10), offset)
-            p = put(p, b'}', 1)
-        elif head.records > 1:
-            p[0] = 0x83 if offset_known else 0x81
-            p = mp_unsigned_put(put(p + 1, b'\xa5count', 6), head.records)
-            if offset_known:
-                p = mp_unsigned_put(put(p, b'\xabfirstOffset', 12), offset)
-                p = mp_unsigned_put(put(p, b'\xaalastOffset', 11), offset + head.records - 1)
+            p = put(p, b'}}', 2)
         else:
-            p[0] = <uint8_t> (0x80 + (message_id.size > 0) + offset_known)
-            p += 1
-            if message_id.size:
-                p = mp_text_put(put(p, b'\xa2id', 3), message_id)
-            if offset_known:
-                p = mp_unsigned_put(put(p, b'\xa6offset', 7), offset)
-        return self.hub.confirm(span_of(id, head.id_size), span_of(out, p - out))
+            p = put(p, b"\x95\x03\x80", 3) if hub.dialect == DIALECT_V1 else put(p, b"\x94\x03", 2)
+            p = put(mp_text_put(p, call_id), b"\x03", 1)
+            if head.records > 1:
+                p[0] = 0x83 if offset_known else 0x81
+                p = mp_unsigned_put(put(p + 1, b'\xa5count', 6), head.records)
+                if offset_known:
+                    p = mp_unsigned_put(put(p, b'\xabfirstOffset', 12), offset)
+                    p = mp_unsigned_put(put(p, b'\xaalastOffset', 11), offset + head.records - 1)
+            else:
+                p[0] = <uint8_t> (0x80 + (message_id.size > 0) + offset_known)
+                p += 1
+                if message_id.size:
+                    p = mp_text_put(put(p, b'\xa2id', 3), message_id)
+                if offset_known:
+                    p = mp_unsigned_put(put(p, b'\xa6offset', 7), offset)
+        put(hub.record(p - out), out, p - out)
+        return hub.written()
 
     cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
         cdef note_head head
@@ -322,8 +434,7 @@ cdef class HubPublisher(QueuePublisher):
         while p < end:
             memcpy(&head, p, sizeof(head))
             p += sizeof(head)
-            self._refuse((<const char *> p)[:head.id_size] if head.has_id else None, head.upload, head.records,
-                         code.decode(), text.decode())
+            self._refuse(span_of(p, head.id_size), head.upload, head.records, code.decode(), text.decode())
             p += head.id_size + head.message_id_size
         return 0
 
@@ -331,7 +442,7 @@ cdef class HubPublisher(QueuePublisher):
         self.hub.forget_publisher(self.name, self)
         return 0
 
-    # ---- a full queue ----
+    # ---- a full queue: what waits is (invocation id, upload, entry, records, message id) ----
 
     cdef uint64_t records_of(self, object what) except? 0:
         return (<tuple> what)[3]
@@ -339,13 +450,10 @@ cdef class HubPublisher(QueuePublisher):
     cdef int publish_parked(self, object what) except -1:
         cdef bytes id, entry, message_id
         id, upload, entry, records, message_id = what
-        return self._lay(<const uint8_t *> <char *> id if id is not None else NULL,
-                         <uint32_t> len(id) if id is not None else 0, id is not None, upload,
-                         <const uint8_t *> <char *> entry, len(entry), records, message_id)
+        return self._lay(id_of(id), upload, <const uint8_t *> <char *> entry, len(entry), records, message_id)
 
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1:
-        id, upload, _, records, _ = what
-        return self._refuse(id, upload, records, code.decode(), text.decode())
+        return self._refuse(id_of(what[0]), what[1], what[3], code.decode(), text.decode())
 
     cdef int redirect_parked(self, object what) except -1:
         cdef bytes entry = what[2]
@@ -363,21 +471,19 @@ cdef class HubPublisher(QueuePublisher):
 
     def answer_redirected(self, tokens, bint ok):
         cdef note_head head
-        cdef bytes id
+        cdef bytes id, message_id
         for token in tokens:
             token[0] -= 1
             id, upload, _, records, message_id = token[1]
             if not ok:
-                self._refuse(id, upload, records, ErrorCode.SERVER_ERROR, "The message could not be stored.")
+                self._refuse(id_of(id), upload, records, ErrorCode.SERVER_ERROR, "The message could not be stored.")
                 token[1] = (None, 0, None, 0, None)
             elif token[0] == 0 and upload:
                 self._keep_upload(upload, records, None)
             elif token[0] == 0 and id is not None:
                 # It has no offset in this queue.
-                head.records, head.id_size = records, <uint32_t> len(id)
-                head.message_id_size = <uint32_t> len(message_id) if message_id is not None else 0
-                id += message_id or b""
+                message_id = message_id or b""
+                head.records, head.id_size, head.message_id_size = records, len(id), len(message_id)
+                id += message_id
                 self._complete(<const uint8_t *> <char *> id, &head, 0, False)
-        for uploaded in self.progressed:
-            uploaded.progress()
-        self.progressed.clear()
+        self._tell_progress()

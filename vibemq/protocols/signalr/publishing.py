@@ -27,10 +27,10 @@ from vibemq.protocols.signalr.methods import (
     text,
 )
 from vibemq.protocols.signalr.options import MESSAGE_OPTIONS, queue_name
-from vibemq.protocols.signalr.publisher import Uploaded, open_publisher, ready_publisher
+from vibemq.protocols.signalr.publisher import open_publisher, ready_publisher
 from vibemq.protocols.signalr.queue_methods import not_found
 from vibemq.protocols.signalr.records import MalformedFrame, value_of
-from vibemq.protocols.signalr.spec import Encoding, ErrorCode
+from vibemq.protocols.signalr.spec import ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -102,33 +102,18 @@ def publish(call: Call, queue: str, body: bytes, options: dict[str, Any] | None)
 def publish_batch(call: Call, queue: str, messages: bytes, options: dict[str, Any] | None) -> Any:
     """All of them are kept, or none."""
     encoding = call.hub.encoding
-    if not is_array(messages, encoding):
+    elements = elements_of(messages, encoding)
+    if elements is None:
         raise BadCall("Argument 'messages' must be an array.")
-    batch = [message_of(element, encoding, options) for element in elements_of(messages, encoding)]
-
-    def opened(publisher: HubPublisher) -> None:
-        id = call.answered_elsewhere()
-        publisher.publish_batch(id, batch, encoding)
-        call.hub.has_published = True
-
-    return with_publisher(call, queue, opened)
-
-
-def is_array(value: bytes, encoding: int) -> bool:
-    if encoding == Encoding.JSON:
-        return value[:1] == b"["
-    return value[:1] in (b"\xdc", b"\xdd") or 0x90 <= value[0] <= 0x9F
-
-
-def is_object(value: bytes, encoding: int) -> bool:
-    if encoding == Encoding.JSON:
-        return value[:1] == b"{"
-    return value[:1] in (b"\xde", b"\xdf") or 0x80 <= value[0] <= 0x8F
+    batch = [message_of(element, encoding, options) for element in elements]
+    return with_publisher(call, queue, lambda publisher: publisher.publish_batch(call.answered_elsewhere(), batch))
 
 
 def members_of(value: bytes, encoding: int) -> dict[str, bytes] | None:
-    """The raw members of an object, by their names; None: a name is no text."""
-    raws = elements_of(value, encoding)
+    """The raw members of an object, by their names; None: it is none, or a name is no text."""
+    raws = elements_of(value, encoding, of_map=True)
+    if raws is None:
+        return None
     try:
         names = [value_of(raw, encoding) for raw in raws[::2]]
     except MalformedFrame:
@@ -138,10 +123,9 @@ def members_of(value: bytes, encoding: int) -> dict[str, bytes] | None:
 
 def message_of(element: bytes, encoding: int, options: dict[str, Any] | None) -> Message:
     """A body, or an object of a body and options, which win over those of the batch."""
-    if is_object(element, encoding):
-        found = members_of(element, encoding)
-        if found is not None and "body" in found and found.keys() <= MESSAGE_OPTIONS.keys() | {"body"}:
-            return envelope(found, encoding, options)
+    found = members_of(element, encoding)
+    if found is not None and "body" in found and found.keys() <= MESSAGE_OPTIONS.keys() | {"body"}:
+        return envelope(found, encoding, options)
     return element, options
 
 
@@ -152,19 +136,49 @@ def envelope(found: dict[str, bytes], encoding: int, options: dict[str, Any] | N
 
 
 class Feed:
-    """One PublishStream: takes the items of its upload, as far as their queues are open."""
+    """One PublishStream: takes the items of its upload, as far as their queues are open, and counts what came of them.
+
+    Its number is what publishers know it by.  The first message that is refused ends it with that error; the call is
+    answered when the upload's end has come and all are kept.
+    """
 
     def __init__(self, call: Call, queue: str | None) -> None:
         self.call, self.hub, self.queue = call, call.hub, queue
-        self.uploaded = Uploaded(call)
+        self.number: int = next(self.hub.calls.numbers)
+        self.given = self.kept = 0
+        self.last_offset: int | None = None
+        self.is_over = self.is_opening = self.is_asking = False
+        self.hub.feeds[self.number] = self
         self.upload: Upload = call.uploads[0]
-        self.is_opening = self.is_asking = False
-        call.on_over = self.uploaded.forget
+        call.on_over = lambda: self.hub.feeds.pop(self.number, None)
         if queue is not None:
             self.publisher(queue)
         self.upload.on_item = self.take
         self.upload.on_end = self.end
         self.upload.take_waiting()
+
+    # ---- what publishers tell ----
+
+    def keep(self, count: int, last_offset: int | None) -> None:
+        self.kept += count
+        if last_offset is not None:
+            self.last_offset = last_offset
+
+    def progress(self) -> None:
+        """Once for each batch of which something was kept."""
+        is_done = self.is_over and self.kept == self.given
+        result = {"count" if is_done else "accepted": self.kept}
+        if self.last_offset is not None:
+            result["lastOffset"] = self.last_offset
+        if is_done:
+            self.call.complete(result)
+        elif self.call.is_stream:
+            self.call.item(result)
+
+    def refuse(self, code: str, text: str) -> None:
+        self.call.refuse(code, text)
+
+    # ---- items ----
 
     def publisher(self, name: str) -> HubPublisher | None:
         """The way into this queue; None: it will be opened, and then the items are taken again."""
@@ -186,28 +200,28 @@ class Feed:
         try:
             taken = self._take(item)
         except HubError as problem:
-            self.call.refuse(problem.code, problem.text)
+            self.refuse(problem.code, problem.text)
         return taken
 
     def _take(self, item: bytes) -> bool:
         encoding = self.hub.encoding
-        if not is_array(item, encoding):
+        elements = elements_of(item, encoding)
+        if elements is None:
             name, message = self.addressed(item)
             publisher = self.publisher(name)
             if publisher is None:
                 return False
-            publisher.publish_bytes(None, *message, self.uploaded.number)
+            publisher.publish_bytes(None, *message, self.number)
             return True
         batches: dict[str, list[Message]] = {}
-        for element in elements_of(item, encoding):
+        for element in elements:
             name, message = self.addressed(element)
             batches.setdefault(name, []).append(message)
         ways = {name: self.publisher(name) for name in batches}
         if None in ways.values():
             return False
         for name, batch in batches.items():
-            ways[name].publish_batch(None, batch, encoding, self.uploaded.number)  # type: ignore[union-attr]
-        self.hub.has_published = True
+            ways[name].publish_batch(None, batch, self.number)  # type: ignore[union-attr]
         return True
 
     def addressed(self, item: bytes) -> tuple[str, Message]:
@@ -215,7 +229,7 @@ class Feed:
         if self.queue is not None:
             return self.queue, (item, None)
         encoding = self.hub.encoding
-        found = members_of(item, encoding) if is_object(item, encoding) else None
+        found = members_of(item, encoding)
         if found is None or "queue" not in found or "body" not in found:
             raise HubError(
                 ErrorCode.INVALID_ARGUMENT, "An item must be {queue, body}, because the stream names no queue."
@@ -227,7 +241,9 @@ class Feed:
 
     def end(self, error: str | None) -> None:
         if error is None:
-            self.uploaded.end()
+            self.is_over = True
+            if self.kept == self.given:
+                self.progress()
         else:
             prefix = f"An unexpected error occurred invoking '{self.call.name}' on the server. HubException: "
             self.call.fail(prefix + error if self.hub.is_modern else error)

@@ -8,13 +8,24 @@ result.
 
 from __future__ import annotations
 
+import binascii
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from vibemq.errors import ProtocolError
-from vibemq.protocols.signalr.spec import NOTHING, UNSPECIFIED_ERROR, Dialect, Encoding, MessageType, ResultKind
+from vibemq.errors import LimitExceeded, ProtocolError
+from vibemq.protocols.signalr.spec import (
+    GROUP_DIGITS_MAX,
+    NOTHING,
+    RECORD_BYTES_MAX_DEFAULT,
+    UNSPECIFIED_ERROR,
+    VARINT_BYTES_MAX,
+    Dialect,
+    Encoding,
+    MessageType,
+    ResultKind,
+)
 
 # Of JSON and of MessagePack, as Encoding numbers them.
 VALUES = (msgspec.json.Decoder(), msgspec.msgpack.Decoder())
@@ -46,6 +57,41 @@ def raw_of(value: object, encoding: int) -> bytes:
 def texts_of(raw: bytes, encoding: int) -> list[bytes]:
     """An array of strings.  Raises ValueError where it is none."""
     return [text.encode() for text in TEXTS[encoding].decode(raw)]
+
+
+# ---- text groups: what is around MessagePack records on a text transport of the early dialect ----
+
+
+def group_encode(records: bytes) -> bytes:
+    """One group, which is one event."""
+    text = binascii.b2a_base64(records, newline=False)
+    return b"%d:%b;" % (len(text), text)
+
+
+def group_decode(data: bytes, record_max: int = RECORD_BYTES_MAX_DEFAULT) -> tuple[bytes, int]:
+    """The records in the whole groups at the beginning of `data`, joined, and the bytes that the groups took."""
+    parts: list[bytes] = []
+    text_max = (record_max + VARINT_BYTES_MAX + 2) // 3 * 4
+    at = 0
+    while True:
+        colon = data.find(b":", at, at + GROUP_DIGITS_MAX + 1)
+        digits = data[at:colon] if colon >= 0 else data[at:]
+        if colon < 0 and len(digits) <= GROUP_DIGITS_MAX and (digits.isdigit() or not digits):
+            return b"".join(parts), at
+        if not digits.isdigit() or len(digits) > GROUP_DIGITS_MAX:
+            raise MalformedFrame("length of a group", "decimal digits and a colon", f"{digits[:16]!r}")
+        if int(digits) > text_max:
+            raise LimitExceeded("characters of a group", int(digits), text_max)
+        end = colon + 1 + int(digits)
+        if len(data) <= end:
+            return b"".join(parts), at
+        if data[end] != 0x3B:
+            raise MalformedFrame("group", f"a semicolon after {int(digits)} characters", f"{data[end : end + 1]!r}")
+        try:
+            parts.append(binascii.a2b_base64(data[colon + 1 : end], strict_mode=True))
+        except binascii.Error as error:
+            raise MalformedFrame("group", "base64", f"{error}") from None
+        at = end + 1
 
 
 # ---- records ----

@@ -28,7 +28,7 @@ from vibemq.storage.shm cimport Board
 from vibemq.errors import ConnectionClosed
 from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import http
-from vibemq.protocols.signalr.errors import refusing
+from vibemq.protocols.signalr.spec import refusing
 from vibemq.protocols.signalr.request import BINARY, CONTINUE, HEAD_BYTES_MAX, Refusal
 from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
 from vibemq.storage.vhosts import DEFAULT_VHOST

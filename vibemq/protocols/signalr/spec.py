@@ -7,9 +7,12 @@ inline C needs; a test compares the two.
 
 from __future__ import annotations
 
+import logging
 from enum import IntEnum, StrEnum
 
 import msgspec
+
+from vibemq.once_a_minute import OnceAMinute
 
 # ---- framing ----
 
@@ -86,6 +89,15 @@ class ResultKind(IntEnum):
     VALUE = 3
 
 
+# ---- how the door refuses: lines in the log, one a minute with their number ----
+
+#: Requests and handshakes; subjects are (address, what).
+refusing = OnceAMinute(logging.getLogger("vibemq.protocols.signalr.http"), logging.INFO)
+#: Hub connections that end by their peer's doing.
+closing = OnceAMinute(logging.getLogger("vibemq.protocols.signalr.hub"), logging.INFO)
+#: Logins, which operators look for.
+logins = OnceAMinute(logging.getLogger("vibemq.protocols.signalr.http"), logging.WARNING)
+
 # ---- errors of hub methods ----
 
 
@@ -102,6 +114,19 @@ class ErrorCode(StrEnum):
     LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
     NOT_SUPPORTED = "NOT_SUPPORTED"
     SERVER_ERROR = "SERVER_ERROR"
+
+
+class HubError(Exception):
+    """A method refuses: a stable code for programs, and for people what to do."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+def lacks_right(user: str, right: str, queue: str) -> str:
+    return f"User '{user}' lacks the permission {right} for '{queue}'; ask an administrator."
 
 
 def hub_exception(method: str, code: str, text: str, dialect: Dialect = Dialect.V1) -> str:

@@ -20,7 +20,7 @@ from vibemq.protocols.signalr.session cimport HttpSession
 from vibemq.protocols.signalr.websocket cimport WS_BINARY, WS_PING, WS_TEXT, header_size, header_write
 
 from vibemq.errors import ConnectionClosed, LimitExceeded
-from vibemq.protocols.signalr.framing import group_encode
+from vibemq.protocols.signalr.records import group_encode
 from vibemq.protocols.signalr.request import NO_CACHE, head_of
 from vibemq.protocols.signalr.spec import LONG_POLLING, SERVER_SENT_EVENTS, WEB_SOCKETS
 
