@@ -130,6 +130,22 @@ class ProtocolError(VibeMQError):
         self.code = code
 
 
+class MalformedFrame(ProtocolError, ValueError):
+    """The peer's bytes are not what they claim to be: where, what was needed there, what there was."""
+
+    def __init__(self, where: str, needed: str, had: str) -> None:
+        super().__init__(f"{where}: needed {needed}, had {had}")
+        self.where, self.needed, self.had = where, needed, had
+
+
+class UnencodableValue(VibeMQError, ValueError):
+    """Our own caller gave a value that the wire cannot carry: where, what was needed there, what there was."""
+
+    def __init__(self, where: str, needed: str, had: str) -> None:
+        super().__init__(f"{where}: needed {needed}, had {had}")
+        self.where, self.needed, self.had = where, needed, had
+
+
 class ConnectionClosed(VibeMQError):
     """The connection ended, by the peer's wish or by the network's."""
 
@@ -147,8 +163,8 @@ class PreconditionFailed(VibeMQError):
     """What exists already is not what was asked for: which property, what it is, what was asked for."""
 
 
-class AccountError(VibeMQError):
-    """A command that manages users was refused; ``code`` is the native protocol's name for why."""
+class Refused(VibeMQError):
+    """A door does not do what its peer asked for; ``code`` is the protocol's own for it.  The connection goes on."""
 
     def __init__(self, code: str, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)

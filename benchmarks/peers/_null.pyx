@@ -13,8 +13,9 @@ from libc.string cimport memcpy
 from vibemq.bench._flow cimport buffer_reserve, receive_some, send_all, send_some
 from vibemq.protocols.native.wire cimport (
     FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, TYPE_ACK, TYPE_CONNECT, TYPE_CONNECT_ACK, TYPE_DISCONNECT,
-    TYPE_PUBLISH, TYPE_QUEUE_INFO, TYPE_SUBSCRIBE, TYPE_SUBSCRIBE_ACK, deliver_size, deliver_write, frame_begin,
-    frame_end, frame_header, frame_parse, frame_payload, frame_size, native_frame, publish_ack_size, publish_ack_write,
+    TYPE_DELIVER, TYPE_PUBLISH, TYPE_QUEUE_INFO, TYPE_SUBSCRIBE, TYPE_SUBSCRIBE_ACK, frame_begin, frame_end,
+    frame_header, frame_parse, frame_payload, frame_size, header_size, native_frame, publish_ack_size,
+    publish_ack_write, put_bytes, put_header,
 )
 
 import select
@@ -172,14 +173,14 @@ cdef class Native(Server):
     cdef int publish(self, Connection c, const native_frame *f) except -1:
         cdef size_t size = publish_ack_size(f.id_size, f.queue_size, False)
         cdef Connection reader
+        cdef uint8_t *p
         publish_ack_write(c.out(size), f.id, f.id_size, f.queue, f.queue_size, False)
         if self.subscribers:
             reader = self.subscribers[len(self.subscribers) - 1]
-            size = deliver_size(f.id_size, f.queue_size, f.payload_size, f.headers_size, 1, False)
-            deliver_write(
-                reader.out(size), f.id, f.id_size, f.queue, f.queue_size, f.payload, f.payload_size, f.headers,
-                f.headers_size, f.header_count, 1, False,
-            )
+            size = frame_size(f.id_size, f.queue_size, f.payload_size, f.headers_size + header_size(16, 1), False)
+            p = frame_begin(reader.out(size), size, TYPE_DELIVER, f.id, f.id_size, f.queue, f.queue_size)
+            p = frame_payload(p, f.payload, f.payload_size, f.header_count + 1)
+            put_header(put_bytes(p, f.headers, f.headers_size), b"deliveryAttempts", 16, b"1", 1)
         return 0
 
     cdef int reply(self, Connection c, const native_frame *f, uint8_t type, bytes payload) except -1:

@@ -25,7 +25,8 @@ from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, body
 from vibemq.bench.peer import Wire
 from vibemq.bench.queues import Native, QueueLoad, QueuePeer
 from vibemq.errors import UserError, VibeMQError
-from vibemq.protocols.native import codec
+from vibemq.protocols.native.codec import encode_frame
+from vibemq.protocols.native.spec import Command, Header
 
 
 class Echo(Native):
@@ -45,7 +46,9 @@ class Echo(Native):
 
     def sizes(self) -> tuple[int, int]:
         """Of the request and the reply."""
-        return len(self.publish_frame()), len(codec.publish_ack_frame(b"0" * 32, self.load.queue.encode()))
+        id, queue = "0" * 32, self.load.queue
+        headers = {Header.MESSAGE_ID.value: id, Header.QUEUE_NAME.value: queue}
+        return len(self.publish_frame()), len(encode_frame(Command.PUBLISH_ACK, id, queue=queue, headers=headers))
 
     def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
         wire, frame = self.wire(), self.publish_frame()

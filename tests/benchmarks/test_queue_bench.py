@@ -18,6 +18,7 @@ from benchmarks.peers._peers import (
     RedisPublisher,
 )
 from click.testing import CliRunner
+from peers.native import error_frame, publish_ack_frame
 
 from benchmarks import compare, micromsg2, queues, signalr
 from benchmarks.__main__ import main as bench
@@ -176,7 +177,7 @@ def native_deliver(number):
 
 
 def native_ack(number):
-    return codec.publish_ack_frame(native_id(number).encode(), b"q")
+    return publish_ack_frame(native_id(number).encode(), b"q")
 
 
 def nats_message(subject, reply, payload):
@@ -326,7 +327,7 @@ def test_an_ack_of_many_counts_what_was_acknowledged_singly_before_once(pair):
 REFUSALS = {
     "an error": (
         NativePublisher,
-        codec.error_frame(native_id(0).encode(), b"q", b"QUEUE_FULL", b"there is no room"),
+        error_frame(native_id(0).encode(), b"q", "QUEUE_FULL", "there is no room"),
         "QUEUE_FULL  there is no room",
     ),
     "another frame": (NativePublisher, native_deliver(0), "needed a PublishAck"),

@@ -12,6 +12,7 @@ import traceback
 from dataclasses import dataclass
 
 import pytest
+from peers.native import publish_ack_frame
 from peers.native_server import NativeServer, Queue
 
 from vibemq.client import QueueOptions, aconnect, connect
@@ -268,7 +269,7 @@ def test_no_more_than_the_window_is_on_its_way(server, client):
         held.append((connection, frame))
         if len(held) < 40:
             return []
-        answers = [codec.publish_ack_frame(f.id, b"q") for _, f in held]
+        answers = [publish_ack_frame(f.id, b"q") for _, f in held]
         peak.append(len(held))
         held.clear()
         return answers
@@ -283,7 +284,7 @@ def test_acks_may_come_in_any_order_and_twice(server, client):
     held = []
 
     def shuffle(connection, frame):
-        held.append(codec.publish_ack_frame(frame.id, b"q"))
+        held.append(publish_ack_frame(frame.id, b"q"))
         return held[::-1] + held if len(held) == 100 else []
 
     server.replies[Command.PUBLISH] = shuffle
@@ -317,7 +318,7 @@ def test_a_table_of_many_in_flight_grows(server, client):
     held = []
 
     def hold(connection, frame):
-        held.append(codec.publish_ack_frame(frame.id, b"q"))
+        held.append(publish_ack_frame(frame.id, b"q"))
         return held if len(held) == 20_000 else []
 
     server.replies[Command.PUBLISH] = hold

@@ -6,6 +6,7 @@ import threading
 from random import Random
 
 import pytest
+from peers.native import error_frame, publish_ack_frame
 from peers.native_server import NativeServer
 
 from vibemq.client import QueueOptions, connect
@@ -54,7 +55,7 @@ def test_unacknowledged_messages_go_out_again_with_the_same_ids(server):
         if len(lost) == 10:
             del server.replies[Command.PUBLISH]
             connection.transport.abort()
-        return [codec.publish_ack_frame(frame.id, b"q")] if len(lost) <= 3 else []
+        return [publish_ack_frame(frame.id, b"q")] if len(lost) <= 3 else []
 
     server.replies[Command.PUBLISH] = lose
     with connect(server.url, **QUICK) as client:
@@ -253,7 +254,7 @@ def test_what_is_sent_again_is_the_same_frame_with_one_header_more(text_layout):
     batch.add(3)
     core.submit(batch, flow)
     before = [codec.decode_body(body) for _, body in codec.split_frames(core.wire(batch))[0]]
-    assert core.feed(codec.publish_ack_frame(before[1].id, b"q", text_layout)) == []
+    assert core.feed(publish_ack_frame(before[1].id, b"q", text_layout)) == []
     core.restart()
     again = [codec.decode_body(body) for _, body in codec.split_frames(core.unacknowledged())[0]]
     assert ids(before) == [b"0123456789abcdef%016x" % 0, b"mine", b"0123456789abcdef%016x" % 2]
@@ -270,7 +271,7 @@ def test_frames_are_read_whole_byte_by_byte_and_with_a_tail():
         batch = Batch(core, "q")
         batch.extend(iter(range(5)), 10)
         core.submit(batch, flow)
-        acks = [codec.publish_ack_frame(b"0123456789abcdef%016x" % n, b"q") for n in range(5)]
+        acks = [publish_ack_frame(b"0123456789abcdef%016x" % n, b"q") for n in range(5)]
         deliver = codec.encode_frame(Command.DELIVER, "m", queue="q", payload=b"1")
         data = b"".join([*acks[:3], deliver, *acks[3:]])
         events = [event for part in cut(data) for event in core.feed(part)]
@@ -285,7 +286,7 @@ def test_frames_are_read_whole_byte_by_byte_and_with_a_tail():
 def test_an_acknowledgement_of_something_unknown_is_nothing():
     core = Core(prefix=b"0123456789abcdef")
     for id in (b"x", b"0123456789abcdef" + b"f" * 16, b"0123456789abcdef" + b"0" * 16, b"0123456789abcdef" + b"g" * 16):
-        assert core.feed(codec.publish_ack_frame(id, b"q")) == []
+        assert core.feed(publish_ack_frame(id, b"q")) == []
 
 
 def test_damaged_bytes_are_an_error_of_the_protocol_and_nothing_else():
@@ -293,8 +294,8 @@ def test_damaged_bytes_are_an_error_of_the_protocol_and_nothing_else():
     good = b"".join(
         [
             codec.encode_frame(Command.DELIVER, "m", queue="q", payload=b"[1]", headers={"k": "v"}),
-            codec.publish_ack_frame(b"0123456789abcdef" + b"0" * 16, b"q"),
-            codec.error_frame(b"0123456789abcdef" + b"0" * 15 + b"1", b"q", b"QUEUE_FULL", b"No."),
+            publish_ack_frame(b"0123456789abcdef" + b"0" * 16, b"q"),
+            error_frame(b"0123456789abcdef" + b"0" * 15 + b"1", b"q", "QUEUE_FULL", "No."),
             codec.encode_frame(Command.QUEUE_INFO, "i", queue="q", payload=b"{}"),
         ]
     )

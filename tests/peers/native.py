@@ -27,6 +27,16 @@ FRESH_ID = b"server"
 numbers = itertools.count(1)
 
 
+def publish_ack_frame(id: bytes, queue: bytes, text_layout: bool = False) -> bytes:
+    """As the broker sends it."""
+    headers = {b"messageId": id, b"queueName": queue}
+    return encode_frame(Command.PUBLISH_ACK, id, queue=queue, headers=headers, text_layout=text_layout)
+
+
+def error_frame(id: bytes, queue: bytes, code: str, text: str) -> bytes:
+    return encode_frame(Command.ERROR, id, queue=queue, error_code=code, error_message=text)
+
+
 class NativePeer:
     """`next()` and `rest()` are the only ways to learn what the broker said."""
 

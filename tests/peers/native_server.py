@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from peers.native import publish_ack_frame
 from vibemq.protocols.native import codec, compression
 from vibemq.protocols.native.options import OPTION_DEFAULTS, queue_info, queue_options
 from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, Command, ErrorCode
@@ -206,7 +207,7 @@ class Connection(asyncio.Protocol):
         return []
 
     def on_ping(self, frame):
-        return [codec.pong_frame(frame.id)]
+        return [codec.encode_frame(Command.PONG, frame.id)]
 
     def on_publish(self, frame):
         queue = self.server.queues.setdefault(frame.queue, Queue())
@@ -214,7 +215,7 @@ class Connection(asyncio.Protocol):
         if not (headers.pop(RESEND, None) and frame.id in queue.ids):
             queue.waiting.append((frame.id, frame.payload, headers, 0))
             queue.ids.add(frame.id)
-        return [codec.publish_ack_frame(frame.id, frame.queue.encode())]
+        return [publish_ack_frame(frame.id, frame.queue.encode())]
 
     def on_subscribe(self, frame):
         self.server.queues.setdefault(frame.queue, Queue())

@@ -8,7 +8,7 @@ import pytest
 from vibemq.access import users
 from vibemq.access.permissions import Access, Accesses
 from vibemq.access.users import Authenticator, Verdict
-from vibemq.errors import AccountError
+from vibemq.errors import Refused
 from vibemq.protocols.native import accounts
 from vibemq.storage.metadata import Metadata
 
@@ -35,7 +35,7 @@ def metadata(tmp_path):
 
 
 def refused(call, metadata, acting, fields):
-    with pytest.raises(AccountError) as raised:
+    with pytest.raises(Refused) as raised:
         call(metadata, acting, fields)
     return raised.value.code, str(raised.value)
 
@@ -212,5 +212,5 @@ def test_no_answer_is_longer_than_a_header_may_be(metadata, call):
             fields = {**GOOD[call], name: [text] if name == "operations" else text}
             try:
                 call(metadata, ROOT, fields)
-            except AccountError as problem:
+            except Refused as problem:
                 assert len(str(problem)) <= 4096

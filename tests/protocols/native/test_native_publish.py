@@ -2,6 +2,7 @@
 """Publish: what the acknowledgement says, which payloads and headers pass, and that they pass unchanged."""
 
 import json
+from pathlib import Path
 
 import pytest
 from peers.native import connected
@@ -54,6 +55,30 @@ def test_publish_ack_names_message_and_queue_in_field_and_headers(served, name, 
             answer = peer.publish(name, b'{"title":"Hello"}', b"msg_123")
             assert (answer.type, answer.id, answer.queue) == (Command.PUBLISH_ACK, b"msg_123", name)
             assert answer.headers == {"messageId": "msg_123", "queueName": name}
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["dotnet", "text"])
+def test_the_brokers_frames_are_the_golden_ones_to_the_byte(served, text):
+    vectors = json.loads((Path(__file__).parent / "vectors.json").read_text())["broker_frames"]
+    golden = {v["name"]: bytes.fromhex(v["frame_hex"]) for v in vectors}
+    with connected(served, text=text) as peer:
+        peer.send(Command.PUBLISH, b"m1", queue="q", payload=b'{"a":1}', headers={"priority": "High"})
+        assert (
+            next_wire(peer)
+            == golden[f"PublishAck as this broker sends it to a {'text' if text else '.NET'}-layout peer"][5:]
+        )
+        peer.subscribe("q")
+        assert next_wire(peer) == golden["Deliver, first attempt, as this broker sends it"][5:] + bytes(4 * text)
+        peer.send(Command.ACK, b"m1")
+        peer.send(Command.PING, b"p1")
+        assert next_wire(peer) == peer.frame(Command.PONG, b"p1")[5:]
+        peer.send(Command.NACK, b"m1")
+        assert (
+            next_wire(peer)
+            == peer.frame(
+                Command.ERROR, b"m1", error_code="UNKNOWN_COMMAND", error_message="Unknown command type: Nack"
+            )[5:]
+        )
 
 
 def test_any_number_of_publishes_may_be_outstanding_and_none_stays_unanswered(peer, name):

@@ -27,7 +27,7 @@ class Recorder:
         self.client = SimpleNamespace(user="guest" if has_users else "", access=EVERYTHING, broker=broker, owner=self)
 
     def refuse_frame(self, id, code, text):
-        self.errors.append((id, code.decode(), text.decode()))
+        self.errors.append((id, code, text))
 
 
 @pytest.fixture

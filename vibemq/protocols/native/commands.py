@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control commands of the native door: plain Python, once per connection or command.
 
-STATES is the whole state machine: for each state the commands it allows and who answers them.  What is
-not in the table is refused.  A command that must touch the disk or hash a password runs in a helper
-thread; its session is busy until then, so replies leave in the order of requests.  Texts and codes:
-README.md beside this file.
+STATES is the whole state machine: for each state the commands it allows and who answers them.  What is not in the table
+is refused.  Whoever answers raises what is wrong, and ``failed`` words it.  A command that must touch the disk or hash
+a password runs in a helper thread; its session is busy until then, so replies leave in the order of requests.  Texts
+and codes: README.md beside this file.
 """
 
 from __future__ import annotations
@@ -30,25 +30,19 @@ from vibemq.broker.admission import (
     needs_login,
     refusal_now,
     user_without_login,
+    what_failed,
     with_queue,
 )
 from vibemq.broker.arguments import BadArgument
 from vibemq.broker.helping import in_helper
 from vibemq.broker.options import ACK_TIMEOUT_MS_MIN, letters_named
-from vibemq.errors import AccountError, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
+from vibemq.errors import Refused, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
 from vibemq.protocols.native import accounts, compression
-from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame
-from vibemq.protocols.native.options import (
-    READERS,
-    BadOption,
-    altered_options,
-    options_of,
-    queue_info,
-    queue_options,
-)
-from vibemq.protocols.native.replies import FRESH_ID, error, failed, not_authorized, reply
+from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, frame_of
+from vibemq.protocols.native.options import READERS, altered_options, options_of, queue_info, queue_options
 from vibemq.protocols.native.spec import (
     COMMAND_BY_TYPE,
+    COMPRESSION_BY_NAME,
     DEDUP_CLIENT_BYTES,
     FEATURE_DEDUP,
     FEATURE_NAMES,
@@ -56,9 +50,9 @@ from vibemq.protocols.native.spec import (
     REASON_SERVER_SHUTDOWN,
     STORED_EXTRA_BYTES,
     Command,
+    CommandRule,
     ErrorCode,
     Header,
-    wire_name,
 )
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
@@ -67,60 +61,132 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FRESH_ID = b"server"  # of a frame that answers none
 PREFETCH_HEADER = "prefetch"
-CREATE_HEADER = Header.CREATE.value
 DORMANT_LOOKS_PER_TICK = 64  # lookups of some microseconds each, twice a second
 
 
 def handle(session: NativeSession, body: bytes) -> None:
     """One frame that is not a data frame of an open session."""
     request = decode_body(body)
-    rule = COMMAND_BY_TYPE.get(request.type)  # type: ignore[call-overload]
     if session.state == "open" and not check_access(session.client):
         return
+    rule = COMMAND_BY_TYPE.get(request.type)
     answer = STATES[session.state].get(request.type)
-    if answer is not None:
-        if rule is not None and rule.feature is not None and rule.feature not in session.features:
-            answer = None
-        elif rule is not None and rule.admin and not needs_login(session.door.broker):
-            answer = None  # users are no matter of the protocol while nobody has to log in
-    elif session.state == "connecting":
-        error(session, request, ErrorCode.NOT_AUTHENTICATED, "Please send a Connect command first.")
-        return
-    elif session.state != "open":
-        return
-    if answer is None:
-        error(session, request, ErrorCode.UNKNOWN_COMMAND, f"Unknown command type: {_name(request.type)}")
-        return
-    if rule is not None and rule.needs_queue:
-        if not request.queue:
-            error(session, request, ErrorCode.INVALID_QUEUE, f"Queue name is required for {_action(rule.command)}.")
-            return
-        if rule.operation is not None and _lacks(session, request, rule.operation, request.queue):
-            return
     try:
-        answer(session, request)
+        if answer is not None and rule is not None and _is_known(session, rule):
+            _check_queue(session, request, rule)
+            answer(session, request)
+        elif session.state == "connecting":
+            raise Refused(ErrorCode.NOT_AUTHENTICATED, "Please send a Connect command first.")
+        elif session.state == "open":
+            name = str(request.type) if rule is None else rule.name
+            raise Refused(ErrorCode.UNKNOWN_COMMAND, f"Unknown command type: {name}")
     except Exception as problem:  # one bad command is answered; it does not cost the connection
         failed(session, request, problem)
 
 
-def _name(number: int) -> str:
-    rule = COMMAND_BY_TYPE.get(number)  # type: ignore[call-overload]
-    return str(number) if rule is None else rule.name
+def _is_known(session: NativeSession, rule: CommandRule) -> bool:
+    """An addition to who has asked for it; users are no matter of the protocol while nobody has to log in."""
+    if rule.feature is not None and rule.feature not in session.features:
+        return False
+    return not rule.admin or needs_login(session.door.broker)
 
 
-def _action(command: Command) -> str:
-    return wire_name(command)[0].lower() + wire_name(command)[1:]
+def _check_queue(session: NativeSession, request: Message, rule: CommandRule) -> None:
+    if not rule.needs_queue:
+        return
+    if not request.queue:
+        action = rule.name[0].lower() + rule.name[1:]
+        raise Refused(ErrorCode.INVALID_QUEUE, f"Queue name is required for {action}.")
+    if rule.operation is not None:
+        require(session, Operation(rule.operation), request.queue)
+
+
+# ---- answers ----
+
+
+def reply(
+    session: NativeSession,
+    request: Message,
+    command: Command,
+    *,
+    queue: str | None = None,
+    payload: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> None:
+    """The answer to a request, compressed when that was agreed and is worth it; never larger than clients read."""
+    body = encode_body(
+        command, request.id, queue=queue, payload=payload, headers=headers, text_layout=session.text_layout
+    )
+    if session.compression and len(body) >= session.compression_threshold:
+        packed = compression.compress(session.compression, body)
+        if packed is not None and len(packed) <= session.frame_max:
+            session.write(frame_of(packed, COMPRESSION_BY_NAME[session.compression]))
+            return
+    if len(body) > session.frame_max:
+        text = f"The answer has {len(body)} bytes, more than the {session.frame_max} that clients read."
+        session.refuse_frame(request.id, ErrorCode.SERVER_ERROR, text)
+        return
+    session.write(frame_of(body))
+
+
+def failed(session: NativeSession, request: Message, problem: BaseException) -> None:
+    """What was asked for cannot be, or an error of ours or of the disk's: the peer is told, and goes on."""
+    code: str = ErrorCode.SERVER_ERROR
+    if isinstance(problem, Refused):
+        code, text = problem.code, str(problem)
+    elif isinstance(problem, BadArgument):
+        code, text = ErrorCode.INVALID_PAYLOAD, f"{problem}."
+    elif isinstance(problem, StreamIsNoQueue):
+        code, text = ErrorCode.NOT_A_QUEUE, f"'{request.queue}' is a stream, not a queue."
+    elif isinstance(problem, StreamNotFound):
+        code, text = ErrorCode.QUEUE_NOT_FOUND, f"Queue '{request.queue}' does not exist."
+    elif isinstance(problem, StreamExists):
+        code, text = ErrorCode.QUEUE_EXISTS, f"Queue '{request.queue}' already exists."
+    else:
+        text = what_failed(session.peer, problem)
+    session.refuse_frame(request.id, code, text)
+
+
+def later(
+    session: NativeSession,
+    request: Message,
+    work: Callable[[], Any],
+    answer: Callable[[Any], None],
+    *,
+    tolerated: type[Exception] | None = None,
+    **how: Any,
+) -> None:
+    """Do the work in a helper thread, then ``answer(result)``.
+
+    `tolerated`: an error that the declarations of .NET peers would break on; it is answered as if all was well.
+    """
+
+    def done(result: Any, problem: BaseException | None) -> None:
+        is_tolerated = tolerated is not None and isinstance(problem, tolerated) and not session.text_layout
+        if problem is None or is_tolerated:
+            answer(result)
+        else:
+            failed(session, request, problem)
+
+    in_helper(session, work, done, **how)
+
+
+def refuse_framing(session: NativeSession, problem: Exception, request_id: bytes = b"") -> None:
+    """Bytes that are no frame: say so, and close, because nobody knows where the next one begins."""
+    log_closing(session, "frame", "refused: %s", problem)
+    session.refuse_frame(request_id or FRESH_ID, ErrorCode.INVALID_MESSAGE, str(problem))
+    session.finish()
 
 
 # ---- the connection ----
 
 
 def opened(session: NativeSession) -> None:
-    door = session.door
-    if not door.admits(session.peer_address):
+    if not session.door.admits(session.peer_address):
         log_closing(session, "rate", "its address connects too often, closed")
-        session.refuse_frame(FRESH_ID, ErrorCode.RATE_LIMITED.encode(), b"Too many connections from this address.")
+        session.refuse_frame(FRESH_ID, ErrorCode.RATE_LIMITED, "Too many connections from this address.")
         session.finish()
         return
     await_connect(session)
@@ -134,8 +200,7 @@ def await_connect(session: NativeSession) -> None:
 
 def _too_slow(session: NativeSession) -> None:
     log_closing(session, "slow", "did not log in within %d s, closed", session.door.config.handshake_timeout_s)
-    error_text = b"No successful Connect in time."
-    session.refuse_frame(FRESH_ID, ErrorCode.AUTH_REQUIRED.encode(), error_text)
+    session.refuse_frame(FRESH_ID, ErrorCode.AUTH_REQUIRED, "No successful Connect in time.")
     session.finish()
 
 
@@ -146,14 +211,8 @@ def silent(session: NativeSession) -> None:
 
 def say_goodbye(session: NativeSession) -> None:
     if session.state == "open":
-        session.write(
-            encode_frame(
-                Command.DISCONNECT,
-                FRESH_ID,
-                headers={Header.REASON.value: REASON_SERVER_SHUTDOWN},
-                text_layout=session.text_layout,
-            )
-        )
+        headers: dict[str, str] = {Header.REASON: REASON_SERVER_SHUTDOWN}
+        session.write(encode_frame(Command.DISCONNECT, FRESH_ID, headers=headers, text_layout=session.text_layout))
     else:
         session.finish()
 
@@ -165,8 +224,7 @@ def connect(session: NativeSession, request: Message) -> None:
         _connected(session, request, user_without_login(broker, user, password, session.is_loopback), EVERYTHING)
         return
     if password is None:
-        error(session, request, ErrorCode.AUTH_REQUIRED, "Username and password are required.")
-        return
+        raise Refused(ErrorCode.AUTH_REQUIRED, "Username and password are required.")
     if user is None:
         user = session.door.config.superuser_name
 
@@ -188,7 +246,7 @@ def _judged(session: NativeSession, request: Message, user: str, verdict: Verdic
 
     def answer(session: NativeSession) -> None:
         session.state = before  # of a second Connect: who they were, they still are
-        error(session, request, ErrorCode.AUTH_FAILED, "Invalid username or password.")
+        session.refuse_frame(request.id, ErrorCode.AUTH_FAILED, "Invalid username or password.")
         if before == FIRST_STATE:
             await_connect(session)
         session.set_idle()
@@ -198,31 +256,28 @@ def _judged(session: NativeSession, request: Message, user: str, verdict: Verdic
 
 
 def _connected(session: NativeSession, request: Message, user: str, access: Access) -> None:
-    door = session.door
+    door, asked = session.door, request.headers
     session.client.user, session.state, session.deadline_ms = user, "open", 0
-    session.client_version = _shown(request.headers.get(Header.CLIENT_VERSION, "")[:64])
-    session.compression = compression.negotiate(request.headers.get(Header.SUPPORTED_COMPRESSION), door.compressions)
+    # For people: bytes that are no UTF-8 could not be shown anywhere.
+    session.client_version = asked.get(Header.CLIENT_VERSION, "")[:64].encode(errors="replace").decode()
+    session.compression = compression.negotiate(asked.get(Header.SUPPORTED_COMPRESSION), door.compressions)
     session.flags_max = 3 if session.compression == "zstd" else 2
-    wanted = {name.strip().lower() for name in request.headers.get(Header.FEATURES, "").split(",")}
+    wanted = {name.strip().lower() for name in asked.get(Header.FEATURES, "").split(",")}
     session.features = frozenset(wanted.intersection(FEATURE_NAMES))
     session.dedup = FEATURE_DEDUP in session.features
-    client = request.headers.get(Header.CLIENT, "").encode(errors="replace")
+    client = asked.get(Header.CLIENT, "").encode(errors="replace")
     session.id_digits = client if len(client) == DEDUP_CLIENT_BYTES else None
     session.trust(session.frame_max + (STORED_EXTRA_BYTES if FORM_STORED in session.features else 0))
-    headers = {Header.CONNECTION_ID.value: session.connection_id, Header.SERVER_VERSION.value: door.server_version}
-    if session.compression:
-        headers[Header.NEGOTIATED_COMPRESSION.value] = session.compression
-    if session.features:
-        headers[Header.FEATURES.value] = ",".join(sorted(session.features))
+    headers: dict[str, str] = {
+        Header.CONNECTION_ID: session.connection_id,
+        Header.SERVER_VERSION: door.server_version,
+        Header.NEGOTIATED_COMPRESSION: session.compression or "",  # what is empty is not written
+        Header.FEATURES: ",".join(sorted(session.features)),
+    }
     # Never compressed: some peers read it before they have set their side up.
     session.write(encode_frame(Command.CONNECT_ACK, request.id, headers=headers, text_layout=session.text_layout))
     session.client.access = access
     rights_changed(session)
-
-
-def _shown(text: str) -> str:
-    """What a peer said of itself, for people: bytes that are no UTF-8 could not be shown anywhere."""
-    return text.encode(errors="replace").decode()
 
 
 def disconnect(session: NativeSession, request: Message) -> None:
@@ -231,9 +286,9 @@ def disconnect(session: NativeSession, request: Message) -> None:
 
 def send_off(session: NativeSession, why: Ended) -> None:
     if why is Ended.DELETED:
-        session.refuse_frame(FRESH_ID, ErrorCode.AUTH_FAILED.encode(), b"This user was deleted.")
+        session.refuse_frame(FRESH_ID, ErrorCode.AUTH_FAILED, "This user was deleted.")
     else:
-        session.refuse_frame(FRESH_ID, ErrorCode.AUTH_REQUIRED.encode(), b"Username and password are required.")
+        session.refuse_frame(FRESH_ID, ErrorCode.AUTH_REQUIRED, "Username and password are required.")
     session.finish()
 
 
@@ -245,62 +300,61 @@ def rights_changed(session: NativeSession) -> None:
         if not may(session.client, Operation.Subscribe, queue):
             session.remove_subscription(name)
             text = f"Access denied: the subscription of user '{session.client.user}' to queue '{queue}' has ended."
-            session.refuse_frame(FRESH_ID, ErrorCode.NOT_AUTHORIZED.encode(), text.encode())
+            session.refuse_frame(FRESH_ID, ErrorCode.NOT_AUTHORIZED, text)
 
 
 # ---- queues ----
 
 
-def _lacks(session: NativeSession, request: Message, operation: int, queue: str) -> bool:
-    """Then that has been answered."""
-    allowed = may(session.client, Operation(operation), queue)
-    if not allowed:
-        not_authorized(session, request.id, Operation(operation), queue)
-    return not allowed
+def require(session: NativeSession, operation: Operation, queue: str) -> None:
+    """Raises Refused.  All that it tells, the peer has said itself: nobody has looked whether there is such a queue."""
+    if not may(session.client, operation, queue):
+        user = session.client.user
+        text = f"Access denied. User '{user}' lacks the permission {operation.name} for queue '{queue}'."
+        raise Refused(ErrorCode.NOT_AUTHORIZED, text)
 
 
 def may_publish(session: NativeSession, request_id: bytes, queue: str) -> bool:
     """Ask again: rights have changed since the last time, or an alarm is in effect; a refusal is answered here."""
     if not check_access(session.client):
         return False
-    why = refusal_now(session.door.broker, session.peer)
-    if why:
-        text = f"The message is not stored: {why}."
-        session.refuse_frame(request_id, ErrorCode.SERVER_ERROR.encode(), text.encode())
+    try:
+        why = refusal_now(session.door.broker, session.peer)
+        if why:
+            raise Refused(ErrorCode.SERVER_ERROR, f"The message is not stored: {why}.")
+        require(session, Operation.Publish, queue)
+    except Refused as problem:
+        session.refuse_frame(request_id, problem.code, str(problem))
         return False
-    if may(session.client, Operation.Publish, queue):
-        return True
-    not_authorized(session, request_id, Operation.Publish, queue)
-    return False
+    return True
 
 
 def first_publish(session: NativeSession, body: bytes) -> None:
     """A Publish into a queue that this connection has not used yet."""
     request = decode_body(body)
     if not request.queue:
-        error(session, request, ErrorCode.INVALID_QUEUE, "Queue name is required for publish.")
+        session.refuse_frame(request.id, ErrorCode.INVALID_QUEUE, "Queue name is required for publish.")
         return
-    if not may_publish(session, request.id, request.queue):
-        return
+    name = request.queue.encode()
 
     def opened_queue(queue: Any) -> None:
-        session.add_publisher(queue, request.queue.encode())  # type: ignore[union-attr]
+        session.add_publisher(queue, name)
         session.publish_body(body)
 
-    _with_queue(session, request, opened_queue)
+    if may_publish(session, request.id, request.queue):
+        _with_queue(session, request, opened_queue)
 
 
 def publish_stored(session: NativeSession, request: Message) -> None:
     """A message as another queue had it: nothing is looked at but whether there is room for it."""
     name = (request.queue or "").encode()
-    body = encode_body(Command.PUBLISH_STORED, request.id, queue=request.queue, payload=request.payload)
 
     def opened_queue(queue: Any) -> None:
         publisher = session.publishers.get(name)
         if publisher is None or publisher.queue is not queue:
-            session.add_publisher(queue, name)  # type: ignore[union-attr]
+            session.add_publisher(queue, name)
             publisher = session.publishers[name]
-        publisher.publish_stored(body)
+        publisher.publish_stored(request.id, request.payload or b"")
 
     if may_publish(session, request.id, request.queue or ""):
         _with_queue(session, request, opened_queue)
@@ -312,15 +366,6 @@ def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], 
     By the protocol using a queue makes it, also of a stream.
     """
     name = request.queue or ""
-
-    def refused(problem: Exception) -> None:
-        if isinstance(problem, StreamIsNoQueue):
-            error(session, request, ErrorCode.NOT_A_QUEUE, f"'{name}' is a stream, not a queue.")
-        elif isinstance(problem, StreamNotFound):
-            error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
-        else:
-            failed(session, request, problem)
-
     with_queue(
         session.door.broker,
         DEFAULT_VHOST,
@@ -328,32 +373,32 @@ def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], 
         may_convert=True,
         may_create=wanted and may_make(session.client, name),
         then=then,
-        failed=refused,
+        failed=partial(failed, session, request),
         in_helper=partial(in_helper, session),
     )
 
 
 def subscribe(session: NativeSession, request: Message) -> None:
     name = (request.queue or "").encode()
+    most = session.door.queues.defaults.prefetch_max
     try:
         prefetch = int(request.headers.get(PREFETCH_HEADER, "0"))
-        if not 0 <= prefetch <= session.door.queues.defaults.prefetch_max:
-            raise ValueError(prefetch)
     except ValueError:
-        most = session.door.queues.defaults.prefetch_max
-        error(session, request, ErrorCode.INVALID_MESSAGE, f"Header prefetch must be a number from 1 to {most}.")
-        return
-    create = request.headers.get(CREATE_HEADER, "true").lower()
+        prefetch = -1
+    if not 0 <= prefetch <= most:
+        raise Refused(ErrorCode.INVALID_MESSAGE, f"Header prefetch must be a number from 1 to {most}.")
+    create = request.headers.get(Header.CREATE, "true").lower()
     if create not in ("true", "false"):
-        error(session, request, ErrorCode.INVALID_MESSAGE, f"Header {CREATE_HEADER} must be true or false.")
-        return
+        raise Refused(ErrorCode.INVALID_MESSAGE, f"Header {Header.CREATE} must be true or false.")
     if len(session.subscriptions) >= SUBSCRIPTIONS_MAX and name not in session.subscriptions:
-        error(session, request, ErrorCode.SERVER_ERROR, f"At most {SUBSCRIPTIONS_MAX} subscriptions each.")
-        return
+        raise Refused(ErrorCode.SERVER_ERROR, f"At most {SUBSCRIPTIONS_MAX} subscriptions each.")
 
     def opened_queue(queue: Any) -> None:
         # The acknowledgement goes first: clients see nothing else while a handler runs.
-        headers = {Header.QUEUE_NAME.value: request.queue or "", Header.SUBSCRIPTION_ID.value: _text(request.id)}
+        headers: dict[str, str] = {
+            Header.QUEUE_NAME: request.queue or "",
+            Header.SUBSCRIPTION_ID: request.id.decode(errors="surrogateescape"),
+        }
         reply(session, request, Command.SUBSCRIBE_ACK, queue=request.queue, headers=headers)
         known = session.subscriptions.get(name)
         if known is None:
@@ -366,13 +411,9 @@ def subscribe(session: NativeSession, request: Message) -> None:
     _with_queue(session, request, opened_queue, wanted=create == "true")
 
 
-def _text(raw: bytes) -> str:
-    return raw.decode(errors="surrogateescape")
-
-
 def unsubscribe(session: NativeSession, request: Message) -> None:
     session.remove_subscription((request.queue or "").encode())
-    headers = {Header.QUEUE_NAME.value: request.queue or ""}
+    headers: dict[str, str] = {Header.QUEUE_NAME: request.queue or ""}
     reply(session, request, Command.UNSUBSCRIBE_ACK, queue=request.queue, headers=headers)
 
 
@@ -396,104 +437,68 @@ def wake_dormant(session: NativeSession) -> None:
 
 def create_queue(session: NativeSession, request: Message) -> None:
     name = request.queue or ""
-    try:
-        options = queue_options(request.headers, request.payload, session.door.option_defaults)
-    except BadOption as problem:
-        error(session, request, problem.error_code, str(problem))
-        return
-    dead_letters = options.dead_letter_name(name)
-    if options.dead_letter and dead_letters == name:
-        code = ErrorCode.INVALID_PAYLOAD if request.payload else ErrorCode.INVALID_MESSAGE
-        error(session, request, code, "A queue cannot be its own dead-letter queue.")
-        return
-    if options.dead_letter and _lacks(session, request, Operation.Publish, dead_letters):
-        return  # or its dead letters would go where its maker may not publish
+    options = queue_options(request.headers, request.payload, session.door.option_defaults)
+    wrong = ErrorCode.INVALID_PAYLOAD if request.payload else ErrorCode.INVALID_MESSAGE
+    if options.dead_letter:
+        letters = options.dead_letter_name(name)
+        if letters == name:
+            raise Refused(wrong, "A queue cannot be its own dead-letter queue.")
+        require(session, Operation.Publish, letters)  # or its dead letters would go where its maker may not publish
     if options.ack_timeout_ms is not None and options.ack_timeout_ms < ACK_TIMEOUT_MS_MIN:
-        code = ErrorCode.INVALID_PAYLOAD if request.payload else ErrorCode.INVALID_MESSAGE
-        error(session, request, code, f"ackTimeoutMs: needed {ACK_TIMEOUT_MS_MIN} or more.")
-        return
+        raise Refused(wrong, f"ackTimeoutMs: needed {ACK_TIMEOUT_MS_MIN} or more.")
     stored = options.stored()
     if request.payload in (None, b"null"):
         # What was not said is not stored, so it follows the configuration; a payload says everything but the limit.
-        stored = {field: value for field, value in stored.items() if _is_said(field, request.headers)}
-
-    def done(_: Any, problem: BaseException | None) -> None:
-        if isinstance(problem, StreamExists):
-            if session.text_layout:
-                error(session, request, ErrorCode.QUEUE_EXISTS, f"Queue '{name}' already exists.")
-                return
-        elif problem is not None:
-            failed(session, request, problem)
-            return
-        reply(session, request, Command.CREATE_QUEUE, queue=name)
-
-    in_helper(session, partial(session.door.catalog.create_queue, DEFAULT_VHOST, name, stored), done)
+        stored = {key: value for key, value in stored.items() if not request.headers.keys().isdisjoint(READERS[key][0])}
+    later(
+        session,
+        request,
+        partial(session.door.catalog.create_queue, DEFAULT_VHOST, name, stored),
+        lambda _: reply(session, request, Command.CREATE_QUEUE, queue=name),
+        tolerated=StreamExists,
+    )
 
 
 def alter_queue(session: NativeSession, request: Message) -> None:
     """Who may delete a queue and make it anew may change it as well: a smaller limit or time drops messages."""
     name, broker = request.queue or "", session.door.broker
-    if _lacks(session, request, Operation.DeleteQueue, name):
-        return
-    try:
-        changes = altered_options(request.payload)
-    except BadOption as problem:
-        error(session, request, problem.error_code, str(problem))
-        return
+    require(session, Operation.DeleteQueue, name)
+    changes = altered_options(request.payload)
     letters = letters_named(name, changes)
-    if letters is not None and _lacks(session, request, Operation.Publish, letters):
-        return
+    if letters is not None:
+        require(session, Operation.Publish, letters)
 
-    def done(_: Any, problem: BaseException | None) -> None:
-        if isinstance(problem, StreamNotFound):
-            error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
-        elif isinstance(problem, BadArgument):
-            error(session, request, ErrorCode.INVALID_PAYLOAD, f"{problem}.")
-        elif problem is not None:
-            failed(session, request, problem)
-        else:
-            broker.tell_access_changed()
-            logger.info("%s: user %r changes queue %s: %s", session.peer, session.client.user, name, changes)
-            reply(session, request, Command.ALTER_QUEUE, queue=name)
+    def answer(_: Any) -> None:
+        broker.tell_access_changed()
+        logger.info("%s: user %r changes queue %s: %s", session.peer, session.client.user, name, changes)
+        reply(session, request, Command.ALTER_QUEUE, queue=name)
 
-    in_helper(session, partial(session.door.catalog.alter_queue, DEFAULT_VHOST, name, changes), done)
-
-
-def _is_said(field: str, headers: dict[str, str]) -> bool:
-    names, _ = READERS[field]
-    return any(name in headers for name in names)
+    later(session, request, partial(session.door.catalog.alter_queue, DEFAULT_VHOST, name, changes), answer)
 
 
 def delete_queue(session: NativeSession, request: Message) -> None:
     name, catalog = request.queue or "", session.door.catalog
 
-    def done(gone: Any, problem: BaseException | None) -> None:
-        if isinstance(problem, StreamNotFound):
-            if session.text_layout:
-                error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
-                return
-        elif problem is not None:
-            failed(session, request, problem)
-            return
-        else:
+    def answer(gone: Any) -> None:
+        if gone is not None:
             catalog.deleted(gone)
         reply(session, request, Command.DELETE_QUEUE, queue=name)
 
-    in_helper(session, partial(catalog.delete_queue, DEFAULT_VHOST, name), done, left=catalog.deleted)
+    work = partial(catalog.delete_queue, DEFAULT_VHOST, name)
+    later(session, request, work, answer, tolerated=StreamNotFound, left=catalog.deleted)
 
 
 def info(session: NativeSession, request: Message) -> None:
     door, name = session.door, request.queue or ""
+    record = door.queues.metadata.find_stream(DEFAULT_VHOST, name)
     try:
-        record = door.queues.metadata.find_stream(DEFAULT_VHOST, name)
         if record is None or record.queue is None:
             raise StreamNotFound(name)
         queue = door.queues.find(DEFAULT_VHOST, name)
     except StreamNotFound:
         if session.text_layout:
-            error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
-        else:
-            reply(session, request, Command.QUEUE_INFO, queue=name)  # an Error would break .NET declarations
+            raise
+        reply(session, request, Command.QUEUE_INFO, queue=name)  # an Error would break .NET declarations
         return
     waiting, in_flight, consumers = queue.counts()
     dropped, refused = queue.losses()
@@ -516,27 +521,20 @@ def info(session: NativeSession, request: Message) -> None:
 def list_queues(session: NativeSession, request: Message) -> None:
     metadata, access = session.door.queues.metadata, session.client.access
 
-    def done(names: Any, problem: BaseException | None) -> None:
-        if problem is not None:
-            failed(session, request, problem)
-            return
+    def answer(names: Any) -> None:
         seen = sorted(name for name in names if access.sees(name))
         reply(session, request, Command.LIST_QUEUES, payload=msgspec.json.encode(seen))
 
     # Thousands of rows: not in the loop.
-    in_helper(session, lambda: [record.name for record in metadata.queues(DEFAULT_VHOST)], done)
+    later(session, request, lambda: [record.name for record in metadata.queues(DEFAULT_VHOST)], answer)
 
 
 def purge_queue(session: NativeSession, request: Message) -> None:
-    name = request.queue or ""
-    try:
-        queue = session.door.queues.find(DEFAULT_VHOST, name)
-    except StreamNotFound:
-        error(session, request, ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist.")
-        return
+    queue = session.door.queues.find(DEFAULT_VHOST, request.queue or "")
     count = queue.purge()
     queue.close_if_unused()
-    reply(session, request, Command.PURGE_QUEUE, queue=name, payload=msgspec.json.encode({"purged": count}))
+    payload = msgspec.json.encode({"purged": count})
+    reply(session, request, Command.PURGE_QUEUE, queue=request.queue, payload=payload)
 
 
 # ---- users ----
@@ -545,23 +543,14 @@ def purge_queue(session: NativeSession, request: Message) -> None:
 def manage_users(session: NativeSession, request: Message) -> None:
     broker, command = session.door.broker, Command(request.type)
 
-    def done(answer: Any, problem: BaseException | None) -> None:
-        if isinstance(problem, AccountError):
-            error(session, request, problem.code, str(problem))
-        elif problem is not None:
-            failed(session, request, problem)
-        else:
-            if command not in (Command.ADMIN_LIST_USERS, Command.ADMIN_GET_USER_PERMISSIONS):
-                broker.tell_access_changed()
-            reply(session, request, command, payload=msgspec.json.encode(answer))
+    def answer(result: Any) -> None:
+        if command not in (Command.ADMIN_LIST_USERS, Command.ADMIN_GET_USER_PERMISSIONS):
+            broker.tell_access_changed()
+        reply(session, request, command, payload=msgspec.json.encode(result))
 
-    try:
-        fields = accounts.fields_of(request)
-    except AccountError as problem:
-        done(None, problem)
-        return
+    fields = accounts.fields_of(request)
     work = partial(accounts.COMMANDS[command], broker.queues.metadata, session.client.access, fields)
-    in_helper(session, work, done, submit=broker.helpers.submit_hash)
+    later(session, request, work, answer, submit=broker.helpers.submit_hash)
 
 
 # ---- the state machine ----

@@ -15,15 +15,13 @@ from collections.abc import Callable, Collection
 import brotli
 import zstandard
 
-from vibemq.errors import LimitExceeded
-from vibemq.protocols.native.codec import MalformedFrame
+from vibemq.errors import LimitExceeded, MalformedFrame
 from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, Compression
 
 WINDOW_ZSTD_BYTES_MAX = 8 << 20  # what RFC 8878 asks every decoder to support, and no more
 GZIP_MEMBERS_COUNT_MAX = 16  # a peer sends one; thousands of empty ones would cost a copy of the rest for each
 GZIP_WBITS = 31  # zlib's word for a gzip header and the largest window
-# As fast as possible: a broker compresses for the network's sake, while others wait.
-LEVEL_DEFAULT = {"gzip": 1, "brotli": 1, "zstd": 1}
+LEVEL = 1  # as fast as possible: a broker compresses for the network's sake, while others wait
 
 
 def negotiate(client_header: str | None, server_list: Collection[str]) -> str | None:
@@ -33,10 +31,8 @@ def negotiate(client_header: str | None, server_list: Collection[str]) -> str | 
     return next((name for name in wanted if name in ours), None)
 
 
-def compress(name: str, body: bytes, level: int | None = None) -> bytes | None:
+def compress(name: str, body: bytes, level: int = LEVEL) -> bytes | None:
     """The body as the negotiated compression `name` makes it, or None when that is no shorter."""
-    if level is None:
-        level = LEVEL_DEFAULT[name]
     match COMPRESSION_BY_NAME[name]:
         case Compression.GZIP:
             packer = zlib.compressobj(level, zlib.DEFLATED, GZIP_WBITS)

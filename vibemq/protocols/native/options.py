@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import Any
 
 import msgspec
 
-from vibemq.errors import ProtocolError
+from vibemq.errors import Refused
 from vibemq.protocols.native.codec import is_json, is_queue_name
 from vibemq.protocols.native.spec import DEAD_LETTER_SUFFIX, DeliveryMode, ErrorCode, OverflowStrategy, wire_name
 
@@ -31,17 +31,13 @@ TIME_SPAN = re.compile(r"(-?)(?:(\d{1,8})\.)?([01]\d|2[0-3]):([0-5]\d):([0-5]\d)
 DECIMAL = re.compile(r"\d{1,15}", re.ASCII)
 
 
-class BadOption(ProtocolError, ValueError):
-    """An option has a value that it cannot have. The connection stays open; `error_code` is what it is told."""
+class BadOption(Refused, ValueError):
+    """An option has a value that it cannot have."""
 
     def __init__(self, name: str, needed: str, had: object, *, in_payload: bool) -> None:
         shown = str(had)
-        super().__init__(f"{name}: needed {needed}, had {shown if len(shown) <= 60 else shown[:57] + '...'}")
-        self.name, self.in_payload = name, in_payload
-
-    @property
-    def error_code(self) -> ErrorCode:
-        return ErrorCode.INVALID_PAYLOAD if self.in_payload else ErrorCode.INVALID_MESSAGE
+        text = f"{name}: needed {needed}, had {shown if len(shown) <= 60 else shown[:57] + '...'}"
+        super().__init__(ErrorCode.INVALID_PAYLOAD if in_payload else ErrorCode.INVALID_MESSAGE, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +62,7 @@ class QueueOptions:
 
     def stored(self) -> dict[str, int | str | bool]:
         """Plain values for the metadata, without what was not said."""
-        return {
-            name: int(value) if isinstance(value, IntEnum) else value
-            for name, value in asdict(self).items()
-            if value is not None
-        }
+        return _plain({name: value for name, value in asdict(self).items() if value is not None})
 
 
 OPTION_DEFAULTS = QueueOptions()
@@ -78,12 +70,13 @@ OPTION_DEFAULTS = QueueOptions()
 
 def options_of(stored: Mapping[str, Any], defaults: QueueOptions = OPTION_DEFAULTS) -> QueueOptions:
     """What `stored` once gave to the metadata; what is not in there is that of `defaults`."""
-    given = {f.name: stored[f.name] for f in fields(QueueOptions) if stored.get(f.name) is not None}
-    if "mode" in given:
-        given["mode"] = DeliveryMode(given["mode"])
-    if "overflow" in given:
-        given["overflow"] = OverflowStrategy(given["overflow"])
-    return replace(defaults, **given)
+    kinds: dict[str, Callable[[Any], Any]] = {"mode": DeliveryMode, "overflow": OverflowStrategy}
+    given = {name: stored[name] for name in READERS if stored.get(name) is not None}
+    return replace(defaults, **{name: kinds.get(name, lambda same: same)(value) for name, value in given.items()})
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: int(value) if isinstance(value, IntEnum) else value for name, value in values.items()}
 
 
 # ---- times ----
@@ -116,18 +109,14 @@ def format_time(ms: int) -> str:
     return f"{time:%Y-%m-%dT%H:%M:%S}{f'.{ms % 1000:03}' if ms % 1000 else ''}Z"
 
 
-# ---- one value, from either place: a text from a header, anything but null from JSON ----
-
-
-class _Wrong(ValueError):
-    """The value is not what the argument says was needed."""
+# ---- one value, a text from a header or anything but null from JSON; a ValueError says what was needed ----
 
 
 def _whole(value: object, most: int, needed: str) -> int:
     if isinstance(value, str) and DECIMAL.fullmatch(value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise _Wrong(needed)
+        raise ValueError(needed)
     return value
 
 
@@ -148,7 +137,7 @@ def _flag(value: object) -> bool:
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.lower())
     if not isinstance(value, bool):
-        raise _Wrong("true or false")
+        raise ValueError("true or false")
     return value
 
 
@@ -156,13 +145,13 @@ def _queue_name(value: object) -> str | None:
     if value == "":
         return None
     if not isinstance(value, str) or not is_queue_name(value):
-        raise _Wrong("the name of a queue")
+        raise ValueError("the name of a queue")
     return value
 
 
 def _durability(value: object) -> str:
     if not isinstance(value, str) or value.lower() not in DURABILITIES:
-        raise _Wrong(" or ".join(DURABILITIES))
+        raise ValueError(" or ".join(DURABILITIES))
     return value.lower()
 
 
@@ -178,7 +167,7 @@ def _member(kind: type[IntEnum]) -> Callable[[object], IntEnum]:
     return read
 
 
-# field: (names on the wire, the first before the others; how a value is read)
+#: Field -> (names on the wire, the first before the others; how a value is read)
 READERS: dict[str, tuple[tuple[str, ...], Callable[[object], object]]] = {
     "mode": (("mode", "deliveryMode"), _member(DeliveryMode)),
     "max_messages": (("maxQueueSize",), _count),
@@ -219,8 +208,7 @@ def altered_options(payload: bytes | None) -> dict[str, Any]:
     if not members:
         raise BadOption("payload", "an option to change", "none", in_payload=True)
     given = {fields[name]: None for name, value in members.items() if value is None}
-    read = _read(members, in_payload=True)
-    return {**given, **{name: int(value) if isinstance(value, IntEnum) else value for name, value in read.items()}}
+    return given | _plain(_read(members, in_payload=True))
 
 
 def _members(payload: bytes | None) -> dict[str, Any] | None:
@@ -245,7 +233,7 @@ def _read(source: Mapping[str, Any], *, in_payload: bool) -> dict[str, Any]:
             continue
         try:
             given[field] = read(source[name])
-        except _Wrong as wrong:
+        except ValueError as wrong:
             raise BadOption(name, str(wrong), repr(source[name]), in_payload=in_payload) from None
     return given
 

@@ -1,48 +1,345 @@
 # SPDX-License-Identifier: Apache-2.0
 """One native connection: frames in, acknowledgements and Delivers out.
 
-Publish, Ack, Nack and Ping are acted upon in place and make no Python object (of a queue that is
-known; the first one opens it).  Every other frame is decoded by the codec and goes to
-``commands.handle``, plain Python.  The life of a message through here: ``NativePublisher.publish`` lays it into its
-queue's batch; ``NativePublisher.confirm`` sends its PublishAck; the queue's home picks a
-``Subscription``, whose ``write`` puts the Deliver into the outbox; ``_ack`` settles it.
+Publish, Ack, Nack and Ping are acted upon in place and make no Python object (of a queue that is known; the first one
+opens it).  Every other frame is decoded by the codec and goes to ``commands.handle``, plain Python.  The life of a
+message through here: ``NativePublisher.publish`` lays it into its queue's batch, as an AMQP 1.0 message (id, headers as
+application properties, payload as data), and writes its PublishAck to the side; ``NativePublisher.confirm`` sends that
+when the batch is kept; the queue's home picks a ``Subscription``, whose ``write`` puts the Deliver into the outbox;
+``_ack`` settles it.
 Protocol: README.md beside this file.
 """
 
-from libc.string cimport memcmp
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
 
+from vibemq.broker.client cimport QueueSession
+from vibemq.broker.consumer cimport UNDELIVERABLE, Consumer, peer_key
 from vibemq.broker.inflight cimport NO_SLOT
-from vibemq.broker.consumer cimport Consumer
+from vibemq.broker.messages cimport message_view
+from vibemq.broker.payload cimport HEADER_TEXT_BYTES_MAX, VALUE_TEXT_BYTES, as_json, payload_of, scratch_room, value_of
+from vibemq.broker.publisher cimport ROOM, SERVER_ERROR, QueuePublisher
 from vibemq.broker.queue cimport Queue
+from vibemq.broker.queue_table cimport QueueTable
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_ENDING
 from vibemq.protocols.native.codec cimport fault_text, malformed
-from vibemq.protocols.native.deliveries cimport StoredSubscription, Subscription
-from vibemq.protocols.native.publisher cimport NativePublisher
+from vibemq.protocols.native.message cimport message_write
 from vibemq.protocols.native.wire cimport (
-    CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK, TYPE_CONNECT,
-    TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, error_size, error_write, frame_check, frame_header,
-    deliver_fits, frame_parse, header_find, pong_size, pong_write,
+    CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK, TYPE_CONNECT, TYPE_DELIVER,
+    TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, decimal_size, deliver_fits, error_size, error_write,
+    frame_begin, frame_check, frame_end, frame_header, frame_parse, frame_payload, frame_size, header_find, header_size,
+    json_is_valid, native_frame, pong_size, pong_write, publish_ack_size, publish_ack_write, put_bytes, put_decimal,
+    put_header, put_str16,
 )
 from vibemq.storage cimport core
-from vibemq.storage.core cimport bytes_load32
+from vibemq.storage.core cimport OK, amqp_pair, amqp_pairs, bytes_load16, bytes_load32, bytes_store16, bytes_store32
 
 from vibemq.broker.admission import check_access
-from vibemq.errors import LimitExceeded
-from vibemq.protocols.native import commands, replies
-from vibemq.protocols.native.compression import decompress
-from vibemq.protocols.native.codec import MalformedFrame
-from vibemq.protocols.native.spec import LOGIN_FRAME_BYTES_MAX, ErrorCode
+from vibemq.errors import LimitExceeded, MalformedFrame
+from vibemq.protocols.native import commands
+from vibemq.protocols.native.compression import compress, decompress
+from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, LOGIN_FRAME_BYTES_MAX, ErrorCode
 
 cdef enum:
-    CONTROLS_PER_TURN = 32    # control commands cost tens of microseconds: the loop's millisecond
-    BYTES_PER_CONTROL = 32768 # of a decompressed body: about as much work
+    CONTROLS_PER_TURN = 32          # control commands cost tens of microseconds: the loop's millisecond
+    BYTES_PER_CONTROL = 32768       # of a decompressed body: about as much work
+    OUTBOX_BYTES_MAX = 512 * 1024   # Delivers that wait for a peer to read: enough for one gathering send
+    HEADERS_COUNT_MAX = 65535       # the count on the wire is a u16
+    # The four headers of a dead letter, without the name of its queue: their names, a reason, a time, a number.
+    LETTER_ADDED_BYTES = 160
+    DEDUP_CLIENT_BYTES = 16
+    DEDUP_ID_BYTES = 32
+    ATTEMPTS_SIZE = 16
+    ENCODING_SIZE = 16
 
 cdef bytes INVALID_MESSAGE = ErrorCode.INVALID_MESSAGE.value.encode()
 cdef bytes RATE_LIMITED = ErrorCode.RATE_LIMITED.value.encode()
+cdef char *ATTEMPTS = "deliveryAttempts"
+cdef char *ENCODING = "payload-encoding"
+
+cdef class NativeSession(QueueSession)
 
 
+# ---- in ----
+
+
+# One connection's way into one queue.  Its notes are PublishAcks, as they will be sent; if the batch is not kept, each of
+# them becomes an Error.
+cdef class NativePublisher(QueuePublisher):
+    cdef NativeSession session
+    cdef size_t letter_bytes          # what becoming a dead letter may add to a Deliver; 0: none becomes one
+    cdef bytes reference              # of a client whose duplicates are dropped: the first digits of its ids
+
+    def __init__(self, NativeSession session not None, Queue queue not None, bytes name):
+        self.session, self.client, self.reference = session, session.client, session.id_digits
+        self.generation = -1  # its first Publish asks whether it is allowed
+        self.begin(queue.stream, queue, name)
+        self._count_letter_bytes()
+
+    def _count_letter_bytes(self):
+        self.letter_bytes = 0
+        if self.queue.options.dead_letter:
+            letters = self.queue.options.dead_letter_name(self.queue.name).encode()
+            self.letter_bytes = LETTER_ADDED_BYTES + max(len(letters), len(self.name))
+
+    def altered(self):
+        QueuePublisher.altered(self)
+        self._count_letter_bytes()
+
+    # ---- in ----
+
+    cdef int publish(self, const native_frame *frame) except -1:
+        cdef uint8_t *entry = NULL
+        cdef int room = ROOM
+        if self.letter_bytes and not deliver_fits(frame, self.letter_bytes, self.session.frame_max):
+            return self.session.refuse(frame.id, frame.id_size, INVALID_MESSAGE,
+                                       b"With the headers of a dead letter the message would be larger than the %d "
+                                       b"bytes that clients read." % self.session.frame_max)
+        if self.queue.max_messages or self.has_parked:
+            room = self.room_for(1)  # first: making room may use the memory that the entry is written into
+        return self._take(frame.id, frame.id_size, entry, message_write(frame, &entry), room)
+
+    def publish_stored(self, bytes id, bytes message):
+        """Of a PublishStored: the message as another queue had it."""
+        cdef int room = self.room_for(1)
+        cdef uint8_t *entry = scratch_room(4 + len(message))
+        bytes_store32(entry, <uint32_t> len(message))
+        memcpy(entry + 4, <char *> message, len(message))
+        self._take(<const uint8_t *> <char *> id, <uint32_t> len(id), entry, 4 + len(message), room)
+
+    cdef int _take(self, const uint8_t *id, uint32_t id_size, const uint8_t *entry, size_t size, int room) except -1:
+        if room == ROOM:
+            return self._append(id, id_size, entry, size)
+        return self.put_off(((<char *> id)[:id_size], (<char *> entry)[:size]), size, room)
+
+    cdef int _append(self, const uint8_t *id, uint32_t id_size, const uint8_t *entry, size_t size) except -1:
+        cdef uint64_t number = 0
+        cdef bint tracked = self.session.dedup and self._number_of(id, id_size, &number)
+        if self.add(entry, <uint32_t> size, 1, self.reference if tracked else None, number) != OK:
+            return self.session.refuse(id, id_size, SERVER_ERROR, b"Out of memory.")
+        size = publish_ack_size(id_size, len(self.name), self.session.text_layout)
+        publish_ack_write(self.note(size), id, id_size, <char *> self.name, len(self.name), self.session.text_layout)
+        return 0
+
+    cdef bint _number_of(self, const uint8_t *id, uint32_t id_size, uint64_t *number) except -1:
+        """The number in an id of a client that has its duplicates dropped; False where the id is another kind."""
+        cdef uint32_t i
+        cdef uint8_t c
+        cdef uint64_t value = 0
+        if id_size != DEDUP_ID_BYTES:
+            return False
+        for i in range(<uint32_t> DEDUP_CLIENT_BYTES, <uint32_t> DEDUP_ID_BYTES):
+            c = id[i]
+            if c"0" <= c <= c"9":
+                value = value << 4 | <uint64_t> (c - c"0")
+            elif c"a" <= c <= c"f":
+                value = value << 4 | <uint64_t> (c - c"a" + 10)
+            else:
+                return False
+        if self.reference is None:
+            self.reference = (<char *> id)[:DEDUP_CLIENT_BYTES]
+        number[0] = value
+        return memcmp(<char *> self.reference, id, DEDUP_CLIENT_BYTES) == 0
+
+    # ---- what became of it ----
+
+    cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1:
+        if not self.session.connection.closed:
+            self.session.connection.write(notes, size)
+        return 0
+
+    cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
+        cdef size_t at = 0
+        while at < size:  # the id is the first string of each frame, behind version and type
+            self.session.refuse(notes + at + FRAME_HEADER_BYTES + 4, bytes_load16(notes + at + FRAME_HEADER_BYTES + 2),
+                                code, text)
+            at += FRAME_HEADER_BYTES + bytes_load32(notes + at)
+        return 0
+
+    cdef int forget(self) except -1:
+        self.session.forget_publisher(self.name, self)
+        return 0
+
+    # ---- a full queue: what is put off is (id, entry) ----
+
+    cdef int publish_parked(self, object what) except -1:
+        cdef bytes id, entry
+        id, entry = what
+        return self._append(<const uint8_t *> <char *> id, <uint32_t> len(id), <const uint8_t *> <char *> entry, len(entry))
+
+    cdef int refuse_parked(self, object what, bytes code, bytes text) except -1:
+        cdef bytes id = what[0]
+        return self.session.refuse(<const uint8_t *> <char *> id, <uint32_t> len(id), code, text)
+
+    cdef int redirect_parked(self, object what) except -1:
+        cdef bytes id, entry
+        id, entry = what
+        return self.redirect(<const uint8_t *> <char *> entry, len(entry), id)
+
+    def answer_redirected(self, ids, bint ok):
+        cdef bytes id
+        cdef size_t size
+        if self.session.connection.closed:
+            return
+        self.session.connection.want_turn()
+        for id in ids:
+            if ok:
+                size = publish_ack_size(len(id), len(self.name), self.session.text_layout)
+                publish_ack_write(self.session.connection.outbox_reserve(size), <char *> id, len(id), <char *> self.name,
+                                  len(self.name), self.session.text_layout)
+            else:
+                self.session.refuse_frame(id, SERVER_ERROR.decode(), "The message could not be stored.")
+
+
+# ---- a Deliver ----
+
+
+cdef bint is_header(const amqp_pair *pair, uint32_t value_size) noexcept:
+    """One that we write ourselves replaces the publisher's."""
+    return value_size and 0 < pair.key_bytes <= HEADER_TEXT_BYTES_MAX \
+        and not (pair.key_bytes == ATTEMPTS_SIZE and memcmp(pair.key, ATTEMPTS, ATTEMPTS_SIZE) == 0)
+
+
+cdef class Subscription(Consumer):
+    """What a connection is subscribed to.
+
+    A stored message becomes a Deliver in one pass over its parts.  What was not written by this door may be no JSON, which
+    would end the read loop of clients that parse every payload; it is then sent as a JSON string, or as base64 in one.  A
+    message that is larger as a Deliver than clients read is given back as undeliverable.
+    """
+
+    cdef NativeSession session
+    cdef bytes name                   # of the queue, as frames bear it
+    cdef readonly uint32_t wanted     # the prefetch it asked for; 0: the queue's
+    cdef readonly bint stored         # its messages come as they are stored
+    cdef public bint dormant          # its queue does not exist (any more)
+
+    def __init__(self, NativeSession session, bytes name, int number, uint32_t wanted, bint stored):
+        self.session, self.name, self.number, self.wanted, self.stored = session, name, number, wanted, stored
+        self.deliveries = session.in_flight
+        self.peer = peer_key(session.client.user, session.peer_address)
+
+    cdef bint room(self) noexcept:
+        cdef Connection connection = self.session.connection
+        return connection.outbox_size - connection.outbox_head < OUTBOX_BYTES_MAX and not connection.closing \
+            and not self.session.shutting_down
+
+    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
+        cdef NativeSession session = self.session
+        cdef amqp_pairs it
+        cdef amqp_pair pair
+        cdef char text[VALUE_TEXT_BYTES]
+        cdef const uint8_t *value
+        cdef uint32_t value_size = 0, payload_size = 0, count = 1, size_max = session.frame_max
+        cdef size_t headers = header_size(ATTEMPTS_SIZE, decimal_size(attempts))
+        cdef size_t size
+        cdef uint8_t *out
+        cdef uint8_t *p
+        cdef const uint8_t *payload
+        cdef bint base64 = False, has_headers = False
+        if self.stored:
+            payload, payload_size, size_max = m.data, m.size, session.read_max
+        else:
+            payload = payload_of(m, &payload_size)
+            has_headers = m.is_amqp and m.amqp.application_properties_size
+            if payload_size and not json_is_valid(payload, payload_size):
+                made, base64 = as_json(payload, payload_size)
+                payload, payload_size = <const uint8_t *> <char *> made, <uint32_t> len(made)
+                if base64:
+                    headers += header_size(ENCODING_SIZE, 6)
+                    count += 1
+        if has_headers:
+            core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
+            while core.amqp_pairs_next(&it, &pair):
+                value_of(&pair, text, &value_size)
+                if is_header(&pair, value_size):
+                    headers += header_size(pair.key_bytes, value_size)
+                    count += 1
+        size = frame_size(id_size, len(self.name), payload_size, headers, session.text_layout)
+        if size - FRAME_HEADER_BYTES > size_max or count > HEADERS_COUNT_MAX:
+            return UNDELIVERABLE
+        out = session.connection.outbox_reserve(size)
+        p = frame_begin(out, size, TYPE_DELIVER, id, id_size, <char *> self.name, len(self.name))
+        p = frame_payload(p, payload, payload_size, count)
+        if has_headers:
+            core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
+            while core.amqp_pairs_next(&it, &pair):
+                value = value_of(&pair, text, &value_size)
+                if is_header(&pair, value_size):
+                    p = put_header(p, pair.key, pair.key_bytes, value, value_size)
+        if base64:
+            p = put_header(p, ENCODING, ENCODING_SIZE, b"base64", 6)
+        p = put_str16(p, ATTEMPTS, ATTEMPTS_SIZE)
+        bytes_store16(p, decimal_size(attempts))
+        frame_end(put_decimal(p + 2, attempts), session.text_layout)
+        if session.compression is not None and size - FRAME_HEADER_BYTES >= session.compression_threshold:
+            self._compress(out, size)
+        return 0
+
+    cdef int _compress(self, uint8_t *frame, size_t size) except -1:
+        """Put the compressed body in the place of the one just written, when that is shorter."""
+        cdef bytes packed = compress(self.session.compression, (<char *> frame)[FRAME_HEADER_BYTES:size])
+        if packed is None:
+            return 0
+        bytes_store32(frame, <uint32_t> len(packed))
+        frame[4] = <uint8_t> int(COMPRESSION_BY_NAME[self.session.compression])
+        put_bytes(frame + FRAME_HEADER_BYTES, <char *> packed, len(packed))
+        self.session.connection.outbox_size -= size - FRAME_HEADER_BYTES - len(packed)
+        return 0
+
+    def describe(self) -> dict:
+        """This subscription as the admin side shows it."""
+        return {
+            "subscription_id": self.number,
+            "stream": self.name.decode(),
+            "active": not self.dormant,
+            "prefetch": self.prefetch,
+            "in_flight": self.own.count,
+            "properties": {},
+        }
+
+    def leave(self, bint lost):
+        if self.queue is not None:
+            self.queue.remove_consumer(self, lost)
+
+    cdef int on_deleted(self) except -1:
+        """The subscription lives on by name, and attaches to the queue when it is made again."""
+        self.dormant = self.session.dormant = True
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        self.session.connection.fail(problem)
+        return 0
+
+
+# ---- the connection ----
+
+
+# Its publishers and subscriptions go by the names of their queues, in bytes.
 cdef class NativeSession(QueueSession):
+    cdef public str connection_id
+    cdef public str client_version
+    cdef public bint text_layout       # what is written: mirrors the peer
+    cdef public bint layout_fixed
+    cdef public str compression        # negotiated name, None: nothing is compressed
+    cdef public uint8_t flags_max      # highest compression flag that this peer may use
+    cdef public frozenset features
+    cdef public bytes id_digits        # with which its numbered ids begin; None: not said
+    cdef public bint dedup             # one of them, asked for each message
+    cdef public uint32_t frame_max
+    cdef uint32_t read_max             # of a frame that comes: with the feature `stored` a little more
+    cdef public uint32_t compression_threshold
+    cdef public bint dormant           # some subscription waits for its queue to be made
+    cdef uint64_t heard_bytes
+    cdef int64_t heard_ms
+    cdef QueueTable queues
+    cdef int64_t rate
+    cdef double tokens                 # messages that the rate limit allows now
+    cdef int64_t tokens_ms
+
+    send_off, rights_changed = commands.send_off, commands.rights_changed
+
     def __init__(self, Connection connection, door):
         super().__init__(connection, door)
         self.state = commands.FIRST_STATE
@@ -55,11 +352,10 @@ cdef class NativeSession(QueueSession):
         self.read_max, connection.is_trusted = min(self.frame_max, LOGIN_FRAME_BYTES_MAX), False
         self.compression_threshold = door.config.compression_threshold_bytes
         self.queues = door.queues
-        self.rate = door.config.messages_per_second_per_connection
-        self.tokens = self.rate
+        self.tokens = self.rate = door.config.messages_per_second_per_connection
 
     cdef int open(self) except -1:
-        self.heard_ms = self.tokens_ms = self.door.queues.now_ms
+        self.heard_ms = self.tokens_ms = self.queues.now_ms
         commands.opened(self)
         return 0
 
@@ -79,14 +375,16 @@ cdef class NativeSession(QueueSession):
                 break
             if fault != FRAME_OK:
                 had = data[at + 4] if fault == FRAME_UNKNOWN_FLAGS else bytes_load32(data + at)
-                replies.refuse_framing(self, malformed(fault, self.read_max, had))
+                commands.refuse_framing(self, malformed(fault, self.read_max, had))
                 return size
             if flags:
+                # Before a login a frame may not become more than it may be.
+                size_max = self.door.config.decompressed_max_bytes if self.state == "open" else self.read_max
                 try:
                     body = decompress(flags, (<char *> data)[at + FRAME_HEADER_BYTES:at + FRAME_HEADER_BYTES + body_size],
-                                      self.decompressed_max)
+                                      size_max)
                 except (MalformedFrame, LimitExceeded) as problem:
-                    replies.refuse_framing(self, problem)
+                    commands.refuse_framing(self, problem)
                     return size
                 # What was small on the wire may have been much work: it counts by what it became.
                 controls += 1 + <int> (len(body) // BYTES_PER_CONTROL)
@@ -102,85 +400,69 @@ cdef class NativeSession(QueueSession):
                 break
         return at
 
-    @property
-    def decompressed_max(self) -> int:
-        """Before a login a frame may not become more than it may be."""
-        return self.door.config.decompressed_max_bytes if self.state == "open" else self.read_max
-
     cdef int _body(self, const uint8_t *body, size_t size) except -1:
         """One whole body; 1 when it was a control command."""
         cdef native_frame frame
         cdef int fault = frame_parse(body, size, &frame)
+        cdef bint is_publish = False
         if fault != FRAME_OK:
-            replies.refuse_framing(self, malformed(fault, frame.needed, frame.had),
-                                    (<char *> frame.id)[:frame.id_size] if frame.id_size else b"")
+            commands.refuse_framing(self, malformed(fault, frame.needed, frame.had), (<char *> frame.id)[:frame.id_size])
             return 1
         if self.state == "open":
             if frame.type == TYPE_ACK:
                 return self._ack(&frame, False)
-            if frame.type == TYPE_PUBLISH:
-                return self._checked_publish(&frame, body, size)
             if frame.type == TYPE_NACK and "nack" in self.features:
                 return self._ack(&frame, True)
-        if (frame.type == TYPE_CONNECT or self.state == "connecting") and frame.type != TYPE_ERROR \
-                and not self.layout_fixed:
-            self.text_layout = frame.text_layout  # up to and with Connect the peer shows which layout it speaks
-        if frame.type == TYPE_PING:
-            pong_write(self.connection.outbox_reserve(pong_size(frame.id_size, self.text_layout)), frame.id,
-                       frame.id_size, self.text_layout)
-            return 0
+            is_publish = frame.type == TYPE_PUBLISH
+        if not is_publish:
+            if (frame.type == TYPE_CONNECT or self.state == "connecting") and frame.type != TYPE_ERROR \
+                    and not self.layout_fixed:
+                self.text_layout = frame.text_layout  # up to and with Connect the peer shows which layout it speaks
+            if frame.type == TYPE_PING:
+                pong_write(self.connection.outbox_reserve(pong_size(frame.id_size, self.text_layout)), frame.id,
+                           frame.id_size, self.text_layout)
+                return 0
         if frame.type != TYPE_DISCONNECT and frame.type != TYPE_ACK and frame.type != TYPE_NACK and self._limited():
-            return self._refuse(&frame, RATE_LIMITED, b"Message rate limit exceeded.")
-        check = frame_check(&frame)
-        if check != CHECK_OK:
-            text = fault_text(&frame, check)
+            return self.refuse(frame.id, frame.id_size, RATE_LIMITED, b"Message rate limit exceeded.")
+        fault = frame_check(&frame)
+        if fault != CHECK_OK:
+            text = fault_text(&frame, fault)
             if text is not None:
-                self._refuse(&frame, INVALID_MESSAGE, text.encode())
-                return 1
+                self.refuse(frame.id, frame.id_size, INVALID_MESSAGE, text.encode())
+                return not is_publish
+        if is_publish:
+            return self._publish(&frame, body, size)
         commands.handle(self, (<char *> body)[:size])
         return 1
-
-    cdef int _checked_publish(self, const native_frame *frame, const uint8_t *body, size_t size) except -1:
-        cdef int check
-        if self._limited():
-            return self._refuse(frame, RATE_LIMITED, b"Message rate limit exceeded.")
-        check = frame_check(frame)
-        if check != CHECK_OK:
-            text = fault_text(frame, check)
-            if text is not None:
-                return self._refuse(frame, INVALID_MESSAGE, text.encode())
-        if not deliver_fits(frame, 0, self.frame_max):
-            return self._refuse(frame, INVALID_MESSAGE, b"The message is larger than the %d bytes that clients read."
-                                % self.frame_max)
-        return self._publish(frame, body, size)
 
     cdef int _publish(self, const native_frame *frame, const uint8_t *body, size_t size) except -1:
         """A Publish that is as it should be, into its queue if this user may; 1 when that took Python."""
         cdef NativePublisher publisher = <NativePublisher> self.publisher_cached
+        if not deliver_fits(frame, 0, self.frame_max):
+            return self.refuse(frame.id, frame.id_size, INVALID_MESSAGE,
+                               b"The message is larger than the %d bytes that clients read." % self.frame_max)
         if publisher is None or len(publisher.name) != <Py_ssize_t> frame.queue_size \
                 or memcmp(<char *> publisher.name, frame.queue, frame.queue_size) != 0:
             publisher = self.publishers.get((<char *> frame.queue)[:frame.queue_size]) if frame.queue_size else None
-            if publisher is None:
-                commands.first_publish(self, (<char *> body)[:size])
-                return 1
-            self.publisher_cached = publisher
-        if core.control_is_deleted(publisher.stream.log.control):
-            # Its doorbell may not have been heard yet, but whoever deleted it has had the answer.
+            if publisher is not None:
+                self.publisher_cached = publisher
+        # One that is deleted: its doorbell may not have been heard yet, but whoever deleted it has had the answer.
+        if publisher is None or core.control_is_deleted(publisher.stream.log.control):
             commands.first_publish(self, (<char *> body)[:size])
             return 1
         if publisher.generation != self.queues.access_generation:
             if not commands.may_publish(self, (<char *> frame.id)[:frame.id_size], publisher.queue.name):
                 return 1
             publisher.generation = self.queues.access_generation
-        publisher.publish(frame, body, size)
-        return 0
+        return publisher.publish(frame)
 
     cdef int _ack(self, const native_frame *frame, bint nack) except -1:
         cdef int32_t slot = NO_SLOT
         cdef const uint8_t *named
         cdef uint32_t named_size = 0
         cdef Consumer consumer
-        if frame.header_count and header_find(frame, <const char *> b"messageId", 9, &named, &named_size):
+        if frame.header_count and header_find(frame.headers, frame.headers + frame.headers_size, b"messageId", 9,
+                                              &named, &named_size):
             slot = self._find(frame, named, named_size)
         if slot == NO_SLOT:
             slot = self._find(frame, frame.id, frame.id_size)
@@ -196,26 +478,24 @@ cdef class NativeSession(QueueSession):
     cdef int32_t _find(self, const native_frame *frame, const uint8_t *id, uint32_t id_size) except -2:
         """The oldest delivery with this id, of the queue that the frame names if it names one."""
         cdef int32_t slot = self.in_flight.find(id, id_size)
-        if frame.queue_size:
-            while slot != NO_SLOT and not self._is_of(slot, frame):
-                slot = self.in_flight.next_same(slot)
+        cdef bytes name
+        while slot != NO_SLOT and frame.queue_size:
+            name = (<Subscription> self.by_number[self.in_flight.slots[slot].consumer]).name
+            if len(name) == <Py_ssize_t> frame.queue_size and memcmp(<char *> name, frame.queue, frame.queue_size) == 0:
+                break
+            slot = self.in_flight.next_same(slot)
         return slot
 
-    cdef bint _is_of(self, int32_t slot, const native_frame *frame) except -1:
-        cdef Subscription subscription = <Subscription> self.by_number[self.in_flight.slots[slot].consumer]
-        return len(subscription.name) == <Py_ssize_t> frame.queue_size \
-            and memcmp(<char *> subscription.name, frame.queue, frame.queue_size) == 0
-
-    cdef int _refuse(self, const native_frame *frame, bytes code, bytes text) except -1:
-        error_write(self.connection.outbox_reserve(error_size(frame.id_size, 0, len(code), len(text))), frame.id,
-                    frame.id_size, NULL, 0, <char *> code, len(code), <char *> text, len(text))
-        return 0
-
-    def refuse_frame(self, bytes id, bytes code, bytes text):
+    cdef int refuse(self, const uint8_t *id, uint32_t id_size, bytes code, bytes text) except -1:
         """An Error that answers the frame `id`."""
         if not self.connection.closed:
-            error_write(self.connection.outbox_reserve(error_size(len(id), 0, len(code), len(text))), <char *> id,
-                        len(id), NULL, 0, <char *> code, len(code), <char *> text, len(text))
+            error_write(self.connection.outbox_reserve(error_size(id_size, len(code), len(text))), id, id_size,
+                        <char *> code, len(code), <char *> text, len(text))
+        return 0
+
+    def refuse_frame(self, bytes id, code, text):
+        self.refuse(<const uint8_t *> <char *> id, <uint32_t> len(id), code.encode(),
+                    text.encode(errors="replace")[:65_535])
 
     cdef bint _limited(self) noexcept:
         """Has this connection sent more messages than its rate allows?  A bucket of one second's worth."""
@@ -245,10 +525,7 @@ cdef class NativeSession(QueueSession):
         self._publish(&frame, <const uint8_t *> <char *> body, len(body))
 
     def add_publisher(self, Queue queue, bytes name):
-        """Its first Publish asks whether it is allowed: rights may have changed while the queue was made."""
-        cdef NativePublisher publisher = NativePublisher(self, queue, name)
-        publisher.generation = -1
-        self.publishers[name] = publisher
+        self.publishers[name] = NativePublisher(self, queue, name)
 
     def forget_rights(self):
         """This connection is another user's now: every queue is asked for again."""
@@ -256,21 +533,15 @@ cdef class NativeSession(QueueSession):
         for publisher in self.publishers.values():
             publisher.generation = -1
 
-    def add_subscription(self, bytes name, int prefetch, bint stored=False) -> Subscription:
+    def add_subscription(self, bytes name, int prefetch, bint stored) -> Subscription:
         """Remember it; ``consume`` gives it a queue."""
-        subscription = (StoredSubscription if stored else Subscription)(self, name, self.free_number(), prefetch)
+        subscription = Subscription(self, name, self.free_number(), prefetch, stored)
         self.remember_subscription(name, subscription)
         return subscription
 
     def consume(self, Subscription subscription, Queue queue):
         subscription.dormant = False
         queue.add_consumer(subscription, subscription.wanted)
-
-    def send_off(self, why):
-        commands.send_off(self, why)
-
-    def rights_changed(self):
-        commands.rights_changed(self)
 
     def leave(self):
         """The peer has said goodbye: read no more, confirm what it has published, then close."""
@@ -290,19 +561,16 @@ cdef class NativeSession(QueueSession):
 
     cdef bint deliver(self) except -1:
         cdef Subscription subscription
+        cdef bint has_stalled = False
         self.go_on_after_turn()
         if self.state == "leaving" and self.has_confirmed_all():
             self.finish()
-        if self.connection.flush() and self.has_stalled_subscriptions():
-            for subscription in list(self.subscriptions.values()):
+        if self.connection.flush():
+            for subscription in self.subscriptions.values():
+                has_stalled |= subscription.stalled
+            for subscription in list(self.subscriptions.values()) if has_stalled else ():
                 if subscription.stalled and subscription.queue is not None:
                     (<Queue> subscription.queue).room_again(subscription)
-        return False
-
-    def has_stalled_subscriptions(self) -> bool:
-        for subscription in self.subscriptions.values():
-            if (<Subscription> subscription).stalled:
-                return True
         return False
 
     # ---- time ----
@@ -319,15 +587,11 @@ cdef class NativeSession(QueueSession):
             self._end_when_done()
         return 0
 
-    cdef bint _has_done_its_work(self):
-        """Nothing in flight, no publish that waits for a sync, no command in a helper."""
-        return self.in_flight.count == 0 and not self.working and self.has_confirmed_all()
-
     cdef int _keep_alive(self, int64_t now_ms) except -1:
+        cdef int64_t timeout_ms = self.door.config.keepalive_timeout_s * 1000
         if self.connection.bytes_in != self.heard_bytes:
             self.heard_bytes, self.heard_ms = self.connection.bytes_in, now_ms
-        elif self.door.config.keepalive_timeout_s and now_ms - self.heard_ms > self.door.config.keepalive_timeout_s * 1000 \
-                and not self.busy and not self.connection.waits:
+        elif timeout_ms and now_ms - self.heard_ms > timeout_ms and not self.busy and not self.connection.waits:
             commands.silent(self)
         return 0
 
@@ -340,9 +604,11 @@ cdef class NativeSession(QueueSession):
         return 0
 
     cdef int _end_when_done(self) except -1:
-        """With nothing in flight the peer could only send more to be confirmed, without end."""
-        if self._has_done_its_work():
+        """With nothing in flight, no command in a helper thread and no publish that waits for a sync."""
+        if self.in_flight.count:
+            return 0
+        if not self.working and self.has_confirmed_all():
             self.finish()
-        elif self.in_flight.count == 0:
-            self.pause(PAUSE_ENDING)
+        else:
+            self.pause(PAUSE_ENDING)  # the peer could only send more to be confirmed, without end
         return 0

@@ -14,7 +14,6 @@ from enum import IntEnum, StrEnum
 # ---- ports and framing ----
 
 PORT_DEFAULT = 2925
-FRAME_HEADER_SIZE_BYTES = 5  # u32 body size, u8 compression flags
 WIRE_VERSION = 1  # written always, never checked: 1.1 added the flags byte and left this number alone
 
 # ---- limits: each with its unit in its name and its reason beside it ----
@@ -159,9 +158,7 @@ class Header(StrEnum):
     CONNECTION_ID = "connectionId"
     SUPPORTED_COMPRESSION = "supported-compression"
     NEGOTIATED_COMPRESSION = "negotiated-compression"
-    FEATURES = (
-        "features"  # ours: comma-separated names of FEATURES, in Connect what is wanted, in ConnectAck what is given
-    )
+    FEATURES = "features"  # ours: names of FEATURES with commas, in Connect those wanted, in ConnectAck those given
     CLIENT = "vibemq-client"  # ours: with which digits the ids begin that are numbers, for the feature dedup
     FORM = "vibemq-form"  # ours: which form of messages Subscribe asks for
     CREATE = "vibemq-create"  # ours: whether Subscribe makes a queue, also of a stream
@@ -197,7 +194,7 @@ STORED_EXTRA_BYTES = 131_072  # by which such a frame may be larger: the id is i
 # whose number is not above the last stored one of its client and queue is confirmed and not stored again.
 FEATURE_DEDUP = "dedup"
 LOGIN_FRAME_BYTES_MAX = 16_000  # a Connect has some hundred; strangers may keep no more (net/connection.pyx)
-DEDUP_CLIENT_BYTES = 16  # hex digits of a client, before as many of its message numbers (publisher.pyx)
+DEDUP_CLIENT_BYTES = 16  # hex digits of a client, before as many of its message numbers (session.pyx)
 FEATURE_NAMES = (*FEATURES, FEATURE_DEDUP)
 
 # ---- what a frame may get wrong ----
@@ -205,7 +202,7 @@ FEATURE_NAMES = (*FEATURES, FEATURE_DEDUP)
 # Negative results of wire.pxd's frame_header and frame_parse: where, and what was needed there. The connection closes.
 FRAME_FAULTS = {
     -1: ("body size", f"{FRAME_BODY_BYTES_MIN} bytes or more"),
-    -2: ("body size", "no more than the frame maximum"),
+    -2: ("body size", "at most {needed} bytes"),
     -3: ("compression flags", "a known and negotiated compression"),
     -4: ("version and type", "{needed} bytes"),
     -5: ("id", "{needed} bytes"),
@@ -265,10 +262,6 @@ def _queue(command: Command, reply: Command, operation: QueueOperation, feature:
     )
 
 
-def _admin(command: Command) -> CommandRule:
-    return CommandRule(command, BOTH, command, admin=True)
-
-
 COMMANDS: tuple[CommandRule, ...] = (
     CommandRule(Command.CONNECT, CLIENT, Command.CONNECT_ACK, before_connect=True),
     CommandRule(Command.CONNECT_ACK, SERVER),
@@ -291,13 +284,7 @@ COMMANDS: tuple[CommandRule, ...] = (
     CommandRule(Command.LIST_QUEUES, BOTH, Command.LIST_QUEUES),
     _queue(Command.PURGE_QUEUE, Command.PURGE_QUEUE, QueueOperation.PURGE_QUEUE, feature="purge"),
     _queue(Command.ALTER_QUEUE, Command.ALTER_QUEUE, QueueOperation.CREATE_QUEUE, feature="alter"),
-    _admin(Command.ADMIN_CREATE_USER),
-    _admin(Command.ADMIN_DELETE_USER),
-    _admin(Command.ADMIN_CHANGE_PASSWORD),
-    _admin(Command.ADMIN_GRANT_PERMISSION),
-    _admin(Command.ADMIN_REVOKE_PERMISSION),
-    _admin(Command.ADMIN_LIST_USERS),
-    _admin(Command.ADMIN_GET_USER_PERMISSIONS),
+    *(CommandRule(command, BOTH, command, admin=True) for command in Command if 50 <= command <= 56),
     CommandRule(Command.ERROR, SERVER),
 )
-COMMAND_BY_TYPE = {rule.command: rule for rule in COMMANDS}
+COMMAND_BY_TYPE: dict[int, CommandRule] = {rule.command: rule for rule in COMMANDS}

@@ -28,20 +28,11 @@ cdef enum:
     TYPE_PUBLISH_ACK = 21
     TYPE_SUBSCRIBE = 22
     TYPE_SUBSCRIBE_ACK = 23
-    TYPE_UNSUBSCRIBE = 24
-    TYPE_UNSUBSCRIBE_ACK = 25
     TYPE_DELIVER = 26
     TYPE_PUBLISH_STORED = 27   # our addition, as 31
     TYPE_ACK = 30
-    TYPE_NACK = 31             # our addition, as 44: only between peers that asked for it
-    TYPE_CREATE_QUEUE = 40
-    TYPE_DELETE_QUEUE = 41
+    TYPE_NACK = 31             # our addition: only between peers that asked for it
     TYPE_QUEUE_INFO = 42
-    TYPE_LIST_QUEUES = 43
-    TYPE_PURGE_QUEUE = 44
-    TYPE_ALTER_QUEUE = 45
-    TYPE_ADMIN_FIRST = 50
-    TYPE_ADMIN_LAST = 56
     TYPE_ERROR = 99
 
 cdef enum:
@@ -221,11 +212,9 @@ cdef inline bint header_next(
     return False
 
 cdef inline bint header_find(
-    const native_frame *frame, const void *name, size_t name_size, const uint8_t **value, uint32_t *value_size
+    const uint8_t *at, const uint8_t *end, const void *name, size_t name_size, const uint8_t **value, uint32_t *value_size
 ) noexcept nogil:
     """The value of header `name`; of several the last."""
-    cdef const uint8_t *at = frame.headers
-    cdef const uint8_t *end = frame.headers + frame.headers_size
     cdef const uint8_t *key
     cdef const uint8_t *text
     cdef uint32_t key_size = 0, text_size = 0
@@ -326,7 +315,8 @@ cdef inline bint deliver_fits(const native_frame *frame, size_t added, size_t li
         - FRAME_HEADER_BYTES + DELIVER_ADDED_BYTES + added
     cdef const uint8_t *value
     cdef uint32_t value_size = 0
-    if size > limit and header_find(frame, b"vibemq-resend", 13, &value, &value_size):
+    if size > limit and header_find(frame.headers, frame.headers + frame.headers_size, b"vibemq-resend", 13,
+                                    &value, &value_size):
         size -= header_size(13, value_size)
     return size <= limit
 
@@ -376,48 +366,17 @@ cdef inline uint8_t *publish_ack_write(
     p = put_header(p, <const char *> b"queueName", 9, queue, queue_size)
     return frame_end(p, text_layout)
 
-cdef inline size_t error_size(size_t id_size, size_t queue_size, size_t code_size, size_t message_size) noexcept nogil:
-    return frame_size(id_size, queue_size, 0, 0, True) + code_size + message_size
+cdef inline size_t error_size(size_t id_size, size_t code_size, size_t message_size) noexcept nogil:
+    return frame_size(id_size, 0, 0, 0, True) + code_size + message_size
 
 cdef inline uint8_t *error_write(
-    uint8_t *p, const void *id, size_t id_size, const void *queue, size_t queue_size,
-    const void *code, size_t code_size, const void *message, size_t message_size,
+    uint8_t *p, const void *id, size_t id_size, const void *code, size_t code_size, const void *message,
+    size_t message_size,
 ) noexcept nogil:
     """An Error is the same in both layouts."""
-    p = frame_begin(
-        p, error_size(id_size, queue_size, code_size, message_size), TYPE_ERROR, id, id_size, queue, queue_size
-    )
+    p = frame_begin(p, error_size(id_size, code_size, message_size), TYPE_ERROR, id, id_size, NULL, 0)
     p = frame_payload(p, NULL, 0, 0)
     return put_str16(put_str16(p, code, code_size), message, message_size)
-
-# ---- Deliver: the publisher's headers as they came, and deliveryAttempts as the last one ----
-
-cdef inline size_t headers_size_without(
-    const uint8_t *at, const uint8_t *end, const void *name, size_t name_size, uint32_t *count
-) noexcept nogil:
-    """Size and count of the headers that headers_copy_without leaves."""
-    cdef const uint8_t *key
-    cdef const uint8_t *value
-    cdef uint32_t key_size = 0, value_size = 0
-    cdef size_t size = 0
-    count[0] = 0
-    while header_next(&at, end, &key, &key_size, &value, &value_size):
-        if key_size != name_size or memcmp(key, name, name_size) != 0:
-            size += header_size(key_size, value_size)
-            count[0] += 1
-    return size
-
-cdef inline uint8_t *headers_copy_without(
-    uint8_t *p, const uint8_t *at, const uint8_t *end, const void *name, size_t name_size
-) noexcept nogil:
-    """All headers that count, but for those called `name`."""
-    cdef const uint8_t *key
-    cdef const uint8_t *value
-    cdef uint32_t key_size = 0, value_size = 0
-    while header_next(&at, end, &key, &key_size, &value, &value_size):
-        if key_size != name_size or memcmp(key, name, name_size) != 0:
-            p = put_header(p, key, key_size, value, value_size)
-    return p
 
 cdef inline uint32_t decimal_size(uint32_t number) noexcept nogil:
     cdef uint32_t size = 1
@@ -433,39 +392,3 @@ cdef inline uint8_t *put_decimal(uint8_t *p, uint32_t number) noexcept nogil:
         p[size - 1 - i] = <uint8_t> (0x30 + number % 10)
         number = number // 10
     return p + size
-
-cdef inline size_t deliver_size(
-    size_t id_size, size_t queue_size, size_t payload_size, size_t headers_size, uint32_t attempts, bint text_layout
-) noexcept nogil:
-    """Of a whole Deliver. `headers_size`: of the publisher's headers, which hold no deliveryAttempts."""
-    return frame_size(
-        id_size, queue_size, payload_size, headers_size + header_size(16, decimal_size(attempts)), text_layout
-    )
-
-cdef inline uint8_t *deliver_head(
-    uint8_t *p, size_t whole_size, const void *id, size_t id_size, const void *queue, size_t queue_size,
-    size_t payload_size,
-) noexcept nogil:
-    """Up to the payload's length; the caller puts the payload itself, then deliver_tail."""
-    p = frame_begin(p, whole_size, TYPE_DELIVER, id, id_size, queue, queue_size)
-    bytes_store32(p, <uint32_t> payload_size)
-    return p + 4
-
-cdef inline uint8_t *deliver_tail(
-    uint8_t *p, const void *headers, size_t headers_size, uint32_t header_count, uint32_t attempts, bint text_layout
-) noexcept nogil:
-    bytes_store16(p, header_count + 1)
-    p = put_bytes(p + 2, headers, headers_size)
-    p = put_str16(p, <const char *> b"deliveryAttempts", 16)
-    bytes_store16(p, decimal_size(attempts))
-    return frame_end(put_decimal(p + 2, attempts), text_layout)
-
-cdef inline uint8_t *deliver_write(
-    uint8_t *p, const void *id, size_t id_size, const void *queue, size_t queue_size,
-    const void *payload, size_t payload_size, const void *headers, size_t headers_size, uint32_t header_count,
-    uint32_t attempts, bint text_layout,
-) noexcept nogil:
-    """A whole Deliver of deliver_size bytes."""
-    cdef size_t size = deliver_size(id_size, queue_size, payload_size, headers_size, attempts, text_layout)
-    p = put_bytes(deliver_head(p, size, id, id_size, queue, queue_size, payload_size), payload, payload_size)
-    return deliver_tail(p, headers, headers_size, header_count, attempts, text_layout)
