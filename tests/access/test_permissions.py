@@ -150,7 +150,7 @@ def test_nothing_is_allowed_without_permissions_and_everything_to_superusers():
 
 
 def test_remembered_answers_are_bounded_and_stay_right(monkeypatch):
-    monkeypatch.setattr(permissions, "_QUEUES_REMEMBERED_MAX", 8)
+    monkeypatch.setattr(permissions, "_NAMES_REMEMBERED_MAX", 8)
     access = Access("bob", permissions=[Permission("q1*", (0,))])
     for _ in range(2):
         for n in range(100):

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from vibemq.access import rights as module
+from vibemq.access import permissions
 from vibemq.access.rights import Rights, VhostRights
 from vibemq.storage.metadata import Metadata
 
@@ -101,8 +101,8 @@ def test_a_user_made_again_is_told_by_its_creation(metadata, rights, monkeypatch
 
 
 def test_what_is_remembered_is_bounded_and_stays_right(metadata, rights, monkeypatch):
-    monkeypatch.setattr(module, "_NAMES_REMEMBERED_MAX", 8)
-    monkeypatch.setattr(module, "_SNAPSHOTS_MAX", 1)
+    monkeypatch.setattr(permissions, "_NAMES_REMEMBERED_MAX", 8)
+    monkeypatch.setattr(permissions, "_SNAPSHOTS_MAX", 1)
     names = [f"q{number}" for number in range(30)]
     random.Random(7).shuffle(names)
     bob = VhostRights("bob", "/", ("^q1", "5$", ""))

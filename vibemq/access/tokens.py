@@ -9,7 +9,6 @@ The key lies in the database, made with its tables.
 """
 
 import base64
-import binascii
 import hmac
 import struct
 import time
@@ -41,17 +40,17 @@ class Tokens:
         if secret is None:
             raise no_user(user)
         said = _HEAD.pack(int(self._clock()) + lifetime_s) + user.encode()
-        return _text(said + self._digest(said, secret))
+        return base64.urlsafe_b64encode(said + self._digest(said, secret)).decode().rstrip("=")
 
     def user_of(self, token: str, loopback: bool) -> str | None:
         """Whose token this is; None: nobody's, or not any more."""
-        raw = _bytes(token)
-        if raw is None or len(raw) <= _HEAD.size + _DIGEST_BYTES:
-            return None
-        said, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
         try:
+            raw = _bytes(token)
+            said, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
             user = said[_HEAD.size :].decode()
-        except UnicodeDecodeError:
+        except ValueError:  # no base64, or no UTF-8
+            return None
+        if not user:
             return None
         secret = self._secret_of(user, loopback) if user.isprintable() else None
         # Compared in any case, so that nobody learns from the time which users there are.
@@ -73,14 +72,8 @@ class Tokens:
         return hmac.digest(self._metadata.token_key(), content, sha256)
 
 
-def _text(raw: bytes) -> str:
-    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
-
-
-def _bytes(text: str) -> bytes | None:
+def _bytes(text: str) -> bytes:
+    """Raises ValueError."""
     if len(text) > TOKEN_CHARACTERS_MAX or not text.isascii():
-        return None
-    try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        return None
+        raise ValueError("no token of ours")
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

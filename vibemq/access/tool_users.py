@@ -11,7 +11,7 @@ Hashing and committing block.
 
 from vibemq.access.passwords import NO_PASSWORD, OWN_HASHING, hash_password, imported_hash
 from vibemq.access.proofs import Verifier
-from vibemq.access.users import GUEST
+from vibemq.access.users import EVERYTHING, GUEST, has_guest
 from vibemq.errors import UserError, VhostNotFound
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import UserRecord, VhostPermission
@@ -19,7 +19,6 @@ from vibemq.storage.records import UserRecord, VhostPermission
 ADMINISTRATOR = "administrator"
 NAME_SIZE_MAX_BYTES = 255
 _PASSWORD_CHARACTERS_MIN = 1
-_EVERYTHING = (".*", ".*", ".*")
 
 
 def put_user(
@@ -34,7 +33,6 @@ def put_user(
     """Make a user or change one, the password by itself or by RabbitMQ's or our own hash of it; was one made?
 
     ``verifier`` belongs to a hash of our own (vibemq.access.proofs); without it there is no login by challenge.
-
     An empty hash: a user without a password, who comes in by a certificate only.  Raises UserError, UserNotFound.
     """
     if name == GUEST:
@@ -89,7 +87,7 @@ def set_permissions(metadata: Metadata, vhost: str, name: str, configure: str, w
         return metadata.set_permissions(vhost, name, configure, write, read)
     if not metadata.has_vhost(vhost):
         raise VhostNotFound(f"there is no virtual host {vhost!r}")
-    if (configure, write, read) != _EVERYTHING:
+    if (configure, write, read) != EVERYTHING:
         raise _built_in("may do everything")
     return False
 
@@ -99,11 +97,6 @@ def clear_permissions(metadata: Metadata, vhost: str, name: str) -> bool:
     if name == GUEST:
         raise _built_in("may do everything")
     return metadata.clear_permissions(vhost, name)
-
-
-def has_guest(metadata: Metadata, guest_allowed: bool) -> bool:
-    """Can guest come in?  ``guest_allowed`` is what the configuration says."""
-    return guest_allowed and not metadata.guest_removed()
 
 
 def list_users(metadata: Metadata, guest_allowed: bool) -> list[tuple[str, tuple[str, ...]]]:
@@ -116,9 +109,8 @@ def list_users(metadata: Metadata, guest_allowed: bool) -> list[tuple[str, tuple
 
 def tags_of(user: UserRecord) -> tuple[str, ...]:
     """A user's tags as these tools know them."""
-    if user.is_superuser and ADMINISTRATOR not in user.tags:
-        return (ADMINISTRATOR, *user.tags)
-    return user.tags
+    is_more = user.is_superuser and ADMINISTRATOR not in user.tags
+    return (ADMINISTRATOR, *user.tags) if is_more else user.tags
 
 
 def list_permissions(
@@ -128,7 +120,7 @@ def list_permissions(
     found = metadata.vhost_permissions(vhost, name)
     if name in (None, GUEST) and has_guest(metadata, guest_allowed):
         vhosts = [record.name for record in metadata.vhosts() if vhost in (None, record.name)]
-        found += [VhostPermission(each, GUEST, *_EVERYTHING) for each in vhosts]
+        found += [VhostPermission(each, GUEST, *EVERYTHING) for each in vhosts]
     return sorted(found, key=lambda permission: (permission.vhost, permission.user))
 
 

@@ -36,6 +36,7 @@ from vibemq.storage.records import UserRecord
 log = logging.getLogger("vibemq.access")
 
 GUEST = "guest"
+EVERYTHING = (".*", ".*", ".*")  # patterns of who may do all with streams
 # As few as clients accept (RFC 7677): there is nothing to protect in a password that everybody knows.
 _GUEST_ROUNDS = 4096
 _REMEMBERED_MAX = 4096  # users; the oldest success is forgotten first
@@ -130,7 +131,7 @@ class Authenticator:
         return verifier or decoy
 
     def _is_guest(self, user: str) -> bool:
-        return user == GUEST and self._guest_allowed and not self._metadata.guest_removed()
+        return user == GUEST and has_guest(self._metadata, self._guest_allowed)
 
     def _find(self, user: str) -> UserRecord | None:
         # A peer's name comes as bytes; what was no UTF-8 carries surrogates and names nobody.
@@ -142,14 +143,15 @@ class Authenticator:
         return blake2b(len(name).to_bytes(4, "big") + name + secret, key=self._key, digest_size=32).digest()
 
 
+def has_guest(metadata: Metadata, guest_allowed: bool) -> bool:
+    """Can guest come in?  ``guest_allowed`` is what the configuration says."""
+    return guest_allowed and not metadata.guest_removed()
+
+
 def add_user(
-    metadata: Metadata,
-    name: str,
-    password: str,
-    tags: tuple[str, ...] = (),
-    is_superuser: bool | None = None,
+    metadata: Metadata, name: str, password: str, tags: tuple[str, ...] = (), is_superuser: bool | None = None,
     password_min: int = PASSWORD_CHARACTERS_MIN,
-) -> bool:
+) -> bool:  # fmt: skip
     """Make a user; the result is whether it is a superuser.  None: only if it is the first user of all.
 
     Raises UserError (also UserExists) with what is wrong.

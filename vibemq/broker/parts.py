@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vibemq.access.connection_rate import ConnectionRate
     from vibemq.access.permissions import Accesses
     from vibemq.access.rights import Rights
     from vibemq.access.tokens import Tokens
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from vibemq.broker.queue_table import QueueTable
     from vibemq.broker.stream import StreamTable
     from vibemq.broker.timers import Timers
+    from vibemq.net.hosts import ConnectionRate
     from vibemq.storage.shm import Board
 
 

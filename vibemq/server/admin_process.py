@@ -21,16 +21,13 @@ from dataclasses import dataclass, field
 
 from vibemq.config import Admin
 from vibemq.server import listeners, processes
-from vibemq.server.context import AdminContext
+from vibemq.server.context import AdminRun
 from vibemq.server.datadir import CTL_SOCKET, OWN_FILES
 
 NAME = "admin"
 BACKLOG = 128
 
 log = logging.getLogger("vibemq.server")
-
-#: The process's entry: returns its exit code once it is told to stop.
-AdminRun = Callable[[AdminContext], int]
 
 
 @dataclass(slots=True)
@@ -45,12 +42,7 @@ class AdminProcess(processes.Process):
     inquiries: list[tuple[socket.socket, socket.socket]] = field(default_factory=list)
     stopping: bool = False
 
-    def start(
-        self,
-        selector: selectors.BaseSelector,
-        in_child: Callable[[], None],
-        context: Callable[[], AdminContext],
-    ) -> None:
+    def start(self, selector: selectors.BaseSelector, in_child: Callable[[], None], life: Callable[[], int]) -> None:
         """Fork it; when the machine cannot, try again later."""
 
         def prepare() -> None:
@@ -61,7 +53,7 @@ class AdminProcess(processes.Process):
         def on_death() -> None:
             self.reap(selector, stopping=self.stopping, served=False)
 
-        self.fork(NAME, selector, prepare, lambda: self.run(context()), on_death)
+        self.fork(NAME, selector, prepare, life, on_death)
 
     def stop(self) -> None:
         """Nobody new gets in from now on."""

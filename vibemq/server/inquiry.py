@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import VibeMQError
@@ -38,20 +38,8 @@ class Inquiries:
     def __init__(
         self, channel: socket.socket, loop: Loop, broker: Broker, certificates: Certificates | None = None
     ) -> None:
-        self._channel = channel
-        self._certificates = certificates
-        self._loop = loop
-        self._broker = broker
-        self._answers: dict[str, Callable[[dict[str, Any]], object]] = {
-            "status": self._status,
-            "sessions": self._sessions,
-            "readers": self._readers,
-            "close": self._close,
-            "groups": self._groups,
-            "tell": self._tell,
-            "restart": self._restart,
-            "access_changed": self._access_changed,
-        }
+        self._channel, self._certificates = channel, certificates
+        self._loop, self._broker = loop, broker
 
     def answer_one(self) -> None:
         """The loop calls this when there is a question."""
@@ -69,7 +57,7 @@ class Inquiries:
         try:
             question = json.loads(packet)
             head["id"] = question["id"]
-            answer = self._answers[question["ask"]](question)
+            answer = getattr(self, f"_on_{question['ask']}")(question)
         except VibeMQError as problem:
             head["error"] = str(problem)
         except Exception as problem:  # a mistake of ours: no reason for this worker to end
@@ -89,11 +77,11 @@ class Inquiries:
 
     # ---- the answers ----
 
-    def _status(self, _: dict[str, Any]) -> object:
+    def _on_status(self, _: dict[str, Any]) -> object:
         ends_s = None if self._certificates is None else self._certificates.ends_s
         return {"pid": os.getpid(), "connections": len(self._loop.connections), "certificate_ends_s": ends_s}
 
-    def _sessions(self, question: dict[str, Any]) -> object:
+    def _on_sessions(self, question: dict[str, Any]) -> object:
         """Connections, by their descriptors."""
 
         def described(fd: int, connection: Any, session: Any) -> dict[str, object]:
@@ -110,11 +98,11 @@ class Inquiries:
 
         return _piece((found[0], described(*found)) for found in self._loop.sessions_after(question["after"]))
 
-    def _readers(self, question: dict[str, Any]) -> object:
+    def _on_readers(self, question: dict[str, Any]) -> object:
         """How many read each stream here, by slots: [virtual host, stream, count]."""
         return _piece((slot, found) for slot, *found in self._broker.streams.readers_after(question["after"]))
 
-    def _close(self, question: dict[str, Any]) -> object:
+    def _on_close(self, question: dict[str, Any]) -> object:
         """Drop the socket without a word, as RabbitMQ does; the descriptor may be another connection's by now."""
         connection = self._loop.connections.get(question["fd"])
         if connection is None or connection.peer != question["name"]:
@@ -123,19 +111,18 @@ class Inquiries:
         self._loop.close(connection)
         return True
 
-    def _groups(self, _: dict[str, Any]) -> object:
-        groups = getattr(self._broker, "groups", None)
-        return [] if groups is None else groups.listing()
+    def _on_groups(self, _: dict[str, Any]) -> object:
+        return self._broker.groups.listing()
 
-    def _tell(self, question: dict[str, Any]) -> object:
+    def _on_tell(self, question: dict[str, Any]) -> object:
         self._broker.streams.tell(question["workers"], question["slot"])
         return True
 
-    def _restart(self, question: dict[str, Any]) -> object:
+    def _on_restart(self, question: dict[str, Any]) -> object:
         self._broker.streams.restart(question["vhost"], question["name"])
         return True
 
-    def _access_changed(self, _: dict[str, Any]) -> object:
+    def _on_access_changed(self, _: dict[str, Any]) -> object:
         self._broker.tell_access_changed()
         return True
 

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 from vibemq.broker.alarms import Conditions
 from vibemq.broker.disk import Reserve
 from vibemq.broker.memory import MemoryWatch
-from vibemq.config import Config, Micromsg2, Native, Signalr, Streams, Tls
+from vibemq.config import Config, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import admin_process, datadir, handover, listeners, logs
-from vibemq.server.admin_process import AdminProcess, AdminRun
-from vibemq.server.context import AdminContext, WorkerContext, WorkerRun
+from vibemq.server.admin_process import AdminProcess
+from vibemq.server.context import AdminContext, AdminRun, WorkerContext, WorkerRun, World
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.processes import OUR_SIGNALS, Worker, Workers
 from vibemq.storage.metadata import Metadata
@@ -53,12 +53,7 @@ LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("vibemq.server")
 
 
-def serve(
-    config: Config,
-    *,
-    run: WorkerRun | None = None,
-    reload: Callable[[], Config] | None = None,
-) -> int:
+def serve(config: Config, *, run: WorkerRun | None = None, reload: Callable[[], Config] | None = None) -> int:
     """Run the broker until SIGTERM or SIGINT; returns the exit code.
 
     ``run`` is what each worker does (the product's own unless a test says otherwise, and then there is no admin
@@ -92,9 +87,6 @@ class Supervisor:
         self.without_workers = False  # stopping, and only the admin process is left
         self.failed = False
         self.addresses: dict[str, str] = {}
-        self.board_fd = self.mail_fd = self.groups_fd = -1
-        self.doorbell_fds: list[int] = []
-        self.handovers: list[handover.Channel] = []
         self.certificates: Certificates | None = None
         self.certificates_said_s = 0.0
         self.selector = selectors.DefaultSelector()
@@ -106,9 +98,8 @@ class Supervisor:
         self.workers = Workers(run, self.selector, self._context, self._in_worker, self._announce, self._on_broken)
         self.conditions = Conditions()
         store = config.store
-        self.memory = MemoryWatch(
-            self.conditions, store.memory_high_watermark_percent, store.memory_high_watermark_bytes
-        )
+        watermarks = store.memory_high_watermark_percent, store.memory_high_watermark_bytes
+        self.memory = MemoryWatch(self.conditions, *watermarks)
         self.admin_run = admin_run
         self.admin: AdminProcess | None = None
         self.started_ms = time.time_ns() // 1_000_000
@@ -152,19 +143,10 @@ class Supervisor:
     def _doors(self) -> dict[str, int]:
         """Name and port of each door that is open."""
         config = self.config
-        doors: dict[str, Streams | Native | Signalr | Micromsg2] = {
-            "streams": config.streams,
-            "native": config.native,
-            "signalr": config.signalr,
-            "micromsg2": config.micromsg2,
-        }
+        doors = {name: getattr(config, name) for name in ("streams", "native", "signalr", "micromsg2")}
         ports = {name: door.port for name, door in doors.items() if door.enabled}
         if config.tls.certificate:
-            ports |= {
-                name + listeners.TLS: door.tls_port
-                for name, door in doors.items()
-                if door.enabled and not isinstance(door, Native)
-            }
+            ports |= {name + listeners.TLS: doors[name].tls_port for name in ports if name != "native"}
         return ports
 
     def _ensure_superuser(self, metadata: Metadata) -> None:
@@ -214,14 +196,9 @@ class Supervisor:
     def _recover(self, metadata: Metadata, reserve: Reserve) -> None:
         from vibemq.server import housekeeping, recovery
 
-        store = self.config.store
-        recovery.recover_all(
-            metadata,
-            store.segment_size_bytes,
-            self.config.queues.segment_size_bytes,
-            store.chunk_messages_max,
-            reserve=reserve,
-        )
+        store, of_queues = self.config.store, self.config.queues.segment_size_bytes
+        sizes = store.segment_size_bytes, of_queues, store.chunk_messages_max
+        recovery.recover_all(metadata, *sizes, reserve=reserve)
         metadata.close()  # a connection must not cross a fork
         self.housekeeper = housekeeping.Housekeeper(
             metadata, store.retention_interval_s, store.segment_size_bytes, store.chunk_messages_max
@@ -246,14 +223,27 @@ class Supervisor:
         import vibemq.storage.shm as shm
 
         count = len(self.workers.seats)
-        self.board_fd = os.memfd_create("vibemq-board", os.MFD_CLOEXEC)
-        shm.board_init(self.board_fd, count)
-        self.mail_fd = os.memfd_create("vibemq-mail", os.MFD_CLOEXEC)
-        shm.mail_init(self.mail_fd, count)
-        self.groups_fd = os.memfd_create("vibemq-groups", os.MFD_CLOEXEC)
-        shm.groups_init(self.groups_fd)
-        self.doorbell_fds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count)]
-        self.handovers = handover.channels(count)
+        board, mail, groups = (
+            os.memfd_create(f"vibemq-{name}", os.MFD_CLOEXEC) for name in ("board", "mail", "groups")
+        )
+        shm.board_init(board, count)
+        shm.mail_init(mail, count)
+        shm.groups_init(groups)
+        self.world = World(
+            config=self.config,
+            data_dir=self.data_dir,
+            board_fd=board,
+            mail_fd=mail,
+            groups_fd=groups,
+            doorbell_fds=[os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count)],
+            supervisor_pid=self.pid,
+            beats=self.beats,
+            handovers=handover.channels(count),
+            conditions=self.conditions,
+            certificates=self.certificates,
+            addresses=self.addresses,
+            started_ms=self.started_ms,
+        )
         for worker in self.workers.seats:
             for listener in worker.listeners.values():
                 listener.listen(listeners.BACKLOG)
@@ -261,42 +251,14 @@ class Supervisor:
             self.admin.listen()
 
     def _context(self, worker: Worker, ready_fd: int) -> WorkerContext:
+        inquiry = None if self.admin is None else self.admin.inquiries[worker.index][0]
         return WorkerContext(
-            index=worker.index,
-            worker_count=len(self.workers.seats),
-            config=self.config,
-            data_dir=self.data_dir,
-            board_fd=self.board_fd,
-            mail_fd=self.mail_fd,
-            groups_fd=self.groups_fd,
-            doorbell_fds=self.doorbell_fds,
-            listeners=worker.listeners,
-            certificates=self.certificates,
-            ready_fd=ready_fd,
-            supervisor_pid=self.pid,
-            beats=self.beats,
-            handovers=self.handovers,
-            inquiry=None if self.admin is None else self.admin.inquiries[worker.index][0],
-            conditions=self.conditions,
-        )
-
-    def _admin_context(self) -> AdminContext:
-        assert self.admin is not None
-        return AdminContext(
-            config=self.config,
-            data_dir=self.data_dir,
-            http=self.admin.http,
-            ctl=self.admin.ctl,
-            inquiries=[ours for _, ours in self.admin.inquiries],
-            addresses=self.addresses,
-            started_ms=self.started_ms,
-            supervisor_pid=self.pid,
-            conditions=self.conditions,
+            **vars(self.world), index=worker.index, listeners=worker.listeners, ready_fd=ready_fd, inquiry=inquiry
         )
 
     def _in_worker(self, worker: Worker) -> None:
         self._in_child(f"vibemq: worker {worker.index}")
-        for index, (theirs, _) in enumerate(self.handovers):
+        for index, (theirs, _) in enumerate(self.world.handovers):
             if index != worker.index:
                 theirs.close()
         if self.admin is not None:
@@ -305,7 +267,7 @@ class Supervisor:
     def _in_admin(self) -> None:
         self._in_child("vibemq: admin")
         self.workers.close_all()
-        for theirs, ours in self.handovers:
+        for theirs, ours in self.world.handovers:
             theirs.close()
             ours.close()
 
@@ -356,8 +318,14 @@ class Supervisor:
         return 1 if self.workers.killed or self.failed else 0
 
     def _start_admin(self) -> None:
-        if self.admin is not None:
-            self.admin.start(self.selector, self._in_admin, self._admin_context)
+        if (admin := self.admin) is None:
+            return
+
+        def life() -> int:
+            inquiries = [ours for _, ours in admin.inquiries]
+            return admin.run(AdminContext(**vars(self.world), http=admin.http, ctl=admin.ctl, inquiries=inquiries))
+
+        admin.start(self.selector, self._in_admin, life)
 
     def _timeout_s(self) -> float:
         times = [
@@ -384,7 +352,9 @@ class Supervisor:
         if self.admin is not None and self.admin.restart_at_s is not None and self.admin.restart_at_s <= now_s:
             self._start_admin()
         if self.hangs.due is not None and now_s >= self.hangs.due:
-            self._look_for_hangs(now_s)
+            alive = [(worker.index, worker.pid) for worker in self.workers.seats if worker.alive]
+            if (found := self.hangs.look(now_s, alive)) is not None:
+                self.workers.replace(found[0], f"it has done nothing for {found[1]:.0f} s")
         if now_s >= self.housekeeper.due:
             self.housekeeper.run_slice()
         if self.certificates is not None and now_s >= self.certificates_said_s + CERTIFICATES_SAID_EACH_S:
@@ -395,13 +365,6 @@ class Supervisor:
         """Of all processes of the broker."""
         admin = [self.admin.pid] if self.admin is not None and self.admin.alive else []
         return [self.pid, *admin, *(worker.pid for worker in self.workers.seats if worker.alive)]
-
-    def _look_for_hangs(self, now_s: float) -> None:
-        alive = [(worker.index, worker.pid) for worker in self.workers.seats if worker.alive]
-        found = self.hangs.look(now_s, alive)
-        if found is not None:
-            index, silent_s = found
-            self.workers.replace(index, f"it has done nothing for {silent_s:.0f} s")
 
     def _announce(self) -> None:
         if self.announced or not self.workers.all_ready:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from vibemq.access.connection_rate import ConnectionRate
 from vibemq.access.permissions import Accesses
 from vibemq.access.rights import Rights
 from vibemq.access.tokens import Tokens
@@ -35,6 +34,7 @@ from vibemq.broker.rotation import Rotation
 from vibemq.broker.stream import StreamTable
 from vibemq.broker.timers import Timers
 from vibemq.errors import StorageError, VibeMQError
+from vibemq.net.hosts import ConnectionRate
 from vibemq.net.sockets import Poller
 from vibemq.once_a_minute import say_rest
 from vibemq.protocols.micromsg2.door import Micromsg2Door
@@ -86,7 +86,7 @@ class Worker:
             metadata, self.board, self.helpers, lambda incarnation: os.path.join(metadata.streams_dir, incarnation)
         )
         self.catalog = Catalog(config, streams)
-        self.mail = Mail(context.mail_fd, self.board, context.worker_count)
+        self.mail = Mail(context.mail_fd, self.board, config.worker_count)
         self.groups = Groups(GroupTable(context.groups_fd, self.board))
         self.timers = Timers()
         self.beat_timer = self.timers.timer(self._beat)
@@ -141,7 +141,7 @@ class Worker:
             tell_access_changed=self._tell_access_changed,
             handovers=handovers,
             worker=context.index,
-            worker_count=context.worker_count,
+            worker_count=config.worker_count,
         )
         names = {name.removesuffix(listeners.TLS) for name in context.listeners}
         self.doors.update({name: DOORS[name](config, broker) for name in names})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often an address may connect, with a clock that the test turns."""
 
-from vibemq.access.connection_rate import ConnectionRate, TokenBucket
+from vibemq.net.hosts import ConnectionRate, TokenBucket
 
 
 def test_a_bucket_gives_its_burst_and_then_its_rate():
