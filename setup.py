@@ -26,7 +26,7 @@ HOT = (
     "broker/*.pyx",
     "client/_*.pyx",
     "net/connection.pyx",
-    "net/tls.pyx",
+    "net/sockets.pyx",
     "protocols/*/codec.pyx",
     "protocols/*/deliveries.pyx",
     "protocols/*/publisher.pyx",

@@ -19,24 +19,20 @@ from libc.stdint cimport uintptr_t
 
 from vibemq.errors import SetupError, UserError
 
-ctypedef int (*of_end)(void *) noexcept nogil
-ctypedef int (*of_result)(void *, int) noexcept nogil
-ctypedef int (*taking)(void *, void *, int) noexcept nogil
-ctypedef int (*giving)(void *, const void *, int) noexcept nogil
-ctypedef long (*looking)(void *, char **) noexcept nogil
-ctypedef void (*forgetting)() noexcept nogil
+cdef struct Functions:
+    int (*SSL_do_handshake)(void *) noexcept nogil
+    int (*SSL_shutdown)(void *) noexcept nogil
+    int (*SSL_get_error)(void *, int) noexcept nogil
+    int (*SSL_read)(void *, void *, int) noexcept nogil
+    int (*SSL_write)(void *, const void *, int) noexcept nogil
+    int (*BIO_read)(void *, void *, int) noexcept nogil
+    int (*BIO_write)(void *, const void *, int) noexcept nogil
+    long (*BIO_get_mem_data)(void *, char **) noexcept nogil
+    void (*ERR_clear_error)() noexcept nogil
 
-cdef of_end ssl_do_handshake = NULL
-cdef of_end ssl_shutdown = NULL
-cdef of_result ssl_get_error = NULL
-cdef taking ssl_read = NULL
-cdef giving ssl_write = NULL
-cdef taking bio_read = NULL
-cdef giving bio_write = NULL
-cdef looking bio_get_mem_data = NULL
-cdef forgetting err_clear_error = NULL
+cdef Functions openssl
 
-# What the binding says of each; `const` is nothing to it.
+# What the binding says of each, in the same order; `const` is nothing to it.
 SIGNATURES = {
     "SSL_do_handshake": "int(*)(SSL *)",
     "SSL_shutdown": "int(*)(SSL *)",
@@ -75,17 +71,17 @@ cdef int openssl_attach(OpensslEnd *end, object connection) except -1:
 
 cdef int openssl_handshake(OpensslEnd *end) noexcept nogil:
     cdef int result
-    err_clear_error()
-    result = ssl_do_handshake(end.ssl)
+    openssl.ERR_clear_error()
+    result = openssl.SSL_do_handshake(end.ssl)
     if result == 1:
         return 1
-    return 0 if ssl_get_error(end.ssl, result) == SSL_ERROR_WANT_READ else -1
+    return 0 if openssl.SSL_get_error(end.ssl, result) == SSL_ERROR_WANT_READ else -1
 
 
 cdef int openssl_feed(OpensslEnd *end, const uint8_t *data, size_t size) noexcept nogil:
     cdef int n
     while size:
-        n = bio_write(end.incoming, data, <int> min(size, <size_t> PIECE_BYTES_MAX))
+        n = openssl.BIO_write(end.incoming, data, <int> min(size, <size_t> PIECE_BYTES_MAX))
         if n <= 0:
             return -1
         data += n
@@ -96,13 +92,13 @@ cdef int openssl_feed(OpensslEnd *end, const uint8_t *data, size_t size) noexcep
 cdef ssize_t openssl_decrypt(OpensslEnd *end, uint8_t *data, size_t size) noexcept nogil:
     cdef size_t got = 0
     cdef int n, why
-    err_clear_error()
+    openssl.ERR_clear_error()
     while got < size and not end.ended:
-        n = ssl_read(end.ssl, data + got, <int> min(size - got, <size_t> PIECE_BYTES_MAX))
+        n = openssl.SSL_read(end.ssl, data + got, <int> min(size - got, <size_t> PIECE_BYTES_MAX))
         if n > 0:
             got += n
             continue
-        why = ssl_get_error(end.ssl, n)
+        why = openssl.SSL_get_error(end.ssl, n)
         if why == SSL_ERROR_WANT_READ:
             break
         if why != SSL_ERROR_ZERO_RETURN:
@@ -113,9 +109,9 @@ cdef ssize_t openssl_decrypt(OpensslEnd *end, uint8_t *data, size_t size) noexce
 
 cdef int openssl_encrypt(OpensslEnd *end, const uint8_t *data, size_t size) noexcept nogil:
     cdef int n
-    err_clear_error()
+    openssl.ERR_clear_error()
     while size:
-        n = ssl_write(end.ssl, data, <int> min(size, <size_t> PIECE_BYTES_MAX))
+        n = openssl.SSL_write(end.ssl, data, <int> min(size, <size_t> PIECE_BYTES_MAX))
         if n <= 0:
             return -1
         data += n
@@ -125,17 +121,17 @@ cdef int openssl_encrypt(OpensslEnd *end, const uint8_t *data, size_t size) noex
 
 cdef size_t openssl_waiting(OpensslEnd *end) noexcept nogil:
     cdef char *data
-    return max(bio_get_mem_data(end.outgoing, &data), 0)
+    return max(openssl.BIO_get_mem_data(end.outgoing, &data), 0)
 
 
 cdef size_t openssl_take(OpensslEnd *end, uint8_t *data, size_t size) noexcept nogil:
-    return max(bio_read(end.outgoing, data, <int> min(size, <size_t> PIECE_BYTES_MAX)), 0)
+    return max(openssl.BIO_read(end.outgoing, data, <int> min(size, <size_t> PIECE_BYTES_MAX)), 0)
 
 
 cdef void openssl_finish(OpensslEnd *end) noexcept nogil:
-    err_clear_error()
-    ssl_shutdown(end.ssl)
-    err_clear_error()
+    openssl.ERR_clear_error()
+    openssl.SSL_shutdown(end.ssl)
+    openssl.ERR_clear_error()
 
 
 def check(connection) -> None:
@@ -174,28 +170,21 @@ def reason(connection) -> str:
 
 
 cdef int _load() except -1:
-    global library, ffi, ssl_do_handshake, ssl_shutdown, ssl_get_error, ssl_read, ssl_write, bio_read, bio_write
-    global bio_get_mem_data, err_clear_error
+    global library, ffi
+    cdef void **places = <void **> &openssl
     try:
         from cryptography.hazmat.bindings._rust import _openssl
         ffi, lib = _openssl.ffi, _openssl.lib
-        addresses = {}
+        addresses = []
         for name, signature in SIGNATURES.items():
             address = ffi.addressof(lib, name)
             if ffi.typeof(address).cname != signature:
                 raise TypeError(f"{name} is {ffi.typeof(address).cname}, needed {signature}")
-            addresses[name] = int(ffi.cast("uintptr_t", address))
+            addresses.append(int(ffi.cast("uintptr_t", address)))
     except (ImportError, AttributeError, TypeError) as problem:
         raise _unfit(problem) from None
-    ssl_do_handshake = <of_end> <uintptr_t> addresses["SSL_do_handshake"]
-    ssl_shutdown = <of_end> <uintptr_t> addresses["SSL_shutdown"]
-    ssl_get_error = <of_result> <uintptr_t> addresses["SSL_get_error"]
-    ssl_read = <taking> <uintptr_t> addresses["SSL_read"]
-    ssl_write = <giving> <uintptr_t> addresses["SSL_write"]
-    bio_read = <taking> <uintptr_t> addresses["BIO_read"]
-    bio_write = <giving> <uintptr_t> addresses["BIO_write"]
-    bio_get_mem_data = <looking> <uintptr_t> addresses["BIO_get_mem_data"]
-    err_clear_error = <forgetting> <uintptr_t> addresses["ERR_clear_error"]
+    for place, address in enumerate(addresses):
+        places[<int> place] = <void *> <uintptr_t> address
     library = lib
     return 0
 

@@ -213,7 +213,7 @@ def test_a_library_that_does_not_fit_is_refused_with_what_helps(
 def test_who_has_no_tls_loads_no_openssl() -> None:
     code = "import vibemq.server.supervisor, vibemq.server.worker, vibemq.bench.run, sys; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert "'vibemq.net.tls'" in loaded
+    assert "'vibemq.net.sockets'" in loaded
     assert "'OpenSSL'" not in loaded and "'cryptography'" not in loaded
 
 

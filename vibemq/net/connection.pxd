@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from vibemq.net.door cimport Session
-from vibemq.net.sockets cimport iovec
-from vibemq.net.tls cimport Tls
+from vibemq.net.sockets cimport Tls, iovec
 
 
 cdef enum:

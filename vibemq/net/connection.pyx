@@ -6,7 +6,7 @@ connection owns no buffer at all; only the incomplete frame at the end of a read
 A large incomplete frame is read straight into memory that grows with what has come, so a peer that sends it drop by
 drop costs little copying, and one that promises much and sends little no memory.  How much all connections keep
 together is bounded (Room).  Writing collects small frames in the outbox and sends them with whatever the session
-gathers in one call.  With TLS (net/tls.pyx) the same calls go through it: bytes count as sent once they are encrypted.
+gathers in one call.  With TLS (net/sockets.pyx) the same calls go through it: bytes count as sent once they are encrypted.
 
 Invariants: outbox_head <= outbox_size <= outbox_capacity; inbox_size <= inbox_capacity; while it is promised room,
 inbox_capacity <= promised; who waits for a promise is paused; a closed connection has fd -1, no memory and no room.

@@ -64,22 +64,23 @@ cdef class Loop:
     cdef public bint draining
     cdef readonly bint suspended      # maintenance: nobody is let in, and who is here is sent away
     cdef int64_t suspended_ms         # until when they may take to leave
-    cdef bint full
+    cdef bint full                   # nobody is let in, for want of room
+    cdef bint accepting              # the listening sockets are watched: neither of these
     cdef object says_full            # OnceAMinute: each that ends lets one in, and it is full again
     cdef object says_ended           # OnceAMinute, by address and kind: anybody may connect to be thrown out
 
-    def __init__(self, poller, Board board, QueueTable queues, groups, helpers, timers, on_access, int connections_max,
-                 size_t unfinished_input_max):
+    def __init__(self, poller, Board board, QueueTable queues, groups, helpers, timers, on_access, server):
+        """``server``: that section of the configuration."""
         self.poller = poller
         self.fast = poller if isinstance(poller, Poller) else None
         self.board, self.queues, self.table, self.helpers = board, queues, queues.streams, helpers
         self.groups, self.timers, self.on_access = groups, timers, on_access
         self.shared = ReceiveBuffer()
-        self.room = Room(unfinished_input_max)
+        self.room = Room(server.unfinished_input_max_bytes)
         self.connections, self.listeners, self.attended = {}, {}, {}
         self.by_fd = [None] * 1024
         self.wanting = []
-        self.connections_max = connections_max
+        self.connections_max, self.accepting = server.connections_max, True
         self.says_full, self.says_ended = OnceAMinute(logger), OnceAMinute(logger, logging.INFO)
         poller.register(board.doorbell_fd, READ)
 
@@ -121,13 +122,6 @@ cdef class Loop:
             found = self.by_fd[at]
             if found is not None:
                 yield at, found, (<Connection> found).session
-
-    def stop_accepting(self):
-        for fd, (listener, _, _) in self.listeners.items():
-            if not self.full and not self.suspended:
-                self.poller.unregister(fd)
-            listener.close()  # newcomers are refused at once instead of waiting for nobody
-        self.listeners.clear()
 
     # ---- the turn ----
 
@@ -217,7 +211,7 @@ cdef class Loop:
             try:
                 os.read(fd, 8)
             except BlockingIOError:
-                return 0  # taken already: another event of the same wait
+                pass  # taken already: another event of the same wait
             return 0
         found = self.listeners.get(fd)
         if found is not None:
@@ -283,8 +277,7 @@ cdef class Loop:
         if not self.full:
             self.full = True
             self.says_full.say(why, "%d connections, no more are accepted for now: %s", len(self.connections), why)
-            for fd in self.listeners:
-                self.poller.unregister(fd)
+            self._watch_listeners()
 
     def _add(self, Connection connection):
         while connection.fd >= len(self.by_fd):
@@ -357,7 +350,8 @@ cdef class Loop:
         self.on_access()
         say_due()
         if self.full and len(self.connections) < self.connections_max:
-            self._accept_again()
+            self.full = False
+            self._watch_listeners()
         return 0
 
     # ---- the end of a connection, and of all ----
@@ -387,7 +381,19 @@ cdef class Loop:
         except Exception:
             logger.exception("%s: while closing", connection.peer)
         if self.full:
-            self._accept_again()
+            self.full = False
+            self._watch_listeners()
+
+    cdef int _watch_listeners(self) except -1:
+        cdef bint wanted = not (self.full or self.suspended or self.draining)
+        if wanted != self.accepting:
+            self.accepting = wanted
+            for fd in self.listeners:
+                if wanted:
+                    self.poller.register(fd, READ)
+                else:
+                    self.poller.unregister(fd)
+        return 0
 
     def suspend(self, int64_t timeout_ms):
         """Maintenance: refuse newcomers, also those who wait in the kernel, and send everybody away."""
@@ -395,9 +401,8 @@ cdef class Loop:
             return
         self.suspended, self.suspended_ms = True, self.queues.now_ms + timeout_ms
         self.queues.ending = True  # nothing that consumers have is theirs to have failed
-        for fd, (listener, _, _) in self.listeners.items():
-            if not self.full:
-                self.poller.unregister(fd)
+        self._watch_listeners()
+        for listener, _, _ in self.listeners.values():
             # A worker that was here before may have done it.  Twice would be too often: the kernel notes the second
             # one for good, and whoever is accepted after maintenance is shut down from the start.
             if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -410,9 +415,7 @@ cdef class Loop:
             return
         self.suspended = self.queues.ending = False
         self.listen_again()
-        if not self.full:
-            for fd in self.listeners:
-                self.poller.register(fd, READ)
+        self._watch_listeners()
 
     def listen_again(self):
         """A worker that came while maintenance ended has sockets from before, which listen no more."""
@@ -420,15 +423,11 @@ cdef class Loop:
             if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 listener.listen(BACKLOG)
 
-    def _accept_again(self):
-        self.full = False
-        if self.suspended:
-            return
-        for fd in self.listeners:
-            self.poller.register(fd, READ)
-
     def drain(self):
         """Stop accepting and tell every client; turn() goes on until connections is empty."""
         self.draining = True
-        self.stop_accepting()
+        self._watch_listeners()
+        for listener, _, _ in self.listeners.values():
+            listener.close()  # newcomers are refused at once instead of waiting for nobody
+        self.listeners.clear()
         self.next_tick_ms = 0

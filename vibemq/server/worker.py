@@ -110,15 +110,7 @@ class Worker:
         self.adopt_timer = self.timers.timer(self._adopt_some)
         poller = selectors.DefaultSelector() if os.environ.get("VIBEMQ_POLLER") == "selectors" else Poller()
         self.loop = Loop(
-            poller,
-            self.board,
-            self.queues,
-            self.groups,
-            self.helpers,
-            self.timers,
-            self._look_at_access,
-            config.server.connections_max,
-            config.server.unfinished_input_max_bytes,
+            poller, self.board, self.queues, self.groups, self.helpers, self.timers, self._look_at_access, config.server
         )
         self.doors: dict[str, Any] = {}
         handovers = Handovers(self.loop, context.index, context.handovers, self.doors)
