@@ -19,7 +19,7 @@
  *   Two carry-less multiplications, of degree 63 + 31 < 128.  A product of two
  *   reflected 64-bit values lies one bit too low in its reflected 128 bits, which
  *   multiplies by x once more, hence the constants are x^(D+63) and x^(D-1).
- *   Every constant is computed from P below, before the first use.
+ *   Every constant is computed from P below, when the library is loaded.
  *
  *   When less than a block remains, the accumulator is 16 bytes of message like
  *   any other and the tables finish the work.  The CRC so far enters by being added to
@@ -29,8 +29,6 @@
  */
 #include "crc32.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #if defined(__x86_64__)
@@ -46,17 +44,11 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "blocks are loaded as 
 #define X_TO_0 0x80000000u
 #define X_TO_1 0x40000000u
 
-/* What takes one 128-bit lane over D bits: `constant[0]` for the lower half. */
-struct fold {
-    uint64_t constant[2];
-};
-
 #define FOLD_STEPS_MAX 16 /* distances of 1 .. 16 lanes of 128 bits */
 
 static uint32_t table[8][256];         /* table[k][b]: the byte b followed by k zero bytes */
 static uint32_t power[64];             /* power[k] = x^(8 * 2^k) mod P */
-static struct fold fold_by[FOLD_STEPS_MAX + 1];
-static pthread_once_t constants_once = PTHREAD_ONCE_INIT;
+static uint64_t fold_by[FOLD_STEPS_MAX + 1][2]; /* what takes a lane over so many: first its lower half */
 
 static uint32_t times_x(uint32_t a) { return (a >> 1) ^ (POLYNOMIAL & (0u - (a & 1))); }
 
@@ -95,13 +87,10 @@ static void constants_compute(void)
     power[0] = x_to_the(8);
     for (int k = 1; k < 64; k++) power[k] = multiply(power[k - 1], power[k - 1]);
     for (uint32_t lanes = 1; lanes <= FOLD_STEPS_MAX; lanes++) {
-        uint32_t distance_bits = lanes * 128;
-        fold_by[lanes].constant[0] = (uint64_t)x_to_the(distance_bits + 63) << 32;
-        fold_by[lanes].constant[1] = (uint64_t)x_to_the(distance_bits - 1) << 32;
+        fold_by[lanes][0] = (uint64_t)x_to_the(lanes * 128 + 63) << 32;
+        fold_by[lanes][1] = (uint64_t)x_to_the(lanes * 128 - 1) << 32;
     }
 }
-
-static void constants_ready(void) { pthread_once(&constants_once, constants_compute); }
 
 /* ---- tables: slicing by 8 ---- */
 
@@ -124,12 +113,6 @@ static uint32_t tables_update(uint32_t r, const uint8_t *p, size_t size)
 static uint32_t tables_kernel(uint32_t crc, const void *data, size_t size)
 {
     return ~tables_update(~crc, data, size);
-}
-
-uint32_t crc32_portable(uint32_t crc, const void *data, size_t size)
-{
-    constants_ready();
-    return tables_kernel(crc, data, size);
 }
 
 static bool always_usable(void) { return true; }
@@ -293,35 +276,18 @@ static const struct crc32_kernel kernels[] = {
 
 const struct crc32_kernel *crc32_kernels(size_t *count)
 {
-    constants_ready();
     *count = sizeof kernels / sizeof kernels[0];
     return kernels;
 }
 
-static const struct crc32_kernel *kernel_choose(void)
+static const struct crc32_kernel *chosen = kernels;
+
+__attribute__((constructor)) static void crc32_begin(void)
 {
-    const struct crc32_kernel *k = kernels;
-    while (!k->usable()) k++; /* the last one always is */
-    return k;
+    constants_compute();
+    while (!chosen->usable()) chosen++; /* the last one always is */
 }
 
-typedef uint32_t kernel_update(uint32_t crc, const void *data, size_t size);
+uint32_t crc32_update(uint32_t crc, const void *data, size_t size) { return chosen->update(crc, data, size); }
 
-static uint32_t first_update(uint32_t crc, const void *data, size_t size);
-static kernel_update *_Atomic chosen = first_update;
-
-/* Two threads may both be first: they choose the same. */
-static uint32_t first_update(uint32_t crc, const void *data, size_t size)
-{
-    constants_ready();
-    kernel_update *update = kernel_choose()->update;
-    atomic_store_explicit(&chosen, update, memory_order_release);
-    return update(crc, data, size);
-}
-
-uint32_t crc32_update(uint32_t crc, const void *data, size_t size)
-{
-    return atomic_load_explicit(&chosen, memory_order_acquire)(crc, data, size);
-}
-
-const char *crc32_kernel(void) { return kernel_choose()->name; }
+const char *crc32_kernel(void) { return chosen->name; }

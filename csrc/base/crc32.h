@@ -2,8 +2,8 @@
  *
  * crc32: CRC-32 (IEEE 802.3, the polynomial of zlib), by the quickest kernel
  * this processor has: carry-less multiply (VPCLMULQDQ, PCLMULQDQ, ARM PMULL or
- * the ARM CRC32 instructions), else slicing-by-8.  The choice is made once, at
- * the first call.
+ * the ARM CRC32 instructions), else slicing-by-8.  The choice is made once, when
+ * the library is loaded.
  */
 #ifndef VIBEMQ_BASE_CRC32_H
 #define VIBEMQ_BASE_CRC32_H
@@ -17,9 +17,6 @@ uint32_t crc32_update(uint32_t crc, const void *data, size_t size);
 
 /* The name of the kernel in use, for benchmarks and tests. */
 const char *crc32_kernel(void);
-
-/* The portable kernel, so that tests can compare every other with it. */
-uint32_t crc32_portable(uint32_t crc, const void *data, size_t size);
 
 struct crc32_kernel {
     const char *name;

@@ -9,8 +9,6 @@
 #include "file.h"
 
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +16,6 @@
 
 #include "check.h"
 #include "grow.h"
-#include "sys.h"
 
 #define AGAIN_WHILE_INTERRUPTED(result, call) do { (result) = (call); } while ((result) < 0 && errno == EINTR)
 
@@ -54,20 +51,32 @@ err file_open(const char *path, int flags, int *fd, struct fault *f)
     return *fd < 0 ? fault_from_errno(f, path, 0, 0, 0) : OK;
 }
 
+err file_open_numbered(struct file_path *p, const char *directory, uint64_t first_offset, const char *suffix, int flags,
+                       int *fd, struct fault *f)
+{
+    file_path_numbered(p, directory, first_offset, suffix);
+    return file_open(p->text, flags, fd, f);
+}
+
 void file_close(int *fd)
 {
     if (*fd >= 0) sys->close(*fd); /* nothing is promised by a close: what must be durable was synced */
     *fd = -1;
 }
 
+err file_stat(int fd, const char *path, struct stat *st, struct fault *f)
+{
+    int result;
+    AGAIN_WHILE_INTERRUPTED(result, sys->fstat(fd, st));
+    return result < 0 ? fault_from_errno(f, path, 0, 0, 0) : OK;
+}
+
 err file_size(int fd, const char *path, uint64_t *size, struct fault *f)
 {
     struct stat st;
-    int result;
-    AGAIN_WHILE_INTERRUPTED(result, sys->fstat(fd, &st));
-    if (result < 0) return fault_from_errno(f, path, 0, 0, 0);
-    *size = (uint64_t)st.st_size;
-    return OK;
+    err e = file_stat(fd, path, &st, f);
+    if (!e) *size = (uint64_t)st.st_size;
+    return e;
 }
 
 err file_read(int fd, const char *path, void *data, size_t size, uint64_t position, size_t *got, struct fault *f)
@@ -81,6 +90,26 @@ err file_read(int fd, const char *path, void *data, size_t size, uint64_t positi
         *got += (size_t)n;
     }
     return OK;
+}
+
+err file_stat_of(const char *path, struct stat *st, struct fault *f)
+{
+    int fd;
+    err e = file_open(path, O_RDONLY, &fd, f);
+    if (e) return e;
+    e = file_stat(fd, path, st, f);
+    file_close(&fd);
+    return e;
+}
+
+err file_read_head(const char *path, void *data, size_t size, size_t *got, struct fault *f)
+{
+    int fd;
+    err e = file_open(path, O_RDONLY, &fd, f);
+    if (e) return e;
+    e = file_read(fd, path, data, size, 0, got, f);
+    file_close(&fd);
+    return e;
 }
 
 err file_read_exact(int fd, const char *path, void *data, size_t size, uint64_t position, struct fault *f)
@@ -150,6 +179,16 @@ err file_datasync(int fd, const char *path, struct fault *f)
     int result;
     AGAIN_WHILE_INTERRUPTED(result, sys->fdatasync(fd));
     return result < 0 ? fault_from_errno(f, path, 0, 0, 0) : OK;
+}
+
+err file_sync(const char *path, struct fault *f)
+{
+    int fd;
+    err e = file_open(path, O_RDONLY, &fd, f);
+    if (e) return e;
+    e = file_datasync(fd, path, f);
+    file_close(&fd);
+    return e;
 }
 
 err file_sync_directory(const char *directory, struct fault *f)
@@ -242,13 +281,45 @@ err file_numbers(const char *directory, const char *suffix, uint64_t **numbers, 
     return OK;
 }
 
+err file_map(int fd, const char *path, size_t bytes, void **memory, struct fault *f)
+{
+    *memory = sys->mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return *memory == MAP_FAILED ? fault_from_errno(f, path, 0, bytes, 0) : OK;
+}
+
+err file_page_version(const char *path, const void *head, size_t size, uint32_t magic, uint32_t known, struct fault *f)
+{
+    uint32_t words[2];
+    if (size < sizeof words) return OK;
+    memcpy(words, head, sizeof words);
+    return words[0] == magic && words[1] != known ? fault_set(f, ERR_VERSION, 0, path, 4, known, words[1]) : OK;
+}
+
+err file_page_map(const char *path, uint32_t magic, uint32_t version, size_t bytes, err unfit, void **memory,
+                  uint64_t *inode, struct fault *f)
+{
+    int fd;
+    struct stat st;
+    uint32_t head[2];
+    size_t got;
+    err e = file_open(path, O_RDWR, &fd, f);
+    if (e) return e;
+    e = file_read(fd, path, head, sizeof head, 0, &got, f);
+    if (!e) e = file_page_version(path, head, got, magic, version, f);
+    if (!e) e = file_stat(fd, path, &st, f);
+    if (!e && (uint64_t)st.st_size != bytes) e = fault_set(f, unfit, 0, path, 0, bytes, (uint64_t)st.st_size);
+    if (!e) e = file_map(fd, path, bytes, memory, f);
+    file_close(&fd);
+    if (e) return e;
+    if (inode) *inode = (uint64_t)st.st_ino;
+    if (head[0] == magic) return OK; /* and so it is of this version */
+    sys->munmap(*memory, bytes);
+    return fault_set(f, unfit, 0, path, 0, magic, head[0]);
+}
+
 err file_random(void *out, size_t size, struct fault *f)
 {
-    static const char path[] = "/dev/urandom";
-    int fd;
-    err e = file_open(path, O_RDONLY, &fd, f);
-    if (e) return e;
-    e = file_read_exact(fd, path, out, size, 0, f);
-    file_close(&fd);
-    return e;
+    int result;
+    AGAIN_WHILE_INTERRUPTED(result, sys->entropy(out, size));
+    return result < 0 ? fault_from_errno(f, "random bytes", 0, size, 0) : OK;
 }

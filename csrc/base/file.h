@@ -10,17 +10,13 @@
 #define VIBEMQ_BASE_FILE_H
 
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/types.h>
-#include <sys/uio.h>
 
 #include "error.h"
+#include "sys.h"
 
 #define FILE_DIRECTORY_BYTES_MAX 3072u /* leaves room below PATH_MAX for the longest name in it */
-#define FILE_NAME_DIGITS 20            /* of a first offset: all of u64, so names sort as numbers */
-
 #define FILE_NAME_BYTES_MAX 80         /* of what comes behind a directory, the slash and the NUL included */
+#define FILE_NAME_DIGITS 20            /* of a first offset: all of u64, so names sort as numbers */
 
 struct file_path { char text[FILE_DIRECTORY_BYTES_MAX + FILE_NAME_BYTES_MAX]; };
 
@@ -32,10 +28,18 @@ void file_path_numbered(struct file_path *p, const char *directory, uint64_t fir
 bool file_name_parse(const char *name, const char *suffix, uint64_t *first_offset);
 
 err file_open(const char *path, int flags, int *fd, struct fault *f); /* O_CLOEXEC is added */
+/* Open "<directory>/<20 digits><suffix>"; `p` is its path. */
+err file_open_numbered(struct file_path *p, const char *directory, uint64_t first_offset, const char *suffix, int flags,
+                       int *fd, struct fault *f);
 /* Make (or begin anew) a file that begins with these bytes; open for reading and writing. */
 err file_create(const char *path, const void *data, size_t size, int *fd, struct fault *f);
 void file_close(int *fd);                                             /* sets it to -1 */
+err file_stat(int fd, const char *path, struct stat *st, struct fault *f);
 err file_size(int fd, const char *path, uint64_t *size, struct fault *f);
+/* Open, ask or read up to `size` bytes of the beginning or sync, and close. */
+err file_stat_of(const char *path, struct stat *st, struct fault *f);
+err file_read_head(const char *path, void *data, size_t size, size_t *got, struct fault *f);
+err file_sync(const char *path, struct fault *f);
 
 /* Up to `size` bytes; fewer only at the end of the file. */
 err file_read(int fd, const char *path, void *data, size_t size, uint64_t position, size_t *got, struct fault *f);
@@ -62,6 +66,15 @@ typedef err file_each_fn(void *context, const char *directory, const char *name,
 err file_each(const char *directory, file_each_fn *each, void *context, struct fault *f);
 /* The numbers of all files "<20 digits><suffix>" of a directory, rising; `*numbers` is to be freed. */
 err file_numbers(const char *directory, const char *suffix, uint64_t **numbers, uint32_t *count, struct fault *f);
+
+/* Map all `bytes` of an open file, shared, for reading and writing. */
+err file_map(int fd, const char *path, size_t bytes, void **memory, struct fault *f);
+/* Files that are made to be mapped begin with two words in the machine's own order: magic and version.  ERR_VERSION
+ * when `head` has that magic and a version that is not known, whatever the size: another version's may be larger. */
+err file_page_version(const char *path, const void *head, size_t size, uint32_t magic, uint32_t known, struct fault *f);
+/* Open and map such a file.  ERR_VERSION; `unfit` when its magic or size is another; `*inode` may be NULL. */
+err file_page_map(const char *path, uint32_t magic, uint32_t version, size_t bytes, err unfit, void **memory,
+                  uint64_t *inode, struct fault *f);
 
 /* Bytes that nobody can guess (for a seed). */
 err file_random(void *out, size_t size, struct fault *f);

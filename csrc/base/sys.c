@@ -6,13 +6,9 @@
  */
 #include "sys.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -74,6 +70,7 @@ const struct sys sys_real = {
     .munmap = munmap,
     .now_ms = real_now_ms,
     .boot_id = real_boot_id,
+    .entropy = getentropy,
     .realloc = realloc,
 };
 

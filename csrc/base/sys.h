@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sys: the one table of system calls that touch the world.  Everything below
- * csrc/log and csrc/shm goes through `sys->`, so a test can make any call fail
- * at the Nth time, return short, or record what was really synced.
+ * sys: the one table of system calls that touch the world, with what their callers need.
+ * Everything below csrc/log and csrc/shm goes through `sys->`, so a test can make any call
+ * fail at the Nth time, return short, or record what was really synced.
  */
 #ifndef VIBEMQ_BASE_SYS_H
 #define VIBEMQ_BASE_SYS_H
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
+#include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -32,6 +36,7 @@ struct sys {
     int (*munmap)(void *address, size_t size);
     int64_t (*now_ms)(void);       /* wall clock, ms since the Unix epoch */
     int (*boot_id)(uint8_t out[16]); /* /proc/sys/kernel/random/boot_id; -1 and errno when unreadable */
+    int (*entropy)(void *out, size_t size); /* getentropy */
     void *(*realloc)(void *memory, size_t size); /* of what grows; see grow.h */
 };
 

@@ -22,6 +22,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     uint64_t first;
     uint32_t seed;
-    CHECK((size < INDEX_HEADER_BYTES) == (index_header_read(data, size, &first, &seed) == ERR_TRUNCATED));
+    CHECK((size < INDEX_HEADER_BYTES) == (index_header_read("index", data, size, &first, &seed, NULL) == ERR_TRUNCATED));
     return 0;
 }

@@ -9,17 +9,10 @@
  */
 #include "control.h"
 
-#include <fcntl.h>
-#include <string.h>
-#include <sys/mman.h>
-
 #include "../base/bytes.h"
 #include "../base/check.h"
 #include "../base/crc32.h"
-#include "../base/file.h"
-#include "../base/sys.h"
 #include "segment.h"
-#include "version.h"
 
 static const char control_name[] = "control";
 
@@ -142,39 +135,23 @@ err control_create(const char *directory, const struct control_init *init, bool 
     file_path_name(&path, directory, control_name);
     file_path_name(&temporary, directory, "control.tmp");
 
-    int fd;
-    err e = file_open(temporary.text, O_RDWR | O_CREAT | O_TRUNC, &fd, f);
-    if (e) return e;
     /* Written, not only stretched: a full disk is an error here, not a signal at the first store. */
     static const uint8_t zeros[CONTROL_BYTES];
-    e = file_write(fd, temporary.text, zeros, sizeof zeros, 0, f);
+    int fd;
     struct stat st;
-    if (!e && sys->fstat(fd, &st) < 0) e = fault_from_errno(f, temporary.text, 0, 0, 0);
+    void *page;
+    err e = file_create(temporary.text, zeros, sizeof zeros, &fd, f);
+    if (!e) e = file_stat(fd, temporary.text, &st, f);
+    if (!e) e = file_map(fd, temporary.text, CONTROL_BYTES, &page, f);
     if (!e) {
-        void *page = sys->mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (page == MAP_FAILED) e = fault_from_errno(f, temporary.text, 0, CONTROL_BYTES, 0);
-        else {
-            e = control_fill(page, init, (uint64_t)st.st_ino, temporary.text, f);
-            sys->munmap(page, CONTROL_BYTES);
-        }
+        e = control_fill(page, init, (uint64_t)st.st_ino, temporary.text, f);
+        sys->munmap(page, CONTROL_BYTES);
     }
     if (!e && sync) e = file_datasync(fd, temporary.text, f);
     file_close(&fd);
     if (!e) e = file_rename(temporary.text, path.text, f);
     if (e) file_unlink(temporary.text, NULL);
     return e;
-}
-
-/* Missing is stale (recovery makes a new one), unless the directory is missing too. */
-static err control_open(const char *directory, const char *path, int flags, int *fd, struct fault *f)
-{
-    err e = file_open(path, flags, fd, f);
-    if (e != ERR_NOT_FOUND) return e;
-    int directory_fd;
-    e = file_open(directory, O_RDONLY | O_DIRECTORY, &directory_fd, f);
-    if (e) return e;
-    file_close(&directory_fd);
-    return fault_set(f, ERR_STALE, 0, path, 0, 0, 0);
 }
 
 static bool control_of_this_boot(const struct control *c, uint64_t inode)
@@ -187,38 +164,21 @@ static bool control_of_this_boot(const struct control *c, uint64_t inode)
 err control_map(const char *directory, struct control **out, struct fault *f)
 {
     struct file_path path;
-    file_path_name(&path, directory, control_name);
-    int fd;
-    err e = control_open(directory, path.text, O_RDWR, &fd, f);
-    if (e) return e;
-
     struct stat st;
-    void *page = MAP_FAILED;
-    e = version_check_mapped(fd, path.text, CONTROL_MAGIC, CONTROL_VERSION, f);
-    if (e) {
-        file_close(&fd);
-        return e;
-    }
-    if (sys->fstat(fd, &st) < 0) e = fault_from_errno(f, path.text, 0, 0, 0);
-    else if (st.st_size != CONTROL_BYTES)
-        e = fault_set(f, ERR_STALE, 0, path.text, 0, CONTROL_BYTES, (uint64_t)st.st_size);
-    else {
-        page = sys->mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (page == MAP_FAILED) e = fault_from_errno(f, path.text, 0, CONTROL_BYTES, 0);
-    }
-    file_close(&fd);
+    void *page;
+    uint64_t inode;
+    file_path_name(&path, directory, control_name);
+    err e = file_page_map(path.text, CONTROL_MAGIC, CONTROL_VERSION, CONTROL_BYTES, ERR_STALE, &page, &inode, f);
+    /* Missing is stale (recovery makes a new one), unless the directory is missing too. */
+    if (e == ERR_NOT_FOUND && file_stat_of(directory, &st, f) == OK) return fault_set(f, ERR_STALE, 0, path.text, 0, 0, 0);
     if (e) return e;
 
     struct control *c = page;
-    if (c->magic != CONTROL_MAGIC || c->version != CONTROL_VERSION || !control_of_this_boot(c, (uint64_t)st.st_ino))
-        e = fault_set(f, ERR_STALE, 0, path.text, 0, CONTROL_VERSION, c->version);
+    if (!control_of_this_boot(c, inode)) e = fault_set(f, ERR_STALE, 0, path.text, 0, CONTROL_VERSION, c->version);
     else if (control_is_deleted(c)) e = fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
-    if (e) {
-        control_unmap(c);
-        return e;
-    }
-    *out = c;
-    return OK;
+    if (e) control_unmap(c);
+    else *out = c;
+    return e;
 }
 
 void control_unmap(struct control *c)
@@ -244,14 +204,11 @@ err control_old_read(const char *directory, struct control_old *out, struct faul
     *out = (struct control_old){0};
     struct file_path path;
     file_path_name(&path, directory, control_name);
-    int fd;
-    err e = file_open(path.text, O_RDONLY, &fd, f);
-    if (e) return e == ERR_NOT_FOUND ? OK : e;
     _Alignas(struct control) uint8_t page[CONTROL_BYTES];
-    e = version_check_mapped(fd, path.text, CONTROL_MAGIC, CONTROL_VERSION, f);
-    if (!e) e = file_read_exact(fd, path.text, page, sizeof page, 0, f);
-    file_close(&fd);
-    if (e) return e == ERR_TRUNCATED ? OK : e;
+    size_t got;
+    err e = file_read_head(path.text, page, sizeof page, &got, f);
+    if (!e) e = file_page_version(path.text, page, got, CONTROL_MAGIC, CONTROL_VERSION, f);
+    if (e || got < sizeof page) return e == ERR_NOT_FOUND ? OK : e;
 
     const struct control *c = (const struct control *)page;
     if (c->magic != CONTROL_MAGIC) return OK;

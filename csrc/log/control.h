@@ -15,7 +15,7 @@
 #ifndef VIBEMQ_LOG_CONTROL_H
 #define VIBEMQ_LOG_CONTROL_H
 
-#include "../base/error.h"
+#include "../base/file.h"
 #include "../shm/mutex.h"
 #include "../shm/word.h"
 

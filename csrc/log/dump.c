@@ -8,23 +8,16 @@
  */
 #include "dump.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "../base/bytes.h"
-#include "../base/crc32.h"
-#include "../base/file.h"
 #include "filter.h"
 #include "index.h"
 #include "offsets.h"
-#include "scan.h"
 #include "segment.h"
-#include "tracking.h"
-#include "version.h"
 
 #define LINE_BYTES_MAX 1024
 #define ENTRY_HEX_BYTES 24u /* of an entry's body: enough to know it again */
@@ -156,8 +149,8 @@ static err dump_segment(struct dump *d, int fd, uint64_t size, const uint8_t *he
     struct segment_header h = {0};
     struct scan s = {.fd = fd, .limit = size, .directory = directory};
     bool named = split_path(d->path, directory, &s.segment, SEGMENT_SUFFIX);
-    err known = segment_header_read(head, head_bytes, &h);
-    if (known == ERR_VERSION) return version_fault(d->path, SEGMENT_VERSION, head, d->f);
+    err known = segment_header_read(d->path, head, head_bytes, &h, d->f);
+    if (known == ERR_VERSION) return known;
     if (known == OK) {
         s.seed = h.seed;
         if (!named) s.segment = h.first_offset;
@@ -182,13 +175,11 @@ static err dump_segment(struct dump *d, int fd, uint64_t size, const uint8_t *he
             id = c.chunk_id + c.records;
             continue;
         }
-        uint64_t next, next_id;
+        uint64_t from = position;
         d->damaged = true;
-        e = scan_past_damage(&s, position, id, UINT64_MAX, &next, &next_id, d->f);
+        e = scan_past(&s, UINT64_MAX, &position, &id, d->f);
         if (e) return e;
-        say(d, "%" PRIu64 ": DAMAGED, %" PRIu64 " bytes stepped over", position, next - position);
-        position = next;
-        if (next_id > id) id = next_id;
+        say(d, "%" PRIu64 ": DAMAGED, %" PRIu64 " bytes stepped over", from, position - from);
     }
     return OK;
 }
@@ -199,8 +190,8 @@ static err dump_index(struct dump *d, int fd, uint64_t size, const uint8_t *head
 {
     uint64_t first;
     uint32_t seed;
-    err known = index_header_read(head, head_bytes, &first, &seed);
-    if (known == ERR_VERSION) return version_fault(d->path, INDEX_VERSION, head, d->f);
+    err known = index_header_read(d->path, head, head_bytes, &first, &seed, d->f);
+    if (known == ERR_VERSION) return known;
     if (known) {
         say(d, "DAMAGED index header");
         return fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, INDEX_HEADER_BYTES, head_bytes);
@@ -248,10 +239,9 @@ static err dump_tracking(struct dump *d, int fd, uint64_t size, bool snapshot)
                       : fault_set(d->f, ERR_NO_MEMORY, 0, d->path, 0, size, 0);
     uint64_t segment = 0;
     if (!e && snapshot) {
-        e = tracking_snapshot_decode(data, size, &segment, t);
-        if (e == ERR_VERSION) version_fault(d->path, TRACKING_VERSION, data, d->f);
-        else if (e) say(d, "DAMAGED snapshot");
-        else say(d, "tracking snapshot: as segment %" PRIu64 " began", segment);
+        e = tracking_snapshot_decode(d->path, data, size, &segment, t, d->f);
+        if (e && e != ERR_VERSION) say(d, "DAMAGED snapshot");
+        else if (!e) say(d, "tracking snapshot: as segment %" PRIu64 " began", segment);
     } else if (!e) {
         memcpy(t, data, sizeof *t);
         say(d, "tracking table");
@@ -298,8 +288,8 @@ static err dump_control(struct dump *d, int fd, uint64_t size)
 static err dump_offsets(struct dump *d, int fd, uint64_t size, const uint8_t *head)
 {
     uint64_t generation, count = 0;
-    err e = offsets_header_read(head, &generation);
-    if (e == ERR_VERSION) return version_fault(d->path, OFFSETS_VERSION, head, d->f);
+    err e = offsets_header_read(d->path, head, &generation, d->f);
+    if (e == ERR_VERSION) return e;
     say(d, "stored offsets%s", e ? ", DAMAGED header" : "");
     d->damaged |= e != OK;
     for (uint64_t at = OFFSETS_RECORD_BYTES; at + OFFSETS_RECORD_BYTES <= size && !enough(d, count); at += OFFSETS_RECORD_BYTES) {
@@ -337,7 +327,7 @@ static err dump_open(struct dump *d, int fd, uint64_t size)
     if (magic == OFFSETS_MAGIC) return dump_offsets(d, fd, size, head);
     if (native == TRACKING_MAGIC || native == CONTROL_MAGIC) {
         bool table = native == TRACKING_MAGIC;
-        e = version_check_mapped(fd, d->path, native, table ? TRACKING_VERSION : CONTROL_VERSION, d->f);
+        e = file_page_version(d->path, head, got, native, table ? TRACKING_VERSION : CONTROL_VERSION, d->f);
         return e ? e : table ? dump_tracking(d, fd, size, false) : dump_control(d, fd, size);
     }
     /* A segment whose header is damaged is known by its name. */

@@ -11,14 +11,10 @@
 #ifndef VIBEMQ_LOG_HANDLE_H
 #define VIBEMQ_LOG_HANDLE_H
 
-#include <sys/uio.h>
-
-#include "../base/file.h"
-#include "control.h"
+#include "../base/check.h"
 #include "index.h"
 #include "log.h"
 #include "segment.h"
-#include "tracking.h"
 
 struct log {
     struct control *control;

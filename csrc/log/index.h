@@ -10,16 +10,13 @@
 #ifndef VIBEMQ_LOG_INDEX_H
 #define VIBEMQ_LOG_INDEX_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
-#include "../base/error.h"
+#include "../base/file.h"
+#include "scan.h"
 
 #define INDEX_MAGIC 0x564D5149u /* "VMQI" */
 #define INDEX_VERSION 1u
 #define INDEX_HEADER_BYTES 32u
 #define INDEX_RECORD_BYTES 32u
-#define INDEX_BLOCK_BYTES 4096u /* read at once: one system call serves the end of a search */
 
 struct index_record {
     uint64_t chunk_id;
@@ -29,8 +26,9 @@ struct index_record {
 };
 
 void index_header_write(uint64_t first_offset, uint32_t seed, uint8_t out[INDEX_HEADER_BYTES]);
-/* ERR_TRUNCATED, ERR_CORRUPT (magic or check), ERR_VERSION. */
-err index_header_read(const uint8_t *data, uint64_t size, uint64_t *first_offset, uint32_t *seed);
+/* ERR_TRUNCATED, ERR_CORRUPT, ERR_VERSION, as version_header_check; `path` is for the fault. */
+err index_header_read(const char *path, const uint8_t *data, uint64_t size, uint64_t *first_offset, uint32_t *seed,
+                      struct fault *f);
 void index_record_write(const struct index_record *r, uint32_t seed, uint8_t out[INDEX_RECORD_BYTES]);
 err index_record_read(const uint8_t *data, uint64_t size, uint32_t seed, struct index_record *out);
 
@@ -39,34 +37,12 @@ err index_create(const char *directory, uint64_t first_offset, uint32_t seed, in
 /* The seed that a segment's index repeats.  ERR_NOT_FOUND, ERR_TRUNCATED, ERR_CORRUPT, ERR_VERSION. */
 err index_seed(const char *directory, uint64_t first_offset, uint32_t *seed, struct fault *f);
 
-/* Open for searching.  Invariant: no record at or past `count` is ever looked at. */
-struct index {
-    int fd;
-    uint32_t seed;
-    uint64_t count;
-    uint64_t block; /* which block of records `data` holds, UINT64_MAX: none */
-    uint32_t block_bytes;
-    const char *directory;
-    uint64_t segment;
-    uint8_t data[INDEX_BLOCK_BYTES];
-};
-
-/* `count`: how many records to believe in; UINT64_MAX: all that the file holds.
- * A file that is missing counts as one without records. */
-err index_open(struct index *ix, const char *directory, uint64_t segment, uint32_t seed, uint64_t count,
-               struct fault *f);
-void index_close(struct index *ix);
-
-/* Record number `i`.  ERR_CORRUPT when its check fails. */
-err index_get(struct index *ix, uint64_t i, struct index_record *out, struct fault *f);
-
 enum index_key { INDEX_BY_OFFSET, INDEX_BY_TIMESTAMP, INDEX_BY_POSITION };
 
-/* The first good record whose key is >= `value`.  ERR_NOT_FOUND when all are less. */
-err index_first_from(struct index *ix, enum index_key key, int64_t value, struct index_record *out, struct fault *f);
-/* The last good record whose key is < `value`.  ERR_NOT_FOUND when none is. */
-err index_last_before(struct index *ix, enum index_key key, int64_t value, struct index_record *out, struct fault *f);
-/* The last good record of all.  ERR_NOT_FOUND. */
-err index_last(struct index *ix, struct index_record *out, struct fault *f);
+/* The first good record of a segment whose key is >= `value` or, with `below`, the last good one whose key is < `value`.
+ * `count`: how many records to believe in; UINT64_MAX: all that the file holds.  ERR_NOT_FOUND also when the file
+ * is missing or cannot be read; what else keeps it from being opened is in `f`. */
+err index_find(const struct scan *s, uint64_t count, enum index_key key, int64_t value, bool below,
+               struct index_record *out, struct fault *f);
 
 #endif

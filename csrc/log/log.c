@@ -208,22 +208,8 @@ static err log_repair(struct log *l, struct fault *f)
 {
     struct commit c;
     control_committed(l->control, &c);
-    struct scan s = {.segment = c.segment, .limit = c.position, .directory = l->directory};
-    err e = segment_open(l->directory, c.segment, false, &s.fd, &s.seed, f);
-    if (e) return e;
-    for (uint64_t position = c.batch_position; position < c.position && !e;) {
-        struct chunk chunk;
-        uint8_t *trailer;
-        e = scan_header(&s, position, &chunk, f);
-        if (!e) e = scan_trailer(&s, position, &chunk, &trailer, f);
-        if (e) break;
-        if (trailer) e = tracking_apply(l->tracking, trailer, chunk.trailer_bytes, chunk.chunk_id);
-        free(trailer);
-        position += chunk_bytes(&chunk);
-    }
-    file_close(&s.fd);
     /* Damage in the file is the reader's to report; the table is as good as it can be. */
-    return e == ERR_CORRUPT ? OK : e;
+    return scan_tracking(l->directory, c.segment, c.batch_position, c.position, l->tracking, f);
 }
 
 err log_lock(struct log *l, struct fault *f)

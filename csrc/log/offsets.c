@@ -8,17 +8,10 @@
  */
 #include "offsets.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/file.h>
 
 #include "../base/bytes.h"
-#include "../base/check.h"
 #include "../base/crc32.h"
-#include "../base/file.h"
-#include "../base/sys.h"
 #include "version.h"
 
 #define KIND_OFFSET 1u
@@ -71,9 +64,9 @@ void offsets_record_write(const struct offsets_record *r, uint8_t out[OFFSETS_RE
     bytes_store32(out, record_check(out));
 }
 
-err offsets_header_read(const uint8_t data[OFFSETS_HEADER_BYTES], uint64_t *generation)
+err offsets_header_read(const char *path, const uint8_t data[OFFSETS_HEADER_BYTES], uint64_t *generation, struct fault *f)
 {
-    err e = version_header_check(data, OFFSETS_HEADER_BYTES, OFFSETS_HEADER_BYTES, OFFSETS_MAGIC, OFFSETS_VERSION);
+    err e = version_header_check(path, data, OFFSETS_HEADER_BYTES, OFFSETS_HEADER_BYTES, OFFSETS_MAGIC, OFFSETS_VERSION, f);
     if (!e) *generation = bytes_load64(data + 8);
     return e;
 }
@@ -120,30 +113,35 @@ static err header_store(struct offsets *o, uint64_t generation, struct fault *f)
     return e;
 }
 
-/* Look at every record; `each` gets its place and OK or ERR_CORRUPT. */
-static err scan(struct offsets *o, void (*each)(void *context, uint32_t place, err e, const struct offsets_record *r),
-                void *context, struct fault *f)
-{
+/* Goes over all records, reading many at once. */
+struct scan {
+    const struct offsets *of;
+    uint32_t place, end;             /* of the record, and behind the last that was read */
+    err state;                       /* of the record: OK, ERR_EMPTY, ERR_CORRUPT */
+    err failed;                      /* why there are no more; OK: that were all */
+    struct offsets_record record;
     uint8_t data[SCAN_RECORDS * OFFSETS_RECORD_BYTES];
-    size_t got = sizeof data;
-    for (uint32_t place = 0; place < OFFSETS_REFERENCES_MAX && got == sizeof data; place += SCAN_RECORDS) {
-        err e = file_read(o->fd, o->path, data, sizeof data, record_position(place), &got, f);
-        if (e) return e;
-        for (uint32_t i = 0; (i + 1) * OFFSETS_RECORD_BYTES <= got; i++) {
-            struct offsets_record r;
-            e = offsets_record_read(data + i * OFFSETS_RECORD_BYTES, &r);
-            each(context, place + i, e, &r);
-        }
-    }
-    return OK;
+};
+
+static void scan_begin(struct scan *at, const struct offsets *of)
+{
+    at->of = of;
+    at->place = UINT32_MAX;
+    at->end = 0;
+    at->failed = OK;
 }
 
-static void learn(void *context, uint32_t place, err e, const struct offsets_record *r)
+static bool scan_next(struct scan *at, struct fault *f)
 {
-    struct offsets *o = context;
-    o->count = place + 1;
-    o->hash[place] = e ? 0 : reference_hash(r->reference, r->bytes);
-    o->damaged += e == ERR_CORRUPT;
+    uint32_t i = ++at->place % SCAN_RECORDS;
+    if (i == 0 && at->place < OFFSETS_REFERENCES_MAX) {
+        size_t got;
+        at->failed = file_read(at->of->fd, at->of->path, at->data, sizeof at->data, record_position(at->place), &got, f);
+        at->end = at->place + (uint32_t)(got / OFFSETS_RECORD_BYTES);
+    }
+    if (at->failed || at->place == at->end) return false;
+    at->state = offsets_record_read(at->data + i * OFFSETS_RECORD_BYTES, &at->record);
+    return true;
 }
 
 /* With the lock held: know what the file holds now. */
@@ -154,8 +152,8 @@ static err look(struct offsets *o, struct fault *f)
     size_t got;
     err e = file_read(o->fd, o->path, header, sizeof header, 0, &got, f);
     if (e) return e;
-    e = offsets_header_read(header, &generation);
-    if (e == ERR_VERSION) return version_fault(o->path, OFFSETS_VERSION, header, f);
+    e = offsets_header_read(o->path, header, &generation, f);
+    if (e == ERR_VERSION) return e;
     if (!e && o->known && generation == o->generation) return OK;
     o->known = false;
     if (e) { /* new, or its header is damaged: a number that nobody remembers */
@@ -166,9 +164,13 @@ static err look(struct offsets *o, struct fault *f)
     o->generation = generation;
     o->count = o->damaged = 0;
     memset(o->hash, 0, sizeof o->hash);
-    e = scan(o, learn, o, f);
-    o->known = !e;
-    return e;
+    struct scan at;
+    for (scan_begin(&at, o); scan_next(&at, f); o->count = at.place + 1) {
+        if (at.state == OK) o->hash[at.place] = reference_hash(at.record.reference, at.record.bytes);
+        o->damaged += at.state == ERR_CORRUPT;
+    }
+    o->known = !at.failed;
+    return at.failed;
 }
 
 static err lock(struct offsets *o, bool create, struct fault *f)
@@ -220,25 +222,21 @@ static err find(struct offsets *o, const char *reference, uint32_t bytes, uint32
     return OK;
 }
 
-struct oldest { uint32_t place; int64_t written_ms; };
-
-static void note_oldest(void *context, uint32_t place, err e, const struct offsets_record *r)
-{
-    struct oldest *o = context;
-    if (e || (o->place != NOWHERE && r->written_ms >= o->written_ms)) return;
-    *o = (struct oldest){place, r->written_ms};
-}
-
 /* A place for a new reference: a free one, else the end, else the one stored longest ago. */
 static err make_room(struct offsets *o, uint32_t *place, bool *evicted, struct fault *f)
 {
     uint32_t i = 0;
     while (i < o->count && o->hash[i]) i++;
     if (i == OFFSETS_REFERENCES_MAX) {
-        struct oldest oldest = {.place = NOWHERE};
-        err e = scan(o, note_oldest, &oldest, f);
-        if (e) return e;
-        i = oldest.place == NOWHERE ? 0 : oldest.place;
+        struct scan at;
+        int64_t oldest_ms = INT64_MAX;
+        i = 0;
+        for (scan_begin(&at, o); scan_next(&at, f);) {
+            if (at.state || at.record.written_ms >= oldest_ms) continue;
+            oldest_ms = at.record.written_ms;
+            i = at.place;
+        }
+        if (at.failed) return at.failed;
         *evicted = true;
     }
     *place = i;
@@ -289,19 +287,13 @@ err offsets_get(struct offsets *o, const char *reference, uint32_t bytes, uint64
     return unlock(o, e);
 }
 
-struct teller { void (*each)(void *context, const struct offsets_record *r); void *context; };
-
-static void tell(void *context, uint32_t place, err e, const struct offsets_record *r)
-{
-    const struct teller *t = context;
-    (void)place;
-    if (!e) t->each(t->context, r);
-}
-
 err offsets_each(struct offsets *o, void (*each)(void *context, const struct offsets_record *r), void *context,
                  struct fault *f)
 {
+    struct scan at;
     err e = lock(o, false, f);
     if (e) return e == ERR_NOT_FOUND ? OK : e;
-    return unlock(o, scan(o, tell, &(struct teller){each, context}, f));
+    for (scan_begin(&at, o); scan_next(&at, f);)
+        if (at.state == OK) each(context, &at.record);
+    return unlock(o, at.failed);
 }

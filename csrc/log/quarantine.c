@@ -4,15 +4,12 @@
  */
 #include "quarantine.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../base/check.h"
-#include "../base/sys.h"
 #include "segment.h"
 
 #define COPY_BYTES 65536u
@@ -35,16 +32,6 @@ static bool name_parse(const char *name, uint32_t *number)
     return true;
 }
 
-static err stat_of(const char *path, struct stat *st, struct fault *f)
-{
-    int fd;
-    err e = file_open(path, O_RDONLY, &fd, f);
-    if (e) return e;
-    if (sys->fstat(fd, st) < 0) e = fault_from_errno(f, path, 0, 0, 0);
-    file_close(&fd);
-    return e;
-}
-
 #define SIZE_NONE UINT64_MAX /* of no file */
 
 /* A name with this number or, where another file of that place has it, one of the next.  Of a copy, a file of the same
@@ -58,7 +45,7 @@ static err free_name(const char *directory, uint64_t segment, const char *what, 
         struct stat st;
         snprintf(suffix, sizeof suffix, "%s.%" PRIu64 QUARANTINE_SUFFIX, what, n);
         file_path_numbered(out, directory, segment, suffix);
-        err e = stat_of(out->text, &st, f);
+        err e = file_stat_of(out->text, &st, f);
         if (e == ERR_NOT_FOUND || (!e && (uint64_t)st.st_size == copy_size)) return OK;
         if (e) return e;
     }
@@ -128,7 +115,7 @@ err quarantine_file(const char *directory, uint64_t segment, const char *suffix,
     struct file_path source;
     struct stat st;
     file_path_numbered(&source, directory, segment, suffix);
-    err e = stat_of(source.text, &st, f);
+    err e = file_stat_of(source.text, &st, f);
     if (!e) e = free_name(directory, segment, suffix, number, SIZE_NONE, kept, f);
     if (!e) e = file_rename(source.text, kept->text, f);
     return e ? e : file_sync_directory(directory, f);
@@ -153,7 +140,7 @@ static err look_at(void *context, const char *directory, const char *name, struc
     if (!name_parse(name, &number) || number >= look->below) return OK;
     if (strlen(name) >= FILE_NAME_BYTES_MAX - 1) return OK; /* no name of ours */
     file_path_name(&path, directory, name);
-    if (stat_of(path.text, &st, NULL)) return OK; /* it is gone, or an operator keeps it from us */
+    if (file_stat_of(path.text, &st, NULL)) return OK; /* it is gone, or an operator keeps it from us */
     if ((int64_t)st.st_mtime * 1000 < look->oldest_ms) {
         err e = file_unlink(path.text, f);
         return e == ERR_NOT_FOUND ? OK : e; /* somebody has removed it by hand */
@@ -181,6 +168,5 @@ err quarantine_trim(const char *directory, uint32_t first, struct fault *f)
 
 err quarantine_expire(const char *directory, int64_t oldest_ms, struct fault *f)
 {
-    struct look look = {.below = UINT32_MAX, .oldest_ms = oldest_ms};
-    return file_each(directory, look_at, &look, f);
+    return file_each(directory, look_at, &(struct look){.below = UINT32_MAX, .oldest_ms = oldest_ms}, f);
 }

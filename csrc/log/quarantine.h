@@ -14,9 +14,6 @@
 #ifndef VIBEMQ_LOG_QUARANTINE_H
 #define VIBEMQ_LOG_QUARANTINE_H
 
-#include <stdint.h>
-
-#include "../base/error.h"
 #include "../base/file.h"
 
 /* What earlier recoveries of a log put there is removed, oldest first, while it is more than this: about two segments. */

@@ -8,13 +8,7 @@
  */
 #include "reader.h"
 
-#include <errno.h>
-#include <fcntl.h>
-
-#include "../base/check.h"
-#include "../base/sys.h"
 #include "handle.h"
-#include "scan.h"
 
 #define ATTEMPTS_MAX 8 /* each lost one means that retention removed a segment meanwhile */
 #define SKIP_BYTES 4096u           /* one page: a head, and perhaps the next ones */
@@ -58,11 +52,10 @@ static err reader_limit(struct reader *r, const struct commit *c, uint64_t *limi
 
 /* ---- attaching ---- */
 
-static struct scan place_scan(const struct log *l, const struct segment_list *list, uint32_t i, const struct commit *c)
+static err place_open(const struct log *l, const struct segment_list *list, uint32_t i, const struct commit *c,
+                      struct scan *s, struct fault *f)
 {
-    bool active = list->first[i] == c->segment;
-    return (struct scan){.fd = -1, .segment = list->first[i], .directory = l->directory,
-                         .limit = active ? c->position : list->bytes[i]};
+    return scan_open(s, l->directory, list->first[i], list->first[i] == c->segment ? c->position : list->bytes[i], f);
 }
 
 /* From the nearest index record on, chunk by chunk, to the one that is wanted.  The place may
@@ -70,33 +63,29 @@ static struct scan place_scan(const struct log *l, const struct segment_list *li
 static err place_in_segment(struct scan *s, enum index_key key, int64_t value, uint64_t index_count,
                             uint64_t *position, uint64_t *id, struct fault *f)
 {
-    struct index ix;
     struct index_record r;
     struct chunk c;
     *position = SEGMENT_HEADER_BYTES;
     *id = s->segment;
-    err e = index_open(&ix, s->directory, s->segment, s->seed, index_count, f);
-    if (e) return e;
     /* An offset lies in the last chunk that begins at or before it. */
     int64_t before = key == INDEX_BY_OFFSET ? value + 1 : value;
-    if (index_last_before(&ix, key, before, &r, NULL) == OK &&
-        (scan_header(s, r.position, &c, NULL) == ERR_CORRUPT || c.chunk_id == r.chunk_id)) {
+    err e = index_find(s, index_count, key, before, true, &r, f);
+    if (e && e != ERR_NOT_FOUND) return e;
+    if (!e && (scan_header(s, r.position, &c, NULL) == ERR_CORRUPT || c.chunk_id == r.chunk_id)) {
         *position = r.position;
         *id = r.chunk_id;
     }
-    index_close(&ix);
 
     while ((e = scan_header(s, *position, &c, f)) != ERR_END) {
-        uint64_t next_position, next_id;
-        bool good = e == OK;
+        uint64_t next = *position, next_id = *id;
         if (e && e != ERR_CORRUPT) return e;
-        if (good && key == INDEX_BY_TIMESTAMP && c.timestamp_ms >= value) return OK;
-        e = scan_past_damage(s, *position, *id, index_count, &next_position, &next_id, f);
+        if (!e && key == INDEX_BY_TIMESTAMP && c.timestamp_ms >= value) return OK;
+        e = scan_past(s, index_count, &next, &next_id, f);
         if (e) return e;
         /* A damaged chunk that may hold the offset is given too: its reader will tell. */
-        if (key == INDEX_BY_OFFSET && (next_id > (uint64_t)value || next_position >= s->limit)) return OK;
-        *position = next_position;
-        if (next_id > *id) *id = next_id;
+        if (key == INDEX_BY_OFFSET && (next_id > (uint64_t)value || next >= s->limit)) return OK;
+        *position = next;
+        *id = next_id;
     }
     return OK;
 }
@@ -105,8 +94,7 @@ static err place_in_segment(struct scan *s, enum index_key key, int64_t value, u
 static err place_find(const struct log *l, const struct segment_list *list, uint32_t i, const struct commit *c,
                       enum index_key key, int64_t value, struct scan *s, uint64_t *position, uint64_t *id, struct fault *f)
 {
-    *s = place_scan(l, list, i, c);
-    err e = segment_open(s->directory, s->segment, false, &s->fd, &s->seed, f);
+    err e = place_open(l, list, i, c, s, f);
     if (e) return e;
     e = place_in_segment(s, key, value, s->segment == c->segment ? c->chunks : UINT64_MAX, position, id, f);
     file_close(&s->fd);
@@ -141,9 +129,9 @@ static err reader_at_timestamp(struct reader *r, const struct segment_list *list
     uint32_t low = 0, high = list->count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        struct scan s = place_scan(r->log, list, middle, c);
+        struct scan s;
         int64_t first = INT64_MAX;
-        err e = segment_open(s.directory, s.segment, false, &s.fd, &s.seed, f);
+        err e = place_open(r->log, list, middle, c, &s, f);
         if (e) return e;
         e = first_timestamp(&s, &first, f);
         file_close(&s.fd);
@@ -220,24 +208,12 @@ bool reader_has_more(const struct reader *r)
 static err reader_try(struct reader *r, uint64_t segment, const struct commit *c, struct fault *f)
 {
     struct file_path path;
-    uint64_t size = 0;
-    int fd;
-    uint32_t seed;
-    err e = segment_open(r->log->directory, segment, false, &fd, &seed, f);
-    if (e) return e;
+    struct stat st;
     file_path_numbered(&path, r->log->directory, segment, SEGMENT_SUFFIX);
-    if (segment != c->segment) e = file_size(fd, path.text, &size, f);
-    if (!e && segment != c->segment && size <= SEGMENT_HEADER_BYTES)
-        e = fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, SEGMENT_HEADER_BYTES, size);
-    if (e) {
-        file_close(&fd);
-        return e;
-    }
-    file_close(&r->fd);
-    *r = (struct reader){.log = r->log, .fd = fd, .seed = seed, .segment = segment, .position = SEGMENT_HEADER_BYTES,
-                         .next_offset = segment, .end = segment == c->segment ? UINT64_MAX : size,
-                         .skipped_chunks = r->skipped_chunks};
-    return OK;
+    err e = segment == c->segment ? OK : file_stat_of(path.text, &st, f);
+    if (!e && segment != c->segment && st.st_size <= SEGMENT_HEADER_BYTES)
+        e = fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, SEGMENT_HEADER_BYTES, (uint64_t)st.st_size);
+    return e ? e : reader_enter(r, segment, SEGMENT_HEADER_BYTES, segment, f);
 }
 
 /* Usually the next segment bears the next offset as its name.  After damage, or when retention
@@ -404,12 +380,9 @@ err reader_skip_damaged(struct reader *r, struct fault *f)
     if (e) return e;
     if (r->position >= s.limit) return OK;
     bool active = r->segment == c.segment;
-    uint64_t position, next;
-    e = scan_past_damage(&s, r->position, r->next_offset, active ? c.chunks : UINT64_MAX, &position, &next, f);
+    e = scan_past(&s, active ? c.chunks : UINT64_MAX, &r->position, &r->next_offset, f);
     if (e) return e;
-    if (position == s.limit && active) next = c.next_offset;
-    r->position = position;
-    if (next > r->next_offset) r->next_offset = next;
+    if (r->position == s.limit && active && r->next_offset < c.next_offset) r->next_offset = c.next_offset;
     r->skipped_chunks++;
     return OK;
 }

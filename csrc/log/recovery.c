@@ -11,18 +11,18 @@
  * 3. Sync what was kept, so that a second power cut finds it too.
  * 4. Build the deduplication table, and last of all the control block.  Until that
  *    is renamed into place everything above can be done again.
+ *
+ * A walk of a segment has two parts.  Up to `verify_from` the bytes are known to be durable: damage
+ * there is stepped over and costs nothing behind it.  From there on nothing was
+ * promised: the first chunk that is not right in every way ends the segment.
  */
 #include "recovery.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "../base/check.h"
-#include "../base/sys.h"
+#include "../base/grow.h"
 #include "handle.h"
 #include "quarantine.h"
-#include "rebuild.h"
 #include "version.h"
 
 struct recovery {
@@ -33,6 +33,23 @@ struct recovery {
     struct segment_list list; /* `count` shrinks when segments are dropped */
     struct commit commit;     /* what the new control block will say */
     uint32_t epoch;           /* highest seen */
+};
+
+/* One segment's walk: where it ends, and its index made anew. */
+struct walk {
+    uint64_t segment, verify_from;
+    uint64_t verify_id;     /* the id of the chunk at verify_from; 0: not known */
+    uint64_t id_limit;      /* the next segment's first offset, where this one ends; 0: there is none */
+    struct scan scan;       /* its limit is what the file holds */
+    uint64_t position;      /* where the good part ends */
+    uint64_t next_offset;   /* after the last good chunk */
+    uint64_t last_chunk;    /* UINT64_MAX when there is none */
+    int64_t timestamp_ms;
+    uint32_t epoch;
+    uint64_t chunks_checked, bytes_checked;
+    uint8_t *index;         /* the new file */
+    uint64_t index_records;
+    size_t index_capacity;  /* in bytes */
 };
 
 /* ---- what is known ---- */
@@ -76,6 +93,136 @@ static uint64_t suspect_from(const struct recovery *rc, uint32_t i)
     return 0;
 }
 
+/* ---- walking a segment ---- */
+
+/* A sector that cannot be read is damage like any other: it must not keep a stream from starting. */
+static bool is_damage(err e) { return e == ERR_CORRUPT || e == ERR_IO; }
+
+static err note_chunk(struct walk *w, const struct chunk *c, struct fault *f)
+{
+    uint64_t at = INDEX_HEADER_BYTES + w->index_records * INDEX_RECORD_BYTES; /* the header is written last */
+    if (grow(&w->index, &w->index_capacity, at + INDEX_RECORD_BYTES, 1, w->scan.directory, f)) return ERR_NO_MEMORY;
+    struct index_record record = {.chunk_id = c->chunk_id, .timestamp_ms = c->timestamp_ms,
+                                  .position = (uint32_t)w->position, .chunk_bytes = (uint32_t)chunk_bytes(c),
+                                  .records = c->records};
+    index_record_write(&record, w->scan.seed, w->index + at);
+    w->index_records++;
+    w->next_offset = c->chunk_id + c->records;
+    if (c->type == CHUNK_USER) w->last_chunk = c->chunk_id;
+    w->timestamp_ms = c->timestamp_ms;
+    w->epoch = c->epoch;
+    w->position += chunk_bytes(c);
+    return OK;
+}
+
+/* An append that failed may have left a whole chunk behind the segment's end, and a power
+ * cut may have undone that the roll cut it off. */
+static bool beyond(const struct walk *w, const struct chunk *c)
+{
+    return w->id_limit && c->chunk_id + c->records > w->id_limit;
+}
+
+/* The part that is known to be durable: only headers are read.  A good chunk that reaches
+ * past its end says that the place was never one where a chunk ended: the walk stops
+ * before it, and it is looked at like what was not promised. */
+static err walk_durable(struct walk *w, bool *damaged, struct fault *f)
+{
+    while (w->position < w->verify_from) {
+        struct chunk c;
+        if (w->id_limit && w->next_offset == w->id_limit) return OK; /* it holds all that it should */
+        err e = scan_header(&w->scan, w->position, &c, f);
+        if (e == OK && (beyond(w, &c) || w->position + chunk_bytes(&c) > w->verify_from)) return OK;
+        if (e == OK && c.chunk_id >= w->next_offset) {
+            e = note_chunk(w, &c, f);
+            if (e) return e;
+            continue;
+        }
+        if (e && !is_damage(e)) return e;
+        *damaged = true;
+        uint64_t position = w->position, id = w->next_offset;
+        e = scan_past(&w->scan, UINT64_MAX, &position, &id, f);
+        if (e && !is_damage(e)) return e;
+        if (e || position >= w->verify_from) {
+            w->position = w->verify_from; /* a chunk begins there, whatever lies before */
+            return OK;
+        }
+        w->position = position;
+        w->next_offset = id;
+    }
+    return OK;
+}
+
+static err chunk_right(const struct walk *w, const struct chunk *c, bool id_known, struct fault *f)
+{
+    if (id_known ? c->chunk_id != w->next_offset : c->chunk_id < w->next_offset) return ERR_CORRUPT;
+    if (beyond(w, c)) return ERR_CORRUPT;
+    if (c->timestamp_ms < w->timestamp_ms || c->epoch < w->epoch) return ERR_CORRUPT;
+    err e = scan_entries(&w->scan, w->position, c, f);
+    uint8_t *trailer = NULL;
+    if (!e) e = scan_trailer(&w->scan, w->position, c, &trailer, f);
+    if (trailer) e = tracking_trailer_check(trailer, c->trailer_bytes);
+    free(trailer);
+    return e;
+}
+
+static err walk_promised_nothing(struct walk *w, bool id_known, struct fault *f)
+{
+    for (;;) {
+        struct chunk c;
+        err e = scan_header(&w->scan, w->position, &c, f);
+        if (e == ERR_END) return OK;
+        if (!e) e = chunk_right(w, &c, id_known, f);
+        if (is_damage(e)) return OK;
+        if (e) return fault_set(f, e, 0, w->scan.directory, w->position, 0, 0);
+        e = note_chunk(w, &c, f);
+        if (e) return e;
+        w->chunks_checked++;
+        w->bytes_checked += chunk_bytes(&c);
+        id_known = true;
+    }
+}
+
+/* ERR_CORRUPT: neither the segment's nor its index's header is whole, so nothing in it can
+ * be told from noise.  After OK, and only then, `index` is to be freed. */
+static err walk_segment(const struct recovery *rc, struct walk *w, struct fault *f)
+{
+    struct file_path path;
+    bool damaged = false;
+    err e = scan_open(&w->scan, rc->directory, w->segment, 0, f);
+    if (e) return e;
+    file_path_numbered(&path, rc->directory, w->segment, SEGMENT_SUFFIX);
+    e = file_size(w->scan.fd, path.text, &w->scan.limit, f);
+    w->position = SEGMENT_HEADER_BYTES;
+    w->next_offset = w->segment;
+    w->last_chunk = UINT64_MAX;
+    w->timestamp_ms = INT64_MIN;
+    /* A file shorter than what was synced has lost it; then all that is left is looked at closely. */
+    if (!e && (w->verify_from < SEGMENT_HEADER_BYTES || w->verify_from > w->scan.limit)) {
+        w->verify_from = SEGMENT_HEADER_BYTES;
+        w->verify_id = w->segment;
+    }
+    if (!e) e = walk_durable(w, &damaged, f);
+    bool id_known = !damaged;
+    if (!e && w->position == w->verify_from && w->verify_id && w->verify_id >= w->next_offset) {
+        w->next_offset = w->verify_id;
+        id_known = true;
+    }
+    if (!e) e = walk_promised_nothing(w, id_known, f);
+    file_close(&w->scan.fd);
+    if (e) free(w->index);
+    return e;
+}
+
+/* Does the index reach to the very end of the segment, and not past `id_limit`? */
+static bool index_whole(const char *directory, uint64_t segment, uint64_t size, uint64_t id_limit)
+{
+    struct scan s = {.segment = segment, .directory = directory};
+    struct index_record last;
+    return index_seed(directory, segment, &s.seed, NULL) == OK &&
+           index_find(&s, UINT64_MAX, INDEX_BY_POSITION, INT64_MAX, true, &last, NULL) == OK &&
+           last.position + (uint64_t)last.chunk_bytes == size && last.chunk_id + last.records <= id_limit;
+}
+
 /* ---- cutting ---- */
 
 static void put_path(char out[FAULT_WHERE_MAX_BYTES], const struct file_path *path)
@@ -106,47 +253,48 @@ static bool index_unknown(const char *directory, uint64_t segment, uint64_t *byt
     uint8_t head[INDEX_HEADER_BYTES];
     uint32_t seed;
     struct file_path path;
-    int fd;
-    size_t got = 0;
+    struct stat st;
+    size_t got;
     if (index_seed(directory, segment, &seed, NULL) != ERR_CORRUPT) return false;
     file_path_numbered(&path, directory, segment, INDEX_SUFFIX);
-    if (file_open(path.text, O_RDONLY, &fd, NULL)) return false;
-    if (file_size(fd, path.text, bytes, NULL) || file_read(fd, path.text, head, sizeof head, 0, &got, NULL)) got = 0;
-    file_close(&fd);
+    if (file_stat_of(path.text, &st, NULL) || file_read_head(path.text, head, sizeof head, &got, NULL)) return false;
+    *bytes = (uint64_t)st.st_size;
     for (size_t i = 0; i < got; i++)
         if (head[i]) return true;
     return false;
 }
 
-static err store_index(struct recovery *rc, const struct rebuild *r, struct fault *f)
+static err store_index(struct recovery *rc, const struct walk *w, struct fault *f)
 {
-    uint64_t bytes = 0;
-    if (index_unknown(rc->directory, r->segment, &bytes)) {
-        struct file_path kept;
-        err e = quarantine_file(rc->directory, r->segment, INDEX_SUFFIX, rc->epoch, &kept, f);
+    uint64_t bytes;
+    struct file_path path;
+    uint8_t header[INDEX_HEADER_BYTES], *data = w->index ? w->index : header;
+    if (index_unknown(rc->directory, w->segment, &bytes)) {
+        err e = quarantine_file(rc->directory, w->segment, INDEX_SUFFIX, rc->epoch, &path, f);
         if (e) return e;
-        report_cut(rc, r->segment, INDEX_SUFFIX, 0, bytes, &kept);
+        report_cut(rc, w->segment, INDEX_SUFFIX, 0, bytes, &path);
     }
-    return rebuild_store_index(r, f);
+    file_path_numbered(&path, rc->directory, w->segment, INDEX_SUFFIX);
+    index_header_write(w->segment, w->scan.seed, data);
+    return file_replace(path.text, data, INDEX_HEADER_BYTES + w->index_records * INDEX_RECORD_BYTES, true, f);
 }
 
 /* Cut off what is not good, and make sure that the rest stays. */
-static err keep_good_part(struct recovery *rc, const struct rebuild *r, struct fault *f)
+static err keep_good_part(struct recovery *rc, const struct walk *w, struct fault *f)
 {
-    struct file_path path;
-    file_path_numbered(&path, rc->directory, r->segment, SEGMENT_SUFFIX);
+    struct file_path path, kept;
     int fd;
-    err e = file_open(path.text, O_RDWR, &fd, f);
+    uint64_t size = w->scan.limit;
+    err e = file_open_numbered(&path, rc->directory, w->segment, SEGMENT_SUFFIX, O_RDWR, &fd, f);
     if (e) return e;
-    if (r->size > r->position) {
-        struct file_path kept;
-        e = quarantine_tail(rc->directory, r->segment, r->position, r->size, rc->epoch, &kept, f);
-        if (!e) report_cut(rc, r->segment, SEGMENT_SUFFIX, r->position, r->size - r->position, &kept);
-        if (!e) e = file_truncate(fd, path.text, r->position, f);
+    if (size > w->position) {
+        e = quarantine_tail(rc->directory, w->segment, w->position, size, rc->epoch, &kept, f);
+        if (!e) report_cut(rc, w->segment, SEGMENT_SUFFIX, w->position, size - w->position, &kept);
+        if (!e) e = file_truncate(fd, path.text, w->position, f);
     }
     if (!e) e = file_datasync(fd, path.text, f);
     file_close(&fd);
-    return e ? e : store_index(rc, r, f);
+    return e ? e : store_index(rc, w, f);
 }
 
 static err drop_from(struct recovery *rc, uint32_t i, struct fault *f)
@@ -169,7 +317,7 @@ static err drop_from(struct recovery *rc, uint32_t i, struct fault *f)
     return OK;
 }
 
-/* ---- walking ---- */
+/* ---- walking the log ---- */
 
 /* Is there more of the log behind segment `i`, which ends at `next_offset`?  Removes the empty file
  * of a roll that was never committed. */
@@ -193,42 +341,41 @@ static err goes_on(struct recovery *rc, uint32_t i, uint64_t next_offset, bool *
     return OK;
 }
 
-static void take_over(struct recovery *rc, const struct rebuild *r)
+static void take_over(struct recovery *rc, const struct walk *w)
 {
     struct commit *c = &rc->commit;
-    c->segment = r->segment;
-    c->batch_position = c->position = r->position;
-    c->next_offset = r->next_offset;
-    c->chunks = r->record_count;
-    if (r->last_chunk != UINT64_MAX) c->last_chunk = r->last_chunk;
-    if (r->timestamp_ms > c->timestamp_ms) c->timestamp_ms = r->timestamp_ms;
-    if (r->epoch > rc->epoch) rc->epoch = r->epoch;
-    rc->report->chunks_checked += r->chunks_checked;
-    rc->report->bytes_checked += r->bytes_checked;
+    c->segment = w->segment;
+    c->batch_position = c->position = w->position;
+    c->next_offset = w->next_offset;
+    c->chunks = w->index_records;
+    if (w->last_chunk != UINT64_MAX) c->last_chunk = w->last_chunk;
+    if (w->timestamp_ms > c->timestamp_ms) c->timestamp_ms = w->timestamp_ms;
+    if (w->epoch > rc->epoch) rc->epoch = w->epoch;
+    rc->report->chunks_checked += w->chunks_checked;
+    rc->report->bytes_checked += w->bytes_checked;
 }
 
 static err walk_one(struct recovery *rc, uint32_t i, uint64_t verify_from, bool *more, struct fault *f)
 {
-    struct rebuild r = {.directory = rc->directory, .segment = rc->list.first[i], .verify_from = verify_from};
-    if (r.segment == rc->durable.segment) r.verify_id = rc->durable.offset;
+    struct walk w = {.segment = rc->list.first[i], .verify_from = verify_from};
+    if (w.segment == rc->durable.segment) w.verify_id = rc->durable.offset;
     /* A segment with chunks in it was begun where this one ended.  One without may be of a
      * roll that was never committed. */
-    if (i + 1 < rc->list.count && rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES) r.id_limit = rc->list.first[i + 1];
-    err e = rebuild_walk(&r, f);
+    if (i + 1 < rc->list.count && rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES) w.id_limit = rc->list.first[i + 1];
+    err e = walk_segment(rc, &w, f);
     if (e == ERR_CORRUPT) { /* both headers are gone */
         *more = false;
         return drop_from(rc, i, f);
     }
-    if (!e) e = keep_good_part(rc, &r, f);
-    if (!e) {
-        rc->list.bytes[i] = r.position;
-        take_over(rc, &r);
-        e = goes_on(rc, i, r.next_offset, more, f);
-        /* A cut in the middle ends the log, unless the next segment was begun because of it. */
-        if (!e && !*more) e = drop_from(rc, i + 1, f);
-    }
-    rebuild_free(&r);
-    return e;
+    if (e) return e;
+    e = keep_good_part(rc, &w, f);
+    free(w.index);
+    if (e) return e;
+    rc->list.bytes[i] = w.position;
+    take_over(rc, &w);
+    e = goes_on(rc, i, w.next_offset, more, f);
+    /* A cut in the middle ends the log, unless the next segment was begun because of it. */
+    return e || *more ? e : drop_from(rc, i + 1, f);
 }
 
 /* Segments older than the durable place: only what is not whole is touched. */
@@ -236,14 +383,13 @@ static err tend_older(struct recovery *rc, uint32_t i, struct fault *f)
 {
     uint64_t suspect = suspect_from(rc, i);
     uint64_t next = rc->list.first[i + 1];
-    if (!suspect && rebuild_index_whole(rc->directory, rc->list.first[i], rc->list.bytes[i], next)) return OK;
-    struct rebuild r = {.directory = rc->directory, .segment = rc->list.first[i], .id_limit = next,
-                        .verify_from = suspect ? suspect : rc->list.bytes[i]};
-    err e = rebuild_walk(&r, f);
-    if (e == ERR_CORRUPT) return OK; /* nothing can be told from it; readers step over it */
-    if (!e) e = keep_good_part(rc, &r, f);
-    if (!e) rc->list.bytes[i] = r.position;
-    rebuild_free(&r);
+    if (!suspect && index_whole(rc->directory, rc->list.first[i], rc->list.bytes[i], next)) return OK;
+    struct walk w = {.segment = rc->list.first[i], .id_limit = next, .verify_from = suspect ? suspect : rc->list.bytes[i]};
+    err e = walk_segment(rc, &w, f);
+    if (e) return e == ERR_CORRUPT ? OK : e; /* nothing can be told from it; readers step over it */
+    e = keep_good_part(rc, &w, f);
+    free(w.index);
+    if (!e) rc->list.bytes[i] = w.position;
     return e;
 }
 
@@ -267,7 +413,7 @@ static void look_back(struct recovery *rc)
 {
     for (uint32_t i = rc->list.count; i-- > 0 && rc->commit.last_chunk == UINT64_MAX;) {
         struct chunk c;
-        if (rebuild_last_chunk(rc->directory, rc->list.first[i], rc->list.bytes[i], &c, NULL)) continue;
+        if (scan_last_chunk(rc->directory, rc->list.first[i], rc->list.bytes[i], &c)) continue;
         rc->commit.last_chunk = c.chunk_id;
         if (c.timestamp_ms > rc->commit.timestamp_ms) rc->commit.timestamp_ms = c.timestamp_ms;
         if (c.epoch > rc->epoch) rc->epoch = c.epoch;
@@ -279,18 +425,18 @@ static err begin_anew_if_lost(struct recovery *rc, uint64_t first_seen, struct f
 {
     uint64_t least = rc->old.has_durable ? rc->old.durable.offset : 0;
     if (first_seen > least) least = first_seen;
-    bool nothing = rc->list.count == 0;
-    /* When the walk's own segment was dropped, the one before it is closed and stays so. */
-    bool closed = !nothing && rc->commit.segment != rc->list.first[rc->list.count - 1];
-    if (closed) {
-        struct rebuild r = {.directory = rc->directory, .segment = rc->list.first[rc->list.count - 1],
-                            .verify_from = rc->list.bytes[rc->list.count - 1]};
-        err e = rebuild_walk(&r, f);
-        if (!e) take_over(rc, &r);
-        rebuild_free(&r);
-        if (e && e != ERR_CORRUPT) return e;
+    if (rc->list.count > 0) {
+        uint32_t last = rc->list.count - 1;
+        /* When the walk's own segment was dropped, the one before it is closed and stays so. */
+        if (rc->commit.segment != rc->list.first[last]) {
+            struct walk w = {.segment = rc->list.first[last], .verify_from = rc->list.bytes[last]};
+            err e = walk_segment(rc, &w, f);
+            if (e && e != ERR_CORRUPT) return e;
+            if (!e) take_over(rc, &w);
+            if (!e) free(w.index);
+        }
+        if (rc->commit.segment == rc->list.first[last] && rc->commit.next_offset >= least) return OK;
     }
-    if (!nothing && rc->commit.segment == rc->list.first[rc->list.count - 1] && rc->commit.next_offset >= least) return OK;
     if (rc->commit.next_offset > least) least = rc->commit.next_offset;
     err e = log_files_create(rc->directory, least, true, f);
     rc->commit.segment = rc->commit.next_offset = least;
@@ -305,17 +451,14 @@ static err rebuild_table(struct recovery *rc, struct fault *f)
     if (!t) return fault_set(f, ERR_NO_MEMORY, 0, "tracking", 0, sizeof *t, 0);
     /* From the newest snapshot on; without any, from the beginning. */
     uint32_t from = rc->list.count;
-    while (from > 0) {
-        from--;
-        memset(t, 0, sizeof *t);
-        if (tracking_snapshot_read(rc->directory, rc->list.first[from], t, NULL) == OK) break;
-        memset(t, 0, sizeof *t);
-    }
-    tracking_init(t);
     err e = OK;
+    do {
+        memset(t, 0, sizeof *t);
+    } while (from > 0 && tracking_snapshot_read(rc->directory, rc->list.first[--from], t, NULL) != OK);
+    tracking_init(t);
     for (uint32_t i = from; i < rc->list.count && !e; i++) {
-        e = rebuild_tracking(rc->directory, rc->list.first[i], rc->list.bytes[i], t, f);
-        if (e == ERR_CORRUPT) e = OK;
+        e = scan_tracking(rc->directory, rc->list.first[i], SEGMENT_HEADER_BYTES, rc->list.bytes[i], t, f);
+        if (is_damage(e)) e = OK;
     }
     if (!e) e = tracking_store(t, rc->directory, true, f);
     free(t);

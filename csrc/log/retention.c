@@ -8,14 +8,8 @@
  */
 #include "retention.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-
-#include "../base/check.h"
-#include "../base/sys.h"
 #include "handle.h"
 #include "quarantine.h"
-#include "rebuild.h"
 
 /* ---- deciding ---- */
 
@@ -34,7 +28,7 @@ static int64_t newest_timestamp(const struct log *l, const struct segment_list *
 {
     struct chunk c;
     struct segment_header next;
-    if (rebuild_last_chunk(l->directory, list->first[i], list->bytes[i], &c, NULL) == OK) return c.timestamp_ms;
+    if (scan_last_chunk(l->directory, list->first[i], list->bytes[i], &c) == OK) return c.timestamp_ms;
     if (segment_header_load(l->directory, list->first[i + 1], &next, NULL) == OK) return next.created_ms;
     return INT64_MAX; /* not known to be old */
 }
@@ -127,9 +121,9 @@ err retention_drop_before(struct log *l, uint64_t offset, struct retention_repor
 /* When the oldest chunk of the active segment was written; the newest one's time when that cannot be read. */
 static int64_t oldest_timestamp(const struct log *l, const struct commit *c)
 {
-    struct scan s = {.segment = c->segment, .limit = c->position, .directory = l->directory};
+    struct scan s;
     struct chunk oldest;
-    if (segment_open(l->directory, c->segment, false, &s.fd, &s.seed, NULL)) return c->timestamp_ms;
+    if (scan_open(&s, l->directory, c->segment, c->position, NULL)) return c->timestamp_ms;
     err e = scan_header(&s, SEGMENT_HEADER_BYTES, &oldest, NULL);
     file_close(&s.fd);
     return e ? c->timestamp_ms : oldest.timestamp_ms;

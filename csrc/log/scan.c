@@ -9,11 +9,16 @@
 
 #include "../base/check.h"
 #include "../base/crc32.h"
-#include "../base/file.h"
 #include "index.h"
 #include "segment.h"
 
 #define PIECE_BYTES (32u << 10) /* on the stack of helper threads too */
+
+err scan_open(struct scan *s, const char *directory, uint64_t segment, uint64_t limit, struct fault *f)
+{
+    *s = (struct scan){.segment = segment, .limit = limit, .directory = directory};
+    return segment_open(directory, segment, false, &s->fd, &s->seed, f);
+}
 
 static err scan_fault(const struct scan *s, err e, uint64_t position, uint64_t needed, uint64_t had, struct fault *f)
 {
@@ -106,40 +111,66 @@ err scan_resync(const struct scan *s, uint64_t from, uint64_t id_min, uint64_t *
     return scan_fault(s, ERR_END, s->limit, 0, 0, f);
 }
 
-/* What the index knows: the end of the chunk at `position`. */
-static err scan_ask_index(const struct scan *s, uint64_t position, uint64_t index_count, struct index_record *out)
-{
-    struct index ix;
-    err e = index_open(&ix, s->directory, s->segment, s->seed, index_count, NULL);
-    if (e) return e;
-    e = index_first_from(&ix, INDEX_BY_POSITION, (int64_t)position, out, NULL);
-    index_close(&ix);
-    return e ? e : out->position == position ? OK : ERR_NOT_FOUND;
-}
-
-err scan_past_damage(const struct scan *s, uint64_t position, uint64_t id_min, uint64_t index_count,
-                     uint64_t *next_position, uint64_t *next_id, struct fault *f)
+err scan_past(const struct scan *s, uint64_t index_count, uint64_t *position, uint64_t *id, struct fault *f)
 {
     struct chunk c;
-    err e = scan_header(s, position, &c, f);
-    if (e == OK && c.chunk_id >= id_min) {
-        *next_position = position + chunk_bytes(&c);
-        *next_id = c.chunk_id + c.records;
+    struct index_record r;
+    err e = scan_header(s, *position, &c, f);
+    if (e == OK && c.chunk_id >= *id) {
+        *position += chunk_bytes(&c);
+        *id = c.chunk_id + c.records;
         return OK;
     }
     if (e && e != ERR_CORRUPT && e != ERR_END) return e;
 
-    struct index_record r;
-    if (scan_ask_index(s, position, index_count, &r) == OK && r.chunk_id >= id_min &&
-        r.chunk_bytes >= CHUNK_HEADER_BYTES && r.position + (uint64_t)r.chunk_bytes <= s->limit) {
-        *next_position = r.position + (uint64_t)r.chunk_bytes;
-        *next_id = r.chunk_id + r.records;
+    if (index_find(s, index_count, INDEX_BY_POSITION, (int64_t)*position, false, &r, NULL) == OK &&
+        r.position == *position && r.chunk_id >= *id && r.chunk_bytes >= CHUNK_HEADER_BYTES &&
+        r.position + (uint64_t)r.chunk_bytes <= s->limit) {
+        *position += r.chunk_bytes;
+        *id = r.chunk_id + r.records;
         return OK;
     }
 
-    e = scan_resync(s, position + 1, id_min, next_position, &c, f);
-    if (e && e != ERR_END && e != ERR_CORRUPT) return e;
-    if (e) *next_position = s->limit;
-    *next_id = e ? 0 : c.chunk_id;
+    e = scan_resync(s, *position + 1, *id, position, &c, f);
+    if (e == OK) *id = c.chunk_id;
+    else if (e == ERR_END || e == ERR_CORRUPT) *position = s->limit;
+    else return e;
     return OK;
+}
+
+err scan_last_chunk(const char *directory, uint64_t segment, uint64_t size, struct chunk *out)
+{
+    struct scan s;
+    struct index_record last;
+    err e = scan_open(&s, directory, segment, size, NULL);
+    if (e) return e;
+    e = index_find(&s, UINT64_MAX, INDEX_BY_POSITION, INT64_MAX, true, &last, NULL);
+    if (!e) e = scan_header(&s, last.position, out, NULL);
+    file_close(&s.fd);
+    return e;
+}
+
+err scan_tracking(const char *directory, uint64_t segment, uint64_t position, uint64_t limit, struct tracking *t,
+                  struct fault *f)
+{
+    struct scan s;
+    err e = scan_open(&s, directory, segment, limit, f), unread = OK;
+    if (e) return e;
+    for (uint64_t id = segment; !e && position < limit;) {
+        struct chunk c;
+        uint8_t *trailer = NULL;
+        e = scan_header(&s, position, &c, f);
+        if (!e) e = scan_trailer(&s, position, &c, &trailer, f);
+        if (!e && trailer) e = tracking_apply(t, trailer, c.trailer_bytes, c.chunk_id);
+        free(trailer);
+        if (e && e != ERR_CORRUPT && e != ERR_IO) break;
+        if (e == ERR_IO) unread = e;
+        e = scan_past(&s, UINT64_MAX, &position, &id, f);
+        if (e != ERR_IO) continue;
+        unread = e;
+        e = OK;
+        position = limit; /* no way past it is known */
+    }
+    file_close(&s.fd);
+    return e ? e : unread;
 }

@@ -8,10 +8,8 @@
 #ifndef VIBEMQ_LOG_SCAN_H
 #define VIBEMQ_LOG_SCAN_H
 
-#include <stdint.h>
-
-#include "../base/error.h"
 #include "chunk.h"
+#include "tracking.h"
 
 struct scan {
     int fd;
@@ -20,6 +18,9 @@ struct scan {
     uint64_t limit;        /* bytes from here on do not exist */
     const char *directory; /* for faults and the index */
 };
+
+/* As segment_open.  Closing `fd` is the caller's. */
+err scan_open(struct scan *s, const char *directory, uint64_t segment, uint64_t limit, struct fault *f);
 
 /* The header at `position`.  ERR_END at the limit; ERR_CORRUPT also when the chunk would
  * reach past the limit. */
@@ -37,10 +38,17 @@ err scan_trailer(const struct scan *s, uint64_t position, const struct chunk *c,
 err scan_resync(const struct scan *s, uint64_t from, uint64_t id_min, uint64_t *position, struct chunk *out,
                 struct fault *f);
 
-/* A chunk at `position` cannot be used: where does the log go on?  Asks its own header, then its index
- * record, then looks for the next good chunk.  `index_count`: records to believe in.  Gives
- * the position, and the least id that can stand there; at the limit that id is 0. */
-err scan_past_damage(const struct scan *s, uint64_t position, uint64_t id_min, uint64_t index_count,
-                     uint64_t *next_position, uint64_t *next_id, struct fault *f);
+/* Move on from the chunk at `*position`, also one that cannot be used: where does the log go on?  Asks its own
+ * header, then its index record, then looks for the next good chunk.  `index_count`: records to believe in.  No chunk
+ * from there on has an id below `*id`, which rises. */
+err scan_past(const struct scan *s, uint64_t index_count, uint64_t *position, uint64_t *id, struct fault *f);
+
+/* The last chunk of a segment as its index names it. */
+err scan_last_chunk(const char *directory, uint64_t segment, uint64_t size, struct chunk *out);
+
+/* Raise everything that the trailers of a segment name from `position` on.  What is damaged is stepped over; ERR_IO says
+ * that some could not be read. */
+err scan_tracking(const char *directory, uint64_t segment, uint64_t position, uint64_t limit, struct tracking *t,
+                  struct fault *f);
 
 #endif

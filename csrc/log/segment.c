@@ -4,12 +4,9 @@
  */
 #include "segment.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "../base/bytes.h"
-#include "../base/file.h"
 #include "index.h"
 #include "version.h"
 
@@ -25,9 +22,9 @@ void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HE
     version_header_seal(out, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION);
 }
 
-err segment_header_read(const uint8_t *data, uint64_t size, struct segment_header *out)
+err segment_header_read(const char *path, const uint8_t *data, uint64_t size, struct segment_header *out, struct fault *f)
 {
-    err e = version_header_check(data, size, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION);
+    err e = version_header_check(path, data, size, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION, f);
     if (e) return e;
     out->first_offset = bytes_load64(data + 8);
     out->created_ms = (int64_t)bytes_load64(data + 16);
@@ -47,26 +44,26 @@ err segment_create(const char *directory, const struct segment_header *h, int *f
     return file_create(path.text, header, sizeof header, fd, f);
 }
 
-static err header_from(int fd, const char *path, uint64_t first_offset, struct segment_header *out, struct fault *f)
+/* The header of this very segment; one that is too short is damaged as well. */
+static err header_of(const char *path, uint64_t first_offset, const uint8_t *data, uint64_t size,
+                     struct segment_header *out, struct fault *f)
 {
-    uint8_t header[SEGMENT_HEADER_BYTES];
-    size_t got;
-    err e = file_read(fd, path, header, sizeof header, 0, &got, f);
-    if (e) return e;
-    e = segment_header_read(header, got, out);
-    if (!e && out->first_offset != first_offset) e = ERR_CORRUPT;
-    if (e == ERR_VERSION) return version_fault(path, SEGMENT_VERSION, header, f);
-    return e ? fault_set(f, ERR_CORRUPT, 0, path, 0, SEGMENT_HEADER_BYTES, got) : OK;
+    err e = segment_header_read(path, data, size, out, f);
+    if (e == ERR_TRUNCATED || (!e && out->first_offset != first_offset))
+        return fault_set(f, ERR_CORRUPT, 0, path, 0, SEGMENT_HEADER_BYTES, size);
+    return e;
 }
 
 err segment_open(const char *directory, uint64_t first_offset, bool write, int *fd, uint32_t *seed, struct fault *f)
 {
     struct file_path path;
-    file_path_numbered(&path, directory, first_offset, SEGMENT_SUFFIX);
-    err e = file_open(path.text, write ? O_RDWR : O_RDONLY, fd, f);
-    if (e) return e;
     struct segment_header h;
-    e = header_from(*fd, path.text, first_offset, &h, f);
+    uint8_t header[SEGMENT_HEADER_BYTES];
+    size_t got;
+    err e = file_open_numbered(&path, directory, first_offset, SEGMENT_SUFFIX, write ? O_RDWR : O_RDONLY, fd, f);
+    if (e) return e;
+    e = file_read(*fd, path.text, header, sizeof header, 0, &got, f);
+    if (!e) e = header_of(path.text, first_offset, header, got, &h, f);
     if (!e) *seed = h.seed;
     else if (e == ERR_CORRUPT) {
         struct fault of_index;
@@ -82,13 +79,11 @@ err segment_open(const char *directory, uint64_t first_offset, bool write, int *
 err segment_header_load(const char *directory, uint64_t first_offset, struct segment_header *out, struct fault *f)
 {
     struct file_path path;
+    uint8_t header[SEGMENT_HEADER_BYTES];
+    size_t got;
     file_path_numbered(&path, directory, first_offset, SEGMENT_SUFFIX);
-    int fd;
-    err e = file_open(path.text, O_RDONLY, &fd, f);
-    if (e) return e;
-    e = header_from(fd, path.text, first_offset, out, f);
-    file_close(&fd);
-    return e;
+    err e = file_read_head(path.text, header, sizeof header, &got, f);
+    return e ? e : header_of(path.text, first_offset, header, got, out, f);
 }
 
 err segment_remove(const char *directory, uint64_t first_offset, struct fault *f)
@@ -105,30 +100,21 @@ err segment_remove(const char *directory, uint64_t first_offset, struct fault *f
 
 /* ---- the list ---- */
 
-/* A segment that retention removes while we look counts as empty. */
-static err list_sizes(const char *directory, struct segment_list *list, struct fault *f)
-{
-    for (uint32_t i = 0; i < list->count; i++) {
-        struct file_path path;
-        file_path_numbered(&path, directory, list->first[i], SEGMENT_SUFFIX);
-        int fd;
-        err e = file_open(path.text, O_RDONLY, &fd, f);
-        if (e == ERR_NOT_FOUND) continue;
-        if (e) return e;
-        e = file_size(fd, path.text, &list->bytes[i], f);
-        file_close(&fd);
-        if (e) return e;
-    }
-    return OK;
-}
-
 err segment_list_read(const char *directory, struct segment_list *list, struct fault *f)
 {
     segment_list_free(list);
     err e = file_numbers(directory, SEGMENT_SUFFIX, &list->first, &list->count, f);
     if (e || list->count == 0) return e;
     list->bytes = calloc(list->count, sizeof *list->bytes);
-    e = list->bytes ? list_sizes(directory, list, f) : fault_set(f, ERR_NO_MEMORY, 0, directory, 0, list->count * sizeof *list->bytes, 0);
+    if (!list->bytes) e = fault_set(f, ERR_NO_MEMORY, 0, directory, 0, list->count * sizeof *list->bytes, 0);
+    for (uint32_t i = 0; i < list->count && !e; i++) {
+        struct file_path path;
+        struct stat st = {0};
+        file_path_numbered(&path, directory, list->first[i], SEGMENT_SUFFIX);
+        e = file_stat_of(path.text, &st, f);
+        if (e == ERR_NOT_FOUND) e = OK; /* retention removes it while we look: it counts as empty */
+        list->bytes[i] = (uint64_t)st.st_size;
+    }
     if (e) segment_list_free(list);
     return e;
 }

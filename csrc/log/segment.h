@@ -10,10 +10,7 @@
 #ifndef VIBEMQ_LOG_SEGMENT_H
 #define VIBEMQ_LOG_SEGMENT_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
-#include "../base/error.h"
+#include "../base/file.h"
 
 #define SEGMENT_HEADER_BYTES 64u
 #define SEGMENT_MAGIC 0x564D5153u /* "VMQS" */
@@ -32,8 +29,8 @@ struct segment_header {
 };
 
 void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HEADER_BYTES]);
-/* ERR_TRUNCATED, ERR_CORRUPT (magic or check), ERR_VERSION (both are right, and the version is not ours). */
-err segment_header_read(const uint8_t *data, uint64_t size, struct segment_header *out);
+/* ERR_TRUNCATED, ERR_CORRUPT, ERR_VERSION, as version_header_check; `path` is for the fault. */
+err segment_header_read(const char *path, const uint8_t *data, uint64_t size, struct segment_header *out, struct fault *f);
 
 /* Make (or begin anew) the file with its header; open for reading and writing. */
 err segment_create(const char *directory, const struct segment_header *h, int *fd, struct fault *f);

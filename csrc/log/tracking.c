@@ -7,18 +7,12 @@
  */
 #include "tracking.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #include "../base/bytes.h"
 #include "../base/check.h"
 #include "../base/crc32.h"
-#include "../base/file.h"
-#include "../base/sys.h"
 #include "segment.h"
-#include "version.h"
 
 static const char tracking_name[] = "tracking";
 
@@ -53,29 +47,12 @@ err tracking_create(const char *directory, bool sync, struct fault *f)
 err tracking_map(const char *directory, struct tracking **out, struct fault *f)
 {
     struct file_path path;
+    void *table;
     file_path_name(&path, directory, tracking_name);
-    int fd;
-    err e = file_open(path.text, O_RDWR, &fd, f);
+    err e = file_page_map(path.text, TRACKING_MAGIC, TRACKING_VERSION, sizeof **out, ERR_STALE, &table, NULL, f);
     if (e == ERR_NOT_FOUND) return fault_set(f, ERR_STALE, 0, path.text, 0, 0, 0);
-    if (e) return e;
-    uint64_t size;
-    void *memory = MAP_FAILED;
-    e = version_check_mapped(fd, path.text, TRACKING_MAGIC, TRACKING_VERSION, f);
-    if (!e) e = file_size(fd, path.text, &size, f);
-    if (!e && size != sizeof(struct tracking)) e = fault_set(f, ERR_STALE, 0, path.text, 0, sizeof(struct tracking), size);
-    if (!e) {
-        memory = sys->mmap(NULL, sizeof(struct tracking), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (memory == MAP_FAILED) e = fault_from_errno(f, path.text, 0, sizeof(struct tracking), 0);
-    }
-    file_close(&fd);
-    if (e) return e;
-    struct tracking *t = memory;
-    if (t->magic != TRACKING_MAGIC || t->version != TRACKING_VERSION) {
-        tracking_unmap(t);
-        return fault_set(f, ERR_STALE, 0, path.text, 0, TRACKING_VERSION, 0);
-    }
-    *out = t;
-    return OK;
+    if (!e) *out = table;
+    return e;
 }
 
 void tracking_unmap(struct tracking *t)
@@ -157,14 +134,22 @@ err tracking_element_next(const uint8_t **at, const uint8_t *end, struct trackin
     return OK;
 }
 
+err tracking_trailer_check(const uint8_t *trailer, uint32_t bytes)
+{
+    struct tracking_element element;
+    const uint8_t *end = trailer + bytes;
+    err e;
+    while ((e = tracking_element_next(&trailer, end, &element)) == OK) continue;
+    return e == ERR_END ? OK : e;
+}
+
 err tracking_apply(struct tracking *t, const uint8_t *trailer, uint32_t bytes, uint64_t chunk_id)
 {
     struct tracking_element element;
-    const uint8_t *at = trailer, *end = trailer + bytes;
-    err e;
-    while ((e = tracking_element_next(&at, end, &element)) == OK) continue;
-    if (e != ERR_END) return e;
-    for (at = trailer; tracking_element_next(&at, end, &element) == OK;)
+    const uint8_t *end = trailer + bytes;
+    err e = tracking_trailer_check(trailer, bytes);
+    if (e) return e;
+    for (const uint8_t *at = trailer; tracking_element_next(&at, end, &element) == OK;)
         if (element.type == TRACKING_ELEMENT_PUBLISHER)
             tracking_raise(t, element.reference, element.bytes, element.value, chunk_id);
     return OK;
@@ -215,46 +200,40 @@ err tracking_snapshot_write(const struct tracking *t, const char *directory, uin
     return e;
 }
 
-err tracking_snapshot_decode(const uint8_t *data, uint64_t size, uint64_t *segment, struct tracking *t)
+err tracking_snapshot_decode(const char *path, const uint8_t *data, uint64_t size, uint64_t *segment, struct tracking *t,
+                             struct fault *f)
 {
-    if (size < SNAPSHOT_HEADER_BYTES + 4u) return ERR_TRUNCATED;
-    if (size > TRACKING_SNAPSHOT_BYTES_MAX) return ERR_CORRUPT;
-    if (bytes_load32(data + size - 4) != crc32_update(0, data, size - 4)) return ERR_CORRUPT;
+    const uint32_t least = SNAPSHOT_HEADER_BYTES + 4;
+    if (size < least) return fault_set(f, ERR_TRUNCATED, 0, path, 0, least, size);
     struct reader_bytes r = bytes_reader(data, size - 4);
-    if (bytes_u32(&r) != TRACKING_SNAPSHOT_MAGIC) return ERR_CORRUPT;
-    if (bytes_u32(&r) != TRACKING_VERSION) return ERR_VERSION;
+    bool good = size <= TRACKING_SNAPSHOT_BYTES_MAX && bytes_load32(data + size - 4) == crc32_update(0, data, size - 4);
+    if (bytes_u32(&r) != TRACKING_SNAPSHOT_MAGIC) good = false;
+    uint32_t version = bytes_u32(&r);
+    if (good && version != TRACKING_VERSION) return fault_set(f, ERR_VERSION, 0, path, 4, TRACKING_VERSION, version);
     *segment = bytes_u64(&r);
     uint32_t count = bytes_u32(&r);
-    if (count > TRACKING_REFERENCES_MAX) return ERR_CORRUPT;
-    for (uint32_t i = 0; i < count; i++) {
+    if (count > TRACKING_REFERENCES_MAX) good = false;
+    for (uint32_t i = 0; good && i < count; i++) {
         uint64_t chunk = bytes_u64(&r), sequence = bytes_u64(&r);
         uint32_t bytes = bytes_u8(&r);
         const char *text = (const char *)bytes_take(&r, bytes);
-        if (r.failed || bytes == 0) return ERR_CORRUPT;
-        tracking_raise(t, text, bytes, sequence, chunk);
+        good = !r.failed && bytes > 0;
+        if (good) tracking_raise(t, text, bytes, sequence, chunk);
     }
-    return r.at == r.end ? OK : ERR_CORRUPT;
+    return good && r.at == r.end ? OK : fault_set(f, ERR_CORRUPT, 0, path, 0, 0, size);
 }
 
 err tracking_snapshot_read(const char *directory, uint64_t segment, struct tracking *t, struct fault *f)
 {
     struct file_path path;
-    file_path_numbered(&path, directory, segment, TRACKING_SUFFIX);
-    int fd;
-    err e = file_open(path.text, O_RDONLY, &fd, f);
-    if (e) return e;
+    size_t got;
+    uint64_t named;
     uint8_t *data = malloc(TRACKING_SNAPSHOT_BYTES_MAX + 1);
-    if (!data) e = fault_set(f, ERR_NO_MEMORY, 0, path.text, 0, TRACKING_SNAPSHOT_BYTES_MAX, 0);
-    size_t got = 0;
-    if (!e) e = file_read(fd, path.text, data, TRACKING_SNAPSHOT_BYTES_MAX + 1, 0, &got, f);
-    uint64_t named = 0;
-    if (!e) {
-        e = tracking_snapshot_decode(data, got, &named, t);
-        if (!e && named != segment) e = ERR_CORRUPT;
-        if (e == ERR_VERSION) version_fault(path.text, TRACKING_VERSION, data, f);
-        else if (e) fault_set(f, e, 0, path.text, 0, 0, got);
-    }
+    if (!data) return fault_set(f, ERR_NO_MEMORY, 0, "tracking snapshot", 0, TRACKING_SNAPSHOT_BYTES_MAX, 0);
+    file_path_numbered(&path, directory, segment, TRACKING_SUFFIX);
+    err e = file_read_head(path.text, data, TRACKING_SNAPSHOT_BYTES_MAX + 1, &got, f);
+    if (!e) e = tracking_snapshot_decode(path.text, data, got, &named, t, f);
+    if (!e && named != segment) e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, segment, named);
     free(data);
-    file_close(&fd);
     return e;
 }

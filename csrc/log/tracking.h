@@ -15,10 +15,8 @@
 #define VIBEMQ_LOG_TRACKING_H
 
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
 
-#include "../base/error.h"
+#include "../base/file.h"
 
 #define TRACKING_MAGIC 0x564D5154u          /* "VMQT", the table */
 #define TRACKING_SNAPSHOT_MAGIC 0x564D5150u /* "VMQP", a snapshot */
@@ -57,6 +55,8 @@ void tracking_raise(struct tracking *t, const char *reference, uint32_t bytes, u
 err tracking_apply(struct tracking *t, const uint8_t *trailer, uint32_t bytes, uint64_t chunk_id);
 void tracking_check(const struct tracking *t);
 
+/* Is a trailer well-formed?  ERR_CORRUPT. */
+err tracking_trailer_check(const uint8_t *trailer, uint32_t bytes);
 /* One element of a trailer, in place.  ERR_END, ERR_CORRUPT. */
 struct tracking_element { uint8_t type, bytes; const char *reference; uint64_t value; };
 err tracking_element_next(const uint8_t **at, const uint8_t *end, struct tracking_element *out);
@@ -67,7 +67,8 @@ err tracking_element_next(const uint8_t **at, const uint8_t *end, struct trackin
 err tracking_snapshot_write(const struct tracking *t, const char *directory, uint64_t segment, bool sync,
                             struct fault *f);
 /* Decode one into an empty table.  ERR_CORRUPT, ERR_TRUNCATED, ERR_VERSION. */
-err tracking_snapshot_decode(const uint8_t *data, uint64_t size, uint64_t *segment, struct tracking *t);
+err tracking_snapshot_decode(const char *path, const uint8_t *data, uint64_t size, uint64_t *segment, struct tracking *t,
+                             struct fault *f);
 err tracking_snapshot_read(const char *directory, uint64_t segment, struct tracking *t, struct fault *f);
 
 #define TRACKING_SNAPSHOT_BYTES_MAX (20u + TRACKING_SLOTS * (17u + TRACKING_REFERENCE_BYTES_MAX) + 4u)

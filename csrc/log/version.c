@@ -7,13 +7,8 @@
  */
 #include "version.h"
 
-#include <fcntl.h>
-#include <string.h>
-
 #include "../base/bytes.h"
-#include "../base/check.h"
 #include "../base/crc32.h"
-#include "../base/file.h"
 #include "control.h"
 #include "index.h"
 #include "offsets.h"
@@ -59,16 +54,14 @@ void version_header_seal(uint8_t *header, uint32_t bytes, uint32_t magic, uint32
     bytes_store32(header + bytes - 4, crc32_update(0, header, bytes - 4));
 }
 
-err version_header_check(const uint8_t *data, uint64_t size, uint32_t bytes, uint32_t magic, uint32_t version)
+err version_header_check(const char *path, const uint8_t *data, uint64_t size, uint32_t bytes, uint32_t magic,
+                         uint32_t version, struct fault *f)
 {
-    if (size < bytes) return ERR_TRUNCATED;
-    if (bytes_load32(data) != magic || bytes_load32(data + bytes - 4) != crc32_update(0, data, bytes - 4)) return ERR_CORRUPT;
-    return bytes_load32(data + 4) == version ? OK : ERR_VERSION;
-}
-
-err version_fault(const char *path, uint32_t known, const uint8_t *head, struct fault *f)
-{
-    return fault_set(f, ERR_VERSION, 0, path, 4, known, bytes_load32(head + 4));
+    if (size < bytes) return fault_set(f, ERR_TRUNCATED, 0, path, 0, bytes, size);
+    if (bytes_load32(data) != magic || bytes_load32(data + bytes - 4) != crc32_update(0, data, bytes - 4))
+        return fault_set(f, ERR_CORRUPT, 0, path, 0, bytes, size);
+    uint32_t had = bytes_load32(data + 4);
+    return had == version ? OK : fault_set(f, ERR_VERSION, 0, path, 4, version, had);
 }
 
 static uint32_t word(const uint8_t *data, enum order order)
@@ -115,22 +108,12 @@ static err check_one(void *context, const char *directory, const char *name, str
     e = file_read(fd, path.text, head, sizeof head, 0, &got, f);
     bool other = !e && got >= 8 && word(head, k->order) == k->magic && word(head + 4, k->order) != k->version;
     if (other && k->check == CHECK_HEADER)
-        other = version_header_check(head, got, k->header_bytes, k->magic, k->version) == ERR_VERSION;
+        other = version_header_check(path.text, head, got, k->header_bytes, k->magic, k->version, NULL) == ERR_VERSION;
     if (other && k->check == CHECK_FILE) e = file_check(fd, path.text, &other, f);
     file_close(&fd);
     /* A sector that cannot be read says nothing of a version: it is damage. */
     if (e) return e == ERR_IO ? OK : e;
     return other ? fault_set(f, ERR_VERSION, 0, path.text, 4, k->version, word(head + 4, k->order)) : OK;
-}
-
-err version_check_mapped(int fd, const char *path, uint32_t magic, uint32_t known, struct fault *f)
-{
-    uint8_t head[8];
-    size_t got;
-    err e = file_read(fd, path, head, sizeof head, 0, &got, f);
-    if (e || got < sizeof head || word(head, MACHINE_ORDER) != magic) return e;
-    uint32_t version = word(head + 4, MACHINE_ORDER);
-    return version == known ? OK : fault_set(f, ERR_VERSION, 0, path, 4, known, version);
 }
 
 err version_check(const char *directory, struct fault *f) { return file_each(directory, check_one, NULL, f); }

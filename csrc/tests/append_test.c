@@ -50,6 +50,7 @@ static int faulty_fstat(int fd, struct stat *st) { return fails_now() && plan.ma
 static int faulty_rename(const char *a, const char *b) { return fails_now() && plan.manner != FAIL_SHORT ? -1 : sys_real.rename(a, b); }
 static int faulty_unlink(const char *p) { return fails_now() && plan.manner != FAIL_SHORT ? -1 : sys_real.unlink(p); }
 static int faulty_fdatasync(int fd) { return fails_now() && plan.manner != FAIL_SHORT ? -1 : sys_real.fdatasync(fd); }
+static int faulty_entropy(void *d, size_t n) { return fails_now() && plan.manner != FAIL_SHORT ? -1 : sys_real.entropy(d, n); }
 static int faulty_fsync(int fd) { return fails_now() && plan.manner != FAIL_SHORT ? -1 : sys_real.fsync(fd); }
 
 static void fail_at(int64_t call, enum manner manner)
@@ -65,6 +66,7 @@ static void fail_at(int64_t call, enum manner manner)
     faulty.unlink = faulty_unlink;
     faulty.fdatasync = faulty_fdatasync;
     faulty.fsync = faulty_fsync;
+    faulty.entropy = faulty_entropy;
     plan.left = call;
     plan.manner = manner;
     plan.failed = false;

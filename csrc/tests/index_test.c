@@ -70,12 +70,12 @@ TEST(records_and_headers_read_back_and_every_flipped_bit_is_noticed)
         data[bit / 8] ^= (uint8_t)(1 << bit % 8);
     }
     index_header_write(99, SEED, header);
-    EXPECT_OK(index_header_read(header, sizeof header, &first, &seed));
+    EXPECT_OK(index_header_read("index", header, sizeof header, &first, &seed, NULL));
     EXPECT_EQ(99, first);
     EXPECT_EQ(SEED, seed);
     for (unsigned bit = 0; bit < 8 * sizeof header; bit++) {
         header[bit / 8] ^= (uint8_t)(1 << bit % 8);
-        EXPECT_ERR(ERR_CORRUPT, index_header_read(header, sizeof header, &first, &seed));
+        EXPECT_ERR(ERR_CORRUPT, index_header_read("index", header, sizeof header, &first, &seed, NULL));
         header[bit / 8] ^= (uint8_t)(1 << bit % 8);
     }
 }
@@ -84,23 +84,20 @@ TEST(a_million_chunks_are_searched_in_a_few_reads)
 {
     uint64_t count = 1000000;
     const char *directory = make_index(count);
-    struct index ix;
+    struct scan ix = {.directory = directory, .seed = SEED};
     struct index_record r;
-    REQUIRE_OK(index_open(&ix, directory, 0, SEED, UINT64_MAX, NULL));
-    EXPECT_EQ(count, ix.count);
     for (int i = 0; i < 2000; i++) {
         uint64_t offset = test_random_below(10 * count);
-        REQUIRE_OK(index_last_before(&ix, INDEX_BY_OFFSET, (int64_t)offset + 1, &r, NULL));
+        REQUIRE_OK(index_find(&ix, UINT64_MAX, INDEX_BY_OFFSET, (int64_t)offset + 1, true, &r, NULL));
         EXPECT_EQ(offset / 10 * 10, r.chunk_id);
         int64_t time = 1000 + (int64_t)test_random_below(count / 4);
-        REQUIRE_OK(index_first_from(&ix, INDEX_BY_TIMESTAMP, time, &r, NULL));
+        REQUIRE_OK(index_find(&ix, UINT64_MAX, INDEX_BY_TIMESTAMP, time, false, &r, NULL));
         EXPECT_EQ((uint64_t)(time - 1000) * 40, r.chunk_id);
     }
-    EXPECT_ERR(ERR_NOT_FOUND, index_first_from(&ix, INDEX_BY_TIMESTAMP, 1000 + (int64_t)count, &r, NULL));
-    EXPECT_ERR(ERR_NOT_FOUND, index_last_before(&ix, INDEX_BY_OFFSET, 0, &r, NULL));
-    EXPECT_OK(index_last(&ix, &r, NULL));
+    EXPECT_ERR(ERR_NOT_FOUND, index_find(&ix, UINT64_MAX, INDEX_BY_TIMESTAMP, 1000 + (int64_t)count, false, &r, NULL));
+    EXPECT_ERR(ERR_NOT_FOUND, index_find(&ix, UINT64_MAX, INDEX_BY_OFFSET, 0, true, &r, NULL));
+    EXPECT_OK(index_find(&ix, UINT64_MAX, INDEX_BY_POSITION, INT64_MAX, true, &r, NULL));
     EXPECT_EQ(10 * (count - 1), r.chunk_id);
-    index_close(&ix);
 }
 
 TEST(a_search_over_damaged_records_gives_the_nearest_good_ones)
@@ -113,8 +110,7 @@ TEST(a_search_over_damaged_records_gives_the_nearest_good_ones)
             good[i] = test_random_below(3) > 0;
             if (!good[i]) damage(directory, i);
         }
-        struct index ix;
-        REQUIRE_OK(index_open(&ix, directory, 0, SEED, UINT64_MAX, NULL));
+        struct scan ix = {.directory = directory, .seed = SEED};
         for (int64_t value = 0; value <= (int64_t)(10 * count); value += 3) {
             struct index_record r;
             int64_t before = -1, from = -1;
@@ -123,26 +119,21 @@ TEST(a_search_over_damaged_records_gives_the_nearest_good_ones)
                 if ((int64_t)(10 * i) < value) before = (int64_t)(10 * i);
                 else if (from < 0) from = (int64_t)(10 * i);
             }
-            EXPECT_ERR(before < 0 ? ERR_NOT_FOUND : OK, index_last_before(&ix, INDEX_BY_OFFSET, value, &r, NULL));
+            EXPECT_ERR(before < 0 ? ERR_NOT_FOUND : OK, index_find(&ix, UINT64_MAX, INDEX_BY_OFFSET, value, true, &r, NULL));
             if (before >= 0) EXPECT_EQ(before, r.chunk_id);
-            EXPECT_ERR(from < 0 ? ERR_NOT_FOUND : OK, index_first_from(&ix, INDEX_BY_OFFSET, value, &r, NULL));
+            EXPECT_ERR(from < 0 ? ERR_NOT_FOUND : OK, index_find(&ix, UINT64_MAX, INDEX_BY_OFFSET, value, false, &r, NULL));
             if (from >= 0) EXPECT_EQ(from, r.chunk_id);
         }
-        index_close(&ix);
-    }
+        }
 }
 
 TEST(records_past_the_count_are_not_believed_and_a_missing_file_has_none)
 {
     const char *directory = make_index(10);
-    struct index ix;
+    struct scan ix = {.directory = directory, .seed = SEED};
     struct index_record r;
-    REQUIRE_OK(index_open(&ix, directory, 0, SEED, 4, NULL));
-    EXPECT_OK(index_last(&ix, &r, NULL));
+    EXPECT_OK(index_find(&ix, 4, INDEX_BY_POSITION, INT64_MAX, true, &r, NULL));
     EXPECT_EQ(30, r.chunk_id);
-    index_close(&ix);
-    REQUIRE_OK(index_open(&ix, directory, 1, SEED, 4, NULL));
-    EXPECT_EQ(0, ix.count);
-    EXPECT_ERR(ERR_NOT_FOUND, index_last(&ix, &r, NULL));
-    index_close(&ix);
+    ix.segment = 1;
+    EXPECT_ERR(ERR_NOT_FOUND, index_find(&ix, 4, INDEX_BY_POSITION, INT64_MAX, true, &r, NULL));
 }

@@ -93,10 +93,10 @@ TEST(a_snapshot_reads_back_and_every_flipped_bit_is_noticed)
     close(fd);
     for (size_t bit = 0; bit < 8 * size; bit += size > 1000 && bit > 400 ? 61 : 1) {
         bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        EXPECT_ERR(ERR_CORRUPT, tracking_snapshot_decode(bytes, size, &segment, table()));
+        EXPECT_ERR(ERR_CORRUPT, tracking_snapshot_decode("tracking", bytes, size, &segment, table(), NULL));
         bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
     }
-    for (size_t cut = 0; cut < size; cut += 7) EXPECT(tracking_snapshot_decode(bytes, cut, &segment, table()) != OK);
+    for (size_t cut = 0; cut < size; cut += 7) EXPECT(tracking_snapshot_decode("tracking", bytes, cut, &segment, table(), NULL) != OK);
 }
 
 TEST(a_good_checksum_does_not_excuse_a_value_beyond_its_limit)
@@ -109,6 +109,6 @@ TEST(a_good_checksum_does_not_excuse_a_value_beyond_its_limit)
     for (size_t i = 0; i < 4; i++) { /* one with an empty name, and counts that the bytes do not hold */
         bytes_store32(bytes + 16, counts[i]);
         bytes_store32(bytes + sizeof bytes - 4, crc32_update(0, bytes, sizeof bytes - 4));
-        EXPECT_ERR(ERR_CORRUPT, tracking_snapshot_decode(bytes, sizeof bytes, &segment, table()));
+        EXPECT_ERR(ERR_CORRUPT, tracking_snapshot_decode("tracking", bytes, sizeof bytes, &segment, table(), NULL));
     }
 }
