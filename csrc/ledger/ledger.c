@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ledger: the control page, and what the home does over all blocks.
+ * ledger: the control page, the files of blocks, and what the home does over all of them.
  *
  * The order of stores makes a kill harmless at every instruction: a block's file exists with its room before
  * next passes into it, and is removed before base passes over it.  So whatever a missing
@@ -8,14 +8,11 @@
  */
 #include "ledger.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "../base/check.h"
-#include "../base/sys.h"
-#include "block.h"
+#include "../base/grow.h"
 
 /* While base cannot move, how many empty places of the table a ledger_settle steps over for each
  * block that it may look at: a place is 16 bytes in a row, a look is a cache miss. */
@@ -32,13 +29,9 @@ err ledger_create(const char *directory, uint64_t base, bool sync, struct fault 
 {
     struct file_path path;
     file_path_name(&path, directory, ledger_name);
-    int fd;
-    err e = file_open(path.text, O_RDONLY, &fd, f);
-    if (e == OK) {
-        file_close(&fd);
-        return fault_set(f, ERR_EXISTS, 0, path.text, 0, 0, 0);
-    }
-    if (e != ERR_NOT_FOUND) return e;
+    struct stat st;
+    err e = file_stat_of(path.text, &st, f);
+    if (e != ERR_NOT_FOUND) return e ? e : fault_set(f, ERR_EXISTS, 0, path.text, 0, 0, 0);
 
     _Alignas(struct ledger_control) uint8_t page[LEDGER_CONTROL_BYTES] = {0};
     struct ledger_control *c = (struct ledger_control *)page;
@@ -53,63 +46,206 @@ err ledger_create(const char *directory, uint64_t base, bool sync, struct fault 
     return e || !sync ? e : file_sync_directory(directory, f);
 }
 
-/* The page's first words, whatever its size: another version's may be larger. */
-static err page_version(int fd, const char *path, struct fault *f)
-{
-    uint32_t words[2] = {0};
-    size_t got;
-    err e = file_read(fd, path, words, sizeof words, 0, &got, f);
-    if (e || got < sizeof words || words[0] != LEDGER_MAGIC || words[1] == LEDGER_VERSION) return e;
-    return fault_set(f, ERR_VERSION, 0, path, 4, LEDGER_VERSION, words[1]);
-}
-
 err ledger_version_check(const char *directory, struct fault *f)
 {
     struct file_path path;
+    uint32_t head[2];
+    size_t got;
     file_path_name(&path, directory, ledger_name);
-    int fd;
-    err e = file_open(path.text, O_RDONLY, &fd, f);
+    err e = file_read_head(path.text, head, sizeof head, &got, f);
     if (e) return e == ERR_NOT_FOUND ? OK : e;
-    e = page_version(fd, path.text, f);
-    file_close(&fd);
-    return e;
+    return file_page_version(path.text, head, got, LEDGER_MAGIC, LEDGER_VERSION, f);
 }
 
 static err control_map(const char *directory, struct ledger_control **out, struct fault *f)
 {
     struct file_path path;
+    void *page;
     file_path_name(&path, directory, ledger_name);
-    int fd;
-    err e = file_open(path.text, O_RDWR, &fd, f);
-    if (e) return e;
-    uint64_t size;
-    void *page = MAP_FAILED;
-    e = page_version(fd, path.text, f);
-    if (!e) e = file_size(fd, path.text, &size, f);
-    if (!e && size != LEDGER_CONTROL_BYTES) e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, LEDGER_CONTROL_BYTES, size);
-    if (!e) {
-        page = sys->mmap(NULL, LEDGER_CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (page == MAP_FAILED) e = fault_from_errno(f, path.text, 0, LEDGER_CONTROL_BYTES, 0);
-    }
-    file_close(&fd);
+    err e = file_page_map(path.text, LEDGER_MAGIC, LEDGER_VERSION, LEDGER_CONTROL_BYTES, ERR_CORRUPT, &page, NULL, f);
     if (e) return e;
 
     struct ledger_control *c = page;
     uint64_t base = word_load(&c->base), next = word_load(&c->next);
-    if (c->magic != LEDGER_MAGIC || c->version != LEDGER_VERSION)
-        e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, LEDGER_MAGIC, c->magic);
-    else if (base > LEDGER_OFFSET_MAX || next > LEDGER_OFFSET_MAX ||
-             (next > base && next / LEDGER_BLOCK_ENTRIES - base / LEDGER_BLOCK_ENTRIES > LEDGER_BLOCKS_MAX))
-        e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, base, next);
-    if (e) {
+    if (base > LEDGER_OFFSET_MAX || next > LEDGER_OFFSET_MAX ||
+        (next > base && next / LEDGER_BLOCK_ENTRIES - base / LEDGER_BLOCK_ENTRIES > LEDGER_BLOCKS_MAX)) {
         sys->munmap(page, LEDGER_CONTROL_BYTES);
-        return e;
+        return fault_set(f, ERR_CORRUPT, 0, path.text, 0, base, next);
     }
     /* A home was killed within ledger_skip, or is in it: then it will store the same. */
     if (base > next) atomic_compare_exchange_strong(&c->next, &next, base);
     *out = c;
     return OK;
 }
+
+/* ---- blocks ----
+ *
+ * A handle's table covers the blocks from first_block on.  Slots at its front whose blocks lie below base
+ * and are not mapped are shifted out when it has to grow, so first_block never passes base's block.
+ *
+ * Files are never renamed from an old block to a new one: a process that still has the old one mapped
+ * would change entries of other messages.
+ */
+
+static err block_open(const struct ledger *l, uint64_t number, int flags, struct file_path *path, int *fd, struct fault *f)
+{
+    return file_open_numbered(path, l->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX, flags, fd, f);
+}
+
+/* The slot of a block that is in the table, or NULL. */
+static struct ledger_block *block_known(struct ledger *l, uint64_t number)
+{
+    uint64_t i = number - l->first_block;
+    return i < l->block_count ? &l->blocks[i] : NULL;
+}
+
+/* Slots at the front that nobody will ask for again: below base, and no pointer into them is out. */
+static void table_shift(struct ledger *l, uint64_t base_block)
+{
+    uint32_t count = 0;
+    while (count < l->block_count && l->first_block + count < base_block && !l->blocks[count].entries) count++;
+    if (count == 0 && l->block_count > 0) return;
+    l->block_count -= count;
+    if (l->block_count) memmove(l->blocks, l->blocks + count, l->block_count * sizeof *l->blocks);
+    l->first_block = l->block_count ? l->first_block + count : base_block;
+}
+
+/* The slot of a block that is not below base; `i` is bounded by LEDGER_BLOCKS_MAX and what is mapped before base. */
+static struct ledger_block *table_slot(struct ledger *l, uint64_t number, uint64_t base_block, struct fault *f)
+{
+    struct ledger_block *known = block_known(l, number);
+    if (known) return known;
+    if (number - l->first_block >= l->block_capacity) table_shift(l, base_block);
+    uint64_t i = number - l->first_block;
+    if (grow(&l->blocks, &l->block_capacity, i + 1, sizeof *l->blocks, l->directory, f)) return NULL;
+    memset(l->blocks + l->block_count, 0, (i + 1 - l->block_count) * sizeof *l->blocks);
+    l->block_count = (uint32_t)i + 1;
+    return &l->blocks[i];
+}
+
+static err block_map(struct ledger_block *b, int fd, const char *path, struct fault *f)
+{
+    void *memory;
+    err e = file_map(fd, path, LEDGER_BLOCK_BYTES, &memory, f);
+    if (e) return e;
+    b->entries = memory;
+    b->settled = 0;
+    return OK;
+}
+
+static void block_unmap(struct ledger_block *b)
+{
+    if (b->entries) sys->munmap(b->entries, LEDGER_BLOCK_BYTES);
+    b->entries = NULL;
+}
+
+/* Missing or not whole yet, and not all of its offsets were handed out: somebody may be making it. */
+static bool block_may_come(uint64_t number, uint64_t next)
+{
+    return (number + 1) * LEDGER_BLOCK_ENTRIES > next;
+}
+
+/* The entries of block `number`, mapped; NULL as ledger_entry says. */
+static struct ledger_entry *block_entries(struct ledger *l, uint64_t number, struct fault *f)
+{
+    struct ledger_block *b = block_known(l, number);
+    if (b && b->entries) return b->entries;
+
+    if (f) f->code = OK;
+    /* Before the look at the file: a block that is missing now may be made right after. */
+    uint64_t next = word_load(&l->control->next);
+    uint64_t base_block = word_load(&l->control->base) / LEDGER_BLOCK_ENTRIES;
+    if (number < base_block || number - base_block >= LEDGER_BLOCKS_MAX) return NULL;
+    b = table_slot(l, number, base_block, f);
+    if (!b || b->gone) return NULL;
+
+    struct file_path path;
+    int fd;
+    err e = block_open(l, number, O_RDWR, &path, &fd, f);
+    if (e == ERR_NOT_FOUND) {
+        b->gone = !block_may_come(number, next);
+        if (f) f->code = OK;
+        return NULL;
+    }
+    if (e) return NULL;
+    uint64_t size;
+    e = file_size(fd, path.text, &size, f);
+    if (!e && size == LEDGER_BLOCK_BYTES) block_map(b, fd, path.text, f);
+    else if (!e && !block_may_come(number, next))
+        fault_set(f, ERR_CORRUPT, 0, path.text, 0, LEDGER_BLOCK_BYTES, size);
+    file_close(&fd);
+    return b->entries;
+}
+
+struct ledger_entry *ledger_entry_slow(struct ledger *l, uint64_t offset, struct fault *f)
+{
+    struct ledger_entry *entries = block_entries(l, offset / LEDGER_BLOCK_ENTRIES, f);
+    return entries ? &entries[offset % LEDGER_BLOCK_ENTRIES] : NULL;
+}
+
+/* Home: the file of block `number` exists with its whole size, and is mapped.  A new one has no room yet. */
+static err block_make(struct ledger *l, uint64_t number, struct fault *f)
+{
+    uint64_t base_block = atomic_load_explicit(&l->control->base, memory_order_relaxed) / LEDGER_BLOCK_ENTRIES;
+    struct ledger_block *b = table_slot(l, number, base_block, f);
+    if (!b) return ERR_NO_MEMORY;
+    if (b->entries) return OK;
+
+    struct file_path path;
+    int fd;
+    err e = block_open(l, number, O_RDWR, &path, &fd, f);
+    bool fresh = e == ERR_NOT_FOUND;
+    if (fresh) e = file_open(path.text, O_RDWR | O_CREAT | O_EXCL, &fd, f);
+    if (e) return e;
+    uint64_t size = 0;
+    if (!fresh) e = file_size(fd, path.text, &size, f);
+    if (!e && size != LEDGER_BLOCK_BYTES) e = file_truncate(fd, path.text, LEDGER_BLOCK_BYTES, f);
+    if (!e) e = block_map(b, fd, path.text, f);
+    file_close(&fd);
+    if (e && fresh) file_unlink(path.text, NULL);
+    return e;
+}
+
+/* Room for entries [from, to) of a block: zeros are written, because that reserves the room just as fallocate does, zeroes
+ * what a dead home left, and brings the pages into the cache, in large pieces, before they are touched.  Measured on ext4
+ * for all of a block's life, from creating to unlinking: 130 us, with fallocate 700 us. */
+static err block_allocate(struct ledger *l, uint64_t number, uint32_t from, uint32_t to, struct fault *f)
+{
+    static const uint8_t zeros[LEDGER_BLOCK_BYTES];
+    struct file_path path;
+    int fd;
+    err e = block_open(l, number, O_RDWR, &path, &fd, f);
+    if (e) return e;
+    uint64_t position = (uint64_t)from * LEDGER_ENTRY_BYTES, end = (uint64_t)to * LEDGER_ENTRY_BYTES;
+    e = file_write(fd, path.text, zeros, end - position, position, f);
+    file_close(&fd);
+    return e;
+}
+
+/* Home: remove the file and the mapping.  A file that cannot be removed is tried again by who
+ * comes home next; its entries stay settled. */
+static void block_drop(struct ledger *l, uint64_t number)
+{
+    struct file_path path;
+    struct ledger_block *b = block_known(l, number);
+    file_path_numbered(&path, l->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
+    if (!b || !b->gone) file_unlink(path.text, NULL);
+    if (!b) return;
+    block_unmap(b);
+    b->gone = true;
+}
+
+/* Raise the block's count of settled entries as far as it goes, below `end` entries; returns it. */
+static uint32_t block_settled(struct ledger_block *b, uint32_t from, uint32_t end)
+{
+    uint32_t i = b->settled > from ? b->settled : from;
+    while (i < end && ledger_state_of(atomic_load_explicit(&b->entries[i].word, memory_order_relaxed)) == LEDGER_SETTLED)
+        i++;
+    b->settled = i;
+    return i;
+}
+
+/* ---- handles ---- */
 
 err ledger_open(const char *directory, struct ledger **out, struct fault *f)
 {
@@ -312,86 +448,30 @@ void ledger_trim(struct ledger *l)
     }
 }
 
-/* ---- whole directories ---- */
-
-static err sync_file(const char *path, struct fault *f)
-{
-    int fd;
-    err e = file_open(path, O_RDWR, &fd, f);
-    if (e) return e;
-    e = file_datasync(fd, path, f);
-    file_close(&fd);
-    return e;
-}
+/* ---- durability ---- */
 
 err ledger_sync(const char *directory, struct fault *f)
 {
     struct ledger_control *c;
     struct file_path path;
-    uint64_t *numbers = NULL;
+    uint64_t *firsts = NULL;
     uint32_t count = 0;
     err e = control_map(directory, &c, f);
     if (e) return e;
     uint64_t next = word_load(&c->next); /* before the list: every block that begins below it is in it, or settled */
-    e = block_list(directory, &numbers, &count, f);
+    e = file_numbers(directory, LEDGER_SUFFIX, &firsts, &count, f);
     for (uint32_t i = 0; !e && i < count; i++) {
-        block_path(&path, directory, numbers[i]);
-        e = sync_file(path.text, f);
+        file_path_numbered(&path, directory, firsts[i], LEDGER_SUFFIX);
+        e = file_sync(path.text, f);
         if (e == ERR_NOT_FOUND) e = OK; /* settled meanwhile */
     }
-    free(numbers);
+    free(firsts);
     if (!e) e = file_sync_directory(directory, f);
     if (!e) {
         word_raise(&c->synced, next);
         file_path_name(&path, directory, ledger_name);
-        e = sync_file(path.text, f);
+        e = file_sync(path.text, f);
     }
     sys->munmap(c, LEDGER_CONTROL_BYTES);
     return e;
-}
-
-err ledger_remove(const char *directory, struct fault *f)
-{
-    static const char *const names[] = {"ledger", "ledger.tmp"};
-    struct file_path path;
-    uint64_t *numbers;
-    uint32_t count;
-    err e = block_list(directory, &numbers, &count, f);
-    if (e) return e == ERR_NOT_FOUND ? OK : e;
-    for (size_t i = 0; i < 2 && !e; i++) {
-        file_path_name(&path, directory, names[i]);
-        e = file_unlink(path.text, f);
-        if (e == ERR_NOT_FOUND) e = OK;
-    }
-    for (uint32_t i = 0; i < count && !e; i++) {
-        block_path(&path, directory, numbers[i]);
-        e = file_unlink(path.text, f);
-        if (e == ERR_NOT_FOUND) e = OK;
-    }
-    free(numbers);
-    return e;
-}
-
-/* ---- invariants ---- */
-
-void ledger_check(struct ledger *l)
-{
-    struct ledger_control *c = l->control;
-    uint64_t base = word_load(&c->base), next = word_load(&c->next);
-    CHECK(c->magic == LEDGER_MAGIC && c->version == LEDGER_VERSION);
-    CHECK(base <= next && next <= LEDGER_OFFSET_MAX);
-    CHECK(word_load(&c->departed) <= next && word_load(&c->synced) <= next);
-    CHECK(l->first_block <= base / LEDGER_BLOCK_ENTRIES);
-    CHECK(l->block_count <= l->block_capacity);
-    while (base < next) {
-        struct range r = range_at(base, next);
-        struct ledger_entry *entries = block_entries(l, r.number, NULL);
-        uint32_t settled = entries ? block_known(l, r.number)->settled : 0;
-        for (uint32_t i = r.from; entries && i < r.to; i++) {
-            enum ledger_state state = ledger_state_of(atomic_load_explicit(&entries[i].word, memory_order_relaxed));
-            CHECK(state != LEDGER_NONE && state <= LEDGER_DELAYED);
-            CHECK(i >= settled || state == LEDGER_SETTLED);
-        }
-        base = (r.number + 1) * LEDGER_BLOCK_ENTRIES;
-    }
 }

@@ -26,7 +26,7 @@
  * settles it or gives it back, by compare-and-swap, so that what it was told is never lost
  * with the home.  A handle belongs to one thread.
  *
- * Invariants (ledger_check in debug builds): base <= next (but for the instant of a ledger_skip); an offset
+ * Invariants: base <= next (but for the instant of a ledger_skip); an offset
  * in [base, next) has an entry whose state is not LEDGER_NONE, or lies in a block that is gone;
  * departed <= next; synced <= next.
  */
@@ -187,16 +187,10 @@ void ledger_trim(struct ledger *l);
  * middle, what came after the last call: so call it now and then, and when the broker stops. */
 err ledger_sync(const char *directory, struct fault *f);
 
-/* Remove the ledger's files from a directory, before log_remove; a missing one is no error. */
-err ledger_remove(const char *directory, struct fault *f);
-
 /* Print a control page or a block, told apart by its name, for people.  `line` gets each line without a
  * newline; a non-zero answer stops.  `limit`: lines about entries at most; 0: all.  ERR_CORRUPT after
  * the report of a file that is not as it should be. */
 err ledger_print(const char *path, uint64_t limit, int (*line)(void *context, const char *text), void *context,
                  struct fault *f);
-
-/* Home: the invariants above, for every block. */
-void ledger_check(struct ledger *l);
 
 #endif

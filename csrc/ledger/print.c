@@ -5,14 +5,13 @@
  * Entries that are settled or were never made are told as runs: of a block
  * one wants to see what is left.
  */
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "block.h"
+#include "ledger.h"
 
 #define LINE_BYTES_MAX 4096 /* a path and some words */
 

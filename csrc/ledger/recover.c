@@ -14,12 +14,10 @@
  *
  * Blocks are read and written, not mapped: on a full disk that is an error and not a signal.
  */
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/sys.h"
-#include "block.h"
+#include "ledger.h"
 
 struct recover {
     const char *directory;
@@ -47,18 +45,14 @@ static err page_read(struct recover *r, bool *good)
 {
     struct file_path path;
     file_path_name(&path, r->directory, ledger_name);
-    int fd;
+    struct stat st;
+    size_t got;
     *good = false;
-    err e = file_open(path.text, O_RDONLY, &fd, r->f);
+    err e = file_stat_of(path.text, &st, r->f);
+    if (!e) e = file_read_head(path.text, r->page.bytes, sizeof r->page, &got, r->f);
     if (e) return e == ERR_NOT_FOUND ? OK : e;
-    uint64_t size;
-    e = file_size(fd, path.text, &size, r->f);
-    if (!e && size == sizeof r->page) {
-        e = file_read_exact(fd, path.text, r->page.bytes, sizeof r->page, 0, r->f);
-        *good = !e && r->page.control.magic == LEDGER_MAGIC && r->page.control.version == LEDGER_VERSION;
-    }
-    file_close(&fd);
-    return e;
+    *good = got == sizeof r->page && st.st_size == sizeof r->page && r->page.control.magic == LEDGER_MAGIC && r->page.control.version == LEDGER_VERSION;
+    return OK;
 }
 
 /* Base may be of a later instant than next: below it everything is settled all the same. */
@@ -99,21 +93,31 @@ static err page_write(struct recover *r, uint64_t log_next)
 
 /* ---- 2: which blocks ---- */
 
+static err blocks_list(struct recover *r)
+{
+    uint32_t count;
+    err e = file_numbers(r->directory, LEDGER_SUFFIX, &r->numbers, &count, r->f);
+    for (uint32_t i = 0; !e && i < count; i++)
+        if (r->numbers[i] % LEDGER_BLOCK_ENTRIES == 0) /* a name that no block has is nobody's business here */
+            r->numbers[r->count++] = r->numbers[i] / LEDGER_BLOCK_ENTRIES;
+    return e;
+}
+
 static bool block_wanted(const struct recover *r, uint64_t number)
 {
     return r->base < r->next && number >= r->base / LEDGER_BLOCK_ENTRIES &&
            number <= (r->next - 1) / LEDGER_BLOCK_ENTRIES;
 }
 
+static int compare_numbers(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
 static bool block_there(const struct recover *r, uint64_t number)
 {
-    uint32_t low = 0, high = r->count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (r->numbers[middle] < number) low = middle + 1;
-        else high = middle;
-    }
-    return low < r->count && r->numbers[low] == number;
+    return r->count && bsearch(&number, r->numbers, r->count, sizeof number, compare_numbers);
 }
 
 /* Take next back to the first block that may have been lost; and out of a block that is missing
@@ -177,11 +181,10 @@ static void entries_recover(struct recover *r, uint64_t first, uint32_t *from, u
 static err block_recover(struct recover *r, uint64_t number)
 {
     struct file_path path;
-    block_path(&path, r->directory, number);
     int fd;
     uint64_t size;
     size_t got;
-    err e = file_open(path.text, O_RDWR, &fd, r->f);
+    err e = file_open_numbered(&path, r->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX, O_RDWR, &fd, r->f);
     if (e) return e;
     e = file_size(fd, path.text, &size, r->f);
     bool changed = !e && size != LEDGER_BLOCK_BYTES;
@@ -208,7 +211,7 @@ static err recover_run(struct recover *r, uint64_t first, uint64_t log_next, boo
     bool good;
     err e = ledger_version_check(r->directory, r->f);
     if (!e) e = page_read(r, &good);
-    if (!e) e = block_list(r->directory, &r->numbers, &r->count, r->f);
+    if (!e) e = blocks_list(r);
     if (e) return e;
     *anew = !good || !page_clamp(r, first, log_next);
     if (*anew) page_anew(r, first);
@@ -219,7 +222,7 @@ static err recover_run(struct recover *r, uint64_t first, uint64_t log_next, boo
     for (uint32_t i = 0; !e && i < r->count; i++) {
         if (block_wanted(r, r->numbers[i])) continue;
         struct file_path path;
-        block_path(&path, r->directory, r->numbers[i]);
+        file_path_numbered(&path, r->directory, r->numbers[i] * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
         e = file_unlink(path.text, r->f);
     }
     if (!e) e = page_write(r, log_next);

@@ -12,7 +12,7 @@
 
 #include "../base/file.h"
 #include "../base/sys.h"
-#include "../ledger/ledger.h"
+#include "ledger_check.h"
 #include "test.h"
 
 #define BLOCK LEDGER_BLOCK_ENTRIES

@@ -22,10 +22,6 @@ TEST(a_ledger_is_made_once_and_opened_by_all)
     ledger_close(a);
     ledger_close(b);
     ledger_close(NULL);
-    EXPECT_OK(ledger_remove(d, NULL));
-    EXPECT_OK(ledger_remove(d, NULL));
-    EXPECT_EQ(0, help_list(d).others);
-    EXPECT_OK(ledger_remove("/nowhere/at/all", NULL));
 }
 
 TEST(a_page_that_is_not_ours_is_refused)
@@ -385,7 +381,7 @@ TEST(whichever_call_of_a_reservation_fails_it_can_be_had_again)
             help_hand_out(l, BLOCK + 400, LEDGER_READY);
             EXPECT_EQ(402, ledger_count(l, 0, UINT64_MAX, LEDGER_READY));
             ledger_close(l);
-            EXPECT_OK(ledger_remove(d, NULL));
+            ledger_clear(d);
             if (!failed) break;
         }
 }
@@ -399,7 +395,7 @@ TEST(whichever_call_of_making_or_syncing_fails_it_can_be_done_again)
         bool failed = help_plan.failed;
         sys = &sys_real;
         EXPECT_ERR(failed ? ERR_DISK_FULL : OK, e);
-        if (e) EXPECT_OK(ledger_remove(d, NULL));
+        if (e) ledger_clear(d);
         if (e) EXPECT_OK(ledger_create(d, 7, true, NULL));
         if (!failed) break;
     }
