@@ -4,7 +4,7 @@
  * of a message it has found good every pair is read to the end of its map; and what is read and is
  * text is the same again when it is written and read once more.
  */
-#include "../message/amqp_read.h"
+#include "../message/amqp.h"
 
 #include <string.h>
 

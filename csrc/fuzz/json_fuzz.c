@@ -3,12 +3,11 @@
  * Any bytes are judged as the reference judges them, at the same position; text written as a string
  * is JSON exactly when it is UTF-8; and base64 always is.  The first byte is the depth allowed.
  */
-#include "../message/json.h"
+#include "../message/text.h"
 
 #include <stdbool.h>
 
 #include "../tests/json_reference.h"
-#include "../message/utf8.h"
 #include "fuzz.h"
 
 #define INPUT_MAX_BYTES 4096

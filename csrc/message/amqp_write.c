@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "amqp_codes.h"
-#include "utf8.h"
+#include "text.h"
 
 #define CONTENT_TYPE_NULLS (AMQP_CONTENT_TYPE - AMQP_MESSAGE_ID - 1) /* fields between the two */
 #define KEY_NULLS (AMQP_GROUP_ID - AMQP_CONTENT_TYPE - 1)

@@ -13,11 +13,7 @@
 #ifndef VIBEMQ_MESSAGE_AMQP_WRITE_H
 #define VIBEMQ_MESSAGE_AMQP_WRITE_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
-#include "../base/bytes.h"
-#include "amqp_read.h"
+#include "amqp.h"
 
 #define AMQP_HEADER_BYTES 9               /* descriptor 3, list 3, durable 1, priority 2 */
 #define AMQP_ANNOTATION_OVERHEAD_BYTES 22 /* descriptor 3, map 9, key 5, value 5 */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "../message/amqp_read.h"
+#include "../message/amqp.h"
 
 #include <math.h>
 

@@ -2,7 +2,6 @@
 #include "../message/amqp_write.h"
 
 #include "../message/amqp.h"
-#include "../message/amqp_read.h"
 #include "test.h"
 
 #define LARGEST_BYTES 70000

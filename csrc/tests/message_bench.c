@@ -14,10 +14,8 @@
 
 #include "../base/bytes.h"
 #include "../message/amqp.h"
-#include "../message/amqp_read.h"
 #include "../message/amqp_write.h"
-#include "../message/json.h"
-#include "../message/utf8.h"
+#include "../message/text.h"
 
 #define TRIES 5
 #define BODY_BYTES 100

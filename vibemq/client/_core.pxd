@@ -32,7 +32,7 @@ cdef extern from "message/amqp.h" nogil:
     int amqp_parse(const uint8_t *data, uint32_t size, amqp_message *out)
 
 
-cdef extern from "message/amqp_read.h" nogil:
+cdef extern from "message/amqp.h" nogil:
     cdef enum:
         AMQP_NULL
         AMQP_OTHER

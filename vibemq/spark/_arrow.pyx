@@ -55,7 +55,7 @@ cdef extern from "log/chunk.h" nogil:
     err chunk_entry_next(const uint8_t **at, const uint8_t *end, chunk_entry *out)
 
 
-cdef extern from "message/utf8.h" nogil:
+cdef extern from "message/text.h" nogil:
     boolean utf8_is_valid(const uint8_t *p, size_t n)
     boolean utf8_step(const uint8_t **at, const uint8_t *end)
 

@@ -270,7 +270,7 @@ cdef extern from "message/amqp.h" nogil:
     err amqp_parse(const uint8_t *data, uint32_t size, amqp_message *out)
 
 
-cdef extern from "message/amqp_read.h" nogil:
+cdef extern from "message/amqp.h" nogil:
     enum amqp_kind:
         AMQP_NULL
         AMQP_BOOL
@@ -357,7 +357,7 @@ cdef extern from "message/amqp_write.h" nogil:
     void amqp_write_null(writer_bytes *w)
 
 
-cdef extern from "message/json.h" nogil:
+cdef extern from "message/text.h" nogil:
     uint64_t JSON_STRING_SIZE_MAX(uint64_t size)
     uint64_t JSON_BASE64_SIZE(uint64_t size)
     err json_check(const uint8_t *data, uint64_t size, uint32_t depth_max, uint64_t *position)
@@ -367,7 +367,7 @@ cdef extern from "message/json.h" nogil:
     err json_base64_write(writer_bytes *w, const uint8_t *data, uint64_t size)
 
 
-cdef extern from "message/utf8.h" nogil:
+cdef extern from "message/text.h" nogil:
     bint utf8_is_valid(const uint8_t *p, size_t n)
     bint utf8_step(const uint8_t **at, const uint8_t *end)
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "../message/json.h"
+#include "../message/text.h"
 
 #include "json_reference.h"
 #include "test.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "../message/utf8.h"
+#include "../message/text.h"
 
 #include "test.h"
 

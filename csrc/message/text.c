@@ -1,22 +1,153 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * json: one pass, driven by a table: what is expected next, against the class of the byte that is there.
+ * text: blocks of bytes at once where nothing stands out, and single characters where something does.
  *
+ * JSON is checked in one pass, driven by a table: what is expected next, against the class of the byte that is there.
  * What nests is remembered as one bit for each level, so there is no recursion and a document's depth
  * costs no stack.  Strings are stepped through by blocks, as most bytes of most documents
  * are in them.  A function that finds something wrong leaves `at` on the byte that is wrong, or at the
  * end when bytes are only missing; that alone decides between corrupt and truncated.
  */
-#include "json.h"
+#include "text.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 #include "../base/check.h"
-#include "block.h"
-#include "utf8.h"
 
 #define INLINE static inline __attribute__((always_inline))
+
+/* ---- blocks: 16 bytes with SSE2, 8 in a word elsewhere ----
+ *
+ * An answer is a mask with BLOCK_BITS bits for each byte, the first byte lowest, of which the highest tells.
+ * No byte's answer depends on its neighbours, so a mask may be shifted to look at the end of a
+ * block alone; that is how the last bytes of a text are read without reading past them.
+ * VIBEMQ_NO_SIMD chooses the words where there is SSE2 too, so that they can be tested there. */
+
+#if defined(__SSE2__) && !defined(VIBEMQ_NO_SIMD)
+#include <emmintrin.h>
+
+#define BLOCK_BYTES 16
+#define BLOCK_BITS 1
+typedef uint32_t block_mask;
+
+INLINE __m128i block_load(const uint8_t *p)
+{
+    __m128i block;
+    memcpy(&block, p, sizeof block);
+    return block;
+}
+
+/* Bytes that are not ASCII. */
+INLINE block_mask block_high(const uint8_t *p) { return (uint32_t)_mm_movemask_epi8(block_load(p)); }
+
+/* Bytes that a JSON string cannot just hold: quote, backslash, control characters, and what is not ASCII. */
+INLINE block_mask block_stops(const uint8_t *p)
+{
+    __m128i block = block_load(p);
+    /* As signed numbers, bytes from 0x80 are below 0x20 too. */
+    __m128i low = _mm_cmplt_epi8(block, _mm_set1_epi8(0x20));
+    __m128i quote = _mm_cmpeq_epi8(block, _mm_set1_epi8('"'));
+    __m128i backslash = _mm_cmpeq_epi8(block, _mm_set1_epi8('\\'));
+    return (uint32_t)_mm_movemask_epi8(_mm_or_si128(low, _mm_or_si128(quote, backslash)));
+}
+
+/* Bytes that are not JSON's white space. */
+INLINE block_mask block_solid(const uint8_t *p)
+{
+    __m128i block = block_load(p);
+    __m128i space = _mm_cmpeq_epi8(block, _mm_set1_epi8(' ')), tab = _mm_cmpeq_epi8(block, _mm_set1_epi8('\t'));
+    __m128i line = _mm_cmpeq_epi8(block, _mm_set1_epi8('\n')), ret = _mm_cmpeq_epi8(block, _mm_set1_epi8('\r'));
+    __m128i any = _mm_or_si128(_mm_or_si128(space, tab), _mm_or_si128(line, ret));
+    return (uint32_t)_mm_movemask_epi8(any) ^ 0xFFFFu;
+}
+#else
+#define BLOCK_BYTES 8
+#define BLOCK_BITS 8
+typedef uint64_t block_mask;
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first byte of a block is the lowest of its word");
+
+#define BLOCK_EACH(byte) (UINT64_C(0x0101010101010101) * (byte))
+
+INLINE uint64_t block_load(const uint8_t *p)
+{
+    uint64_t block;
+    memcpy(&block, p, sizeof block);
+    return block;
+}
+
+/* Bytes that are `byte`; sums stay inside their bytes, so there is no carry to mislead. */
+INLINE uint64_t block_equal(uint64_t block, uint8_t byte)
+{
+    uint64_t other = block ^ BLOCK_EACH(byte);
+    return ~(((other & BLOCK_EACH(0x7F)) + BLOCK_EACH(0x7F)) | other) & BLOCK_EACH(0x80);
+}
+
+INLINE block_mask block_high(const uint8_t *p) { return block_load(p) & BLOCK_EACH(0x80); }
+
+INLINE block_mask block_stops(const uint8_t *p)
+{
+    uint64_t block = block_load(p);
+    uint64_t low = ~((block & BLOCK_EACH(0x7F)) + BLOCK_EACH(0x80 - 0x20)) & BLOCK_EACH(0x80);
+    return low | (block & BLOCK_EACH(0x80)) | block_equal(block, '"') | block_equal(block, '\\');
+}
+
+INLINE block_mask block_solid(const uint8_t *p)
+{
+    uint64_t block = block_load(p);
+    uint64_t blank = block_equal(block, ' ') | block_equal(block, '\t');
+    uint64_t line = block_equal(block, '\n') | block_equal(block, '\r');
+    return (blank | line) ^ BLOCK_EACH(0x80);
+}
+#endif
+
+/* The index of the first byte of a mask that is not 0. */
+INLINE unsigned block_first(block_mask mask) { return (unsigned)__builtin_ctzll(mask) / BLOCK_BITS; }
+
+/* ---- UTF-8 ---- */
+
+#define HIGH_BITS UINT64_C(0x8080808080808080)
+
+/* Fewer bytes than 16: two loads that may overlap see all of them. */
+static bool is_ascii_short(const uint8_t *p, size_t n)
+{
+    uint64_t first = 0, last = 0;
+    if (n >= 8) {
+        memcpy(&first, p, 8);
+        memcpy(&last, p + n - 8, 8);
+    } else if (n >= 4) {
+        memcpy(&first, p, 4);
+        memcpy(&last, p + n - 4, 4);
+    } else if (n) {
+        first = p[0] | p[n / 2];
+        last = p[n - 1];
+    }
+    return ((first | last) & HIGH_BITS) == 0;
+}
+
+bool utf8_is_valid(const uint8_t *p, size_t n)
+{
+    if (n < 16 && is_ascii_short(p, n)) return true; /* before anything is added to `p`, which may be NULL with n = 0 */
+    const uint8_t *end = p + n;
+    if (n >= 16) {
+        while ((size_t)(end - p) >= BLOCK_BYTES && !block_high(p)) p += BLOCK_BYTES;
+        /* The last block again from where it ends; before `p` all is ASCII. */
+        if ((size_t)(end - p) < BLOCK_BYTES && !block_high(end - BLOCK_BYTES)) return true;
+    }
+    while (p < end) {
+        if ((size_t)(end - p) >= BLOCK_BYTES) {
+            block_mask high = block_high(p);
+            p += high ? block_first(high) : BLOCK_BYTES;
+            if (!high) continue;
+        }
+        do {
+            if (!utf8_step(&p, end)) return false;
+        } while (p < end && *p >= 0x80);
+    }
+    return true;
+}
+
+/* ---- JSON ---- */
 
 /* Invariant: begin <= at <= end. */
 struct scan {
@@ -29,8 +160,6 @@ INLINE struct scan scan_of(const uint8_t *data, uint64_t size)
 {
     return (struct scan){.at = data, .end = size ? data + size : data, .begin = data};
 }
-
-/* ---- the parts of a document ---- */
 
 /* The next byte that a string cannot just hold, or the end. */
 INLINE const uint8_t *plain_end(const uint8_t *p, const struct scan *s)
