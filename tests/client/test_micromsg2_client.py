@@ -9,7 +9,7 @@ import pytest
 from peers.micromsg2_server import playing
 
 from vibemq.access import proofs
-from vibemq.client import _micromsg2_link, micromsg2
+from vibemq.client import _transport, micromsg2
 from vibemq.client.micromsg2 import Micromsg2Client, Refused, client_proof
 from vibemq.errors import (
     AuthenticationFailed,
@@ -130,12 +130,12 @@ ASKED = f"microauth:mechanism=hmac-sha256,salt={CHALLENGE.salt.hex()},rounds=100
 def far_away(monkeypatch):
     """The network between client and server is everybody's."""
 
-    class FarLink(micromsg2.Link):
+    class FarTransport(micromsg2.Transport):
         def __init__(self, *where):
             super().__init__(*where)
             self.is_private = False
 
-    monkeypatch.setattr(micromsg2, "Link", FarLink)
+    monkeypatch.setattr(micromsg2, "Transport", FarTransport)
 
 
 @pytest.mark.parametrize(("user", "password"), [("bob", "secret"), ("zoë", "pässword, and more")])
@@ -314,12 +314,15 @@ class Endless:
     def __init__(self, inner):
         self.inner = inner
         self.frames = b"".join(delivery(1, bytes(1_000)) for _ in range(200))
+        self.left = b""
         self.read_bytes = 0
 
-    def recv(self, _):
-        self.read_bytes += len(self.frames)
+    def recv_into(self, room):
+        self.read_bytes += len(room)
         assert self.read_bytes < 16 * MIB, "it takes whatever there is"
-        return self.frames
+        room[:] = (self.left + self.frames)[: len(room)]
+        self.left = (self.left + self.frames)[len(room) :]
+        return len(room)
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
@@ -340,7 +343,7 @@ def test_closing_ends_though_the_broker_goes_on_sending(monkeypatch):
     with playing(lambda server: server.handshake().ended()) as port:
         peer = client(port)
         monkeypatch.setattr(peer._link, "_socket", Endless(peer._link._socket))
-        monkeypatch.setattr(_micromsg2_link, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(_transport, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         peer.close()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vibemq.client._failures import STREAM_HINTS, failure
-from vibemq.client._streams import Chunk, confirm_count, encode_publish, open_chunk
+from vibemq.client._streams import Chunk, Inbox, confirm_count, encode_publish, open_chunk
 from vibemq.client._transport import Deadline, Transport
 from vibemq.errors import (
     ConnectionClosed,
@@ -243,14 +243,14 @@ class Frames:
     timeout_s of a call is for each of its waits, where it is not the connection's own.
     """
 
-    def __init__(self, transport: Transport, timeout_s: float) -> None:
+    def __init__(self, transport: Transport, inbox: Inbox, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.user, self.virtual_host = "", ""  # who we are and where, once connected
         self.server_properties: dict[str, str] = {}
         self.open_properties: dict[str, str] = {}
         self.frame_max = spec.FRAME_SIZE_DEFAULT_BYTES
         self.commands: dict[int, int] = {}  # key to highest version, from ExchangeCommandVersions
-        self._transport = transport
+        self._transport, self._inbox = transport, inbox
         self._correlation_id = 0
         self._responses: dict[int, tuple[int, int, bytes]] = {}
         self._awaited: set[int] = set()
@@ -355,7 +355,7 @@ class Frames:
 
     def _handle_frames(self) -> None:
         try:
-            while (frame := self._transport.inbox.next_frame()) is not None:
+            while (frame := self._inbox.next_frame()) is not None:
                 key, version, body = frame
                 handler = self._handlers.get(key)
                 if handler is not None:

@@ -13,6 +13,7 @@ read and written at once, so with TLS both happen under one lock; nobody waits f
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import math
 import select
 import socket
@@ -23,7 +24,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from vibemq.client._streams import Inbox
 from vibemq.errors import ConnectionClosed, TimeoutExceeded
 
 WAIT_S_MAX = 86_400.0  # of one call of poll, which takes no infinity; who waits longer calls again
@@ -54,11 +54,22 @@ class TlsContext(Protocol):
 
 
 class Transport:
-    """Bytes in and out of one connection. `inbox` finds the frames; `on_input` is called after more came in."""
+    """Bytes in and out of one connection to a `door`. `on_input` is called after more came while it was sending.
 
-    def __init__(self, host: str, port: int, tls: TlsContext | None, timeout_s: float) -> None:
+    `receive` is given what takes room and says how much it wrote there; it calls that once, and gives the number.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: TlsContext | None,
+        timeout_s: float,
+        door: str,
+        receive: Callable[[Callable[[Any], int]], int],
+    ) -> None:
         self.peer = f"{host}:{port}"
-        self.inbox = Inbox()
+        self._receive = receive
         self.on_input: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
         self._unsent = b""  # the rest of a heartbeat that the socket took in part
@@ -74,10 +85,12 @@ class Transport:
             why = f"no answer within {timeout_s:g} s" if ours else error.strerror or error
             raise ConnectionClosed(
                 f"{self.peer}: could not connect: {why}",
-                hint="Does the broker run, is this its streams port, and can this machine reach it?",
+                hint=f"Does the broker run, is this its {door} port, and can this machine reach it?",
             ) from error
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            address = ipaddress.ip_address(plain.getpeername()[0].partition("%")[0])
+            self.is_private = tls is not None or address.is_loopback  # nobody else hears what is said
             self._socket = tls.wrap_socket(plain, server_hostname=host) if tls else plain
         except OSError as error:
             plain.close()
@@ -126,7 +139,7 @@ class Transport:
             rest = rest[sent:]
             if rest and not sent:
                 self._poll_both.poll(deadline.left_s() * 1000)
-                if self._fill():
+                if self.poll_input():
                     self.on_input()
 
     def _try_send(self, data: memoryview) -> int:
@@ -138,13 +151,13 @@ class Transport:
         self._sent_at = time.monotonic()
         return sent
 
-    def _fill(self) -> bool:
+    def poll_input(self) -> bool:
         """Takes what the socket has, without waiting; True if there was anything."""
         some = False
         for _ in range(RECEIVE_CALLS_MAX):
             try:
                 with self._read_guard:
-                    got = self.inbox.receive(self._socket.recv_into)
+                    got = self._receive(self._socket.recv_into)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return some
             except OSError as error:
@@ -161,17 +174,13 @@ class Transport:
     def _read_last_words(self) -> None:
         """A broker says why before it closes: `on_input` raises the better error if that has come."""
         with contextlib.suppress(ConnectionClosed):
-            self._fill()
+            self.poll_input()
         self.on_input()
 
     def wait_input(self, deadline: Deadline) -> None:
         """Until at least one byte has come, which goes to the inbox."""
-        while not self._fill():
+        while not self.poll_input():
             self._poll.poll(deadline.left_s() * 1000)
-
-    def poll_input(self) -> bool:
-        """What is there already, without waiting."""
-        return self._fill()
 
     def _lost(self, why: str) -> ConnectionClosed:
         self.close()
@@ -211,6 +220,10 @@ class Transport:
         with self._lock:
             self._socket.setblocking(True)
             return self._socket
+
+    def end_sending(self) -> None:
+        """The peer hears that nothing more comes."""
+        self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._closed.set()

@@ -18,19 +18,20 @@ another and subscribe anew; what was delivered and not acknowledged comes again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import itertools
+import math
 import re
 import ssl
-import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from vibemq.client._failures import wrong_door
-from vibemq.client._micromsg2_link import Link
+from vibemq.client._transport import Deadline, Transport
 from vibemq.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -51,6 +52,7 @@ __all__ = ["Message", "Micromsg2Client", "Refused"]
 OFFERS = ("batch-ack:max-count=1000", "dotnet", "pub-sub", "x-reply")
 # What this client knows how to keep. A heartbeat would need a thread.
 SUPPORTED = frozenset(ExtensionName) - {ExtensionName.HEARTBEAT}
+RECEIVE_BYTES = 65_536  # a Transport asks for so much several times, and no more than that until it is understood
 GOODBYE_S = 2.0  # for the broker to close its half
 PASSWORD_ROUNDS_MAX = 10_000_000  # of a challenge: a broker that asks for more wants our processor
 ERROR_TEXT = re.compile(r"([A-Z_]+): (.*)", re.S)
@@ -119,9 +121,10 @@ class Micromsg2Client:
         self._received_type: str | None = None
         self._answers: dict[str, Command] = {}
         self._ids = itertools.count(1)
+        self._input = bytearray()  # what came and was not yet understood
         self._ended = ""  # why nothing goes any more
         c1 = extensions.first(_list_of(require), _list_of(offer))
-        self._link = Link(host, port, tls, timeout_s)
+        self._link = Transport(host, port, tls, timeout_s, "MicroMsg2", self._receive)
         try:
             self._handshake(identity.encode(), c1, user, password or "")
             if user is not None and self.agreed.reply:
@@ -133,7 +136,7 @@ class Micromsg2Client:
             elif isinstance(problem, Refused | AuthenticationFailed):
                 problem.hint = problem.hint or f"This is what {self.peer} said to the login or the extensions."
             elif isinstance(problem, ConnectionClosed | TimeoutExceeded | MalformedFrame):
-                problem.hint = wrong_door("MicroMsg2", bytes(self._link.input[:16]))
+                problem.hint = wrong_door("MicroMsg2", bytes(self._input[:16]))
             raise
         except BaseException:
             self._link.close()
@@ -154,7 +157,7 @@ class Micromsg2Client:
             c2 = extensions.handshake_of(lists, identity=identity)
             self.agreed = extensions.agree(c2)
         except extensions.Refusal as problem:
-            self._link.write_last(codec.encode_error(problem.text))
+            self._say_last(problem.text)
             raise
         self._window = self.agreed.window
         is_sharp = self._s1.minor == spec.MINOR_SHARP_MESSAGING
@@ -166,17 +169,17 @@ class Micromsg2Client:
         """What the server calls itself."""
         return self._s1.identity.decode("ascii", "replace")
 
-    def _read_handshake(self, deadline: float) -> Handshake:
+    def _read_handshake(self, deadline: Deadline) -> Handshake:
         while True:
             try:
-                found = codec.decode_handshake(self._link.input)
+                found = codec.decode_handshake(self._input)
             except MalformedFrame as problem:
                 self._check_last_error()
-                self._link.write_last(codec.encode_error(f"{problem.error_code}: {problem}"))
+                self._say_last(f"{problem.error_code}: {problem}")
                 raise
             if found is not None:
                 message, used = found
-                del self._link.input[:used]
+                del self._input[:used]
                 if isinstance(message, ErrorFrame):
                     raise refusal_of(message.text)
                 return message
@@ -243,7 +246,7 @@ class Micromsg2Client:
             where = encoded = b""  # the first fragment has said them
         return self._sequence
 
-    def _announce_type(self, dotnet_type: str | None, deadline: float) -> None:
+    def _announce_type(self, dotnet_type: str | None, deadline: Deadline) -> None:
         if dotnet_type is not None and not self.agreed.dotnet_id:
             raise ConfigError(f"{self.peer}: a .NET type needs the extension dotnet, which was not agreed")
         if dotnet_type != self._sent_type:
@@ -270,7 +273,7 @@ class Micromsg2Client:
         """Those that are about what was sent."""
         return [one for one in self.refused if not one.text.startswith(SUBSCRIPTION_OVER)]
 
-    def _settle(self, most: int, deadline: float, unsent: int = 0) -> None:
+    def _settle(self, most: int, deadline: Deadline, unsent: int = 0) -> None:
         """Read until at most this many messages are neither acknowledged nor refused."""
         while len(self._unacknowledged) > most:
             try:
@@ -338,7 +341,7 @@ class Micromsg2Client:
 
         Raises Refused when a subscription has ended: its queue was deleted, or the right to it withdrawn.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = self._deadline(math.inf if timeout_s is None else timeout_s)
         if not self._messages:  # else they would only become more, as many as the broker can send
             self._take_input()
         if self.auto_ack and (not self._messages or self._handed >= self._ack_count):
@@ -390,38 +393,53 @@ class Micromsg2Client:
 
     # ---- bytes ----
 
-    def _deadline(self, timeout_s: float | None = None) -> float:
-        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+    def _deadline(self, timeout_s: float | None = None) -> Deadline:
+        return Deadline(self.timeout_s if timeout_s is None else timeout_s, f"{self.peer}: waiting for the broker")
 
-    def _write(self, data: bytes, deadline: float) -> None:
+    def _write(self, data: bytes, deadline: Deadline) -> None:
         try:
-            self._link.write(data, deadline)
+            self._link.send(data, deadline)
         except TimeoutExceeded:
             self._end("the broker did not read on in time")
             raise
-        except OSError as error:
-            while self._link.fill():  # it may have said why
-                self._take_frames()
-            self._lost(f"sending failed: {error}")
+        except ConnectionClosed as lost:
+            self._take_frames()  # it may have said why
+            self._lost(lost.message.removeprefix(f"{self.peer}: "))
 
-    def _wait_input(self, deadline: float | None, what: str) -> None:
-        if not self._link.wait_input(deadline, what):
+    def _receive(self, receive_into: Callable[[bytearray], int]) -> int:
+        room = bytearray(RECEIVE_BYTES)
+        got = receive_into(room)
+        self._input += room[:got]
+        return got
+
+    def _say_last(self, text: str) -> None:
+        """As much of an ERROR as the socket takes, and the end."""
+        with contextlib.suppress(VibeMQError):
+            self._link.send(codec.encode_error(text), Deadline(0.0, "the last words"))
+        self._link.close()
+
+    def _wait_input(self, deadline: Deadline, what: str) -> None:
+        deadline.what = f"{self.peer}: waiting for {what}"
+        try:
+            self._link.wait_input(deadline)
+        except ConnectionClosed:
             self._check_last_error()
             self._lost("the broker closed the connection")
 
     def _check_last_error(self) -> None:
         """What an early release of the .NET implementation says last has a form of its own."""
-        if (error := codec.last_error(self._link.input)) is not None:
+        if (error := codec.last_error(self._input)) is not None:
             raise refusal_of(error.text)
 
-    def _read_more(self, deadline: float | None, what: str) -> None:
+    def _read_more(self, deadline: Deadline, what: str) -> None:
         """At least some of what the peer says next."""
         self._wait_input(deadline, what)
         self._take_frames()
 
     def _take_input(self) -> None:
-        """What is there already, without waiting."""
-        self._link.fill()
+        """What is there already, without waiting; who waits hears of an end."""
+        with contextlib.suppress(ConnectionClosed):
+            self._link.poll_input()
         self._take_frames()
 
     def _lost(self, why: str) -> None:
@@ -439,17 +457,17 @@ class Micromsg2Client:
     def _take_frames(self) -> None:
         at = 0
         try:
-            with memoryview(self._link.input) as data:
+            with memoryview(self._input) as data:
                 while (found := codec.decode_frame(data[at:])) is not None:
                     frame, used = found
                     at += used
                     self._take(frame)
         except ProtocolError as problem:
             code = getattr(problem, "error_code", ErrorCode.PROTOCOL_ERROR)
-            self._link.input.clear()
-            self._link.write_last(codec.encode_error(f"{code}: {problem}"))
+            self._input.clear()
+            self._say_last(f"{code}: {problem}")
             raise
-        del self._link.input[:at]
+        del self._input[:at]
 
     def _take(self, frame: codec.Frame) -> None:
         match frame:
@@ -523,7 +541,17 @@ class Micromsg2Client:
             pass  # it is gone already
         finally:
             self._ended = self._ended or "this client was closed"
-            self._link.close(min(self.timeout_s, timeout_s))
+            self._leave(timeout_s)
+
+    def _leave(self, timeout_s: float) -> None:
+        """Goes when the peer has closed, too; at once would cost what is still on its way."""
+        deadline = self._deadline(min(self.timeout_s, timeout_s))
+        with contextlib.suppress(OSError, VibeMQError):
+            self._link.end_sending()
+            while deadline.left_s():
+                self._link.wait_input(deadline)
+                self._input.clear()
+        self._link.close()
 
     def __enter__(self) -> Self:
         return self
@@ -531,7 +559,7 @@ class Micromsg2Client:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         """Without an error it waits until everything is accepted; with one the last message comes again."""
         if kind is not None:
-            self._link.close(min(self.timeout_s, GOODBYE_S))
+            self._leave(GOODBYE_S)
             return
         try:
             if not self._link.closed:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from vibemq.client._failures import failure, not_a_broker, wrong_door
 from vibemq.client._flows import Frames, Publisher, Subscription
-from vibemq.client._streams import Chunk
+from vibemq.client._streams import Chunk, Inbox
 from vibemq.client._transport import Deadline, TlsContext, Transport
 from vibemq.errors import (
     ConnectionClosed,
@@ -90,7 +90,8 @@ class StreamsConnection(Frames):
         heartbeat_s: 0 for none. frame_max: our upper bound in bytes; the broker's may be lower.
         """
         context = ssl.create_default_context() if tls is True else (tls or None)
-        connection = cls(Transport(host, port, context, timeout_s), timeout_s)
+        inbox = Inbox()
+        connection = cls(Transport(host, port, context, timeout_s, "streams", inbox.receive), inbox, timeout_s)
         connection.user, connection.virtual_host = user, virtual_host
         try:
             connection._open(password, heartbeat_s, client_properties or {}, frame_max)
@@ -105,10 +106,10 @@ class StreamsConnection(Frames):
         try:
             answer = self.request(Key.PEER_PROPERTIES, properties={**properties, **client_properties})
         except (ConnectionClosed, TimeoutExceeded) as problem:
-            problem.hint = wrong_door("streams", self._transport.inbox.first_bytes())
+            problem.hint = wrong_door("streams", self._inbox.first_bytes())
             raise
         except ProtocolError as problem:
-            heard = self._transport.inbox.first_bytes()
+            heard = self._inbox.first_bytes()
             raise not_a_broker(self._transport.peer, "streams", heard, problem) from None
         self.server_properties = answer.properties
         self.request(Key.SASL_HANDSHAKE)

@@ -232,12 +232,12 @@ def test_a_password_opens_from_this_machine_and_over_tls(guarded_for_zoe, name):
 
 
 def test_a_proof_opens_from_anywhere(guarded_for_zoe, name, monkeypatch):
-    class FarLink(micromsg2.Link):
+    class FarTransport(micromsg2.Transport):
         def __init__(self, *where):
             super().__init__(*where)
             self.is_private = False
 
-    monkeypatch.setattr(micromsg2, "Link", FarLink)
+    monkeypatch.setattr(micromsg2, "Transport", FarTransport)
     with login(guarded_for_zoe, USER, PASSWORD, timeout_s=30.0) as client:
         client.send(name, b"1")
         client.flush()
