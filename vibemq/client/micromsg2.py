@@ -220,15 +220,17 @@ class Micromsg2Client:
         A payload above 1 MiB goes in fragments. With a full window this waits for an acknowledgement, and then raises
         PublishTimeout: this message was not sent. Where none comes between fragments, the connection ends.
         """
-        where, data = (
-            destination.encode(),
-            memoryview(payload.encode() if isinstance(payload, str) else payload).cast("B"),
-        )
-        encoded = codec.encode_properties(properties or {})
+        where, encoded = destination.encode(), codec.encode_properties(properties or {})
+        data = memoryview(payload.encode() if isinstance(payload, str) else payload).cast("B")
         if len(where) > spec.DESTINATION_BYTES_MAX:
             raise LimitExceeded("bytes of a destination", len(where), spec.DESTINATION_BYTES_MAX)
         deadline = self._deadline(timeout_s)
-        self._announce_type(dotnet_type, deadline)
+        if dotnet_type is not None and not self.agreed.dotnet_id:
+            raise ConfigError(f"{self.peer}: a .NET type needs the extension dotnet, which was not agreed")
+        if dotnet_type != self._sent_type:
+            text = spec.DOTNET_TYPE_NONE if dotnet_type is None else dotnet_type
+            self._write(codec.encode_extension(self.agreed.dotnet_id, text.encode()), deadline)
+            self._sent_type = dotnet_type
         cuts = [*range(0, data.nbytes, spec.FRAGMENT_BYTES)] or [0]
         for at in cuts:
             if self._window:
@@ -245,14 +247,6 @@ class Micromsg2Client:
             self._write(codec.encode_message(self._sequence, where, fragment, encoded, at != cuts[-1]), deadline)
             where = encoded = b""  # the first fragment has said them
         return self._sequence
-
-    def _announce_type(self, dotnet_type: str | None, deadline: Deadline) -> None:
-        if dotnet_type is not None and not self.agreed.dotnet_id:
-            raise ConfigError(f"{self.peer}: a .NET type needs the extension dotnet, which was not agreed")
-        if dotnet_type != self._sent_type:
-            text = spec.DOTNET_TYPE_NONE if dotnet_type is None else dotnet_type
-            self._write(codec.encode_extension(self.agreed.dotnet_id, text.encode()), deadline)
-            self._sent_type = dotnet_type
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until the peer has accepted everything; raises Refused when it has refused something.
@@ -320,8 +314,8 @@ class Micromsg2Client:
         self, destination: str, filter: str | None = None, *, timeout_s: float | None = None, **more: Any
     ) -> None:
         """Messages to `destination` come, with a filter (`age>=N18;name<Tto`) only those of which all of it is true."""
-        wanted = {"destination": destination, **({} if filter is None else {"filter": filter}), **more}
-        self._pub_sub("subscribe", timeout_s, **wanted)
+        wanted = {} if filter is None else {"filter": filter}
+        self._pub_sub("subscribe", timeout_s, destination=destination, **wanted, **more)
 
     def unsubscribe(self, destination: str, *, timeout_s: float | None = None) -> None:
         self._pub_sub("unsubscribe", timeout_s, destination=destination)
@@ -347,26 +341,21 @@ class Micromsg2Client:
         if self.auto_ack and (not self._messages or self._handed >= self._ack_count):
             self.ack()
         while not self._messages:
-            self._raise_ended()
-            self._acknowledge_fragments()
+            for one in self.refused:
+                if one.text.startswith(SUBSCRIPTION_OVER):
+                    self.refused.remove(one)
+                    raise one
+            # The beginning of a large message, before it is whole: else a small window would never let its end come.
+            if not self._handed and self._part is not None and len(self._received) >= self._ack_count:
+                self._acknowledge(len(self._received))
             try:
                 self._read_more(deadline, "a message")
             except TimeoutExceeded:
                 return None
-        message = self._messages.popleft()
-        self._handed += (
-            1 + next(at for at, (_, is_last) in enumerate(self._unhanded()) if is_last) if self._window else 0
-        )
-        return message
-
-    def _raise_ended(self) -> None:
-        for one in self.refused:
-            if one.text.startswith(SUBSCRIPTION_OVER):
-                self.refused.remove(one)
-                raise one
-
-    def _unhanded(self) -> Iterator[tuple[int, bool]]:
-        return itertools.islice(self._received, self._handed, None)
+        if self._window:  # its fragments, too
+            unhanded = itertools.islice(self._received, self._handed, None)
+            self._handed += next(count for count, (_, is_last) in enumerate(unhanded, 1) if is_last)
+        return self._messages.popleft()
 
     def __iter__(self) -> Iterator[Message]:
         while (message := self.receive()) is not None:
@@ -385,11 +374,6 @@ class Micromsg2Client:
         if count:
             number = [self._received.popleft()[0] for _ in range(count)][-1]
             self._write(codec.encode_ack(self.agreed.ack_id, number), self._deadline(timeout_s))
-
-    def _acknowledge_fragments(self) -> None:
-        """The beginning of a large message, before it is whole: else a small window would never let its end come."""
-        if not self._handed and self._part is not None and len(self._received) >= self._ack_count:
-            self._acknowledge(len(self._received))
 
     # ---- bytes ----
 
@@ -432,7 +416,6 @@ class Micromsg2Client:
             raise refusal_of(error.text)
 
     def _read_more(self, deadline: Deadline, what: str) -> None:
-        """At least some of what the peer says next."""
         self._wait_input(deadline, what)
         self._take_frames()
 
@@ -442,6 +425,11 @@ class Micromsg2Client:
             self._link.poll_input()
         self._take_frames()
 
+    def _end(self, why: str) -> None:
+        """The first reason is the one to tell."""
+        self._ended = self._ended or why
+        self._link.close()
+
     def _lost(self, why: str) -> None:
         self._end(why)
         if self.refused:  # its last words
@@ -449,19 +437,13 @@ class Micromsg2Client:
         hint = "What is unacknowledged may or may not be accepted. Connect again with another client."
         raise ConnectionClosed(f"{self.peer}: {self._ended}", hint=hint)
 
-    def _end(self, why: str) -> None:
-        """The first reason is the one to tell."""
-        self._ended = self._ended or why
-        self._link.close()
-
     def _take_frames(self) -> None:
         at = 0
         try:
             with memoryview(self._input) as data:
                 while (found := codec.decode_frame(data[at:])) is not None:
-                    frame, used = found
-                    at += used
-                    self._take(frame)
+                    at += found[1]
+                    self._take(found[0])
         except ProtocolError as problem:
             code = getattr(problem, "error_code", ErrorCode.PROTOCOL_ERROR)
             self._input.clear()
@@ -476,16 +458,13 @@ class Micromsg2Client:
             case ExtensionFrame(number, payload):
                 self._take_extension(number, payload)
             case ErrorFrame(text):
-                self._take_refusal(refusal_of(text))
+                self.refused.append(refusal_of(text))
+                said = REFUSED_NUMBER.match(self.refused[-1].text)
+                if said is not None and int(said[1]) in self._unacknowledged:
+                    self._refused_numbers.add(int(said[1]))
+                    self._drop_refused()
             case Command(name, pairs) if name in ("ok", "error"):
                 self._answers[dict(pairs).get("id", "")] = frame
-
-    def _take_refusal(self, refusal: Refused) -> None:
-        self.refused.append(refusal)
-        found = REFUSED_NUMBER.match(refusal.text)
-        if found is not None and int(found[1]) in self._unacknowledged:
-            self._refused_numbers.add(int(found[1]))
-            self._drop_refused()
 
     def _take_message(self, frame: codec.Message) -> None:
         if self._window:
@@ -502,15 +481,8 @@ class Micromsg2Client:
         payload = bytes(self._part_payload) + frame.payload if self._part else frame.payload
         self._part = None
         self._part_payload.clear()
-        self._messages.append(
-            Message(
-                first.destination.decode("utf-8", "replace"),
-                payload,
-                dict(codec.parse_properties(first.properties)),
-                self._received_type,
-                frame.sequence,
-            )
-        )
+        where, properties = first.destination.decode("utf-8", "replace"), dict(codec.parse_properties(first.properties))
+        self._messages.append(Message(where, payload, properties, self._received_type, frame.sequence))
 
     def _take_extension(self, number: int, payload: bytes) -> None:
         if not 1 <= number <= self.agreed.count:

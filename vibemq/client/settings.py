@@ -11,7 +11,8 @@ be are errors, where those clients ignore both: each was meant to count.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
@@ -31,6 +32,9 @@ SCHEME = "vibemq://"
 CONNECT_TIMEOUT_S = 30  # a broker may take its time with a password, on purpose
 TRUE = frozenset(("true", "1", "yes", "on"))
 FALSE = frozenset(("false", "0", "no", "off"))
+SEGMENT = re.compile(r'(?:"(?:\\.?|[^"\\])*"?|[^;"])+', re.S)  # up to a ; that is neither quoted nor escaped
+ESCAPED = re.compile(r"\\(.?)", re.S)
+ESCAPABLE = '"\\;='
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,7 @@ def _url(text: str) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError("connection string: there is no host in it", hint="For instance vibemq://localhost:2925.")
     given["host"] = unquote(host)
     if port:
-        given["port"] = _port(port)
+        given["port"] = _own_port(port)
     pairs = {}
     for item in filter(None, query.split("&")):
         key, equals, value = item.partition("=")
@@ -152,7 +156,7 @@ def _url(text: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _pairs(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     pairs = {}
-    for number, segment in enumerate(_segments(text), 1):
+    for number, segment in enumerate(filter(str.strip, SEGMENT.findall(text)), 1):
         key, equals, value = segment.partition("=")
         if not equals:
             raise ConfigError(
@@ -162,7 +166,7 @@ def _pairs(text: str) -> tuple[dict[str, Any], dict[str, str]]:
         pairs[key.strip().lower()] = _unquoted(value.strip())
     given: dict[str, Any] = {"host": pairs.pop("host", "") or "localhost"}
     if port := pairs.pop("port", ""):
-        given["port"] = _port(port)
+        given["port"] = _own_port(port)
     user, password = pairs.pop("username", None), pairs.pop("password", None)
     given["user"], given["password"] = user or None, password
     if not user and not password:
@@ -170,130 +174,100 @@ def _pairs(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     return given, pairs
 
 
-def _segments(text: str) -> list[str]:
-    """Cut at each ; that is neither quoted nor escaped."""
-    segments, start, quoted, at = [], 0, False, 0
-    while at < len(text):
-        if quoted and text[at] == "\\":
-            at += 1
-        elif text[at] == '"':
-            quoted = not quoted
-        elif text[at] == ";" and not quoted:
-            segments.append(text[start:at])
-            start = at + 1
-        at += 1
-    segments.append(text[start:])
-    return [segment for segment in segments if segment.strip()]
-
-
 def _unquoted(value: str) -> str:
     if len(value) < 2 or value[0] != '"' or value[-1] != '"':
         return value
-    out, escaped = [], False
-    for character in value[1:-1]:
-        if escaped:
-            out.append(character if character in '"\\;=' else "\\" + character)
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        else:
-            out.append(character)
-    return "".join(out)
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535
+    return ESCAPED.sub(lambda found: found[1] if found[1] in ESCAPABLE else found[0], value[1:-1])
 
 
 def _port(text: str) -> int:
-    if not _is_port(text):
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535):
+        raise ValueError
+    return int(text)
+
+
+def _own_port(text: str) -> int:
+    try:
+        return _port(text)
+    except ValueError:
         had = f", had {text}" if text.isascii() and text.isdigit() else ""  # what is no number may be of a password
         raise ConfigError(
             f"connection string: needed a port from 1 to 65535{had}",
             hint="In a URL, / : @ and ? in a user or password are written as %2F %3A %40 and %3F.",
-        )
-    return int(text)
+        ) from None
 
 
 # ---- the options, which both forms share ----
 
 
-class _Wrong(Exception):
-    """The value cannot be; it says what was needed."""
-
-
-def _number(read: Callable[[str], float], fits: Callable[[float], bool], needed: str) -> Callable[[str], float]:
-    def value_of(text: str) -> float:
-        try:
-            value = read(text)
-        except ValueError:
-            raise _Wrong(needed) from None
-        if not fits(value):
-            raise _Wrong(needed)
-        return value
-
-    return value_of
-
-
-def _is_true(text: str) -> bool:
+def _truth(text: str) -> bool:
     plain = text.strip().lower()
     if plain not in TRUE | FALSE:
-        raise _Wrong("true or false")
+        raise ValueError
     return plain in TRUE
-
-
-def _compression(text: str) -> tuple[str, ...]:
-    names = [name.strip().lower() for name in text.split(",")]
-    if names == ["none"]:
-        return ()
-    if not set(names) <= COMPRESSION_BY_NAME.keys():
-        raise _Wrong(f"none, or some of {', '.join(COMPRESSION_BY_NAME)} with commas between them")
-    return tuple(names)
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-_seconds = _number(float, lambda value: 0 <= value < math.inf, "a number of seconds, such as 0.5 or 30")
-_whole = _number(int, lambda value: True, "a whole number")
-_some_seconds = _number(float, lambda value: 0 < value < math.inf, "more than 0 seconds, such as 0.5 or 30")
-_positive = _number(int, lambda value: value >= 1, "a whole number from 1 on")
-_not_negative = _number(int, lambda value: value >= 0, "a whole number from 0 on")
-OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "tls": ("tls", _is_true),
-    "useTls": ("tls", _is_true),
-    "skipCertValidation": ("skip_cert_validation", _is_true),
-    "keepAlive": ("keep_alive_s", _positive),
-    "keepAliveInterval": ("keep_alive_s", _positive),
+def _compression(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip().lower() for name in text.split(","))
+    if names != ("none",) and not set(names) <= COMPRESSION_BY_NAME.keys():
+        raise ValueError
+    return () if names == ("none",) else names
+
+
+def _at_least(least: float, read: Callable[[str], float] = int) -> Callable[[str], float]:
+    def value_of(text: str) -> float:
+        value = read(text)
+        if not least <= value < math.inf:
+            raise ValueError
+        return value
+
+    return value_of
+
+
+_TRUTH = (_truth, "true or false")
+_POSITIVE = (_at_least(1), "a whole number from 1 on")
+_SECONDS = (_at_least(0, float), "a number of seconds, such as 0.5 or 30")
+#: The field, how it is read, and what is needed where that fails.
+OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "tls": ("tls", *_TRUTH),
+    "useTls": ("tls", *_TRUTH),
+    "skipCertValidation": ("skip_cert_validation", *_TRUTH),
+    "keepAlive": ("keep_alive_s", *_POSITIVE),
+    "keepAliveInterval": ("keep_alive_s", *_POSITIVE),
     "commandTimeout": (
-        "command_timeout_s",
-        _number(float, lambda value: 0 < value < math.inf, "more than 0 seconds, such as 0.5 or 30"),
+        *("command_timeout_s", _at_least(math.ulp(0), float), "more than 0 seconds, such as 0.5 or 30"),
     ),
-    "compression": ("compression", _compression),
-    "compressionThreshold": ("compression_threshold_bytes", _not_negative),
-    "reconnectMaxAttempts": ("reconnect_max_attempts", lambda text: max(0, _whole(text))),
-    "reconnectInitialDelay": ("reconnect_initial_delay_s", _seconds),
-    "reconnectMaxDelay": ("reconnect_max_delay_s", _seconds),
-    "reconnectExponentialBackoff": ("reconnect_exponential_backoff", _is_true),
-    "queues": ("queues", _names),
-    "streamsPort": ("streams_port", _number(lambda text: _is_port(text) * int(text), bool, "a port from 1 to 65535")),
-    "virtualHost": ("virtual_host", str),
+    "compression": (
+        *("compression", _compression),
+        f"none, or some of {', '.join(COMPRESSION_BY_NAME)} with commas between them",
+    ),
+    "compressionThreshold": ("compression_threshold_bytes", _at_least(0), "a whole number from 0 on"),
+    "reconnectMaxAttempts": ("reconnect_max_attempts", lambda text: max(0, int(text)), "a whole number"),
+    "reconnectInitialDelay": ("reconnect_initial_delay_s", *_SECONDS),
+    "reconnectMaxDelay": ("reconnect_max_delay_s", *_SECONDS),
+    "reconnectExponentialBackoff": ("reconnect_exponential_backoff", *_TRUTH),
+    "queues": ("queues", _names, ""),
+    "streamsPort": ("streams_port", _port, "a port from 1 to 65535"),
+    "virtualHost": ("virtual_host", str, ""),
 }
 _BY_LOWER = {name.lower(): name for name in OPTIONS}
 
 
-def _options(pairs: Mapping[str, str]) -> dict[str, Any]:
+def _options(pairs: dict[str, str]) -> dict[str, Any]:
     found = {}
     for key, text in pairs.items():
         if key not in _BY_LOWER:
             near = _BY_LOWER[get_close_matches(key, _BY_LOWER, 1, 0.0)[0]]
             hint = f"Did you mean {near}? There are {', '.join(OPTIONS)}."
             raise ConfigError(f"connection string: there is no option {key!r}", hint=hint)
-        name, read = OPTIONS[_BY_LOWER[key]]
+        name, read, needed = OPTIONS[_BY_LOWER[key]]
         try:
             found[name] = read(text)
-        except _Wrong as needed:
+        except ValueError:
             raise ConfigError(
                 f"connection string: {_BY_LOWER[key]}: needed {needed}, had {text!r}",
                 hint="Mend it, or leave the option out to have its default.",
