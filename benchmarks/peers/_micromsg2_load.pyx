@@ -53,8 +53,8 @@ cdef class Micromsg2Publisher(Publisher):
                 number = ack_number(&frame)
                 if not 1 <= number <= SEQUENCE_MAX:
                     return fail_with(self, p, b"an ack has no number of a message")
-                # The oldest that waits has the number settled_ % SEQUENCE_MAX + 1.
-                self.settle((number - 1 - self.settled_ % SEQUENCE_MAX + SEQUENCE_MAX) % SEQUENCE_MAX + 1)
+                # The oldest that waits has the number settled % SEQUENCE_MAX + 1.
+                self.settle((number - 1 - self.settled % SEQUENCE_MAX + SEQUENCE_MAX) % SEQUENCE_MAX + 1)
             p += frame.size
         return p if found == PARSE_NEEDS_MORE else fail_with(self, p, b"needed a frame, had other bytes")
 
@@ -89,7 +89,7 @@ cdef class Micromsg2Consumer(Consumer):
                 wait_for(self.fd, True, SETTLE_NS)
 
     cdef bint is_done(self) noexcept nogil:
-        return self.received_ >= self.wanted or load(&self.stopped)
+        return self.received >= self.wanted or load(&self.stopped)
 
     cdef void acknowledge(self) noexcept nogil:
         cdef uint8_t *out = self.room(ACK_FRAME_BYTES)

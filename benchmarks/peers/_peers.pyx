@@ -345,7 +345,7 @@ cdef class AmqpPublisher(Publisher):
                 break
             if p[0] == AMQP_METHOD and size >= AMQP_ACK_SIZE and get_u32(p + 7) == AMQP_BASIC_ACK:
                 tag = <int64_t>get_u64(p + 11)
-                if tag > self.sent_:
+                if tag > self.sent:
                     self.strange += 1
                 elif p[19] & 1:
                     while self.tag < tag:

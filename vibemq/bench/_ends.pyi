@@ -13,7 +13,6 @@ class NativePublisher(Publisher): ...
 class NativeConsumer(Consumer): ...
 
 class StreamsPublisher(Publisher):
-    refused: int
     code: int
     def __init__(
         self, *, number: int, size: int, sub_batch: int = ..., filter_value: bytes = ..., **options: Any

@@ -14,7 +14,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from vibemq.bench._flow cimport (
-    Consumer, Flow, Publisher, fail_with, get_hex8, get_u16, get_u32, get_u64, load, now_ns, put_u32, put_u64, store,
+    Consumer, Flow, Publisher, fail_with, get_hex8, get_u16, get_u32, get_u64, now_ns, put_u32, put_u64, store,
 )
 from vibemq.protocols.native.wire cimport (
     BODY_FIXED_BYTES, FRAME_HEADER_BYTES, FRAME_OK, TYPE_ACK, TYPE_DELIVER, TYPE_ERROR, TYPE_PONG, TYPE_PUBLISH_ACK,
@@ -177,7 +177,6 @@ cdef class StreamsPublisher(Publisher):
 
     cdef int64_t number, size, entry    # its own, a message's, the messages under one publishing id
     cdef size_t prefix, entry_size      # what lies between a publishing id and its first message; all of it
-    cdef int64_t refused_
     cdef readonly int code              # with which something was refused, or the connection closed
 
     def __cinit__(self, *, int64_t number, int64_t size, int64_t sub_batch=0, bytes filter_value=b"", **_):
@@ -185,16 +184,8 @@ cdef class StreamsPublisher(Publisher):
         self.prefix = SUB_BATCH_HEADER_SIZE if sub_batch else 2 + len(filter_value) if filter_value else 0
         self.entry_size = PUBLISHING_ID_SIZE + self.prefix + self.entry * (LENGTH_SIZE + size)
 
-    @property
-    def refused(self):
-        return load(&self.refused_)
-
-    @property
-    def confirmed(self):
-        return load(&self.settled_) - load(&self.refused_)
-
     cdef void fill(self, int64_t count) noexcept nogil:
-        cdef int64_t number = self.sent_, last = self.sent_ + count, stamp = now_ns(), frame, entries, i, j
+        cdef int64_t number = self.sent, last = self.sent + count, stamp = now_ns(), frame, entries, i, j
         cdef bint stamped = self.size >= STAMP_SIZE
         cdef uint8_t *p = self.outbox.data
         while number < last:
@@ -217,7 +208,7 @@ cdef class StreamsPublisher(Publisher):
                     p += self.size
                     number += 1
         self.outbox.end = p - self.outbox.data
-        store(&self.sent_, last)
+        store(&self.sent, last)
 
     cdef const uint8_t *take(self, const uint8_t *p, const uint8_t *end) noexcept nogil:
         cdef size_t size, count, i
@@ -240,7 +231,7 @@ cdef class StreamsPublisher(Publisher):
                 count = min(<size_t>get_u32(p + COUNT_AT), (size - LIST_AT) // (PUBLISHING_ID_SIZE + 2))
                 if count:
                     self.code = get_u16(p + LIST_AT + PUBLISHING_ID_SIZE)
-                store(&self.refused_, self.refused_ + <int64_t>count * self.entry)
+                store(&self.refused, self.refused + <int64_t>count * self.entry)
                 self.advance(count * self.entry)
             elif key == KEY_CLOSE and size >= CODE_AT + 2:
                 self.code = get_u16(p + CODE_AT)

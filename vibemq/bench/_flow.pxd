@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the protocols' load threads share: bytes, the patches of a frame, counting, checking, latencies. See _flow.pyx."""
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport strlen
 
 cdef extern from *:
@@ -9,10 +9,10 @@ cdef extern from *:
     #include <errno.h>
     #include <poll.h>
     #include <stdint.h>
-    #include <string.h>
     #include <sys/prctl.h>
     #include <sys/socket.h>
     #include <time.h>
+    #include "base/bytes.h"
     #ifndef VIBEMQ_FLOW
     #define VIBEMQ_FLOW
     #define flow_load(p) __atomic_load_n((p), __ATOMIC_RELAXED)
@@ -50,11 +50,6 @@ cdef extern from *:
             p += sent, size -= (size_t)sent;
         }
     }
-    static inline uint32_t flow_u16(const uint8_t *p) { return (uint32_t)p[0] << 8 | p[1]; }
-    static inline uint32_t flow_u32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
-    static inline void flow_put_u32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
-    static inline void flow_put_u64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
-    static inline uint64_t flow_u64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
     /* Eight lower-case hex digits: nibbles are spread to bytes, then 10 to 15 are lifted to the letters. */
     static inline void flow_put_hex8(uint8_t *p, uint32_t number) {
         uint64_t x = number;
@@ -62,11 +57,10 @@ cdef extern from *:
         x = (x & 0x0000FF000000FF00u) << 8 | (x & 0x000000FF000000FFu);
         x = (x & 0x00F000F000F000F0u) << 4 | (x & 0x000F000F000F000Fu);
         uint64_t letters = (x + 0x0606060606060606u) >> 4 & 0x0101010101010101u;
-        x = __builtin_bswap64(x + 0x3030303030303030u + letters * ('a' - '0' - 10));
-        memcpy(p, &x, 8);
+        bytes_store64(p, x + 0x3030303030303030u + letters * ('a' - '0' - 10));
     }
     static inline uint32_t flow_get_hex8(const uint8_t *p) {
-        uint64_t x = flow_u64(p);
+        uint64_t x = bytes_load64(p);
         x = (x & 0x0F0F0F0F0F0F0F0Fu) + (x >> 6 & 0x0101010101010101u) * 9;
         x = (x | x >> 4) & 0x00FF00FF00FF00FFu;
         x = (x | x >> 8) & 0x0000FFFF0000FFFFu;
@@ -85,14 +79,16 @@ cdef extern from *:
     Py_ssize_t send_some "flow_send"(int fd, const uint8_t *p, size_t size) noexcept nogil
     Py_ssize_t receive_some "flow_receive"(int fd, uint8_t *p, size_t size, bint block) noexcept nogil
     void send_all "flow_send_all"(int fd, const uint8_t *p, size_t size) noexcept nogil
-    uint32_t get_u16 "flow_u16"(const uint8_t *p) noexcept nogil
-    uint32_t get_u32 "flow_u32"(const uint8_t *p) noexcept nogil
-    uint64_t get_u64 "flow_u64"(const uint8_t *p) noexcept nogil
-    void put_u32 "flow_put_u32"(uint8_t *p, uint32_t value) noexcept nogil
-    void put_u64 "flow_put_u64"(uint8_t *p, uint64_t value) noexcept nogil
     void put_hex8 "flow_put_hex8"(uint8_t *p, uint32_t number) noexcept nogil
     uint32_t get_hex8 "flow_get_hex8"(const uint8_t *p) noexcept nogil
     int leading_zeros "flow_leading_zeros"(uint64_t value) noexcept nogil
+
+cdef extern from "base/bytes.h" nogil:
+    uint16_t get_u16 "bytes_load16"(const uint8_t *p)
+    uint32_t get_u32 "bytes_load32"(const uint8_t *p)
+    uint64_t get_u64 "bytes_load64"(const uint8_t *p)
+    void put_u32 "bytes_store32"(uint8_t *p, uint32_t value)
+    void put_u64 "bytes_store64"(uint8_t *p, uint64_t value)
 
 cdef enum:
     PATCHES_MAX = 4
@@ -122,8 +118,8 @@ cdef bint buffer_reserve(Buffer *buffer, size_t needed) noexcept nogil
 
 cdef class Tally:
     cdef uint8_t *seen
-    cdef readonly int64_t total, queues
-    cdef int64_t distinct_, repeated_, strange_
+    # strange: bodies that no publisher of the run has sent
+    cdef readonly int64_t total, queues, distinct, repeated, strange
     cdef void note(self, int64_t number) noexcept nogil
 
 
@@ -189,9 +185,8 @@ cdef inline const uint8_t *fail_with(Flow flow, const uint8_t *p, const char *wo
 
 cdef class Publisher(Flow):
     cdef int64_t first, window, interval_ns, queues, start_ns
-    cdef readonly int64_t total
+    cdef readonly int64_t total, sent, settled, refused
     cdef int64_t group, batch   # frames in a send, messages in a frame
-    cdef int64_t sent_, settled_
     cdef bint named             # acks are told apart: what was acknowledged matters, not only how much
     cdef bint timed
     cdef size_t frame_size
@@ -214,8 +209,7 @@ cdef class Publisher(Flow):
 
 
 cdef class Consumer(Flow):
-    cdef readonly int64_t wanted
-    cdef int64_t received_
+    cdef readonly int64_t wanted, received
     cdef bint timed, observes
     cdef Tally tally
     cdef int64_t *newest        # of each queue the last number seen
@@ -224,4 +218,4 @@ cdef class Consumer(Flow):
     cdef void observe(self, const uint8_t *body, size_t size) noexcept nogil
 
     cdef inline void gain(self, int64_t count) noexcept nogil:
-        store(&self.received_, self.received_ + count)
+        store(&self.received, self.received + count)

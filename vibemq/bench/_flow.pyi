@@ -27,13 +27,11 @@ class Transport: ...
 class Tally:
     total: int
     queues: int
+    repeated: int
+    strange: int
     def __init__(self, total: int, queues: int = 1) -> None: ...
     @property
     def missing(self) -> int: ...
-    @property
-    def repeated(self) -> int: ...
-    @property
-    def strange(self) -> int: ...
 
 class Flow:
     last_ns: int
@@ -47,6 +45,8 @@ class Flow:
 
 class Publisher(Flow):
     total: int
+    sent: int
+    refused: int
     strange: int
     confirms: Histogram
     def __init__(
@@ -65,16 +65,13 @@ class Publisher(Flow):
         **options: Any,
     ) -> None: ...
     @property
-    def sent(self) -> int: ...
-    @property
     def confirmed(self) -> int: ...
 
 class Consumer(Flow):
     wanted: int
+    received: int
     disordered: int
     latencies: Histogram
     def __init__(
         self, *, wanted: int, opening: bytes = ..., timed: bool = ..., tally: Tally | None = ..., **options: Any
     ) -> None: ...
-    @property
-    def received(self) -> int: ...

@@ -14,7 +14,8 @@ Closed loop: sent as long as fewer than `window` messages are unacknowledged. Op
 schedule that does not wait for the server, and a latency counts from that moment, sent in time or not; so a server
 that stalls cannot hide it by slowing its clients down (coordinated omission).
 
-Other threads only read counters and set `stopped`; these are relaxed atomics. All else belongs to the loop's thread.
+Other threads only read counters, each a word, and set `stopped`; these are stored as relaxed atomics. All else belongs
+to the loop's thread.
 """
 
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -94,13 +95,10 @@ cdef class Histogram:
     def percentile_us(self, double percent):
         """The value that `percent` of what was recorded does not exceed; 0 where nothing was."""
         cdef uint64_t wanted = max(<uint64_t>1, <uint64_t>(percent / 100 * self.total + 0.5)), seen = 0
-        cdef int i
-        if self.total == 0:
-            return 0
-        for i in range(COUNTS_COUNT):
-            seen += self.counts[i]
+        for value_us, count in self.buckets():
+            seen += count
             if seen >= wanted:
-                return min(self.highest_us(i), self.max_us)
+                return min(value_us, self.max_us)
         return self.max_us
 
     def buckets(self):
@@ -136,24 +134,15 @@ cdef class Tally:
 
     cdef void note(self, int64_t number) noexcept nogil:
         if number < 0 or number >= self.total:
-            add(&self.strange_, 1)
+            add(&self.strange, 1)
         elif mark(&self.seen[number]):
-            add(&self.repeated_, 1)
+            add(&self.repeated, 1)
         else:
-            add(&self.distinct_, 1)
+            add(&self.distinct, 1)
 
     @property
     def missing(self):
-        return self.total - load(&self.distinct_)
-
-    @property
-    def repeated(self):
-        return load(&self.repeated_)
-
-    @property
-    def strange(self):
-        """Bodies that no publisher of the run has sent."""
-        return load(&self.strange_)
+        return self.total - self.distinct
 
 
 cdef class Transport:
@@ -314,12 +303,8 @@ cdef class Publisher(Flow):
         return count
 
     @property
-    def sent(self):
-        return load(&self.sent_)
-
-    @property
     def confirmed(self):
-        return load(&self.settled_)
+        return self.settled - self.refused
 
     cdef void loop(self) noexcept nogil:
         cdef Py_ssize_t got
@@ -328,16 +313,16 @@ cdef class Publisher(Flow):
         self.start_ns = now_ns()
         if self.inbox.end and self.taken(0) < 0:
             return
-        while self.settled_ < self.total and not load(&self.stopped):
+        while self.settled < self.total and not load(&self.stopped):
             if self.outbox.end == 0:
                 self.fill(self.due())
             if self.outbox.end and not self.flush():
                 return
             pending = self.outbox.end != 0
             block = not pending and not self.interval_ns and not self.due()
-            if not (block or pending or self.interval_ns) and self.sent_ - looked < self.window // LOOKS_IN_A_WINDOW:
+            if not (block or pending or self.interval_ns) and self.sent - looked < self.window // LOOKS_IN_A_WINDOW:
                 continue
-            looked = self.sent_
+            looked = self.sent
             got = self.receive(block)
             if got < 0:
                 return
@@ -346,10 +331,10 @@ cdef class Publisher(Flow):
 
     cdef int64_t due(self) noexcept nogil:
         """How many messages may be sent now: those of whole frames, but for the last one."""
-        cdef int64_t left = self.total - self.sent_, room = self.window - (self.sent_ - self.settled_)
+        cdef int64_t left = self.total - self.sent, room = self.window - (self.sent - self.settled)
         cdef int64_t ready = self.group * self.batch
         if self.interval_ns:
-            ready = min(ready, (now_ns() - self.start_ns) // self.interval_ns * self.batch - self.sent_)
+            ready = min(ready, (now_ns() - self.start_ns) // self.interval_ns * self.batch - self.sent)
             ready = max(<int64_t>0, min(ready, room))
             return left if ready >= left else ready - ready % self.batch
         left = min(left, ready)
@@ -357,18 +342,18 @@ cdef class Publisher(Flow):
 
     cdef int64_t pause_ns(self) noexcept nogil:
         """Until the next frame's moment; long where there is none."""
-        if not self.interval_ns or self.sent_ == self.total or self.sent_ - self.settled_ + self.batch > self.window:
+        if not self.interval_ns or self.sent == self.total or self.sent - self.settled + self.batch > self.window:
             return IDLE_NS
-        return max(<int64_t>0, self.start_ns + (self.sent_ // self.batch + 1) * self.interval_ns - now_ns())
+        return max(<int64_t>0, self.start_ns + (self.sent // self.batch + 1) * self.interval_ns - now_ns())
 
     cdef void fill(self, int64_t count) noexcept nogil:
         """Puts so many messages into the outbox, here one in a frame."""
         cdef uint8_t *frame = self.outbox.data
-        cdef int64_t i, number = self.first + self.sent_, stamp = now_ns()
+        cdef int64_t i, number = self.first + self.sent, stamp = now_ns()
         cdef int j
         for i in range(count):
             if self.interval_ns:
-                stamp = self.start_ns + (self.sent_ + i + 1) * self.interval_ns
+                stamp = self.start_ns + (self.sent + i + 1) * self.interval_ns
             for j in range(self.numbers_count):
                 put_hex8(frame + self.number_at[j], <uint32_t>number)
             for j in range(self.stamps_count):
@@ -376,17 +361,17 @@ cdef class Publisher(Flow):
                 put_hex8(frame + self.stamp_at[j] + 8, <uint32_t>stamp)
             for j in range(self.queue_marks_count):
                 put_hex8(frame + self.queue_at[j], <uint32_t>(number % self.queues))
-            self.stamps[<uint64_t>(self.sent_ + i) & self.stamps_mask] = stamp
+            self.stamps[<uint64_t>(self.sent + i) & self.stamps_mask] = stamp
             number += 1
             frame += self.frame_size
         self.outbox.end = count * self.frame_size
-        store(&self.sent_, self.sent_ + count)
+        store(&self.sent, self.sent + count)
 
     cdef void settle(self, int64_t count) noexcept nogil:
         """The oldest `count` were acknowledged, or it does not matter which."""
         cdef int64_t i
         if self.timed:
-            for i in range(self.settled_, min(self.settled_ + count, self.sent_)):
+            for i in range(self.settled, min(self.settled + count, self.sent)):
                 self.confirms.record_ns(self.now - self.stamps[<uint64_t>i & self.stamps_mask], 1)
         self.advance(count)
 
@@ -394,16 +379,16 @@ cdef class Publisher(Flow):
         """So many more are settled."""
         if count <= 0:
             return
-        if self.settled_ + count > self.sent_:
-            self.strange += self.settled_ + count - self.sent_
-            count = self.sent_ - self.settled_
-        store(&self.settled_, self.settled_ + count)
+        if self.settled + count > self.sent:
+            self.strange += self.settled + count - self.sent
+            count = self.sent - self.settled
+        store(&self.settled, self.settled + count)
         self.last_ns = self.now
 
     cdef void settle_number(self, int64_t number) noexcept nogil:
         """Message `number` was acknowledged."""
         cdef int64_t index = number - self.first
-        if index < 0 or index >= self.sent_ or (self.acked is not NULL and self.acked[index]):
+        if index < 0 or index >= self.sent or (self.acked is not NULL and self.acked[index]):
             self.strange += 1
             return
         if self.acked is not NULL:
@@ -435,10 +420,6 @@ cdef class Consumer(Flow):
     def __dealloc__(self):
         free(self.newest)
 
-    @property
-    def received(self):
-        return load(&self.received_)
-
     cdef void loop(self) noexcept nogil:
         cdef Py_ssize_t got
         cdef bint pending
@@ -450,13 +431,13 @@ cdef class Consumer(Flow):
             if pending and not self.flush():
                 return
             pending = self.outbox.end != 0
-            if self.received_ >= self.wanted and not pending:
+            if self.received >= self.wanted and not pending:
                 return
-            before = self.received_
+            before = self.received
             got = self.receive(not pending)
             if got < 0:
                 return
-            if self.received_ > before:
+            if self.received > before:
                 self.last_ns = self.now
             if got == 0 and pending:
                 wait_for(self.fd, True, IDLE_NS)

@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 # Spark before 4.2 has neither read limits nor AvailableNow for Python sources.
 try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 except ImportError:
     ReadAllAvailable = ReadLimit = ReadMaxRows = None  # type: ignore[assignment,misc]
 
@@ -58,8 +53,7 @@ class BatchReader(DataSourceReader):
 
     def _range(self, stream: str) -> Range:
         return patiently(
-            self.options,
-            lambda taken: ranges.batch_range(self.options, taken, stream, facts(taken, stream, 1)),
+            self.options, lambda taken: ranges.batch_range(self.options, taken, stream, facts(taken, stream, 1))
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
