@@ -186,11 +186,11 @@ def test_rules_have_no_cycle():
         ("vibemq.client.streams", "vibemq.protocols.streams.codec", True),
         ("vibemq.client.streams", "vibemq.protocols.streams.session", False),
         ("vibemq.client.streams", "vibemq.protocols.streams", True),
-        ("vibemq.spark.reader", "vibemq.protocols.streams.codec", False),
+        ("vibemq.spark.source", "vibemq.protocols.streams.codec", False),
         ("vibemq.protocols.streams.session", "vibemq.protocols.native.codec", False),
         ("vibemq.protocols.streams.session", "vibemq.protocols.streams.codec", True),
         ("vibemq.server.worker", "vibemq.cli", False),
-        ("vibemq.bench.load", "vibemq.spark.reader", False),
+        ("vibemq.bench.load", "vibemq.spark.source", False),
     ],
 )
 def test_the_rules_say_what_they_should(source, target, may):

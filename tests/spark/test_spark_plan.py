@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 from vibemq.spark.ranges import Range
-from vibemq.spark.reader import plan
+from vibemq.spark.source import plan
 
 wanted = st.builds(
     Range, st.sampled_from("abcdef"), st.just("i"), st.integers(0, 1000), st.integers(0, 1000), st.booleans()

@@ -322,4 +322,4 @@ def test_a_fork_leaves_the_parents_connections_alone(broker, monkeypatch):
     (idle,) = next(iter(client._pool.values()))
     monkeypatch.setattr(client.os, "getpid", lambda: -1)
     reader.latestOffset(at(0), None)
-    assert broker.connections == 2 and idle.connection.open
+    assert broker.connections == 2 and idle[0].open

@@ -19,6 +19,14 @@ cdef extern from "base/bytes.h" nogil:
     void bytes_store64(uint8_t *p, uint64_t value)
 
 
+cdef extern from "log/chunk.h" nogil:
+    cdef struct chunk_entry:
+        const uint8_t *body
+        uint32_t body_bytes, records, uncompressed_bytes
+        uint8_t is_sub_batch, compression
+    int chunk_entry_next(const uint8_t **at, const uint8_t *end, chunk_entry *out)
+
+
 cdef extern from "message/amqp.h" nogil:
     ctypedef enum amqp_body:
         AMQP_BODY_NONE

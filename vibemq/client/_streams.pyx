@@ -18,7 +18,7 @@ from libc.string cimport memcpy, memmove
 from vibemq.client._core cimport (
     AMQP_NULL, AMQP_OTHER, AMQP_TEXT_MAX_BYTES, amqp_message, amqp_message_id, amqp_pair, amqp_pairs, amqp_pairs_begin,
     amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, bytes_load16, bytes_load32, bytes_load64, bytes_store32,
-    bytes_store64, message_body,
+    bytes_store64, chunk_entry, chunk_entry_next, message_body,
 )
 
 from vibemq.errors import LimitExceeded, ProtocolError
@@ -27,8 +27,6 @@ from vibemq.protocols.streams.codec import MalformedFrame
 
 cdef Py_ssize_t FRAME_HEADER_SIZE = spec.FRAME_HEADER_SIZE_BYTES
 cdef Py_ssize_t CHUNK_HEADER_SIZE = spec.CHUNK_HEADER_SIZE_BYTES
-cdef Py_ssize_t SUB_BATCH_HEADER_SIZE = spec.SUB_BATCH_HEADER_SIZE_BYTES
-cdef uint32_t SUB_BATCH_BIT = spec.ENTRY_SUB_BATCH_BIT
 cdef int KEY_PUBLISH = spec.Key.PUBLISH
 cdef Py_ssize_t PUBLISH_HEADER_SIZE = 13  # frame header, publisher id u8, count i32
 cdef Py_ssize_t PUBLISHED_HEADER_SIZE = 12  # publishing id u64, size i32
@@ -136,60 +134,55 @@ cdef class Chunk:
     def messages(self):
         """Yields (offset, bytes) for each record, opening sub-batches that are plain or gzip."""
         cdef bytes body = self.data.obj
-        cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(body) + self.data_at
-        cdef Py_ssize_t at = 0, end = len(self.data), size
+        cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(body) + self.data_at
+        cdef const uint8_t *end = at + <Py_ssize_t>len(self.data)
         cdef uint64_t offset = self.chunk_id
-        cdef uint32_t first
+        cdef chunk_entry entry
         for _ in range(self.entries):
-            first = bytes_load32(entry_at(data, at, end, 4))
-            if first & SUB_BATCH_BIT:
-                size = SUB_BATCH_HEADER_SIZE + bytes_load32(entry_at(data, at, end, SUB_BATCH_HEADER_SIZE) + 7)
-                entry_at(data, at, end, size)
-                for message in sub_batch_messages(PyBytes_FromStringAndSize(<const char *>data + at, size)):
-                    yield offset, message
-                    offset += 1
-            else:
-                size = 4 + <Py_ssize_t>first
-                entry_at(data, at, end, size)
-                yield offset, PyBytes_FromStringAndSize(<const char *>data + at + 4, first)
+            next_entry(&at, end, &entry)
+            for message in sub_batch(&entry) if entry.is_sub_batch else (entry_body(&entry),):
+                yield offset, message
                 offset += 1
-            at += size
 
 
-cdef const uint8_t *entry_at(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, Py_ssize_t size) except NULL:
-    if end - at < size:
-        raise MalformedFrame("chunk.entry", f"{size} bytes", f"{end - at}")
-    return data + at
+cdef int next_entry(const uint8_t **at, const uint8_t *end, chunk_entry *out) except -1:
+    if chunk_entry_next(at, end, out):
+        raise MalformedFrame("chunk.entry", "a whole entry", f"{end - at[0]} bytes")
+    return 0
 
 
-def sub_batch_messages(bytes entry):
-    """The messages of one sub-batch entry, header included."""
-    cdef const uint8_t *p = entry
-    cdef int compression = (p[0] >> 4) & 7
-    cdef uint32_t records = bytes_load16(p + 1), uncompressed_size = bytes_load32(p + 3), size
-    cdef Py_ssize_t at = 0
-    cdef bytes body = entry[SUB_BATCH_HEADER_SIZE:]
-    if compression == spec.Compression.GZIP:
-        if uncompressed_size > spec.SUB_BATCH_UNCOMPRESSED_SIZE_MAX_BYTES:
-            raise LimitExceeded("uncompressed sub-batch in bytes", uncompressed_size,
-                                spec.SUB_BATCH_UNCOMPRESSED_SIZE_MAX_BYTES)
+cdef bytes entry_body(const chunk_entry *entry):
+    return PyBytes_FromStringAndSize(<const char *>entry.body, entry.body_bytes)
+
+
+cdef list sub_batch(const chunk_entry *entry):
+    cdef bytes body = entry_body(entry)
+    cdef uint32_t size = entry.uncompressed_bytes
+    cdef const uint8_t *at
+    cdef const uint8_t *end
+    cdef chunk_entry inner
+    cdef list messages = []
+    if entry.compression == spec.Compression.GZIP:
+        if size > spec.SUB_BATCH_UNCOMPRESSED_SIZE_MAX_BYTES:
+            raise LimitExceeded("uncompressed sub-batch in bytes", size, spec.SUB_BATCH_UNCOMPRESSED_SIZE_MAX_BYTES)
         try:
-            body = zlib.decompressobj(wbits=31).decompress(body, uncompressed_size + 1)
+            body = zlib.decompressobj(wbits=31).decompress(body, size + 1)
         except zlib.error as error:
             raise MalformedFrame("chunk.sub_batch", "gzip data", f"{error}") from None
-        if len(body) != uncompressed_size:
-            raise MalformedFrame("chunk.sub_batch", f"{uncompressed_size} bytes uncompressed", f"{len(body)}")
-    elif compression != spec.Compression.NONE:
+        if len(body) != size:
+            raise MalformedFrame("chunk.sub_batch", f"{size} bytes uncompressed", f"{len(body)}")
+    elif entry.compression != spec.Compression.NONE:
         raise ProtocolError(
-            f"chunk.sub_batch: needed compression NONE or GZIP, had {compression}",
+            f"chunk.sub_batch: needed compression NONE or GZIP, had {entry.compression}",
             hint="Publish with gzip or without compression, or read this stream with a client that knows the codec.",
         )
-    messages = []
-    for _ in range(records):
-        size = bytes_load32(entry_at(<const uint8_t *>body, at, len(body), 4))
-        entry_at(<const uint8_t *>body, at, len(body), 4 + <Py_ssize_t>size)
-        messages.append(body[at + 4:at + 4 + size])
-        at += 4 + size
+    at = <const uint8_t *>PyBytes_AS_STRING(body)
+    end = at + PyBytes_GET_SIZE(body)
+    for _ in range(entry.records):
+        next_entry(&at, end, &inner)
+        if inner.is_sub_batch:
+            raise MalformedFrame("chunk.sub_batch", "messages", "a sub-batch")
+        messages.append(entry_body(&inner))
     return messages
 
 

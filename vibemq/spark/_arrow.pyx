@@ -34,7 +34,8 @@ import pyarrow as pa
 from vibemq.grow cimport c_grow
 from vibemq.client._core cimport (
     AMQP_NULL, AMQP_OTHER, AMQP_TEXT_MAX_BYTES, amqp_message, amqp_message_id, amqp_pair, amqp_pairs, amqp_pairs_begin,
-    amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, boolean, bytes_load32, message_body,
+    amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, boolean, bytes_load32, chunk_entry,
+    chunk_entry_next, message_body,
 )
 
 from vibemq.errors import ProtocolError
@@ -42,17 +43,9 @@ from vibemq.spark.codecs import NAMES, decompress
 
 
 cdef extern from "base/error.h" nogil:
-    ctypedef enum err:
+    enum:
         OK
         ERR_END
-
-
-cdef extern from "log/chunk.h" nogil:
-    cdef struct chunk_entry:
-        const uint8_t *body
-        uint32_t body_bytes, records, uncompressed_bytes
-        uint8_t is_sub_batch, compression
-    err chunk_entry_next(const uint8_t **at, const uint8_t *end, chunk_entry *out)
 
 
 cdef extern from "message/text.h" nogil:
@@ -405,7 +398,7 @@ cdef class Decoder:
         """Walk records into the slab until something stops it."""
         cdef const uint8_t *data
         cdef uint32_t size
-        cdef err result
+        cdef int result
         cdef chunk_entry inner
         while True:
             if self.inner_left:

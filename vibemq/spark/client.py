@@ -37,8 +37,6 @@ WARN_EVERY_SECONDS = 60.0
 CODE_NO_SUBSCRIPTION = 4  # a broker that has trouble with a stream ends its subscriptions; a new one is the remedy
 ASK_AGAIN = 3
 ASK_AGAIN_SECONDS = 0.3
-
-
 AWAY = (OSError, ConnectionClosed, TimeoutExceeded)  # a wrong password is none of them: it fails at once
 
 
@@ -54,16 +52,9 @@ class Facts(NamedTuple):
     next: int
 
 
-class _Idle(NamedTuple):
-    connection: StreamsConnection
-    since: float
-
-
-_pool: dict[tuple[Any, ...], list[_Idle]] = {}
+_pool: dict[tuple[Any, ...], list[tuple[StreamsConnection, float]]] = {}  # idle, and since when
 _pool_pid = 0
 _inherited: list[Any] = []  # kept so that no destructor speaks on a socket that the parent still uses
-
-
 #: Of Options, what tells connections apart.
 _key = attrgetter("endpoints", "vhost", "username", "password", "password_env", "password_file", "fetch_timeout_ms")
 
@@ -134,7 +125,7 @@ def connection(options: Options) -> Iterator[StreamsConnection]:
         raise BrokerAway(f"{type(failed).__name__}: {failed}") from failed
     finally:
         if well:
-            _pool.setdefault(_key(options), []).append(_Idle(taken, time.monotonic()))
+            _pool.setdefault(_key(options), []).append((taken, time.monotonic()))
         else:
             _close(taken)
 
@@ -161,7 +152,7 @@ def close_all() -> None:
         return
     for idle in _pool.values():
         while idle:
-            _close(idle.pop().connection)
+            _close(idle.pop()[0])
 
 
 def facts(taken: StreamsConnection, stream: str, at_least: int = 0) -> Facts:
@@ -171,24 +162,20 @@ def facts(taken: StreamsConnection, stream: str, at_least: int = 0) -> Facts:
     An older broker tells its end by what it delivers, and a late delivery looks like an
     empty stream: it is asked again before anyone takes it for empty or speaks of lost data.
     """
-    has = _facts(taken, stream)
-    for _ in range(ASK_AGAIN):
-        if has.incarnation or has.next >= at_least:
+    for again in range(ASK_AGAIN + 1):
+        try:
+            stats = taken.stats(stream)
+        except RequestFailed:
+            stats = {}  # a broker that does not know the command
+        incarnation = format(stats["incarnation"] & (1 << 64) - 1, "x") if "incarnation" in stats else ""
+        if "first_chunk_id" in stats and "committed_offset" in stats:
+            has = Facts(incarnation, max(0, stats["first_chunk_id"]), stats["committed_offset"] + 1)
+        else:
+            has = Facts(incarnation, taken.first_offset(stream), taken.next_offset(stream))
+        if incarnation or has.next >= at_least or again == ASK_AGAIN:
             break
         time.sleep(ASK_AGAIN_SECONDS)
-        has = _facts(taken, stream)
     return has
-
-
-def _facts(taken: StreamsConnection, stream: str) -> Facts:
-    try:
-        stats = taken.stats(stream)
-    except RequestFailed:
-        stats = {}  # a broker that does not know the command
-    incarnation = format(stats["incarnation"] & (1 << 64) - 1, "x") if "incarnation" in stats else ""
-    if "first_chunk_id" in stats and "committed_offset" in stats:
-        return Facts(incarnation, max(0, stats["first_chunk_id"]), stats["committed_offset"] + 1)
-    return Facts(incarnation, taken.first_offset(stream), taken.next_offset(stream))
 
 
 class Patience:
