@@ -8,8 +8,8 @@ from peers.queues import QueuePeer
 from running import broker
 
 from vibemq import config
-from vibemq.broker.home import Home
 from vibemq.broker.messages import Messages
+from vibemq.broker.options import DeliveryMode
 from vibemq.broker.queue_table import QueueTable
 from vibemq.broker.rotation import Rotation
 from vibemq.broker.stream import StreamTable
@@ -48,7 +48,8 @@ def table_of(data, helpers):
         Messages(helpers),
         Timers(),
         config.load(environ={}).queues,
-        lambda queue, generation: Home(queue, generation, Rotation, None),
+        {DeliveryMode.ROUND_ROBIN: Rotation},
+        None,
     )
     table.reserve = SimpleNamespace(retry=lambda drop: drop())
     return table

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in a queue, and what becomes of messages without a consumer: the part of a home that knows no members.
+"""What waits in a queue, who is given what, and what becomes of messages without a consumer: a home's decisions.
+
+Here is what all modes share; Rotation and FanOut say who is given a message.
 
 Waiting messages cost nothing: the log holds them, and an entry in the ledger is made when a message is handed
 out or given up.  What comes back is ready again, and being older goes first; what shall wait before its next
@@ -15,40 +17,28 @@ from functools import partial
 from libc.string cimport memset
 
 from vibemq.broker.messages cimport NOWHERE
-from vibemq.broker.queue cimport MODE_PRIORITY_BASED
+from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, MODE_PRIORITY_BASED
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    ERR_CORRUPT, ERR_DISK_FULL, ERR_END, ERR_LIMIT, ERR_NOT_CACHED, ERR_NOT_FOUND, LEDGER_DEAD, LEDGER_DELAYED, LEDGER_READY,
-    LEDGER_SETTLED, OK, commit, fault,
+    ERR_CORRUPT, ERR_DISK_FULL, ERR_END, ERR_LIMIT, ERR_NOT_CACHED, ERR_NOT_FOUND, LEDGER_DEAD, LEDGER_DELAYED,
+    LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, fault,
 )
 from vibemq.storage.log cimport storage_error
+from vibemq.storage.shm cimport LETTER_HAND, letter
 
 from vibemq.broker.expiry import Expiry
-from vibemq.broker.options import FailureReason, Overflow
+from vibemq.broker.options import DROPPED, FailureReason, Overflow
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.storage.log import drop_before, drop_settled, ledger_sync, segments
+from vibemq.storage.log import drop_before, segments
 
 logger = logging.getLogger(__name__)
 failing = OnceAMinute(logger)
 expiring = OnceAMinute(logger, logging.INFO)
 
-#: What the log says of messages that left a queue for good, by the reason.
-DROPPED = {
-    FailureReason.QUEUE_FULL: "it is full (max_messages {queue.max_messages}), and drops the oldest",
-    FailureReason.MESSAGE_EXPIRED: "messages are older than its time to live of {queue.options.message_ttl_ms} ms, and "
-                                   "are dropped; with a dead-letter queue they would be kept",
-    FailureReason.MAX_RETRIES_EXCEEDED: "message {offset} was delivered {times} and not acknowledged, and is dropped; "
-                                        "with a dead-letter queue it would be kept",
-    FailureReason.UNDELIVERABLE: "message {offset} could be given to none of the consumers that tried, and is dropped; with a "
-                                 "dead-letter queue it would be kept",
-    FailureReason.DESERIALIZATION_ERROR: "message {offset} cannot be read, and is dropped",
-}
-
 cdef enum:
     CLEAR_BUDGET = 4096      # messages taken out in one turn
     BLOCKS_PER_TURN = 4
-    SYNC_EVERY_MS = 10_000   # of a queue with durability `disk`: what was settled since then comes again after a power cut
     UNREADABLE_AT_ONCE = 256  # messages of sub-batches that cannot be unpacked, of 65,535 each at worst
     MAKING_MS = 50           # until a dead-letter queue that is being made is asked for again
     DEAD_MAX = 65_536        # on their way to the dead-letter queue: some 300 bytes each, and no more while it is stuck
@@ -56,9 +46,15 @@ cdef enum:
 cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)
 
 
+cdef class Member:
+    def __cinit__(self):
+        self.again, self.inherited, self.owed = [], [], ()
+        self.reported = <uint64_t> -1
+
+
 cdef class Backlog:
-    def __init__(self, Queue queue, make_dead_letter_queue):
-        self.queue, self.make_dead_letter_queue = queue, make_dead_letter_queue
+    def __init__(self, Queue queue, generation):
+        self.queue, self.generation, self.members = queue, generation, {}
         self.raw, self.control = queue.raw, queue.control
         self.is_fan_out, self.by_priority = queue._is_fan_out(), queue.mode == MODE_PRIORITY_BASED
         self.delayed, self.graves, self.burying, self.dead = [], [], {}, {}
@@ -74,6 +70,7 @@ cdef class Backlog:
         self.cursor.seek(self.next)
         self.ready_from_base()
         self._begin_expiry()
+        self.burials = Burials(self, queue)
         self._prepare_letters()
 
     def _begin_expiry(self):
@@ -85,29 +82,20 @@ cdef class Backlog:
     def _prepare_letters(self):
         """Make the dead-letter queue early, so that nobody has to wait for it later."""
         cdef Queue queue = self.queue
-        if queue.options.dead_letter and not self.making:
-            name = queue.options.dead_letter_name(queue.name)
-            if queue.table.metadata.find_stream(queue.stream.virtual_host, name) is None:
-                self._make_letters(name)
+        if queue.options.dead_letter and not self.burials.making \
+                and queue.table.metadata.find_stream(queue.stream.virtual_host, self.burials.name()) is None:
+            self.burials.make(self._made)
 
     cdef int altered(self, object had) except -1:
         if had.message_ttl_ms != self.queue.options.message_ttl_ms:
             self._begin_expiry()
-        if self.letters is not None and self.letters.name != self.queue.options.dead_letter_name(self.queue.name):
-            self.letters.retire()
-            self.letters = None
+        self.burials.altered()
         self._prepare_letters()
         self.arrived = 0  # a limit that is lower now holds for what waits already
         return 0
 
     cdef int tick(self) except -1:
-        """Sync what was settled, if that is due; make room on a full disk; hold no descriptors that nobody needs."""
-        cdef int64_t now_ms = self.queue.table.now_ms
-        if self.unsynced and self.queue.stream.is_disk_durable and now_ms - self.synced_ms > SYNC_EVERY_MS:
-            self.unsynced, self.synced_ms = False, now_ms
-            self.queue.table.helpers.submit(partial(ledger_sync, self.queue.stream.log.directory), self._synced)
-        if self.queue.table.makes_room:
-            self._make_room()
+        """Hold no descriptors that nobody needs."""
         if not self.fetching and not self.moved:
             self.cursor.close()
             self.probe.close()
@@ -115,21 +103,21 @@ cdef class Backlog:
         return 0
 
     cdef bint is_idle(self) except -1:
-        return not self.making and not self.dead and not self.fetching and not self.overflows()
-
-    def _synced(self, result, error):
-        if error is not None and not self.stopped:
-            logger.error("queue %s: its ledger is not synced: %s", self.queue.name, error)
+        return not self.burials.making and not self.dead and not self.fetching and not self.overflows()
 
     cdef int stop(self) except -1:
         self.stopped = True
         self.timer.end()
         self.cursor.close()
         self.probe.close()
-        if self.letters is not None:
-            self.letters.close()
-        self.letters = None  # it refers to this: a deleted queue's mappings do not wait for the collector
+        self.burials.close()
+        for m in self.members.values():
+            if (<Member> m).consumer is not None:
+                (<Member> m).consumer.member = None
         return 0
+
+    def say(self, subject, text, *values):
+        failing.say((self.queue.key, subject), "queue %s: " + text, self.queue.name, *values)
 
     def _on_time(self, now_ms):
         self.queue.mark()
@@ -141,15 +129,6 @@ cdef class Backlog:
             self.ready_from_level[i] = core.word_load(&self.control.base)
         return 0
 
-    cdef int news(self) except -1:
-        cdef uint64_t end = self.queue.log_end()
-        if end == self.heard and not core.word_load(&self.control.purge):
-            return 0  # asked twice a second for the sake of a ringer that was killed
-        self.heard = end
-        if self.expiry is not None:
-            self.expiry.arrived(end, self.queue.table.now_ms)
-        return self.queue.mark()
-
     # ---- states ----
 
     def _skip_dropped(self):
@@ -158,31 +137,30 @@ cdef class Backlog:
         if first > core.word_load(&self.control.base):
             core.ledger_skip(self.raw, first)
 
-    cdef int add_ready(self, uint64_t offset, uint32_t level) except -1:
-        """The entry is ready: whoever looks for messages begins at it, at the latest."""
+    cdef int make_ready(self, uint64_t offset, ledger_entry *entry) except -1:
+        core.ledger_set_state(entry, LEDGER_READY)
+        return self.add_ready(offset, core.ledger_unpack(core.word_load(&entry.word)))
+
+    cdef int add_ready(self, uint64_t offset, ledger_word word) except -1:
+        """The entry is ready: whoever looks for messages of its level begins at it, at the latest."""
+        cdef uint32_t level = word.priority if self.by_priority else 0
         self.ready += 1
         self.ready_from_level[level] = min(self.ready_from_level[level], offset)
         return 0
-
-    cdef int level_of(self, uint64_t word) noexcept:
-        """Which of the levels an entry's message is served at."""
-        return core.ledger_unpack(word).priority if self.by_priority else 0
 
     cdef int settle(self, uint64_t offset) except -1:
         core.ledger_set_state(core.ledger_entry_of(self.raw, offset, NULL), LEDGER_SETTLED)
         self.settling = True
         return 0
 
-    cdef uint64_t departed(self) noexcept:
-        """The log's next offset less this is how many messages wait."""
+    cdef uint64_t departed(self) except? 0:
         return self.next - <uint64_t> max(self.ready + <int64_t> len(self.delayed), 0)
 
     cdef int wake_delayed(self, int64_t now_ms) except -1:
         while self.delayed and self.delayed[0][0] <= now_ms:
             offset = heapq.heappop(self.delayed)[1]
             if self.take_up(offset, NULL) and self.word.state == LEDGER_DELAYED:
-                core.ledger_set_state(self.entry, LEDGER_READY)
-                self.add_ready(offset, self.word.priority if self.by_priority else 0)
+                self.make_ready(offset, self.entry)
         return 0
 
     # ---- messages ----
@@ -248,7 +226,7 @@ cdef class Backlog:
                 self._skip_dropped()
                 self.next = max(self.next, core.word_load(&self.control.next))
                 self.cursor.seek(self.next)
-            failing.say((self.queue.key, e), "queue %s: cannot be read: %s", self.queue.name, storage_error(e, &f))
+            self.say(e, "cannot be read: %s", storage_error(e, &f))
             self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
             return ERR_END
 
@@ -278,8 +256,7 @@ cdef class Backlog:
             entry = core.ledger_entry_of(self.raw, offset, &f) if e == OK else NULL
             if entry == NULL:
                 if e != ERR_LIMIT:
-                    failing.say((self.queue.key, e), "queue %s: nothing can be handed out now: %s", self.queue.name,
-                                storage_error(e, &f))
+                    self.say(e, "nothing can be handed out now: %s", storage_error(e, &f))
                 self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                 return -1
             if offset < m.offset:  # there is no such message: retention or damage has taken it
@@ -301,15 +278,50 @@ cdef class Backlog:
     cdef uint64_t _segment_of(self, uint64_t offset):
         return self.segments[max(0, bisect.bisect_right(self.segments, offset) - 1)]
 
-    # ---- what does not wait any longer ----
+    # ---- members ----
 
-    cdef int wake_delayed_below(self, uint64_t upto) except -1:
-        """Who leaves the queue does not wait for its next attempt."""
-        if not self.delayed:
+    cdef bint can(self, Member m) noexcept:
+        """May it be given one more now?"""
+        if m.gone or m.failed or m.outstanding >= m.prefetch:
+            return False
+        if m.consumer is not None and not m.consumer.room():
+            m.consumer.stalled = True
+            return False
+        return True
+
+    cdef int give(self, Member to, message_view *m, uint32_t attempts, uint32_t strikes) except -1:
+        """The message in hand is in flight at `to` from here on; its entry says so before any byte of it leaves."""
+        cdef letter l
+        self.word.state, self.word.worker, self.word.life = LEDGER_IN_FLIGHT, to.worker, to.life
+        self.word.attempts = min(attempts, <uint32_t> core.LEDGER_ATTEMPTS_MAX)
+        self.word.strikes = strikes
+        if not self.is_fan_out or (self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK and
+                                      core.ledger_state_of(core.word_load(&self.entry.word)) != LEDGER_SETTLED):
+            core.word_store(&self.entry.word, core.ledger_pack(self.word))
+        core.word_add(&self.control.delivered, 1)
+        self.moved = True
+        if attempts > 1:
+            core.word_add(&self.control.redelivered, 1)
+        if to.consumer is not None:
+            if self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK:
+                to.outstanding += 1
+                self.in_flight += 1
+            try:
+                to.consumer.take(m, attempts, strikes)
+            except Exception as problem:
+                to.failed = True
+                to.consumer.failed(problem)
             return 0
-        self.delayed = [(0 if offset < upto else due, offset) for due, offset in self.delayed]
-        heapq.heapify(self.delayed)
-        return self.wake_delayed(self.queue.table.now_ms)
+        to.handed += 1
+        to.outstanding += 1  # of a fan-out without acknowledgement too: it bounds what is on its way
+        self.in_flight += 1
+        l = self.queue.letter_of(LETTER_HAND, self.generation, None)
+        l.consumer, l.attempts, l.strikes = to.consumer_id, attempts, strikes
+        l.offset, l.segment, l.place, l.index = m.offset, m.segment, m.place, m.index
+        self.queue.table.mail.send(to.worker, &l)
+        return 0
+
+    # ---- what does not wait any longer ----
 
     cdef uint64_t oldest(self):
         """The oldest message that waits; the log's end when none does."""
@@ -326,21 +338,12 @@ cdef class Backlog:
                 self.ready_from_level[i] = max(self.ready_from_level[i], offset)
         return offset
 
-    cdef int expire(self, int64_t now_ms) except -1:
-        """Find out up to where messages have expired."""
-        self.expiry.arrived(self.queue.log_end(), now_ms)
-        if self.expiry.expired_below(now_ms) > self.expired:
-            self.expired = self.expiry.expired
-            self.wake_delayed_below(self.expired)
-        return 0
-
     cdef bint overflows(self) noexcept:
         """May more wait than shall, so that the next turn has to look?"""
         return self.queue.max_messages and self.queue.overflow == OVERFLOW_DROP_OLDEST \
             and self.queue.log_end() != self.arrived  # what comes back from consumers pushes nothing out
 
-    cdef bint drop_oldest(self, uint64_t floor) except -1:
-        """As many as are too many; True when that is not finished.  Entries from `floor` on may still be needed."""
+    cdef bint overflow(self) except -1:
         cdef uint64_t most = self.queue.max_messages
         cdef uint64_t excess, offset, end, dropped = 0
         cdef bint more = False
@@ -356,14 +359,15 @@ cdef class Backlog:
             offset = self.oldest()
             if offset < self.next:
                 self.ready -= 1
+            elif end > self.next:
+                self.ready = 0
+                excess = (end - self.next) + <uint64_t> len(self.delayed) - most
+                more = not self._skip_new(self.next + min(excess, end - self.next), FailureReason.QUEUE_FULL)
+                if more:
+                    break
+                continue
             else:
                 self.ready = 0
-                if end > self.next:
-                    excess = (end - self.next) + <uint64_t> len(self.delayed) - most
-                    more = not self._skip_new(self.next + min(excess, end - self.next), FailureReason.QUEUE_FULL, floor)
-                    if more:
-                        break
-                    continue
                 offset = heapq.heappop(self.delayed)[1]  # only what waits for its next attempt is left
             dropped += 1
             self.settle(offset)
@@ -372,8 +376,7 @@ cdef class Backlog:
             self.arrived = 0
         return more
 
-    cdef bint clear(self, uint64_t upto, object reason, uint64_t floor) except -1:
-        """Take every waiting message below `upto` out of the queue; True when that is not finished."""
+    cdef bint clear(self, uint64_t upto, object reason) except -1:
         cdef message_view v
         cdef uint64_t offset, out = 0
         cdef int budget = CLEAR_BUDGET
@@ -401,7 +404,7 @@ cdef class Backlog:
         if self.next >= upto:
             return False
         if not bury:
-            return not self._skip_new(upto, reason, floor)
+            return not self._skip_new(upto, reason)
         while self.next < upto:
             if budget == 0:
                 return True
@@ -425,17 +428,16 @@ cdef class Backlog:
     def dropped(self, reason, uint64_t count, uint64_t offset, uint32_t attempts):
         """So many were lost for good: where it is one that has failed, `offset`, after `attempts`."""
         core.word_add(&self.control.dropped, count)
-        times = "once" if attempts == 1 else f"{attempts} times"
-        text = DROPPED[reason].format(queue=self.queue, offset=offset, times=times)
+        text = DROPPED[reason].format(queue=self.queue, offset=offset, times="once" if attempts == 1 else f"{attempts} times")
         (expiring if reason is FailureReason.MESSAGE_EXPIRED else failing).say(
             (self.queue.key, reason), "queue %s: %s", self.queue.name, text, count=count)
 
-    cdef bint _skip_new(self, uint64_t upto, object reason, uint64_t floor) except -1:
+    cdef bint _skip_new(self, uint64_t upto, object reason) except -1:
         """Settle messages that were never handed out, unread; False when some are left for the next turn."""
         cdef message_view v
         cdef uint64_t began = self.next
         if core.word_load(&self.control.base) == self.next \
-                or core.ledger_settle(self.raw, floor, BLOCKS_PER_TURN) == self.next:
+                or core.ledger_settle(self.raw, self.floor(), BLOCKS_PER_TURN) == self.next:
             core.ledger_skip(self.raw, upto)
             self.next = upto
         else:
@@ -466,9 +468,9 @@ cdef class Backlog:
 
     cdef int bury_exhausted(self, uint64_t offset, uint32_t attempts, uint32_t strikes) except -1:
         """The message has no attempt left."""
-        if strikes >= core.LEDGER_ATTEMPTS_MAX:
-            return self.bury(offset, FailureReason.DESERIALIZATION_ERROR, attempts)
-        return self.bury(offset, FailureReason.MAX_RETRIES_EXCEEDED, attempts)
+        is_unreadable = strikes >= core.LEDGER_ATTEMPTS_MAX
+        reason = FailureReason.DESERIALIZATION_ERROR if is_unreadable else FailureReason.MAX_RETRIES_EXCEEDED
+        return self.bury(offset, reason, attempts)
 
     cdef bint bury_due(self, int64_t now_ms) except -1:
         """Send copies of the dead on their way; each is settled when its copy is kept.  True: more at once."""
@@ -481,8 +483,8 @@ cdef class Backlog:
             if budget == 0:
                 return True
             budget -= 1
-            if (self.letters is None or self.letters.closed) and not self._open_letters():
-                due_ms = now_ms + (MAKING_MS if self.making else RETRY_MS)
+            if not self._open_letters():
+                due_ms = now_ms + (MAKING_MS if self.burials.making else RETRY_MS)
                 heapq.heapreplace(self.graves, (due_ms, *self.graves[0][1:]))
                 return False
             _, offset, reason, attempts = self.graves[0]
@@ -499,44 +501,28 @@ cdef class Backlog:
                 continue  # settled meanwhile
             self.burying[offset] = (reason, attempts)
             try:
-                self.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(), reason.value.encode(), attempts)
+                self.burials.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(), reason.value.encode(), attempts)
             except (LimitExceeded, MemoryError, StreamNotFound) as problem:
-                failing.say((self.queue.key, "letter"), "queue %s: message %d cannot be dead-lettered now: %s",
-                            self.queue.name, offset, problem)
+                self.say("letter", "message %d cannot be dead-lettered now: %s", offset, problem)
                 del self.burying[offset]
                 heapq.heappush(self.graves, (now_ms + RETRY_MS, offset, reason, attempts))
                 return False
         return False
 
     def _open_letters(self) -> bool:
-        """Find the dead-letter queue, or have it made."""
-        cdef Queue queue = self.queue
-        name = queue.options.dead_letter_name(queue.name)
-        self.letters = None
-        if self.making:
+        if self.burials.making:
             return False
         try:
-            self.letters = DeadLetters(self, queue.table.find(queue.stream.virtual_host, name))
-            return True
-        except StreamNotFound:
-            self._make_letters(name)
+            if self.burials.open():
+                return True
+            self.burials.make(self._made)
         except StorageError as problem:
-            failing.say((queue.key, "letters"), "queue %s: its dead-letter queue %s cannot be opened: %s", queue.name,
-                        name, problem)
+            self.say("letters", "its dead-letter queue %s cannot be opened: %s", self.burials.name(), problem)
         return False
 
-    def _make_letters(self, str name):
-        cdef Queue queue = self.queue
-        self.making = True
-        queue.table.helpers.submit(
-            partial(self.make_dead_letter_queue, queue.stream.virtual_host, name, queue.options), self._made
-        )
-
-    def _made(self, result, error):
-        self.making = False
-        if error is not None:
-            failing.say((self.queue.key, "letters"), "queue %s: its dead-letter queue cannot be made: %s",
-                        self.queue.name, error)
+    def _made(self, problem):
+        if problem is not None:
+            self.say("letters", "its dead-letter queue cannot be made: %s", problem)
         if not self.stopped:
             self.queue.mark()
 
@@ -566,35 +552,47 @@ cdef class Backlog:
     # ---- the end of a turn ----
 
     cdef int settle_base(self, uint64_t floor) except -1:
-        """Move base over what is settled below `floor`, and drop what the log no longer needs."""
         cdef uint64_t base
-        self.settling, self.unsynced = False, True
+        self.settling = False
         base = core.ledger_settle(self.raw, floor, BLOCKS_PER_TURN)
         if not self.queue.options.keep and len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
             while len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
                 del self.segments[0]
-            self.queue.table.helpers.submit(partial(drop_before, self.queue.stream.log.directory, base), self._segments_dropped)
+            self.queue.table.helpers.submit(partial(drop_before, self.queue.stream.log.directory, base), self.segments_dropped)
         return 0
 
-    def _make_room(self):
-        """On a full disk: of a queue that is empty nothing need stay, not even the segment that is written to."""
-        cdef commit committed
-        cdef uint64_t base
-        if self.queue.options.keep or self.stopped or self.making_room:
-            return
-        base = core.word_load(&self.control.base)
-        core.control_committed(self.queue.stream.log.control, &committed)
-        if base == committed.next_offset and <uint64_t> committed.segment < base:
-            self.queue.stream.rest()  # its descriptors would keep the room
-            drop = partial(drop_settled, self.queue.stream.log.directory, base)  # which makes a new segment first
-            self.making_room = True
-            self.queue.table.helpers.submit(partial(self.queue.table.reserve.retry, drop), self._made_room)
-
-    def _made_room(self, result, error):
-        self.making_room = False
-        self._segments_dropped(result, error)
-
-    def _segments_dropped(self, result, error):
+    def segments_dropped(self, result, error):
         if error is not None and not self.stopped:
-            failing.say((self.queue.key, "segments"), "queue %s: settled segments cannot be dropped: %s",
-                        self.queue.name, error)
+            self.say("segments", "settled segments cannot be dropped: %s", error)
+
+    # ---- what each mode does in its own way ----
+
+    cdef int admit(self, Member m, bint fresh, uint64_t seen) except -1:
+        return self.has_room(m)
+
+    cdef int left(self, Member gone) except -1:
+        return 0
+
+    cdef int workers_died(self, set dead) except -1:
+        return 0
+
+    cdef int taken_over(self, set kept) except -1:
+        return 0
+
+    cdef int has_room(self, Member m) except -1:
+        return 0
+
+    cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
+        return 0
+
+    cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1:
+        return 0
+
+    cdef int work_off(self) except -1:
+        return WORKED_OFF
+
+    cdef bint hand_out(self) except -1:
+        return False
+
+    cdef uint64_t floor(self) except? 0:
+        return self.next

@@ -10,16 +10,33 @@ share of a turn.  Each limit goes on well below itself, so nothing flutters.  A 
 a client may also consume, and its acknowledgements make room; its publishes are refused (admission.py).
 """
 
+import logging
+import os
 import time
+import zlib
 from itertools import islice
 
-from vibemq.broker.inflight cimport InFlight
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy
+
+from vibemq.broker.messages cimport MESSAGE_ID_BYTES_MAX, id_of
+from vibemq.broker.queue cimport MODE_FAN_OUT_WITH_ACK, MODE_FAN_OUT_WITHOUT_ACK, Queue
+from vibemq.grow cimport grow
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_PARKED, PAUSE_TURN, PAUSE_UNCONFIRMED
+from vibemq.storage cimport core
+from vibemq.storage.core cimport ERR_NOT_CACHED, OK, err, fault
+from vibemq.storage.log cimport storage_error
 
+from vibemq.net.hosts import host_of
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
+logger = logging.getLogger(__name__)
+failing = OnceAMinute(logger)
+
 cdef enum:
+    CAPACITY_FIRST = 64
     PARKED_BYTES_MAX = 16 << 20   # before full queues
     DESCRIBED_MAX = 128           # publishers, and subscriptions, of one connection: about a microsecond each
 
@@ -208,3 +225,312 @@ cdef class QueueSession(ClientSession):
         for name in list(self.subscriptions):
             self.remove_subscription(name, lost=True)
         return 0
+
+
+# ---- consumers ----
+
+cdef uint32_t peer_key(str user, str address) except? 0:
+    return zlib.crc32(f"{user}@{host_of(address)}".encode("utf-8", "surrogateescape"))
+
+
+cdef class Consumer:
+    def __cinit__(self):
+        self.own.first = self.own.last = NO_SLOT
+        self.returned = {}
+
+    def __dealloc__(self):
+        free(self.pending)
+
+    cdef bint room(self) noexcept:
+        return True
+
+    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
+        raise TypeError(f"{type(self).__name__} does not say how to write")
+
+    cdef int on_deleted(self) except -1:
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        raise problem
+
+    @property
+    def in_flight(self) -> int:
+        return self.own.count
+
+    cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1:
+        """Write a message that the home gave to this consumer, and remember it until it is settled."""
+        cdef uint8_t made[MESSAGE_ID_BYTES_MAX]
+        cdef uint32_t id_size = 0
+        cdef const uint8_t *id = id_of(m, made, &id_size)
+        cdef int32_t slot
+        cdef int what
+        cdef Queue queue = <Queue> self.queue
+        if m.offset >= self.seen:
+            self.seen, self.fresh = m.offset + 1, False
+        else:
+            self.unordered = True
+        if queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
+            if self.write(m, id, id_size, attempts) == UNDELIVERABLE:
+                core.word_add(&queue.control.dropped, 1)
+                self._say_unsuited(m.offset, "and is dropped for it, and for no other")
+            return 0
+        slot = self.deliveries.add(&self.own, self.number, m.offset, id, id_size, attempts, strikes,
+                                   queue.table.now_ms)
+        if slot == self.own.first:
+            queue.ack_timer.at_most(queue.table.now_ms + queue.options.ack_timeout_ms)
+        what = self.write(m, id, id_size, attempts)
+        if what == UNDELIVERABLE:
+            self._say_unsuited(m.offset, "which the others still get" if queue.mode == MODE_FAN_OUT_WITH_ACK
+                               else "and waits for one that can take it")
+            queue.refuse(self, slot)
+        elif what == UNWANTED:
+            queue.settle(self, slot)
+        return 0
+
+    def _say_unsuited(self, uint64_t offset, str then):
+        door = type(self).__module__.rsplit(".", 2)[1]
+        failing.say(((<Queue> self.queue).key, door), "queue %s: message %d cannot be given to a consumer of the %s door, "
+                    "for which it is too large or has a form that cannot be had there, %s", self.queue.name, offset,
+                    door, then)
+
+    cdef uint64_t lowest(self) noexcept:
+        """The lowest offset that this consumer has not settled; 2^64-1 when it has settled all it was given."""
+        cdef uint64_t low = <uint64_t> -1
+        cdef int32_t slot = self.own.first
+        cdef size_t i
+        if slot == NO_SLOT:
+            self.unordered = False
+        while slot != NO_SLOT:
+            low = min(low, self.deliveries.slots[slot].offset)
+            if not self.unordered:
+                break  # handed out in order: the first is the lowest
+            slot = self.deliveries.slots[slot].next
+        for i in range(self.pending_head, self.pending_size):
+            low = min(low, self.pending[i].offset)
+        return low
+
+    cdef int push_pending(self, const letter *what) except -1:
+        if self.pending_head == self.pending_size:
+            self.pending_head = self.pending_size = 0
+        grow(&self.pending, &self.pending_capacity, self.pending_size + 1, sizeof(letter))
+        self.pending[self.pending_size] = what[0]
+        self.pending_size += 1
+        return 0
+
+    cdef int write_pending(self) except -1:
+        """Write what a home elsewhere has handed over, while there is room."""
+        cdef Queue queue = <Queue> self.queue
+        cdef letter *what
+        cdef message_view m
+        cdef fault f
+        cdef err e
+        while self.pending_head < self.pending_size and not self.fetching and not queue.closed:
+            if not self.room():
+                self.stalled = True
+                return 0
+            what = &self.pending[self.pending_head]
+            e = queue.probe.look(what.offset, what.segment, what.place, what.index, &m, &f)
+            if e == ERR_NOT_CACHED:
+                queue.table.messages.read_ahead(queue.probe.raw.fd, queue.probe.raw.position, self._fetched)
+                self.fetching = True
+                return 0
+            self.pending_head += 1
+            if e != OK:
+                logger.error("queue %s: message %d cannot be read: %s", queue.name, what.offset, storage_error(e, &f))
+                queue.give_back_message(self, what.offset, what.attempts, core.LEDGER_ATTEMPTS_MAX, 0)
+                continue
+            try:
+                self.take(&m, what.attempts, what.strikes)
+            except Exception as problem:
+                self.failed(problem)
+                return 0
+            if queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
+                queue.count_settled(self)
+        return 0
+
+    def _fetched(self):
+        self.fetching = False
+        if self.queue is not None:
+            self.write_pending()
+
+
+# ---- in flight ----
+
+cdef inline uint32_t _hash(uint64_t key, const uint8_t *p, uint32_t size) noexcept:
+    """Multiply and fold eight bytes at a time, with a secret to begin with."""
+    cdef uint64_t h = key ^ (<uint64_t> size * <uint64_t> 0x9E3779B97F4A7C15)
+    cdef uint64_t word
+    cdef uint32_t left = size
+    while left >= 8:
+        memcpy(&word, p, 8)
+        h = (h ^ word) * <uint64_t> 0xD6E8FEB86659FD93
+        h ^= h >> 32
+        p += 8
+        left -= 8
+    word = 0
+    memcpy(&word, p, left)
+    h = (h ^ word ^ (key >> 7)) * <uint64_t> 0xD6E8FEB86659FD93
+    h ^= h >> 29
+    h *= <uint64_t> 0xA0761D6478BD642F
+    return <uint32_t> (h >> 32)
+
+
+cdef inline const uint8_t *_id_of(const delivery *d) noexcept:
+    return <const uint8_t *> d.id_long if d.id_long != NULL else <const uint8_t *> &d.id[0]
+
+
+cdef class InFlight:
+    """What one connection has been handed and has not settled, found by message id or in order.
+
+    Clients name messages by ids that publishers chose, so ids repeat: an acknowledgement means the
+    oldest delivery that bears it.  Each bucket of the hash table is therefore a list in order of delivery.
+    The hash is keyed, so nobody can choose ids that all fall into one bucket.  Memory grows with
+    what is in flight, which each consumer's prefetch bounds; an idle connection has none.
+
+    Invariant: a slot with consumer != NO_SLOT lies in exactly one bucket and in exactly one consumer's list.
+    """
+
+    def __cinit__(self):
+        self.free_slot = NO_SLOT
+        self.key = int.from_bytes(os.urandom(8), "little") | 1
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        for i in range(self.capacity):
+            if self.slots[i].consumer != NO_SLOT:
+                free(self.slots[i].id_long)
+        free(self.slots)
+        free(self.heads)
+        free(self.tails)
+
+    cdef int _grow(self) except -1:
+        """Twice the slots, and buckets to match; everything in flight is hung in anew."""
+        cdef uint32_t capacity = max(<uint32_t> CAPACITY_FIRST, self.capacity * 2)
+        cdef int32_t i, bucket, at, following
+        cdef int32_t *heads = <int32_t *> malloc(capacity * sizeof(int32_t))
+        cdef int32_t *tails = <int32_t *> malloc(capacity * sizeof(int32_t))
+        cdef delivery *slots = <delivery *> realloc(self.slots, capacity * sizeof(delivery))
+        if slots != NULL:
+            self.slots = slots
+        if slots == NULL or heads == NULL or tails == NULL:
+            free(heads)
+            free(tails)
+            raise MemoryError
+        for i in range(<int32_t> capacity):
+            heads[i] = tails[i] = NO_SLOT
+        old_mask = self.bucket_mask
+        # Bucket by bucket, each in its order: deliveries that share an id share a bucket before and after.
+        for bucket in range(<int32_t> self.capacity):
+            at = self.heads[bucket]
+            while at != NO_SLOT:
+                following = slots[at].bucket_next
+                i = <int32_t> (slots[at].hash & (capacity - 1))
+                slots[at].bucket_previous = tails[i]
+                slots[at].bucket_next = NO_SLOT
+                if tails[i] == NO_SLOT:
+                    heads[i] = at
+                else:
+                    slots[tails[i]].bucket_next = at
+                tails[i] = at
+                at = following
+        for i in range(<int32_t> capacity - 1, <int32_t> self.capacity - 1, -1):
+            slots[i].consumer = NO_SLOT
+            slots[i].next = self.free_slot
+            self.free_slot = i
+        free(self.heads)
+        free(self.tails)
+        self.heads, self.tails, self.capacity, self.bucket_mask = heads, tails, capacity, capacity - 1
+        return 0
+
+    cdef int32_t add(self, delivery_list *own, int32_t consumer, uint64_t offset, const uint8_t *id, uint32_t id_size,
+                     uint32_t attempts, uint32_t strikes, int64_t now_ms) except -2:
+        cdef int32_t slot
+        cdef delivery *d
+        cdef uint32_t bucket
+        if self.free_slot == NO_SLOT:
+            self._grow()
+        slot = self.free_slot
+        d = &self.slots[slot]
+        d.id_long = NULL
+        if id_size <= ID_BYTES_INLINE:
+            memcpy(d.id, id, id_size)
+        else:
+            d.id_long = <uint8_t *> malloc(id_size)
+            if d.id_long == NULL:
+                raise MemoryError
+            memcpy(d.id_long, id, id_size)
+        self.free_slot = d.next
+        d.offset, d.sent_ms, d.attempts, d.strikes, d.consumer = offset, now_ms, attempts, strikes, consumer
+        self.sequence += 1 + (self.sequence == <uint32_t> -1)
+        d.sequence = self.sequence
+        d.hash, d.id_size = _hash(self.key, id, id_size), id_size
+        bucket = d.hash & self.bucket_mask
+        d.bucket_next, d.bucket_previous = NO_SLOT, self.tails[bucket]
+        if d.bucket_previous == NO_SLOT:
+            self.heads[bucket] = slot
+        else:
+            self.slots[d.bucket_previous].bucket_next = slot
+        self.tails[bucket] = slot
+        d.next, d.previous = NO_SLOT, own.last
+        if own.last == NO_SLOT:
+            own.first = slot
+        else:
+            self.slots[own.last].next = slot
+        own.last = slot
+        own.count += 1
+        self.count += 1
+        return slot
+
+    cdef int32_t find(self, const uint8_t *id, uint32_t id_size) noexcept:
+        """The oldest delivery with this id, or NO_SLOT."""
+        cdef uint32_t h
+        cdef int32_t at
+        if self.count == 0:
+            return NO_SLOT
+        h = _hash(self.key, id, id_size)
+        at = self.heads[h & self.bucket_mask]
+        while at != NO_SLOT and not self._is(at, h, id, id_size):
+            at = self.slots[at].bucket_next
+        return at
+
+    cdef int32_t next_same(self, int32_t slot) noexcept:
+        """The next younger delivery with the same id, or NO_SLOT."""
+        cdef delivery *d = &self.slots[slot]
+        cdef const uint8_t *id = _id_of(d)
+        cdef int32_t at = d.bucket_next
+        while at != NO_SLOT and not self._is(at, d.hash, id, d.id_size):
+            at = self.slots[at].bucket_next
+        return at
+
+    cdef bint _is(self, int32_t slot, uint32_t hash, const uint8_t *id, uint32_t id_size) noexcept:
+        cdef delivery *d = &self.slots[slot]
+        if d.hash != hash or d.id_size != id_size:
+            return False
+        return memcmp(_id_of(d), id, id_size) == 0
+
+    cdef void remove(self, delivery_list *own, int32_t slot) noexcept:
+        cdef delivery *d = &self.slots[slot]
+        cdef uint32_t bucket = d.hash & self.bucket_mask
+        if d.bucket_previous == NO_SLOT:
+            self.heads[bucket] = d.bucket_next
+        else:
+            self.slots[d.bucket_previous].bucket_next = d.bucket_next
+        if d.bucket_next == NO_SLOT:
+            self.tails[bucket] = d.bucket_previous
+        else:
+            self.slots[d.bucket_next].bucket_previous = d.bucket_previous
+        if d.previous == NO_SLOT:
+            own.first = d.next
+        else:
+            self.slots[d.previous].next = d.next
+        if d.next == NO_SLOT:
+            own.last = d.previous
+        else:
+            self.slots[d.next].previous = d.previous
+        own.count -= 1
+        self.count -= 1
+        free(d.id_long)
+        d.id_long = NULL
+        d.consumer = NO_SLOT
+        d.next = self.free_slot
+        self.free_slot = slot

@@ -14,8 +14,9 @@ it inherited, and looks at each entry when its turn comes.  How often a message 
 import heapq
 from collections import deque
 
-from vibemq.broker.backlog cimport RETRY_MS, Backlog
-from vibemq.broker.home cimport BUDGET, GOES_ON, WAITS, WORKED_OFF
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from vibemq.broker.backlog cimport BUDGET, GOES_ON, RETRY_MS, WAITS, WORKED_OFF, Backlog, Member
 from vibemq.broker.messages cimport NOWHERE, message_view
 from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK
 from vibemq.storage cimport core
@@ -33,20 +34,31 @@ cdef enum:
     SETTLED_PER_TURN = 524_288
 
 
-cdef class FanOut(Mode):
-    def __init__(self, Backlog backlog, generation):
-        super().__init__(backlog, generation)
+@cython.final
+cdef class FanOut(Backlog):
+    # What members left behind is worked off a part in each turn; until all of it is, nothing is handed out.
+    cdef list past                    # ranges to settle: given, by a fan-out without acknowledgement
+    cdef list unsearched              # ranges of which it is not known what in them nobody owes any more
+    cdef bint deserted                # what is found there waits for the next who comes; else all members get it
+    cdef bint taking_over             # what is ready there has no owner either
+    cdef set spared                   # offsets there that are in flight at consumers that outlived the last home
+    cdef bint unmapped                # the search waits for memory or descriptors
+    cdef int64_t looks                # at entries that may be settled, left in this turn
+
+
+    def __init__(self, queue, generation):
+        super().__init__(queue, generation)
         self.past, self.unsearched, self.spared = [], [], set()
 
     cdef bint is_idle(self) except -1:
-        return not self.past and not self.unsearched
+        return not self.past and not self.unsearched and Backlog.is_idle(self)
 
     # ---- members ----
 
     cdef int admit(self, Member m, bint fresh, uint64_t seen) except -1:
         if fresh and len(self.members) == 1:
             m.start = m.cursor = core.word_load(&self.control.base)  # nobody was there: the backlog is its own
-            m.skip_below = self.backlog.next
+            m.skip_below = self.next
         else:
             m.start = m.cursor = seen
         m.low = m.cursor
@@ -54,17 +66,17 @@ cdef class FanOut(Mode):
 
     cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
         if strikes >= <uint32_t> self.queue.options.attempts_max:
-            return self.backlog.bury_exhausted(offset, attempts, strikes)
+            return self.bury_exhausted(offset, attempts, strikes)
         if not m.gone:  # else: left() has looked after it
             heapq.heappush(m.again, (due_ms, offset, attempts, strikes))
         return 0
 
     cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1:
         """Only this copy is given up: the entry stays as it is, for the others."""
-        self.backlog.settling = True
+        self.settling = True
         if self.queue.options.dead_letter:
-            return self.backlog.bury(offset, FailureReason.UNDELIVERABLE, attempts)
-        self.backlog.dropped(FailureReason.UNDELIVERABLE, 1, offset, attempts)
+            return self.bury(offset, FailureReason.UNDELIVERABLE, attempts)
+        self.dropped(FailureReason.UNDELIVERABLE, 1, offset, attempts)
         return 0
 
     cdef uint64_t _lowest(self, Member m):
@@ -87,7 +99,7 @@ cdef class FanOut(Mode):
         """What it still owed and nobody else does is given to all who are there."""
         cdef Member m
         cdef uint64_t first_start
-        cdef uint64_t next = self.backlog.next
+        cdef uint64_t next = self.next
         cdef uint64_t low = self._lowest(gone)
         came_back = joined([(offset, offset + 1) for _, offset, _, _ in gone.again])
         orphans = {offset for first, end in self._unclaimed(came_back) for offset in range(first, end)}
@@ -161,16 +173,16 @@ cdef class FanOut(Mode):
         """Whatever nobody has acknowledged waits for the next who comes."""
         cdef uint64_t base = core.word_load(&self.control.base)
         if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
-            given = without([(base, min(gone.cursor, self.backlog.next))], list(gone.owed))
-            self.past = joined(self.past, without(given, [(offset, offset + 1) for offset in sorted(self.backlog.dead)]))
-        self.backlog.ready = 0
-        self.backlog.ready_from_base()
-        self.unsearched, self.spared, self.deserted = joined([(base, self.backlog.next)]), set(), True
+            given = without([(base, min(gone.cursor, self.next))], list(gone.owed))
+            self.past = joined(self.past, without(given, [(offset, offset + 1) for offset in sorted(self.dead)]))
+        self.ready = 0
+        self.ready_from_base()
+        self.unsearched, self.spared, self.deserted = joined([(base, self.next)]), set(), True
         return 0
 
     cdef int taken_over(self, set kept) except -1:
         """Copies whose owners died, and that nobody owes or has acknowledged, are given to all."""
-        self.unsearched, self.spared = joined([(core.word_load(&self.control.base), self.backlog.next)]), kept
+        self.unsearched, self.spared = joined([(core.word_load(&self.control.base), self.next)]), kept
         self.deserted = not self.members
         self.taking_over = not self.deserted
         return 0
@@ -187,8 +199,8 @@ cdef class FanOut(Mode):
             self._search()
             if not self.unsearched:
                 self.spared, self.deserted, self.taking_over = set(), False, False
-                self.backlog.arrived = 0  # now it is known what waits, and whether that is too much
-                self.backlog.settling = True
+                self.arrived = 0  # now it is known what waits, and whether that is too much
+                self.settling = True
         if self.past or self.unsearched:
             return WAITS if self.unmapped else GOES_ON
         return WORKED_OFF
@@ -204,7 +216,7 @@ cdef class FanOut(Mode):
         else:
             upto = min(upto, first + SEARCHED_PER_TURN)
             for offset in range(first, upto):
-                self.backlog.settle(offset)
+                self.settle(offset)
         self.past = without(self.past, [(0, upto)])
         return 0
 
@@ -226,16 +238,16 @@ cdef class FanOut(Mode):
             entry = core.ledger_entry_of(self.raw, offset, &f)
             if entry == NULL and f.code != OK:
                 self.unmapped = True
-                self.backlog.timer.at_most(self.queue.table.now_ms + RETRY_MS)
+                self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                 break
             word = core.word_load(&entry.word) if entry != NULL else <uint64_t> LEDGER_SETTLED
-            if core.ledger_state_of(word) != LEDGER_SETTLED and not (self.backlog.dead and self._is_leaving(offset)):
+            if core.ledger_state_of(word) != LEDGER_SETTLED and not (self.dead and self._is_leaving(offset)):
                 if core.ledger_state_of(word) == LEDGER_READY:
                     orphaned = self.deserted or self.taking_over  # else it was taken out of the queue
                 else:
                     orphaned = offset < first_start and not (self.spared and offset in self.spared) and \
                         core.ledger_swap_state(entry, word, LEDGER_READY)
-                self.backlog.ready += orphaned
+                self.ready += orphaned
                 if orphaned and passes_on and offset < first_start:
                     if offset != end:
                         found.append((first, end))
@@ -259,16 +271,16 @@ cdef class FanOut(Mode):
         budget = max(<int> BUDGET, MESSAGES_PER_MEMBER * <int> len(members))
         for m in members:
             self._copies(m, &budget)
-            if self.backlog.fetching:
+            if self.fetching:
                 return False
             if m.again and m.again[0][0] > self.queue.table.now_ms:
-                self.backlog.timer.at_most(m.again[0][0])
+                self.timer.at_most(m.again[0][0])
         end = self.queue.log_end()
         while budget > 0:
             able = False
             for m in members:
                 able = able or (m.cursor < end and self.can(m))
-            if not able or self.backlog.pick_new(&v) != OK:
+            if not able or self.pick_new(&v) != OK:
                 return self.looks <= 0
             budget -= 1
             for m in members:
@@ -276,7 +288,7 @@ cdef class FanOut(Mode):
                     m.cursor += 1
                     self.give(m, &v, 1, 0)
                     budget -= 1
-            self.backlog.settling = True
+            self.settling = True
         return True
 
     cdef int _copies(self, Member to, int *budget) except -1:
@@ -288,7 +300,6 @@ cdef class FanOut(Mode):
         cdef uint64_t end
         cdef uint32_t attempts, strikes
         cdef bint came_back
-        cdef Backlog backlog = self.backlog
         while budget[0] > 0 and self.looks > 0 and self.can(to):
             came_back = bool(to.again) and to.again[0][0] <= self.queue.table.now_ms
             attempts = strikes = 0
@@ -298,8 +309,8 @@ cdef class FanOut(Mode):
                 offset, end = to.owed[0]
             elif came_back:
                 _, offset, attempts, strikes = to.again[0]
-            elif to.cursor < backlog.next:
-                offset, end = to.cursor, min(to.skip_below, backlog.next)
+            elif to.cursor < self.next:
+                offset, end = to.cursor, min(to.skip_below, self.next)
             else:
                 return 0
             if offset < end:
@@ -307,14 +318,14 @@ cdef class FanOut(Mode):
                 self._go_on(to, offset)
                 if offset == end or self.looks <= 0:
                     continue
-            if not backlog.take_up(offset, &f) and f.code != OK:
-                backlog.timer.at_most(self.queue.table.now_ms + RETRY_MS)  # no memory or no descriptors to map it now
+            if not self.take_up(offset, &f) and f.code != OK:
+                self.timer.at_most(self.queue.table.now_ms + RETRY_MS)  # no memory or no descriptors to map it now
                 return 0
-            if backlog.entry == NULL or offset < backlog.expired:
+            if self.entry == NULL or offset < self.expired:
                 self.looks -= 1
                 self._pass(to, came_back, offset)
                 continue
-            e = backlog.look(offset, &v)
+            e = self.look(offset, &v)
             if e == ERR_NOT_CACHED:
                 return 0
             if e != OK:
@@ -322,9 +333,9 @@ cdef class FanOut(Mode):
                 continue
             if offset < end:
                 # Its last owners are gone: another attempt, which is one and the same for all who inherited it.
-                attempts, strikes = backlog.word.attempts, backlog.word.strikes
-                if backlog.word.state == LEDGER_READY:
-                    backlog.ready -= backlog.ready > 0
+                attempts, strikes = self.word.attempts, self.word.strikes
+                if self.word.state == LEDGER_READY:
+                    self.ready -= self.ready > 0
                 elif to.owed:
                     attempts = max(attempts, 1) - 1
             self._pass(to, came_back, offset)
@@ -341,7 +352,7 @@ cdef class FanOut(Mode):
             if entry == NULL and f.code != OK:
                 break
             if entry != NULL and core.ledger_state_of(core.word_load(&entry.word)) != LEDGER_SETTLED \
-                    and not (self.backlog.dead and self._is_leaving(offset)):
+                    and not (self.dead and self._is_leaving(offset)):
                 break
             offset += 1
             self.looks -= 1
@@ -349,12 +360,12 @@ cdef class FanOut(Mode):
 
     cdef bint _is_leaving(self, uint64_t offset) except -1:
         """Is it on its way out of the queue for all?  An undeliverable copy is one member's."""
-        return self.backlog.dead.get(offset, FailureReason.UNDELIVERABLE) is not FailureReason.UNDELIVERABLE
+        return self.dead.get(offset, FailureReason.UNDELIVERABLE) is not FailureReason.UNDELIVERABLE
 
     cdef int _pass(self, Member to, bint came_back, uint64_t offset) except -1:
         if came_back:
             heapq.heappop(to.again)
-            self.backlog.settling = True
+            self.settling = True
             return 0
         return self._go_on(to, offset + 1)
 
@@ -366,37 +377,37 @@ cdef class FanOut(Mode):
             to.owed[0] = (offset, to.owed[0][1])
         else:
             to.owed.popleft()
-        self.backlog.settling = True
+        self.settling = True
         return 0
 
     # ---- what does not wait any longer ----
 
     cdef bint clear(self, uint64_t upto, object reason) except -1:
         cdef bint more
-        cdef uint64_t began = self.backlog.next
-        if upto <= core.word_load(&self.backlog.control.base):
+        cdef uint64_t began = self.next
+        if upto <= core.word_load(&self.control.base):
             return False
         self._passed(upto)
-        more = self.backlog.clear(upto, reason, self._floor())
+        more = Backlog.clear(self, upto, reason)
         # Behind a gap in the log, what was taken out last may lie above `upto`.
-        self._passed(self.backlog.next if self.backlog.next > began else upto)
+        self._passed(self.next if self.next > began else upto)
         return more
 
     cdef int _passed(self, uint64_t upto) except -1:
         """Who has not been given the messages below, which leave the queue, goes on behind them."""
         cdef Member m
-        upto = min(upto, self.backlog.next)
+        upto = min(upto, self.next)
         for m in self.members.values():
             if m.cursor < upto:
                 m.cursor = upto
-                self.backlog.settling = True
+                self.settling = True
             if m.again and min([item[1] for item in m.again]) < upto:
                 m.again = [item for item in m.again if item[1] >= upto]
                 heapq.heapify(m.again)
-                self.backlog.settling = True
+                self.settling = True
             if m.owed and m.owed[0][0] < upto:
                 m.owed = deque(without(m.owed, [(0, upto)]))
-                self.backlog.settling = True
+                self.settling = True
         return 0
 
     cdef bint overflow(self) except -1:
@@ -405,58 +416,56 @@ cdef class FanOut(Mode):
         cdef uint64_t first, end
         cdef Member m
         if not self.members:
-            return self.backlog.drop_oldest(self._floor())
-        if not self.backlog.overflows():
+            return Backlog.overflow(self)
+        if not self.overflows():
             return False
         end = self.queue.log_end()
         if end <= most:
             return False
-        self.backlog.arrived = end
-        first = min(end - most, self.backlog.next)
+        self.arrived = end
+        first = min(end - most, self.next)
         for m in self.members.values():
             if m.cursor < first:
-                self.backlog.count_out(FailureReason.QUEUE_FULL, first - m.cursor)
+                self.count_out(FailureReason.QUEUE_FULL, first - m.cursor)
                 m.cursor = first
-                self.backlog.settling = True
+                self.settling = True
             if m.owed and m.owed[0][0] < first:
                 left = deque(without(m.owed, [(0, first)]))
-                self.backlog.count_out(FailureReason.QUEUE_FULL, length(m.owed) - length(left))
+                self.count_out(FailureReason.QUEUE_FULL, length(m.owed) - length(left))
                 m.owed = left
-                self.backlog.settling = True
+                self.settling = True
         return False
 
     # ---- the end of a turn ----
 
-    cdef uint64_t _floor(self) except? 0:
-        """Somebody may still need the entries from here on, settled or not."""
-        cdef uint64_t floor = min(self.backlog.next, core.word_load(&self.control.base) + SETTLED_PER_TURN)
+    cdef uint64_t floor(self) except? 0:
+        cdef uint64_t floor = min(self.next, core.word_load(&self.control.base) + SETTLED_PER_TURN)
         cdef Member m
         for m in self.members.values():
             floor = min(floor, self._lowest(m))
-        if self.backlog.dead:
-            floor = min(floor, <uint64_t> min(self.backlog.dead))
+        if self.dead:
+            floor = min(floor, <uint64_t> min(self.dead))
         return floor
 
-    cdef int settle_base(self) except -1:
+    cdef int settle_base(self, uint64_t floor) except -1:
         cdef uint64_t began = core.word_load(&self.control.base)
-        cdef uint64_t floor = self._floor()
         cdef Member m
         if self.members:
             core.ledger_skip(self.raw, floor)
             for m in self.members.values():
                 if m.inherited and <uint64_t> m.inherited[0][1] <= floor:
                     m.inherited = without(m.inherited, [(0, floor)])
-        self.backlog.settle_base(floor)
+        Backlog.settle_base(self, floor)
         if floor == began + SETTLED_PER_TURN:
-            self.backlog.settling = True  # and perhaps further
+            self.settling = True  # and perhaps further
             self.queue.mark()
         return 0
 
     cdef uint64_t departed(self) except? 0:
-        cdef uint64_t lowest = self.backlog.next
+        cdef uint64_t lowest = self.next
         cdef Member m
         if not self.members:
-            return self.backlog.departed()
+            return Backlog.departed(self)
         for m in self.members.values():
             lowest = min(lowest, m.cursor - <uint64_t> length(m.owed) if m.owed else m.cursor)
         return lowest

@@ -14,19 +14,27 @@ HELLO, and hands nothing out until each of them has answered or has died.  What 
 for anybody to tell of is ready again then.
 """
 
-from vibemq.broker.backlog cimport RETRY_MS
-from vibemq.broker.inflight cimport NO_SLOT
-from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, UNSUITED
+import heapq
+import logging
+from functools import partial
+
+from vibemq.broker.backlog cimport GOES_ON, RETRY_MS, WORKED_OFF
+from vibemq.broker.client cimport NO_SLOT
+from vibemq.broker.queue cimport UNSUITED
 from vibemq.storage cimport core
-from vibemq.storage.core cimport (
-    LEDGER_DEAD, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, ledger_each,
-)
+from vibemq.storage.core cimport LEDGER_DEAD, LEDGER_DELAYED, LEDGER_READY, commit, ledger_each
 from vibemq.storage.shm cimport (
-    LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
+    LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
 )
 
 from vibemq.broker.options import FailureReason
 from vibemq.broker.timers import NEVER
+from vibemq.storage.log import drop_settled, ledger_sync
+
+logger = logging.getLogger(__name__)
+
+cdef enum:
+    SYNC_EVERY_MS = 10_000   # of a queue with durability `disk`: what was settled since then comes again after a power cut
 
 
 cdef bint home_is_alive(Queue queue, ledger_home home) noexcept:
@@ -74,135 +82,56 @@ cdef int introduce_consumers(Queue queue, ledger_home home) except -1:
     return 0
 
 
-cdef class Member:
-    def __cinit__(self):
-        self.again, self.inherited, self.owed = [], [], ()
-        self.reported = <uint64_t> -1
-
-
 cdef Member NOBODY = Member()
 NOBODY.gone = True
 
 
-cdef class Mode:
-    def __init__(self, Backlog backlog, uint32_t generation):
-        self.queue, self.backlog, self.raw, self.control = backlog.queue, backlog, backlog.raw, backlog.control
-        self.generation, self.members = generation, {}
-
-    cdef bint can(self, Member m) noexcept:
-        """May it be given one more now?"""
-        if m.gone or m.failed or m.outstanding >= m.prefetch:
-            return False
-        if m.consumer is not None and not m.consumer.room():
-            m.consumer.stalled = True
-            return False
-        return True
-
-    cdef int give(self, Member to, message_view *m, uint32_t attempts, uint32_t strikes) except -1:
-        """The message in hand is in flight at `to` from here on; its entry says so before any byte of it leaves."""
-        cdef letter l
-        cdef Backlog backlog = self.backlog
-        backlog.word.state, backlog.word.worker, backlog.word.life = LEDGER_IN_FLIGHT, to.worker, to.life
-        backlog.word.attempts = min(attempts, <uint32_t> core.LEDGER_ATTEMPTS_MAX)
-        backlog.word.strikes = strikes
-        if not backlog.is_fan_out or (self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK and
-                                      core.ledger_state_of(core.word_load(&backlog.entry.word)) != LEDGER_SETTLED):
-            core.word_store(&backlog.entry.word, core.ledger_pack(backlog.word))
-        core.word_add(&self.control.delivered, 1)
-        backlog.moved = True
-        if attempts > 1:
-            core.word_add(&self.control.redelivered, 1)
-        if to.consumer is not None:
-            if self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK:
-                to.outstanding += 1
-                self.in_flight += 1
-            try:
-                to.consumer.take(m, attempts, strikes)
-            except Exception as problem:
-                to.failed = True
-                to.consumer.failed(problem)
-            return 0
-        to.handed += 1
-        to.outstanding += 1  # of a fan-out without acknowledgement too: it bounds what is on its way
-        self.in_flight += 1
-        l = self.queue.letter_of(LETTER_HAND, self.generation, None)
-        l.consumer, l.attempts, l.strikes = to.consumer_id, attempts, strikes
-        l.offset, l.segment, l.place, l.index = m.offset, m.segment, m.place, m.index
-        self.queue.table.mail.send(to.worker, &l)
-        return 0
-
-    # ---- what the two modes do in their own way ----
-
-    cdef int admit(self, Member m, bint fresh, uint64_t seen) except -1:
-        return 0
-
-    cdef int left(self, Member gone) except -1:
-        return 0
-
-    cdef int workers_died(self, set dead) except -1:
-        return 0
-
-    cdef int taken_over(self, set kept) except -1:
-        return 0
-
-    cdef int has_room(self, Member m) except -1:
-        return 0
-
-    cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
-        return 0
-
-    cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1:
-        return 0
-
-    cdef int work_off(self) except -1:
-        return WORKED_OFF
-
-    cdef bint hand_out(self) except -1:
-        return False
-
-    cdef bint clear(self, uint64_t upto, object reason) except -1:
-        return False
-
-    cdef bint overflow(self) except -1:
-        return False
-
-    cdef int settle_base(self) except -1:
-        return 0
-
-    cdef uint64_t departed(self) except? 0:
-        return self.backlog.departed()
-
-    cdef int tick(self) except -1:
-        return 0
-
-    cdef bint is_idle(self) except -1:
-        return True
-
-
 cdef class Home:
-    def __init__(self, Queue queue, uint32_t generation, mode, make_dead_letter_queue):
-        """`mode`: the class, Rotation or FanOut."""
-        self.queue, self.generation = queue, generation
-        self.backlog = Backlog(queue, make_dead_letter_queue)
-        self.mode = mode(self.backlog, generation)
-        self.backlog.members = self.mode.members
+    def __init__(self, Queue queue, uint32_t generation, mode):
+        """`mode`: Rotation or FanOut."""
+        self.queue, self.generation, self.backlog = queue, generation, mode(queue, generation)
         self.awaited, self.kept = set(), set()
         queue.read_news()
         self._take_over()
 
     cdef int stop(self) except -1:
-        self.backlog.stop()
-        for m in self.mode.members.values():
-            if (<Member> m).consumer is not None:
-                (<Member> m).consumer.member = None
-        return 0
+        return self.backlog.stop()
 
     cdef bint is_idle(self) except -1:
-        return not self.mode.members and not self.awaited and self.backlog.is_idle() and self.mode.is_idle()
+        return not self.backlog.members and not self.awaited and self.backlog.is_idle()
 
     cdef int tick(self) except -1:
-        self.mode.tick()
+        """Sync what was settled, if that is due; make room on a full disk."""
+        cdef Queue queue = self.queue
+        cdef int64_t now_ms = queue.table.now_ms
+        if self.unsynced and queue.stream.is_disk_durable and now_ms - self.synced_ms > SYNC_EVERY_MS:
+            self.unsynced, self.synced_ms = False, now_ms
+            queue.table.helpers.submit(partial(ledger_sync, queue.stream.log.directory), self._synced)
+        if queue.table.makes_room:
+            self._make_room()
         return self.backlog.tick()
+
+    def _synced(self, result, error):
+        if error is not None and not self.backlog.stopped:
+            logger.error("queue %s: its ledger is not synced: %s", self.queue.name, error)
+
+    def _make_room(self):
+        """On a full disk: of a queue that is empty nothing need stay, not even the segment that is written to."""
+        cdef Queue queue = self.queue
+        cdef commit committed
+        cdef uint64_t base = core.word_load(&queue.control.base)
+        if queue.options.keep or self.backlog.stopped or self.making_room:
+            return
+        core.control_committed(queue.stream.log.control, &committed)
+        if base == committed.next_offset and <uint64_t> committed.segment < base:
+            queue.stream.rest()  # its descriptors would keep the room
+            drop = partial(drop_settled, queue.stream.log.directory, base)  # which makes a new segment first
+            self.making_room = True
+            queue.table.helpers.submit(partial(queue.table.reserve.retry, drop), self._made_room)
+
+    def _made_room(self, result, error):
+        self.making_room = False
+        self.backlog.segments_dropped(result, error)
 
     # ---- taking over ----
 
@@ -233,7 +162,7 @@ cdef class Home:
             returned, consumer.returned = consumer.returned, {}
             for offset, (due_ms, attempts, strikes) in returned.items():
                 self.kept.add(offset)
-                self.mode.came_back(<Member> consumer.member, offset, attempts, strikes, due_ms)
+                self.backlog.came_back(<Member> consumer.member, offset, attempts, strikes, due_ms)
             for i in range(consumer.pending_head, consumer.pending_size):
                 # Handed over by the last home and not written yet: it goes out anew, in its order.
                 queue.give_back_message(consumer, consumer.pending[i].offset, max(consumer.pending[i].attempts, 1) - 1,
@@ -253,7 +182,7 @@ cdef class Home:
     cdef int _all_have_told(self) except -1:
         self.backlog.ready = 0
         self.backlog.ready_from_base()
-        self.mode.taken_over(self.kept)
+        self.backlog.taken_over(self.kept)
         self.kept = set()
         self.backlog.settling = True
         return self.queue.mark()
@@ -269,9 +198,9 @@ cdef class Home:
         return self._admit(m, consumer.fresh, consumer.seen)
 
     cdef int _admit(self, Member m, bint fresh, uint64_t seen) except -1:
-        self.mode.in_flight += m.outstanding
-        self.mode.members[m.worker, m.consumer_id] = m
-        self.mode.admit(m, fresh, seen)
+        self.backlog.in_flight += m.outstanding
+        self.backlog.members[m.worker, m.consumer_id] = m
+        self.backlog.admit(m, fresh, seen)
         return self.queue.mark()
 
     cdef int leave(self, Consumer consumer) except -1:
@@ -282,25 +211,25 @@ cdef class Home:
 
     cdef int _leave(self, Member m) except -1:
         m.gone = True
-        self.mode.in_flight -= m.outstanding
+        self.backlog.in_flight -= m.outstanding
         m.outstanding = 0
-        self.mode.members.pop((m.worker, m.consumer_id), None)
-        self.mode.left(m)
+        self.backlog.members.pop((m.worker, m.consumer_id), None)
+        self.backlog.left(m)
         self.backlog.settling = True
         return self.queue.mark()
 
     cdef int altered(self, object had) except -1:
         cdef Member m
         self.backlog.altered(had)
-        for m in self.mode.members.values():
+        for m in self.backlog.members.values():
             if m.follows:
                 m.prefetch = self.queue.prefetch()
-                self.mode.has_room(m)
+                self.backlog.has_room(m)
         return self.queue.mark()
 
     cdef int room_again(self, Consumer consumer) except -1:
         if consumer.member is not None:
-            self.mode.has_room(<Member> consumer.member)
+            self.backlog.has_room(<Member> consumer.member)
             self.queue.mark()
         return 0
 
@@ -309,7 +238,7 @@ cdef class Home:
         cdef Member m
         cdef Queue queue = self.queue
         dead = set()
-        for m in list(self.mode.members.values()):
+        for m in list(self.backlog.members.values()):
             if m.life != core.ledger_life(core.doorbell_epoch(queue.table.board.raw, m.worker)):
                 dead.add((m.worker, m.life))
                 self._leave(m)
@@ -317,7 +246,7 @@ cdef class Home:
             if core.doorbell_epoch(queue.table.board.raw, worker) != epoch:
                 self._has_told(worker, epoch)
         if dead:
-            self.mode.workers_died(dead)
+            self.backlog.workers_died(dead)
         return 0
 
     # ---- what they say ----
@@ -333,8 +262,8 @@ cdef class Home:
         self.backlog.settling = True
         if m is not NOBODY:
             m.outstanding -= count
-            self.mode.in_flight -= count
-            self.mode.has_room(m)
+            self.backlog.in_flight -= count
+            self.backlog.has_room(m)
         return self.queue.mark()
 
     cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes,
@@ -342,19 +271,19 @@ cdef class Home:
         """A consumer here has given a message back, which is ready or delayed (or UNSUITED)."""
         if consumer.member is not None:
             return self._returned(<Member> consumer.member, offset, attempts, strikes, delay_ms)
-        self.mode.came_back(NOBODY, offset, attempts, strikes, 0)  # it has left meanwhile
+        self.backlog.came_back(NOBODY, offset, attempts, strikes, 0)  # it has left meanwhile
         return self.queue.mark()
 
     cdef int _returned(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes,
                        int64_t delay_ms) except -1:
         cdef int64_t due_ms = self.queue.table.now_ms + delay_ms if delay_ms > 0 else 0
         m.outstanding -= 1
-        self.mode.in_flight -= 1
+        self.backlog.in_flight -= 1
         if delay_ms == UNSUITED:
-            self.mode.unsuited(m, offset, attempts)
+            self.backlog.unsuited(m, offset, attempts)
         else:
-            self.mode.came_back(m, offset, attempts, strikes, due_ms)
-        self.mode.has_room(m)
+            self.backlog.came_back(m, offset, attempts, strikes, due_ms)
+        self.backlog.has_room(m)
         if due_ms:
             self.backlog.timer.at_most(due_ms)
         return self.queue.mark()
@@ -368,10 +297,10 @@ cdef class Home:
             return self._has_told(what.sender, core.doorbell_epoch(self.queue.table.board.raw, what.sender))
         if what.kind == LETTER_JOIN:
             return self._join_letter(what)
-        found = self.mode.members.get((what.sender, what.consumer))
+        found = self.backlog.members.get((what.sender, what.consumer))
         if found is None:
             if what.kind == LETTER_RETURNED:  # handed to one who had left: never sent
-                self.mode.came_back(NOBODY, what.offset, max(what.attempts, 1) - 1, what.strikes, 0)
+                self.backlog.came_back(NOBODY, what.offset, max(what.attempts, 1) - 1, what.strikes, 0)
                 self.queue.mark()
             return 0
         m = <Member> found
@@ -380,7 +309,7 @@ cdef class Home:
             m.reported = min(m.reported, what.offset)
             m.low = min(m.low, what.offset)
             m.outstanding += 1
-            self.mode.in_flight += 1
+            self.backlog.in_flight += 1
         elif what.kind == LETTER_LEAVE:
             self._leave(m)
         elif what.kind == LETTER_SETTLED:
@@ -404,6 +333,15 @@ cdef class Home:
 
     # ---- one turn ----
 
+    cdef int news(self) except -1:
+        cdef uint64_t end = self.queue.log_end()
+        if end == self.heard and not core.word_load(&self.queue.control.purge):
+            return 0  # asked twice a second for the sake of a ringer that was killed
+        self.heard = end
+        if self.backlog.expiry is not None:
+            self.backlog.expiry.arrived(end, self.queue.table.now_ms)
+        return self.queue.mark()
+
     cdef bint dispatch(self) except -1:
         cdef bint more
         cdef int left_behind
@@ -411,17 +349,18 @@ cdef class Home:
         cdef int64_t now_ms = self.queue.table.now_ms
         if backlog.stopped or self.awaited:
             return False
-        left_behind = self.mode.work_off()
+        left_behind = self.backlog.work_off()
         if left_behind != WORKED_OFF:
             return left_behind == GOES_ON
         backlog.wake_delayed(now_ms)
         more = self._take_out(now_ms)
         more = backlog.bury_due(now_ms) or more
         if not backlog.fetching and (backlog.expiry is None or backlog.next >= backlog.expired):
-            more = self.mode.hand_out() or more  # but nothing that has expired, while that cannot be taken out
-        more = self.mode.overflow() or more  # afterwards: what a consumer has room for is not too much
+            more = self.backlog.hand_out() or more  # but nothing that has expired, while that cannot be taken out
+        more = self.backlog.overflow() or more  # afterwards: what a consumer has room for is not too much
         if backlog.settling:
-            self.mode.settle_base()
+            self.unsynced = True
+            backlog.settle_base(backlog.floor())
         self._publish()
         self._set_timer(now_ms)
         return more
@@ -431,26 +370,38 @@ cdef class Home:
         cdef bint more = False
         cdef uint64_t purge
         if self.backlog.expiry is not None:
-            self.backlog.expire(now_ms)
-            more = self.mode.clear(self.backlog.expired, FailureReason.MESSAGE_EXPIRED)
+            self.backlog.expiry.arrived(self.queue.log_end(), now_ms)
+            if self.backlog.expiry.expired_below(now_ms) > self.backlog.expired:
+                self.backlog.expired = self.backlog.expiry.expired
+                self._wake_below(self.backlog.expired)
+            more = self.backlog.clear(self.backlog.expired, FailureReason.MESSAGE_EXPIRED)
         purge = core.word_load(&self.queue.control.purge)
         if purge:
-            self.backlog.wake_delayed_below(purge)
-            if self.mode.clear(purge, None):
+            self._wake_below(purge)
+            if self.backlog.clear(purge, None):
                 return True
             # Or a later home would take what comes back from consumers.
             core.word_swap(&self.queue.control.purge, purge, 0)
         return more
+
+    cdef int _wake_below(self, uint64_t upto) except -1:
+        """Who leaves the queue does not wait for its next attempt."""
+        cdef list delayed = self.backlog.delayed
+        if delayed:
+            self.backlog.delayed = [(0 if offset < upto else due, offset) for due, offset in delayed]
+            heapq.heapify(self.backlog.delayed)
+            self.backlog.wake_delayed(self.queue.table.now_ms)
+        return 0
 
     cdef int _publish(self) except -1:
         """What other workers see: how much waits, is in flight, and who may publish again."""
         cdef Queue queue = self.queue
         cdef uint64_t wanting
         cdef uint64_t here = <uint64_t> 1 << queue.worker
-        core.word_store(&queue.control.departed, self.mode.departed())
+        core.word_store(&queue.control.departed, self.backlog.departed())
         core.word_store(&queue.control.looked, self.backlog.arrived + 1)
-        core.word_store(&queue.control.in_flight, <uint64_t> max(self.mode.in_flight, 0))
-        core.word_store(&queue.control.consumers, len(self.mode.members))
+        core.word_store(&queue.control.in_flight, <uint64_t> max(self.backlog.in_flight, 0))
+        core.word_store(&queue.control.consumers, len(self.backlog.members))
         if not queue.is_full:
             wanting = core.word_take(&queue.control.room_wanted)
             if wanting & here:

@@ -47,6 +47,18 @@ class FailureReason(enum.StrEnum):
     UNDELIVERABLE = "Undeliverable"  # none of the consumers that tried could be given it
 
 
+#: What the log says of messages that left a queue for good.
+DROPPED = {
+    FailureReason.QUEUE_FULL: "it is full (max_messages {queue.max_messages}), and drops the oldest",
+    FailureReason.MESSAGE_EXPIRED: "messages are older than its time to live of {queue.options.message_ttl_ms} ms, and "
+    "are dropped; with a dead-letter queue they would be kept",
+    FailureReason.MAX_RETRIES_EXCEEDED: "message {offset} was delivered {times} and not acknowledged, and is dropped; "
+    "with a dead-letter queue it would be kept",
+    FailureReason.UNDELIVERABLE: "message {offset} could be given to none of the consumers that tried, and is dropped; "
+    "with a dead-letter queue it would be kept",
+    FailureReason.DESERIALIZATION_ERROR: "message {offset} cannot be read, and is dropped",
+}
+
 _NUMBER_MAX = 2**53  # of milliseconds or messages: what every reader of JSON takes exactly
 
 

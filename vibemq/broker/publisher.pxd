@@ -12,6 +12,9 @@ cdef enum:
     ROOM_ELSEWHERE      # redirect it
     ROOM_NONE           # refuse it
 
+cdef class Burials
+cdef class DeadLetters
+
 cdef bytes QUEUE_FULL, QUEUE_NOT_FOUND, SERVER_ERROR, PARKED_TOO_MUCH
 
 
@@ -55,7 +58,7 @@ cdef class QueuePublisher(Publisher):
     cdef bint has_parked
     cdef object parked                # deque of (what, its bytes, when it came): messages that a full queue holds back
     cdef object timer
-    cdef object letters               # broker.deadletters.DeadLetters, once something was redirected
+    cdef Burials burials              # once something was redirected
     cdef list unburied                # what waits until its dead-letter queue is made
     cdef size_t redirected            # on their way into the dead-letter queue
 
@@ -79,3 +82,35 @@ cdef class QueuePublisher(Publisher):
     cdef int publish_parked(self, object what) except -1
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1
     cdef uint64_t records_of(self, object what) except? 0
+
+
+# One burier's way into the dead-letter queue that its queue has now.  The owner has ``letters_kept(tokens, ok)`` and
+# ``letters_failed(problem)``.
+cdef class Burials:
+    cdef object owner
+    cdef Queue source
+    cdef DeadLetters letters          # None: not open
+    cdef bint making                  # the queue is being made
+
+    cdef str name(self)
+    # Is the way open?  False: there is no such queue.  Raises StorageError.
+    cdef bint open(self) except -1
+    # Have the queue made by a helper; then(problem) is called in the loop.
+    cdef int make(self, object then) except -1
+    # The options are others now, perhaps with another queue.
+    cdef int altered(self) except -1
+    # Nothing more is buried; what was is still answered.
+    cdef int retire(self) except -1
+    cdef int close(self) except -1
+
+
+cdef class DeadLetters(StreamUser):
+    cdef Queue queue
+    cdef object owner                 # of the Burials
+    cdef readonly str name
+    cdef list tokens                  # of this turn's batch
+    cdef readonly bint closed
+    cdef object timer                 # of one that is retired
+
+    cdef int _look_if_done(self) except -1
+    cdef int add(self, message_view *m, object token, bytes queue, bytes reason, uint32_t attempts) except -1

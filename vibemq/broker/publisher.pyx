@@ -8,20 +8,26 @@ need to answer it.  When the batch is persisted or, with durability `disk`, when
 A full queue answers by its overflow strategy, which ``room_for`` knows.  BlockPublisher parks messages, in order, until
 the home has made room or `queues.block_timeout_ms` is over; the rest of the connection is read meanwhile, because the
 acknowledgements that make room may be among it.
+
+Whoever buries a message settles it, or answers it, only after ``letters_kept`` has said that its copy in the dead-letter
+queue is kept, so a crash in between leaves two copies and never none.
 """
 
 import logging
 from collections import deque
+from datetime import UTC, datetime
 from functools import partial
 
-from libc.stdlib cimport free
-from libc.string cimport memset
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memset
 
-from vibemq.broker.deadletters cimport DeadLetters
 from vibemq.broker.queue cimport NOBODY_MAY_PUBLISH
 from vibemq.grow cimport grow
 from vibemq.storage cimport core
-from vibemq.storage.core cimport ERR_FULL, OK
+from vibemq.storage.core cimport (
+    AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_CONTENT_TYPE, AMQP_GROUP_ID, AMQP_STRING, AMQP_SYMBOL, ERR_FULL, OK,
+    amqp_map, amqp_pair, amqp_pairs, amqp_properties, amqp_value, bytes_store32, writer_bytes,
+)
 
 from vibemq.broker.options import FailureReason, Overflow
 from vibemq.errors import LimitExceeded, StreamNotFound
@@ -31,6 +37,8 @@ logger = logging.getLogger(__name__)
 cdef enum:
     NOTES_BYTES_KEPT = 1 << 20  # a larger burst's buffer is given back after use
     PARKED_OVERHEAD_BYTES = 256  # the objects that hold one parked message: many times what a small one has itself
+    ADDED_BYTES_MAX = 1024       # of a dead letter's headers; the queue's name is at most 1 KiB of UTF-8 and counted apart
+    ADDED_PAIRS = 4
 
 cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)
 cdef int OVERFLOW_BLOCK = int(Overflow.BLOCK_PUBLISHER)
@@ -43,6 +51,7 @@ PARKED_TOO_MUCH = b"The queue is full, and as much as may wait for room waits al
 cdef bytes WAS_DELETED = b"The queue was deleted."
 cdef bytes NOT_STORED = b"The message could not be stored."
 cdef bytes NOT_REDIRECTED = b"The message could not be redirected to the dead-letter queue."
+cdef list ADDED = [b"x-original-queue", b"x-failure-reason", b"x-failed-at", b"x-attempts"]
 
 
 cdef class Publisher(StreamUser):
@@ -167,8 +176,8 @@ cdef class QueuePublisher(Publisher):
         if not self.closed:
             self._stop_parking()
             self.unburied = []
-            if self.letters is not None:
-                self.letters.close()
+            if self.burials is not None:
+                self.burials.close()
             Publisher.close(self)
 
     @property
@@ -183,9 +192,8 @@ cdef class QueuePublisher(Publisher):
             self.refuse_parked(what, QUEUE_NOT_FOUND, WAS_DELETED)
         while self.parked:
             self.refuse_parked(self._unpark(), QUEUE_NOT_FOUND, WAS_DELETED)
-        if self.letters is not None and self.redirected:
-            letters, self.letters = self.letters, None
-            letters.retire()
+        if self.burials is not None and self.redirected:
+            self.burials.retire()
         return 0
 
     # ---- in ----
@@ -284,9 +292,8 @@ cdef class QueuePublisher(Publisher):
 
     def altered(self):
         """The options of the queue are others now."""
-        if self.letters is not None and self.letters.name != self.queue.options.dead_letter_name(self.queue.name):
-            self.letters.retire()
-            self.letters = None
+        if self.burials is not None:
+            self.burials.altered()
 
     def _unpark(self):
         what, size, _ = self.parked.popleft()
@@ -324,43 +331,28 @@ cdef class QueuePublisher(Publisher):
     # ---- the dead-letter queue ----
 
     cdef int bury(self, object what) except -1:
-        if self.unburied or not self.find_letters():
-            self.unburied.append(what)
-            if len(self.unburied) == 1:
-                self._have_letters_made()
-            return 0
-        return self.redirect_parked(what)
+        if self.burials is None:
+            self.burials = Burials(self, self.queue)
+        if not self.unburied and self.burials.open():
+            return self.redirect_parked(what)
+        self.unburied.append(what)
+        if len(self.unburied) == 1:
+            # Nothing more is read until it is made: answers keep their order, and nobody fills the memory meanwhile.
+            self.client.count_burying(1)
+            self.burials.make(self._letters_made)
+        return 0
 
-    def find_letters(self) -> bool:
-        """Is the way into the dead-letter queue open?  False: there is no such queue."""
-        if self.letters is not None and not self.letters.closed:
-            return True
-        name = self.queue.options.dead_letter_name(self.queue.name)
-        try:
-            self.letters = DeadLetters(self, self.queue.table.find(self.queue.stream.virtual_host, name))
-        except StreamNotFound:
-            self.letters = None
-            return False
-        return True
-
-    def _have_letters_made(self):
-        """Nothing more is read until it is made: answers keep their order, and nobody fills the memory meanwhile."""
-        cdef str name = self.queue.options.dead_letter_name(self.queue.name)
-        broker = self.client.broker
-        self.client.count_burying(1)
-        make = partial(broker.catalog.create_dead_letter_queue, self.stream.virtual_host, name, self.queue.options)
-        broker.helpers.submit(make, partial(self._letters_made, name))
-
-    def _letters_made(self, str name, _, problem):
+    def _letters_made(self, problem):
         self.client.count_burying(-1)
         if self.closed and not self.deleted:
             return  # the connection is gone
         waiting, self.unburied = self.unburied, []
         try:
-            if waiting and problem is None and not self.find_letters():
-                problem = f"'{name}' was deleted"
+            if waiting and problem is None and not self.burials.open():
+                problem = "it was deleted"
             if problem is not None:
-                logger.error("%s: dead-letter queue %s cannot be made: %s", self.client.owner.peer, name, problem)
+                logger.error("%s: dead-letter queue %s cannot be made: %s", self.client.owner.peer, self.burials.name(),
+                             problem)
             for what in waiting:
                 if problem is None:
                     self.redirect_parked(what)
@@ -374,7 +366,7 @@ cdef class QueuePublisher(Publisher):
         memset(&m, 0, sizeof(m))
         m.data, m.size = entry + 4, <uint32_t> (size - 4)
         m.is_amqp = core.amqp_parse(m.data, m.size, &m.amqp) == OK
-        (<DeadLetters> self.letters).add(&m, token, self.name, FailureReason.QUEUE_FULL.value.encode(), 0)
+        self.burials.letters.add(&m, token, self.name, FailureReason.QUEUE_FULL.value.encode(), 0)
         self.redirected += 1
         return 0
 
@@ -396,4 +388,191 @@ cdef class QueuePublisher(Publisher):
         return 0
 
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1:
+        return 0
+
+
+# ---- dead-letter queues ----
+
+cdef class Burials:
+    def __init__(self, owner, Queue source):
+        self.owner, self.source = owner, source
+
+    cdef str name(self):
+        return self.source.options.dead_letter_name(self.source.name)
+
+    cdef bint open(self) except -1:
+        if self.letters is None or self.letters.closed:
+            self.letters = None
+            try:
+                found = self.source.table.find(self.source.stream.virtual_host, self.name())
+            except StreamNotFound:
+                return False
+            self.letters = DeadLetters(self.owner, found)
+        return True
+
+    cdef int make(self, object then) except -1:
+        def made(_, problem):
+            self.making = False
+            then(problem)
+
+        self.making = True
+        make = partial(self.source.table.make_dead_letter_queue, self.source.stream.virtual_host, self.name(),
+                       self.source.options)
+        self.source.table.helpers.submit(make, made)
+        return 0
+
+    cdef int altered(self) except -1:
+        if self.letters is not None and self.letters.name != self.name():
+            self.retire()
+        return 0
+
+    cdef int retire(self) except -1:
+        letters, self.letters = self.letters, None
+        if letters is not None:
+            letters.retire()
+        return 0
+
+    cdef int close(self) except -1:
+        if self.letters is not None:
+            self.letters.close()
+        self.letters = self.owner = None  # a deleted queue's mappings do not wait for the collector
+        return 0
+
+
+cdef bint is_added(const uint8_t *key, uint32_t size) noexcept:
+    cdef bytes name
+    for name in ADDED:
+        if size == <uint32_t> len(name) and memcmp(key, <char *> name, size) == 0:
+            return True
+    return False
+
+
+cdef class DeadLetters(StreamUser):
+    """Copies of messages in a dead-letter queue, which it keeps open: its bounds hold, whoever uses it.
+
+    Id, content type, key, headers and body are the original's; x-original-queue, x-failure-reason, x-failed-at and
+    x-attempts are added, and those that an earlier burial had added are replaced.
+    """
+
+    def __init__(self, owner, queue):
+        self.owner, self.queue, self.name = owner, queue, queue.name
+        self.tokens = []
+        (<Queue> queue).stream.attach(self)
+        queue.hold(self)
+
+    def close(self):
+        if not self.closed:
+            self.closed = True
+            if self.stream.log.raw != NULL:
+                self.stream.detach(self)
+            self.queue.release(self)
+
+    def retire(self):
+        """Nothing more is added; it closes when all that was added is answered."""
+        self.timer = self.queue.table.timers.timer(self._close_if_done)
+        self._look_if_done()
+
+    cdef int _look_if_done(self) except -1:
+        if self.timer is not None and not self.tokens and not self.unsynced:
+            self.timer.at_most(0)  # not from within the stream's own turn, which goes on with its log
+        return 0
+
+    def _close_if_done(self, now_ms):
+        if not self.tokens and not self.unsynced:
+            self.close()
+
+    cdef int add(self, message_view *m, object token, bytes queue, bytes reason, uint32_t attempts) except -1:
+        """Lay a copy of the message into this turn's batch; with m NULL there is no body to be had."""
+        cdef amqp_pairs it
+        cdef amqp_pair pair
+        cdef amqp_value id, field
+        cdef amqp_map map
+        cdef amqp_properties properties
+        cdef writer_bytes w
+        cdef uint32_t count = ADDED_PAIRS
+        cdef uint64_t room
+        cdef uint8_t *out
+        cdef err e
+        cdef bint has_id = False
+        if m != NULL and m.is_amqp:
+            core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
+            count += it.left
+            has_id = core.amqp_message_id(&m.amqp, &id)
+        room = 4 + core.amqp_size_max(count, <uint64_t> (m.size if m != NULL else 0) + <uint64_t> len(queue) + ADDED_BYTES_MAX)
+        if room > core.CHUNK_DATA_MAX_BYTES:
+            raise LimitExceeded("message for a dead-letter queue", room, core.CHUNK_DATA_MAX_BYTES)
+        out = <uint8_t *> malloc(room)
+        if out == NULL:
+            raise MemoryError
+        try:
+            w = core.bytes_writer(out + 4, room - 4)
+            memset(&properties, 0, sizeof(properties))
+            if has_id:
+                properties.id_value = &id
+            if m != NULL and m.is_amqp and core.amqp_property(&m.amqp, AMQP_CONTENT_TYPE, &field) \
+                    and (field.kind == AMQP_SYMBOL or field.kind == AMQP_STRING):
+                properties.content_type, properties.content_type_bytes = <const char *> field.data, field.bytes
+            if m != NULL and m.is_amqp and core.amqp_property(&m.amqp, AMQP_GROUP_ID, &field) and field.kind == AMQP_STRING:
+                properties.key, properties.key_bytes = field.data, field.bytes
+            core.amqp_write_properties(&w, &properties)
+            core.amqp_map_begin(&w, &map)
+            if m != NULL and m.is_amqp:
+                while core.amqp_pairs_next(&it, &pair):
+                    if is_added(pair.key, pair.key_bytes):
+                        continue
+                    core.amqp_map_add_value(&w, &map, pair.key, pair.key_bytes, &pair.value)
+            failed_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
+            for name, value in zip(ADDED, (queue, reason, failed_at, b"%d" % attempts), strict=True):
+                core.amqp_map_add(&w, &map, <const uint8_t *> <char *> name, <uint32_t> len(name),
+                                  <const uint8_t *> <char *> value, <uint32_t> len(value))
+            core.amqp_map_end(&w, &map)
+            if m == NULL:
+                core.amqp_write_null(&w)
+            elif not m.is_amqp:
+                core.amqp_write_data(&w, m.data, m.size)
+            elif m.amqp.body_kind == AMQP_BODY_DATA:
+                core.amqp_write_data(&w, m.amqp.body, m.amqp.body_size)
+            elif m.amqp.body_kind == AMQP_BODY_VALUE and m.amqp.body_size:
+                core.amqp_write_value(&w, m.amqp.body, m.amqp.body_size)
+            else:
+                core.amqp_write_null(&w)
+            if w.failed:
+                raise LimitExceeded("message for a dead-letter queue: its headers", count, ADDED_PAIRS)
+            size = w.at - out
+            bytes_store32(out, <uint32_t> (size - 4))
+            while True:
+                if not self.tokens:
+                    self.stream.add_waiting(self)
+                e = core.batch_add(self.stream.batch, out, <uint32_t> size, 1)
+                if e != ERR_FULL:
+                    break
+                self.stream.persist()
+            if e != OK:
+                raise MemoryError
+        finally:
+            free(out)
+        self.tokens.append(token)
+        return 0
+
+    cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
+        tokens, self.tokens = self.tokens, []
+        if ok and self.stream.is_disk_durable:
+            self.stream.await_sync(self, tokens, first_offset, next_offset)
+        else:
+            self.owner.letters_kept(tokens, ok)
+        return self._look_if_done()
+
+    cdef int on_synced(self, object what, bint ok) except -1:
+        self.owner.letters_kept(what, ok)
+        return self._look_if_done()
+
+    cdef int on_deleted(self) except -1:
+        self.closed = True
+        batches, self.unsynced = self.unsynced, None
+        for tokens, _, _ in batches or ():
+            self.owner.letters_kept(tokens, False)
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        self.owner.letters_failed(problem)
         return 0

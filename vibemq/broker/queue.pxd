@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from vibemq.broker.consumer cimport Consumer
+from vibemq.broker.client cimport Consumer
 from vibemq.broker.messages cimport Probe
 from vibemq.broker.stream cimport StreamUser
 

@@ -13,8 +13,8 @@ import os
 
 from libc.stdint cimport INT64_MAX
 from libc.string cimport memset
-from vibemq.broker.home cimport home_is_alive, home_of, introduce_consumers
-from vibemq.broker.inflight cimport NO_SLOT, delivery
+from vibemq.broker.home cimport Home, home_is_alive, home_of, introduce_consumers
+from vibemq.broker.client cimport NO_SLOT, delivery
 from vibemq.broker.messages cimport Probe
 from vibemq.broker.stream cimport Stream
 from vibemq.storage cimport core
@@ -404,7 +404,7 @@ cdef class Queue(StreamUser):
         core.ledger_trim(self.raw)  # another home may have dropped blocks that are mapped here
         self.becoming = True
         try:
-            self.home = self.table.make_home(self, generation)
+            self.home = Home(self, generation, self.table.modes[self.options.mode])
         except (OSError, StorageError):
             if not core.control_is_deleted(self.stream.log.control):
                 raise
@@ -508,7 +508,7 @@ cdef class Queue(StreamUser):
 
     cdef int on_news(self) except -1:
         if self.home is not None:
-            self.home.backlog.news()
+            self.home.news()
         if self.waiting_publishers:
             self.mark()
         return 0

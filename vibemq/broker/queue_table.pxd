@@ -12,7 +12,9 @@ from vibemq.broker.queue cimport Queue
 @cython.final
 cdef class QueueTable:
     cdef readonly StreamTable streams
-    cdef readonly object metadata, helpers, timers, defaults, make_home
+    cdef readonly object metadata, helpers, timers, defaults
+    cdef readonly dict modes          # options.DeliveryMode -> Rotation or FanOut
+    cdef readonly object make_dead_letter_queue  # (virtual host, name, options of the queue whose it is) -> None; blocks
     cdef Board board
     cdef Mail mail
     cdef readonly Messages messages

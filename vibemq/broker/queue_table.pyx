@@ -6,7 +6,7 @@ import time
 
 from libc.stdint cimport int64_t, uint32_t
 
-from vibemq.broker.consumer cimport Consumer
+from vibemq.broker.client cimport Consumer
 from vibemq.broker.queue cimport NOBODY_MAY_PUBLISH
 from vibemq.broker.publisher cimport QueuePublisher
 from vibemq.storage.shm cimport LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_TOLD, LETTER_YOURS
@@ -29,11 +29,11 @@ cdef enum:
 cdef class QueueTable:
     """The queues that this worker has open."""
 
-    def __init__(self, StreamTable streams, Mail mail, Messages messages, timers, defaults, make_home):
+    def __init__(self, StreamTable streams, Mail mail, Messages messages, timers, defaults, modes, make_dead_letter_queue):
         self.streams, self.mail, self.messages, self.timers = streams, mail, messages, timers
         self.metadata, self.helpers, self.board = streams.metadata, streams.helpers, streams.board
         self.worker = streams.worker
-        self.defaults, self.make_home = defaults, make_home
+        self.defaults, self.modes, self.make_dead_letter_queue = defaults, modes, make_dead_letter_queue
         self.by_name, self.by_slot, self.dirty, self.reports = {}, {}, [], []
         self.now_ms = time.monotonic_ns() // 1_000_000
         self.options_seen, self.policies_seen = self.metadata.queue_changes(), self.metadata.held_policies()

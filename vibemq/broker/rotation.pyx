@@ -10,12 +10,14 @@ import heapq
 import logging
 from collections import deque
 
-from vibemq.broker.backlog cimport LEVELS, PRIORITY_NORMAL, RETRY_MS, Backlog
-from vibemq.broker.home cimport BUDGET
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from vibemq.broker.backlog cimport BUDGET, LEVELS, PRIORITY_NORMAL, RETRY_MS, Backlog, Member
+from vibemq.broker.messages cimport message_view
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    ERR_END, ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, OK, amqp_pair, amqp_pairs, fault,
-    ledger_each, ledger_entry, ledger_state, ledger_word,
+    ERR_END, ERR_NOT_CACHED, LEDGER_DELAYED, LEDGER_IN_FLIGHT, LEDGER_READY, OK, amqp_pair, amqp_pairs, err,
+    fault, ledger_each, ledger_entry, ledger_state, ledger_word,
 )
 
 from vibemq.broker.options import FailureReason
@@ -34,15 +36,19 @@ cdef enum:
     REFUSALS_MAX = 100_000    # of all messages by all consumers: some 100 bytes each
 
 
-cdef class Rotation(Mode):
-    def __init__(self, Backlog backlog, generation):
-        super().__init__(backlog, generation)
+@cython.final
+cdef class Rotation(Backlog):
+    cdef object able                  # deque of members that may be given something, in their turn
+    cdef dict tried                   # offset -> keys of the peers that could not be given it; it is or was set aside
+    cdef int64_t refusals             # in the members' `refused`: no fewer
+    cdef dict aside                   # offset -> None, of those that wait for somebody else; delayed in the ledger
+    cdef uint64_t aside_version       # rises with each that is set aside
+
+    def __init__(self, queue, generation):
+        super().__init__(queue, generation)
         self.able, self.tried, self.aside = deque(), {}, {}
 
     # ---- members ----
-
-    cdef int admit(self, Member m, bint fresh, uint64_t seen) except -1:
-        return self.has_room(m)
 
     cdef int has_room(self, Member m) except -1:
         if not m.able and not m.gone and not m.failed and m.outstanding < m.prefetch:
@@ -54,20 +60,19 @@ cdef class Rotation(Mode):
         cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
         cdef ledger_word w
         if entry == NULL:
-            self.backlog.ready += 1
+            self.ready += 1
             return 0
         w = core.ledger_unpack(core.word_load(&entry.word))
         if w.state != LEDGER_READY and w.state != LEDGER_DELAYED:
             # It was found ready before its letter came, and taken on the account of another that still waits.
-            self.backlog.ready += 1
+            self.ready += 1
             return 0
         if w.strikes >= <uint32_t> self.queue.options.attempts_max:
-            return self.backlog.bury_exhausted(offset, w.attempts, w.strikes)
-        if w.state == LEDGER_DELAYED and due_ms and offset >= self.backlog.expired:
-            heapq.heappush(self.backlog.delayed, (due_ms, offset))
+            return self.bury_exhausted(offset, w.attempts, w.strikes)
+        if w.state == LEDGER_DELAYED and due_ms and offset >= self.expired:
+            heapq.heappush(self.delayed, (due_ms, offset))
             return 0
-        core.ledger_set_state(entry, LEDGER_READY)
-        return self.backlog.add_ready(offset, w.priority if self.backlog.by_priority else 0)
+        return self.make_ready(offset, entry)
 
     # ---- what one consumer cannot be given and another perhaps can ----
 
@@ -75,9 +80,8 @@ cdef class Rotation(Mode):
         cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
         if entry == NULL or core.ledger_state_of(core.word_load(&entry.word)) != LEDGER_DELAYED:
             return 0
-        if offset < self.backlog.expired:
-            core.ledger_set_state(entry, LEDGER_READY)
-            return self.backlog.add_ready(offset, self.backlog.level_of(core.word_load(&entry.word)))
+        if offset < self.expired:
+            return self.make_ready(offset, entry)
         who = self.tried.get(offset)
         if who is None:
             who = set()
@@ -88,9 +92,9 @@ cdef class Rotation(Mode):
         # Without a dead-letter queue it stays: somebody who can be given it may still come.
         if len(who) >= self.queue.options.attempts_max and self.queue.options.dead_letter:
             self.tried.pop(offset, None)
-            return self.backlog.bury(offset, FailureReason.UNDELIVERABLE, attempts)
+            return self.bury(offset, FailureReason.UNDELIVERABLE, attempts)
         if offset not in self.tried or self.refusals >= REFUSALS_MAX:
-            heapq.heappush(self.backlog.delayed, (self.queue.table.now_ms + ASIDE_AGAIN_MS, offset))
+            heapq.heappush(self.delayed, (self.queue.table.now_ms + ASIDE_AGAIN_MS, offset))
             return 0
         # By member and not by peer: the same user may come by a door that can carry it.
         if m.refused is None:
@@ -109,6 +113,7 @@ cdef class Rotation(Mode):
         cdef uint64_t offset
         cdef ledger_state state
         cdef size_t before = len(self.tried)
+        Backlog.tick(self)
         if not before:
             return 0
         for offset in list(self.tried):
@@ -135,24 +140,23 @@ cdef class Rotation(Mode):
         cdef message_view v
         cdef fault f
         cdef uint64_t offset
-        cdef Backlog backlog = self.backlog
         cdef err e
         for offset in self.aside:
             if m.refused is not None and offset in m.refused:
                 continue
-            if not backlog.take_up(offset, &f) and f.code != OK:
+            if not self.take_up(offset, &f) and f.code != OK:
                 return False  # no memory or no descriptors to map it now
-            if backlog.entry == NULL or backlog.word.state != LEDGER_DELAYED:
+            if self.entry == NULL or self.word.state != LEDGER_DELAYED:
                 del self.aside[offset]
                 return True
-            e = backlog.look(offset, &v)
+            e = self.look(offset, &v)
             if e == ERR_NOT_CACHED:
                 return False
             del self.aside[offset]
             if e != OK:
-                backlog.bury(offset, FailureReason.DESERIALIZATION_ERROR, backlog.word.attempts)
+                self.bury(offset, FailureReason.DESERIALIZATION_ERROR, self.word.attempts)
             else:
-                self.give(m, &v, backlog.word.attempts + 1, backlog.word.strikes)
+                self.give(m, &v, self.word.attempts + 1, self.word.strikes)
             return True
         m.aside_seen = self.aside_version
         return False
@@ -165,23 +169,16 @@ cdef class Rotation(Mode):
                 del self.aside[offset]
                 entry = core.ledger_entry_of(self.raw, offset, NULL)
                 if entry != NULL and core.ledger_state_of(core.word_load(&entry.word)) == LEDGER_DELAYED:
-                    core.ledger_set_state(entry, LEDGER_READY)
-                    self.backlog.add_ready(offset, self.backlog.level_of(core.word_load(&entry.word)))
-        return self.backlog.clear(upto, reason, self.backlog.next)
-
-    cdef bint overflow(self) except -1:
-        return self.backlog.drop_oldest(self.backlog.next)
-
-    cdef int settle_base(self) except -1:
-        return self.backlog.settle_base(self.backlog.next)
+                    self.make_ready(offset, entry)
+        return Backlog.clear(self, upto, reason)
 
     cdef uint64_t departed(self) except? 0:
-        cdef uint64_t departed = self.backlog.departed()
+        cdef uint64_t departed = Backlog.departed(self)
         return departed - min(departed, <uint64_t> len(self.aside))
 
     cdef int workers_died(self, set dead) except -1:
         cdef ledger_word w
-        cdef ledger_each each = core.ledger_each_of(self.raw, core.word_load(&self.control.base), self.backlog.next,
+        cdef ledger_each each = core.ledger_each_of(self.raw, core.word_load(&self.control.base), self.next,
                                                     LEDGER_IN_FLIGHT)
         while core.ledger_each_next(&each):
             w = core.ledger_unpack(core.word_load(&each.entry.word))
@@ -193,23 +190,23 @@ cdef class Rotation(Mode):
         """A worker that died may have given something back without its letter's getting here."""
         cdef ledger_word w
         cdef uint64_t base = core.word_load(&self.control.base)
-        cdef ledger_each each = core.ledger_each_of(self.raw, base, self.backlog.next, LEDGER_DELAYED)
-        held = {item[1] for item in self.backlog.delayed} | self.aside.keys()
+        cdef ledger_each each = core.ledger_each_of(self.raw, base, self.next, LEDGER_DELAYED)
+        held = {item[1] for item in self.delayed} | self.aside.keys()
         while core.ledger_each_next(&each):
             if each.offset not in held:
                 core.ledger_set_state(each.entry, LEDGER_READY)
         # What has no attempt left does not wait for a consumer with room.
-        each = core.ledger_each_of(self.raw, base, self.backlog.next, LEDGER_READY)
+        each = core.ledger_each_of(self.raw, base, self.next, LEDGER_READY)
         while core.ledger_each_next(&each):
             w = core.ledger_unpack(core.word_load(&each.entry.word))
             if w.strikes >= <uint32_t> self.queue.options.attempts_max:
-                self.backlog.bury_exhausted(each.offset, w.attempts, w.strikes)
-        self.backlog.ready_from_base()
-        self.backlog.ready = core.ledger_count(self.raw, base, self.backlog.next, LEDGER_READY)
+                self.bury_exhausted(each.offset, w.attempts, w.strikes)
+        self.ready_from_base()
+        self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
         return 0
 
     cdef int taken_over(self, set kept) except -1:
-        cdef ledger_each each = core.ledger_each_of(self.raw, core.word_load(&self.control.base), self.backlog.next,
+        cdef ledger_each each = core.ledger_each_of(self.raw, core.word_load(&self.control.base), self.next,
                                                     LEDGER_IN_FLIGHT)
         while core.ledger_each_next(&each):
             if each.offset not in kept:
@@ -224,13 +221,13 @@ cdef class Rotation(Mode):
         cdef err e
         cdef int budget = BUDGET
         cdef bint more = False
-        if self.backlog.by_priority:
+        if self.by_priority:
             more = self._take_in()
         if self.aside:
             for m in list(self.able):
                 while budget > 0 and m.aside_seen != self.aside_version and self.can(m) and self._give_aside(m):
                     budget -= 1
-                if self.backlog.fetching:
+                if self.fetching:
                     return more
             m = None
         while budget > 0:
@@ -246,7 +243,7 @@ cdef class Rotation(Mode):
                 m.able = True
                 self.able.appendleft(m)
                 return more
-            self.give(m, &v, self.backlog.word.attempts + 1, self.backlog.word.strikes)
+            self.give(m, &v, self.word.attempts + 1, self.word.strikes)
             budget -= 1
         if m is not None:
             self.has_room(m)
@@ -265,65 +262,62 @@ cdef class Rotation(Mode):
     cdef err _pick(self, message_view *m) except *:
         """The next message to hand out, with its entry in hand.  ERR_END, ERR_NOT_CACHED: none now."""
         cdef err e
-        if self.backlog.ready > 0:
+        if self.ready > 0:
             e = self._pick_ready(m)
             if e != ERR_END:
                 return e
-        return ERR_END if self.backlog.by_priority else self.backlog.pick_new(m)
+        return ERR_END if self.by_priority else self.pick_new(m)
 
     cdef uint64_t _find_ready(self) noexcept:
         """The ready entry that is served next, or `next` when there is none."""
-        cdef Backlog backlog = self.backlog
-        cdef uint64_t offset = backlog.next
+        cdef uint64_t offset = self.next
         cdef int level
-        for level in range(LEVELS - 1 if backlog.by_priority else 0, -1, -1):
-            offset = core.ledger_find(self.raw, backlog.ready_from_level[level], backlog.next, LEDGER_READY,
-                                      1 << level if backlog.by_priority else 0)
-            backlog.ready_from_level[level] = min(offset + 1, backlog.next)
-            if offset < backlog.next:
+        for level in range(LEVELS - 1 if self.by_priority else 0, -1, -1):
+            offset = core.ledger_find(self.raw, self.ready_from_level[level], self.next, LEDGER_READY,
+                                      1 << level if self.by_priority else 0)
+            self.ready_from_level[level] = min(offset + 1, self.next)
+            if offset < self.next:
                 break
         return offset
 
     cdef err _pick_ready(self, message_view *m) except *:
-        cdef Backlog backlog = self.backlog
         cdef uint64_t offset
         cdef err e
-        while backlog.ready > 0:
+        while self.ready > 0:
             offset = self._find_ready()
-            if offset >= backlog.next:
-                backlog.ready = 0
+            if offset >= self.next:
+                self.ready = 0
                 return ERR_END
-            if not backlog.take_up(offset, NULL):  # its block cannot be mapped now: no memory or no descriptors
-                backlog.ready_from_base()
-                backlog.timer.at_most(self.queue.table.now_ms + RETRY_MS)
+            if not self.take_up(offset, NULL):  # its block cannot be mapped now: no memory or no descriptors
+                self.ready_from_base()
+                self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                 return ERR_NOT_CACHED
-            backlog.ready -= 1
-            if offset < backlog.expired:
-                backlog.bury(offset, FailureReason.MESSAGE_EXPIRED, backlog.word.attempts)
+            self.ready -= 1
+            if offset < self.expired:
+                self.bury(offset, FailureReason.MESSAGE_EXPIRED, self.word.attempts)
                 continue
-            if backlog.word.strikes >= <uint32_t> self.queue.options.attempts_max:
-                backlog.bury_exhausted(offset, backlog.word.attempts, backlog.word.strikes)
+            if self.word.strikes >= <uint32_t> self.queue.options.attempts_max:
+                self.bury_exhausted(offset, self.word.attempts, self.word.strikes)
                 continue
-            e = backlog.look(offset, m)
+            e = self.look(offset, m)
             if e == OK:
                 return OK
             if e == ERR_NOT_CACHED:
-                backlog.add_ready(offset, backlog.word.priority if backlog.by_priority else 0)
+                self.add_ready(offset, self.word)
                 return e
-            backlog.bury(offset, FailureReason.DESERIALIZATION_ERROR, backlog.word.attempts)
+            self.bury(offset, FailureReason.DESERIALIZATION_ERROR, self.word.attempts)
         return ERR_END
 
     cdef bint _take_in(self) except -1:
         """An entry with its priority for each new message; True when there are more."""
-        cdef Backlog backlog = self.backlog
         cdef message_view v
         cdef int budget = BUDGET
         while budget > 0:
-            if backlog.fetching or backlog.ready >= AHEAD_MAX or backlog.pick_new(&v) != OK:
+            if self.fetching or self.ready >= AHEAD_MAX or self.pick_new(&v) != OK:
                 return False
-            backlog.word.priority = priority_of(&v)
-            core.word_store(&backlog.entry.word, core.ledger_pack(backlog.word))
-            backlog.add_ready(v.offset, backlog.word.priority)
+            self.word.priority = priority_of(&v)
+            core.word_store(&self.entry.word, core.ledger_pack(self.word))
+            self.add_ready(v.offset, self.word)
             budget -= 1
         return True
 

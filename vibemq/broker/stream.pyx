@@ -232,10 +232,13 @@ cdef class Stream:
         for batch in batches or ():
             what, first_offset, next_offset = batch
             failed = core.log_sync_failed(self.log.raw, first_offset, next_offset)
-            if failed or next_offset <= durable:
-                user.on_synced(what, not failed)
-            else:
+            if not failed and next_offset > durable:
                 waiting.append(batch)
+                continue
+            try:
+                user.on_synced(what, not failed)
+            except Exception as problem:  # its other batches are answered all the same
+                user.failed(problem)
         if user.unsynced is None:  # it was closed by what it was told
             return 0
         user.unsynced = waiting + user.unsynced
@@ -261,10 +264,7 @@ cdef class Stream:
             upto = core.log_durable_offset(self.log.raw)
         users, self.unsynced = self.unsynced, {}
         for user in users:
-            try:
-                self._tell_synced(user, upto)
-            except Exception as problem:
-                user.failed(problem)
+            self._tell_synced(user, upto)
         if self.unsynced:
             if error is None:
                 self._start_sync()

@@ -25,7 +25,6 @@ from vibemq.broker.alarms import Alarm, Alarms
 from vibemq.broker.catalog import Catalog
 from vibemq.broker.fanout import FanOut
 from vibemq.broker.groups import Groups
-from vibemq.broker.home import Home
 from vibemq.broker.messages import Messages
 from vibemq.broker.options import DeliveryMode, has_ttl, options_of
 from vibemq.broker.parts import Broker
@@ -91,7 +90,13 @@ class Worker:
         self.timers = Timers()
         self.beat_timer = self.timers.timer(self._beat)
         self.queues = QueueTable(
-            streams, self.mail, Messages(self.helpers), self.timers, config.queues, self._make_home
+            streams,
+            self.mail,
+            Messages(self.helpers),
+            self.timers,
+            config.queues,
+            MODES,
+            self.catalog.create_dead_letter_queue,
         )
         self.alarms = Alarms(
             config.data_path,
@@ -185,9 +190,6 @@ class Worker:
         del self.adopting[:ADOPTED_PER_TURN]
         if self.adopting:
             self.adopt_timer.set(self.queues.now_ms + 1)
-
-    def _make_home(self, queue: Any, generation: int) -> Any:
-        return Home(queue, generation, MODES[queue.options.mode], self.catalog.create_dead_letter_queue)
 
     def _look_at_access(self) -> None:
         """Twice a second, and when another worker says so: users, permissions or queues' options may have changed."""

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from vibemq.broker.consumer cimport Consumer
-from vibemq.broker.messages cimport message_view
-from vibemq.broker.reader cimport LogReader
+from vibemq.broker.client cimport Consumer
+from vibemq.broker.messages cimport LogReader, message_view
 from vibemq.protocols.micromsg2.filters cimport Filter
 from vibemq.protocols.micromsg2.session cimport Micromsg2Session
 

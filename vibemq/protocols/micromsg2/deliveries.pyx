@@ -10,9 +10,8 @@ What filters leave out takes no room, so nothing but time bounds it: all filters
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp
 
-from vibemq.broker.consumer cimport UNDELIVERABLE, UNWANTED, WRITTEN, peer_key
-from vibemq.broker.inflight cimport NO_SLOT
-from vibemq.broker.payload cimport payload_of
+from vibemq.broker.client cimport NO_SLOT, UNDELIVERABLE, UNWANTED, WRITTEN, peer_key
+from vibemq.broker.messages cimport payload_of
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.micromsg2.properties cimport TOO_LARGE, dotnet_type_of, properties_of

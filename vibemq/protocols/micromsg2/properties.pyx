@@ -15,7 +15,7 @@ A property twice counts with its last value: a map with a key twice is no AMQP. 
 
 from libc.stdint cimport uint64_t
 from libc.string cimport memcmp, memcpy, memset
-from vibemq.broker.payload cimport scratch_room
+from vibemq.broker.messages cimport scratch_room
 from vibemq.grow cimport grow
 from vibemq.protocols.micromsg2.values cimport TYPED_BYTES_MAX, is_strict, is_text, value_parse, value_put
 from vibemq.protocols.micromsg2.wire cimport percent_decode, percent_encode, property_next

@@ -12,13 +12,12 @@ Protocol: README.md beside this file.
 
 from libc.stdint cimport uint16_t
 from libc.string cimport memcmp
-from vibemq.broker.consumer cimport Consumer
-from vibemq.broker.inflight cimport NO_SLOT, delivery
+from vibemq.broker.client cimport NO_SLOT, Consumer, delivery
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_ENDING
-from vibemq.broker.reader cimport LogReader
+from vibemq.broker.messages cimport LogReader
 from vibemq.protocols.micromsg2.deliveries cimport Outlet, Subscription, TopicReader
 from vibemq.protocols.micromsg2.publisher cimport Micromsg2Publisher
 from vibemq.protocols.micromsg2.window cimport DUPLICATE, OVERRUN, sent_message

@@ -4,7 +4,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from vibemq.broker.payload cimport scratch_room
+from vibemq.broker.messages cimport scratch_room
 from vibemq.protocols.native.wire cimport HEADERS_MAX, header_find, header_next, is_resend, native_frame
 from vibemq.storage cimport core
 from vibemq.storage.core cimport amqp_map, amqp_properties, bytes_store32, writer_bytes

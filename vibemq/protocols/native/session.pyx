@@ -13,11 +13,11 @@ Protocol: README.md beside this file.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from vibemq.broker.client cimport QueueSession
-from vibemq.broker.consumer cimport UNDELIVERABLE, Consumer, peer_key
-from vibemq.broker.inflight cimport NO_SLOT
-from vibemq.broker.messages cimport message_view
-from vibemq.broker.payload cimport HEADER_TEXT_BYTES_MAX, VALUE_TEXT_BYTES, as_json, payload_of, scratch_room, value_of
+from vibemq.broker.client cimport NO_SLOT, UNDELIVERABLE, Consumer, QueueSession, peer_key
+from vibemq.broker.messages cimport (
+    HEADER_TEXT_BYTES_MAX, VALUE_TEXT_BYTES, as_json, message_view, payload_of, scratch_room,
+    value_of,
+)
 from vibemq.broker.publisher cimport ROOM, SERVER_ERROR, QueuePublisher
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.queue_table cimport QueueTable

@@ -16,9 +16,8 @@ JSON.
 import msgspec
 from libc.stdlib cimport free
 from libc.string cimport memcmp, strlen
-from vibemq.broker.consumer cimport UNDELIVERABLE, peer_key
-from vibemq.broker.inflight cimport NO_SLOT, delivery
-from vibemq.broker.payload cimport MESSAGE_ID_BYTES_MAX, VALUE_TEXT_BYTES, id_of, payload_of
+from vibemq.broker.client cimport NO_SLOT, UNDELIVERABLE, delivery, peer_key
+from vibemq.broker.messages cimport MESSAGE_ID_BYTES_MAX, VALUE_TEXT_BYTES, id_of, payload_of
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.grow cimport grow
@@ -35,7 +34,7 @@ from vibemq.storage.core cimport (
 )
 
 from vibemq.access.permissions import Operation
-from vibemq.broker.reader import NO_MAX
+from vibemq.broker.messages import NO_MAX
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr import records, spec
 from vibemq.protocols.signalr.spec import ErrorCode

@@ -17,7 +17,7 @@ from msgspec import Raw
 from vibemq.access.permissions import Operation
 from vibemq.broker.admission import SUBSCRIPTIONS_MAX
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES
-from vibemq.broker.reader import offset_of_time, offset_of_word
+from vibemq.broker.messages import offset_of_time, offset_of_word
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr.deliveries import HubReader, HubSubscription, PullConsumer, PullSubscription, Subscription
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError

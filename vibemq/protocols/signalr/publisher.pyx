@@ -20,7 +20,7 @@ import math
 
 import msgspec
 from libc.string cimport memcpy, memset
-from vibemq.broker.payload cimport scratch_room
+from vibemq.broker.messages cimport scratch_room
 from vibemq.broker.publisher cimport ROOM, ROOM_NONE
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
