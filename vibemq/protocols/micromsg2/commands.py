@@ -29,8 +29,8 @@ from vibemq.broker.admission import (
     with_queue,
 )
 from vibemq.broker.helping import in_helper
-from vibemq.broker.options import FAN_OUTS, DeliveryMode, letters_named, options_of
 from vibemq.broker.messages import offset_of_word
+from vibemq.broker.options import FAN_OUTS, DeliveryMode, letters_named, options_of
 from vibemq.errors import StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.micromsg2.codec import BadCommand, parse_command
 from vibemq.protocols.micromsg2.destinations import Refused, Target, check_new, target_of
