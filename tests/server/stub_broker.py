@@ -19,14 +19,14 @@ import sys
 from vibemq import config
 from vibemq.cli import main
 from vibemq.server import supervisor
-from vibemq.server.context import WorkerContext
+from vibemq.server.context import Context
 
 CONFIG_PATH = sys.argv[1]
 MODE = sys.argv[2] if len(sys.argv) > 2 else ""
 
 
 class StubWorker:
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
         self.selector = selectors.DefaultSelector()
         self.stopping = False

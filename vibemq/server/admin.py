@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of the admin process: put the management API together, serve it, end when told to or orphaned."""
+"""The admin process: the management API beside the workers, so that no question of it can slow a message.
+
+The supervisor makes everything before the first fork and keeps it: the two listening sockets (HTTP,
+and a Unix socket in the data directory for `vibemq ctl`), and for each worker a pair of sockets for questions
+(server/inquiry.py).  So nobody who connects while this process is being replaced is refused, and a worker
+that dies is asked again through the same socket.  It is never waited for and never stops the
+broker: when it keeps dying, it is started again ever later.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +24,7 @@ from vibemq.broker.disk import Reserve
 from vibemq.config import Config
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import listeners
-from vibemq.server.context import AdminContext
+from vibemq.server.context import Context
 from vibemq.storage.metadata import Metadata
 
 # The next supervisor waits for the lock on the data directory, which this process shares.
@@ -26,13 +33,13 @@ ORPHAN_CHECK_S = 0.2
 log = logging.getLogger("vibemq.admin")
 
 
-def run(context: AdminContext) -> int:
+def run(context: Context) -> int:
     """Returns the exit code."""
     asyncio.run(_serve(context))
     return 0
 
 
-async def _serve(context: AdminContext) -> None:
+async def _serve(context: Context) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     metadata = Metadata(context.metadata_path)
@@ -42,14 +49,14 @@ async def _serve(context: AdminContext) -> None:
     api = Api(
         context.config,
         metadata,
-        Workers(context.inquiries),
+        Workers([ours for _, ours in context.inquiries]),
         node_name(context.config, context.addresses),
         context.addresses,
         context.started_ms,
         context.conditions,
     )
     server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback))
-    await server.listen(context.http, context.ctl)
+    await server.listen(context.listeners.get("admin"), context.listeners["ctl"])
     log.info("the management API is ready")
     while not stop.is_set() and os.getppid() == context.supervisor_pid:
         say_due()

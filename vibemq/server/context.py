@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the supervisor hands to the processes that it forks: everything they may use of the world, made before the fork.
 
-Descriptors are named, never numbers by convention, and a worker gets only its own
-listeners; what other workers and the supervisor hold was closed before ``run`` is called.
+Descriptors are named, never numbers by convention, and a process gets only its own
+listeners; what others and the supervisor hold was closed before ``run`` is called.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class World:
     supervisor_pid: int  # when os.getppid() is another, the supervisor is dead
     beats: Beats  # each worker counts its own up BEATS_PER_S times a second: else it is taken for one that hangs
     handovers: list[Channel]  # by index of the worker: how connections go to it from another (server/handover.py)
+    # By index of the worker: its end and the admin process's, for questions; empty where there is no such process.
+    inquiries: list[tuple[socket.socket, socket.socket]]
     conditions: Conditions
     certificates: Certificates | None  # of the listeners that speak TLS
     addresses: dict[str, str]  # door name -> HOST:PORT as shown in the ready line
@@ -46,23 +48,15 @@ class World:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerContext(World):
-    index: int  # 0 .. config.worker_count - 1: the seat on the board, kept over restarts
-    # door name ("streams", "streams-tls") -> listening socket, non-blocking, of this worker alone.
-    # The supervisor keeps a copy, so connections that wait in it survive the worker.
+class Context(World):
+    """One process's part of it."""
+
+    index: int  # 0 .. config.worker_count - 1: the seat on the board, kept over restarts; -1: the admin process
+    # Door name ("streams", "streams-tls", "admin", "ctl") -> listening socket, non-blocking, of this process alone.
+    # The supervisor keeps a copy, so connections that wait in it survive the process.
     listeners: dict[str, socket.socket]
-    ready_fd: int  # write one byte when every listener accepts, then close it
-    # This worker's end of the socket for questions of the admin process; None when there is no such process.
-    inquiry: socket.socket | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdminContext(World):
-    http: socket.socket | None  # listening, non-blocking; None: admin.enabled is false
-    ctl: socket.socket  # listening at DATA/ctl.sock, non-blocking
-    inquiries: list[socket.socket]  # one for each worker, by index
+    ready_fd: int  # a worker writes one byte when every listener accepts, then closes it
 
 
 #: A process's entry: returns its exit code once it has finished what was in flight.
-WorkerRun = Callable[[WorkerContext], int]
-AdminRun = Callable[[AdminContext], int]
+Run = Callable[[Context], int]

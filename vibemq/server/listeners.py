@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listening sockets: for each door one per worker, all on the same address (SO_REUSEPORT).
+"""Listening sockets: for each door one per worker, all on the same address (SO_REUSEPORT); and that of `vibemq ctl`.
 
 The kernel spreads new connections over them.  They are bound by the supervisor, before the
 fork, and the supervisor keeps a copy of each: connections that wait in a dead worker's
@@ -10,11 +10,14 @@ connections without a word.  So the address is first bound without it, which fai
 anybody listens there.
 """
 
+import contextlib
 import errno
 import ipaddress
+import os
 import socket
 
 from vibemq.errors import ConfigError
+from vibemq.server.datadir import CTL_SOCKET, OWN_FILES
 
 TLS = "-tls"  # ends the name of a door's listeners that speak TLS
 BACKLOG = 4096  # the kernel caps it at net.core.somaxconn; a burst of reconnects should fit
@@ -72,6 +75,21 @@ def bind(door: str, host: str, port: int, count: int) -> list[socket.socket]:
             f"the {door} door cannot listen on {host}:{port}: {problem.strerror}", hint=_hint(problem, door)
         ) from None
     return bound
+
+
+def bind_ctl(data_dir: str) -> socket.socket:
+    """The Unix socket, for this account only; the lock on the directory is ours, so an old one is nobody's."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    folder = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(CTL_SOCKET, dir_fd=folder)
+        # Through the descriptor, because an address has room for 107 bytes and paths are longer.
+        made.bind(f"{OWN_FILES}/{folder}/{CTL_SOCKET}")
+        os.chmod(CTL_SOCKET, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
+    return made
 
 
 def _new(family: socket.AddressFamily, *, reuse_port: bool, address: tuple[str, int]) -> socket.socket:

@@ -12,6 +12,7 @@ dead worker is replaced within milliseconds.
 No message ever passes through this process.
 """
 
+import contextlib
 import gc
 import importlib
 import logging
@@ -23,7 +24,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vibemq.broker.alarms import Conditions
 from vibemq.broker.disk import Reserve
@@ -31,11 +32,10 @@ from vibemq.broker.memory import MemoryWatch
 from vibemq.config import Config, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
-from vibemq.server import admin_process, datadir, handover, listeners, logs
-from vibemq.server.admin_process import AdminProcess
-from vibemq.server.context import AdminContext, AdminRun, WorkerContext, WorkerRun, World
+from vibemq.server import datadir, handover, listeners, logs
+from vibemq.server.context import Context, Run, World
 from vibemq.server.hangs import Beats, HangWatch
-from vibemq.server.processes import OUR_SIGNALS, Worker, Workers
+from vibemq.server.processes import OUR_SIGNALS, Process
 from vibemq.storage.metadata import Metadata
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 #: Descriptors that a worker needs besides its connections: logs, indexes, control blocks.
 FILES_RESERVED = 4096
 CERTIFICATES_SAID_EACH_S = 86400.0  # that they end soon: a line a day is seen and does not bury others
+ADMIN = "admin"
+ADMIN_BACKLOG = 128
 #: How long the admin process may finish answers after the last worker has ended.
 ADMIN_END_S = 2.0
 #: timeout(1) and service managers send SIGTERM to a process and then to its group: that is one request.
@@ -53,7 +55,7 @@ LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("vibemq.server")
 
 
-def serve(config: Config, *, run: WorkerRun | None = None, reload: Callable[[], Config] | None = None) -> int:
+def serve(config: Config, *, run: Run | None = None, reload: Callable[[], Config] | None = None) -> int:
     """Run the broker until SIGTERM or SIGINT; returns the exit code.
 
     ``run`` is what each worker does (the product's own unless a test says otherwise, and then there is no admin
@@ -62,21 +64,14 @@ def serve(config: Config, *, run: WorkerRun | None = None, reload: Callable[[], 
     logs.set_process("supervisor")
     logs.setup(config.server.log_level)
     os.umask(0o077)  # logs and metadata are nobody else's business
-    admin_run: AdminRun | None = None if run else _product_run("vibemq.server.admin")
-    return Supervisor(config, run or _product_run("vibemq.server.worker"), admin_run, reload).serve()
-
-
-def _product_run(module: str) -> Callable[[Any], int]:
     # Imported before the fork, so that a new process starts in milliseconds, and from before root is given
     # up; by name, because a test that brings its own worker needs none of it.
-    found: Callable[[Any], int] = importlib.import_module(module).run
-    return found
+    ours = [None if run else importlib.import_module(f"vibemq.server.{module}").run for module in ("worker", "admin")]
+    return Supervisor(config, run or ours[0], ours[1], reload).serve()
 
 
 class Supervisor:
-    def __init__(
-        self, config: Config, run: WorkerRun, admin_run: AdminRun | None, reload: Callable[[], Config] | None
-    ) -> None:
+    def __init__(self, config: Config, run: Run, admin_run: Run | None, reload: Callable[[], Config] | None) -> None:
         self.config = config
         self.data_dir = config.data_path
         self.pid = os.getpid()
@@ -95,13 +90,15 @@ class Supervisor:
         self.level = mmap.mmap(-1, 1)
         self.level[0] = LEVELS.index(config.server.log_level)
         self.beats = Beats(config.worker_count)
-        self.workers = Workers(run, self.selector, self._context, self._in_worker, self._announce, self._on_broken)
+        self.run, self.admin_run = run, admin_run
+        self.workers: list[Process] = []
+        self.admin: Process | None = None
+        self.processes: list[Process] = []  # all of these
+        self.killed = 0  # workers that had to be killed at shutdown
         self.conditions = Conditions()
         store = config.store
         watermarks = store.memory_high_watermark_percent, store.memory_high_watermark_bytes
         self.memory = MemoryWatch(self.conditions, *watermarks)
-        self.admin_run = admin_run
-        self.admin: AdminProcess | None = None
         self.started_ms = time.time_ns() // 1_000_000
 
     def serve(self) -> int:
@@ -171,16 +168,24 @@ class Supervisor:
         ports = [port for port in self._doors().values() if port]
         if len(set(ports)) < len(ports):
             raise ConfigError(f"two doors have the same port: {self._doors()}", hint="give each its own, or 0")
-        self.workers.seats = [Worker(index, {}) for index in range(self.config.worker_count)]
+        calls = self.selector, self._in_child, self._live, self._announce
+        for index in range(self.config.worker_count):
+            name = f"worker {index}"
+            self.workers.append(Process(name, name, index, *calls, self._on_broken))
         for door, port in self._doors().items():
-            bound = listeners.bind(door, self.config.server.host, port, len(self.workers.seats))
-            for worker, listener in zip(self.workers.seats, bound, strict=True):
+            bound = listeners.bind(door, self.config.server.host, port, len(self.workers))
+            for worker, listener in zip(self.workers, bound, strict=True):
                 worker.listeners[door] = listener
             self.addresses[door] = listeners.shown(bound[0])
+        self.processes = [*self.workers]
         if self.admin_run is not None:
-            self.admin = admin_process.make(self.admin_run, self.config.admin, self.data_dir, len(self.workers.seats))
-            if self.admin.http is not None:
-                self.addresses[admin_process.NAME] = listeners.shown(self.admin.http)
+            self.admin = Process(ADMIN, "the admin process", -1, *calls, lambda _: None)
+            self.processes.append(self.admin)
+            admin = self.config.admin
+            if admin.enabled:
+                http = self.admin.listeners[ADMIN] = listeners.bind(ADMIN, admin.host, admin.port, 1)[0]
+                self.addresses[ADMIN] = listeners.shown(http)
+            self.admin.listeners["ctl"] = listeners.bind_ctl(self.data_dir)
 
     def _keep_reserve(self) -> Reserve:
         """Before recovery, which writes, too: where the disk is full it gets what was kept for it."""
@@ -222,7 +227,8 @@ class Supervisor:
     def _share(self) -> None:
         import vibemq.storage.shm as shm
 
-        count = len(self.workers.seats)
+        count = len(self.workers)
+        kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         board, mail, groups = (
             os.memfd_create(f"vibemq-{name}", os.MFD_CLOEXEC) for name in ("board", "mail", "groups")
         )
@@ -239,40 +245,24 @@ class Supervisor:
             supervisor_pid=self.pid,
             beats=self.beats,
             handovers=handover.channels(count),
+            inquiries=[socket.socketpair(socket.AF_UNIX, kind) for _ in range(count if self.admin else 0)],
             conditions=self.conditions,
             certificates=self.certificates,
             addresses=self.addresses,
             started_ms=self.started_ms,
         )
-        for worker in self.workers.seats:
-            for listener in worker.listeners.values():
-                listener.listen(listeners.BACKLOG)
-        if self.admin is not None:
-            self.admin.listen()
+        for process in self.processes:
+            for listener in process.listeners.values():
+                listener.listen(ADMIN_BACKLOG if process is self.admin else listeners.BACKLOG)
 
-    def _context(self, worker: Worker, ready_fd: int) -> WorkerContext:
-        inquiry = None if self.admin is None else self.admin.inquiries[worker.index][0]
-        return WorkerContext(
-            **vars(self.world), index=worker.index, listeners=worker.listeners, ready_fd=ready_fd, inquiry=inquiry
-        )
+    def _live(self, process: Process, ready_fd: int) -> int:
+        """The whole life of a process."""
+        run = self.run if process is not self.admin else self.admin_run
+        assert run is not None
+        return run(Context(**vars(self.world), index=process.index, listeners=process.listeners, ready_fd=ready_fd))
 
-    def _in_worker(self, worker: Worker) -> None:
-        self._in_child(f"vibemq: worker {worker.index}")
-        for index, (theirs, _) in enumerate(self.world.handovers):
-            if index != worker.index:
-                theirs.close()
-        if self.admin is not None:
-            self.admin.close_for_worker(worker.index)
-
-    def _in_admin(self) -> None:
-        self._in_child("vibemq: admin")
-        self.workers.close_all()
-        for theirs, ours in self.world.handovers:
-            theirs.close()
-            ours.close()
-
-    def _in_child(self, title: str) -> None:
-        """In a new process: let go of what is the supervisor's.  The lock stays held."""
+    def _in_child(self, process: Process) -> None:
+        """In a new process: let go of what is the supervisor's, and others'.  The lock stays held."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
@@ -280,8 +270,17 @@ class Supervisor:
         self.selector.close()
         self.signals_read.close()
         self.signals_write.close()
+        for other in self.processes:
+            if other is not process:
+                other.let_go()
+        for pairs, used_by_admin in ((self.world.handovers, False), (self.world.inquiries, True)):
+            for index, (theirs, ours) in enumerate(pairs):
+                if index != process.index:
+                    theirs.close()
+                if used_by_admin != (process is self.admin):
+                    ours.close()
         logs.set_level(LEVELS[self.level[0]])
-        _set_title(title)
+        _set_title(f"vibemq: {process.name}")
 
     def _hung_up(self) -> None:
         """In a worker, at any moment: SIGHUP."""
@@ -304,84 +303,69 @@ class Supervisor:
     def _run(self) -> int:
         gc.collect()
         gc.freeze()  # what exists now is shared with the workers: collecting it would copy its pages
-        for worker in self.workers.seats:
-            self.workers.start(worker)
-        self._start_admin()
+        for process in self.processes:
+            process.start()
         self.hangs = HangWatch(self.beats, self.config.server.worker_hang_s, time.monotonic())
-        while self.stop_deadline_s is None or self.workers.any_alive or (self.admin is not None and self.admin.alive):
+        while self.stop_deadline_s is None or any(process.alive for process in self.processes):
             for key, _ in self.selector.select(self._timeout_s()):
                 key.data()
             self._due(time.monotonic())
             say_due()
         say_rest()
         log.info("stopped")
-        return 1 if self.workers.killed or self.failed else 0
-
-    def _start_admin(self) -> None:
-        if (admin := self.admin) is None:
-            return
-
-        def life() -> int:
-            inquiries = [ours for _, ours in admin.inquiries]
-            return admin.run(AdminContext(**vars(self.world), http=admin.http, ctl=admin.ctl, inquiries=inquiries))
-
-        admin.start(self.selector, self._in_admin, life)
+        return 1 if self.killed or self.failed else 0
 
     def _timeout_s(self) -> float:
         times = [
             self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due,
             self.memory.due,
             self.hangs.due if self.stop_deadline_s is None else None,
-            self.workers.next_start_s(),
-            None if self.admin is None else self.admin.restart_at_s,
+            *(process.restart_at_s for process in self.processes),
         ]
         return max(0.0, min(due for due in times if due is not None) - time.monotonic())
 
     def _due(self, now_s: float) -> None:
         if now_s >= self.memory.due:
-            self.memory.look(self._pids())
+            self.memory.look([self.pid, *(process.pid for process in self.processes if process.alive)])
         if self.stop_deadline_s is not None:
-            if not self.workers.any_alive and not self.without_workers:
+            if not self.without_workers and not any(worker.alive for worker in self.workers):
                 self.without_workers = True
                 self.stop_deadline_s = min(self.stop_deadline_s, now_s + ADMIN_END_S)
             if now_s >= self.stop_deadline_s:
                 self._kill(f"it did not end within {self.config.server.shutdown_timeout_s} s")
                 self.stop_deadline_s = now_s + 3600.0  # SIGKILL cannot be refused, only be slow to take effect
             return
-        self.workers.start_due(now_s)
-        if self.admin is not None and self.admin.restart_at_s is not None and self.admin.restart_at_s <= now_s:
-            self._start_admin()
+        for process in self.processes:
+            if process.restart_at_s is not None and process.restart_at_s <= now_s:
+                process.start()
         if self.hangs.due is not None and now_s >= self.hangs.due:
-            alive = [(worker.index, worker.pid) for worker in self.workers.seats if worker.alive]
+            alive = [(worker.index, worker.pid) for worker in self.workers if worker.alive]
             if (found := self.hangs.look(now_s, alive)) is not None:
-                self.workers.replace(found[0], f"it has done nothing for {found[1]:.0f} s")
+                worker, why = self.workers[found[0]], f"it has done nothing for {found[1]:.0f} s"
+                log.error("%s, pid %d, is killed and replaced: %s", worker.label, worker.pid, why)
+                worker.tell(signal.SIGKILL)  # its death brings another
         if now_s >= self.housekeeper.due:
             self.housekeeper.run_slice()
         if self.certificates is not None and now_s >= self.certificates_said_s + CERTIFICATES_SAID_EACH_S:
             self.certificates_said_s = now_s
             self.certificates.say_ends(time.time())
 
-    def _pids(self) -> list[int]:
-        """Of all processes of the broker."""
-        admin = [self.admin.pid] if self.admin is not None and self.admin.alive else []
-        return [self.pid, *admin, *(worker.pid for worker in self.workers.seats if worker.alive)]
-
     def _announce(self) -> None:
-        if self.announced or not self.workers.all_ready:
+        if self.announced or not all(worker.ready for worker in self.workers):
             return
         self.announced = True
         doors = " ".join(f"{door}={address}" for door, address in self.addresses.items())
-        log.info("ready: %d workers, %s, data in %s", len(self.workers.seats), doors, self.data_dir)
+        log.info("ready: %d workers, %s, data in %s", len(self.workers), doors, self.data_dir)
         streams = self.config.streams
         if streams.advertised_host or streams.advertised_port:  # the most frequent reason why clients cannot connect
             told = f"{streams.advertised_host or 'the host they reached'}:{streams.advertised_port or 'the port above'}"
             log.info("stream clients are told to connect to %s", told)
         try:
-            print(f"vibemq ready pid={os.getpid()} workers={len(self.workers.seats)} {doors}", flush=True)
+            print(f"vibemq ready pid={os.getpid()} workers={len(self.workers)} {doors}", flush=True)
         except OSError as problem:  # whoever started us does not listen any more; the broker serves all the same
             log.warning("the ready line could not be written to standard output: %s", problem.strerror)
 
-    def _on_broken(self, worker: Worker) -> None:
+    def _on_broken(self, worker: Process) -> None:
         """Once the broker has served, it keeps trying for ever; a start that fails is reported as such."""
         if not self.announced and self.stop_deadline_s is None:
             self.failed = True
@@ -405,24 +389,27 @@ class Supervisor:
         log.info("%s: stopping; workers have %d s to finish", why, timeout_s)
         self.stop_began_s = time.monotonic()
         self.stop_deadline_s = self.stop_began_s + timeout_s
-        # Our copies would keep the port open, and clients that connect now waiting for nobody.
-        for worker in self.workers.seats:
-            for listener in worker.listeners.values():
-                listener.close()
-        self.workers.stop()
+        for process in self.processes:
+            process.stop()
         if self.admin is not None:
-            self.admin.stop()
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self.data_dir}/{datadir.CTL_SOCKET}")
 
     def _kill(self, why: str) -> None:
-        self.workers.kill(why)
-        if self.admin is not None:
-            self.admin.kill()
+        for process in self.processes:
+            if process.alive and process is self.admin:  # nothing is lost with it
+                log.warning("%s, pid %d, is killed: it has not ended yet", process.label, process.pid)
+            elif process.alive:
+                log.error("%s, pid %d, is killed: %s", process.label, process.pid, why)
+                self.killed += 1
+            process.tell(signal.SIGKILL)
 
     def _reload(self) -> None:
         self._reload_options()
         if self.certificates is not None:
             self.certificates.refresh()  # for workers that are started later, and to say what is wrong once
-        self.workers.tell(signal.SIGHUP)
+        for worker in self.workers:
+            worker.tell(signal.SIGHUP)
 
     def _reload_options(self) -> None:
         if self.reload is None:

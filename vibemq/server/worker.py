@@ -41,7 +41,7 @@ from vibemq.protocols.native.door import NativeDoor
 from vibemq.protocols.signalr.door import SignalRDoor
 from vibemq.protocols.streams.door import StreamsDoor
 from vibemq.server import listeners
-from vibemq.server.context import WorkerContext
+from vibemq.server.context import Context
 from vibemq.server.handover import Handovers
 from vibemq.server.hangs import BEATS_PER_S
 from vibemq.server.helpers import Helpers
@@ -68,13 +68,13 @@ MODES = {
 }
 
 
-def run(context: WorkerContext) -> int:
+def run(context: Context) -> int:
     """A worker's life; returns its exit code."""
     return Worker(context).run()
 
 
 class Worker:
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
         self.stopping = False
         self.board = Board(context.board_fd, context.index, context.doorbell_fds)
@@ -142,9 +142,10 @@ class Worker:
         )
         names = {name.removesuffix(listeners.TLS) for name in context.listeners}
         self.doors.update({name: DOORS[name](config, broker) for name in names})
-        if context.inquiry is not None:
-            inquiries = Inquiries(context.inquiry, self.loop, broker, context.certificates)
-            self.loop.attend(context.inquiry.fileno(), inquiries.answer_one)
+        if context.inquiries:
+            channel, _ = context.inquiries[context.index]
+            inquiries = Inquiries(channel, self.loop, broker, context.certificates)
+            self.loop.attend(channel.fileno(), inquiries.answer_one)
 
     def _adopt(self) -> None:
         """Queues whose messages expire have a home as long as the broker runs, used or not.
