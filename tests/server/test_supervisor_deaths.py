@@ -8,7 +8,7 @@ import time
 
 from supervisor_harness import wait_until
 
-from vibemq.server.processes import QUICK_DEATHS_FREE, Worker, Workers
+from vibemq.server.processes import QUICK_DEATHS_FREE, Process
 
 PROMISED_MS = 200
 TRIES_MAX = 30
@@ -74,15 +74,15 @@ def test_a_worker_whose_death_is_known_before_its_first_word_is_read_harms_nobod
         def select(self, timeout=None):
             return sorted(super().select(timeout), key=lambda event: event[0].fd != worker.pidfd)
 
-    def run(ready_fd):
+    def life(_, ready_fd):
         os.write(ready_fd, b"1")
         return 4
 
-    told, worker = [], Worker(0, {}, quick_deaths=QUICK_DEATHS_FREE)
+    told = []
     with Backwards() as selector:
-        workers = Workers(run, selector, lambda _, ready_fd: ready_fd, lambda _: None, lambda: None, told.append)
-        workers.seats = [worker]
-        workers.start(worker)
+        calls = selector, lambda _: None, life, lambda: None, told.append
+        worker = Process("worker 0", "worker 0", 0, *calls, quick_deaths=QUICK_DEATHS_FREE)
+        worker.start()
         wait_until(lambda: len(selector.select(0)) == 2, "it is ready, and it has ended")
         for key, _ in selector.select(0):
             key.data()

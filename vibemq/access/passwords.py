@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passwords as they are kept: argon2id hashes and verifiers, and RabbitMQ's hashes that an import brings.
 
-Checking argon2 takes tens of milliseconds on purpose.  RabbitMQ keeps a salted SHA-2 hash, which whoever
-steals it can guess at far more quickly; it is accepted so that a definitions file can be imported without
-everybody's password being set anew, and goes when the password is changed.  There is no verifier to it: making one
-(access.proofs) takes the password itself.
+Checking argon2 takes tens of milliseconds on purpose.  RabbitMQ's salted SHA-2 hash can be guessed at far more quickly
+by whoever steals it; it is taken so that a definitions file can be imported without everybody's password being set
+anew, and goes when the password is changed.  There is no verifier to it: that (access.proofs) takes the password
+itself.
 """
 
 import base64

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Access tokens: who has one is a user for a while, without a password.
 
-Browsers can give a WebSocket no header, only its address, and addresses end up in the logs of proxies: a token there
-is worth less than a password, and not for long.  A token is the time when it ends and the user's name, and a keyed
-hash (HMAC-SHA256) of these and of the user's password hash.  So nothing has to be kept for it, every process
-of the broker can check it, and it is worth nothing once the user is deleted, made again or has another password.
-The key lies in the database, made with its tables.
+Browsers can give a WebSocket no header, only its address, and addresses end up in the logs of proxies.  A token is the
+time when it ends and the user's name, and a keyed hash (HMAC-SHA256) of these and of the user's password hash, with the
+database's key: nothing has to be kept for it, and it is worth nothing once the user is deleted, made again or has
+another password.
 """
 
 import base64

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Users and permissions by the rules of RabbitMQ's tools: ``vibemq ctl`` and the HTTP API.
 
-These rules are looser than ``vibemq users``': any name, any password, and nobody becomes a superuser
-by being the first.  The tag ``administrator`` lets a user manage everything over HTTP.
-
-guest is a user like another to these tools, but built in: it can be deleted and added again, with its
-one password, and may do everything; whatever else would change it is refused.
-Hashing and committing block.
+They are looser than ``vibemq users``': any name, any password, and nobody becomes a superuser by being the first.  The
+tag ``administrator`` lets a user manage everything over HTTP. guest is a user like another here, but built in: it can
+be deleted and added again, with its one password; whatever else would change it is refused.  Hashing and committing
+block.
 """
 
 from vibemq.access.passwords import NO_PASSWORD, OWN_HASHING, hash_password, imported_hash

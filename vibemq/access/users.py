@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may come in: users with passwords, and the built-in guest for this machine only.
 
-Passwords are kept as hashes (access.passwords).  Checking one takes tens of milliseconds on
-purpose, so it belongs on a helper thread; a worker's loop asks ``check_cached``
-first, which knows the passwords that were right before (as a keyed hash whose key never
-leaves the process) and so lets a client reconnect without that price.  A user's row is read
-again each time, so a changed or deleted password counts at once.
+Checking a password (access.passwords) takes tens of milliseconds on purpose, so it belongs on a helper thread; a
+worker's loop asks ``check_cached`` first, which knows the passwords that were right before, as a keyed hash whose key
+never leaves the process.  A user's row is read again each time, so a changed or deleted password counts at once.
 
 Who would rather not send the password asks for a challenge and proves to know it (access.proofs), at no price here.
 That takes a verifier, which is made when a password is set; imported users, and those whose password is older
 than verifiers, have none, and get challenges like users whom nobody knows.
 
-guest/guest is accepted from loopback only, and only while the configuration allows it and nobody has
-removed guest.  No user named guest can be made, so there is no second meaning of that name.
-
-What a user may do once inside is vibemq.access.permissions'.  The first user of all is a superuser:
-somebody must be able to let the others do something.
+guest/guest is accepted from loopback only, and only while the configuration allows it and nobody has removed guest.  No
+user named guest can be made.  The first user of all is a superuser: somebody must be able to let the others do
+something.
 """
 
 import enum

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The workers as the admin process sees them: questions out, answers back (the other end is server/inquiry.py).
 
-One socket for each worker, made before the first fork and kept by the supervisor, so it outlives both ends.
-What a worker that was killed had not read yet is answered by its successor, and an answer to an earlier
-admin process is known by its number and thrown away.  A worker that does not answer in time is left
-out, and the log says so: an overview with a part missing is better than none.
+The supervisor keeps one socket for each worker, so it outlives both ends: what a worker that was killed had not read is
+answered by its successor, and an answer to an earlier admin process is known by its number and thrown away.  Who does
+not answer in time is left out, and the log says so: an overview with a part missing is better than none.
 """
 
 from __future__ import annotations
@@ -78,21 +77,22 @@ class Workers:
     def ask_any(self, what: str, **details: object) -> Any:
         """The first answer, of whichever worker.  Raises NoAnswer."""
         for worker in range(len(self._channels)):
-            try:
-                return self.ask(worker, what, **details)
-            except NoAnswer as problem:
-                log.warning("%s", problem)
+            if (answer := self._ask_one(worker, what, **details)) is not None:
+                return answer
         raise NoAnswer("no worker answers")
+
+    def _ask_one(self, worker: int, what: str, **details: object) -> Any:
+        """None, with a line in the log, where it does not answer."""
+        try:
+            return self.ask(worker, what, **details)
+        except NoAnswer as problem:
+            log.warning("%s", problem)
+            return None
 
     def ask_all(self, what: str, **details: object) -> list[Any]:
         """The answers of those that answer."""
-        answers = []
-        for worker in range(len(self._channels)):
-            try:
-                answers.append(self.ask(worker, what, **details))
-            except NoAnswer as problem:
-                log.warning("%s", problem)
-        return answers
+        answers = (self._ask_one(worker, what, **details) for worker in range(len(self._channels)))
+        return [answer for answer in answers if answer is not None]
 
     def sessions(self) -> Iterator[dict[str, Any]]:
         """Every connection of every worker, as its worker describes it."""
@@ -109,11 +109,7 @@ class Workers:
         for worker in range(len(self._channels)):
             after: int | None = -1
             while after is not None:
-                try:
-                    piece = self.ask(worker, what, after=after)
-                except NoAnswer as problem:
-                    log.warning("%s", problem)
-                    break
+                piece = self._ask_one(worker, what, after=after) or {"found": (), "next": None}
                 yield from piece["found"]
                 after = piece["next"]
 

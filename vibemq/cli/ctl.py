@@ -139,7 +139,7 @@ def _run(name: str, command: Command, words: Sequence[str], data: DataDir, optio
     is_read_by_programs = formatter in ("json", "csv") or order.words.get("file") == STANDARD_OUTPUT
     quiet = options["quiet"] or options["silent"] or is_read_by_programs
     data.timeout_s = options["timeout"]
-    data.check()
+    _ = data.path  # or the configuration is refused, before anything is said
     if not quiet:
         click.echo(command.banner.format_map(order.typed))
     result = command.run(order)

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data directory that --config and --data-dir name: its database, and the broker that serves from it.
 
-The broker is asked through the admin process's socket in the directory.  Where none runs, `vibemq ctl` works on the
-files; either way it is the management API that answers (vibemq.admin.api), so there is one meaning of each request.
-
-Only what is told to makes a data directory: everything else would answer a misspelt --data-dir as if it were an empty
-one.  What root makes in a directory of another account is given to that account, because the broker that runs as it
-could not open the database otherwise.
+The broker is asked through the admin process's socket in the directory, and where none runs its files are worked on:
+either way it is the management API (vibemq.admin.api) that answers.  Only what is told to makes a data directory, or a
+misspelt --data-dir would seem to be an empty one.  What root makes in a directory of another account is given to that
+account, because the broker that runs as it could not open the database otherwise.
 """
 
 from __future__ import annotations
@@ -68,11 +66,8 @@ class DataDir:
 
     @property
     def path(self) -> str:
+        """Raises ConfigError."""
         return self.config.data_path
-
-    def check(self) -> None:
-        """The configuration can be read.  Raises ConfigError."""
-        _ = self.config
 
     # ---- the database ----
 
@@ -170,21 +165,19 @@ class DataDir:
         """None: no broker serves from here.  Raises SetupError."""
         from vibemq.server.datadir import CTL_SOCKET, OWN_FILES
 
-        try:
-            folder = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        except OSError as problem:
-            raise self._unreachable(problem) from None
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link.settimeout(self.timeout_s)
         try:
-            # Through the descriptor, because an address has room for 107 bytes and paths are longer.
-            link.connect(f"{OWN_FILES}/{folder}/{CTL_SOCKET}")
-            return link
+            folder = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                # Through the descriptor, because an address has room for 107 bytes and paths are longer.
+                link.connect(f"{OWN_FILES}/{folder}/{CTL_SOCKET}")
+                return link
+            finally:
+                os.close(folder)
         except (FileNotFoundError, ConnectionRefusedError):
             link.close()
-            if not os.path.isdir(OWN_FILES):  # else a broker that runs would be taken for none
+            if os.path.isdir(self.path) and not os.path.isdir(OWN_FILES):  # a broker that runs would be taken for none
                 raise SetupError(
                     f"cannot look for the broker in {self.path}: {OWN_FILES} is needed, and /proc is not there",
                     hint="mount it (`mount -t proc proc /proc`), and let a container see it",
@@ -192,15 +185,10 @@ class DataDir:
             return None
         except OSError as problem:
             link.close()
-            raise self._unreachable(problem) from None
-        finally:
-            os.close(folder)
-
-    def _unreachable(self, problem: OSError) -> SetupError:
-        return SetupError(
-            f"cannot reach the broker in {self.path}: {problem.strerror}",
-            hint="run this as the account that serves, or as root",
-        )
+            raise SetupError(
+                f"cannot reach the broker in {self.path}: {problem.strerror}",
+                hint="run this as the account that serves, or as root",
+            ) from None
 
     def _ask_files(self, method: str, where: str, body: Any, makes_data: bool) -> tuple[int, Any]:
         from vibemq.admin.api.calls import OWNER
@@ -208,17 +196,16 @@ class DataDir:
         from vibemq.admin.api.service import Api
         from vibemq.admin.workers import Workers
 
-        def work(metadata: Metadata) -> Any:
+        def work(metadata: Metadata) -> tuple[int, Any]:
             api = Api(self.config, metadata, Workers([]), "rabbit@localhost", {}, 0)
-            return handle(api, method, where, OWNER, {}, body)
+            answer = handle(api, method, where, OWNER, {}, body)
+            return answer.status, answer.body
 
         if method == "GET":
-            answer = work(self.open())
-        else:
-            if not makes_data:
-                self.open().close()
-            answer = self.make(work)
-        return answer.status, answer.body
+            return work(self.open())
+        if not makes_data:
+            self.open().close()
+        return self.make(work)
 
 
 def _body(status: int, answer: Any) -> Any:

@@ -40,7 +40,7 @@ def users_add(name: str, superuser: bool, password_stdin: bool, as_json: bool, d
     """
     from vibemq.access.users import add_user
 
-    data.check()  # before the password is asked for
+    _ = data.path  # before the password is asked for
     password = ask_password(name, password_stdin, twice=True)  # before anything is made
     is_superuser = data.make(lambda metadata: add_user(metadata, name, password, is_superuser=superuser or None))
     why = "" if superuser else ", because it is the first user"

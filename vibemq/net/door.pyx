@@ -90,11 +90,9 @@ cdef enum:
 cdef class Relay(Session):
     """Two connections of one worker as one pipe: what comes from either goes to the other.
 
-    A TLS connection cannot be given to another process, because its keys are in this one.  So the other process
-    gets one end of a socket pair instead, and a pair of these carries the bytes.
-
-    Bound: what waits for one end is at most RELAY_BYTES_MAX and one read; then the other end is not read.
-    When one end is gone, the other takes what is left for it and ends too.
+    A TLS connection cannot be given to another process, because its keys are in this one: that gets one end of a socket
+    pair instead, and a pair of these carries the bytes.  What waits for one end is at most RELAY_BYTES_MAX and one read;
+    then the other end is not read.  When one end is gone, the other takes what is left for it and ends too.
     """
 
     cdef Connection other  # the far end; None once it is gone

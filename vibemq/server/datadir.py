@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data directory: made for its owner only, used by one broker at a time.
 
-``DATA/lock`` is held with flock by the supervisor and, through the inherited descriptor, by
-every worker: the lock is free only when the last process that could write is gone.  So a
-supervisor that was killed cannot be followed by a new one while its workers still finish.
+``DATA/lock`` is held with flock by the supervisor and, through the inherited descriptor, by every worker: a supervisor
+that was killed cannot be followed by a new one while its workers still finish.
 """
 
 import fcntl
@@ -77,15 +76,13 @@ def acquire(path: str) -> int:
             f"cannot open {path}/lock: {refused.why if refused else problem.strerror}",
             hint=refused.hint if refused else "",
         ) from None
-    deadline = time.monotonic() + WAIT_S
-    told = False
+    deadline = None
     while not _try_lock(fd):
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        if not told:
-            log.warning(
-                "%s is in use by pid %s or its workers; waiting up to %g s for them to end", path, holder, WAIT_S
-            )
-            told = True
+        if deadline is None:
+            deadline = time.monotonic() + WAIT_S
+            said = "%s is in use by pid %s or its workers; waiting up to %g s for them to end"
+            log.warning(said, path, holder, WAIT_S)
         if time.monotonic() > deadline:
             os.close(fd)
             gone = "" if os.path.exists(f"/proc/{holder}") else " (which has ended, but a worker of it has not)"

@@ -2,13 +2,13 @@
 """Connections that go from the worker that accepted them to the one that has what they are about.
 
 Some protocols spread one conversation over several connections (the requests of a SignalR long poll), and the kernel
-gives each to any worker.  The conversation lives in one; whoever else is asked passes the socket on, with
-the bytes read so far, through a socket pair that the supervisor made for the receiver.
+gives each to any worker.  Who is not the one that has the conversation passes the socket on, with the bytes read so
+far, through a socket pair that the supervisor made for the receiver; a killed worker's packets are read by its
+successor.
 
 A packet is a line of JSON and, behind it, those bytes; with it travels the socket's descriptor, and where there are
-more than INLINE_BYTES_MAX bytes a memfd that holds them.  Packets for a worker that was killed are read by its
-successor.  A TLS connection stays, and what travels is one end of a pair that leads to it (net/door.pyx); who is to
-pass that on gives the end itself away, so there is never more than one pair between a peer and a session.
+more than INLINE_BYTES_MAX bytes a memfd that holds them.  A TLS connection stays, and what travels is one end of a pair
+that leads to it (net/door.pyx), and that end itself where it is passed on again.
 """
 
 from __future__ import annotations

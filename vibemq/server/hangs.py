@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that have stopped doing their work: found by the supervisor, which replaces them as any that died.
 
-Each worker beats: BEATS_PER_S times a second its loop counts up a byte that it shares with the supervisor, which looks
-at it every LOOK_S.  What a worker is silent for is counted in the time that it could have beaten in:
-
-* Of the time between two looks no more than twice LOOK_S counts.  Where it was longer, the supervisor did not run
-  either: the machine was suspended or has no time for anybody.
-* A worker that computes is silent for the processor time it had, so that one in an endless loop is found, and one that
-  gets no processor is not.
-* One that waits for the disk (state D) cannot be killed before the disk answers, and its successor would wait for the
-  same; and one that a debugger has stopped (state t) is being looked at.  Neither counts.
+BEATS_PER_S times a second a worker's loop counts up a byte that it shares with the supervisor, which looks at it every
+LOOK_S.  What a worker is silent for is counted in the time that it could have beaten in: between two looks no more than
+twice LOOK_S, because the supervisor did not run either where it was longer (a machine that was suspended, or has no
+time for anybody); of one that computes the processor time it had, so that one in an endless loop is found, and one that
+gets no processor is not; and nothing of one that waits for the disk (state D), for which its successor would wait as
+well, or that a debugger has stopped (state t).
 
 Who hangs may hold what others wait for, so that they seem to hang too.  Therefore one is replaced at a time, a
 stopped one first, and the others then have GRACE_S to show that it was not they.

@@ -2,11 +2,8 @@
 """Retention on a timer: drop what is too old or too much, also where nobody publishes any more.
 
 Whoever changes a policy applies it (broker/catalog.py); when any has changed, the next look sets the limits of every
-stream anew, because a stream does not say whether a policy was ever meant for it.
-
-The supervisor does this between its other work, so it is cut into slices: a worker that dies
-meanwhile is started again without waiting for thousands of streams to be looked at.
-Nothing is held open between slices, because a fork may come in between.
+stream anew, because a stream does not say whether a policy was ever meant for it.  The supervisor does this between its
+other work, so it is cut into slices, and nothing is held open between them, because a fork may come in between.
 """
 
 import logging

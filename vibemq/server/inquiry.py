@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a worker tells the admin process about itself: one question a turn, each answered within about a millisecond.
 
-A question is one packet of JSON, ``{"id": 7, "ask": "sessions", ...}``.  The answer is one packet with the same
-id, ``{"id": 7}``, perhaps with an ``error``, and a descriptor with it: a memfd that holds the answer as JSON.  So
-an answer of any size goes whole, the loop never waits for a reader, and nobody ever sees half of one.  When the
-admin process is dead or slow its socket is full, and the answer is dropped: whoever asked has given up.
-
-What may be long (all connections, all streams) is asked for piece by piece: each answer says where the next begins.
+A question is one packet of JSON, ``{"id": 7, "ask": "sessions", ...}``, and so is the answer, ``{"id": 7}``, perhaps
+with an ``error``; with it comes a memfd that holds what was asked for as JSON.  So an answer of any size goes whole,
+and the loop never waits for a reader: when the admin process is dead or slow its socket is full, and the answer is
+dropped.  What may be long (all connections, all streams) is asked for piece by piece: each answer says where the next
+begins.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Listening sockets: for each door one per worker, all on the same address (SO_REUSEPORT); and that of `vibemq ctl`.
 
-The kernel spreads new connections over them.  They are bound by the supervisor, before the
-fork, and the supervisor keeps a copy of each: connections that wait in a dead worker's
-socket are accepted by its successor, none is reset.
-
-SO_REUSEPORT also lets a *second* broker of the same account take a share of the first one's
-connections without a word.  So the address is first bound without it, which fails if
-anybody listens there.
+The kernel spreads new connections over them.  The supervisor binds them before the fork and keeps a copy of each:
+connections that wait in a dead worker's socket are accepted by its successor, none is reset.  SO_REUSEPORT also lets a
+*second* broker of the same account take a share of the first one's connections without a word, so the address is first
+bound without it, which fails if anybody listens there.
 """
 
 import contextlib

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Before the workers start: make every stream's log usable, and clear away what nobody owns.
 
-One stream that cannot be recovered never keeps the others from starting: it is logged with file and position, and
-opening it fails with that reason until the next start.  So is one of which any file was written by a newer version: of
-that nothing is touched.
-
-A directory that the metadata does not know is what a crash left of a creation or a
-deletion, or what is left when the metadata was lost.  It is removed only if that can
-lose nothing: marked as deleted, or empty.  Anything else stays, and is named.
+One stream that cannot be recovered, or of which a newer version wrote any file, never keeps the others from starting:
+it is logged with file and position, and opening it fails with that reason until the next start.  A directory that the
+metadata does not know is what a crash left of a creation or a deletion, or what is left when the metadata was lost: it
+is removed only if that can lose nothing (marked as deleted, or empty), and else stays and is named.
 """
 
 import logging
@@ -15,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 
 import vibemq.storage.log as logs
@@ -125,9 +123,8 @@ def _pull_back_offsets(record: StreamRecord) -> None:
 
     Other messages get those numbers next, and whoever went on behind the old ones would miss them.
     """
-    held = logs.Log(record.directory)
-    end = held.stats().next_offset
-    held.close()
+    with closing(logs.Log(record.directory)) as held:
+        end = held.stats().next_offset
     offsets = logs.StoredOffsets(record.directory)
     try:
         ahead = {reference: offset for reference, offset in offsets.all().items() if offset >= end}
@@ -141,13 +138,8 @@ def _pull_back_offsets(record: StreamRecord) -> None:
     finally:
         offsets.close()
     for reference, offset in ahead.items():
-        log.warning(
-            "stream %r: %r had stored offset %d, and messages end before %d: it is set back",
-            record.name,
-            reference,
-            offset,
-            end,
-        )
+        said = "stream %r: %r had stored offset %d, and messages end before %d: it is set back"
+        log.warning(said, record.name, reference, offset, end)
 
 
 def _clear_orphans(streams_dir: str, known: set[str]) -> None:
@@ -169,14 +161,9 @@ def _holds_nothing(directory: str) -> bool:
     except StorageError as problem:
         # A creation ends with the control page, and so does a removal; that of another boot cannot be believed.
         if problem.code in ("ERR_NOT_FOUND", "ERR_STALE"):
-            return logs.segments(directory) == [0] and _first_segment_bytes(directory) <= logs.SEGMENT_HEADER_BYTES
+            first = os.path.join(directory, f"{0:020}.segment")
+            held_bytes = os.path.getsize(first) if os.path.exists(first) else 0
+            return logs.segments(directory) == [0] and held_bytes <= logs.SEGMENT_HEADER_BYTES
         return problem.code == "ERR_DELETED"
-    try:
+    with closing(held):
         return held.stats().next_offset == 0
-    finally:
-        held.close()
-
-
-def _first_segment_bytes(directory: str) -> int:
-    path = os.path.join(directory, f"{0:020}.segment")
-    return os.path.getsize(path) if os.path.exists(path) else 0

@@ -64,10 +64,12 @@ def serve(config: Config, *, run: Run | None = None, reload: Callable[[], Config
     logs.set_process("supervisor")
     logs.setup(config.server.log_level)
     os.umask(0o077)  # logs and metadata are nobody else's business
+    if run:
+        return Supervisor(config, run, None, reload).serve()
     # Imported before the fork, so that a new process starts in milliseconds, and from before root is given
     # up; by name, because a test that brings its own worker needs none of it.
-    ours = [None if run else importlib.import_module(f"vibemq.server.{module}").run for module in ("worker", "admin")]
-    return Supervisor(config, run or ours[0], ours[1], reload).serve()
+    ours = [importlib.import_module(f"vibemq.server.{module}").run for module in ("worker", "admin")]
+    return Supervisor(config, *ours, reload).serve()
 
 
 class Supervisor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -24,12 +24,14 @@ from vibemq.admin.api.calls import (
     bad_request,
     mapping,
     not_found,
+    only,
     optional_text,
     text,
     texts,
 )
 from vibemq.admin.api.service import Api
 from vibemq.errors import UserExists, UserNotFound, VhostNotFound
+from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import PolicyRecord, VhostPermission, VhostRecord
 
 log = logging.getLogger("vibemq.admin")
@@ -72,10 +74,7 @@ def list_users_without_permissions(api: Api, call: Call) -> Any:
 
 
 def get_user(api: Api, call: Call) -> Any:
-    for name, tags in _users(api):
-        if name == call.path["user"]:
-            return _user(name, tags)
-    raise not_found()
+    return only(user for user in list_users(api, call) if user["name"] == call.path["user"])
 
 
 def may_everything(api: Api, caller: Caller) -> bool:
@@ -118,22 +117,20 @@ def add_user(api: Api, call: Call) -> bool:
     return put_user(api, call)
 
 
-def put_password(api: Api, call: Call) -> None:
-    _spare_superusers(api, call)
-    tool_users.change_password(api.metadata, call.path["user"], text(call, "password"))
-    api.accounts_changed()
+def changing_user(change: Callable[[Metadata, str, Call], None]) -> Callable[[Api, Call], None]:
+    """What changes the user of the path."""
+
+    def put(api: Api, call: Call) -> None:
+        _spare_superusers(api, call)
+        change(api.metadata, call.path["user"], call)
+        api.accounts_changed()
+
+    return put
 
 
-def delete_password(api: Api, call: Call) -> None:
-    _spare_superusers(api, call)
-    tool_users.clear_password(api.metadata, call.path["user"])
-    api.accounts_changed()
-
-
-def put_tags(api: Api, call: Call) -> None:
-    _spare_superusers(api, call)
-    tool_users.set_tags(api.metadata, call.path["user"], tags_of(call.body.get("tags", "")))
-    api.accounts_changed()
+put_password = changing_user(lambda data, name, call: tool_users.change_password(data, name, text(call, "password")))
+delete_password = changing_user(lambda data, name, call: tool_users.clear_password(data, name))
+put_tags = changing_user(lambda data, name, call: tool_users.set_tags(data, name, tags_of(call.body.get("tags", ""))))
 
 
 def delete_user(api: Api, call: Call) -> None:
@@ -179,10 +176,7 @@ def list_vhosts(api: Api, call: Call) -> Any:
 
 
 def get_vhost(api: Api, call: Call) -> Any:
-    for vhost in api.metadata.vhosts():
-        if vhost.name == call.path["vhost"] and api.sees(call.caller, vhost.name):
-            return _vhost(api, vhost)
-    raise not_found()
+    return only(vhost for vhost in list_vhosts(api, call) if vhost["name"] == call.path["vhost"])
 
 
 def put_vhost(api: Api, call: Call) -> bool:
@@ -204,14 +198,8 @@ def delete_vhost(api: Api, call: Call) -> None:
 
 def _vhost(api: Api, vhost: VhostRecord) -> dict[str, Any]:
     about = {"description": vhost.description, "tags": list(vhost.tags)}
-    return {
-        "name": vhost.name,
-        **about,
-        "metadata": about,
-        "default_queue_type": "stream",
-        "tracing": False,
-        "cluster_state": {api.node: "running"},
-    }
+    state = {"default_queue_type": "stream", "tracing": False, "cluster_state": {api.node: "running"}}
+    return {"name": vhost.name, **about, "metadata": about, **state}
 
 
 # ---- permissions ----
@@ -228,10 +216,7 @@ def list_permissions(api: Api, call: Call) -> Any:
 
 
 def get_permission(api: Api, call: Call) -> Any:
-    found = _permissions(api, call.path["vhost"], call.path["user"])
-    if not found:
-        raise not_found()
-    return asdict(found[0])
+    return asdict(only(_permissions(api, call.path["vhost"], call.path["user"])))
 
 
 def put_permission(api: Api, call: Call) -> bool:

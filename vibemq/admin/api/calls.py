@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
 
 #: What a user needs to be for a route, each more than the one before; a superuser is an administrator.
 NOBODY, MANAGEMENT, MONITORING, ADMINISTRATOR = range(4)
@@ -63,6 +66,13 @@ class Refused(Exception):
 
 def not_found(what: str = "Not Found") -> Refused:
     return Refused(404, "Object Not Found", what)
+
+
+def only(found: Iterable[T]) -> T:
+    """The one that there is.  Raises Refused."""
+    for each in found:
+        return each
+    raise not_found()
 
 
 def bad_request(reason: str) -> Refused:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, Refused, not_authorised, not_found
+from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, not_authorised, not_found, only
 from vibemq.admin.api.service import Api
 
 STREAM_PROTOCOL = "stream"
@@ -39,8 +39,7 @@ def get_connection(api: Api, call: Call) -> Any:
 def delete_connection(api: Api, call: Call) -> None:
     """Drops the socket without a Close, as RabbitMQ does; clients reconnect."""
     session = _find(api, call)
-    if call.caller.level < ADMINISTRATOR and session.get("user") != call.caller.name:
-        raise _not_theirs()  # monitoring looks at others' connections, and no more
+    _require_theirs(call, session, ADMINISTRATOR)  # monitoring looks at others' connections, and no more
     if not api.workers.close(session, call.reason or f"{CLOSED_BY} by {call.caller.name}"):
         raise not_found()
 
@@ -71,23 +70,19 @@ def _stream_sessions(api: Api, call: Call) -> Iterator[dict[str, Any]]:
 
 
 def _find(api: Api, call: Call) -> dict[str, Any]:
-    for session in api.workers.sessions():
-        if session["name"] == call.path["connection"]:
-            if call.caller.level < MONITORING and session.get("user") != call.caller.name:
-                raise _not_theirs()
-            return session
-    raise not_found()
+    session = only(each for each in api.workers.sessions() if each["name"] == call.path["connection"])
+    _require_theirs(call, session, MONITORING)
+    return session
 
 
-def _not_theirs() -> Refused:
-    return not_authorised("User not authorised to access object")
+def _require_theirs(call: Call, session: dict[str, Any], level: int) -> None:
+    """Raises Refused for the connection of somebody else, unless the caller has this level."""
+    if call.caller.level < level and session.get("user") != call.caller.name:
+        raise not_authorised("User not authorised to access object")
 
 
 def _find_stream_session(api: Api, call: Call) -> dict[str, Any]:
-    for session in _stream_sessions(api, call):
-        if session["name"] == call.path["connection"]:
-            return session
-    raise not_found()
+    return only(session for session in _stream_sessions(api, call) if session["name"] == call.path["connection"])
 
 
 def protocol_of(session: dict[str, Any]) -> str:
