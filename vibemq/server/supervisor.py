@@ -68,8 +68,8 @@ def serve(config: Config, *, run: Run | None = None, reload: Callable[[], Config
         return Supervisor(config, run, None, reload).serve()
     # Imported before the fork, so that a new process starts in milliseconds, and from before root is given
     # up; by name, because a test that brings its own worker needs none of it.
-    ours = [importlib.import_module(f"vibemq.server.{module}").run for module in ("worker", "admin")]
-    return Supervisor(config, *ours, reload).serve()
+    worker, admin = (importlib.import_module(f"vibemq.server.{module}").run for module in ("worker", "admin"))
+    return Supervisor(config, worker, admin, reload).serve()
 
 
 class Supervisor:
