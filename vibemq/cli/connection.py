@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a command reaches a broker as a client does, wherever it is: by a URL, at the native or at the streams door.
 
-With ``queues_options`` or ``streams_options`` a command gets a ``broker``, to which it connects.
+With ``queues_options`` or ``streams_options`` a command gets ``as_json`` and a ``broker``, to which it connects.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vibemq.cli.terminal import ask_password, options_as
+from vibemq.cli.terminal import ask_password, json_option, options_as
 from vibemq.errors import SetupError
 
 if TYPE_CHECKING:
@@ -118,12 +118,14 @@ _STREAMS_URL = "vibemq://[USER:PASSWORD@]HOST[/?streamsPort=PORT] or rabbitmq-st
 queues_options = options_as(
     "broker",
     Broker,
+    json_option,
     _url_option("vibemq://localhost:2925", "Where the broker is: vibemq://[USER:PASSWORD@]HOST[:PORT]."),
     *_LOGIN,
 )
 streams_options = options_as(
     "broker",
     StreamsBroker,
+    json_option,
     _url_option("vibemq://localhost", _STREAMS_URL),
     click.option("--host", metavar="HOST", help="Where the broker is, if not said in the URL."),
     click.option("--port", type=click.IntRange(1, 65_535), metavar="PORT", help="Default 5552, with TLS 5551."),

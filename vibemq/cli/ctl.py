@@ -22,7 +22,7 @@ from vibemq.errors import VibeMQError
 FORMATTERS = ("table", "pretty_table", "json", "csv")
 TIMEOUT_MAX_S = 86_400.0  # nobody waits longer, and the kernel takes no endless ones
 #: Options that only some commands take.
-_OWN_OPTIONS = {option for command in COMMANDS.values() for option in command.options}
+_OWN_OPTIONS = {option for command in COMMANDS.values() for option in command.options.split()}
 _LINE = "vibemq.cli.ctl.line"  # in click's context: the words as they were typed
 
 
@@ -45,18 +45,19 @@ class _Ctl(click.Command):
         if command is None:
             super().format_help(ctx, formatter)
             return
-        formatter.write_usage(ctx.command_path, f"{name} {command.usage}".rstrip() + " [OPTIONS]")
+        formatter.write_usage(ctx.command_path, f"{command.typed} [OPTIONS]")
         formatter.write_paragraph()
         formatter.write_text(command.about)
         if command.columns:
             with formatter.section("Columns"):
-                formatter.write_text(f"{', '.join(command.columns)}{'; also:' if command.also else ''}")
+                formatter.write_text(f"{', '.join(command.shown)}{'; also:' if command.also else ''}")
                 if command.also:
-                    formatter.write_text(", ".join(command.also))
+                    formatter.write_text(", ".join(list(command.places)[len(command.shown) :]))
         for title, own in (("Options of this command", True), ("Options of all commands", False)):
             shown = []
             for option in self.get_params(ctx):
-                belongs = _option(option) in command.options if own else _option(option) not in _OWN_OPTIONS
+                of_own = command.options.split()
+                belongs = _option(option) in of_own if own else _option(option) not in _OWN_OPTIONS
                 if isinstance(option, click.Option) and belongs and (record := option.get_help_record(ctx)):
                     words, about = record[0], record[1].removeprefix(f"{name}: ")
                     shown.append((words, about[:1].upper() + about[1:]))
@@ -66,9 +67,7 @@ class _Ctl(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(f"{name} {command.usage}".rstrip(), command.about) for name, command in COMMANDS.items()]
-            )
+            formatter.write_dl([(command.typed, command.about) for command in COMMANDS.values()])
 
 
 def _timeout(_: click.Context, __: click.Parameter, value: float) -> float:
@@ -125,15 +124,15 @@ def ctl(ctx: click.Context, command: str, words: tuple[str, ...], data: DataDir,
             meant = f"did you mean {near[0]}? " if near else ""
             raise Refused(USAGE, f"Command '{command}' not found; {meant}`vibemq ctl --help` lists all")
         _refuse_options_of_others(ctx, found)
-        _run(command, found, words, data, options)
+        _run(found, words, data, options)
     except (Refused, VibeMQError) as problem:
         hint = f"\n  hint: {problem.hint}" if problem.hint else ""
         click.echo(f"Error:\n{problem}{hint}", err=True)
         ctx.exit(problem.code if isinstance(problem, Refused) else UNAVAILABLE)
 
 
-def _run(name: str, command: Command, words: Sequence[str], data: DataDir, options: dict[str, Any]) -> None:
-    order = _ordered(name, command, words, data, options)
+def _run(command: Command, words: Sequence[str], data: DataDir, options: dict[str, Any]) -> None:
+    order = _ordered(command, words, data, options)
     columns = _columns(command, order.more)
     formatter = options["formatter"] or command.formatter
     is_read_by_programs = formatter in ("json", "csv") or order.words.get("file") == STANDARD_OUTPUT
@@ -162,23 +161,23 @@ def _refuse_options_of_others(ctx: click.Context, command: Command) -> None:
     for parameter in ctx.command.params:
         option = _option(parameter)
         given = ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-        if given and option in _OWN_OPTIONS and option not in command.options:
+        if given and option in _OWN_OPTIONS and option not in command.options.split():
             raise Refused(USAGE, f"Invalid options for this command: {parameter.opts[0]}")
 
 
-def _ordered(name: str, command: Command, words: Sequence[str], data: DataDir, options: dict[str, Any]) -> Order:
+def _ordered(command: Command, words: Sequence[str], data: DataDir, options: dict[str, Any]) -> Order:
     """The words by their names, and those that come after."""
     wanted = command.words + command.optional_words
     if len(words) < len(command.words):
-        raise Refused(USAGE, f"not enough arguments.\nUsage: vibemq ctl {name} {command.usage}")
+        raise Refused(USAGE, f"not enough arguments.\nUsage: vibemq ctl {command.typed}")
     if len(words) > len(wanted) and not command.takes_more:
-        raise Refused(USAGE, f"too many arguments.\nUsage: vibemq ctl {name} {command.usage}")
+        raise Refused(USAGE, f"too many arguments.\nUsage: vibemq ctl {command.typed}")
     return Order(data, dict(zip(wanted, words, strict=False)), tuple(words[len(wanted) :]), options)
 
 
 def _columns(command: Command, more: Sequence[str]) -> Sequence[str]:
     if not command.columns or not more:
-        return command.columns
+        return command.shown
     asked = [column for word in more for column in word.split(",") if column]
     unknown = [column for column in asked if column not in command.places]
     if unknown:

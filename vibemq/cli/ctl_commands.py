@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of `vibemq ctl`: what each takes, asks and says, as rabbitmqctl and rabbitmq-streams do.
 
-Most are one request to the management API and the columns of its answer: ``request``.  Where there is more to do,
-``command`` makes one of a function of an ``Order`` that returns rows, text, one object or nothing.  What is refused
-becomes ``Refused``, with the exit code and the words of RabbitMQ's tools.
+Most are one request to the management API and the columns of its answer; the others have a function of an ``Order``.
+What is refused becomes ``Refused``, with the exit code and the words of RabbitMQ's tools.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -16,7 +14,7 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -88,78 +86,56 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    run: Callable[[Order], Any]
-    usage: str  # words in <>, perhaps [<one>] that may be missing, [<column> ...] for more at the end
+    """Lists have spaces between.  A column that has another name in the rows is ``column=name`` or ``=name.name``."""
+
+    typed: str  # its name and words in <>, perhaps [<one>] that may be missing, [<column> ...] for more at the end
     about: str
     banner: str  # may name words, {vhost} and options
-    columns: tuple[str, ...]  # shown unless others are asked for
-    also: tuple[str, ...]  # which may be asked for as well
-    places: Mapping[str, str]  # where each of them stands in a row
-    formatter: str
-    options: tuple[str, ...]  # of its own
+    asks: str | Callable[[Order], Any]  # the request, or what gives rows, text, one object or nothing
+    codes: Codes = field(default_factory=dict)
+    body: Callable[[Order], dict[str, Any]] | None = None
+    columns: str = ""  # shown unless others are asked for
+    also: str = ""  # which may be asked for as well
+    formatter: str = "table"
+    options: str = ""  # of its own
+    says: str | None = None  # when it is done
+    needs_broker: bool = False
+    makes_data: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.typed.partition(" ")[0]
 
     @property
     def words(self) -> list[str]:
-        return [word.strip("<>") for word in self.usage.split() if word.startswith("<") and word.endswith(">")]
+        return [word.strip("<>") for word in self.typed.split() if word.startswith("<") and word.endswith(">")]
 
     @property
     def optional_words(self) -> list[str]:
-        return [word.strip("[]<>") for word in self.usage.split() if word.startswith("[<") and word.endswith(">]")]
+        return [word.strip("[]<>") for word in self.typed.split() if word.startswith("[<") and word.endswith(">]")]
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where each column stands in a row."""
+        pairs = [column.partition("=") for column in f"{self.columns} {self.also}".split()]
+        return {name: place or name for name, _, place in pairs}
+
+    @property
+    def shown(self) -> list[str]:
+        """The names of the columns that are shown unless others are asked for."""
+        return [column.partition("=")[0] for column in self.columns.split()]
 
     @property
     def takes_more(self) -> bool:
-        return "..." in self.usage
+        return "..." in self.typed
 
-
-#: By name, in the order of the help.
-COMMANDS: dict[str, Command] = {}
-
-
-def command(
-    usage: str, banner: str, *, columns: str = "", also: str = "", formatter: str = "table", options: str = ""
-) -> Callable[[Callable[[Order], Any]], Callable[[Order], Any]]:
-    """Makes a command of a function: of its name, and about what its first line says.
-
-    Lists have spaces between.  A column that has another name in the rows is ``column=name``, or ``column=name.name``.
-    """
-
-    def add(run: Callable[[Order], Any]) -> Callable[[Order], Any]:
-        about = (inspect.getdoc(run) or "").partition("\n")[0]
-        shown, more = ([column.partition("=") for column in text.split()] for text in (columns, also))
-        places = {name: place or name for name, _, place in (*shown, *more)}
-        names = [tuple(name for name, _, _ in some) for some in (shown, more)]
-        own = tuple(options.split())
-        COMMANDS[run.__name__] = Command(run, usage, about, banner, names[0], names[1], places, formatter, own)
-        return run
-
-    return add
-
-
-def request(
-    typed: str,
-    about: str,
-    banner: str,
-    asked: str,
-    *,
-    codes: Codes = NO_CODES,
-    body: Callable[[Order], dict[str, Any]] | None = None,
-    says: str | None = None,
-    needs_broker: bool = False,
-    makes_data: bool = False,
-    **more: str,
-) -> None:
-    """A command that asks one thing and shows the answer, or ``says`` something when it is done; ``typed``: its name
-    and usage."""
-    name, _, usage = typed.partition(" ")
-
-    def run(order: Order) -> Any:
-        sent = None if body is None else body(order)
-        how = {"needs_broker": needs_broker, "makes_data": makes_data, "reason": order.words.get("explanation", "")}
-        answer = order.ask(asked, codes=codes, body=sent, **how)
-        return answer if says is None else says.format_map(order.typed)
-
-    run.__name__, run.__doc__ = name, about
-    command(usage, banner, **more)(run)
+    def run(self, order: Order) -> Any:
+        if not isinstance(self.asks, str):
+            return self.asks(order)
+        sent = None if self.body is None else self.body(order)
+        how = {"needs_broker": self.needs_broker, "makes_data": self.makes_data}
+        answer = order.ask(self.asks, codes=self.codes, body=sent, reason=order.words.get("explanation", ""), **how)
+        return answer if self.says is None else self.says.format_map(order.typed)
 
 
 def _json_of(text: str, otherwise: Refused) -> Any:
@@ -175,9 +151,7 @@ def _json_of(text: str, otherwise: Refused) -> Any:
 _ALARMS = {"disk": ("disk_free_alarm", "Free disk space alarm"), "memory": ("mem_alarm", "Memory alarm")}
 
 
-@command("", "Status of node ...")
 def status(order: Order) -> Any:
-    """Shows what runs and how it is."""
     (node,) = order.ask("GET /nodes", needs_broker=True)
     overview = order.ask("GET /overview")
     return {
@@ -201,12 +175,8 @@ def status(order: Order) -> Any:
     }
 
 
-@command("", "Will ping the broker ...")
 def ping(order: Order) -> Any:
-    """Checks that the broker and all its workers answer.
-
-    An alarm is no reason to fail, nor is maintenance.
-    """
+    """An alarm is no reason to fail, nor is maintenance."""
     try:
         order.data.ask("GET", "/health/checks/ready-to-serve-clients", needs_broker=True)
     except Failed as failed:
@@ -222,45 +192,23 @@ def _alarms(order: Order) -> tuple[list[str], str]:
     return found, f"Node {node['name']} reported no alarms, local or clusterwide"
 
 
-@command("", "Asking node for any known resource alarm ...")
 def alarms(order: Order) -> Any:
-    """Shows alarms that are in effect."""
     found, none = _alarms(order)
     return "\n".join(found) or none
 
 
-@command("", "Asking node for any known resource alarm ...")
 def check_alarms(order: Order) -> Any:
-    """Fails where an alarm is in effect."""
     found, none = _alarms(order)
     if found:
         raise Refused(UNAVAILABLE, "\n".join(found), "`vibemq ctl status` shows what is free and what is needed")
     return none
 
 
-@command("", "Asking node for any local resource alarm ...")
-def check_local_alarms(order: Order) -> Any:
-    """As check_alarms: there is one node."""
-    return check_alarms(order)
-
-
-request("drain", "Maintenance: refuses newcomers and sends everybody away, until revive or the next start.",
-        "Will put node into maintenance mode ...", "PUT /maintenance",
-        says="Nobody is let in from now on, and all are asked to leave. `vibemq ctl revive` ends that.",
-        needs_broker=True)  # fmt: skip
-request("revive", "Ends maintenance.", "Will revive node ...", "DELETE /maintenance", says="Everybody is let in again.",
-        needs_broker=True)  # fmt: skip
-
-
 # ---- definitions ----
 
 
-@command("<file>", "Exporting definitions in JSON to {file} ...")
 def export_definitions(order: Order) -> Any:
-    """Writes what is set up as JSON, - is standard output; with the hashes of passwords.
-
-    What the document leaves out goes to standard error, so that - writes nothing but the document.
-    """
+    """What the document leaves out goes to standard error, so that - writes nothing but the document."""
     document = order.ask("GET /definitions")
     text, name = json.dumps(document, indent=2) + "\n", order.words["file"]
     if name == STANDARD_OUTPUT:
@@ -283,9 +231,7 @@ def _write_private(name: str, text: str) -> None:
         file.write(text)
 
 
-@command("[<file>]", "Importing definitions in JSON ...")
 def import_definitions(order: Order) -> Any:
-    """Adds what such a file has, or standard input; it deletes nothing."""
     name = order.words.get("file", STANDARD_OUTPUT)
     invalid = Refused(DATA, "JSON decoding error: the definitions are not valid JSON")
     try:
@@ -318,51 +264,16 @@ def _new_user(order: Order) -> dict[str, Any]:
     return {"password": password, "tags": ""} if password else {"password_hash": "", "tags": ""}
 
 
-request("add_user <username> [<password>]",
-        "Makes a user, who may do nothing yet; the password as with change_password.", 'Adding user "{username}" ...',
-        "POST /users/{username}", body=_new_user, codes={409: (SOFTWARE, 'User "{name}" already exists')},
-        says="Done. Don't forget to grant the user permissions to some virtual hosts! "
-        "See 'vibemq ctl set_permissions'.",
-        makes_data=True)  # fmt: skip
-request("delete_user <username>", "Deletes a user.", 'Deleting user "{username}" ...', "DELETE /users/{username}",
-        codes=_NO_USER)  # fmt: skip
-request("change_password <username> [<password>]",
-        "Changes a user's password, which is asked for or read from standard input where it is not given.",
-        'Changing password for user "{username}" ...', "PUT /users/{username}/password",
-        body=lambda order: {"password": _password(order)}, codes=_NO_USER)  # fmt: skip
-request("clear_password <username>", "Takes a user's password away, who comes in by a certificate only from then on.",
-        'Clearing password for user "{username}" ...', "DELETE /users/{username}/password", codes=_NO_USER)  # fmt: skip
-request("set_user_tags <username> [<tag> ...]", "Sets a user's tags, which say what of the management API it may use.",
-        'Setting tags for user "{username}" to [{more}] ...', "PUT /users/{username}/tags",
-        body=lambda order: {"tags": list(order.more)}, codes=_NO_USER)  # fmt: skip
-request("list_users", "Lists users and their tags.", "Listing users ...", "GET /users", columns="user=name tags")
-
-
-# ---- virtual hosts ----
-
-request("add_vhost <vhost>", "Makes a virtual host.", 'Adding vhost "{vhost}" ...', "PUT /vhosts/{vhost}",
-        options="description tags", makes_data=True,
-        body=lambda order: {name: order.options[name] or "" for name in ("description", "tags")})  # fmt: skip
-request("delete_vhost <vhost>", "Deletes a virtual host and all that is in it.", 'Deleting vhost "{vhost}" ...',
-        "DELETE /vhosts/{vhost}", codes={404: (DATA, "Virtual host '{vhost}' does not exist")})  # fmt: skip
-request("list_vhosts [<column> ...]", "Lists virtual hosts.", "Listing vhosts ...", "GET /vhosts", columns="name",
-        also="description tags tracing default_queue_type cluster_state")  # fmt: skip
-
-
 # ---- permissions ----
 
 
-@command("<username> <conf> <write> <read>", 'Setting permissions for user "{username}" in vhost "{vhost}" ...')
 def set_permissions(order: Order) -> Any:
-    """Lets a user configure, write and read what these regular expressions match."""
     _require_both(order)
     body = {right: order.words[word] for right, word in (("configure", "conf"), ("write", "write"), ("read", "read"))}
     order.ask("PUT /permissions/{vhost}/{username}", body=body)
 
 
-@command("<username>", 'Clearing permissions for user "{username}" in vhost "{vhost}" ...')
 def clear_permissions(order: Order) -> Any:
-    """Takes all permissions in a virtual host from a user."""
     _require_both(order)
     none = "there are none"
     try:
@@ -381,14 +292,6 @@ def _require_both(order: Order) -> None:
         raise Refused(NO_USER, f"User {name} does not exist")
 
 
-request("list_permissions", "Lists the permissions in a virtual host.", 'Listing permissions for vhost "{vhost}" ...',
-        "GET /vhosts/{vhost}/permissions", columns="user configure write read",
-        codes={404: (UNAVAILABLE, "Virtual host {vhost} does not exist")})  # fmt: skip
-request("list_user_permissions <username>", "Lists a user's permissions in all virtual hosts.",
-        'Listing permissions for user "{username}" ...', "GET /users/{username}/permissions",
-        columns="vhost configure write read", codes=_NO_USER)  # fmt: skip
-
-
 # ---- policies ----
 
 
@@ -402,72 +305,21 @@ def _policy(order: Order) -> dict[str, Any]:
     }
 
 
-request("set_policy <name> <pattern> <definition>",
-        "Sets a policy for the streams and queues that the pattern matches; the definition is JSON.",
-        'Setting policy "{name}" for pattern "{pattern}" to "{definition}" with priority "{priority}" '
-        'for vhost "{vhost}" ...', "PUT /policies/{vhost}/{name}", options="priority apply-to", body=_policy,
-        makes_data=True)  # fmt: skip
-request("clear_policy <name>", "Removes a policy.", 'Clearing policy "{name}" on vhost "{vhost}" ...',
-        "DELETE /policies/{vhost}/{name}", codes={404: (UNAVAILABLE, "Parameter does not exist")})  # fmt: skip
-
-
-@command("", 'Listing policies for vhost "{vhost}" ...', columns="vhost name pattern apply-to definition priority")
 def list_policies(order: Order) -> Any:
-    """Lists the policies of a virtual host."""
     found = order.ask("GET /policies/{vhost}")
     return [{**policy, "definition": json.dumps(policy["definition"], separators=(",", ":"))} for policy in found]
 
 
 # ---- connections, publishers, consumers ----
 
-request("close_connection <connection> <explanation>",
-        "Drops a connection, which is named as list_stream_connections shows it.",
-        "Closing connection {connection}, reason: {explanation}...", "DELETE /connections/{connection}",
-        codes={404: (UNAVAILABLE, "Connection {connection} does not exist")}, needs_broker=True)  # fmt: skip
-request("list_connections [<column> ...]", "Lists the connections of all doors.", "Listing connections ...",
-        "GET /connections", columns="user peer_host peer_port state",
-        also="name vhost protocol host port node ssl connected_at client_properties", needs_broker=True)  # fmt: skip
 
-
-@command(
-    "[<column> ...]",
-    "Listing stream connections ...",
-    columns="conn_name=name",
-    also="auth_mechanism client_properties conn_name=name connected_at connection_state=state frame_max "
-    "heartbeat=timeout host node peer_host peer_port pid=name port ssl subscriptions user vhost",
-    formatter=BOXES,
-)
 def list_stream_connections(order: Order) -> Any:
-    """Lists stream connections."""
     found = order.ask("GET /stream/connections", needs_broker=True)
     subscriptions = Counter(each["connection_details"]["name"] for each in order.ask("GET /stream/consumers"))
     return [{**connection, "subscriptions": subscriptions[connection["name"]]} for connection in found]
 
 
-request("list_stream_publishers [<column> ...]", "Lists all stream publishers for a vhost.",
-        "Listing stream publishers ...", "GET /stream/publishers/{vhost}",
-        columns="connection_pid=connection_details.name publisher_id stream=queue.name reference "
-        "messages_published=published messages_confirmed=confirmed messages_errored=errored", formatter=BOXES,
-        needs_broker=True)  # fmt: skip
-request("list_stream_consumers [<column> ...]", "Lists all stream consumers for a vhost.",
-        "Listing stream consumers ...", "GET /stream/consumers/{vhost}",
-        columns="connection_pid=connection_details.name subscription_id stream=queue.name messages_consumed=consumed "
-        "offset offset_lag credits active activity_status properties", formatter=BOXES, needs_broker=True)  # fmt: skip
-request("list_stream_groups [<column> ...]", "Lists groups of single active consumers for a vhost.",
-        "Listing stream groups ...", "GET /stream/groups/{vhost}", columns="stream reference partition_index consumers",
-        formatter=BOXES, needs_broker=True)  # fmt: skip
-
-
-@command(
-    "[<column> ...]",
-    "Listing group consumers ...",
-    columns="subscription_id connection_name state",
-    also="node",
-    formatter=BOXES,
-    options="stream reference",
-)
 def list_stream_group_consumers(order: Order) -> Any:
-    """Lists the consumers of one group (--stream, --reference)."""
     stream, reference = order.options["stream"], order.options["reference"]
     if not stream or not reference:
         raise Refused(USAGE, "both --stream and --reference are needed")
@@ -480,9 +332,7 @@ def list_stream_group_consumers(order: Order) -> Any:
 # ---- super streams ----
 
 
-@command("<name>", "Adding a super stream ...", options=f"partitions binding-keys routing-keys {STREAM_ARGUMENTS}")
 def add_super_stream(order: Order) -> Any:
-    """Makes a super stream, with --partitions or --binding-keys."""
     name, options = order.words["name"], order.options
     # What was given as 0 or nothing is refused by the broker; it does not count as not given.
     keys = options["routing_keys"] if options["binding_keys"] is None else options["binding_keys"]
@@ -499,32 +349,11 @@ def add_super_stream(order: Order) -> Any:
     return f"Super stream {name} has been created"
 
 
-_NO_SUPER_STREAM = "There is no super stream {name} in virtual host {vhost}"
-request("delete_super_stream <name>", "Deletes a super stream.", "Deleting a super stream ...",
-        "DELETE /stream/super-streams/{vhost}/{name}",
-        codes={404: (SOFTWARE, _NO_SUPER_STREAM, "`vibemq ctl list_exchanges` lists those that are there")},
-        says="Super stream {name} has been deleted", needs_broker=True)  # fmt: skip
-
-
 # ---- streams and queues ----
 
-request("stream_status <stream>", "Displays the status of a stream.", "Status of stream {stream} ...",
-        "GET /stream/{vhost}/{stream}/status",
-        columns="role node offset committed_offset first_offset readers segments", formatter=BOXES, codes=_NO_STREAM,
-        needs_broker=True)  # fmt: skip
 
-
-@command(
-    "<stream>",
-    "Listing tracking information for stream {stream} on vhost {vhost} ...",
-    columns="type name tracking_value lag",
-    formatter=BOXES,
-)
 def list_stream_tracking(order: Order) -> Any:
-    """Lists the offsets that consumers of a stream have stored, with their lag, and its publishers' last ids.
-
-    ``lag``: of a stored offset, how many messages come after it; a publisher's id has none.
-    """
+    """``lag``: of a stored offset, how many messages come after it; a publisher's id has none."""
     found = order.ask("GET /stream/{vhost}/{stream}/tracking", needs_broker=True, codes=_NO_STREAM)
     (state, *_) = order.ask("GET /stream/{vhost}/{stream}/status", needs_broker=True, codes=_NO_STREAM)
     offsets = [
@@ -535,14 +364,7 @@ def list_stream_tracking(order: Order) -> Any:
     return offsets + writers
 
 
-request("restart_stream <stream>", "Restarts a stream: all who use it are told that they have lost it, and come back.",
-        "Restarting stream {stream} in vhost {vhost} ...", "POST /stream/{vhost}/{stream}/restart", codes=_NO_STREAM,
-        needs_broker=True)  # fmt: skip
-
-
-@command("<queue>", "Deleting queue '{queue}' on vhost '{vhost}' ...")
 def delete_queue(order: Order) -> Any:
-    """Deletes a stream or a queue."""
     found = order.ask("GET /queues/{vhost}/{queue}", codes=_NO_STREAM)
     order.ask("DELETE /queues/{vhost}/{queue}", needs_broker=True, codes=_NO_STREAM)
     return f"Queue was successfully deleted with {found['messages_ready']} ready messages"
@@ -558,26 +380,141 @@ def _options(order: Order) -> dict[str, Any]:
     return options
 
 
-request("alter_queue <queue> <options>",
-        "Changes options of a queue, as a JSON object; null gives one back to the configuration.",
-        "Changing options of queue '{queue}' on vhost '{vhost}' ...", "PUT /queues/{vhost}/{queue}/options",
-        body=_options, codes=_NO_STREAM)  # fmt: skip
-request("list_queues [<column> ...]", "Lists streams and queues.", "Listing queues for vhost {vhost} ...",
-        "GET /queues/{vhost}", columns="name messages",
-        also="messages_ready messages_unacknowledged messages_dropped messages_refused consumers type arguments "
-        "options policy state durable auto_delete exclusive vhost first_offset next_offset message_bytes "
-        "segments")  # fmt: skip
-request("list_exchanges [<column> ...]", "Lists exchanges: super streams have one each.",
-        "Listing exchanges for vhost {vhost} ...", "GET /exchanges/{vhost}", columns="name type",
-        also="durable auto_delete internal arguments")  # fmt: skip
-
-
-@command(
-    "[<column> ...]",
-    "Listing bindings for vhost {vhost}...",
-    columns="source_name=source source_kind destination_name=destination destination_kind=destination_type "
-    "routing_key arguments",
-)
 def list_bindings(order: Order) -> Any:
-    """Lists bindings: the partitions of super streams."""
     return [{**one, "source_kind": "exchange"} for one in order.ask("GET /bindings/{vhost}")]
+
+
+#: By name, in the order of the help.
+COMMANDS = {command.name: command for command in (
+    Command("status", "Shows what runs and how it is.", "Status of node ...", status),
+    Command("ping", "Checks that the broker and all its workers answer.", "Will ping the broker ...", ping),
+    Command("alarms", "Shows alarms that are in effect.", "Asking node for any known resource alarm ...", alarms),
+    Command("check_alarms", "Fails where an alarm is in effect.", "Asking node for any known resource alarm ...",
+            check_alarms),
+    Command("check_local_alarms", "As check_alarms: there is one node.", "Asking node for any local resource alarm ...",
+            check_alarms),
+    Command("drain", "Maintenance: refuses newcomers and sends everybody away, until revive or the next start.",
+            "Will put node into maintenance mode ...", "PUT /maintenance",
+            says="Nobody is let in from now on, and all are asked to leave. `vibemq ctl revive` ends that.",
+            needs_broker=True),
+    Command("revive", "Ends maintenance.", "Will revive node ...", "DELETE /maintenance",
+            says="Everybody is let in again.", needs_broker=True),
+    Command("export_definitions <file>",
+            "Writes what is set up as JSON, - is standard output; with the hashes of passwords.",
+            "Exporting definitions in JSON to {file} ...", export_definitions),
+    Command("import_definitions [<file>]", "Adds what such a file has, or standard input; it deletes nothing.",
+            "Importing definitions in JSON ...", import_definitions),
+    Command("add_user <username> [<password>]",
+            "Makes a user, who may do nothing yet; the password as with change_password.",
+            'Adding user "{username}" ...', "POST /users/{username}",
+            codes={409: (SOFTWARE, 'User "{name}" already exists')}, body=_new_user,
+            says="Done. Don't forget to grant the user permissions to some virtual hosts! "
+            "See 'vibemq ctl set_permissions'.", makes_data=True),
+    Command("delete_user <username>", "Deletes a user.", 'Deleting user "{username}" ...', "DELETE /users/{username}",
+            codes=_NO_USER),
+    Command("change_password <username> [<password>]",
+            "Changes a user's password, which is asked for or read from standard input where it is not given.",
+            'Changing password for user "{username}" ...', "PUT /users/{username}/password", codes=_NO_USER,
+            body=lambda order: {"password": _password(order)}),
+    Command("clear_password <username>",
+            "Takes a user's password away, who comes in by a certificate only from then on.",
+            'Clearing password for user "{username}" ...', "DELETE /users/{username}/password", codes=_NO_USER),
+    Command("set_user_tags <username> [<tag> ...]",
+            "Sets a user's tags, which say what of the management API it may use.",
+            'Setting tags for user "{username}" to [{more}] ...', "PUT /users/{username}/tags", codes=_NO_USER,
+            body=lambda order: {"tags": list(order.more)}),
+    Command("list_users", "Lists users and their tags.", "Listing users ...", "GET /users", columns="user=name tags"),
+    Command("add_vhost <vhost>", "Makes a virtual host.", 'Adding vhost "{vhost}" ...', "PUT /vhosts/{vhost}",
+            body=lambda order: {name: order.options[name] or "" for name in ("description", "tags")},
+            options="description tags", makes_data=True),
+    Command("delete_vhost <vhost>", "Deletes a virtual host and all that is in it.", 'Deleting vhost "{vhost}" ...',
+            "DELETE /vhosts/{vhost}", codes={404: (DATA, "Virtual host '{vhost}' does not exist")}),
+    Command("list_vhosts [<column> ...]", "Lists virtual hosts.", "Listing vhosts ...", "GET /vhosts", columns="name",
+            also="description tags tracing default_queue_type cluster_state"),
+    Command("set_permissions <username> <conf> <write> <read>",
+            "Lets a user configure, write and read what these regular expressions match.",
+            'Setting permissions for user "{username}" in vhost "{vhost}" ...', set_permissions),
+    Command("clear_permissions <username>", "Takes all permissions in a virtual host from a user.",
+            'Clearing permissions for user "{username}" in vhost "{vhost}" ...', clear_permissions),
+    Command("list_permissions", "Lists the permissions in a virtual host.",
+            'Listing permissions for vhost "{vhost}" ...', "GET /vhosts/{vhost}/permissions",
+            codes={404: (UNAVAILABLE, "Virtual host {vhost} does not exist")}, columns="user configure write read"),
+    Command("list_user_permissions <username>", "Lists a user's permissions in all virtual hosts.",
+            'Listing permissions for user "{username}" ...', "GET /users/{username}/permissions", codes=_NO_USER,
+            columns="vhost configure write read"),
+    Command("set_policy <name> <pattern> <definition>",
+            "Sets a policy for the streams and queues that the pattern matches; the definition is JSON.",
+            'Setting policy "{name}" for pattern "{pattern}" to "{definition}" with priority "{priority}" '
+            'for vhost "{vhost}" ...', "PUT /policies/{vhost}/{name}", body=_policy, options="priority apply-to",
+            makes_data=True),
+    Command("clear_policy <name>", "Removes a policy.", 'Clearing policy "{name}" on vhost "{vhost}" ...',
+            "DELETE /policies/{vhost}/{name}", codes={404: (UNAVAILABLE, "Parameter does not exist")}),
+    Command("list_policies", "Lists the policies of a virtual host.", 'Listing policies for vhost "{vhost}" ...',
+            list_policies, columns="vhost name pattern apply-to definition priority"),
+    Command("close_connection <connection> <explanation>",
+            "Drops a connection, which is named as list_stream_connections shows it.",
+            "Closing connection {connection}, reason: {explanation}...", "DELETE /connections/{connection}",
+            codes={404: (UNAVAILABLE, "Connection {connection} does not exist")}, needs_broker=True),
+    Command("list_connections [<column> ...]", "Lists the connections of all doors.", "Listing connections ...",
+            "GET /connections", columns="user peer_host peer_port state",
+            also="name vhost protocol host port node ssl connected_at client_properties", needs_broker=True),
+    Command("list_stream_connections [<column> ...]", "Lists stream connections.", "Listing stream connections ...",
+            list_stream_connections, columns="conn_name=name",
+            also="auth_mechanism client_properties conn_name=name connected_at connection_state=state frame_max "
+            "heartbeat=timeout host node peer_host peer_port pid=name port ssl subscriptions user vhost",
+            formatter=BOXES),
+    Command("list_stream_publishers [<column> ...]", "Lists all stream publishers for a vhost.",
+            "Listing stream publishers ...", "GET /stream/publishers/{vhost}",
+            columns="connection_pid=connection_details.name publisher_id stream=queue.name reference "
+            "messages_published=published messages_confirmed=confirmed messages_errored=errored", formatter=BOXES,
+            needs_broker=True),
+    Command("list_stream_consumers [<column> ...]", "Lists all stream consumers for a vhost.",
+            "Listing stream consumers ...", "GET /stream/consumers/{vhost}",
+            columns="connection_pid=connection_details.name subscription_id stream=queue.name "
+            "messages_consumed=consumed offset offset_lag credits active activity_status properties",
+            formatter=BOXES, needs_broker=True),
+    Command("list_stream_groups [<column> ...]", "Lists groups of single active consumers for a vhost.",
+            "Listing stream groups ...", "GET /stream/groups/{vhost}",
+            columns="stream reference partition_index consumers", formatter=BOXES, needs_broker=True),
+    Command("list_stream_group_consumers [<column> ...]", "Lists the consumers of one group (--stream, --reference).",
+            "Listing group consumers ...", list_stream_group_consumers, columns="subscription_id connection_name state",
+            also="node", formatter=BOXES, options="stream reference"),
+    Command("add_super_stream <name>", "Makes a super stream, with --partitions or --binding-keys.",
+            "Adding a super stream ...", add_super_stream,
+            options=f"partitions binding-keys routing-keys {STREAM_ARGUMENTS}"),
+    Command("delete_super_stream <name>", "Deletes a super stream.", "Deleting a super stream ...",
+            "DELETE /stream/super-streams/{vhost}/{name}",
+            codes={404: (SOFTWARE, "There is no super stream {name} in virtual host {vhost}",
+                         "`vibemq ctl list_exchanges` lists those that are there")},
+            says="Super stream {name} has been deleted", needs_broker=True),
+    Command("stream_status <stream>", "Displays the status of a stream.", "Status of stream {stream} ...",
+            "GET /stream/{vhost}/{stream}/status", codes=_NO_STREAM,
+            columns="role node offset committed_offset first_offset readers segments", formatter=BOXES,
+            needs_broker=True),
+    Command("list_stream_tracking <stream>",
+            "Lists the offsets that consumers of a stream have stored, with their lag, and its publishers' last ids.",
+            "Listing tracking information for stream {stream} on vhost {vhost} ...", list_stream_tracking,
+            columns="type name tracking_value lag", formatter=BOXES),
+    Command("restart_stream <stream>",
+            "Restarts a stream: all who use it are told that they have lost it, and come back.",
+            "Restarting stream {stream} in vhost {vhost} ...", "POST /stream/{vhost}/{stream}/restart",
+            codes=_NO_STREAM, needs_broker=True),
+    Command("delete_queue <queue>", "Deletes a stream or a queue.", "Deleting queue '{queue}' on vhost '{vhost}' ...",
+            delete_queue),
+    Command("alter_queue <queue> <options>",
+            "Changes options of a queue, as a JSON object; null gives one back to the configuration.",
+            "Changing options of queue '{queue}' on vhost '{vhost}' ...", "PUT /queues/{vhost}/{queue}/options",
+            codes=_NO_STREAM, body=_options),
+    Command("list_queues [<column> ...]", "Lists streams and queues.", "Listing queues for vhost {vhost} ...",
+            "GET /queues/{vhost}", columns="name messages",
+            also="messages_ready messages_unacknowledged messages_dropped messages_refused consumers type arguments "
+            "options policy state durable auto_delete exclusive vhost first_offset next_offset message_bytes "
+            "segments"),
+    Command("list_exchanges [<column> ...]", "Lists exchanges: super streams have one each.",
+            "Listing exchanges for vhost {vhost} ...", "GET /exchanges/{vhost}", columns="name type",
+            also="durable auto_delete internal arguments"),
+    Command("list_bindings [<column> ...]", "Lists bindings: the partitions of super streams.",
+            "Listing bindings for vhost {vhost}...", list_bindings,
+            columns="source_name=source source_kind destination_name=destination destination_kind=destination_type "
+            "routing_key arguments"),
+)}  # fmt: skip

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from vibemq.cli.terminal import options_as
+from vibemq.cli.terminal import json_option, options_as, with_options
 from vibemq.errors import SetupError, UserError, VibeMQError
 
 if TYPE_CHECKING:
@@ -215,3 +215,4 @@ def _body(status: int, answer: Any) -> Any:
 
 
 data_options = options_as("data", DataDir, config_option, data_dir_option)
+json_data_options = with_options(json_option, data_options)

@@ -7,8 +7,7 @@ import os
 
 import click
 
-from vibemq.cli.data import DataDir, data_options
-from vibemq.cli.terminal import json_option
+from vibemq.cli.data import DataDir, json_data_options
 from vibemq.errors import StorageError, UserError
 
 
@@ -18,8 +17,7 @@ def log() -> None:
 
 
 @log.command("list")
-@json_option
-@data_options
+@json_data_options
 def log_list(as_json: bool, data: DataDir) -> None:
     """Show which directory has the log of which stream or queue, also while the broker runs.
 

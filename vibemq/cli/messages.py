@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from vibemq.cli.connection import Broker, queues_options
-from vibemq.cli.terminal import EXIT_INTERRUPTED, json_option, messages_text, nobody_reads, progress_bar, watch_reader
+from vibemq.cli.terminal import EXIT_INTERRUPTED, messages_text, nobody_reads, progress_bar, watch_reader
 from vibemq.errors import RequestFailed, UserError
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def _headers(_: click.Context, option: click.Parameter, values: tuple[str, ...])
 @click.option(
     "--window", type=click.IntRange(min=1), default=1000, show_default=True, help="Messages on their way at a time."
 )
-@json_option
 @queues_options
 def publish(
     queue: str, payload: str | None, file: IO[str] | None, text: bool, headers: dict[str, str], priority: str | None,
@@ -180,7 +179,6 @@ def _counted(bodies: Iterable[bytes], tell: Callable[[int, int | None], object])
 @click.option("--prefetch", type=click.IntRange(min=1), metavar="N", help="Messages on their way to us at a time.")
 @click.option("--follow/--drain", default=True, help="Wait for more (default), or end when the queue is empty.")
 @click.option("--create", is_flag=True, help="Make the queue if there is none, also of a stream of that name.")
-@json_option
 @queues_options
 def consume(
     queue: str, count: int | None, no_ack: bool, prefetch: int | None, follow: bool, create: bool, as_json: bool,

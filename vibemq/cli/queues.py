@@ -10,7 +10,6 @@ import click
 from vibemq.cli.connection import Broker, queues_options
 from vibemq.cli.terminal import (
     F,
-    json_option,
     messages_text,
     print_facts,
     print_rows,
@@ -35,7 +34,6 @@ def queues() -> None:
 
 
 @queues.command("list")
-@json_option
 @queues_options
 def queues_list(as_json: bool, broker: Broker) -> None:
     """Show the queues for which the user has any permission; without users that is all of them."""
@@ -68,7 +66,6 @@ def _look(client: "Client", name: str) -> "tuple[bool, QueueInfo | None]":
 
 @queues.command("info")
 @click.argument("name")
-@json_option
 @queues_options
 def queues_info(name: str, as_json: bool, broker: Broker) -> None:
     """Show how full a queue is, and its options."""
@@ -145,7 +142,6 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     show_default=True,
     help="If it exists and is not as the options given here say; override deletes its messages.",
 )
-@json_option
 @queues_options
 def queues_create(name: str, on_conflict: str, as_json: bool, broker: Broker, **options: Any) -> None:
     """Make a queue, unless it is there as wanted.
@@ -191,7 +187,6 @@ def _create(client: "Client", name: str, on_conflict: str, options: dict[str, An
 move_options = with_options(
     click.option("--count", type=click.IntRange(min=1), metavar="N", help="Move at most N messages."),
     click.option("--dry-run", is_flag=True, help="Only say how many would go where (of the first 10,000 at most)."),
-    json_option,
     queues_options,
 )
 
@@ -246,7 +241,6 @@ RESETTABLE = ("max_messages", "overflow", "message_ttl_ms", "attempts_max", "ack
 @click.option("--reset", multiple=True, type=click.Choice(RESETTABLE), help="Back to the configuration. Repeatable.")
 @click.option("--mode", hidden=True)
 @click.option("--durability", hidden=True)
-@json_option
 @queues_options
 def queues_alter(name: str, reset: tuple[str, ...], as_json: bool, broker: Broker, **options: Any) -> None:
     """Change options of a queue that is there; its messages stay.
@@ -274,7 +268,6 @@ def queues_alter(name: str, reset: tuple[str, ...], as_json: bool, broker: Broke
 @queues.command("delete")
 @click.argument("name")
 @yes_option
-@json_option
 @queues_options
 def queues_delete(name: str, yes: bool, as_json: bool, broker: Broker) -> None:
     """Delete a queue with all its messages."""
@@ -291,7 +284,6 @@ def queues_delete(name: str, yes: bool, as_json: bool, broker: Broker) -> None:
 @queues.command("purge")
 @click.argument("name")
 @yes_option
-@json_option
 @queues_options
 def queues_purge(name: str, yes: bool, as_json: bool, broker: Broker) -> None:
     """Drop all messages that wait in a queue."""

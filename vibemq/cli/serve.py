@@ -7,6 +7,11 @@ from typing import Any
 import click
 
 from vibemq.cli.data import config_option, data_dir_option
+from vibemq.cli.terminal import with_options
+
+
+def _port(door: str, title: str) -> Any:
+    return click.option(f"--{door}-port", type=int, metavar="PORT", help=f"Port of the {title}; 0 picks a free one.")
 
 
 @click.command()
@@ -15,30 +20,21 @@ from vibemq.cli.data import config_option, data_dir_option
 # Each is named by its section and option.
 @click.option("--workers", "server_workers", type=int, metavar="N", help="Worker processes; 0: one for each core.")
 @click.option("--host", "server_host", metavar="HOST", help="Address to listen on (default 127.0.0.1).")
-@click.option("--streams-port", type=int, metavar="PORT", help="Port of the streams door; 0 picks a free one.")
-@click.option("--native-port", type=int, metavar="PORT", help="Port of the native door; 0 picks a free one.")
-@click.option("--signalr-port", type=int, metavar="PORT", help="Port of the SignalR door; 0 picks a free one.")
-@click.option("--micromsg2-port", type=int, metavar="PORT", help="Port of the MicroMsg2 door; 0 picks a free one.")
-@click.option("--admin-port", type=int, metavar="PORT", help="Port of the management API; 0 picks a free one.")
-@click.option(
-    "--advertised-host",
-    "streams_advertised_host",
-    metavar="HOST",
-    help="Address that stream clients are told, behind NAT or a proxy.",
-)
-@click.option(
-    "--advertised-port", "streams_advertised_port", type=int, metavar="PORT", help="Port that stream clients are told."
-)
-@click.option(
-    "--durability", "store_durability", metavar="os|disk", help="What a confirm means where a stream does not say."
-)
-@click.option(
-    "--shutdown-timeout",
-    "server_shutdown_timeout_s",
-    type=int,
-    metavar="SECONDS",
-    help="How long workers may finish at shutdown.",
-)
+@_port("streams", "streams door")
+@_port("native", "native door")
+@_port("signalr", "SignalR door")
+@_port("micromsg2", "MicroMsg2 door")
+@_port("admin", "management API")
+@with_options(
+    click.option("--advertised-host", "streams_advertised_host", metavar="HOST",
+                 help="Address that stream clients are told, behind NAT or a proxy."),
+    click.option("--advertised-port", "streams_advertised_port", type=int, metavar="PORT",
+                 help="Port that stream clients are told."),
+    click.option("--durability", "store_durability", metavar="os|disk",
+                 help="What a confirm means where a stream does not say."),
+    click.option("--shutdown-timeout", "server_shutdown_timeout_s", type=int, metavar="SECONDS",
+                 help="How long workers may finish at shutdown."),
+)  # fmt: skip
 @click.option("--user", "server_user", metavar="NAME", help="Account to continue as, when started as root.")
 @click.option("--log-level", "server_log_level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.OPTION=VALUE", help="Any other option; repeatable.")

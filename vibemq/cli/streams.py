@@ -21,7 +21,6 @@ import click
 from vibemq.cli.connection import StreamsBroker, streams_options
 from vibemq.cli.terminal import (
     EXIT_INTERRUPTED,
-    json_option,
     messages_text,
     nobody_reads,
     print_facts,
@@ -58,7 +57,6 @@ def streams() -> None:
 @click.option("--segment-size", metavar="SIZE", help="Of a file of the log: what is dropped is dropped file by file.")
 @click.option("--durability", type=click.Choice(["os", "disk"]), help="What a confirm means; of VibeMQ only.")
 @click.option("--argument", "more", multiple=True, metavar="NAME=VALUE", help="Any other argument; repeatable.")
-@json_option
 @streams_options
 def streams_create(
     name: str, max_age: str | None, max_length_bytes: str | None, segment_size: str | None, durability: str | None,
@@ -121,7 +119,6 @@ def _arguments_text(arguments: dict[str, str]) -> str:
 
 @streams.command("list")
 @click.option("--all", "everything", is_flag=True, help="Queues, too: they can be read as streams.")
-@json_option
 @streams_options
 def streams_list(everything: bool, as_json: bool, broker: StreamsBroker) -> None:
     """Show the streams of a virtual host that the user may read or write; a command of VibeMQ brokers."""
@@ -135,7 +132,6 @@ def streams_list(everything: bool, as_json: bool, broker: StreamsBroker) -> None
 
 @streams.command("info")
 @click.argument("name")
-@json_option
 @streams_options
 def streams_info(name: str, as_json: bool, broker: StreamsBroker) -> None:
     """Show where a stream begins and ends, its size and its arguments, as far as the broker tells them."""
@@ -196,7 +192,6 @@ def _shown(column: str, value: Any) -> str:
 @streams.command("delete")
 @click.argument("name")
 @yes_option
-@json_option
 @streams_options
 def streams_delete(name: str, yes: bool, as_json: bool, broker: StreamsBroker) -> None:
     """Delete a stream with all its messages and stored offsets."""
@@ -220,7 +215,6 @@ def streams_delete(name: str, yes: bool, as_json: bool, broker: StreamsBroker) -
 @click.argument("messages", nargs=-1, metavar="[MESSAGE]...")
 @click.option("--file", "file", type=click.File("rb"), help="A message for each line of this file.")
 @click.option("--raw", is_flag=True, help="Store the bytes as they are; stream clients expect AMQP 1.0 messages.")
-@json_option
 @streams_options
 def streams_publish(
     name: str, messages: tuple[str, ...], file: IO[bytes] | None, raw: bool, as_json: bool, broker: StreamsBroker
@@ -360,7 +354,6 @@ class _From(click.ParamType[Start]):
 )
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for more at the end; --from next always does.")
-@json_option
 @streams_options
 def streams_tail(
     name: str, start: Start, count: int | None, follow: bool, as_json: bool, broker: StreamsBroker
@@ -438,7 +431,6 @@ def _line(chunk: "Chunk", offset: int, message: bytes, as_json: bool) -> str:
 @streams.command("offsets")
 @click.argument("name")
 @click.argument("consumers", nargs=-1, metavar="[CONSUMER]...")
-@json_option
 @streams_options
 def streams_offsets(name: str, consumers: tuple[str, ...], as_json: bool, broker: StreamsBroker) -> None:
     """Show the offsets that named consumers of the stream NAME have stored, and how many messages came after them.

@@ -8,8 +8,8 @@ import json
 
 import click
 
-from vibemq.cli.data import DataDir, data_options
-from vibemq.cli.terminal import ask_password, json_option, print_rows, print_table
+from vibemq.cli.data import DataDir, json_data_options
+from vibemq.cli.terminal import ask_password, print_rows, print_table
 from vibemq.errors import UserError, VibeMQError
 
 TELL_TIMEOUT_S = 5.0  # for a line in the broker's log: the change itself is done by then
@@ -30,8 +30,7 @@ def users() -> None:
 @click.argument("name")
 @click.option("--superuser", is_flag=True, help="May do everything.  The first user is one anyway.")
 @_password_option
-@json_option
-@data_options
+@json_data_options
 def users_add(name: str, superuser: bool, password_stdin: bool, as_json: bool, data: DataDir) -> None:
     """Make a user; asks for the password.
 
@@ -55,8 +54,7 @@ def users_add(name: str, superuser: bool, password_stdin: bool, as_json: bool, d
 
 
 @users.command("list")
-@json_option
-@data_options
+@json_data_options
 def users_list(as_json: bool, data: DataDir) -> None:
     """Show all users, except the built-in guest."""
     from datetime import UTC, datetime
@@ -78,8 +76,7 @@ def users_list(as_json: bool, data: DataDir) -> None:
 
 @users.command("remove")
 @click.argument("name")
-@json_option
-@data_options
+@json_data_options
 def users_remove(name: str, as_json: bool, data: DataDir) -> None:
     """Remove a user and all permissions.  Open connections of this user are closed."""
     metadata = data.open()
@@ -103,8 +100,7 @@ def users_remove(name: str, as_json: bool, data: DataDir) -> None:
 @users.command("passwd")
 @click.argument("name")
 @_password_option
-@json_option
-@data_options
+@json_data_options
 def users_passwd(name: str, password_stdin: bool, as_json: bool, data: DataDir) -> None:
     """Change a user's password; asks for it."""
     from vibemq.access.users import change_password
@@ -118,8 +114,7 @@ def users_passwd(name: str, password_stdin: bool, as_json: bool, data: DataDir) 
 @click.argument("name")
 @click.option("--for", "lifetime_s", type=click.IntRange(1, 31_536_000), default=3600, metavar="SECONDS",
               help="How long it holds.")  # fmt: skip
-@json_option
-@data_options
+@json_data_options
 def users_token(name: str, lifetime_s: int, as_json: bool, data: DataDir) -> None:
     """Print an access token: who has it is the user NAME for a while (3600 s unless told).
 
@@ -140,8 +135,7 @@ def users_token(name: str, lifetime_s: int, as_json: bool, data: DataDir) -> Non
 @click.argument("name")
 @click.argument("pattern")
 @click.argument("operations", nargs=-1, required=True, metavar="OPERATION...")
-@json_option
-@data_options
+@json_data_options
 def users_grant(name: str, pattern: str, operations: tuple[str, ...], as_json: bool, data: DataDir) -> None:
     """Let a user do OPERATIONs with the queues that PATTERN matches.
 
@@ -170,8 +164,7 @@ def users_grant(name: str, pattern: str, operations: tuple[str, ...], as_json: b
 @users.command("revoke")
 @click.argument("name")
 @click.argument("pattern")
-@json_option
-@data_options
+@json_data_options
 def users_revoke(name: str, pattern: str, as_json: bool, data: DataDir) -> None:
     """Take back what was granted by exactly this PATTERN."""
     if not data.open().revoke(name, pattern):
@@ -185,8 +178,7 @@ def users_revoke(name: str, pattern: str, as_json: bool, data: DataDir) -> None:
 
 @users.command("permissions")
 @click.argument("name")
-@json_option
-@data_options
+@json_data_options
 def users_permissions(name: str, as_json: bool, data: DataDir) -> None:
     """Show what a user may do with which queues."""
     from vibemq.access.permissions import operation_names
