@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 
 from benchmarks.servers import VibeMQ
-from vibemq.bench.cpu import tree_pids
+from vibemq.bench.run import tree_pids
 
 MEMORY = ("Pss", "Pss_Anon", "Pss_File", "Pss_Shmem")
 

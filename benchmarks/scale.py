@@ -20,8 +20,7 @@ import click
 
 from benchmarks.figures import as_many_files_as_allowed, memory_mb, show
 from benchmarks.servers import VibeMQ
-from vibemq.bench.cpu import tree_pids
-from vibemq.bench.run import run
+from vibemq.bench.run import run, tree_pids
 from vibemq.bench.streams import StreamsLoad as Load
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams.codec import encode_request

@@ -30,8 +30,8 @@ from benchmarks.servers import (
     VibeMQSignalRMessagePack,
     version_of,
 )
-from vibemq.bench.cpu import tree_cpu_s
 from vibemq.bench.queues import QueueLoad
+from vibemq.bench.run import tree_cpu_s
 from vibemq.errors import VibeMQError
 
 PEER_PYTHON = "VIBEMQ_PEER_PYTHON"  # an interpreter with aiosignalr; without, there is no peer

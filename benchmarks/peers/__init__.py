@@ -8,7 +8,7 @@ from benchmarks.peers.micromsg2 import Micromsg2
 from benchmarks.peers.others import Amqp, Echo, Nats, Redis
 from benchmarks.peers.signalr import SignalR, SignalRMessagePack
 from vibemq.bench import run as bench
-from vibemq.bench.peer import Peer
+from vibemq.bench.load import Peer
 
 PEERS: dict[str, type[Peer[Any]]] = bench.PEERS | {
     "echo": Echo,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.peers._micromsg2_load import Micromsg2Audience, Micromsg2Consumer, Micromsg2Publisher
 from benchmarks.peers.topic import TopicPeer
 from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, body
-from vibemq.bench.peer import Wire
+from vibemq.bench.load import Wire
 from vibemq.errors import VibeMQError
 from vibemq.protocols.micromsg2 import extensions
 from vibemq.protocols.micromsg2.codec import (

@@ -22,7 +22,7 @@ from benchmarks.peers._peers import (
     RedisPublisher,
 )
 from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, body
-from vibemq.bench.peer import Wire
+from vibemq.bench.load import Wire
 from vibemq.bench.queues import Native, QueueLoad, QueuePeer
 from vibemq.errors import UserError, VibeMQError
 from vibemq.protocols.native.codec import encode_frame

@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.peers._signalr import SignalRAudience, SignalRConsumer, SignalRPublisher
 from benchmarks.peers.topic import TopicPeer
 from vibemq.bench._flow import NUMBER_MARK, Consumer, Publisher, body
-from vibemq.bench.peer import Wire
+from vibemq.bench.load import Wire
 from vibemq.errors import VibeMQError
 from vibemq.protocols.signalr.spec import PORT_DEFAULT
 

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from typing import Any
 
 from benchmarks.peers._audience import Audience
-from vibemq.bench.peer import Wire
+from vibemq.bench.load import Wire
 from vibemq.bench.queues import QueueLoad, QueuePeer
 
 

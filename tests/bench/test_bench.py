@@ -16,8 +16,7 @@ from peers.streams_server import MemoryServer, chunk_of
 
 from vibemq.bench._flow import Histogram
 from vibemq.bench.cli import bench
-from vibemq.bench.cpu import tree_cpu_s
-from vibemq.bench.run import run
+from vibemq.bench.run import run, tree_cpu_s
 from vibemq.bench.streams import StreamsLoad
 from vibemq.errors import RequestFailed, TimeoutExceeded, UserError, VibeMQError
 from vibemq.protocols.streams import codec

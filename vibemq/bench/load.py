@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run does, and what it gave."""
+"""What a run does, what every server under it has, and what the run gave.
+
+A Peer holds one connection for commands and makes the connections whose sockets the load threads then own.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from vibemq.bench._flow import Consumer, Histogram, Publisher
-from vibemq.errors import UserError
+from vibemq.bench._flow import Consumer, Flow, Histogram, Publisher, Tally
+from vibemq.errors import UserError, VibeMQError
 
 BOTH = "publish and consume at the same time"
 MODES = {
@@ -20,6 +24,7 @@ MODES = {
     "rtt": "publish one message at a time and measure the way to its confirm and back",
     "lat": "publish at --rate and measure each message from its scheduled sending to its arrival",
 }
+READ_SIZE = 1 << 16
 PERCENTILES = {"p50": 50.0, "p99": 99.0, "p999": 99.9, "p9999": 99.99}
 
 
@@ -159,3 +164,110 @@ class Result:
         """The histograms in the form that HdrHistogram's tools read, where its package is there."""
         histograms = {"latency_hdr": self.latencies, "confirm_hdr": self.confirms}
         return {name: text for name, each in histograms.items() if each.total and (text := each.encode())}
+
+
+# ---- the server ----
+
+L = TypeVar("L", bound=Load)
+
+
+class Wire:
+    """A connected socket and what was read from it beyond what was asked for."""
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        try:
+            self.socket = socket.create_connection((host, port), timeout=timeout_s)
+        except OSError as error:
+            raise VibeMQError(f"{host}:{port}: needed a server, had {error}") from error
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.held = bytearray()
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.socket.sendall(data)
+        except OSError as error:
+            raise VibeMQError(f"the server took no command: {error}") from error
+
+    def exactly(self, size: int) -> bytes:
+        while len(self.held) < size:
+            self.more()
+        taken = bytes(self.held[:size])
+        del self.held[:size]
+        return taken
+
+    def line(self) -> bytes:
+        """Up to CR LF, which is left out."""
+        while (at := self.held.find(b"\r\n")) < 0:
+            self.more()
+        return self.exactly(at + 2)[:-2]
+
+    def more(self) -> None:
+        """Receives once."""
+        try:
+            more = self.socket.recv(READ_SIZE)
+        except TimeoutError as error:
+            raise VibeMQError("the server did not answer in time") from error
+        except OSError as error:
+            raise VibeMQError(f"the server ended the connection during a command: {error}") from error
+        if not more:
+            raise VibeMQError("the server ended the connection during a command")
+        self.held += more
+
+    def rest(self) -> bytes:
+        return bytes(self.held)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Peer(Generic[L]):
+    """One server's protocol; the methods that raise are the ones that each has to say for itself."""
+
+    shares = True  # consumers do: what one has had, no other gets
+    tally: Tally | None = None  # of what came, where they share
+    control: Wire | None = None
+
+    def __init__(self, load: L) -> None:
+        self.load = load
+
+    def publishing(self, number: int) -> dict[str, Any]:
+        """What every publisher is told."""
+        load = self.load
+        total = load.messages // load.publishers
+        return {
+            "total": total,
+            "first": number * total,
+            "window": load.window,
+            "group": load.group,
+            "rate": load.rate / load.publishers,
+            "timed": load.timed,
+            "verify": load.verify,
+        }
+
+    def consuming(self) -> dict[str, Any]:
+        """What every consumer is told."""
+        return {"wanted": self.load.messages, "timed": self.load.mode == "lat", "tally": self.tally}
+
+    def create(self) -> None:
+        """New and empty."""
+
+    def delete(self) -> None:
+        """What need not exist."""
+
+    def left(self) -> int:
+        """Messages that are not settled yet."""
+        return 0
+
+    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+        raise VibeMQError(f"{type(self).__name__} cannot publish")
+
+    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
+        raise VibeMQError(f"{type(self).__name__} cannot consume")
+
+    def check(self, flows: list[Flow]) -> None:
+        """Raises what only this protocol can say of a run that is over."""
+
+    def close(self) -> None:
+        """Ends the connection for commands."""
+        if self.control is not None:
+            self.control.close()

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from vibemq.bench._ends import NativeConsumer, NativePublisher
 from vibemq.bench._flow import NUMBER_MARK, QUEUE_MARK, SIZE_MIN, Consumer, Publisher, Tally, body
-from vibemq.bench.load import Load
-from vibemq.bench.peer import Peer, Wire
+from vibemq.bench.load import Load, Peer, Wire
 from vibemq.errors import UserError, VibeMQError
 from vibemq.protocols.native import codec
 from vibemq.protocols.native.spec import Command, Header, OverflowStrategy

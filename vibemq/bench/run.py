@@ -13,19 +13,19 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from vibemq.bench._flow import Consumer, Flow, Publisher
-from vibemq.bench.cpu import only_on, tree_cpu_s
-from vibemq.bench.load import Load, Result
-from vibemq.bench.peer import Peer
+from vibemq.bench.load import Load, Peer, Result
 from vibemq.bench.queues import Native
 from vibemq.bench.streams import Streams
 from vibemq.errors import TimeoutExceeded, UserError, VibeMQError
 
 PEERS: dict[str, type[Peer[Any]]] = {"streams": Streams, "native": Native}
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 POLL_S = 0.01
 SETTLED_TIMEOUT_S = 10.0  # acks are not answered: the server needs a moment until it has read the last one
 
@@ -81,16 +81,14 @@ class Run:
 
     def open(self) -> None:
         """Consumers first: what is published meets them."""
-        if self.load.consumes:
-            for number in range(self.load.consumers):
-                connection, consumer = self.peer.consumer(number)
-                self.sockets.append(connection)
-                self.consumers.append(consumer)
-        if self.load.publishes:
-            for number in range(self.load.publishers):
-                connection, publisher = self.peer.publisher(number)
-                self.sockets.append(connection)
-                self.publishers.append(publisher)
+        for number in range(self.load.consumers if self.load.consumes else 0):
+            connection, consumer = self.peer.consumer(number)
+            self.sockets.append(connection)
+            self.consumers.append(consumer)
+        for number in range(self.load.publishers if self.load.publishes else 0):
+            connection, publisher = self.peer.publisher(number)
+            self.sockets.append(connection)
+            self.publishers.append(publisher)
 
     def body(self, flow: Flow) -> None:
         if self.load.apart:
@@ -176,12 +174,57 @@ class Run:
         for flow in self.flows:
             flow.stop()
         for connection in self.sockets:
-            try:
+            with suppress(OSError):  # the other side was quicker
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the other side was quicker
-                continue
         for thread in self.threads:
             if thread.ident is not None:
                 thread.join()
         for connection in self.sockets:
             connection.close()
+
+
+# ---- processor time and place of a process and all that it started ----
+
+
+def tree_cpu_s(pid: int) -> float:
+    """User and system seconds of `pid` and its descendants that are alive now."""
+    return sum(tree_pids(pid).values())
+
+
+@contextmanager
+def only_on(core: int, pid: int) -> Iterator[None]:
+    """Keeps every thread of `pid` and its descendants on one core for as long as this lasts."""
+    threads = [int(task.name) for process in tree_pids(pid) for task in Path(f"/proc/{process}/task").iterdir()]
+    before = {}
+    try:
+        for thread in threads:
+            with suppress(ProcessLookupError):
+                before[thread] = os.sched_getaffinity(thread)
+                os.sched_setaffinity(thread, {core})
+        yield
+    finally:
+        for thread, cores in before.items():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, cores)
+
+
+def tree_pids(pid: int) -> dict[int, float]:
+    """`pid` and its descendants, with the seconds that each has used."""
+    parents: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended while we looked
+            stat = (folder / "stat").read_text()
+            # The name in parentheses may hold anything, so the fields are counted from the last parenthesis.
+            fields = stat[stat.rindex(")") + 2 :].split()
+            parents[int(folder.name)] = int(fields[1])
+            seconds[int(folder.name)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    if pid not in seconds:
+        raise UserError(f"process {pid}: there is none", hint="Give the process id of the broker's first process.")
+    return {process: used for process, used in seconds.items() if _descends(process, pid, parents)}
+
+
+def _descends(process: int, ancestor: int, parents: dict[int, int]) -> bool:
+    while process not in (ancestor, 0):
+        process = parents.get(process, 0)
+    return process == ancestor

@@ -10,8 +10,7 @@ from typing import Any
 
 from vibemq.bench._ends import STAMP_SIZE_BYTES, StreamsConsumer, StreamsPublisher, publish_frame
 from vibemq.bench._flow import Consumer, Flow, Publisher
-from vibemq.bench.load import Load
-from vibemq.bench.peer import Peer
+from vibemq.bench.load import Load, Peer
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import RequestFailed, UserError
 from vibemq.protocols.streams import codec

@@ -408,7 +408,7 @@ class AsyncClient(ClientFace):
         >>> "docs-async-listed" in await client.list_queues()
         True
         """
-        return queues.names_of((await self._engine.request(Command.LIST_QUEUES, timeout_s=timeout_s)).payload)
+        return queues.list_of(str, (await self._engine.request(Command.LIST_QUEUES, timeout_s=timeout_s)).payload)
 
     # ---- users; brokers answer these while authorization is on, and mostly to superusers ----
 
@@ -460,7 +460,7 @@ class AsyncClient(ClientFace):
         >>> [user.name for user in await client.list_users()]  # doctest: +SKIP
         ['docs-ada', 'vibemq']
         """
-        return queues.users_of((await self._engine.request(Command.ADMIN_LIST_USERS, timeout_s=timeout_s)).payload)
+        return queues.list_of(User, (await self._engine.request(Command.ADMIN_LIST_USERS, timeout_s=timeout_s)).payload)
 
     async def permissions(self, name: str, *, timeout_s: float | None = None) -> list[Permission]:
         """What a user may do.
@@ -468,4 +468,6 @@ class AsyncClient(ClientFace):
         >>> await client.permissions("docs-ada")  # doctest: +SKIP
         [Permission(pattern='orders.*', operations=('Publish', 'Subscribe'))]
         """
-        return queues.permissions_of(await self._users(Command.ADMIN_GET_USER_PERMISSIONS, timeout_s, username=name))
+        return queues.list_of(
+            Permission, await self._users(Command.ADMIN_GET_USER_PERMISSIONS, timeout_s, username=name)
+        )

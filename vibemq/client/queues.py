@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from vibemq.protocols.native.options import (
 from vibemq.protocols.native.spec import Command, DeliveryMode, ErrorCode, OverflowStrategy, QueueOperation, wire_name
 
 log = logging.getLogger("vibemq.client")
+T = TypeVar("T")
 
 SETTINGS = tuple(setting.name for setting in fields(QueueOptions))
 
@@ -111,19 +112,19 @@ class QueueInfo:
     raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+class User(
+    msgspec.Struct, frozen=True, rename={"name": "username", "is_superuser": "isSuperuser", "created": "createdAt"}
+):
     name: str
-    is_superuser: bool
-    created: datetime
+    is_superuser: bool = False
+    created: datetime = datetime.fromtimestamp(0, UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Permission:
+class Permission(msgspec.Struct, frozen=True, rename={"pattern": "queuePattern"}):
     """What a user may do with the queues whose names match the pattern; operations as Publish, Subscribe, ..."""
 
     pattern: str
-    operations: tuple[str, ...]
+    operations: tuple[str, ...] = ()
 
 
 # ---- values to payloads and back ----
@@ -232,32 +233,18 @@ def info_of(name: str, payload: bytes) -> QueueInfo:
         raise ProtocolError(f"queue {name}: needed its description, had {payload[:80]!r}: {error}") from None
 
 
-def names_of(payload: bytes | None) -> list[str]:
-    return _list(payload, list[str], "a list of queue names")
-
-
-def users_of(payload: bytes | None) -> list[User]:
-    found = _list(payload, list[dict[str, Any]], "a list of users")
-    return [
-        User(user["username"], bool(user.get("isSuperuser")), datetime.fromtimestamp(user.get("createdAt", 0), UTC))
-        for user in found
-    ]
-
-
-def permissions_of(payload: bytes | None) -> list[Permission]:
-    found = _list(payload, list[dict[str, Any]], "a list of permissions")
-    return [Permission(entry["queuePattern"], tuple(entry.get("operations", ()))) for entry in found]
+def list_of(kind: type[T], payload: bytes | None) -> list[T]:
+    """A broker's answer that is a list of names, users or permissions."""
+    try:
+        return msgspec.json.decode(payload or b"[]", type=list[kind], strict=False)  # type: ignore[valid-type]
+    except msgspec.DecodeError as error:
+        needed = {str: "queue names", User: "users", Permission: "permissions"}[kind]
+        told = f"answer of the broker: needed a list of {needed}, had {(payload or b'')[:80]!r}: {error}"
+        raise ProtocolError(told) from None
 
 
 def operation_names(operations: tuple[str | QueueOperation, ...]) -> list[str]:
     return [name if isinstance(name, str) else wire_name(name) for name in operations]
-
-
-def _list(payload: bytes | None, kind: Any, needed: str) -> Any:
-    try:
-        return msgspec.json.decode(payload or b"[]", type=kind)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"answer of the broker: needed {needed}, had {(payload or b'')[:80]!r}: {error}") from None
 
 
 # ---- questions; `ask` is Engine.request, or Link.exchange while the connection is being opened ----
@@ -282,7 +269,7 @@ async def is_there(ask: Ask, name: str, timeout_s: float | None = None) -> bool:
     try:
         return await find_queue(ask, name, timeout_s) is not None
     except NotAuthorized:
-        return name in names_of((await ask(Command.LIST_QUEUES, timeout_s=timeout_s)).payload)
+        return name in list_of(str, (await ask(Command.LIST_QUEUES, timeout_s=timeout_s)).payload)
 
 
 async def declare(
