@@ -260,16 +260,13 @@ class Frames:
         self._subscriptions: dict[int, Subscription] = {}
         self._next_subscription_id = 0
         transport.on_input = self._handle_frames
-        self._handlers: dict[int, Callable[[int, bytes], None]] = {
-            Key.DELIVER: self._on_deliver,
-            Key.PUBLISH_CONFIRM: self._on_publish_confirm,
+        self._handlers: dict[int, Callable[[Any], None]] = {
             Key.PUBLISH_ERROR: self._on_publish_error,
             Key.METADATA_UPDATE: self._on_metadata_update,
             Key.CONSUMER_UPDATE: self._on_consumer_update,
             Key.CREDIT | RESPONSE_BIT: self._on_credit_error,
             Key.TUNE: self._on_tune,
             Key.CLOSE: self._on_close,
-            Key.HEARTBEAT: lambda version, body: None,
         }
 
     @property
@@ -357,9 +354,18 @@ class Frames:
         try:
             while (frame := self._inbox.next_frame()) is not None:
                 key, version, body = frame
-                handler = self._handlers.get(key)
-                if handler is not None:
-                    handler(version, body)
+                if key == Key.DELIVER:
+                    subscription = self._subscriptions.get(body[0]) if body else None
+                    if subscription is not None:  # else it was on its way while we unsubscribed
+                        subscription._chunks.append(open_chunk(body, version, f"stream {subscription.stream}"))
+                elif key == Key.PUBLISH_CONFIRM:
+                    count = confirm_count(body)
+                    if publisher := self._publishers.get(body[0]):
+                        publisher.confirmed += count
+                elif key in self._handlers:
+                    self._handlers[key](codec.decode_response(key & ~RESPONSE_BIT, version, body))
+                elif key == Key.HEARTBEAT:
+                    continue
                 elif key & RESPONSE_BIT and len(body) >= 4:
                     correlation_id = int.from_bytes(body[:4], "big")
                     if correlation_id in self._awaited:  # else nobody waits for it any longer
@@ -371,24 +377,12 @@ class Frames:
         except ProtocolError as error:
             raise self._broken(error) from None
 
-    def _on_deliver(self, version: int, body: bytes) -> None:
-        subscription = self._subscriptions.get(body[0]) if body else None
-        if subscription is not None:  # else it was on its way while we unsubscribed
-            subscription._chunks.append(open_chunk(body, version, f"stream {subscription.stream}"))
-
-    def _on_publish_confirm(self, version: int, body: bytes) -> None:
-        count = confirm_count(body)
-        if publisher := self._publishers.get(body[0]):
-            publisher.confirmed += count
-
-    def _on_publish_error(self, version: int, body: bytes) -> None:
-        answer = codec.decode_response(Key.PUBLISH_ERROR, version, body)
+    def _on_publish_error(self, answer: Any) -> None:
         if publisher := self._publishers.get(answer.publisher_id):
             publisher.errored += len(answer.errors)
             publisher._errors.extend(answer.errors)
 
-    def _on_metadata_update(self, version: int, body: bytes) -> None:
-        update = codec.decode_response(Key.METADATA_UPDATE, version, body)
+    def _on_metadata_update(self, update: Any) -> None:
         error = StreamNotFound(
             f"stream {update.stream}: the broker announced {code_name(update.code)}",
             hint="The stream was deleted, or its leader moved: look its metadata up and open it again.",
@@ -398,22 +392,19 @@ class Frames:
             if user.stream == update.stream:
                 user._failure = error
 
-    def _on_consumer_update(self, version: int, body: bytes) -> None:
-        update = codec.decode_response(Key.CONSUMER_UPDATE, version, body)
+    def _on_consumer_update(self, update: Any) -> None:
         answer = codec.encode_response(Key.CONSUMER_UPDATE, update.correlation_id, Code.OK, offset_type=OffsetType.NONE)
         self._send(answer, "answering ConsumerUpdate")
 
-    def _on_credit_error(self, version: int, body: bytes) -> None:
-        answer = codec.decode_response(Key.CREDIT, version, body)
+    def _on_credit_error(self, answer: Any) -> None:
         if subscription := self._subscriptions.get(answer.subscription_id):
             where = f"{self._transport.peer}: Credit for stream {subscription.stream}"
             subscription._failure = failure(where, answer.code)
 
-    def _on_tune(self, version: int, body: bytes) -> None:
-        self._tune = codec.decode_response(Key.TUNE, version, body)
+    def _on_tune(self, tune: Any) -> None:
+        self._tune = tune
 
-    def _on_close(self, version: int, body: bytes) -> None:
-        close = codec.decode_response(Key.CLOSE, version, body)
+    def _on_close(self, close: Any) -> None:
         self._send(codec.encode_response(Key.CLOSE, close.correlation_id, Code.OK), "answering Close")
         raise self._broken(
             ConnectionClosed(

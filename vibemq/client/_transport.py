@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from vibemq.errors import ConnectionClosed, TimeoutExceeded
 
 WAIT_S_MAX = 86_400.0  # of one call of poll, which takes no infinity; who waits longer calls again
+HEARTBEAT_FRAME = bytes.fromhex("0000000400170001")
 RECEIVE_CALLS_MAX = 16  # in one fill: enough to empty a socket buffer, few enough to let frames be handled
 
 
@@ -191,24 +192,27 @@ class Transport:
 
     def start_heartbeats(self, interval_s: float) -> None:
         """From now on a heartbeat goes out whenever nothing was sent for half an interval."""
-        reference = weakref.ref(self)
-        thread = threading.Thread(
-            target=_send_heartbeats,
-            args=(reference, self._closed, interval_s / 2),
-            name="vibemq heartbeat",
-            daemon=True,
-        )
-        thread.start()
+        reference, closed = weakref.ref(self), self._closed
 
-    def send_heartbeat(self, frame: bytes, silence_s: float) -> None:
-        """For the helper thread: never waits, and does nothing while the owner is sending."""
+        def run() -> None:
+            while not closed.wait(interval_s / 2):
+                transport = reference()
+                if transport is None:
+                    return
+                transport._send_heartbeat(interval_s / 2 * 0.9)
+                del transport  # or this thread would keep a forgotten connection alive
+
+        threading.Thread(target=run, name="vibemq heartbeat", daemon=True).start()
+
+    def _send_heartbeat(self, silence_s: float) -> None:
+        """In the helper thread: never waits, and does nothing while the owner is sending."""
         if not self._lock.acquire(blocking=False):
             return
         try:
             if not self._sending and not self._unsent and time.monotonic() - self._sent_at >= silence_s:
-                self._unsent = frame[self._try_send(memoryview(frame)) :]
-                if len(self._unsent) == len(frame):
-                    self._unsent = b""  # the socket is full, so the broker has bytes to read: no need of a heartbeat
+                sent = self._try_send(memoryview(HEARTBEAT_FRAME))
+                # A socket that is full has bytes for the broker to read: no need of a heartbeat.
+                self._unsent = HEARTBEAT_FRAME[sent:] if sent else b""
         except OSError:
             return  # the owner finds out at the next call, with a better message
         finally:
@@ -229,15 +233,3 @@ class Transport:
         self._closed.set()
         with self._lock:
             self._socket.close()
-
-
-HEARTBEAT_FRAME = bytes.fromhex("0000000400170001")
-
-
-def _send_heartbeats(reference: weakref.ref[Transport], closed: threading.Event, period_s: float) -> None:
-    while not closed.wait(period_s):
-        transport = reference()
-        if transport is None:
-            return
-        transport.send_heartbeat(HEARTBEAT_FRAME, period_s * 0.9)
-        del transport  # or this thread would keep a forgotten connection alive

@@ -84,22 +84,19 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
+async def _stop(loop: asyncio.AbstractEventLoop, engine: Engine | None = None) -> None:
+    """In that thread: ends it, with a goodbye for a client that was not closed."""
+    if engine is not None:
+        await engine.close(0.0)
+    others = asyncio.all_tasks() - {asyncio.current_task()}  # other threads wait for them
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    loop.stop()
 
 
 def _finish(loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
-    """In that thread: says goodbye for a client that was not closed, and ends."""
-
-    async def close() -> None:
-        await engine.close(0.0)
-        await _cancel_others()
-        loop.stop()
-
-    loop.finishing = loop.create_task(close())  # type: ignore[attr-defined] # a loop keeps no task alive
+    loop.finishing = loop.create_task(_stop(loop, engine))  # type: ignore[attr-defined] # a loop keeps no task alive
 
 
 def _blocking(
@@ -153,11 +150,7 @@ class Client(ClientFace):
             raise
 
     def _stop(self) -> None:
-        async def stop() -> None:
-            await _cancel_others()  # other threads wait for them
-            self._loop.stop()
-
-        asyncio.run_coroutine_threadsafe(stop(), self._loop)
+        asyncio.run_coroutine_threadsafe(_stop(self._loop), self._loop)
         self._thread.join(STOP_TIMEOUT_S)
         if not self._thread.is_alive():
             self._loop.close()
