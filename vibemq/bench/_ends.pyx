@@ -20,6 +20,10 @@ from vibemq.protocols.native.wire cimport (
     BODY_FIXED_BYTES, FRAME_HEADER_BYTES, FRAME_OK, TYPE_ACK, TYPE_DELIVER, TYPE_ERROR, TYPE_PONG, TYPE_PUBLISH_ACK,
     frame_begin, frame_end, frame_parse, frame_payload, native_frame, pong_size,
 )
+from vibemq.protocols.streams.wire cimport (
+    KEY_DELIVER, KEY_PUBLISH, KEY_PUBLISH_CONFIRM, KEY_PUBLISH_ERROR, MESSAGE_HEADER_BYTES, PUBLISHING_ID_BYTES,
+    SUB_BATCH_HEADER_BYTES,
+)
 
 from vibemq.protocols.streams import spec
 
@@ -27,10 +31,6 @@ cdef enum:
     FRAME_SIZE_MAX = 1 << 30    # beyond any server's limit: what is larger is no frame
     ID_AT = 9                   # header, version, type, length
     NUMBER_SIZE = 8
-    KEY_PUBLISH = 0x0002
-    KEY_PUBLISH_CONFIRM = 0x0003
-    KEY_PUBLISH_ERROR = 0x0004
-    KEY_DELIVER = 0x0008
     KEY_CREDIT_ERROR = 0x8009
     KEY_METADATA_UPDATE = 0x0010
     KEY_CLOSE = 0x0016
@@ -40,9 +40,6 @@ cdef enum:
     COUNT_AT = 9                # of what a Publish, a PublishConfirm or a PublishError has
     LIST_AT = 13
     CODE_AT = 12                # in a Close or an answer
-    PUBLISHING_ID_SIZE = 8
-    SUB_BATCH_HEADER_SIZE = 11  # kind and compression, count, uncompressed size, size
-    LENGTH_SIZE = 4
     CHUNK_HEADER_SIZE = 48
     STAMP_SIZE = 24
     # Credits for the chunks of one read leave in one write, a frame each, as clients do whose read is about so long:
@@ -50,7 +47,7 @@ cdef enum:
     CREDITED_SIZE = 1 << 16
 
 STAMP_SIZE_BYTES = STAMP_SIZE  # sending time, number, producer: smaller messages cannot be verified or timed
-assert spec.Key.PUBLISH == KEY_PUBLISH and spec.CHUNK_HEADER_SIZE_BYTES == CHUNK_HEADER_SIZE
+assert spec.CHUNK_HEADER_SIZE_BYTES == CHUNK_HEADER_SIZE
 
 
 cdef size_t whole_frame(const uint8_t *p, const uint8_t *end, size_t head, size_t least, bint *wrong) noexcept nogil:
@@ -158,11 +155,11 @@ cdef class NativeConsumer(Consumer):
 def publish_frame(int64_t batch, int64_t size, int64_t sub_batch=0, bytes filter_value=b""):
     """A Publish of so many messages of so many letters; numbers and stamps are written when it is sent."""
     cdef int64_t entry = max(<int64_t>1, sub_batch), i
-    messages = [size.to_bytes(LENGTH_SIZE, "big") + bytes([c'a' + i % 26]) * size for i in range(batch)]
+    messages = [size.to_bytes(MESSAGE_HEADER_BYTES, "big") + bytes([c'a' + i % 26]) * size for i in range(batch)]
     frame = [KEY_PUBLISH.to_bytes(2, "big"), b"\0\2" if filter_value else b"\0\1", b"\0", (batch // entry).to_bytes(4, "big")]
     for i in range(0, batch, entry):
         body = b"".join(messages[i : i + entry])
-        frame.append(bytes(PUBLISHING_ID_SIZE))
+        frame.append(bytes(PUBLISHING_ID_BYTES))
         if sub_batch:
             frame += [b"\x80", entry.to_bytes(2, "big"), 2 * len(body).to_bytes(4, "big")]
         elif filter_value:
@@ -172,17 +169,28 @@ def publish_frame(int64_t batch, int64_t size, int64_t sub_batch=0, bytes filter
     return len(whole).to_bytes(KEY_AT, "big") + whole
 
 
+cdef bint streams_fault(Flow flow, const uint8_t *p, size_t size, uint32_t key) noexcept nogil:
+    """Ends the flow where its connection or its stream has ended; False where it has not."""
+    if key == KEY_CLOSE and size >= CODE_AT + 2:
+        flow.code = get_u16(p + CODE_AT)
+        fail_with(flow, p, b"the broker closed the connection")
+    elif key == KEY_METADATA_UPDATE or key == KEY_CREDIT_ERROR:
+        fail_with(flow, p, b"the stream is not available any more")
+    else:
+        return False
+    return True
+
+
 cdef class StreamsPublisher(Publisher):
     """`frame`: as publish_frame makes it of the same `size`, `sub_batch` and `filter_value`."""
 
     cdef int64_t number, size, entry    # its own, a message's, the messages under one publishing id
     cdef size_t prefix, entry_size      # what lies between a publishing id and its first message; all of it
-    cdef readonly int code              # with which something was refused, or the connection closed
 
     def __cinit__(self, *, int64_t number, int64_t size, int64_t sub_batch=0, bytes filter_value=b"", **_):
         self.number, self.size, self.entry = number, size, max(<int64_t>1, sub_batch)
-        self.prefix = SUB_BATCH_HEADER_SIZE if sub_batch else 2 + len(filter_value) if filter_value else 0
-        self.entry_size = PUBLISHING_ID_SIZE + self.prefix + self.entry * (LENGTH_SIZE + size)
+        self.prefix = SUB_BATCH_HEADER_BYTES if sub_batch else 2 + len(filter_value) if filter_value else 0
+        self.entry_size = PUBLISHING_ID_BYTES + self.prefix + self.entry * (MESSAGE_HEADER_BYTES + size)
 
     cdef void fill(self, int64_t count) noexcept nogil:
         cdef int64_t number = self.sent, last = self.sent + count, stamp = now_ns(), frame, entries, i, j
@@ -198,9 +206,9 @@ cdef class StreamsPublisher(Publisher):
             p += LIST_AT
             for i in range(entries):
                 put_u64(p, <uint64_t>(number // self.entry + 1))
-                p += PUBLISHING_ID_SIZE + self.prefix
+                p += PUBLISHING_ID_BYTES + self.prefix
                 for j in range(self.entry):
-                    p += LENGTH_SIZE
+                    p += MESSAGE_HEADER_BYTES
                     if stamped:
                         memcpy(p, &stamp, 8)
                         memcpy(p + 8, &number, 8)
@@ -221,23 +229,20 @@ cdef class StreamsPublisher(Publisher):
                 break
             key = get_u16(p + KEY_AT)
             if key == KEY_PUBLISH_CONFIRM and size >= LIST_AT:
-                count = min(<size_t>get_u32(p + COUNT_AT), (size - LIST_AT) // PUBLISHING_ID_SIZE)
+                count = min(<size_t>get_u32(p + COUNT_AT), (size - LIST_AT) // PUBLISHING_ID_BYTES)
                 if self.timed:
                     for i in range(count):
-                        frame = (get_u64(p + LIST_AT + PUBLISHING_ID_SIZE * i) - 1) * self.entry // self.batch
+                        frame = (get_u64(p + LIST_AT + PUBLISHING_ID_BYTES * i) - 1) * self.entry // self.batch
                         self.confirms.record_ns(self.now - self.stamps[frame & self.stamps_mask], 1)
                 self.advance(count * self.entry)
             elif key == KEY_PUBLISH_ERROR and size >= LIST_AT:
-                count = min(<size_t>get_u32(p + COUNT_AT), (size - LIST_AT) // (PUBLISHING_ID_SIZE + 2))
+                count = min(<size_t>get_u32(p + COUNT_AT), (size - LIST_AT) // (PUBLISHING_ID_BYTES + 2))
                 if count:
-                    self.code = get_u16(p + LIST_AT + PUBLISHING_ID_SIZE)
+                    self.code = get_u16(p + LIST_AT + PUBLISHING_ID_BYTES)
                 store(&self.refused, self.refused + <int64_t>count * self.entry)
                 self.advance(count * self.entry)
-            elif key == KEY_CLOSE and size >= CODE_AT + 2:
-                self.code = get_u16(p + CODE_AT)
-                return fail_with(self, p, b"the broker closed the connection")
-            elif key == KEY_METADATA_UPDATE:
-                return fail_with(self, p, b"the stream is not available any more")
+            elif streams_fault(self, p, size, key):
+                return p
             p += size
         return fail_with(self, p, b"needed a frame, had other bytes") if wrong else p
 
@@ -252,7 +257,6 @@ cdef class StreamsConsumer(Consumer):
     cdef int64_t producers
     cdef int64_t *expected              # of each producer the number that is to come
     cdef readonly int64_t chunks
-    cdef readonly int code              # with which it was refused, or the connection closed
 
     def __cinit__(self, *, bytes credit, int64_t producers, bint verify, **_):
         """verify: each producer's numbers must be unbroken; what is not, or makes no sense, is disordered."""
@@ -290,28 +294,15 @@ cdef class StreamsConsumer(Consumer):
                 self.chunks += 1
                 self.gain(get_u32(p + head + 4))
                 if owed >= CREDITED_SIZE:
-                    self.send_credits()
+                    self.push()  # the loop sends the others, and sees what fails
                     owed = 0
             elif key == KEY_SUBSCRIBE_RESPONSE and size >= CODE_AT + 2 and get_u16(p + CODE_AT) != CODE_OK:
                 self.code = get_u16(p + CODE_AT)
                 return fail_with(self, p, b"the broker refused the subscription")
-            elif key == KEY_CLOSE and size >= CODE_AT + 2:
-                self.code = get_u16(p + CODE_AT)
-                return fail_with(self, p, b"the broker closed the connection")
-            elif key == KEY_METADATA_UPDATE or key == KEY_CREDIT_ERROR:
-                return fail_with(self, p, b"the stream is not available any more")
+            elif streams_fault(self, p, size, key):
+                return p
             p += size
         return fail_with(self, p, b"needed a frame, had other bytes") if wrong else p
-
-    cdef void send_credits(self) noexcept nogil:
-        """As many as the socket takes; the loop sends the others, and sees what fails."""
-        cdef Py_ssize_t sent = self.transport.write(
-            self.outbox.data + self.outbox.begin, self.outbox.end - self.outbox.begin
-        )
-        if sent > 0:
-            self.outbox.begin += sent
-        if self.outbox.begin == self.outbox.end:
-            self.outbox.begin = self.outbox.end = 0
 
     cdef void walk(self, const uint8_t *chunk, const uint8_t *end) noexcept nogil:
         """Each message of a chunk."""
@@ -319,9 +310,9 @@ cdef class StreamsConsumer(Consumer):
         cdef const uint8_t *p = chunk + CHUNK_HEADER_SIZE
         for i in range(entries):
             messages = 1
-            if end - p >= SUB_BATCH_HEADER_SIZE and p[0] >> 4 == 8:  # a sub-batch that is not compressed
+            if end - p >= SUB_BATCH_HEADER_BYTES and p[0] >> 4 == 8:  # a sub-batch that is not compressed
                 messages = get_u16(p + 1)
-                p += SUB_BATCH_HEADER_SIZE
+                p += SUB_BATCH_HEADER_BYTES
             p = self.walk_messages(p, end, messages)
             if p is NULL:
                 self.disordered += entries - i
@@ -332,13 +323,13 @@ cdef class StreamsConsumer(Consumer):
         cdef uint32_t i, length
         cdef int64_t stamp[3]
         for i in range(messages):
-            if end - p < LENGTH_SIZE:
+            if end - p < MESSAGE_HEADER_BYTES:
                 return NULL
             length = get_u32(p)
-            if length >> 31 or <size_t>(end - p) < LENGTH_SIZE + <size_t>length:
+            if length >> 31 or <size_t>(end - p) < MESSAGE_HEADER_BYTES + <size_t>length:
                 return NULL
             if length >= STAMP_SIZE:
-                memcpy(stamp, p + LENGTH_SIZE, STAMP_SIZE)
+                memcpy(stamp, p + MESSAGE_HEADER_BYTES, STAMP_SIZE)
                 if self.timed:
                     self.latencies.record_ns(self.now - stamp[0], 1)
                 if self.verify:
@@ -346,5 +337,5 @@ cdef class StreamsConsumer(Consumer):
                         self.disordered += 1
                     if <uint64_t>stamp[2] < <uint64_t>self.producers:
                         self.expected[stamp[2]] = stamp[1] + 1
-            p += LENGTH_SIZE + length
+            p += MESSAGE_HEADER_BYTES + length
         return p

@@ -163,11 +163,13 @@ cdef class Flow:
     cdef int64_t stopped, now   # now: when the bytes that `take` looks at had come
     cdef bint failed
     cdef readonly int64_t last_ns
+    cdef readonly int code          # the server's own, with which something was refused, or the connection closed
     cdef char fault_[256]
     cdef const uint8_t *take(self, const uint8_t *p, const uint8_t *end) noexcept nogil
     cdef void loop(self) noexcept nogil
     cdef Py_ssize_t receive(self, bint block) noexcept nogil
     cdef Py_ssize_t taken(self, Py_ssize_t got) noexcept nogil
+    cdef bint push(self) noexcept nogil
     cdef bint flush(self) noexcept nogil
     cdef const uint8_t *fail(self, const uint8_t *p, const void *text, size_t size) noexcept nogil
 

@@ -35,6 +35,7 @@ class Tally:
 
 class Flow:
     last_ns: int
+    code: int
     def __init__(
         self, *, fd: int, early: bytes = ..., inbox_size: int = ..., transport: Transport | None = ...
     ) -> None: ...

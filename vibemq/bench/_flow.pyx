@@ -223,10 +223,7 @@ cdef class Flow:
         if got == 0:
             return 0
         if got < 0:
-            if got == -1:
-                fail_with(self, NULL, b"the server ended the connection")
-            else:
-                fail_with(self, NULL, b"receiving failed")
+            fail_with(self, NULL, b"the server ended the connection" if got == -1 else b"receiving failed")
             return -1
         inbox.end += got
         return self.taken(got)
@@ -239,21 +236,25 @@ cdef class Flow:
             inbox.begin = inbox.end = 0
         return -1 if self.failed else got
 
-    cdef bint flush(self) noexcept nogil:
-        """Sends what the socket takes now; False when the flow is over."""
+    cdef bint push(self) noexcept nogil:
+        """Sends what the socket takes now; False where it fails."""
         cdef Py_ssize_t sent = self.transport.write(
             self.outbox.data + self.outbox.begin, self.outbox.end - self.outbox.begin
         )
-        if sent < 0:
-            # What the server said before it closed explains more than that it did.
-            while not self.failed and self.receive(False) > 0:
-                pass
-            fail_with(self, NULL, b"sending failed")
-            return False
-        self.outbox.begin += sent
+        self.outbox.begin += max(sent, 0)
         if self.outbox.begin == self.outbox.end:
             self.outbox.begin = self.outbox.end = 0
-        return True
+        return sent >= 0
+
+    cdef bint flush(self) noexcept nogil:
+        """The same; a failure is the end of the flow."""
+        if self.push():
+            return True
+        # What the server said before it closed explains more than that it did.
+        while not self.failed and self.receive(False) > 0:
+            pass
+        fail_with(self, NULL, b"sending failed")
+        return False
 
 
 cdef class Publisher(Flow):

@@ -171,8 +171,7 @@ class Streams(Peer[StreamsLoad]):
 
     def check(self, flows: list[Flow]) -> None:
         for flow in flows:
-            assert isinstance(flow, StreamsPublisher | StreamsConsumer)
-            if isinstance(flow, StreamsPublisher) and flow.refused:
+            if isinstance(flow, Publisher) and flow.refused:
                 raise RequestFailed(f"publishing: {flow.refused} refused with {code_name(flow.code)}", code=flow.code)
             if flow.code:
                 raise RequestFailed(f"{flow.fault} with {code_name(flow.code)}", code=flow.code)
