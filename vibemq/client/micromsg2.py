@@ -485,8 +485,8 @@ class Micromsg2Client:
         self._messages.append(Message(where, payload, properties, self._received_type, frame.sequence))
 
     def _take_extension(self, number: int, payload: bytes) -> None:
-        if not 1 <= number <= self.agreed.count:
-            raise ProtocolError(f"extension id: needed 1 to {self.agreed.count}, had {number}")
+        if not 1 <= number <= len(self.agreed.ids):
+            raise ProtocolError(f"extension id: needed 1 to {len(self.agreed.ids)}, had {number}")
         if number == self.agreed.dotnet_id:
             text = payload.decode("utf-8", "replace")
             self._received_type = None if text == spec.DOTNET_TYPE_NONE else text

@@ -482,10 +482,11 @@ def test_the_largest_of_everything_is_read_back():
 def test_wire_and_spec_have_the_same_numbers():
     numbers = {name: int(value, 0) for name, value in re.findall(r"^ {4}([A-Z_]+) = (-?\w+)", WIRE, re.M)}
     names = {
-        **{f"FRAME_{kind.name}": kind for kind in spec.FrameKind},
+        "FRAME_MESSAGE": 0,
+        **{f"FRAME_{kind.name}": kind for kind in (Flag.COMMAND, Flag.EXTENSION, Flag.ERROR)},
         **{f"FLAG_{flag.name}": flag for flag in (Flag.LARGE_PAYLOAD, Flag.CONTINUED)},
         **{name: getattr(spec, name) for name in ("FLAGS_RESERVED", "SHORT_LENGTH_MAX", "CONTROL_BYTES_MAX")},
-        **{name: getattr(spec, name) for name in ("FRAGMENT_BYTES", "SEQUENCE_MAX")},
+        **{name: getattr(spec, name) for name in ("FRAGMENT_BYTES", "SEQUENCE_MAX", "PROPERTIES_BYTES_MAX")},
     }
     assert {name: numbers[name] for name in names} == names
     assert {value for name, value in numbers.items() if name.startswith("PARSE_") and value < 0} == set(

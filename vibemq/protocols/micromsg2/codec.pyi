@@ -5,28 +5,19 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
-from vibemq.errors import ProtocolError, VibeMQError
+from vibemq import errors
+from vibemq.errors import UnencodableValue as UnencodableValue
 from vibemq.protocols.micromsg2.spec import ErrorCode
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 PropertyValue: TypeAlias = str | bytes | int | float | datetime | None
 
-class MalformedFrame(ProtocolError, ValueError):
+class MalformedFrame(errors.MalformedFrame):
     error_code: ErrorCode
-    where: str
-    needed: str
-    had: str
-    def __init__(self, where: str, needed: str, had: str) -> None: ...
 
 class MalformedHandshake(MalformedFrame): ...
 class UnsupportedVersion(MalformedHandshake): ...
 class BadCommand(MalformedFrame): ...
-
-class UnencodableValue(VibeMQError, ValueError):
-    where: str
-    needed: str
-    had: str
-    def __init__(self, where: str, needed: str, had: str) -> None: ...
 
 class Handshake(NamedTuple):
     major: int = ...

@@ -13,35 +13,27 @@ import re
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import NamedTuple
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
-from vibemq.errors import ProtocolError, VibeMQError
+from vibemq import errors
+from vibemq.errors import UnencodableValue
 from vibemq.protocols.micromsg2.wire cimport (
-    ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_ERROR, FRAME_EXTENSION, PARSE_NEEDS_MORE, PARSE_OK, PARSE_TOO_LARGE,
-    SEQUENCE_MAX, ack_frame_write, ack_number, command_frame_write, error_frame_write, extension_frame_size,
-    extension_frame_write, frame_parse, message_frame_size, message_frame_write, mm_frame, percent_decoded_size,
-    percent_encoded_size, property_next, text_frame_size,
+    FRAME_COMMAND, FRAME_ERROR, FRAME_EXTENSION, PARSE_NEEDS_MORE, PARSE_OK, PARSE_TOO_LARGE, SEQUENCE_MAX, ack_number,
+    frame_parse, message_frame_size, message_frame_write, mm_frame, mm_property, property_next,
 )
-from vibemq.protocols.micromsg2.wire cimport percent_decode as decode_to
-from vibemq.protocols.micromsg2.wire cimport percent_encode as encode_to
 
 from vibemq.protocols.micromsg2 import spec
 from vibemq.protocols.micromsg2.spec import ErrorCode
 
 
-class MalformedFrame(ProtocolError, ValueError):
-    """The peer's bytes are not what they claim to be: where, what was needed there, what there was.
-
-    `error_code` is for the ERROR that answers; the connection closes.
-    """
+class MalformedFrame(errors.MalformedFrame):
+    """`error_code` is for the ERROR that answers; the connection closes."""
 
     error_code = ErrorCode.PROTOCOL_ERROR
-
-    def __init__(self, where, needed, had):
-        super().__init__(f"{where}: needed {needed}, had {had}")
-        self.where, self.needed, self.had = where, needed, had
 
 
 class MalformedHandshake(MalformedFrame):
@@ -58,14 +50,6 @@ class BadCommand(MalformedFrame):
     """The text of a COMMAND does not follow the grammar."""
 
     error_code = ErrorCode.BAD_COMMAND
-
-
-class UnencodableValue(VibeMQError, ValueError):
-    """Our own caller gave a value that the wire cannot carry: where, what was needed there, what there was."""
-
-    def __init__(self, where, needed, had):
-        super().__init__(f"{where}: needed {needed}, had {had}")
-        self.where, self.needed, self.had = where, needed, had
 
 
 class Handshake(NamedTuple):
@@ -114,11 +98,9 @@ class Untyped(str):
 # ---- the handshake ----
 
 
-def decode_handshake(const uint8_t[::1] data not None):
+def decode_handshake(data):
     """(Handshake or ErrorFrame, bytes used), or None while it is not whole; a wrong major is told by the first byte."""
-    cdef Py_ssize_t size = data.shape[0]
-    cdef Py_ssize_t at = spec.HANDSHAKE_HEAD_BYTES
-    cdef Py_ssize_t length
+    size, at = len(data), spec.HANDSHAKE_HEAD_BYTES
     if size and data[0] & FRAME_ERROR:
         try:
             return decode_frame(data)
@@ -160,46 +142,46 @@ def encode_handshake(handshake):
 # ---- frames ----
 
 
-def decode_frame(const uint8_t[::1] data not None, uint32_t payload_max=spec.PAYLOAD_BYTES_MAX_DEFAULT):
+def decode_frame(data, uint32_t payload_max=spec.PAYLOAD_BYTES_MAX_DEFAULT):
     """(Message, Command, ExtensionFrame or ErrorFrame; bytes used), or None while the frame is not whole."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        return frame_in(<const uint8_t *>view.buf, view.len, payload_max)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef object frame_in(const uint8_t *data, size_t size, uint32_t payload_max):
     cdef mm_frame frame
-    cdef int found = frame_parse(&data[0] if data.shape[0] else NULL, data.shape[0], payload_max, &frame)
+    cdef int found = frame_parse(data, size, payload_max, &frame)
     if found == PARSE_NEEDS_MORE:
         return None
     if found != PARSE_OK:
-        raise malformed(found, &frame, data[0], payload_max)
-    payload = PyBytes_FromStringAndSize(<const char *>frame.payload, frame.payload_size)
+        where, needed = spec.FRAME_FAULTS[<object>found]
+        if found == PARSE_TOO_LARGE:
+            limit = spec.CONTROL_BYTES_MAX if frame.kind else payload_max
+            raise MalformedFrame(where, needed.format(limit=limit), f"{frame.payload_size}")
+        raise MalformedFrame(where, needed, f"{data[0]:#04x}")
+    payload = (<const char *>frame.payload)[:frame.payload_size]
     if frame.kind == FRAME_ERROR:
         return ErrorFrame(payload.decode("utf-8", "replace")), frame.size
     if frame.kind == FRAME_EXTENSION:
         return ExtensionFrame(frame.extension, payload), frame.size
     if frame.kind == FRAME_COMMAND:
         return parse_command(payload), frame.size
-    return Message(
-        frame.sequence,
-        PyBytes_FromStringAndSize(<const char *>frame.destination, frame.destination_size),
-        PyBytes_FromStringAndSize(<const char *>frame.properties, frame.properties_size),
-        payload,
-        bool(frame.continued),
-    ), frame.size
+    destination = (<const char *>frame.destination)[:frame.destination_size]
+    properties = (<const char *>frame.properties)[:frame.properties_size]
+    return Message(frame.sequence, destination, properties, payload, bool(frame.continued)), frame.size
 
 
-cdef object malformed(int found, const mm_frame *frame, uint8_t flags, uint32_t payload_max):
-    where, needed = spec.FRAME_FAULTS[<object>found]
-    if found == PARSE_TOO_LARGE:
-        limit = spec.CONTROL_BYTES_MAX if frame.kind else payload_max
-        return MalformedFrame(where, needed.format(limit=limit), f"{frame.payload_size}")
-    return MalformedFrame(where, needed, f"{flags:#04x}")
-
-
-def last_error(const uint8_t[::1] data not None):
+def last_error(data):
     """The ErrorFrame in the bytes that were left when a connection ended, or None.
 
     An early release of the .NET implementation sets LARGE_PAYLOAD on an ERROR with a length of one octet, and only
     there; what follows tells the two apart when nothing more can come.
     """
-    cdef Py_ssize_t size = data.shape[0]
-    if size >= 2 and data[0] == (FRAME_ERROR | spec.Flag.LARGE_PAYLOAD) and size == 2 + data[1]:
+    if len(data) >= 2 and data[0] == (FRAME_ERROR | spec.Flag.LARGE_PAYLOAD) and len(data) == 2 + data[1]:
         return ErrorFrame(bytes(data[2:]).decode("utf-8", "replace"))
     return None
 
@@ -219,52 +201,48 @@ cdef int check_size(str where, Py_ssize_t size, Py_ssize_t limit) except -1:
 
 
 def encode_message(
-    uint32_t sequence, bytes destination not None, const uint8_t[::1] payload not None, bytes properties=b"",
-    bint continued=False,
+    uint32_t sequence, bytes destination not None, payload, bytes properties=b"", bint continued=False
 ):
     """One frame. Whoever has more than spec.FRAGMENT_BYTES of payload cuts it himself."""
-    cdef size_t payload_size = payload.shape[0]
+    cdef Py_buffer view
     cdef bytes out
-    cdef uint8_t *end
     if sequence > SEQUENCE_MAX:
         raise UnencodableValue("sequence", f"at most {SEQUENCE_MAX}", f"{sequence}")
     check_size("destination", len(destination), spec.DESTINATION_BYTES_MAX)
     check_size("properties", len(properties), spec.PROPERTIES_BYTES_MAX)
-    check_size("payload", payload_size, 0xFFFFFFFF)
-    out = PyBytes_FromStringAndSize(NULL, message_frame_size(len(destination), len(properties), payload_size))
-    end = message_frame_write(
-        <uint8_t *>PyBytes_AS_STRING(out), <uint16_t>sequence, PyBytes_AS_STRING(destination), len(destination),
-        PyBytes_AS_STRING(properties), len(properties), &payload[0] if payload_size else NULL, payload_size, continued,
-    )
-    return whole(out, end)
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        check_size("payload", view.len, 0xFFFFFFFF)
+        out = PyBytes_FromStringAndSize(NULL, message_frame_size(len(destination), len(properties), view.len))
+        message_frame_write(<uint8_t *>PyBytes_AS_STRING(out), <uint16_t>sequence, PyBytes_AS_STRING(destination),
+                            len(destination), PyBytes_AS_STRING(properties), len(properties), view.buf, view.len,
+                            continued)
+        return out
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef bytes control_frame(int kind, bytes head, bytes payload):
+    """`head`: what is between the flags and the length."""
+    if len(payload) > spec.SHORT_LENGTH_MAX:
+        return b"%c%b%b%b" % (kind | spec.Flag.LARGE_PAYLOAD, head, len(payload).to_bytes(4, "big"), payload)
+    return b"%c%b%c%b" % (kind, head, len(payload), payload)
 
 
 def encode_extension(uint8_t id, bytes payload=b""):
     check_size("extension payload", len(payload), spec.CONTROL_BYTES_MAX)
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, extension_frame_size(len(payload)))
-    return whole(
-        out, extension_frame_write(<uint8_t *>PyBytes_AS_STRING(out), id, PyBytes_AS_STRING(payload), len(payload))
-    )
+    return control_frame(FRAME_EXTENSION, bytes((id,)), payload)
 
 
 def encode_ack(uint8_t id, uint16_t sequence):
     """An EXTENSION of the ack extension with this id: everything up to and including `sequence` has arrived."""
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, ACK_FRAME_BYTES)
-    return whole(out, ack_frame_write(<uint8_t *>PyBytes_AS_STRING(out), id, sequence))
+    return control_frame(FRAME_EXTENSION, bytes((id,)), sequence.to_bytes(2, "big"))
 
 
 def encode_error(str text not None):
     """An ERROR; of a text that is too long the beginning."""
     cdef bytes data = text.encode("utf-8", "replace")[:spec.ERROR_BYTES_MAX].decode("utf-8", "ignore").encode("utf-8")
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, text_frame_size(len(data)))
-    return whole(out, error_frame_write(<uint8_t *>PyBytes_AS_STRING(out), PyBytes_AS_STRING(data), len(data)))
-
-
-cdef bytes whole(bytes out, const uint8_t *end):
-    """A writer ended where its size function said, or memory has been written that is not ours."""
-    if end != <const uint8_t *>PyBytes_AS_STRING(out) + len(out):
-        raise SystemError("a frame's writer and its size function disagree")
-    return out
+    return control_frame(FRAME_ERROR, b"", data)
 
 
 # ---- commands ----
@@ -301,14 +279,12 @@ cdef str command_word(str where, str word):
 
 def encode_command(str name not None, pairs=()):
     """A COMMAND; `pairs` is a mapping or (key, value) tuples, and keys and values come as text."""
-    cdef bytes data, out
     cdef list items = []
     for key, value in pairs.items() if hasattr(pairs, "items") else pairs:
         items.append(f"{own_word(key)}={percent_encode(str(value))}")
     data = (own_word(name) + (";" + ",".join(items) if items else "")).encode("ascii")
     check_size("command", len(data), spec.CONTROL_BYTES_MAX)
-    out = PyBytes_FromStringAndSize(NULL, text_frame_size(len(data)))
-    return whole(out, command_frame_write(<uint8_t *>PyBytes_AS_STRING(out), PyBytes_AS_STRING(data), len(data)))
+    return control_frame(FRAME_COMMAND, b"", data)
 
 
 cdef str own_word(str word):
@@ -335,14 +311,12 @@ def parse_properties(bytes properties not None):
     """
     cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(properties)
     cdef const uint8_t *end = at + len(properties)
-    cdef const uint8_t *key
-    cdef const uint8_t *value
-    cdef uint32_t key_size = 0, value_size = 0
+    cdef mm_property item
     cdef list pairs = []
-    while property_next(&at, end, &key, &key_size, &value, &value_size):
-        kind = chr(value[0]) if value_size else ""
-        name = decoded(key, key_size).decode("utf-8", "surrogateescape")
-        pairs.append((name, typed(kind, decoded(value, value_size))))
+    while property_next(&at, end, &item):
+        kind = chr(item.value[0]) if item.value_size else ""
+        name = unquote_to_bytes((<const char *>item.key)[:item.key_size]).decode("utf-8", "surrogateescape")
+        pairs.append((name, typed(kind, unquote_to_bytes((<const char *>item.value)[:item.value_size]))))
     return pairs
 
 
@@ -377,7 +351,6 @@ def encode_properties(properties):
     letter that would be one is encoded), as are bool, and float that is no number. None leaves the property out.
     """
     cdef list items = []
-    cdef bytes out
     for key, value in properties.items() if hasattr(properties, "items") else properties:
         if not key:
             raise UnencodableValue("property", "a key", "none")
@@ -415,22 +388,15 @@ cdef str property_text(key, value):
 # ---- percent-encoding ----
 
 
-cdef bytes decoded(const uint8_t *p, size_t size):
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, percent_decoded_size(p, size))
-    decode_to(<uint8_t *>PyBytes_AS_STRING(out), p, size)
-    return out
+cdef bytes bytes_of(text):
+    return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
 
 
 def percent_decode(text):
     """The bytes of a text (str or bytes) with its %XX decoded; `+` stays, as does a `%` that begins no %XX."""
-    cdef bytes data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
-    return decoded(<const uint8_t *>PyBytes_AS_STRING(data), len(data))
+    return unquote_to_bytes(bytes_of(text))
 
 
 def percent_encode(text):
     """A str or bytes with everything but A-Z a-z 0-9 - . _ ~ as %XX."""
-    cdef bytes data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
-    cdef const uint8_t *p = <const uint8_t *>PyBytes_AS_STRING(data)
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, percent_encoded_size(p, len(data)))
-    encode_to(<uint8_t *>PyBytes_AS_STRING(out), p, len(data))
-    return out.decode("ascii")
+    return quote_from_bytes(bytes_of(text), safe="")

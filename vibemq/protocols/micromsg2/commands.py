@@ -31,11 +31,11 @@ from vibemq.broker.admission import (
 from vibemq.broker.helping import in_helper
 from vibemq.broker.messages import offset_of_word
 from vibemq.broker.options import FAN_OUTS, DeliveryMode, letters_named, options_of
-from vibemq.errors import StorageError, StreamExists, StreamNotFound
+from vibemq.errors import Refused, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.micromsg2.codec import BadCommand, parse_command
-from vibemq.protocols.micromsg2.destinations import Refused, Target, check_new, target_of
-from vibemq.protocols.micromsg2.filters import BadFilter, compile_filter
+from vibemq.protocols.micromsg2.destinations import Target, check_new, target_of
 from vibemq.protocols.micromsg2.options import queue_options
+from vibemq.protocols.micromsg2.properties import BadFilter, compile_filter
 from vibemq.protocols.micromsg2.spec import CONTROL_BYTES_MAX, FRAME_FAULTS, ErrorCode, ExtensionName
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
@@ -70,18 +70,6 @@ def refuse_frame(session: Micromsg2Session, fault: int, flags: int, size: int) -
     protocol_error(session, ErrorCode.PROTOCOL_ERROR, f"{where}: needed {needed}, had 0x{flags:02x}")
 
 
-def too_large(session: Micromsg2Session, size: int) -> None:
-    text = f"needed at most {session.message_max} bytes in all frames of a message, had {size}"
-    protocol_error(session, ErrorCode.MESSAGE_TOO_LARGE, text)
-
-
-def overrun(session: Micromsg2Session, window: int, number: int) -> None:
-    text = (
-        f"message {number} came while {window} are unacknowledged, as many as were agreed; wait for the acknowledgement"
-    )
-    protocol_error(session, ErrorCode.WINDOW_OVERRUN, text)
-
-
 def refuse_message(session: Micromsg2Session, code: str, text: str) -> None:
     """An ERROR for a message, or for a subscription of the handshake.
 
@@ -98,10 +86,6 @@ def told_error(session: Micromsg2Session, payload: bytes) -> None:
     session.errors_told += 1
     if session.errors_told <= PEER_ERRORS_LOGGED_MAX:
         logger.info("%s: the peer says: %.*s", session.peer, PEER_TEXT_MAX, payload.decode(errors="replace"))
-
-
-def silent(session: Micromsg2Session) -> None:
-    protocol_error(session, ErrorCode.TOO_SLOW, "no heartbeat came")
 
 
 def say_goodbye(session: Micromsg2Session) -> None:
@@ -126,47 +110,41 @@ def rights_changed(session: Micromsg2Session) -> None:
     session.forget_rights()
     for name, subscription in list(session.subscriptions.items()):
         try:
-            if getattr(subscription, "is_plain", False):
-                require_right(session, "read", name)
-            else:
-                require(session, Operation.Subscribe, name)
+            require(session, "read" if getattr(subscription, "is_plain", False) else Operation.Subscribe, name)
         except Refused as problem:
             session.remove_subscription(name)
-            session.write_error(problem.code, subscription_over(name, problem.text))
+            session.write_error(problem.code, subscription_over(name, problem.message))
 
 
-def require(session: Micromsg2Session, operation: Operation, name: str) -> None:
-    """Raises Refused.  Nobody has looked whether there is such a queue."""
-    if not may(session.client, operation, name):
-        raise not_authorized(session, operation.name, name)
+def require(session: Micromsg2Session, what: Operation | str, name: str) -> None:
+    """An operation on a queue, or a right to a stream that is none; nobody has looked whether it is there.
+
+    Raises Refused."""
+    if isinstance(what, Operation):
+        allowed, right = may(session.client, what, name), what.name
+    else:
+        allowed, right = has_right(session.client, what, name), what
+    if not allowed:
+        text = f"user '{session.client.user}' lacks the permission {right} for '{name}'; ask an administrator"
+        raise Refused(ErrorCode.NOT_AUTHORIZED, text)
 
 
-def require_right(session: Micromsg2Session, right: str, name: str) -> None:
-    """For a stream that is no queue.  Raises Refused."""
-    if not has_right(session.client, right, name):
-        raise not_authorized(session, right, name)
-
-
-def not_authorized(session: Micromsg2Session, right: str, name: str) -> Refused:
-    text = f"user '{session.client.user}' lacks the permission {right} for '{name}'; ask an administrator"
-    return Refused(ErrorCode.NOT_AUTHORIZED, text)
+def check_alarms(session: Micromsg2Session) -> None:
+    """Raises Refused."""
+    why = refusal_now(session.door.broker, session.peer)
+    if why:
+        raise Refused(ErrorCode.SERVER_ERROR, why)
 
 
 def may_publish(session: Micromsg2Session, publisher: Any, index: int) -> bool:
     """Ask again: rights have changed since the last time, or an alarm is in effect; a refusal is answered here."""
     if not check_access(session.client):
         return False
-    why = refusal_now(session.door.broker, session.peer)
-    if why:
-        session.refuse_message(index, ErrorCode.SERVER_ERROR.encode(), why.encode(), publisher.destination)
-        return False
     try:
-        if publisher.queue is None:
-            require_right(session, "write", publisher.stream.name)
-        else:
-            require(session, Operation.Publish, publisher.queue.name)
+        check_alarms(session)
+        require(session, "write" if publisher.queue is None else Operation.Publish, publisher.stream.name)
     except Refused as problem:
-        session.refuse_message(index, problem.code.encode(), problem.text.encode(), publisher.destination)
+        session.refuse_message(index, problem.code, problem.message, publisher.destination)
         return False
     return True
 
@@ -237,7 +215,7 @@ def first_send(
 
     def refuse(problem: BaseException) -> None:
         why = refused_by(session, problem, destination.decode(errors="replace"))
-        session.refuse_message(index, why.code.encode(), why.text.encode(), destination)
+        session.refuse_message(index, why.code, why.message, destination)
 
     def ready(stream: Any, queue: Any, name: str) -> None:
         session.add_publisher(stream, queue, name.encode(), destination)
@@ -245,18 +223,15 @@ def first_send(
 
     if not check_access(session.client):
         return
-    why = refusal_now(session.door.broker, session.peer)
-    if why:
-        session.refuse_message(index, ErrorCode.SERVER_ERROR.encode(), why.encode(), destination)
-        return
     try:
+        check_alarms(session)
         target = target_of(destination, session.door.config.default_queue)
         record = session.door.queues.metadata.find_stream(DEFAULT_VHOST, target.name)
-        if record is not None and record.queue is None:
-            require_right(session, "write", target.name)
+        is_plain = record is not None and record.queue is None
+        require(session, "write" if is_plain else Operation.Publish, target.name)
+        if is_plain:
             ready(session.door.broker.streams.find(DEFAULT_VHOST, target.name), None, target.name)
             return
-        require(session, Operation.Publish, target.name)
     except (Refused, StreamNotFound, StorageError) as problem:
         refuse(problem)
         return
@@ -308,14 +283,6 @@ class Command:
         raise Refused(ErrorCode.BAD_COMMAND, f"{self.name} needs destination=NAME")
 
     @property
-    def subject(self) -> str:
-        """The destination as far as there is one, for a text."""
-        try:
-            return self.destination
-        except Refused:
-            return ""
-
-    @property
     def target(self) -> Target:
         """Raises Refused."""
         return target_of(self.destination.encode(errors="surrogateescape"), self.session.door.config.default_queue)
@@ -325,13 +292,30 @@ class Command:
             self.session.write_command("ok", [("id", self.id), *pairs.items()])
 
     def refuse(self, problem: BaseException) -> None:
-        why = refused_by(self.session, problem, self.subject)
+        try:
+            subject = self.destination
+        except Refused:
+            subject = ""
+        why = refused_by(self.session, problem, subject)
         if self.session.agreed.reply and self.id:
-            self.session.write_command("error", [("id", self.id), ("code", why.code), ("text", why.text)])
+            self.session.write_command("error", [("id", self.id), ("code", why.code), ("text", why.message)])
         elif self.name == ExtensionName.SUBSCRIBE:  # or a peer that reads no ERROR would wait for messages for ever
-            refuse_message(self.session, why.code, why.text)
+            refuse_message(self.session, why.code, why.message)
         else:
-            self.session.write_error(why.code, why.text)
+            self.session.write_error(why.code, why.message)
+
+    def later(self, work: Callable[[], Any], answer: Callable[[Any], None], **how: Any) -> None:
+        """Do the work in a helper thread, then ``answer(result)``."""
+
+        def done(result: Any, problem: BaseException | None) -> None:
+            try:
+                if problem is not None:
+                    raise problem
+                answer(result)
+            except Exception as why:
+                self.refuse(why)
+
+        in_helper(self.session, work, done, **how)
 
 
 def handle(session: Micromsg2Session, payload: bytes) -> None:
@@ -420,11 +404,8 @@ def start(command: Command) -> None:
 def read(command: Command, target: Target, destination: bytes, chosen: Any, *, is_plain: bool) -> None:
     """A log from a place on.  Raises Refused, StreamNotFound, StorageError."""
     session, name = command.session, target.name
-    if is_plain:
-        require_right(session, "read", name)
-    else:
-        require(session, Operation.Subscribe, name)
-        check_kind(session, target)
+    require(session, "read" if is_plain else Operation.Subscribe, name)
+    check_kind(session, target)
     place = command.value("from")
     known = session.subscriptions.get(name)
     if place is None and known is not None:  # only the filter is another
@@ -478,31 +459,26 @@ def create(command: Command) -> None:
     if letters is not None:
         require(session, Operation.Publish, letters)  # or its dead letters would go where its maker may not publish
 
-    def done(_: Any, problem: BaseException | None) -> None:
-        if isinstance(problem, StreamExists):
-            command.done(created="false")
-        elif problem is not None:
-            command.refuse(problem)
-        else:
-            command.done(created="true")
+    def make() -> str:
+        try:
+            session.door.catalog.create_queue(DEFAULT_VHOST, target.name, options)
+        except StreamExists:
+            return "false"
+        return "true"
 
-    in_helper(session, partial(session.door.catalog.create_queue, DEFAULT_VHOST, target.name, options), done)
+    command.later(make, lambda created: command.done(created=created))
 
 
 def delete(command: Command) -> None:
     session, target, catalog = command.session, command.target, command.session.door.catalog
-    name = target.name
-    require(session, Operation.DeleteQueue, name)
+    require(session, Operation.DeleteQueue, target.name)
     check_kind(session, target)
 
-    def done(gone: Any, problem: BaseException | None) -> None:
-        if problem is not None:
-            command.refuse(problem)
-        else:
-            catalog.deleted(gone)
-            command.done()
+    def answer(gone: Any) -> None:
+        catalog.deleted(gone)
+        command.done()
 
-    in_helper(session, partial(catalog.delete_queue, DEFAULT_VHOST, name), done, left=catalog.deleted)
+    command.later(partial(catalog.delete_queue, DEFAULT_VHOST, target.name), answer, left=catalog.deleted)
 
 
 def needs_reply(command: Command) -> None:
@@ -536,18 +512,14 @@ def list_queues(command: Command) -> None:
         names = (record.name for record in metadata.queues(DEFAULT_VHOST))
         return sorted(name for name in names if access.sees(name) and pattern.matches(fold(name)))
 
-    def done(names: Any, problem: BaseException | None) -> None:
-        if problem is not None:
-            command.refuse(problem)
-            return
+    def answer(names: Any) -> None:
         text = "\n".join(names)
         if len(text.encode()) * 3 > LIST_BYTES_MAX:  # percent-encoded
             why = f"{len(names)} names do not fit in an answer; ask for fewer with pattern="
-            command.refuse(Refused(ErrorCode.LIMIT_EXCEEDED, why))
-        else:
-            command.done(count=str(len(names)), names=text)
+            raise Refused(ErrorCode.LIMIT_EXCEEDED, why)
+        command.done(count=str(len(names)), names=text)
 
-    in_helper(session, work, done)  # thousands of rows: not in the loop
+    command.later(work, answer)  # thousands of rows: not in the loop
 
 
 COMMANDS: dict[str, Callable[[Command], None]] = {

@@ -13,17 +13,8 @@ from typing import Any
 
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES, RESERVED_PREFIX, queue_name_fits
 from vibemq.broker.options import DeliveryMode
+from vibemq.errors import Refused
 from vibemq.protocols.micromsg2.spec import DESTINATION_BYTES_MAX, QUEUE_PREFIX, TOPIC_PREFIX, ErrorCode
-
-
-class Refused(Exception):
-    """What a peer asked for cannot be; its connection goes on."""
-
-    def __init__(self, code: ErrorCode, text: str) -> None:
-        super().__init__(f"{code}: {text}")
-        self.code = code
-        self.text = text
-
 
 #: What people and other brokers write before a slash -> what they mean.
 PREFIX_MEANT = {

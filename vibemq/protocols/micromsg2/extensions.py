@@ -231,56 +231,24 @@ class Agreed:
     ids: each name in C2, in order; the first has the id 1.
     window: how many messages may be unacknowledged in either direction; 0: nothing is acknowledged.
     expire_ms: after how long an unacknowledged peer loses patience, if it said so.
+    ack_delay_ms: how long an acknowledgement may wait for others.
+    content_type: of payloads in either direction; None: they are opaque.
     """
 
     ids: tuple[str, ...] = ()
     serializer: str | None = None
+    content_type: str | None = None
     ack: str | None = None
+    ack_id: int = 0
     window: int = 0
     expire_ms: int | None = None
+    ack_delay_ms: int = spec.ACK_DELAY_MS
+    dotnet_id: int = 0
+    heartbeat_id: int = 0
     heartbeat_ms: int | None = None
+    pub_sub: bool = False
+    reply: bool = False
     properties: Mapping[str, Extension] = field(default_factory=dict, repr=False)  # with a password, perhaps
-
-    def id_of(self, name: str | None) -> int:
-        return self.ids.index(name) + 1 if name in self.ids else 0
-
-    def has(self, name: str) -> bool:
-        return name in self.ids
-
-    @property
-    def count(self) -> int:
-        """The highest id."""
-        return len(self.ids)
-
-    @property
-    def ack_id(self) -> int:
-        return self.id_of(self.ack)
-
-    @property
-    def dotnet_id(self) -> int:
-        return self.id_of(ExtensionName.DOTNET)
-
-    @property
-    def heartbeat_id(self) -> int:
-        return self.id_of(ExtensionName.HEARTBEAT)
-
-    @property
-    def pub_sub(self) -> bool:
-        return self.has(ExtensionName.PUB_SUB)
-
-    @property
-    def reply(self) -> bool:
-        return self.has(ExtensionName.REPLY)
-
-    @property
-    def content_type(self) -> str | None:
-        """Of payloads in either direction; None: they are opaque."""
-        return None if self.serializer is None else spec.SERIALIZERS[self.serializer]
-
-    @property
-    def ack_delay_ms(self) -> int:
-        """How long an acknowledgement may wait for others."""
-        return spec.ACK_DELAY_MS if self.expire_ms is None else max(1, self.expire_ms // 2)
 
 
 def check_c2(c1: Handshake, s1: Lists, c2: Handshake, *, supported: Iterable[str], window_max: int) -> Agreed:
@@ -307,16 +275,23 @@ def agree(c2: Handshake, window_max: int = spec.WINDOW_MAX) -> Agreed:
     ids = tuple(dict.fromkeys(names(lists)))
     if len(ids) > spec.EXTENSIONS_MAX:
         raise broken("C2", f"at most {spec.EXTENSIONS_MAX} extensions", f"{len(ids)}")
-    ack = first_of(lists, spec.ACK_WINDOWS)
+    serializer, ack = first_of(lists, spec.SERIALIZERS), first_of(lists, spec.ACK_WINDOWS)
+    expire_ms = milliseconds(items[ack].property(spec.ACK_EXPIRE_KEY)) if ack else None
+    heartbeat = items.get(ExtensionName.HEARTBEAT)
     return Agreed(
         ids=ids,
-        serializer=first_of(lists, spec.SERIALIZERS),
+        serializer=serializer,
+        content_type=spec.SERIALIZERS[serializer] if serializer else None,
         ack=ack,
+        ack_id=ids.index(ack) + 1 if ack else 0,
         window=min(count_of(items[ack]), window_max) if ack else 0,
-        expire_ms=milliseconds(items[ack].property(spec.ACK_EXPIRE_KEY)) if ack else None,
-        heartbeat_ms=milliseconds(items[ExtensionName.HEARTBEAT].property(spec.HEARTBEAT_KEY))
-        if ExtensionName.HEARTBEAT in items
-        else None,
+        expire_ms=expire_ms,
+        ack_delay_ms=spec.ACK_DELAY_MS if expire_ms is None else max(1, expire_ms // 2),
+        dotnet_id=ids.index(ExtensionName.DOTNET) + 1 if ExtensionName.DOTNET in ids else 0,
+        heartbeat_id=ids.index(ExtensionName.HEARTBEAT) + 1 if heartbeat else 0,
+        heartbeat_ms=milliseconds(heartbeat.property(spec.HEARTBEAT_KEY)) if heartbeat else None,
+        pub_sub=ExtensionName.PUB_SUB in ids,
+        reply=ExtensionName.REPLY in ids,
         properties=items,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vibemq.access.permissions import EVERYTHING, Access
@@ -42,16 +42,14 @@ OTHERS = {b"\x16": "; this looks like TLS, which has a port of its own", b"G": "
 OTHERS |= dict.fromkeys((b"P", b"H", b"O", b"D"), OTHERS[b"G"])
 
 
+@dataclass(slots=True)
 class Shake:
     """What a handshake has come to so far."""
 
-    __slots__ = ("agreed", "c1", "challenge", "s1")
-
-    def __init__(self) -> None:
-        self.c1 = Handshake()
-        self.s1 = Lists()
-        self.challenge: Any = None  # that of a user who shall prove a password
-        self.agreed = Agreed()
+    c1: Handshake = field(default_factory=Handshake)
+    s1: Lists = field(default_factory=Lists)
+    challenge: Any = None  # that of a user who shall prove a password
+    agreed: Agreed = field(default_factory=Agreed)
 
 
 def opened(session: Micromsg2Session) -> None:
@@ -145,27 +143,22 @@ def agreement(session: Micromsg2Session, c2: Handshake) -> None:
         return
     session.state = "judgement"
     if password is None:
-        judged(session, user, check_proof(session, user, proof or ""))
+        try:
+            sent = bytes.fromhex(proof or "")
+        except ValueError:
+            sent = b""
+        judged(session, user, door.broker.authenticator.check_proof(user, shake.challenge, sent, session.is_loopback))
     elif session.is_tls or session.is_loopback:
-        check_password(session, user, password, partial(checked, session, user))
+
+        def checked(verdict: Any, problem: BaseException | None) -> None:
+            if problem is not None:
+                raise problem
+            judged(session, user, verdict)
+
+        check_password(session, user, password, checked)
     else:
         text = "a password in the clear is taken over TLS or from this machine only; answer the challenge"
         refuse(session, f"{ErrorCode.AUTH_FAILED}: {text}")
-
-
-def check_proof(session: Micromsg2Session, user: str, proof: str) -> Verdict:
-    """The verdict on an answer to the challenge; some microseconds."""
-    try:
-        sent = bytes.fromhex(proof)
-    except ValueError:
-        sent = b""
-    return session.door.broker.authenticator.check_proof(user, session.shake.challenge, sent, session.is_loopback)
-
-
-def checked(session: Micromsg2Session, user: str, verdict: Any, problem: BaseException | None) -> None:
-    if problem is not None:
-        raise problem
-    judged(session, user, verdict)
 
 
 def judged(session: Micromsg2Session, user: str, verdict: Verdict) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vibemq.broker.options import ACK_TIMEOUT_MS_MIN, ATTEMPTS_MAX, DeliveryMode, Overflow
-from vibemq.protocols.micromsg2.destinations import Refused
+from vibemq.errors import Refused
 from vibemq.protocols.micromsg2.spec import ErrorCode
 
 MS_MAX = 86_400_000 * 365 * 100

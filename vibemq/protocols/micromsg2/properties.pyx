@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A MicroMsg2 message as the AMQP 1.0 message that is stored, and any stored message's properties as they go out.
+"""A MicroMsg2 message as the AMQP 1.0 message that is stored, a stored one's properties as they go out, and filters.
 
-    name:Tanna;age:N42;at:D1413198000.5;      application properties, each with its type (values.pyx)
+    name:Tanna;age:N42;at:D1413198000.5;      application properties, each with its type (values.pxd)
 
 `message-id` is the message's id and `content-type` its content type, not application properties; they go out behind
 the rest. The type that the dotnet extension gives is the application property `dotnet-type`.
@@ -11,21 +11,47 @@ they are not, they are kept beside them in a message annotation, which no other 
 with what they do not say (the content type of another serializer, the dotnet-type) behind them.
 
 A property twice counts with its last value: a map with a key twice is no AMQP.  One without a key does not count.
+
+A filter says which messages a subscriber wants: `age>=N18;first_name<Tto`.  Every condition must hold. An operator
+means for a number, for a date and for a text:
+
+    =  !=       equal, not equal
+    <  >        less, greater; of a text: starts with, ends with
+    <= >=       less or equal, greater or equal; not for texts
+    &  ~        not for numbers and dates; contains, does not contain
+
+What is compared is what properties_of would write: headers of other doors count with the type that they have there,
+and what has none (true, false, nan) and what was sent without one is text. Numbers are compared exactly, whole ones
+with others, too; dates in milliseconds. A condition on a property that is missing or of another type does not hold,
+but for != and ~, which then do. A filter is compiled once and then only read; comparing makes no Python object.
 """
 
-from libc.stdint cimport uint64_t
+import re
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
-from vibemq.broker.messages cimport scratch_room
+from vibemq.broker.messages cimport message_view, scratch_room
 from vibemq.grow cimport grow
-from vibemq.protocols.micromsg2.values cimport TYPED_BYTES_MAX, is_strict, is_text, value_parse, value_put
-from vibemq.protocols.micromsg2.wire cimport percent_decode, percent_encode, property_next
+from vibemq.protocols.micromsg2.values cimport (
+    TYPED_BYTES_MAX, is_number, is_strict, is_text, is_untyped, order_of_numbers, value_parse, value_put,
+)
+from vibemq.protocols.micromsg2.wire cimport (
+    PROPERTIES_BYTES_MAX, mm_property, percent_decode, percent_encode, property_next,
+)
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    AMQP_BINARY, AMQP_CONTENT_TYPE, AMQP_STRING, AMQP_TEXT_MAX_BYTES, OK, amqp_map, amqp_pair, amqp_pairs,
-    amqp_properties, bytes_store32, writer_bytes,
+    AMQP_BINARY, AMQP_CONTENT_TYPE, AMQP_STRING, AMQP_TEXT_MAX_BYTES, AMQP_TIMESTAMP, AMQP_UUID, OK, amqp_map,
+    amqp_pair, amqp_pairs, amqp_properties, amqp_value, bytes_store32, writer_bytes,
 )
 
 from vibemq.protocols.micromsg2 import spec
+
+cdef extern from "string.h" nogil:
+    void *memmem(const void *haystack, size_t haystack_size, const void *needle, size_t needle_size)
+
+cdef extern from *:
+    int __builtin_ctzll(unsigned long long bits) nogil
 
 cdef enum:
     CONTENT_TYPE_BYTES_MAX = 255       # it is in each delivery
@@ -72,20 +98,11 @@ cdef bint is_key(const uint8_t *key, uint32_t size, bytes name) noexcept:
     return size == <uint32_t> len(name) and memcmp(key, <char *> name, size) == 0
 
 
-cdef bint is_message_id(const uint8_t *key, uint32_t size) noexcept:
-    return is_key(key, size, MESSAGE_ID)
-
-
-cdef bint is_content_type(const uint8_t *key, uint32_t size) noexcept:
-    return is_key(key, size, CONTENT_TYPE)
+cdef bint is_own(const uint8_t *key, uint32_t size) noexcept:
+    return is_key(key, size, MESSAGE_ID) or is_key(key, size, CONTENT_TYPE)
 
 
 # ---- in ----
-
-
-cdef property *next_parsed(uint32_t count) except NULL:
-    grow(&parsed, &parsed_capacity, <size_t> count + 1, sizeof(property))
-    return parsed + count
 
 
 cdef bint is_content_type_text(const amqp_value *v) noexcept:
@@ -104,33 +121,33 @@ cdef int parse(const uint8_t *properties, uint32_t size, uint8_t *room, bint has
     cdef const uint8_t *at = properties
     cdef const uint8_t *end = properties + size
     cdef const uint8_t *start
-    cdef const uint8_t *key
-    cdef const uint8_t *value
-    cdef uint32_t key_size = 0, value_size = 0
+    cdef mm_property item
     cdef property *p
     cdef bint escaped
     memset(out, 0, sizeof(parsed_properties))
     out.strict = (end - 1)[0] == SEMICOLON
     while True:
         start = at
-        if not property_next(&at, end, &key, &key_size, &value, &value_size):
+        if not property_next(&at, end, &item):
             break
-        p = next_parsed(out.count)
+        grow(&parsed, &parsed_capacity, <size_t> out.count + 1, sizeof(property))
+        p = parsed + out.count
         p.dropped = False
-        p.key, p.key_size = key, key_size
-        if not is_strict(key, key_size, &escaped) or key != start or key_size == 0 or (value - 1)[0] != COLON:
+        p.key, p.key_size = item.key, item.key_size
+        if not is_strict(item.key, item.key_size, &escaped) or item.key != start or item.key_size == 0 \
+                or (item.value - 1)[0] != COLON:
             out.strict = False
         if escaped:
             p.key = room
-            room = percent_decode(room, key, key_size)
+            room = percent_decode(room, item.key, item.key_size)
             p.key_size = <uint32_t> (room - p.key)
-        if not value_parse(value, value_size, room, &p.value):
+        if not value_parse(item.value, item.value_size, room, &p.value):
             out.strict = False
-        room += value_size
-        if is_message_id(p.key, p.key_size):
+        room += item.value_size
+        if is_key(p.key, p.key_size, MESSAGE_ID):
             out.strict = out.strict and out.id == NULL and p.value.kind == AMQP_STRING and p.value.bytes > 0
             out.id, out.id_size = p.value.data, p.value.bytes
-        elif is_content_type(p.key, p.key_size):
+        elif is_key(p.key, p.key_size, CONTENT_TYPE):
             out.strict = False  # whether it goes out depends on the receiver
             if is_content_type_text(&p.value):
                 out.content_type, out.content_type_size = p.value.data, p.value.bytes
@@ -166,25 +183,18 @@ cdef int drop_repeated(parsed_properties *of) except -1:
     return 0
 
 
-cdef int write_map(writer_bytes *w, uint32_t count, bytes dotnet_type) except -1:
-    cdef amqp_map map
-    cdef uint32_t i
-    core.amqp_map_begin(w, &map)
-    for i in range(count):
-        if not parsed[i].dropped:
-            core.amqp_map_add_value(w, &map, parsed[i].key, parsed[i].key_size, &parsed[i].value)
-    if dotnet_type is not None:
-        core.amqp_map_add(w, &map, <const uint8_t *> <char *> DOTNET_TYPE, <uint32_t> len(DOTNET_TYPE),
-                          <const uint8_t *> <char *> dotnet_type, <uint32_t> len(dotnet_type))
-    core.amqp_map_end(w, &map)
-    return 0
-
-
 cdef size_t message_write(const uint8_t *properties, uint32_t properties_size, const uint8_t *payload,
                           uint32_t payload_size, const char *content_type, uint32_t content_type_size,
                           bytes dotnet_type, uint8_t **out) except 0:
+    """The entry of one message (four bytes of length, then AMQP), in the worker's scratch memory; its size.
+
+    `content_type` is that of the sender's serializer, NULL where it has none, and `dotnet_type` is None where it gave
+    none.  Whatever bytes a peer sends are stored; only memory can run out.
+    """
     cdef writer_bytes w
     cdef amqp_properties fields
+    cdef amqp_map map
+    cdef uint32_t i
     cdef parsed_properties found
     # At least two bytes for each property, and each of their bytes once as it is and once in its place.
     cdef size_t room = 4 + core.amqp_size_max(
@@ -209,7 +219,14 @@ cdef size_t message_write(const uint8_t *properties, uint32_t properties_size, c
             fields.content_type, fields.content_type_bytes = content_type, content_type_size
         core.amqp_write_properties(&w, &fields)
     if found.count or dotnet_type is not None:
-        write_map(&w, found.count, dotnet_type)
+        core.amqp_map_begin(&w, &map)
+        for i in range(found.count):
+            if not parsed[i].dropped:
+                core.amqp_map_add_value(&w, &map, parsed[i].key, parsed[i].key_size, &parsed[i].value)
+        if dotnet_type is not None:
+            core.amqp_map_add(&w, &map, <const uint8_t *> <char *> DOTNET_TYPE, <uint32_t> len(DOTNET_TYPE),
+                              <const uint8_t *> <char *> dotnet_type, <uint32_t> len(dotnet_type))
+        core.amqp_map_end(&w, &map)
     core.amqp_write_data(&w, payload, payload_size)
     if w.failed:
         raise AssertionError("amqp_size_max was too small")
@@ -221,48 +238,31 @@ cdef size_t message_write(const uint8_t *properties, uint32_t properties_size, c
 # ---- out ----
 
 
-cdef bint kept_of(const message_view *m, amqp_pair *out) noexcept:
-    """The sender's own bytes, where they had to be kept."""
+cdef bint text_of(const uint8_t *map, uint32_t size, bytes name, amqp_pair *out) noexcept:
+    """The text of this name in a map; False: there is none, or one that no frame can hold."""
     cdef amqp_pairs it
-    core.amqp_pairs_begin(&it, m.amqp.message_annotations, m.amqp.message_annotations_size)
+    core.amqp_pairs_begin(&it, map, size)
     while core.amqp_pairs_next(&it, out):
-        if is_key(out.key, out.key_bytes, ANNOTATION) and out.value.kind == AMQP_BINARY:
+        if is_key(out.key, out.key_bytes, name) and is_text(&out.value):
             return 0 < out.value.bytes <= PROPERTIES_BYTES_MAX
     return False
 
 
 cdef bint has_key(const amqp_value *kept, bytes name) noexcept:
     cdef const uint8_t *at = kept.data
-    cdef const uint8_t *key
-    cdef const uint8_t *value
-    cdef uint32_t key_size = 0, value_size = 0
-    while property_next(&at, kept.data + kept.bytes, &key, &key_size, &value, &value_size):
-        if is_key(key, key_size, name):
+    cdef mm_property item
+    while property_next(&at, kept.data + kept.bytes, &item):
+        if is_key(item.key, item.key_size, name):
             return True
     return False
 
 
-cdef bint dotnet_type_value(const message_view *m, amqp_pair *out) noexcept:
-    cdef amqp_pairs it
-    if not m.is_amqp:
-        return False
-    core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
-    while core.amqp_pairs_next(&it, out):
-        if is_key(out.key, out.key_bytes, DOTNET_TYPE) and is_text(&out.value):
-            return 0 < out.value.bytes <= PROPERTIES_BYTES_MAX
-    return False
-
-
-cdef const uint8_t *dotnet_type_of(const message_view *m, uint32_t *size) noexcept:
-    cdef amqp_pair pair
-    size[0] = 0
-    if not dotnet_type_value(m, &pair):
-        return NULL
-    size[0] = pair.value.bytes
-    return pair.value.data
+cdef bint dotnet_type_of(const message_view *m, amqp_pair *out) noexcept:
+    return m.is_amqp and text_of(m.amqp.application_properties, m.amqp.application_properties_size, DOTNET_TYPE, out)
 
 
 cdef bint id_of(const message_view *m, char *text, amqp_value *out) noexcept:
+    """A message's id as a text, which may stand in `text` (AMQP_TEXT_MAX_BYTES); False: it has none."""
     if not m.is_amqp or not core.amqp_message_id(&m.amqp, out):
         return False
     if not is_text(out):
@@ -302,41 +302,31 @@ cdef int put_named(writing *w, bytes name, const amqp_value *v) noexcept:
     return put(w, <const uint8_t *> <char *> name, <uint32_t> len(name), v)
 
 
-cdef bint is_last(const uint8_t *key, uint32_t size) noexcept:
-    return is_message_id(key, size) or is_content_type(key, size)
-
-
 cdef int put_one_kept(writing *w, const amqp_value *kept) noexcept:
     """The first that fits, as it is."""
     cdef const uint8_t *at
-    cdef const uint8_t *key
-    cdef const uint8_t *value
-    cdef uint32_t key_size = 0, value_size = 0
+    cdef mm_property item
     cdef uint32_t size
     cdef bint last
     for last in range(2):
         at = kept.data
-        while property_next(&at, kept.data + kept.bytes, &key, &key_size, &value, &value_size):
-            size = <uint32_t> (value + value_size - key)
-            if key_size and size < w.bytes_max and is_last(key, key_size) == last:
-                memcpy(written, key, size)
+        while property_next(&at, kept.data + kept.bytes, &item):
+            size = <uint32_t> (item.value + item.value_size - item.key)
+            if item.key_size and size < w.bytes_max and last == is_own(item.key, item.key_size):
+                memcpy(written, item.key, size)
                 written[size] = SEMICOLON
                 w.at, w.full = written + size + 1, True
                 return 0
     return 0
 
 
-cdef int put_kept(writing *w, const amqp_value *kept) noexcept:
-    memcpy(written, kept.data, kept.bytes)
-    w.at = written + kept.bytes
-    if (w.at - 1)[0] != SEMICOLON:
-        w.at[0] = SEMICOLON
-        w.at += 1
-    return 0
-
-
 cdef const uint8_t *properties_of(const message_view *m, const char *content_type, uint32_t content_type_size,
                                   bint without_dotnet_type, bint single, uint32_t *size) noexcept:
+    """A message's properties as they go out, in the message itself or in memory that lives until the next call.
+
+    *size is 0 where there are none and TOO_LARGE where they need more than a frame can hold.  `content_type` is that of
+    the receiver's serializer (NULL: none).  `single`: one property at most, in few bytes, for peers that read no more.
+    """
     cdef amqp_pairs it
     cdef amqp_pair pair
     cdef amqp_value v
@@ -350,14 +340,21 @@ cdef const uint8_t *properties_of(const message_view *m, const char *content_typ
         return NULL
     w.at, w.single, w.full = written, single, False
     w.bytes_max = SINGLE_BYTES_MAX if single else PROPERTIES_BYTES_MAX
-    is_kept = m.amqp.message_annotations_size and kept_of(m, &kept)
+    # The sender's own bytes, where they had to be kept.
+    is_kept = m.amqp.message_annotations_size and text_of(
+        m.amqp.message_annotations, m.amqp.message_annotations_size, ANNOTATION, &kept) \
+        and kept.value.kind == AMQP_BINARY
     if is_kept:
         if single:
             put_one_kept(&w, &kept.value)
         else:
-            put_kept(&w, &kept.value)
+            memcpy(written, kept.value.data, kept.value.bytes)
+            w.at = written + kept.value.bytes
+            if (w.at - 1)[0] != SEMICOLON:
+                w.at[0] = SEMICOLON
+                w.at += 1
         without = w.at
-        if not without_dotnet_type and not has_key(&kept.value, DOTNET_TYPE) and dotnet_type_value(m, &pair):
+        if not without_dotnet_type and not has_key(&kept.value, DOTNET_TYPE) and dotnet_type_of(m, &pair):
             put_named(&w, DOTNET_TYPE, &pair.value)
     else:
         without = NULL
@@ -378,6 +375,187 @@ cdef const uint8_t *properties_of(const message_view *m, const char *content_typ
         return kept.value.data
     size[0] = <uint32_t> (w.at - written)
     return written
+
+
+# ---- filters ----
+
+# For which orders of two values an operator holds, a bit each for less, equal and greater.
+cdef enum operator:
+    LESS = 1
+    EQUAL = 2
+    LESS_OR_EQUAL = 3
+    GREATER = 4
+    NOT_EQUAL = 5
+    GREATER_OR_EQUAL = 6
+    CONTAINS = 8
+    CONTAINS_NOT = 16
+
+cdef struct condition:
+    const uint8_t *key
+    uint32_t key_size
+    operator op
+    amqp_value value               # INT, UINT, DOUBLE, TIMESTAMP or STRING
+
+OPERATORS = {
+    "=": EQUAL, "!=": NOT_EQUAL, "<": LESS, "<=": LESS_OR_EQUAL, ">": GREATER, ">=": GREATER_OR_EQUAL,
+    "&": CONTAINS, "~": CONTAINS_NOT,
+}
+FILTER_BYTES_MAX = 16384           # each message is compared with all of it
+CONDITIONS_MAX = 64                # a bit for each in a word
+SHOWN_CHARACTERS = 60              # of a condition in what is said about it
+CONDITION = re.compile(r"([^!<>=~&]*)(!=|<=|>=|=|<|>|&|~)(.*)", re.DOTALL)
+UNENCODED = re.compile(r"[\x00-\x20\x7f]")
+
+
+class BadFilter(ValueError):
+    """The text says what, where, and what to do."""
+
+
+cdef bint text_holds(const condition *c, const uint8_t *text, uint32_t size) noexcept:
+    cdef const uint8_t *wanted = c.value.data
+    cdef uint32_t wanted_size = c.value.bytes
+    if c.op == EQUAL:
+        return size == wanted_size and memcmp(text, wanted, size) == 0
+    if c.op == NOT_EQUAL:
+        return size != wanted_size or memcmp(text, wanted, size) != 0
+    if c.op == CONTAINS:
+        return memmem(text, size, wanted, wanted_size) != NULL
+    if c.op == CONTAINS_NOT:
+        return memmem(text, size, wanted, wanted_size) == NULL
+    if size < wanted_size:
+        return False
+    return memcmp(text if c.op == LESS else text + size - wanted_size, wanted, wanted_size) == 0
+
+
+cdef bint is_negative(operator op) noexcept:
+    return op == NOT_EQUAL or op == CONTAINS_NOT
+
+
+cdef bint holds(const condition *c, const amqp_value *v) noexcept:
+    cdef char text[AMQP_TEXT_MAX_BYTES]
+    if c.value.kind == AMQP_STRING:
+        if is_text(v):
+            return text_holds(c, v.data, v.bytes)
+        if v.kind == AMQP_UUID or is_untyped(v):
+            return text_holds(c, <const uint8_t *> text, <uint32_t> core.amqp_value_text(v, text, AMQP_TEXT_MAX_BYTES))
+    elif c.value.kind == AMQP_TIMESTAMP:
+        if v.kind == AMQP_TIMESTAMP:
+            return c.op >> ((v.integer > c.value.integer) - (v.integer < c.value.integer) + 1) & 1
+    elif is_number(v):
+        return c.op >> (order_of_numbers(v, &c.value) + 1) & 1
+    return is_negative(c.op)
+
+
+cdef class Filter:
+    def __init__(self):
+        raise TypeError("A Filter is made by compile_filter.")
+
+    def __dealloc__(self):
+        free(self.conditions)
+
+    cdef bint matches(self, const message_view *m) noexcept:
+        cdef amqp_pairs it
+        cdef amqp_pair pair
+        cdef char text[AMQP_TEXT_MAX_BYTES]
+        cdef uint64_t left = self.all
+        if left and m.is_amqp:
+            if self.is_on_own and id_of(m, text, &pair.value) and not self.allows(MESSAGE_ID, &pair, &left):
+                return False
+            if self.is_on_own and content_type_of(m, &pair.value) and not self.allows(CONTENT_TYPE, &pair, &left):
+                return False
+            core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
+            while left and core.amqp_pairs_next(&it, &pair):
+                if not self.allows(None, &pair, &left):
+                    return False
+        return left & ~self.true_without == 0
+
+    cdef bint allows(self, bytes name, amqp_pair *pair, uint64_t *left) noexcept:
+        """Do the conditions hold that are on this property, which is called `name` if that is given?
+
+        They are taken out of `left`, those that are not decided."""
+        cdef uint64_t bit, undecided = left[0]
+        cdef const condition *c
+        if name is not None:
+            pair.key, pair.key_bytes = <const uint8_t *> <char *> name, <uint32_t> len(name)
+        while undecided:
+            bit = undecided & (0 - undecided)
+            c = &self.conditions[__builtin_ctzll(bit)]
+            undecided ^= bit
+            if c.key_size == pair.key_bytes and memcmp(c.key, pair.key, c.key_size) == 0:
+                if not holds(c, &pair.value):
+                    return False
+                left[0] ^= bit
+        return True
+
+    def matches_bytes(self, bytes message not None) -> bool:
+        cdef message_view m
+        view_of(message, &m)
+        return self.matches(&m)
+
+
+def problem(number, text, what):
+    return BadFilter(f"Condition {number} of the filter, '{text:.{SHOWN_CHARACTERS}}', {what}.")
+
+
+def split(number, text):
+    """(key, operator, value), as they stand there."""
+    if UNENCODED.search(text):
+        raise problem(number, text, "has a space or control character; write it as %XX, a space as %20")
+    found = CONDITION.fullmatch(text)
+    if found is None:
+        raise problem(number, text, "has no operator; write a property, one of = != < <= > >= & ~, and a value")
+    key, operator, value = found.groups()
+    if not key:
+        raise problem(number, text, "names no property; write one before the operator")
+    if not value:
+        raise problem(number, text, "has no value; write one behind the operator, T for an empty text")
+    if value[0] in "!<>=~&":
+        raise problem(number, text, f"has the operator '{operator}{value[0]}', which there is not; "
+                                    "the operators are = != < <= > >= & ~, and in a value they are %XX")
+    return key.encode(), operator, value.encode()
+
+
+def compile_filter(str text not None) -> Filter:
+    """Raises BadFilter."""
+    cdef Filter made = Filter.__new__(Filter)
+    cdef uint8_t *room
+    cdef condition *c
+    cdef bytes key, value
+    cdef uint64_t bit
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise BadFilter("A filter must be UTF-8.") from None
+    if size > FILTER_BYTES_MAX:
+        raise BadFilter(f"A filter has at most {FILTER_BYTES_MAX} bytes, had {size}.")
+    parts = [part for part in text.split(";") if part]
+    if len(parts) > CONDITIONS_MAX:
+        raise BadFilter(f"A filter has at most {CONDITIONS_MAX} conditions, had {len(parts)}.")
+    made.text = text
+    made.conditions = <condition *> malloc(len(parts) * sizeof(condition) + <size_t> size + 1)
+    if made.conditions == NULL:
+        raise MemoryError
+    room = <uint8_t *> (made.conditions + len(parts))
+    for number, part in enumerate(parts, 1):
+        key, operator, value = split(number, part)
+        bit = <uint64_t> 1 << made.count
+        c = &made.conditions[made.count]
+        c.op = OPERATORS[operator]
+        c.key, c.key_size = room, <uint32_t> (percent_decode(room, <uint8_t *> <char *> key, len(key)) - room)
+        room += c.key_size
+        memcpy(room, <char *> value, len(value))
+        value_parse(room, <uint32_t> len(value), room, &c.value)
+        room += len(value)
+        if c.value.kind == AMQP_STRING and (c.op == LESS_OR_EQUAL or c.op == GREATER_OR_EQUAL):
+            raise problem(number, part, f"compares a text by {operator}, which is for numbers (N1) and dates (D0.0)")
+        if c.value.kind != AMQP_STRING and (c.op == CONTAINS or c.op == CONTAINS_NOT):
+            raise problem(number, part, f"compares a number or a date by {operator}, which is for texts (Tabc)")
+        made.all |= bit
+        if is_negative(c.op):
+            made.true_without |= bit
+        made.is_on_own |= is_own(c.key, c.key_size)
+        made.count += 1
+    return made
 
 
 # ---- for tests ----
@@ -413,8 +591,6 @@ def read(bytes message not None, bytes content_type=None, *, bint without_dotnet
 
 def dotnet_type(bytes message not None):
     cdef message_view m
-    cdef uint32_t size = 0
-    cdef const uint8_t *text
+    cdef amqp_pair pair
     view_of(message, &m)
-    text = dotnet_type_of(&m, &size)
-    return (<const char *> text)[:size] if size else None
+    return (<const char *> pair.value.data)[:pair.value.bytes] if dotnet_type_of(&m, &pair) else None

@@ -1,31 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """One MicroMsg2 connection: messages in and acknowledged, messages out and settled.
 
-MESSAGE frames and acknowledgements are acted upon in place and make no Python object (of a destination that is known; the
-first message opens it).  The handshake goes to ``handshake.take``, commands to ``commands.handle``: plain Python.  The life
-of a message through here: ``ReceiveWindow.take`` counts it; ``Micromsg2Publisher.publish`` lays it into its queue's batch; when
-that is kept the window learns it, and ``deliver`` acknowledges, once a turn, all that lies before the first open one.  The
-queue's home picks a ``Subscription``, whose ``write`` puts the MESSAGE into the outbox and the delivery into the
-``SendWindow``; the peer's acknowledgement settles it with all before it.
+MESSAGE frames and acknowledgements are acted upon in place and make no Python object (of a destination that is known;
+the first message opens it).  The handshake goes to ``handshake.take``, commands to ``commands.handle``: plain Python.
+The life of a message through here: ``ReceiveWindow.take`` counts it; ``Micromsg2Publisher.publish`` lays it into its
+queue's batch; when that is kept the window learns it, and ``deliver`` acknowledges, once a turn, all that lies before
+the first open one.  The queue's home picks a ``Subscription`` (window.pyx), whose ``write`` puts the MESSAGE into the
+outbox and the delivery into the ``SendWindow``; the peer's acknowledgement settles it with all before it.
 Protocol: README.md beside this file.
 """
 
-from libc.stdint cimport uint16_t
-from libc.string cimport memcmp
-from vibemq.broker.client cimport NO_SLOT, Consumer, delivery
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+from vibemq.broker.client cimport QueueSession
+from vibemq.broker.publisher cimport ROOM, SERVER_ERROR, QueuePublisher
 from vibemq.broker.queue cimport Queue
+from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport Stream
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_ENDING
-from vibemq.broker.messages cimport LogReader
-from vibemq.protocols.micromsg2.deliveries cimport Outlet, Subscription, TopicReader
-from vibemq.protocols.micromsg2.publisher cimport Micromsg2Publisher
-from vibemq.protocols.micromsg2.window cimport DUPLICATE, OVERRUN, sent_message
+from vibemq.protocols.micromsg2.properties cimport message_write
+from vibemq.protocols.micromsg2.window cimport (
+    DUPLICATE, OVERRUN, Outlet, ReceiveWindow, Sender, SendWindow, Subscription, TopicReader,
+)
 from vibemq.protocols.micromsg2.wire cimport (
     ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_EXTENSION, FRAME_MESSAGE, PARSE_NEEDS_MORE, PARSE_OK, ack_frame_write,
-    ack_number, extension_frame_size, extension_frame_write, frame_parse,
+    ack_number, frame_parse, mm_frame,
 )
 from vibemq.storage cimport core
+from vibemq.storage.core cimport OK
 
 from vibemq.broker.admission import check_access
 from vibemq.protocols.micromsg2 import commands, handshake
@@ -37,21 +40,135 @@ from vibemq.protocols.micromsg2.spec import (
 
 cdef enum:
     CONTROLS_PER_TURN = 32        # what Python decides costs tens of microseconds: the loop's millisecond
-    OUTBOX_BYTES_MAX = 512 * 1024 # of messages that wait for a peer to read; more only waits longer
     DOTNET_TYPE_BYTES_MAX = 4096  # it is stored with each message
     HEARTBEATS_MISSED_MAX = 3     # of a peer that has promised them
+    NOTE_BYTES = 8
 
 cdef size_t HANDSHAKE_BYTES_MAX = HANDSHAKE_HEAD_BYTES + IDENTITY_BYTES_MAX + 2 * (2 + HANDSHAKE_LIST_BYTES_MAX)
 
+cdef class Micromsg2Session(QueueSession)
 
+
+# ---- in ----
+
+
+# One connection's way into one queue or stream, by the destination that its messages name.  What is noted for a message
+# is its place in the receive window; without acknowledgements nothing is.  A message that is refused is out of the
+# window's way as well, because acknowledgements are cumulative; the ERROR that says so is written before any of them.
+cdef class Micromsg2Publisher(QueuePublisher):
+    cdef Micromsg2Session session
+    cdef readonly bytes destination
+
+    def __init__(self, Micromsg2Session session, Stream stream not None, Queue queue, bytes name, bytes destination):
+        """`queue`: None where the stream is none."""
+        self.session, self.client, self.destination = session, session.client, destination
+        self.generation = -1  # its first message asks whether it is allowed
+        self.begin(stream, queue, name)
+
+    cdef int publish(self, const uint8_t *properties, uint32_t properties_size, const uint8_t *payload,
+                     uint32_t payload_size, bytes dotnet_type, uint64_t index) except -1:
+        """1 when that took Python.  `index` is its place in the receive window; 0 without acknowledgements."""
+        cdef uint8_t *entry = NULL
+        cdef int room = self.room_for(1)  # first: making room may use the memory that the entry is written into
+        cdef size_t size = message_write(properties, properties_size, payload, payload_size, self.session.out.type_data,
+                                         self.session.out.type_size, dotnet_type, &entry)
+        if room == ROOM:
+            return self._append(entry, size, index)
+        self.put_off((index, (<const char *> entry)[:size]), size, room)
+        return 1
+
+    cdef int _append(self, const uint8_t *entry, size_t size, uint64_t index) except -1:
+        if self.add(entry, <uint32_t> size, 1, None, 0) != OK:
+            return self._refuse(index, SERVER_ERROR, b"out of memory")
+        if index:
+            memcpy(self.note(NOTE_BYTES), &index, NOTE_BYTES)
+        return 0
+
+    cdef int _refuse(self, uint64_t index, bytes code, bytes text) except -1:
+        self.session.refuse_message(index, code.decode(), text.decode(errors="replace"), self.destination)
+        return 0
+
+    # ---- what became of it ----
+
+    cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1:
+        cdef uint64_t index
+        cdef size_t at
+        for at in range(0, size, NOTE_BYTES):
+            memcpy(&index, notes + at, NOTE_BYTES)
+            self.session.kept(index)
+        return 0
+
+    cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
+        cdef uint64_t index
+        cdef size_t at
+        if size == 0:  # without acknowledgements: one word for all of them
+            return self._refuse(0, code, text)
+        for at in range(0, size, NOTE_BYTES):
+            memcpy(&index, notes + at, NOTE_BYTES)
+            self._refuse(index, code, text)
+        return 0
+
+    cdef int forget(self) except -1:
+        self.session.forget_publisher(self.destination, self)
+        return 0
+
+    # ---- a full queue: what is put off is (index, entry) ----
+
+    cdef int publish_parked(self, object what) except -1:
+        cdef bytes entry = what[1]
+        return self._append(<const uint8_t *> <char *> entry, len(entry), what[0])
+
+    cdef int refuse_parked(self, object what, bytes code, bytes text) except -1:
+        return self._refuse(what[0], code, text)
+
+    cdef int redirect_parked(self, object what) except -1:
+        cdef bytes entry = what[1]
+        return self.redirect(<const uint8_t *> <char *> entry, len(entry), what[0])
+
+    def answer_redirected(self, indices, bint ok):
+        for index in indices:
+            if not ok:
+                self._refuse(index, SERVER_ERROR, b"it could not be stored in the dead-letter queue")
+            else:
+                self.session.kept(index)
+
+
+# ---- the connection ----
+
+
+# Its publishers go by destinations, its subscriptions (Subscription or TopicReader) by the name of the queue or stream.
 cdef class Micromsg2Session(QueueSession):
+    cdef public object shake           # handshake.Shake, until the connection is open
+    cdef readonly object agreed        # extensions.Agreed, from then on
+    cdef public str identity           # what the peer calls itself
+    cdef public int errors_told        # by the peer
+    cdef readonly bytes content_type   # of the serializer; None: payloads are opaque
+    cdef readonly bint is_sharp        # the peer is SharpMessaging, which reads less than the protocol allows
+    cdef readonly uint8_t ack_id, heartbeat_id
+    cdef QueueTable queues
+    # What comes in.
+    cdef readonly uint32_t message_max # of one message, in one frame or in several
+    cdef ReceiveWindow received
+    cdef int64_t ack_delay_ms          # SharpMessaging: how long an incomplete window waits for its acknowledgement
+    cdef object ack_timer
+    cdef uint64_t ack_timer_index      # of the newest message when it was set
+    cdef bytes dotnet_type             # of the messages that come; None: none was told
+    cdef bytearray part                # of a message whose last frame has not come; None: there is none
+    cdef bytes part_destination, part_properties, part_dotnet_type
+    cdef Sender out                    # what goes out
+    # Signs of life.
+    cdef readonly int64_t heartbeat_ms # 0: none agreed
+    cdef uint64_t heard_bytes, told_bytes
+    cdef int64_t heard_ms, told_ms
+
+    send_off, rights_changed = commands.send_off, commands.rights_changed
+
     def __init__(self, Connection connection, door):
         super().__init__(connection, door)
         self.queues = door.queues
         self.identity = ""
         self.message_max = door.config.message_max_bytes
-        self.payload_max = <uint32_t> -1
-        self.sent, self.received = SendWindow(0), ReceiveWindow(0, False)
+        self.out, self.received = Sender(self, self.queues), ReceiveWindow(0)
         self.state, self.shake = handshake.FIRST_STEP, handshake.Shake()
 
     cdef int open(self) except -1:
@@ -62,16 +179,17 @@ cdef class Micromsg2Session(QueueSession):
     def agree(self, agreed, bint is_sharp):
         """The handshake is done: these extensions are active."""
         self.agreed, self.shake, self.is_sharp = agreed, None, is_sharp
+        self.out.is_sharp = is_sharp
         self.state, self.deadline_ms = "open", 0
         if agreed.content_type:
             self.content_type = agreed.content_type.encode()
-            self.type_data, self.type_size = self.content_type, <uint32_t> len(self.content_type)
-        self.ack_id, self.dotnet_id, self.heartbeat_id = agreed.ack_id, agreed.dotnet_id, agreed.heartbeat_id
+            self.out.type_data, self.out.type_size = self.content_type, <uint32_t> len(self.content_type)
+        self.ack_id, self.out.dotnet_id, self.heartbeat_id = agreed.ack_id, agreed.dotnet_id, agreed.heartbeat_id
         self.heartbeat_ms = agreed.heartbeat_ms or 0
         if self.ack_id:
-            self.sent, self.received = SendWindow(agreed.window), ReceiveWindow(agreed.window, is_sharp)
+            self.out.window, self.received = SendWindow(agreed.window), ReceiveWindow(agreed.window, is_sharp)
         if is_sharp:
-            self.payload_max = SHARP_PAYLOAD_BYTES_MAX_SERIALIZED if self.content_type else SHARP_PAYLOAD_BYTES_MAX
+            self.out.payload_max = SHARP_PAYLOAD_BYTES_MAX_SERIALIZED if self.content_type else SHARP_PAYLOAD_BYTES_MAX
             if self.ack_id:
                 self.ack_delay_ms = agreed.ack_delay_ms
                 self.ack_timer = self.queues.timers.timer(self._ack_delayed)
@@ -111,8 +229,7 @@ cdef class Micromsg2Session(QueueSession):
         if frame.kind == FRAME_MESSAGE:
             return self._message(frame)
         if frame.continued:
-            commands.protocol_error(self, ErrorCode.PROTOCOL_ERROR, "only messages may be continued")
-            return 1
+            return self._wrong(ErrorCode.PROTOCOL_ERROR, "only messages may be continued")
         if frame.kind == FRAME_EXTENSION:
             return self._extension(frame)
         payload = (<const char *> frame.payload)[:frame.payload_size]
@@ -120,6 +237,10 @@ cdef class Micromsg2Session(QueueSession):
             commands.handle(self, payload)
         else:
             commands.told_error(self, payload)
+        return 1
+
+    cdef int _wrong(self, code, text) except -1:
+        commands.protocol_error(self, code, text)
         return 1
 
     cdef int _message(self, const mm_frame *frame) except -1:
@@ -131,8 +252,9 @@ cdef class Micromsg2Session(QueueSession):
                 self._ack_write(self.received.again())
                 return 1  # a look at a whole window, at worst
             if arrival == OVERRUN:
-                commands.overrun(self, self.received.unacknowledged, frame.sequence)
-                return 1
+                waiting = self.received.unacknowledged
+                return self._wrong(ErrorCode.WINDOW_OVERRUN, f"message {frame.sequence} came while {waiting} are "
+                                   "unacknowledged, as many as were agreed; wait for the acknowledgement")
             index = self.received.index
             if self.ack_timer is not None:
                 self.connection.want_turn()
@@ -143,37 +265,32 @@ cdef class Micromsg2Session(QueueSession):
 
     cdef int _fragment(self, const mm_frame *frame, uint64_t index) except -1:
         """One of the frames of a large message; it is published with the last."""
-        cdef bytes destination, properties
         cdef bytearray part
         if self.part is None:
             self.part = bytearray()
             self.part_destination = (<const char *> frame.destination)[:frame.destination_size]
             self.part_properties = (<const char *> frame.properties)[:frame.properties_size]
             self.part_dotnet_type = self.dotnet_type
-        elif frame.destination_size and (<const char *> frame.destination)[:frame.destination_size] != self.part_destination:
-            commands.protocol_error(self, ErrorCode.PROTOCOL_ERROR,
-                                    "a message to another destination in the middle of a continued one")
-            return 1
+        elif frame.destination_size \
+                and (<const char *> frame.destination)[:frame.destination_size] != self.part_destination:
+            return self._wrong(ErrorCode.PROTOCOL_ERROR,
+                               "a message to another destination in the middle of a continued one")
         if len(self.part) + <size_t> frame.payload_size > self.message_max:
-            commands.too_large(self, len(self.part) + frame.payload_size)
-            return 1
+            return self._wrong(ErrorCode.MESSAGE_TOO_LARGE, f"needed at most {self.message_max} bytes in all frames of "
+                               f"a message, had {len(self.part) + frame.payload_size}")
         self.part += (<const char *> frame.payload)[:frame.payload_size]
         if frame.continued:
             if index:
                 self.kept(index)  # it is acknowledged like any frame, or a small window would never go on
             return 0
         part, self.part = self.part, None
-        destination, properties, self.part_destination, self.part_properties = \
-            self.part_destination, self.part_properties, None, None
-        dotnet_type, self.dotnet_type = self.dotnet_type, self.part_dotnet_type
-        self._publish(<const uint8_t *> <const char *> destination, len(destination),
-                      <const uint8_t *> <const char *> properties, len(properties),
-                      <const uint8_t *> <const char *> part, len(part), index)
-        self.dotnet_type = dotnet_type  # one that came between the frames is that of the next message
+        self._publish_whole(self.part_destination, self.part_properties, part, len(part), self.part_dotnet_type, index)
+        self.part_destination = self.part_properties = None
         return 1
 
     cdef int _publish(self, const uint8_t *destination, uint32_t destination_size, const uint8_t *properties,
-                      uint32_t properties_size, const uint8_t *payload, uint32_t payload_size, uint64_t index) except -1:
+                      uint32_t properties_size, const uint8_t *payload, uint32_t payload_size,
+                      uint64_t index) except -1:
         """A whole message, into its queue if this user may; 1 when that took Python."""
         cdef Micromsg2Publisher publisher = <Micromsg2Publisher> self.publisher_cached
         if publisher is None or <uint32_t> len(publisher.destination) != destination_size \
@@ -192,46 +309,32 @@ cdef class Micromsg2Session(QueueSession):
             publisher.generation = self.queues.access_generation
         return publisher.publish(properties, properties_size, payload, payload_size, self.dotnet_type, index)
 
+    cdef int _publish_whole(self, bytes destination, bytes properties, const char *payload, size_t payload_size,
+                            bytes dotnet_type, uint64_t index) except -1:
+        """One that came before: a type that was told since is that of the next message."""
+        next_type, self.dotnet_type = self.dotnet_type, dotnet_type
+        self._publish(<const uint8_t *> <const char *> destination, <uint32_t> len(destination),
+                      <const uint8_t *> <const char *> properties, <uint32_t> len(properties),
+                      <const uint8_t *> payload, <uint32_t> payload_size, index)
+        self.dotnet_type = next_type
+        return 0
+
     cdef int _extension(self, const mm_frame *frame) except -1:
         cdef int64_t number
         if self.ack_id and frame.extension == self.ack_id:
             number = ack_number(frame)
             if number < 0:
-                commands.protocol_error(self, ErrorCode.PROTOCOL_ERROR,
-                                        f"an acknowledgement has 2 octets, had {frame.payload_size}")
-                return 1
-            return self._acknowledged(number)
-        if self.dotnet_id and frame.extension == self.dotnet_id:
+                return self._wrong(ErrorCode.PROTOCOL_ERROR,
+                                   f"an acknowledgement has 2 octets, had {frame.payload_size}")
+            return self.out.acknowledged(number)
+        if self.out.dotnet_id and frame.extension == self.out.dotnet_id:
             if frame.payload_size > DOTNET_TYPE_BYTES_MAX:
-                commands.protocol_error(self, ErrorCode.LIMIT_EXCEEDED, "the name of a .NET type has at most "
-                                        f"{DOTNET_TYPE_BYTES_MAX} bytes, had {frame.payload_size}")
-                return 1
+                return self._wrong(ErrorCode.LIMIT_EXCEEDED, "the name of a .NET type has at most "
+                                   f"{DOTNET_TYPE_BYTES_MAX} bytes, had {frame.payload_size}")
             self.dotnet_type = (<const char *> frame.payload)[:frame.payload_size] or None
-        elif frame.extension == 0 or frame.extension > self.agreed.count:
-            commands.protocol_error(self, ErrorCode.PROTOCOL_ERROR, f"extension id {frame.extension} is not one of the "
-                                    f"{self.agreed.count} that were agreed")
-            return 1
-        return 0
-
-    cdef int _acknowledged(self, int64_t number) except -1:
-        """All messages up to this number are settled; a number that nobody waits for is late, and means nothing."""
-        cdef uint32_t count = self.sent.covered(number)
-        cdef sent_message s
-        cdef delivery *d
-        cdef Consumer consumer
-        if count == 0:
-            return 0
-        while count:
-            s = self.sent.oldest()[0]
-            self.sent.pop()
-            count -= 1
-            if s.slot == NO_SLOT:
-                continue
-            d = &self.in_flight.slots[s.slot]
-            if d.consumer != NO_SLOT and d.sequence == s.slot_sequence:  # else it has gone back to the queue
-                consumer = <Consumer> self.by_number[d.consumer]
-                (<Queue> consumer.queue).settle(consumer, s.slot)
-        self.connection.want_turn()  # whoever had no room has some now
+        elif frame.extension == 0 or frame.extension > len(self.agreed.ids):
+            return self._wrong(ErrorCode.PROTOCOL_ERROR, f"extension id {frame.extension} is not one of the "
+                               f"{len(self.agreed.ids)} that were agreed")
         return 0
 
     # ---- acknowledge ----
@@ -269,7 +372,7 @@ cdef class Micromsg2Session(QueueSession):
             else:
                 self.ack_timer.set(now_ms + self.ack_delay_ms)
 
-    def refuse_message(self, uint64_t index, bytes code, bytes text, bytes destination):
+    def refuse_message(self, uint64_t index, code, text, bytes destination):
         """An ERROR for a message, which is then never acknowledged by its own number."""
         if self.state != "open":
             return
@@ -278,7 +381,7 @@ cdef class Micromsg2Session(QueueSession):
             where = f"message {self.received.number_of(index)}: {where}"
             self.received.refused(index)
             self.connection.want_turn()
-        commands.refuse_message(self, code.decode(), where + text.decode(errors="replace"))
+        commands.refuse_message(self, code, where + text)
 
     # ---- what commands do to this session ----
 
@@ -292,15 +395,7 @@ cdef class Micromsg2Session(QueueSession):
 
     def publish_again(self, bytes destination, bytes properties, bytes payload, bytes dotnet_type, uint64_t index):
         """A message whose queue had to be opened first."""
-        cdef Micromsg2Publisher publisher = self.publishers.get(destination)
-        if publisher is None:
-            return
-        if publisher.generation != self.queues.access_generation:
-            if not commands.may_publish(self, publisher, index):
-                return
-            publisher.generation = self.queues.access_generation
-        publisher.publish(<const uint8_t *> <const char *> properties, len(properties),
-                          <const uint8_t *> <const char *> payload, len(payload), dotnet_type, index)
+        self._publish_whole(destination, properties, payload, len(payload), dotnet_type, index)
 
     def add_publisher(self, Stream stream, Queue queue, bytes name, bytes destination):
         self.publishers[destination] = Micromsg2Publisher(self, stream, queue, name, destination)
@@ -313,7 +408,7 @@ cdef class Micromsg2Session(QueueSession):
 
     def add_subscription(self, str name, bytes destination, filter, Queue queue, uint32_t prefetch):
         """To a queue or topic."""
-        subscription = Subscription(self, name, Outlet(self, destination, filter), self.free_number(), not self.ack_id)
+        subscription = Subscription(self.out, name, Outlet(self.out, destination, filter), self.free_number())
         self.remember_subscription(name, subscription)
         try:
             queue.add_consumer(subscription, prefetch)
@@ -323,17 +418,11 @@ cdef class Micromsg2Session(QueueSession):
 
     def add_reader(self, str name, bytes destination, filter, Stream stream, uint64_t offset, bint is_plain):
         """Of a log from this offset on, instead of any other; it takes nothing away from anybody."""
-        outlet = Outlet(self, destination, filter)
-        reader = TopicReader(self, name, outlet, self.free_number(), stream, offset, is_plain)
+        outlet = Outlet(self.out, destination, filter)
+        reader = TopicReader(self.out, name, outlet, self.free_number(), stream, offset, is_plain)
         self.remove_subscription(name)  # not before: a stream that nobody reads any more is closed
         self.remember_subscription(name, reader)
         reader.pump()
-
-    def send_off(self, why):
-        commands.send_off(self, why)
-
-    def rights_changed(self):
-        commands.rights_changed(self)
 
     def subscription_ended(self, subscription, problem):
         """By itself.  `problem` is None where its queue was deleted."""
@@ -343,54 +432,11 @@ cdef class Micromsg2Session(QueueSession):
 
     # ---- deliver ----
 
-    cdef bint may_write(self) noexcept:
-        """Is there room for another frame with a message?"""
-        return self.sent.has_room() and not self.connection.closing \
-            and self.connection.outbox_size - self.connection.outbox_head < OUTBOX_BYTES_MAX
-
-    cdef bint room(self) noexcept:
-        """For another message.  Whoever is told that there is none is woken when there is."""
-        cdef bint room = self.sending is None and self.may_write() and not self.shutting_down
-        self.has_stalled |= not room
-        return room
-
     cdef bint deliver(self) except -1:
-        cdef bint more = False
-        cdef Outlet outlet
         self.go_on_after_turn()
         if self.ack_id and self.state == "open":
             self._acknowledge()
-        if self.sending is not None:
-            outlet = <Outlet> self.sending  # its subscription may be gone, and then nobody else holds it
-            outlet.go_on()
-        if self.connection.flush():
-            if self.has_autos and self.sending is None:
-                self._settle_autos()
-            more = self.sending is not None and self.may_write()
-        if self.has_stalled and self.room():
-            self._wake_stalled()
-        return more
-
-    cdef int _settle_autos(self) except -1:
-        """Without acknowledgements a message counts as delivered once the socket has taken it."""
-        self.has_autos = False
-        for subscription in list(self.subscriptions.values()):
-            if isinstance(subscription, Subscription):
-                (<Subscription> subscription).settle_all()
-        return 0
-
-    cdef int _wake_stalled(self) except -1:
-        cdef Consumer consumer
-        self.has_stalled = False
-        for subscription in list(self.subscriptions.values()):
-            if isinstance(subscription, LogReader):
-                if (<LogReader> subscription).stalled:
-                    (<LogReader> subscription).pump()
-                continue
-            consumer = <Consumer> subscription
-            if consumer.stalled and consumer.queue is not None:
-                (<Queue> consumer.queue).room_again(consumer)
-        return 0
+        return self.out.deliver()
 
     # ---- time ----
 
@@ -409,32 +455,28 @@ cdef class Micromsg2Session(QueueSession):
         if self.connection.bytes_in != self.heard_bytes or self.busy or self.connection.paused:
             self.heard_bytes, self.heard_ms = self.connection.bytes_in, now_ms
         elif now_ms - self.heard_ms > self.heartbeat_ms * HEARTBEATS_MISSED_MAX:
-            commands.silent(self)
-            return 0
+            return self._wrong(ErrorCode.TOO_SLOW, "no heartbeat came")
         if self.connection.bytes_out != self.told_bytes:
             self.told_bytes, self.told_ms = self.connection.bytes_out, now_ms
         elif now_ms - self.told_ms >= self.heartbeat_ms:
             self.told_ms = now_ms
-            extension_frame_write(self.connection.outbox_reserve(extension_frame_size(0)), self.heartbeat_id, NULL, 0)
+            self.out.write_extension(self.heartbeat_id, NULL, 0)
         return 0
-
-    cdef bint _has_done_its_work(self) except -1:
-        """Nothing in flight, no message that waits for a sync, no command in a helper."""
-        return self.in_flight.count == 0 and self.sending is None and not self.working and self.has_confirmed_all()
 
     cdef int shutdown(self) except -1:
         """Called at every tick while the broker shuts down: nothing new is delivered; wait for what is in flight."""
+        cdef bint delivered = self.in_flight.count == 0 and self.out.sending is None
         self.shutting_down = True
-        if self.state != "open" or self._has_done_its_work():
+        if self.state != "open" or delivered and not self.working and self.has_confirmed_all():
             commands.say_goodbye(self)
-        elif self.in_flight.count == 0 and self.sending is None:
+        elif delivered:
             self.pause(PAUSE_ENDING)  # the peer could only send more to be acknowledged, without end
         return 0
 
     cdef int close(self) except -1:
         if self.ack_timer is not None:
             self.ack_timer.cancel()
-        self.sending = self.part = None
+        self.out.sending = self.part = None
         return QueueSession.close(self)
 
     def describe(self) -> dict:

@@ -8,7 +8,7 @@ behind them may.
 
 from __future__ import annotations
 
-from enum import IntEnum, IntFlag, StrEnum
+from enum import IntFlag, StrEnum
 
 # ---- ports and versions ----
 
@@ -25,7 +25,6 @@ IDENTITY_BYTES_MAX = 255  # the length is a u8
 HANDSHAKE_LIST_BYTES_MAX = 65_535  # the length is a u16
 EXTENSIONS_MAX = 255  # an id is a u8, and 0 is none
 EXTENSION_COMMAS_MAX = 255  # of a list, between properties: who has not logged in yet must not keep the loop busy
-HANDSHAKE_TIMEOUT_S = 10
 DESTINATION_BYTES_MAX = 255  # the length is a u8
 PROPERTIES_BYTES_MAX = 65_535  # the length is a u16
 PAYLOAD_BYTES_MAX_DEFAULT = 67_108_864  # of one message, in one frame or in fragments
@@ -55,15 +54,6 @@ class Flag(IntFlag):
 
 
 FLAGS_RESERVED = 0xE0
-
-
-class FrameKind(IntEnum):
-    """The bits of Flag of which a frame has one at most."""
-
-    MESSAGE = 0
-    COMMAND = 1
-    EXTENSION = 2
-    ERROR = 4
 
 
 # ---- what a frame may get wrong ----

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MicroMsg2 frames, properties and percent-encoding, read and written in place: no allocation, no Python object, no I/O.
+"""MicroMsg2 frames, properties and percent-encoding, read and written in place: no allocation, no Python object.
 
     MESSAGE             flags, u16 sequence, str8 destination, str16 properties, length, payload
     EXTENSION           flags, u8 id, length, payload
@@ -32,6 +32,7 @@ cdef enum:
     CONTROL_BYTES_MAX = 65536      # of a COMMAND, an EXTENSION or an ERROR
     FRAGMENT_BYTES = 1048576
     SEQUENCE_MAX = 65535
+    PROPERTIES_BYTES_MAX = 65535
     ACK_FRAME_BYTES = 5
 
 # What frame_parse finds. spec.FRAME_FAULTS has the sentence for each negative one.
@@ -127,16 +128,13 @@ cdef inline uint8_t *put_bytes(uint8_t *p, const void *data, size_t size) noexce
         memcpy(p, data, size)
     return p + size
 
-cdef inline uint8_t *put_length(uint8_t *p, size_t payload_size) noexcept nogil:
-    """As frame_flags said."""
-    if payload_size > SHORT_LENGTH_MAX:
-        bytes_store32(p, <uint32_t> payload_size)
-        return p + 4
-    p[0] = <uint8_t> payload_size
-    return p + 1
-
 cdef inline uint8_t *put_payload(uint8_t *p, const void *payload, size_t size) noexcept nogil:
-    return put_bytes(put_length(p, size), payload, size)
+    """With its length, as frame_flags said."""
+    if size > SHORT_LENGTH_MAX:
+        bytes_store32(p, <uint32_t> size)
+    else:
+        p[0] = <uint8_t> size
+    return put_bytes(p + length_size(size), payload, size)
 
 cdef inline uint8_t frame_flags(int kind, size_t payload_size) noexcept nogil:
     return <uint8_t> (kind | (FLAG_LARGE_PAYLOAD if payload_size > SHORT_LENGTH_MAX else 0))
@@ -146,26 +144,16 @@ cdef inline size_t message_frame_size(
 ) noexcept nogil:
     return 6 + destination_size + properties_size + length_size(payload_size) + payload_size
 
-cdef inline uint8_t *message_frame_head(
+cdef inline uint8_t *message_frame_write(
     uint8_t *p, uint16_t sequence, const void *destination, size_t destination_size,
-    const void *properties, size_t properties_size, size_t payload_size, bint continued,
+    const void *properties, size_t properties_size, const void *payload, size_t payload_size, bint continued,
 ) noexcept nogil:
-    """All of the frame in front of its payload."""
     p[0] = frame_flags(FRAME_MESSAGE, payload_size) | <uint8_t> (FLAG_CONTINUED if continued else 0)
     bytes_store16(p + 1, sequence)
     p[3] = <uint8_t> destination_size
     p = put_bytes(p + 4, destination, destination_size)
     bytes_store16(p, <uint32_t> properties_size)
-    return put_length(put_bytes(p + 2, properties, properties_size), payload_size)
-
-cdef inline uint8_t *message_frame_write(
-    uint8_t *p, uint16_t sequence, const void *destination, size_t destination_size,
-    const void *properties, size_t properties_size, const void *payload, size_t payload_size, bint continued,
-) noexcept nogil:
-    p = message_frame_head(
-        p, sequence, destination, destination_size, properties, properties_size, payload_size, continued
-    )
-    return put_bytes(p, payload, payload_size)
+    return put_payload(put_bytes(p + 2, properties, properties_size), payload, payload_size)
 
 cdef inline size_t extension_frame_size(size_t size) noexcept nogil:
     return 2 + length_size(size) + size
@@ -183,24 +171,15 @@ cdef inline uint8_t *ack_frame_write(uint8_t *p, uint8_t id, uint16_t sequence) 
     bytes_store16(p + 3, sequence)
     return p + ACK_FRAME_BYTES
 
-cdef inline size_t text_frame_size(size_t size) noexcept nogil:
-    """Of a COMMAND or an ERROR."""
-    return 1 + length_size(size) + size
-
-cdef inline uint8_t *command_frame_write(uint8_t *p, const void *text, size_t size) noexcept nogil:
-    p[0] = frame_flags(FRAME_COMMAND, size)
-    return put_payload(p + 1, text, size)
-
-cdef inline uint8_t *error_frame_write(uint8_t *p, const void *text, size_t size) noexcept nogil:
-    p[0] = frame_flags(FRAME_ERROR, size)
-    return put_payload(p + 1, text, size)
-
 # ---- properties ----
 
-cdef inline bint property_next(
-    const uint8_t **at, const uint8_t *end,
-    const uint8_t **key, uint32_t *key_size, const uint8_t **value, uint32_t *value_size,
-) noexcept nogil:
+cdef struct mm_property:
+    const uint8_t *key
+    const uint8_t *value
+    uint32_t key_size
+    uint32_t value_size
+
+cdef inline bint property_next(const uint8_t **at, const uint8_t *end, mm_property *out) noexcept nogil:
     """The next `key:value;`, as it stands on the wire; the last `;` may be missing. Empty items are skipped.
 
     A key ends at the first `:` or `=`; an item without either is a key with an empty value. False at the end.
@@ -211,16 +190,16 @@ cdef inline bint property_next(
     if p >= end:
         at[0] = end
         return False
-    key[0] = p
+    out.key = p
     while p < end and p[0] != 0x3A and p[0] != 0x3D and p[0] != 0x3B:
         p += 1
-    key_size[0] = <uint32_t> (p - key[0])
+    out.key_size = <uint32_t> (p - out.key)
     if p < end and p[0] != 0x3B:
         p += 1
-    value[0] = p
+    out.value = p
     while p < end and p[0] != 0x3B:
         p += 1
-    value_size[0] = <uint32_t> (p - value[0])
+    out.value_size = <uint32_t> (p - out.value)
     at[0] = p + 1 if p < end else end
     return True
 
@@ -245,16 +224,8 @@ cdef inline bint is_escape(const uint8_t *p, const uint8_t *end) noexcept nogil:
     """`%XX` at p? A `%` without two hexadecimal digits behind it stands for itself."""
     return p[0] == 0x25 and end - p >= 3 and hex_digit(p[1]) >= 0 and hex_digit(p[2]) >= 0
 
-cdef inline size_t percent_decoded_size(const uint8_t *p, size_t size) noexcept nogil:
-    cdef const uint8_t *end = p + size
-    cdef size_t decoded = 0
-    while p < end:
-        p += 3 if is_escape(p, end) else 1
-        decoded += 1
-    return decoded
-
 cdef inline uint8_t *percent_decode(uint8_t *out, const uint8_t *p, size_t size) noexcept nogil:
-    """The end of what was written, percent_decoded_size bytes; `out` may be `p`."""
+    """The end of what was written, `size` bytes or fewer; `out` may be `p`."""
     cdef const uint8_t *end = p + size
     while p < end:
         if is_escape(p, end):
@@ -266,14 +237,8 @@ cdef inline uint8_t *percent_decode(uint8_t *out, const uint8_t *p, size_t size)
         out += 1
     return out
 
-cdef inline size_t percent_encoded_size(const uint8_t *p, size_t size) noexcept nogil:
-    cdef size_t i, encoded = size
-    for i in range(size):
-        encoded += 0 if is_unreserved(p[i]) else 2
-    return encoded
-
 cdef inline uint8_t *percent_encode(uint8_t *out, const uint8_t *p, size_t size) noexcept nogil:
-    """The end of what was written, percent_encoded_size bytes."""
+    """The end of what was written, at most three bytes for each."""
     cdef const char *digits = "0123456789ABCDEF"
     cdef size_t i
     for i in range(size):

@@ -20,7 +20,8 @@ cdef inline int write_headers(writer_bytes *w, const native_frame *frame) except
     cdef const uint8_t *later
     cdef uint32_t key_size = 0, value_size = 0, later_size = 0
     cdef bytes name, text
-    cdef dict last = {} if frame.header_count > HEADERS_MAX else None  # comparing thousands with each other takes seconds
+    # Of thousands, comparing each with each would take seconds.
+    cdef dict last = {} if frame.header_count > HEADERS_MAX else None
     core.amqp_map_begin(w, &map)
     while header_next(&at, end, &key, &key_size, &value, &value_size):
         if is_resend(key, key_size):

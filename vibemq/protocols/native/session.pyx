@@ -26,11 +26,11 @@ from vibemq.net.door cimport PAUSE_ENDING
 from vibemq.protocols.native.codec cimport fault_text, malformed
 from vibemq.protocols.native.message cimport message_write
 from vibemq.protocols.native.wire cimport (
-    CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK, TYPE_CONNECT, TYPE_DELIVER,
-    TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, decimal_size, deliver_fits, error_size, error_write,
-    frame_begin, frame_check, frame_end, frame_header, frame_parse, frame_payload, frame_size, header_find, header_size,
-    json_is_valid, native_frame, pong_size, pong_write, publish_ack_size, publish_ack_write, put_bytes, put_decimal,
-    put_header, put_str16,
+    CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK, TYPE_CONNECT,
+    TYPE_DELIVER, TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, decimal_size, deliver_fits,
+    error_size, error_write, frame_begin, frame_check, frame_end, frame_header, frame_parse, frame_payload, frame_size,
+    header_find, header_size, json_is_valid, native_frame, pong_size, pong_write, publish_ack_size, publish_ack_write,
+    put_bytes, put_decimal, put_header, put_str16,
 )
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, amqp_pair, amqp_pairs, bytes_load16, bytes_load32, bytes_store16, bytes_store32
@@ -64,8 +64,8 @@ cdef class NativeSession(QueueSession)
 # ---- in ----
 
 
-# One connection's way into one queue.  Its notes are PublishAcks, as they will be sent; if the batch is not kept, each of
-# them becomes an Error.
+# One connection's way into one queue.  Its notes are PublishAcks, as they will be sent; if the batch is not kept, each
+# of them becomes an Error.
 cdef class NativePublisher(QueuePublisher):
     cdef NativeSession session
     cdef size_t letter_bytes          # what becoming a dead letter may add to a Deliver; 0: none becomes one
@@ -166,11 +166,12 @@ cdef class NativePublisher(QueuePublisher):
     cdef int publish_parked(self, object what) except -1:
         cdef bytes id, entry
         id, entry = what
-        return self._append(<const uint8_t *> <char *> id, <uint32_t> len(id), <const uint8_t *> <char *> entry, len(entry))
+        return self._append(<const uint8_t *> <char *> id, <uint32_t> len(id), <const uint8_t *> <char *> entry,
+                            len(entry))
 
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1:
-        cdef bytes id = what[0]
-        return self.session.refuse(<const uint8_t *> <char *> id, <uint32_t> len(id), code, text)
+        self.session.refuse_frame(what[0], code.decode(), text.decode())
+        return 0
 
     cdef int redirect_parked(self, object what) except -1:
         cdef bytes id, entry
@@ -186,8 +187,8 @@ cdef class NativePublisher(QueuePublisher):
         for id in ids:
             if ok:
                 size = publish_ack_size(len(id), len(self.name), self.session.text_layout)
-                publish_ack_write(self.session.connection.outbox_reserve(size), <char *> id, len(id), <char *> self.name,
-                                  len(self.name), self.session.text_layout)
+                publish_ack_write(self.session.connection.outbox_reserve(size), <char *> id, len(id),
+                                  <char *> self.name, len(self.name), self.session.text_layout)
             else:
                 self.session.refuse_frame(id, SERVER_ERROR.decode(), "The message could not be stored.")
 
@@ -204,9 +205,9 @@ cdef bint is_header(const amqp_pair *pair, uint32_t value_size) noexcept:
 cdef class Subscription(Consumer):
     """What a connection is subscribed to.
 
-    A stored message becomes a Deliver in one pass over its parts.  What was not written by this door may be no JSON, which
-    would end the read loop of clients that parse every payload; it is then sent as a JSON string, or as base64 in one.  A
-    message that is larger as a Deliver than clients read is given back as undeliverable.
+    A stored message becomes a Deliver in one pass over its parts.  What was not written by this door may be no JSON,
+    which would end the read loop of clients that parse every payload; it is then sent as a JSON string, or as base64 in
+    one.  A message that is larger as a Deliver than clients read is given back as undeliverable.
     """
 
     cdef NativeSession session
@@ -380,9 +381,9 @@ cdef class NativeSession(QueueSession):
             if flags:
                 # Before a login a frame may not become more than it may be.
                 size_max = self.door.config.decompressed_max_bytes if self.state == "open" else self.read_max
+                packed = (<char *> data)[at + FRAME_HEADER_BYTES:at + FRAME_HEADER_BYTES + body_size]
                 try:
-                    body = decompress(flags, (<char *> data)[at + FRAME_HEADER_BYTES:at + FRAME_HEADER_BYTES + body_size],
-                                      size_max)
+                    body = decompress(flags, packed, size_max)
                 except (MalformedFrame, LimitExceeded) as problem:
                     commands.refuse_framing(self, problem)
                     return size
@@ -406,7 +407,8 @@ cdef class NativeSession(QueueSession):
         cdef int fault = frame_parse(body, size, &frame)
         cdef bint is_publish = False
         if fault != FRAME_OK:
-            commands.refuse_framing(self, malformed(fault, frame.needed, frame.had), (<char *> frame.id)[:frame.id_size])
+            commands.refuse_framing(self, malformed(fault, frame.needed, frame.had),
+                                    (<char *> frame.id)[:frame.id_size])
             return 1
         if self.state == "open":
             if frame.type == TYPE_ACK:

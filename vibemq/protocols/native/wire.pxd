@@ -212,7 +212,8 @@ cdef inline bint header_next(
     return False
 
 cdef inline bint header_find(
-    const uint8_t *at, const uint8_t *end, const void *name, size_t name_size, const uint8_t **value, uint32_t *value_size
+    const uint8_t *at, const uint8_t *end, const void *name, size_t name_size,
+    const uint8_t **value, uint32_t *value_size,
 ) noexcept nogil:
     """The value of header `name`; of several the last."""
     cdef const uint8_t *key
