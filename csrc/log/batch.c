@@ -12,7 +12,7 @@
 #include "../base/crc32.h"
 #include "../base/grow.h"
 
-#define KEEP_BYTES (2u << 20)      /* what batch_clear keeps: a usual turn; a burst's memory is given back */
+#define KEEP_BYTES (2u << 20)      /* of an array: a usual turn */
 #define FIRST_BYTES (64u << 10)
 #define TRAILER_ELEMENT_BYTES 10u  /* type, size and value around the reference */
 #define IDS_FIRST 1024u
@@ -54,23 +54,20 @@ static void batch_empty(struct batch *b)
     b->capacity = b->allocated < b->bytes_max ? (uint32_t)b->allocated : b->bytes_max;
 }
 
+/* What is left of an array for the next turn: a burst's memory is given back. */
+static void *keep(void *memory, size_t *capacity, size_t item_bytes)
+{
+    if (*capacity * item_bytes <= KEEP_BYTES) return memory;
+    free(memory);
+    *capacity = 0;
+    return NULL;
+}
+
 void batch_clear(struct batch *b)
 {
-    if (b->allocated > KEEP_BYTES) {
-        free(b->data);
-        b->data = NULL;
-        b->allocated = 0;
-    }
-    if (b->id_capacity * sizeof *b->ids > KEEP_BYTES) {
-        free(b->ids);
-        b->ids = NULL;
-        b->id_capacity = 0;
-    }
-    if (b->trailer_capacity > KEEP_BYTES) {
-        free(b->trailers);
-        b->trailers = NULL;
-        b->trailer_capacity = 0;
-    }
+    b->data = keep(b->data, &b->allocated, 1);
+    b->ids = keep(b->ids, &b->id_capacity, sizeof *b->ids);
+    b->trailers = keep(b->trailers, &b->trailer_capacity, 1);
     free(b->dropped);
     b->dropped = NULL;
     b->dropped_count = 0;

@@ -7,7 +7,6 @@
  */
 #include "groups.h"
 
-#include <errno.h>
 #include <string.h>
 
 #include "../base/check.h"
@@ -83,17 +82,8 @@ err groups_add(struct groups *g, const struct groups_row *member, uint32_t *row,
     struct groups_row *r = &g->rows[free_row];
     uint64_t number = atomic_load_explicit(&g->numbers, memory_order_relaxed) + 1;
     atomic_store_explicit(&g->numbers, number, memory_order_relaxed);
-    r->incarnation = member->incarnation;
+    memcpy(r, member, sizeof *r);
     r->number = number;
-    r->member = member->member;
-    r->slot = member->slot;
-    r->worker = member->worker;
-    r->epoch = member->epoch;
-    r->partition = member->partition;
-    r->name_bytes = member->name_bytes;
-    r->label_bytes = member->label_bytes;
-    memcpy(r->name, member->name, member->name_bytes);
-    memcpy(r->label, member->label, member->label_bytes);
     atomic_store_explicit(&r->state, GROUPS_WAITING, memory_order_relaxed);
     if (free_row == end) atomic_store_explicit(&g->high, end + 1, memory_order_release);
     atomic_store_explicit(&g->hash[free_row], hash, memory_order_release);
@@ -133,10 +123,10 @@ uint32_t groups_all(const struct groups *g, uint32_t *rows)
 
 uint32_t groups_dead(const struct groups *g, struct doorbell_board *b, uint32_t *rows)
 {
-    uint32_t end = high(g), count = 0;
-    for (uint32_t i = 0; i < end; i++)
-        if (hash_at(g, i) && g->rows[i].epoch != doorbell_epoch(b, g->rows[i].worker)) rows[count++] = i;
-    return count;
+    uint32_t count = groups_all(g, rows), dead = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (g->rows[rows[i]].epoch != doorbell_epoch(b, g->rows[rows[i]].worker)) rows[dead++] = rows[i];
+    return dead;
 }
 
 void groups_check(const struct groups *g)

@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mutex: the C library's robust, process-shared mutex behind three answers.
- *
- * Of type "error check": a thread that locks twice gets EDEADLK instead of
- * hanging the worker, and unlocking another's mutex is found at once.
+ * mutex: how it is made, and what an heir is told.
  */
 #include "mutex.h"
-
-#include <errno.h>
 
 #include "../base/check.h"
 
@@ -27,8 +22,9 @@ int mutex_init(struct mutex *m)
     return -1;
 }
 
-static enum mutex_taken taken(struct mutex *m, int result)
+enum mutex_taken mutex_lock(struct mutex *m)
 {
+    int result = pthread_mutex_lock(&m->raw);
     if (result == 0) return MUTEX_TAKEN;
     if (result == EOWNERDEAD) {
         /* Marked now and not after the repair: if we are killed too, the next owner is
@@ -39,9 +35,5 @@ static enum mutex_taken taken(struct mutex *m, int result)
     errno = result;
     return MUTEX_FAILED;
 }
-
-enum mutex_taken mutex_lock(struct mutex *m) { return taken(m, pthread_mutex_lock(&m->raw)); }
-
-enum mutex_taken mutex_try_lock(struct mutex *m) { return taken(m, pthread_mutex_trylock(&m->raw)); }
 
 void mutex_unlock(struct mutex *m) { CHECK(pthread_mutex_unlock(&m->raw) == 0); }

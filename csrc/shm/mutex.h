@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mutex: a robust, process-shared mutex that lies in shared memory.
+ * mutex: the C library's robust, process-shared mutex, in shared memory, behind three answers.
  *
  * The holder may be killed at any instruction.  The next to take the lock is
  * told (`MUTEX_INHERITED`) and must make the guarded state consistent before
@@ -9,21 +9,20 @@
 #ifndef VIBEMQ_SHM_MUTEX_H
 #define VIBEMQ_SHM_MUTEX_H
 
+#include <errno.h>
 #include <pthread.h>
 
 struct mutex { pthread_mutex_t raw; };
 
 enum mutex_taken { MUTEX_FAILED = -1, MUTEX_TAKEN = 0, MUTEX_INHERITED = 1 };
 
-/* Make a new mutex in memory that no other process uses yet; 0 or -1 with errno. */
+/* Of type "error check": a thread that locks twice gets EDEADLK instead of hanging the worker, and
+ * unlocking another's mutex is found at once.  In memory that no other process uses yet; 0 or -1 with errno. */
 int mutex_init(struct mutex *m);
 
 /* Take it.  MUTEX_INHERITED: the last holder died; the lock is held and already
  * marked consistent, the caller repairs the state it guards. */
 enum mutex_taken mutex_lock(struct mutex *m);
-
-/* As mutex_lock, but MUTEX_FAILED with errno EBUSY when another holds it. */
-enum mutex_taken mutex_try_lock(struct mutex *m);
 
 void mutex_unlock(struct mutex *m);
 

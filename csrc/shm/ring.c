@@ -9,14 +9,11 @@
  */
 #include "ring.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 #include "../base/check.h"
 
 #define RING_MAGIC 0x474E4952u /* "RING" */
-
-static bool is_power_of_two(uint32_t n) { return n && !(n & (n - 1)); }
 
 static uint8_t *cell_of(struct ring *r, uint64_t count)
 {
@@ -34,7 +31,7 @@ err ring_init(struct ring *r, uint32_t cell_bytes, uint32_t cells, struct fault 
         return fault_set(f, ERR_LIMIT, 0, "ring cell size", 0, RING_CELL_BYTES_MAX, cell_bytes);
     if (cells > RING_CELLS_MAX) return fault_set(f, ERR_LIMIT, 0, "ring cell count", 0, RING_CELLS_MAX, cells);
     if (cell_bytes == 0) return fault_set(f, ERR_INVALID, 0, "ring cell size", 0, 1, 0);
-    if (!is_power_of_two(cells))
+    if (cells == 0 || cells & (cells - 1))
         return fault_set(f, ERR_INVALID, 0, "ring cell count, a power of two", 0, 1, cells);
     r->cell_bytes = cell_bytes;
     r->cells = cells;
@@ -72,12 +69,4 @@ err ring_pop(struct ring *r, void *cell)
     memcpy(cell, cell_of(r, head), r->cell_bytes);
     atomic_store_explicit(&r->head, head + 1, memory_order_release);
     return OK;
-}
-
-uint64_t ring_count(const struct ring *r)
-{
-    /* Head first: what happens in between can then only make the answer too large. */
-    uint64_t head = atomic_load_explicit(&r->head, memory_order_acquire);
-    uint64_t tail = atomic_load_explicit(&r->tail, memory_order_acquire);
-    return tail - head < r->cells ? tail - head : r->cells;
 }

@@ -31,6 +31,5 @@ size_t ring_bytes(uint32_t cell_bytes, uint32_t cells);
 err ring_init(struct ring *r, uint32_t cell_bytes, uint32_t cells, struct fault *f); /* ERR_INVALID, ERR_LIMIT */
 err ring_push(struct ring *r, const void *cell); /* ERR_FULL */
 err ring_pop(struct ring *r, void *cell);        /* ERR_EMPTY */
-uint64_t ring_count(const struct ring *r);
 
 #endif

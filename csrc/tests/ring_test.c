@@ -30,6 +30,15 @@ static void ring_free(struct ring *r) { munmap(r, ring_bytes(r->cell_bytes, r->c
 
 static struct cell cell_of(uint64_t number) { return (struct cell){number, ~number, {number * 3, number * 7}}; }
 
+/* How many are in it. */
+static uint64_t ring_count(const struct ring *r)
+{
+    /* Head first: what happens in between can then only make the answer too large. */
+    uint64_t head = atomic_load_explicit(&r->head, memory_order_acquire);
+    uint64_t tail = atomic_load_explicit(&r->tail, memory_order_acquire);
+    return tail - head < r->cells ? tail - head : r->cells;
+}
+
 TEST(sizes_beyond_the_limits_are_refused_by_name)
 {
     static struct ring r;
