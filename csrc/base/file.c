@@ -206,7 +206,7 @@ err file_unlink(const char *path, struct fault *f)
 {
     int result;
     AGAIN_WHILE_INTERRUPTED(result, sys->unlink(path));
-    return result < 0 ? fault_from_errno(f, path, 0, 0, 0) : OK;
+    return result < 0 && errno != ENOENT ? fault_from_errno(f, path, 0, 0, 0) : OK;
 }
 
 err file_rename(const char *source, const char *target, struct fault *f)
@@ -214,6 +214,15 @@ err file_rename(const char *source, const char *target, struct fault *f)
     int result;
     AGAIN_WHILE_INTERRUPTED(result, sys->rename(source, target));
     return result < 0 ? fault_from_errno(f, target, 0, 0, 0) : OK;
+}
+
+err file_put(err e, int *fd, const char *temporary, const char *path, bool sync, struct fault *f)
+{
+    if (!e && sync) e = file_datasync(*fd, temporary, f);
+    file_close(fd);
+    if (!e) e = file_rename(temporary, path, f);
+    if (e) file_unlink(temporary, NULL);
+    return e;
 }
 
 err file_replace(const char *path, const void *data, size_t size, bool sync, struct fault *f)
@@ -224,11 +233,7 @@ err file_replace(const char *path, const void *data, size_t size, bool sync, str
 
     int fd;
     err e = file_create(temporary.text, data, size, &fd, f);
-    if (!e && sync) e = file_datasync(fd, temporary.text, f);
-    file_close(&fd);
-    if (!e) e = file_rename(temporary.text, path, f);
-    if (e) file_unlink(temporary.text, NULL);
-    return e;
+    return file_put(e, &fd, temporary.text, path, sync, f);
 }
 
 err file_each(const char *directory, file_each_fn *each, void *context, struct fault *f)

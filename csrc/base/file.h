@@ -53,10 +53,13 @@ err file_truncate(int fd, const char *path, uint64_t size, struct fault *f);
 err file_datasync(int fd, const char *path, struct fault *f);
 /* fsync of a directory: what was created, renamed or removed in it is durable. */
 err file_sync_directory(const char *directory, struct fault *f);
-/* ERR_NOT_FOUND when it is not there. */
+/* That it is not there is no error. */
 err file_unlink(const char *path, struct fault *f);
 err file_rename(const char *source, const char *target, struct fault *f);
 
+/* The end of making a file under a temporary name, `e` telling how that went: sync it when asked, close it and rename
+ * it; after an error it is removed. */
+err file_put(err e, int *fd, const char *temporary, const char *path, bool sync, struct fault *f);
 /* Write `data` as "<path>.tmp", sync it when asked, and rename it to `path`. */
 err file_replace(const char *path, const void *data, size_t size, bool sync, struct fault *f);
 

@@ -14,7 +14,6 @@
 
 #include "../base/bytes.h"
 #include "../base/crc32.h"
-#include "../log/filter.h"
 #include "fuzz.h"
 
 #define SEED 0x5EEDu

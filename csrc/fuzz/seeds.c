@@ -14,7 +14,6 @@
 #include "../base/crc32.h"
 #include "../ledger/ledger.h"
 #include "../log/chunk.h"
-#include "../log/filter.h"
 #include "../log/index.h"
 #include "../log/offsets.h"
 #include "../log/tracking.h"

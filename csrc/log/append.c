@@ -7,11 +7,8 @@
  * written over by the next append; what should have come after it is done by
  * whoever inherits the mutex (log_lock).
  */
-#include <fcntl.h>
 #include <string.h>
 
-#include "../base/check.h"
-#include "../base/sys.h"
 #include "handle.h"
 
 /* ---- a new segment ---- */

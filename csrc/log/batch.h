@@ -10,7 +10,7 @@
  * batch_seal computes the CRCs and trailers; log_append stamps the headers and writes.
  *
  * The head room takes the 48 bytes of the header and, where the stream filters, the chunk's
- * filter (filter.h).  A chunk without any filter value is written without one: its header
+ * filter (chunk.h).  A chunk without any filter value is written without one: its header
  * then lies at the end of the room.
  *
  * Publishers with a reference are tracked in runs (consecutive entries of one
@@ -37,7 +37,6 @@
 #include "../base/check.h"
 #include "../base/error.h"
 #include "chunk.h"
-#include "filter.h"
 #include "index.h"
 
 #define BATCH_CHUNKS_MAX 512u            /* iovec limit 1024: header+entries and trailer of each */

@@ -105,6 +105,15 @@ bool control_failed_covers(const struct control *c, uint64_t first, uint64_t nex
 
 /* ---- make and map ---- */
 
+void control_limits_set(struct control *c, const struct log_options *limits)
+{
+    atomic_store_explicit(&c->segment_bytes_max, limits->segment_bytes_max, memory_order_relaxed);
+    atomic_store_explicit(&c->retention_bytes_max, limits->retention_bytes_max, memory_order_relaxed);
+    atomic_store_explicit(&c->retention_age_ms_max, limits->retention_age_ms_max, memory_order_relaxed);
+    atomic_store_explicit(&c->filter_bytes, limits->filter_bytes, memory_order_relaxed);
+    atomic_store_explicit(&c->chunk_messages_max, limits->chunk_messages_max, memory_order_relaxed);
+}
+
 static err control_fill(struct control *c, const struct control_init *init, uint64_t inode, const char *path,
                         struct fault *f)
 {
@@ -113,14 +122,10 @@ static err control_fill(struct control *c, const struct control_init *init, uint
     if (sys->boot_id(c->boot_id) < 0) return fault_from_errno(f, "boot id", 0, 0, 0);
     c->inode = inode;
     atomic_init(&c->state, CONTROL_LIVE);
-    c->durability = init->durability;
+    c->durability = init->options.durability;
+    c->segment_chunks_max = init->options.segment_chunks_max;
     c->epoch = init->epoch;
-    atomic_init(&c->filter_bytes, init->filter_bytes);
-    atomic_init(&c->segment_bytes_max, init->segment_bytes_max);
-    c->segment_chunks_max = init->segment_chunks_max;
-    atomic_init(&c->retention_bytes_max, init->retention_bytes_max);
-    atomic_init(&c->retention_age_ms_max, init->retention_age_ms_max);
-    atomic_init(&c->chunk_messages_max, init->chunk_messages_max);
+    control_limits_set(c, &init->options);
     atomic_init(&c->first_offset, init->first_offset);
     if (mutex_init(&c->mutex) < 0 || mutex_init(&c->durable_mutex) < 0)
         return fault_set(f, ERR_LOCK, 0, path, 0, 0, 0);
@@ -147,11 +152,7 @@ err control_create(const char *directory, const struct control_init *init, bool 
         e = control_fill(page, init, (uint64_t)st.st_ino, temporary.text, f);
         sys->munmap(page, CONTROL_BYTES);
     }
-    if (!e && sync) e = file_datasync(fd, temporary.text, f);
-    file_close(&fd);
-    if (!e) e = file_rename(temporary.text, path.text, f);
-    if (e) file_unlink(temporary.text, NULL);
-    return e;
+    return file_put(e, &fd, temporary.text, path.text, sync, f);
 }
 
 static bool control_of_this_boot(const struct control *c, uint64_t inode)

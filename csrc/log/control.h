@@ -83,14 +83,24 @@ _Static_assert(sizeof(struct control) <= CONTROL_BYTES, "the control block is on
 
 static inline bool control_is_deleted(const struct control *c) { return atomic_load(&c->state) == CONTROL_DELETED; }
 
+/* What a log is made with.  Where 0 is the default, no control block has it. */
+struct log_options {
+    uint64_t segment_bytes_max;   /* 0: default */
+    uint64_t segment_chunks_max;  /* 0: default */
+    uint64_t retention_bytes_max; /* 0: none */
+    uint64_t retention_age_ms_max; /* 0: none */
+    uint32_t durability;          /* enum control_durability */
+    uint32_t filter_bytes;        /* 0: default */
+    uint32_t chunk_messages_max;  /* 0: CHUNK_MESSAGES_MAX */
+};
+
 /* What a new control block begins with. */
 struct control_init {
     struct commit commit;
     struct durable durable;
     uint32_t epoch;
     uint64_t first_offset;
-    uint64_t segment_bytes_max, segment_chunks_max, retention_bytes_max, retention_age_ms_max;
-    uint32_t durability, filter_bytes, chunk_messages_max;
+    struct log_options options;
 };
 
 /* Write a control block as "control.tmp" and rename it, so it is whole or not there. */
@@ -100,6 +110,7 @@ err control_create(const char *directory, const struct control_init *init, bool 
  * ERR_VERSION, ERR_DELETED, ERR_NOT_FOUND (no such directory), ERR_IO, ERR_NO_MEMORY. */
 err control_map(const char *directory, struct control **out, struct fault *f);
 void control_unmap(struct control *c);
+void control_limits_set(struct control *c, const struct log_options *limits);
 
 /* What recovery may believe of a control block of another boot. */
 struct control_old {

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 
 #include "../base/bytes.h"
-#include "filter.h"
 #include "index.h"
 #include "offsets.h"
 #include "segment.h"
@@ -41,6 +40,9 @@ __attribute__((format(printf, 2, 3))) static void say(struct dump *d, const char
     va_end(args);
     d->stopped = d->line(d->context, text) != 0;
 }
+
+/* Of what is not as it should be. */
+#define say_damaged(d, ...) (say(d, __VA_ARGS__), (d)->damaged = true)
 
 static bool enough(const struct dump *d, uint64_t count)
 {
@@ -94,8 +96,7 @@ static void dump_trailer(struct dump *d, const struct scan *s, uint64_t position
     uint8_t *trailer;
     char name[4 * TRACKING_REFERENCE_BYTES_MAX + 1];
     if (scan_trailer(s, position, c, &trailer, d->f)) {
-        say(d, "  DAMAGED trailer");
-        d->damaged = true;
+        say_damaged(d, "  DAMAGED trailer");
         return;
     }
     if (!trailer) return;
@@ -111,9 +112,7 @@ static void dump_filter(struct dump *d, const struct scan *s, uint64_t position,
     uint8_t head[CHUNK_HEAD_BYTES_MAX];
     uint32_t bytes = CHUNK_HEADER_BYTES + c->bloom_bytes;
     if (c->bloom_bytes == 0 || file_read_exact(s->fd, d->path, head, bytes, position, d->f)) return;
-    if (filter_is_whole(head, c)) return;
-    say(d, "  DAMAGED filter: the chunk goes to every consumer");
-    d->damaged = true;
+    if (!filter_is_whole(head, c)) say_damaged(d, "  DAMAGED filter: the chunk goes to every consumer");
 }
 
 static void dump_chunk(struct dump *d, const struct scan *s, uint64_t position, const struct chunk *c)
@@ -122,10 +121,7 @@ static void dump_chunk(struct dump *d, const struct scan *s, uint64_t position, 
         ", crc %08" PRIx32 ", filter %u, data %" PRIu32 ", trailer %" PRIu32, position, c->chunk_id, c->entries, c->records,
         c->timestamp_ms, c->epoch, c->crc, c->bloom_bytes, c->data_bytes, c->trailer_bytes);
     dump_filter(d, s, position, c);
-    if (scan_entries(s, position, c, d->f)) {
-        say(d, "  DAMAGED entries: their CRC is not %08" PRIx32, c->crc);
-        d->damaged = true;
-    }
+    if (scan_entries(s, position, c, d->f)) say_damaged(d, "  DAMAGED entries: their CRC is not %08" PRIx32, c->crc);
     if (d->options->entries) dump_entries(d, s, position, c);
     dump_trailer(d, s, position, c);
 }
@@ -159,8 +155,7 @@ static err dump_segment(struct dump *d, int fd, uint64_t size, const uint8_t *he
         say(d, "durable when begun: segment %" PRIu64 " up to byte %" PRIu64 "%s", h.durable_segment, h.durable_position,
             h.suspect_position ? "; the segment before was closed by a failed sync" : "");
     } else {
-        d->damaged = true;
-        say(d, "DAMAGED segment header");
+        say_damaged(d, "DAMAGED segment header");
         if (!named || index_seed(directory, s.segment, &s.seed, d->f)) return fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, 0, 0);
     }
     uint64_t position = SEGMENT_HEADER_BYTES, id = s.segment;
@@ -176,10 +171,9 @@ static err dump_segment(struct dump *d, int fd, uint64_t size, const uint8_t *he
             continue;
         }
         uint64_t from = position;
-        d->damaged = true;
         e = scan_past(&s, UINT64_MAX, &position, &id, d->f);
         if (e) return e;
-        say(d, "%" PRIu64 ": DAMAGED, %" PRIu64 " bytes stepped over", from, position - from);
+        say_damaged(d, "%" PRIu64 ": DAMAGED, %" PRIu64 " bytes stepped over", from, position - from);
     }
     return OK;
 }
@@ -206,10 +200,7 @@ static err dump_index(struct dump *d, int fd, uint64_t size, const uint8_t *head
         if (index_record_read(data, sizeof data, seed, &r) == OK)
             say(d, "%" PRIu64 ": chunk %" PRIu64 ", %" PRId64 " ms, byte %" PRIu32 ", %" PRIu32 " bytes, %" PRIu32 " records",
                 i, r.chunk_id, r.timestamp_ms, r.position, r.chunk_bytes, r.records);
-        else {
-            say(d, "%" PRIu64 ": DAMAGED", i);
-            d->damaged = true;
-        }
+        else say_damaged(d, "%" PRIu64 ": DAMAGED", i);
     }
     return OK;
 }
@@ -290,8 +281,8 @@ static err dump_offsets(struct dump *d, int fd, uint64_t size, const uint8_t *he
     uint64_t generation, count = 0;
     err e = offsets_header_read(d->path, head, &generation, d->f);
     if (e == ERR_VERSION) return e;
-    say(d, "stored offsets%s", e ? ", DAMAGED header" : "");
-    d->damaged |= e != OK;
+    if (e) say_damaged(d, "stored offsets, DAMAGED header");
+    else say(d, "stored offsets");
     for (uint64_t at = OFFSETS_RECORD_BYTES; at + OFFSETS_RECORD_BYTES <= size && !enough(d, count); at += OFFSETS_RECORD_BYTES) {
         uint8_t data[OFFSETS_RECORD_BYTES];
         char name[4 * TRACKING_REFERENCE_BYTES_MAX + 1];
@@ -301,10 +292,9 @@ static err dump_offsets(struct dump *d, int fd, uint64_t size, const uint8_t *he
         e = offsets_record_read(data, &r);
         if (e == ERR_EMPTY) continue;
         count++;
-        if (e) say(d, "%" PRIu64 ": DAMAGED record", at);
+        if (e) say_damaged(d, "%" PRIu64 ": DAMAGED record", at);
         else say(d, "%" PRIu64 ": \"%.600s\" at offset %" PRIu64 ", %" PRId64 " ms", at, printable(r.reference, r.bytes, name),
                  r.offset, r.written_ms);
-        d->damaged |= e != OK;
     }
     return OK;
 }

@@ -30,7 +30,7 @@ struct log {
 };
 
 /* Check options and fill in the defaults.  ERR_INVALID, ERR_LIMIT. */
-err log_options_apply(const struct log_options *o, struct control_init *init, struct fault *f);
+err log_options_check(const struct log_options *o, struct log_options *out, struct fault *f);
 /* A first segment and its index. */
 err log_files_create(const char *directory, uint64_t first_offset, bool sync, struct fault *f);
 

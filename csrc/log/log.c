@@ -4,15 +4,9 @@
  */
 #include "log.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "../base/check.h"
-#include "../base/sys.h"
 #include "handle.h"
-#include "scan.h"
 
 /* ---- make ---- */
 
@@ -38,7 +32,7 @@ static err directory_allowed(const char *directory, struct fault *f)
     return OK;
 }
 
-err log_options_apply(const struct log_options *o, struct control_init *init, struct fault *f)
+err log_options_check(const struct log_options *o, struct log_options *out, struct fault *f)
 {
     if (o->durability > DURABILITY_DISK) return fault_set(f, ERR_INVALID, 0, "durability", 0, DURABILITY_DISK, o->durability);
     if (o->segment_bytes_max > LOG_SEGMENT_BYTES_MAX)
@@ -47,14 +41,12 @@ err log_options_apply(const struct log_options *o, struct control_init *init, st
         return fault_set(f, ERR_LIMIT, 0, "filter_bytes", 0, FILTER_BYTES_MAX, o->filter_bytes);
     if (o->chunk_messages_max > CHUNK_MESSAGES_MAX)
         return fault_set(f, ERR_LIMIT, 0, "chunk_messages_max", 0, CHUNK_MESSAGES_MAX, o->chunk_messages_max);
-    init->chunk_messages_max = o->chunk_messages_max ? o->chunk_messages_max : CHUNK_MESSAGES_MAX;
-    init->filter_bytes = o->filter_bytes ? o->filter_bytes : FILTER_BYTES_DEFAULT;
-    init->segment_bytes_max = o->segment_bytes_max ? o->segment_bytes_max : LOG_SEGMENT_BYTES_DEFAULT;
-    if (init->segment_bytes_max < LOG_SEGMENT_BYTES_MIN) init->segment_bytes_max = LOG_SEGMENT_BYTES_MIN;
-    init->segment_chunks_max = o->segment_chunks_max ? o->segment_chunks_max : LOG_SEGMENT_CHUNKS_DEFAULT;
-    init->retention_bytes_max = o->retention_bytes_max;
-    init->retention_age_ms_max = o->retention_age_ms_max;
-    init->durability = o->durability;
+    *out = *o;
+    if (!out->chunk_messages_max) out->chunk_messages_max = CHUNK_MESSAGES_MAX;
+    if (!out->filter_bytes) out->filter_bytes = FILTER_BYTES_DEFAULT;
+    if (!out->segment_bytes_max) out->segment_bytes_max = LOG_SEGMENT_BYTES_DEFAULT;
+    if (out->segment_bytes_max < LOG_SEGMENT_BYTES_MIN) out->segment_bytes_max = LOG_SEGMENT_BYTES_MIN;
+    if (!out->segment_chunks_max) out->segment_chunks_max = LOG_SEGMENT_CHUNKS_DEFAULT;
     return OK;
 }
 
@@ -78,7 +70,7 @@ err log_create(const char *directory, const struct log_options *options, struct 
 {
     struct control_init init = {.epoch = 1};
     err e = directory_allowed(directory, f);
-    if (!e) e = log_options_apply(options, &init, f);
+    if (!e) e = log_options_check(options, &init.options, f);
     if (e) return e;
     if (sys->mkdir(directory, 0750) < 0) return fault_from_errno(f, directory, 0, 0, 0);
 
@@ -176,16 +168,10 @@ void log_rest(struct log *l) { log_close_active(l); }
 
 err log_set_limits(struct log *l, const struct log_options *options, struct fault *f)
 {
-    struct control_init init;
-    err e = log_options_apply(options, &init, f);
-    if (e) return e;
-    struct control *c = l->control;
-    atomic_store_explicit(&c->segment_bytes_max, init.segment_bytes_max, memory_order_relaxed);
-    atomic_store_explicit(&c->retention_bytes_max, init.retention_bytes_max, memory_order_relaxed);
-    atomic_store_explicit(&c->retention_age_ms_max, init.retention_age_ms_max, memory_order_relaxed);
-    atomic_store_explicit(&c->filter_bytes, init.filter_bytes, memory_order_relaxed);
-    atomic_store_explicit(&c->chunk_messages_max, init.chunk_messages_max, memory_order_relaxed);
-    return OK;
+    struct log_options limits;
+    err e = log_options_check(options, &limits, f);
+    if (!e) control_limits_set(l->control, &limits);
+    return e;
 }
 
 uint32_t log_filter_bytes(const struct log *l)
@@ -339,8 +325,7 @@ static err remove_one(void *context, const char *directory, const char *name, st
     if (strcmp(name, "control") == 0) return OK;
     struct file_path path;
     file_path_name(&path, directory, name);
-    err e = file_unlink(path.text, f);
-    return e == ERR_NOT_FOUND ? OK : e;
+    return file_unlink(path.text, f);
 }
 
 err log_remove(const char *directory, struct fault *f)
@@ -351,7 +336,7 @@ err log_remove(const char *directory, struct fault *f)
     /* Last: its mark is what keeps a half removed log from being recovered. */
     file_path_name(&path, directory, "control");
     e = file_unlink(path.text, f);
-    if (e && e != ERR_NOT_FOUND) return e;
+    if (e) return e;
     if (sys->rmdir(directory) == 0) return OK;
     /* A store of an offset that was under way may have made its file again. */
     file_path_name(&path, directory, "offsets");

@@ -31,16 +31,6 @@
 #define LOG_SEGMENT_BYTES_MIN 4096u          /* a smaller limit is taken as this one */
 #define LOG_SEGMENT_CHUNKS_DEFAULT 256000u
 
-struct log_options {
-    uint64_t segment_bytes_max;   /* 0: default */
-    uint64_t segment_chunks_max;  /* 0: default */
-    uint64_t retention_bytes_max; /* 0: none */
-    uint64_t retention_age_ms_max; /* 0: none */
-    uint32_t durability;          /* enum control_durability */
-    uint32_t filter_bytes;        /* 0: default */
-    uint32_t chunk_messages_max;  /* 0: CHUNK_MESSAGES_MAX */
-};
-
 struct log;
 
 /* Make the directory and an empty log in it.  With DURABILITY_DISK the directory and
@@ -59,7 +49,7 @@ const char *log_directory(const struct log *l);
  * stay.  Every process goes by them from its next append and retention_run on.  ERR_LIMIT: none was changed. */
 err log_set_limits(struct log *l, const struct log_options *options, struct fault *f);
 
-/* Size in bytes of the filters that new chunks get (filter.h). */
+/* Size in bytes of the filters that new chunks get (chunk.h). */
 uint32_t log_filter_bytes(const struct log *l);
 
 /* How many messages a new chunk may have (batch_chunk_messages). */

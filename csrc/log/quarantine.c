@@ -100,13 +100,9 @@ err quarantine_tail(const char *directory, uint64_t segment, uint64_t position, 
     if (e) return e;
     e = file_open(temporary.text, O_RDWR | O_CREAT | O_TRUNC, &to, f);
     if (!e) e = copy(from, source.text, position, size, to, temporary.text, f);
-    if (!e) e = file_datasync(to, temporary.text, f);
+    e = file_put(e, &to, temporary.text, kept->text, true, f);
     file_close(&from);
-    file_close(&to);
-    if (!e) e = file_rename(temporary.text, kept->text, f);
-    if (!e) return file_sync_directory(directory, f);
-    file_unlink(temporary.text, NULL);
-    return e;
+    return e ? e : file_sync_directory(directory, f);
 }
 
 err quarantine_file(const char *directory, uint64_t segment, const char *suffix, uint32_t number, struct file_path *kept,
@@ -141,10 +137,7 @@ static err look_at(void *context, const char *directory, const char *name, struc
     if (strlen(name) >= FILE_NAME_BYTES_MAX - 1) return OK; /* no name of ours */
     file_path_name(&path, directory, name);
     if (file_stat_of(path.text, &st, NULL)) return OK; /* it is gone, or an operator keeps it from us */
-    if ((int64_t)st.st_mtime * 1000 < look->oldest_ms) {
-        err e = file_unlink(path.text, f);
-        return e == ERR_NOT_FOUND ? OK : e; /* somebody has removed it by hand */
-    }
+    if ((int64_t)st.st_mtime * 1000 < look->oldest_ms) return file_unlink(path.text, f);
     look->bytes += (uint64_t)st.st_size;
     if (!look->name[0] || number < look->lowest) {
         look->lowest = number;
@@ -162,7 +155,7 @@ err quarantine_trim(const char *directory, uint32_t first, struct fault *f)
         struct file_path path;
         file_path_name(&path, directory, look.name);
         e = file_unlink(path.text, f);
-        if (e && e != ERR_NOT_FOUND) return e;
+        if (e) return e;
     }
 }
 

@@ -17,20 +17,24 @@ _Static_assert(SKIP_BYTES >= CHUNK_HEAD_BYTES_MAX, "any head fits");
 
 /* ---- opening a segment ---- */
 
-static err reader_enter(struct reader *r, uint64_t segment, uint64_t position, uint64_t next_offset, struct fault *f)
+/* Take over a segment that is open. */
+static void reader_take(struct reader *r, const struct scan *s, uint64_t position, uint64_t next_offset)
 {
-    int fd;
-    uint32_t seed;
-    err e = segment_open(r->log->directory, segment, false, &fd, &seed, f);
-    if (e) return e;
     file_close(&r->fd);
-    r->fd = fd;
-    r->seed = seed;
-    r->segment = segment;
+    r->fd = s->fd;
+    r->seed = s->seed;
+    r->segment = s->segment;
     r->position = position;
     r->next_offset = next_offset;
     r->end = UINT64_MAX;
-    return OK;
+}
+
+static err reader_enter(struct reader *r, uint64_t segment, uint64_t position, uint64_t next_offset, struct fault *f)
+{
+    struct scan s;
+    err e = scan_open(&s, r->log->directory, segment, 0, f);
+    if (!e) reader_take(r, &s, position, next_offset);
+    return e;
 }
 
 /* Where what may be read of the open segment ends. */
@@ -58,18 +62,16 @@ static err place_open(const struct log *l, const struct segment_list *list, uint
     return scan_open(s, l->directory, list->first[i], list->first[i] == c->segment ? c->position : list->bytes[i], f);
 }
 
-/* From the nearest index record on, chunk by chunk, to the one that is wanted.  The place may
- * be the segment's end: a fetch goes on from there. */
-static err place_in_segment(struct scan *s, enum index_key key, int64_t value, uint64_t index_count,
-                            uint64_t *position, uint64_t *id, struct fault *f)
+/* From the nearest index record on, chunk by chunk, to the one that is wanted. */
+static err place_find(const struct scan *s, uint64_t index_count, enum index_key key, int64_t value, uint64_t *position,
+                      uint64_t *id, struct fault *f)
 {
     struct index_record r;
     struct chunk c;
     *position = SEGMENT_HEADER_BYTES;
     *id = s->segment;
     /* An offset lies in the last chunk that begins at or before it. */
-    int64_t before = key == INDEX_BY_OFFSET ? value + 1 : value;
-    err e = index_find(s, index_count, key, before, true, &r, f);
+    err e = index_find(s, index_count, key, key == INDEX_BY_OFFSET ? value + 1 : value, true, &r, f);
     if (e && e != ERR_NOT_FOUND) return e;
     if (!e && (scan_header(s, r.position, &c, NULL) == ERR_CORRUPT || c.chunk_id == r.chunk_id)) {
         *position = r.position;
@@ -90,25 +92,18 @@ static err place_in_segment(struct scan *s, enum index_key key, int64_t value, u
     return OK;
 }
 
-/* place_in_segment for segment `i`. */
-static err place_find(const struct log *l, const struct segment_list *list, uint32_t i, const struct commit *c,
-                      enum index_key key, int64_t value, struct scan *s, uint64_t *position, uint64_t *id, struct fault *f)
-{
-    err e = place_open(l, list, i, c, s, f);
-    if (e) return e;
-    e = place_in_segment(s, key, value, s->segment == c->segment ? c->chunks : UINT64_MAX, position, id, f);
-    file_close(&s->fd);
-    return e;
-}
-
-static err reader_at_offset(struct reader *r, const struct segment_list *list, const struct commit *c, uint64_t offset,
-                            struct fault *f)
+/* Enter segment `i` there.  The place may be its end: a fetch goes on from there. */
+static err reader_find(struct reader *r, const struct segment_list *list, uint32_t i, const struct commit *c,
+                       enum index_key key, int64_t value, struct fault *f)
 {
     struct scan s;
     uint64_t position, id;
-    uint32_t i = segment_list_find(list, offset);
-    err e = place_find(r->log, list, i, c, INDEX_BY_OFFSET, (int64_t)offset, &s, &position, &id, f);
-    return e ? e : reader_enter(r, s.segment, position, id, f);
+    err e = place_open(r->log, list, i, c, &s, f);
+    if (e) return e;
+    e = place_find(&s, s.segment == c->segment ? c->chunks : UINT64_MAX, key, value, &position, &id, f);
+    if (e) file_close(&s.fd);
+    else reader_take(r, &s, position, id);
+    return e;
 }
 
 /* Timestamp of a segment's first readable chunk.  ERR_END: it has none. */
@@ -141,15 +136,10 @@ static err reader_at_timestamp(struct reader *r, const struct segment_list *list
     }
     if (low == 0) return reader_enter(r, list->first[0], SEGMENT_HEADER_BYTES, list->first[0], f);
 
-    struct scan s;
-    uint64_t position, id;
-    err e = place_find(r->log, list, low - 1, c, INDEX_BY_TIMESTAMP, time, &s, &position, &id, f);
-    if (e) return e;
-    if (position >= s.limit) {
-        if (low == list->count) return reader_enter(r, c->segment, c->position, c->next_offset, f);
-        return reader_enter(r, list->first[low], SEGMENT_HEADER_BYTES, list->first[low], f);
-    }
-    return reader_enter(r, s.segment, position, id, f);
+    err e = reader_find(r, list, low - 1, c, INDEX_BY_TIMESTAMP, time, f);
+    if (e || r->position < (r->segment == c->segment ? c->position : list->bytes[low - 1])) return e;
+    if (low == list->count) return reader_enter(r, c->segment, c->position, c->next_offset, f);
+    return reader_enter(r, list->first[low], SEGMENT_HEADER_BYTES, list->first[low], f);
 }
 
 static err reader_attach(struct reader *r, enum reader_from from, int64_t value, struct fault *f)
@@ -161,11 +151,8 @@ static err reader_attach(struct reader *r, enum reader_from from, int64_t value,
     uint64_t first = list->first[0], offset = (uint64_t)value;
     if (from == READER_LAST) {
         /* The newest user chunk; retention may have taken it when the active segment is empty. */
-        if (c.last_chunk == UINT64_MAX || c.last_chunk < first) from = READER_NEXT;
-        else {
-            from = READER_OFFSET;
-            offset = c.last_chunk;
-        }
+        from = c.last_chunk == UINT64_MAX || c.last_chunk < first ? READER_NEXT : READER_OFFSET;
+        offset = c.last_chunk;
     }
     switch (from) {
     case READER_FIRST: return reader_enter(r, first, SEGMENT_HEADER_BYTES, first, f);
@@ -174,7 +161,7 @@ static err reader_attach(struct reader *r, enum reader_from from, int64_t value,
     case READER_OFFSET:
         if (offset < first) return reader_enter(r, first, SEGMENT_HEADER_BYTES, first, f);
         if (offset >= c.next_offset) return reader_enter(r, c.segment, c.position, c.next_offset, f);
-        return reader_at_offset(r, list, &c, offset, f);
+        return reader_find(r, list, segment_list_find(list, offset), &c, INDEX_BY_OFFSET, (int64_t)offset, f);
     case READER_LAST: break;
     }
     return fault_set(f, ERR_INVALID, 0, "reader from", 0, READER_TIMESTAMP, from);
@@ -285,48 +272,40 @@ err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, ui
     return reader_copy(r, data, left < size ? left : size, nowait, got, f);
 }
 
-/* Read a header and compare its sizes with what exists. */
-static err reader_look(const struct reader *r, const uint8_t *data, uint64_t size, struct chunk *out, struct fault *f)
+/* Read a header and compare its sizes with what exists; then it, its filter or (`whole`) the chunk must be there. */
+static inline err reader_look(const struct reader *r, const uint8_t *data, uint64_t size, bool whole, bool verify,
+                              struct chunk *out, struct fault *f)
 {
-    if (size < CHUNK_HEADER_BYTES) {
+    uint64_t needed = CHUNK_HEADER_BYTES;
+    if (size < needed) {
         *out = (struct chunk){0};
-        return fault_set(f, ERR_TRUNCATED, 0, r->log->directory, r->position, CHUNK_HEADER_BYTES, size);
+        return fault_set(f, ERR_TRUNCATED, 0, r->log->directory, r->position, needed, size);
     }
     err e = chunk_header_read(data, size, r->seed, out);
-    if (e) return e;
-    if (out->chunk_id < r->next_offset) return ERR_CORRUPT;
-    if (size >= chunk_bytes(out)) return OK;
-    /* Past what exists it will never be whole. */
-    struct commit c;
-    control_committed(r->log->control, &c);
-    uint64_t limit = c.segment == r->segment ? c.position : r->end;
-    return limit == UINT64_MAX || r->position + chunk_bytes(out) <= limit ? OK : ERR_CORRUPT;
-}
-
-static err reader_bad(const struct reader *r, err e, struct fault *f)
-{
-    return e == ERR_CORRUPT ? reader_fault(r, e, 0, 0, 0, f) : e;
-}
-
-static err reader_needs(const struct reader *r, uint64_t needed, uint64_t size, struct fault *f)
-{
-    return size < needed ? fault_set(f, ERR_TRUNCATED, 0, r->log->directory, r->position, needed, size) : OK;
+    if (!e && out->chunk_id < r->next_offset) e = ERR_CORRUPT;
+    if (!e && size < chunk_bytes(out)) {
+        /* Past what exists it will never be whole. */
+        struct commit c;
+        control_committed(r->log->control, &c);
+        uint64_t limit = c.segment == r->segment ? c.position : r->end;
+        if (limit != UINT64_MAX && r->position + chunk_bytes(out) > limit) e = ERR_CORRUPT;
+        needed = whole ? chunk_bytes(out) : CHUNK_HEADER_BYTES + out->bloom_bytes;
+        if (!e && size < needed) e = ERR_TRUNCATED;
+    }
+    if (!e && verify) e = chunk_verify(data, size, out);
+    if (e == ERR_TRUNCATED) return fault_set(f, e, 0, r->log->directory, r->position, needed, size);
+    return e ? reader_fault(r, e, 0, 0, 0, f) : OK;
 }
 
 err reader_header(const struct reader *r, const uint8_t *data, uint64_t size, struct chunk *out, struct fault *f)
 {
-    err e = reader_look(r, data, size, out, f);
-    if (!e) e = reader_needs(r, CHUNK_HEADER_BYTES + out->bloom_bytes, size, f);
-    return reader_bad(r, e, f);
+    return reader_look(r, data, size, false, false, out, f);
 }
 
 err reader_chunk(const struct reader *r, const uint8_t *data, uint64_t size, bool verify, struct chunk *out,
                  struct fault *f)
 {
-    err e = reader_look(r, data, size, out, f);
-    if (!e) e = reader_needs(r, chunk_bytes(out), size, f);
-    if (!e && verify) e = chunk_verify(data, size, out);
-    return reader_bad(r, e, f);
+    return reader_look(r, data, size, true, verify, out, f);
 }
 
 void reader_advance(struct reader *r, const struct chunk *c)

@@ -15,7 +15,6 @@
 #ifndef VIBEMQ_LOG_READER_H
 #define VIBEMQ_LOG_READER_H
 
-#include "filter.h"
 #include "log.h"
 
 enum reader_from { READER_FIRST = 1, READER_LAST = 2, READER_NEXT = 3, READER_OFFSET = 4, READER_TIMESTAMP = 5 };

@@ -492,7 +492,7 @@ static err sweep_one(void *context, const char *directory, const char *name, str
 static err recover(struct recovery *rc, const struct log_options *options, struct fault *f)
 {
     struct control_init init = {0};
-    err e = log_options_apply(options, &init, f);
+    err e = log_options_check(options, &init.options, f);
     if (!e) e = control_old_read(rc->directory, &rc->old, f);
     if (!e) e = segment_list_read(rc->directory, &rc->list, f);
     if (e) return e;

@@ -93,7 +93,7 @@ err segment_remove(const char *directory, uint64_t first_offset, struct fault *f
         struct file_path path;
         file_path_numbered(&path, directory, first_offset, suffixes[i]);
         err e = file_unlink(path.text, f);
-        if (e && e != ERR_NOT_FOUND) return e;
+        if (e) return e;
     }
     return OK;
 }

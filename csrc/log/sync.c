@@ -13,10 +13,6 @@
  * durable one on are noted as failed, the next append begins a new segment, and
  * durable goes on from there.
  */
-#include <errno.h>
-#include <fcntl.h>
-
-#include "../base/check.h"
 #include "handle.h"
 
 uint64_t log_durable_offset(const struct log *l)

@@ -224,7 +224,7 @@ cdef extern from "log/chunk.h" nogil:
     void chunk_header_to_wire(const uint8_t *stored, uint8_t *out)
 
 
-cdef extern from "log/filter.h" nogil:
+cdef extern from "log/chunk.h" nogil:
     enum:
         FILTER_VALUES_MAX
 

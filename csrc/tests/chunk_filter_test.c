@@ -2,7 +2,7 @@
  *
  * A filter by itself: where its bits lie, what it answers, and that damage never makes it say no.
  */
-#include "../log/filter.h"
+#include "../log/chunk.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * Filters in a log: whatever is published and asked for, no message that matches is withheld, and chunks that
  * nobody wants are passed over by their heads alone.
  */
-#include "../log/filter.h"
+#include "../log/chunk.h"
 
 #include <errno.h>
 
