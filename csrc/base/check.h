@@ -2,9 +2,8 @@
  *
  * check: assertions that survive -DNDEBUG (setuptools sets it).
  *
- * CHECK is for what must hold or memory is at risk: it stays in every build and
- * ends the process with the file, line and expression.  DEBUG_CHECK is for
- * invariants that cost something; it is compiled in with -DVIBEMQ_DEBUG only.
+ * CHECK is for what must hold or memory is at risk: it stays in every build and ends the process with the file, line
+ * and expression.  DEBUG_CHECK is for invariants that cost something; it is compiled in with -DVIBEMQ_DEBUG only.
  */
 #ifndef VIBEMQ_BASE_CHECK_H
 #define VIBEMQ_BASE_CHECK_H

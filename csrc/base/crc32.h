@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * crc32: CRC-32 (IEEE 802.3, the polynomial of zlib), by the quickest kernel
- * this processor has: carry-less multiply (VPCLMULQDQ, PCLMULQDQ, ARM PMULL or
- * the ARM CRC32 instructions), else slicing-by-8.  The choice is made once, when
+ * crc32: CRC-32 (IEEE 802.3, the polynomial of zlib), by the quickest kernel this processor has: carry-less multiply
+ * (VPCLMULQDQ, PCLMULQDQ, ARM PMULL or the ARM CRC32 instructions), else slicing-by-8.  The choice is made once, when
  * the library is loaded.
  */
 #ifndef VIBEMQ_BASE_CRC32_H

@@ -2,9 +2,8 @@
  *
  * file: whole reads and writes through the table of system calls.
  *
- * A call that a signal interrupted before it did anything is made again here, so that no caller has to
- * know about EINTR.  Not close: on Linux the descriptor is gone even when it says EINTR, and the number may
- * already be another's.
+ * A call that a signal interrupted before it did anything is made again here, so that no caller has to know about
+ * EINTR.  Not close: on Linux the descriptor is gone even when it says EINTR, and the number may already be another's.
  */
 #include "file.h"
 
@@ -14,21 +13,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bytes.h"
 #include "check.h"
+#include "crc32.h"
 #include "grow.h"
 
 #define AGAIN_WHILE_INTERRUPTED(result, call) do { (result) = (call); } while ((result) < 0 && errno == EINTR)
 
-void file_path_name(struct file_path *p, const char *directory, const char *name)
+struct file_path file_path_name(const char *directory, const char *name)
 {
-    int n = snprintf(p->text, sizeof p->text, "%s/%s", directory, name);
-    CHECK(n > 0 && (size_t)n < sizeof p->text);
+    struct file_path p;
+    int n = snprintf(p.text, sizeof p.text, "%s/%s", directory, name);
+    CHECK(n > 0 && (size_t)n < sizeof p.text);
+    return p;
 }
 
-void file_path_numbered(struct file_path *p, const char *directory, uint64_t first_offset, const char *suffix)
+struct file_path file_path_numbered(const char *directory, uint64_t first_offset, const char *suffix)
 {
-    int n = snprintf(p->text, sizeof p->text, "%s/%0*" PRIu64 "%s", directory, FILE_NAME_DIGITS, first_offset, suffix);
-    CHECK(n > 0 && (size_t)n < sizeof p->text);
+    struct file_path p;
+    int n = snprintf(p.text, sizeof p.text, "%s/%0*" PRIu64 "%s", directory, FILE_NAME_DIGITS, first_offset, suffix);
+    CHECK(n > 0 && (size_t)n < sizeof p.text);
+    return p;
 }
 
 bool file_name_parse(const char *name, const char *suffix, uint64_t *first_offset)
@@ -54,7 +59,7 @@ err file_open(const char *path, int flags, int *fd, struct fault *f)
 err file_open_numbered(struct file_path *p, const char *directory, uint64_t first_offset, const char *suffix, int flags,
                        int *fd, struct fault *f)
 {
-    file_path_numbered(p, directory, first_offset, suffix);
+    *p = file_path_numbered(directory, first_offset, suffix);
     return file_open(p->text, flags, fd, f);
 }
 
@@ -290,6 +295,23 @@ err file_map(int fd, const char *path, size_t bytes, void **memory, struct fault
 {
     *memory = sys->mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     return *memory == MAP_FAILED ? fault_from_errno(f, path, 0, bytes, 0) : OK;
+}
+
+void file_header_seal(uint8_t *header, uint32_t bytes, uint32_t magic, uint32_t version)
+{
+    bytes_store32(header, magic);
+    bytes_store32(header + 4, version);
+    bytes_store32(header + bytes - 4, crc32_update(0, header, bytes - 4));
+}
+
+err file_header_check(const char *path, const uint8_t *data, uint64_t size, uint32_t bytes, uint32_t magic,
+                         uint32_t version, struct fault *f)
+{
+    if (size < bytes) return fault_set(f, ERR_TRUNCATED, 0, path, 0, bytes, size);
+    if (bytes_load32(data) != magic || bytes_load32(data + bytes - 4) != crc32_update(0, data, bytes - 4))
+        return fault_set(f, ERR_CORRUPT, 0, path, 0, bytes, size);
+    uint32_t had = bytes_load32(data + 4);
+    return had == version ? OK : fault_set(f, ERR_VERSION, 0, path, 4, version, had);
 }
 
 err file_page_version(const char *path, const void *head, size_t size, uint32_t magic, uint32_t known, struct fault *f)

@@ -21,9 +21,9 @@
 struct file_path { char text[FILE_DIRECTORY_BYTES_MAX + FILE_NAME_BYTES_MAX]; };
 
 /* "<directory>/<name>".  Who opens a directory measures its name. */
-void file_path_name(struct file_path *p, const char *directory, const char *name);
+struct file_path file_path_name(const char *directory, const char *name);
 /* "<directory>/<20 digits><suffix>", suffix ".segment", for instance. */
-void file_path_numbered(struct file_path *p, const char *directory, uint64_t first_offset, const char *suffix);
+struct file_path file_path_numbered(const char *directory, uint64_t first_offset, const char *suffix);
 /* Is `name` 20 digits and then `suffix`?  Gives the number. */
 bool file_name_parse(const char *name, const char *suffix, uint64_t *first_offset);
 
@@ -72,6 +72,13 @@ err file_numbers(const char *directory, const char *suffix, uint64_t **numbers, 
 
 /* Map all `bytes` of an open file, shared, for reading and writing. */
 err file_map(int fd, const char *path, size_t bytes, void **memory, struct fault *f);
+/* Headers of files that are not mapped have this in common: magic, version, what is their own, and a CRC-32 over all of
+ * that in the last four of their `bytes`. */
+void file_header_seal(uint8_t *header, uint32_t bytes, uint32_t magic, uint32_t version);
+/* ERR_TRUNCATED, ERR_CORRUPT (magic or check), ERR_VERSION (both are right, and the version is not ours). */
+err file_header_check(const char *path, const uint8_t *data, uint64_t size, uint32_t bytes, uint32_t magic,
+                         uint32_t version, struct fault *f);
+
 /* Files that are made to be mapped begin with two words in the machine's own order: magic and version.  ERR_VERSION
  * when `head` has that magic and a version that is not known, whatever the size: another version's may be larger. */
 err file_page_version(const char *path, const void *head, size_t size, uint32_t magic, uint32_t known, struct fault *f);

@@ -39,7 +39,6 @@ static void put_page(const uint8_t *words, uint8_t how)
 {
     _Alignas(struct ledger_control) uint8_t page[LEDGER_CONTROL_BYTES] = {0};
     struct ledger_control *c = (struct ledger_control *)page;
-    struct file_path path;
     uint64_t values[WORDS_BYTES / 8];
     memcpy(values, words, sizeof values);
     c->magic = how & 1 ? (uint32_t)values[0] : LEDGER_MAGIC;
@@ -53,7 +52,7 @@ static void put_page(const uint8_t *words, uint8_t how)
     atomic_init(&c->purge, values[3]);
     atomic_init(&c->synced, values[4] & mask);
     atomic_init(&c->home, values[2]);
-    file_path_name(&path, directory, "ledger");
+    struct file_path path = file_path_name(directory, "ledger");
     put(path.text, page, sizeof page, how & 4 ? values[3] % (2 * sizeof page) : sizeof page);
 }
 
@@ -66,9 +65,9 @@ static int ignore(void *context, const char *line)
 static void print_all(uint64_t block)
 {
     struct file_path path;
-    file_path_name(&path, directory, "ledger");
+    path = file_path_name(directory, "ledger");
     ledger_print(path.text, 3, ignore, NULL, NULL);
-    file_path_numbered(&path, directory, block * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
+    path = file_path_numbered(directory, block * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
     ledger_print(path.text, 100, ignore, NULL, NULL);
 }
 
@@ -133,8 +132,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     put_page(data + HEAD_BYTES, data[0]);
     uint64_t block = units[0] >> 12 & 7;
     for (uint64_t i = 0; i < 2; i++) {
-        struct file_path path;
-        file_path_numbered(&path, directory, (block + i * (1 + data[1] % 3)) * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
+        struct file_path path =
+            file_path_numbered(directory, (block + i * (1 + data[1] % 3)) * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
         put(path.text, entries, entries_bytes, data[1] & 16 << i ? (uint64_t)data[1] * 2000 : LEDGER_BLOCK_BYTES);
     }
     print_all(block);

@@ -16,10 +16,9 @@
 
 #include "../base/bytes.h"
 #include "../base/crc32.h"
-#include "../log/dump.h"
+#include "../log/upkeep.h"
 #include "../log/handle.h"
 #include "../log/reader.h"
-#include "../log/recovery.h"
 #include "fuzz.h"
 
 #define INPUT_MAX_BYTES 16384
@@ -29,8 +28,7 @@ static char directory[64];
 
 static void put(const char *suffix, const uint8_t *header, size_t header_bytes, const uint8_t *data, size_t size)
 {
-    struct file_path path;
-    file_path_numbered(&path, directory, 0, suffix);
+    struct file_path path = file_path_numbered(directory, 0, suffix);
     int fd = open(path.text, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
     CHECK(fd >= 0 && write(fd, header, header_bytes) == (ssize_t)header_bytes);
     CHECK(write(fd, data, size) == (ssize_t)size);
@@ -149,8 +147,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         CHECK(read_all(l) == messages + 1);
     }
     batch_free(&b);
-    struct file_path path;
-    file_path_numbered(&path, directory, 0, SEGMENT_SUFFIX);
+    struct file_path path = file_path_numbered(directory, 0, SEGMENT_SUFFIX);
     dump_file(path.text, &(struct dump_options){.entries = true}, ignore, NULL, &f);
     log_close(l);
     CHECK(log_remove(directory, &f) == OK);

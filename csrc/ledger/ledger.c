@@ -27,8 +27,7 @@ static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 err ledger_create(const char *directory, uint64_t base, bool sync, struct fault *f)
 {
-    struct file_path path;
-    file_path_name(&path, directory, ledger_name);
+    struct file_path path = file_path_name(directory, ledger_name);
     struct stat st;
     err e = file_stat_of(path.text, &st, f);
     if (e != ERR_NOT_FOUND) return e ? e : fault_set(f, ERR_EXISTS, 0, path.text, 0, 0, 0);
@@ -48,10 +47,9 @@ err ledger_create(const char *directory, uint64_t base, bool sync, struct fault 
 
 err ledger_version_check(const char *directory, struct fault *f)
 {
-    struct file_path path;
     uint32_t head[2];
     size_t got;
-    file_path_name(&path, directory, ledger_name);
+    struct file_path path = file_path_name(directory, ledger_name);
     err e = file_read_head(path.text, head, sizeof head, &got, f);
     if (e) return e == ERR_NOT_FOUND ? OK : e;
     return file_page_version(path.text, head, got, LEDGER_MAGIC, LEDGER_VERSION, f);
@@ -59,9 +57,8 @@ err ledger_version_check(const char *directory, struct fault *f)
 
 static err control_map(const char *directory, struct ledger_control **out, struct fault *f)
 {
-    struct file_path path;
     void *page;
-    file_path_name(&path, directory, ledger_name);
+    struct file_path path = file_path_name(directory, ledger_name);
     err e = file_page_map(path.text, LEDGER_MAGIC, LEDGER_VERSION, LEDGER_CONTROL_BYTES, ERR_CORRUPT, &page, NULL, f);
     if (e) return e;
 
@@ -226,9 +223,8 @@ static err block_allocate(struct ledger *l, uint64_t number, uint32_t from, uint
  * comes home next; its entries stay settled. */
 static void block_drop(struct ledger *l, uint64_t number)
 {
-    struct file_path path;
     struct ledger_block *b = block_known(l, number);
-    file_path_numbered(&path, l->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
+    struct file_path path = file_path_numbered(l->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
     if (!b || !b->gone) file_unlink(path.text, NULL);
     if (!b) return;
     block_unmap(b);
@@ -461,7 +457,7 @@ err ledger_sync(const char *directory, struct fault *f)
     uint64_t next = word_load(&c->next); /* before the list: every block that begins below it is in it, or settled */
     e = file_numbers(directory, LEDGER_SUFFIX, &firsts, &count, f);
     for (uint32_t i = 0; !e && i < count; i++) {
-        file_path_numbered(&path, directory, firsts[i], LEDGER_SUFFIX);
+        path = file_path_numbered(directory, firsts[i], LEDGER_SUFFIX);
         e = file_sync(path.text, f);
         if (e == ERR_NOT_FOUND) e = OK; /* settled meanwhile */
     }
@@ -469,7 +465,7 @@ err ledger_sync(const char *directory, struct fault *f)
     if (!e) e = file_sync_directory(directory, f);
     if (!e) {
         word_raise(&c->synced, next);
-        file_path_name(&path, directory, ledger_name);
+        path = file_path_name(directory, ledger_name);
         e = file_sync(path.text, f);
     }
     sys->munmap(c, LEDGER_CONTROL_BYTES);

@@ -2,8 +2,7 @@
  *
  * print: a control page or a block as lines of text.
  *
- * Entries that are settled or were never made are told as runs: of a block
- * one wants to see what is left.
+ * Entries that are settled or were never made are told as runs: of a block one wants to see what is left.
  */
 #include <inttypes.h>
 #include <stdarg.h>

@@ -43,8 +43,7 @@ static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 /* Read the page; `*good` is false when there is none that can be trusted. */
 static err page_read(struct recover *r, bool *good)
 {
-    struct file_path path;
-    file_path_name(&path, r->directory, ledger_name);
+    struct file_path path = file_path_name(r->directory, ledger_name);
     struct stat st;
     size_t got;
     *good = false;
@@ -86,8 +85,7 @@ static err page_write(struct recover *r, uint64_t log_next)
     atomic_init(&c->room_wanted, 0);
     atomic_init(&c->consumers, 0);
     atomic_init(&c->in_flight, 0);
-    struct file_path path;
-    file_path_name(&path, r->directory, ledger_name);
+    struct file_path path = file_path_name(r->directory, ledger_name);
     return file_replace(path.text, r->page.bytes, sizeof r->page, true, r->f);
 }
 
@@ -221,8 +219,7 @@ static err recover_run(struct recover *r, uint64_t first, uint64_t log_next, boo
         if (block_wanted(r, r->numbers[i])) e = block_recover(r, r->numbers[i]);
     for (uint32_t i = 0; !e && i < r->count; i++) {
         if (block_wanted(r, r->numbers[i])) continue;
-        struct file_path path;
-        file_path_numbered(&path, r->directory, r->numbers[i] * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
+        struct file_path path = file_path_numbered(r->directory, r->numbers[i] * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
         e = file_unlink(path.text, r->f);
     }
     if (!e) e = page_write(r, log_next);

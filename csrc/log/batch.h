@@ -1,28 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * batch: what one turn of a worker adds to one stream, laid out as it will lie
- * on disk, before any lock is taken.
+ * batch: what one turn of a worker adds to one stream, laid out as it will lie on disk, before any lock is taken.
  *
- * Entries are copied once, from the socket buffer to here.  The memory reads
- * [head room][entries][head room][entries]...; a chunk is closed before an entry that would
- * take it past `chunk_messages` or CHUNK_DATA_TARGET_BYTES.  A reader is given whole chunks, so
- * that is what one credit of it may cost; an entry larger than that is a chunk of its own.
- * batch_seal computes the CRCs and trailers; log_append stamps the headers and writes.
+ * Entries are copied once, from the socket buffer to here.  The memory reads [head room][entries][head
+ * room][entries]...; a chunk is closed before an entry that would take it past `chunk_messages` or
+ * CHUNK_DATA_TARGET_BYTES.  A reader is given whole chunks, so that is what one credit of it may cost; an entry larger
+ * than that is a chunk of its own.  batch_seal computes the CRCs and trailers; log_append stamps the headers and
+ * writes.
  *
- * The head room takes the 48 bytes of the header and, where the stream filters, the chunk's
- * filter (chunk.h).  A chunk without any filter value is written without one: its header
- * then lies at the end of the room.
+ * The head room takes the 48 bytes of the header and, where the stream filters, the chunk's filter (chunk.h).  A chunk
+ * without any filter value is written without one: its header then lies at the end of the room.
  *
- * Publishers with a reference are tracked in runs (consecutive entries of one
- * publisher), so that deduplication touches only batches that can hold duplicates.
- * Which entries it drops is kept for each of them until batch_clear (batch_dropped).
+ * Publishers with a reference are tracked in runs (consecutive entries of one publisher), so that deduplication touches
+ * only batches that can hold duplicates.  Which entries it drops is kept for each of them until batch_clear
+ * (batch_dropped).
  *
- * A caller whose stream has small segments sets `batch_limit` to the segment's size,
- * so that one turn does not become one segment far above its limit.
+ * A caller whose stream has small segments sets `batch_limit` to the segment's size, so that one turn does not become
+ * one segment far above its limit.
  *
- * Invariant (batch_check in debug builds): the open chunk is the last in `chunks`;
- * data_bytes of all chunks plus their head rooms is `size`; the runs lie in order and
- * name `id_count` ids.
+ * Invariant (batch_check in debug builds): the open chunk is the last in `chunks`; data_bytes of all chunks plus their
+ * head rooms is `size`; the runs lie in order and name `id_count` ids.
  */
 #ifndef VIBEMQ_LOG_BATCH_H
 #define VIBEMQ_LOG_BATCH_H
@@ -139,10 +136,9 @@ static inline uint8_t *batch_entries(const struct batch *b, const struct batch_c
     return b->data + c->position + CHUNK_HEADER_BYTES + b->filter_bytes;
 }
 
-/* Make sure one more entry of `bytes` and `records` has room in an open chunk: grows the memory,
- * opens the first chunk or closes a full one.  ERR_FULL when the turn must persist
- * first (BATCH_CHUNKS_MAX, BATCH_BYTES_MAX), ERR_LIMIT beyond CHUNK_DATA_MAX_BYTES,
- * ERR_NO_MEMORY. */
+/* Make sure one more entry of `bytes` and `records` has room in an open chunk: grows the memory, opens the first chunk
+ * or closes a full one.  ERR_FULL when the turn must persist first (BATCH_CHUNKS_MAX, BATCH_BYTES_MAX), ERR_LIMIT
+ * beyond CHUNK_DATA_MAX_BYTES, ERR_NO_MEMORY. */
 err batch_reserve_slow(struct batch *b, uint32_t bytes, uint32_t records);
 
 /* Add one entry of an unreferenced publisher as it will lie in the chunk: header

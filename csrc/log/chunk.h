@@ -2,10 +2,9 @@
  *
  * chunk: the unit that is written, checksummed, committed and delivered.
  *
- * On disk and on the wire a chunk begins with the same 48 bytes (all integers
- * big-endian), except that two places that are 0 on the wire hold checks on disk:
- * the three reserved bytes one of the header, and the upper half of the epoch one of
- * the trailer, which the CRC over the entries does not cover and whose size clients compare:
+ * On disk and on the wire a chunk begins with the same 48 bytes (all integers big-endian), except that two places that
+ * are 0 on the wire hold checks on disk: the three reserved bytes one of the header, and the upper half of the epoch
+ * one of the trailer, which the CRC over the entries does not cover and whose size clients compare:
  *
  *   0        1        2                 4                          8
  *   +--------+--------+-----------------+--------------------------+
@@ -23,9 +22,8 @@
  *   +-----------------------------+--------+-----------------------+ 48
  *   | filter      | entries (data size) | trailer (trailer size)   |
  *
- * header check = the upper 24 bits of CRC-32(segment seed as u32, header with the
- * check zeroed).  The seed differs for each segment, so bytes inside a message
- * cannot pose as a chunk.  The filter has a check of its own: see below.
+ * header check = the upper 24 bits of CRC-32(segment seed as u32, header with the check zeroed).  The seed differs for
+ * each segment, so bytes inside a message cannot pose as a chunk.  The filter has a check of its own: see below.
  */
 #ifndef VIBEMQ_LOG_CHUNK_H
 #define VIBEMQ_LOG_CHUNK_H
@@ -67,9 +65,8 @@ static inline uint64_t chunk_bytes(const struct chunk *c)
 /* Write the 48 bytes, with the header check for `seed`. */
 void chunk_header_write(const struct chunk *c, uint32_t seed, uint8_t out[CHUNK_HEADER_BYTES]);
 
-/* Read and verify a stored header.  ERR_TRUNCATED: fewer than 48 bytes.
- * ERR_CORRUPT: wrong magic, type, check, counts (no entry, fewer records than
- * entries) or a size beyond its limit. */
+/* Read and verify a stored header.  ERR_TRUNCATED: fewer than 48 bytes.  ERR_CORRUPT: wrong magic, type, check, counts
+ * (no entry, fewer records than entries) or a size beyond its limit. */
 err chunk_header_read(const uint8_t *data, uint64_t size, uint32_t seed, struct chunk *out);
 
 /* Verify the CRC of the entries of a chunk that lies whole in memory (`data`

@@ -2,10 +2,9 @@
  *
  * control: make, map and read the shared page, and publish its two records.
  *
- * Both records use one scheme.  The writer fills the slot that `sequence` does not
- * name, then raises `sequence`.  A slot is written again only after the sequence has
- * gone past it; its words are stored with release and loaded with acquire, so a
- * reader that saw a word of a later writer also sees a later sequence, and starts anew.
+ * Both records use one scheme.  The writer fills the slot that `sequence` does not name, then raises `sequence`.  A
+ * slot is written again only after the sequence has gone past it; its words are stored with release and loaded with
+ * acquire, so a reader that saw a word of a later writer also sees a later sequence, and starts anew.
  */
 #include "control.h"
 
@@ -136,9 +135,8 @@ static err control_fill(struct control *c, const struct control_init *init, uint
 
 err control_create(const char *directory, const struct control_init *init, bool sync, struct fault *f)
 {
-    struct file_path path, temporary;
-    file_path_name(&path, directory, control_name);
-    file_path_name(&temporary, directory, "control.tmp");
+    struct file_path path = file_path_name(directory, control_name);
+    struct file_path temporary = file_path_name(directory, "control.tmp");
 
     /* Written, not only stretched: a full disk is an error here, not a signal at the first store. */
     static const uint8_t zeros[CONTROL_BYTES];
@@ -164,11 +162,10 @@ static bool control_of_this_boot(const struct control *c, uint64_t inode)
 
 err control_map(const char *directory, struct control **out, struct fault *f)
 {
-    struct file_path path;
     struct stat st;
     void *page;
     uint64_t inode;
-    file_path_name(&path, directory, control_name);
+    struct file_path path = file_path_name(directory, control_name);
     err e = file_page_map(path.text, CONTROL_MAGIC, CONTROL_VERSION, CONTROL_BYTES, ERR_STALE, &page, &inode, f);
     /* Missing is stale (recovery makes a new one), unless the directory is missing too. */
     if (e == ERR_NOT_FOUND && file_stat_of(directory, &st, f) == OK) return fault_set(f, ERR_STALE, 0, path.text, 0, 0, 0);
@@ -203,8 +200,7 @@ static void old_durable(const struct control *c, struct control_old *out)
 err control_old_read(const char *directory, struct control_old *out, struct fault *f)
 {
     *out = (struct control_old){0};
-    struct file_path path;
-    file_path_name(&path, directory, control_name);
+    struct file_path path = file_path_name(directory, control_name);
     _Alignas(struct control) uint8_t page[CONTROL_BYTES];
     size_t got;
     err e = file_read_head(path.text, page, sizeof page, &got, f);

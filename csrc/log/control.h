@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * control: the memory-mapped page that all processes of one broker share for
- * one stream: the mutex, the commit record, who reads, and what is durable.
+ * control: the memory-mapped page that all processes of one broker share for one stream: the mutex, the commit record,
+ * who reads, and what is durable.
  *
- * The commit record has two slots written in turn and a sequence that names the
- * newest whole one, so neither a reader nor a process that inherits the mutex
- * ever sees a torn record.  Bytes past the record do not exist.
+ * The commit record has two slots written in turn and a sequence that names the newest whole one, so neither a reader
+ * nor a process that inherits the mutex ever sees a torn record.  Bytes past the record do not exist.
  *
- * Invariants (control_check in debug builds): the record named by `sequence` is
- * whole; its position lies within its segment; next_offset never goes back
- * except by recovery; durable (segment, position) <= committed (segment, position).
- * No torn slot is ever named: a killed writer leaves the sequence as it was.
+ * Invariants (control_check in debug builds): the record named by `sequence` is whole; its position lies within its
+ * segment; next_offset never goes back except by recovery; durable (segment, position) <= committed (segment,
+ * position).  No torn slot is ever named: a killed writer leaves the sequence as it was.
  */
 #ifndef VIBEMQ_LOG_CONTROL_H
 #define VIBEMQ_LOG_CONTROL_H

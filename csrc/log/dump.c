@@ -2,11 +2,10 @@
  *
  * dump: any file of a log as lines of text.
  *
- * A segment is walked like a reader would, with every CRC compared; what is damaged is
- * told and stepped over.  Bytes past what is committed are shown too, because nobody
- * dumps a file whose story they know.
+ * A segment is walked like a reader would, with every CRC compared; what is damaged is told and stepped over.  Bytes
+ * past what is committed are shown too, because nobody dumps a file whose story they know.
  */
-#include "dump.h"
+#include "upkeep.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

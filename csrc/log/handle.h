@@ -2,9 +2,8 @@
  *
  * handle: what one process holds of a log, shared by the sources behind log.h.
  *
- * The appender's files are cached and checked against the commit record at each use:
- * when it names another segment, another process has rolled.  They belong to the
- * handle's thread; log_sync, which may run in another, opens its own.
+ * The appender's files are cached and checked against the commit record at each use: when it names another segment,
+ * another process has rolled.  They belong to the handle's thread; log_sync, which may run in another, opens its own.
  *
  * Invariant: segment_fd >= 0 only together with index_fd, both of `segment`.
  */

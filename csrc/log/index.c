@@ -7,7 +7,6 @@
 #include "../base/bytes.h"
 #include "../base/crc32.h"
 #include "segment.h"
-#include "version.h"
 
 #define RECORD_CRC_AT (INDEX_RECORD_BYTES - 4u)
 #define BLOCK_BYTES 4096u /* read at once: one system call serves the end of a search */
@@ -18,13 +17,13 @@ void index_header_write(uint64_t first_offset, uint32_t seed, uint8_t out[INDEX_
     bytes_store64(out + 8, first_offset);
     bytes_store32(out + 16, seed);
     bytes_store64(out + 20, 0);
-    version_header_seal(out, INDEX_HEADER_BYTES, INDEX_MAGIC, INDEX_VERSION);
+    file_header_seal(out, INDEX_HEADER_BYTES, INDEX_MAGIC, INDEX_VERSION);
 }
 
 err index_header_read(const char *path, const uint8_t *data, uint64_t size, uint64_t *first_offset, uint32_t *seed,
                       struct fault *f)
 {
-    err e = version_header_check(path, data, size, INDEX_HEADER_BYTES, INDEX_MAGIC, INDEX_VERSION, f);
+    err e = file_header_check(path, data, size, INDEX_HEADER_BYTES, INDEX_MAGIC, INDEX_VERSION, f);
     if (e) return e;
     *first_offset = bytes_load64(data + 8);
     *seed = bytes_load32(data + 16);
@@ -64,8 +63,7 @@ err index_record_read(const uint8_t *data, uint64_t size, uint32_t seed, struct 
 
 err index_create(const char *directory, uint64_t first_offset, uint32_t seed, int *fd, struct fault *f)
 {
-    struct file_path path;
-    file_path_numbered(&path, directory, first_offset, INDEX_SUFFIX);
+    struct file_path path = file_path_numbered(directory, first_offset, INDEX_SUFFIX);
     uint8_t header[INDEX_HEADER_BYTES];
     index_header_write(first_offset, seed, header);
     return file_create(path.text, header, sizeof header, fd, f);
@@ -73,11 +71,10 @@ err index_create(const char *directory, uint64_t first_offset, uint32_t seed, in
 
 err index_seed(const char *directory, uint64_t first_offset, uint32_t *seed, struct fault *f)
 {
-    struct file_path path;
     uint8_t header[INDEX_HEADER_BYTES];
     size_t got;
     uint64_t first;
-    file_path_numbered(&path, directory, first_offset, INDEX_SUFFIX);
+    struct file_path path = file_path_numbered(directory, first_offset, INDEX_SUFFIX);
     err e = file_read_head(path.text, header, sizeof header, &got, f);
     if (!e) e = index_header_read(path.text, header, got, &first, seed, f);
     return !e && first != first_offset ? fault_set(f, ERR_CORRUPT, 0, path.text, 0, INDEX_HEADER_BYTES, got) : e;

@@ -2,10 +2,9 @@
  *
  * index: one 32-byte record for each chunk of a segment, in order.
  *
- * Records are hints.  Each has a check of its own, seeded like its segment; one that
- * fails it is stepped over, and what one says is compared with the chunk it points
- * at.  In turn a record tells where a chunk ends whose own header is damaged.
- * A search that finds no good record gives the segment's beginning: slower, never wrong.
+ * Records are hints.  Each has a check of its own, seeded like its segment; one that fails it is stepped over, and what
+ * one says is compared with the chunk it points at.  In turn a record tells where a chunk ends whose own header is
+ * damaged.  A search that finds no good record gives the segment's beginning: slower, never wrong.
  */
 #ifndef VIBEMQ_LOG_INDEX_H
 #define VIBEMQ_LOG_INDEX_H
@@ -26,7 +25,7 @@ struct index_record {
 };
 
 void index_header_write(uint64_t first_offset, uint32_t seed, uint8_t out[INDEX_HEADER_BYTES]);
-/* ERR_TRUNCATED, ERR_CORRUPT, ERR_VERSION, as version_header_check; `path` is for the fault. */
+/* ERR_TRUNCATED, ERR_CORRUPT, ERR_VERSION, as file_header_check; `path` is for the fault. */
 err index_header_read(const char *path, const uint8_t *data, uint64_t size, uint64_t *first_offset, uint32_t *seed,
                       struct fault *f);
 void index_record_write(const struct index_record *r, uint32_t seed, uint8_t out[INDEX_RECORD_BYTES]);

@@ -55,8 +55,7 @@ err log_files_create(const char *directory, uint64_t first_offset, bool sync, st
     struct segment_header h = {.first_offset = first_offset, .created_ms = sys->now_ms(), .durable_segment = first_offset,
                                .durable_position = SEGMENT_HEADER_BYTES};
     int segment_fd = -1, index_fd = -1;
-    struct file_path path;
-    file_path_numbered(&path, directory, first_offset, SEGMENT_SUFFIX);
+    struct file_path path = file_path_numbered(directory, first_offset, SEGMENT_SUFFIX);
     err e = file_random(&h.seed, sizeof h.seed, f);
     if (!e) e = segment_create(directory, &h, &segment_fd, f);
     if (!e) e = index_create(directory, first_offset, h.seed, &index_fd, f);
@@ -129,10 +128,9 @@ err log_open_active(struct log *l, const struct commit *c, struct fault *f)
     if (l->segment_fd >= 0 && l->segment == c->segment) return OK;
     int segment_fd, index_fd;
     uint32_t seed;
-    struct file_path path;
     err e = segment_open(l->directory, c->segment, true, &segment_fd, &seed, f);
     if (e) return e;
-    file_path_numbered(&path, l->directory, c->segment, INDEX_SUFFIX);
+    struct file_path path = file_path_numbered(l->directory, c->segment, INDEX_SUFFIX);
     e = file_open(path.text, O_RDWR, &index_fd, f);
     if (e) {
         file_close(&segment_fd);
@@ -150,9 +148,9 @@ void log_set_active(struct log *l, uint64_t segment, uint32_t seed, int segment_
     l->segment_fd = segment_fd;
     l->index_fd = index_fd;
     struct file_path path;
-    file_path_numbered(&path, l->directory, segment, SEGMENT_SUFFIX);
+    path = file_path_numbered(l->directory, segment, SEGMENT_SUFFIX);
     memcpy(l->segment_path, path.text, strlen(path.text) + 1);
-    file_path_numbered(&path, l->directory, segment, INDEX_SUFFIX);
+    path = file_path_numbered(l->directory, segment, INDEX_SUFFIX);
     memcpy(l->index_path, path.text, strlen(path.text) + 1);
 }
 
@@ -282,8 +280,7 @@ err log_list(struct log *l, const struct segment_list **out, struct commit *comm
         uint64_t first = atomic_load_explicit(&l->control->first_offset, memory_order_acquire);
         list_filter(&l->list, first, committed->segment);
         if (l->list.count == 0 || l->list.first[l->list.count - 1] != committed->segment) {
-            struct file_path path;
-            file_path_numbered(&path, l->directory, committed->segment, SEGMENT_SUFFIX);
+            struct file_path path = file_path_numbered(l->directory, committed->segment, SEGMENT_SUFFIX);
             return fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, 0, 0);
         }
         l->list_generation = generation;
@@ -323,8 +320,7 @@ static err remove_one(void *context, const char *directory, const char *name, st
 {
     (void)context;
     if (strcmp(name, "control") == 0) return OK;
-    struct file_path path;
-    file_path_name(&path, directory, name);
+    struct file_path path = file_path_name(directory, name);
     return file_unlink(path.text, f);
 }
 
@@ -334,12 +330,12 @@ err log_remove(const char *directory, struct fault *f)
     err e = file_each(directory, remove_one, NULL, f);
     if (e) return e;
     /* Last: its mark is what keeps a half removed log from being recovered. */
-    file_path_name(&path, directory, "control");
+    path = file_path_name(directory, "control");
     e = file_unlink(path.text, f);
     if (e) return e;
     if (sys->rmdir(directory) == 0) return OK;
     /* A store of an offset that was under way may have made its file again. */
-    file_path_name(&path, directory, "offsets");
+    path = file_path_name(directory, "offsets");
     if (errno == ENOTEMPTY && file_unlink(path.text, NULL) == OK && sys->rmdir(directory) == 0) return OK;
     return fault_from_errno(f, directory, 0, 0, 0);
 }

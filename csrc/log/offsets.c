@@ -12,7 +12,6 @@
 
 #include "../base/bytes.h"
 #include "../base/crc32.h"
-#include "version.h"
 
 #define KIND_OFFSET 1u
 #define REFERENCE_AT 24u
@@ -66,7 +65,7 @@ void offsets_record_write(const struct offsets_record *r, uint8_t out[OFFSETS_RE
 
 err offsets_header_read(const char *path, const uint8_t data[OFFSETS_HEADER_BYTES], uint64_t *generation, struct fault *f)
 {
-    err e = version_header_check(path, data, OFFSETS_HEADER_BYTES, OFFSETS_HEADER_BYTES, OFFSETS_MAGIC, OFFSETS_VERSION, f);
+    err e = file_header_check(path, data, OFFSETS_HEADER_BYTES, OFFSETS_HEADER_BYTES, OFFSETS_MAGIC, OFFSETS_VERSION, f);
     if (!e) *generation = bytes_load64(data + 8);
     return e;
 }
@@ -84,8 +83,7 @@ err offsets_open(const char *directory, struct offsets **out, struct fault *f)
 {
     size_t size = strlen(directory);
     if (size >= FILE_DIRECTORY_BYTES_MAX) return fault_set(f, ERR_LIMIT, 0, directory, 0, FILE_DIRECTORY_BYTES_MAX - 1, size);
-    struct file_path path;
-    file_path_name(&path, directory, "offsets");
+    struct file_path path = file_path_name(directory, "offsets");
     struct offsets *o = calloc(1, sizeof *o + strlen(path.text) + 1);
     if (!o) return fault_set(f, ERR_NO_MEMORY, 0, directory, 0, sizeof *o, 0);
     o->fd = -1;
@@ -107,7 +105,7 @@ static err header_store(struct offsets *o, uint64_t generation, struct fault *f)
 {
     uint8_t header[OFFSETS_RECORD_BYTES] = {0};
     bytes_store64(header + 8, generation);
-    version_header_seal(header, OFFSETS_HEADER_BYTES, OFFSETS_MAGIC, OFFSETS_VERSION);
+    file_header_seal(header, OFFSETS_HEADER_BYTES, OFFSETS_MAGIC, OFFSETS_VERSION);
     err e = file_write(o->fd, o->path, header, sizeof header, 0, f);
     if (!e) o->generation = generation;
     return e;

@@ -2,15 +2,14 @@
  *
  * offsets: how far each consumer of a stream has come, as it told us: reference -> offset.
  *
- * The file "offsets" in the stream's directory is made by the first store and dies with
- * the stream.  It is a header and records of 512 bytes, each with its own check and rewritten in
- * place by one pwrite within one sector: a kill never tears one, and a power cut costs at most
- * the newest stores.  A record whose check is wrong counts as not there and is used again.
+ * The file "offsets" in the stream's directory is made by the first store and dies with the stream.  It is a header and
+ * records of 512 bytes, each with its own check and rewritten in place by one pwrite within one sector: a kill never
+ * tears one, and a power cut costs at most the newest stores.  A record whose check is wrong counts as not there and is
+ * used again.
  *
- * Every operation holds the kernel's lock on the file (flock), which a killed process gives back, so
- * there is nothing to repair and the file means the same in every boot.  What a handle remembers
- * of the file is where each reference stands; the header's generation, raised before a record
- * changes hands, says when that is out of date.
+ * Every operation holds the kernel's lock on the file (flock), which a killed process gives back, so there is nothing
+ * to repair and the file means the same in every boot.  What a handle remembers of the file is where each reference
+ * stands; the header's generation, raised before a record changes hands, says when that is out of date.
  *
  * Invariant: of records with the same reference the one written last counts.
  */

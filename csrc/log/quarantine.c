@@ -44,7 +44,7 @@ static err free_name(const char *directory, uint64_t segment, const char *what, 
         char suffix[FILE_NAME_BYTES_MAX];
         struct stat st;
         snprintf(suffix, sizeof suffix, "%s.%" PRIu64 QUARANTINE_SUFFIX, what, n);
-        file_path_numbered(out, directory, segment, suffix);
+        *out = file_path_numbered(directory, segment, suffix);
         err e = file_stat_of(out->text, &st, f);
         if (e == ERR_NOT_FOUND || (!e && (uint64_t)st.st_size == copy_size)) return OK;
         if (e) return e;
@@ -89,13 +89,12 @@ err quarantine_tail(const char *directory, uint64_t segment, uint64_t position, 
 {
     CHECK(position < size);
     char what[FILE_NAME_BYTES_MAX / 2]; /* ".segment." and a number */
-    struct file_path source, temporary;
     int from, to = -1;
     snprintf(what, sizeof what, SEGMENT_SUFFIX ".%" PRIu64, position);
     err e = free_name(directory, segment, what, number, size - position, kept, f);
     if (e) return e;
-    file_path_numbered(&source, directory, segment, SEGMENT_SUFFIX);
-    file_path_name(&temporary, directory, "quarantine.tmp"); /* a half-made one is swept with the others of this name */
+    struct file_path source = file_path_numbered(directory, segment, SEGMENT_SUFFIX);
+    struct file_path temporary = file_path_name(directory, "quarantine.tmp"); /* its suffix has a half-made one swept */
     e = file_open(source.text, O_RDONLY, &from, f);
     if (e) return e;
     e = file_open(temporary.text, O_RDWR | O_CREAT | O_TRUNC, &to, f);
@@ -108,9 +107,8 @@ err quarantine_tail(const char *directory, uint64_t segment, uint64_t position, 
 err quarantine_file(const char *directory, uint64_t segment, const char *suffix, uint32_t number, struct file_path *kept,
                     struct fault *f)
 {
-    struct file_path source;
     struct stat st;
-    file_path_numbered(&source, directory, segment, suffix);
+    struct file_path source = file_path_numbered(directory, segment, suffix);
     err e = file_stat_of(source.text, &st, f);
     if (!e) e = free_name(directory, segment, suffix, number, SIZE_NONE, kept, f);
     if (!e) e = file_rename(source.text, kept->text, f);
@@ -132,10 +130,9 @@ static err look_at(void *context, const char *directory, const char *name, struc
     struct look *look = context;
     uint32_t number;
     struct stat st;
-    struct file_path path;
     if (!name_parse(name, &number) || number >= look->below) return OK;
     if (strlen(name) >= FILE_NAME_BYTES_MAX - 1) return OK; /* no name of ours */
-    file_path_name(&path, directory, name);
+    struct file_path path = file_path_name(directory, name);
     if (file_stat_of(path.text, &st, NULL)) return OK; /* it is gone, or an operator keeps it from us */
     if ((int64_t)st.st_mtime * 1000 < look->oldest_ms) return file_unlink(path.text, f);
     look->bytes += (uint64_t)st.st_size;
@@ -152,8 +149,7 @@ err quarantine_trim(const char *directory, uint32_t first, struct fault *f)
         struct look look = {.below = first, .oldest_ms = INT64_MIN};
         err e = file_each(directory, look_at, &look, f);
         if (e || look.bytes <= QUARANTINE_EARLIER_BYTES_MAX) return e;
-        struct file_path path;
-        file_path_name(&path, directory, look.name);
+        struct file_path path = file_path_name(directory, look.name);
         e = file_unlink(path.text, f);
         if (e) return e;
     }

@@ -2,9 +2,8 @@
  *
  * reader: attach, copy committed bytes, step over damage, go on to the next segment.
  *
- * Whether a segment is closed is decided once per call from one commit record: the
- * active segment ends at its position; a closed one at its size, because a roll cuts
- * off what was not committed before it publishes the new segment.
+ * Whether a segment is closed is decided once per call from one commit record: the active segment ends at its position;
+ * a closed one at its size, because a roll cuts off what was not committed before it publishes the new segment.
  */
 #include "reader.h"
 
@@ -45,8 +44,7 @@ static err reader_limit(struct reader *r, const struct commit *c, uint64_t *limi
         return OK;
     }
     if (r->end == UINT64_MAX) {
-        struct file_path path;
-        file_path_numbered(&path, r->log->directory, r->segment, SEGMENT_SUFFIX);
+        struct file_path path = file_path_numbered(r->log->directory, r->segment, SEGMENT_SUFFIX);
         err e = file_size(r->fd, path.text, &r->end, f);
         if (e) return e;
     }
@@ -194,9 +192,8 @@ bool reader_has_more(const struct reader *r)
 /* Is `segment` there for readers: the active one, or a closed one with chunks? */
 static err reader_try(struct reader *r, uint64_t segment, const struct commit *c, struct fault *f)
 {
-    struct file_path path;
     struct stat st;
-    file_path_numbered(&path, r->log->directory, segment, SEGMENT_SUFFIX);
+    struct file_path path = file_path_numbered(r->log->directory, segment, SEGMENT_SUFFIX);
     err e = segment == c->segment ? OK : file_stat_of(path.text, &st, f);
     if (!e && segment != c->segment && st.st_size <= SEGMENT_HEADER_BYTES)
         e = fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, SEGMENT_HEADER_BYTES, (uint64_t)st.st_size);
@@ -226,8 +223,7 @@ static err reader_next_segment(struct reader *r, const struct commit *c, struct 
  * costs as much as a short read. */
 static err reader_fault(const struct reader *r, err e, int error, uint64_t needed, uint64_t had, struct fault *f)
 {
-    struct file_path path;
-    file_path_numbered(&path, r->log->directory, r->segment, SEGMENT_SUFFIX);
+    struct file_path path = file_path_numbered(r->log->directory, r->segment, SEGMENT_SUFFIX);
     errno = error;
     return error ? fault_from_errno(f, path.text, r->position + had, needed, had)
                  : fault_set(f, e, 0, path.text, r->position, needed, had);

@@ -2,15 +2,13 @@
  *
  * reader: follow a log chunk by chunk, from any offset, across segments.
  *
- * A reader holds its place as (segment, position, next offset).  reader_fetch
- * copies committed bytes from the page cache to the caller's buffer (measured as
- * cheap as mapping them, cheaper than sendfile, and a bad disk block is an error
- * code, not a signal); the caller walks whole chunks with reader_chunk and moves
- * the reader with reader_advance only past what it has really passed on.
+ * A reader holds its place as (segment, position, next offset).  reader_fetch copies committed bytes from the page
+ * cache to the caller's buffer (measured as cheap as mapping them, cheaper than sendfile, and a bad disk block is an
+ * error code, not a signal); the caller walks whole chunks with reader_chunk and moves the reader with reader_advance
+ * only past what it has really passed on.
  *
- * reader_open belongs to the thread of the log's handle.  The others touch nothing of
- * the handle that changes, so a cold fetch may run in a helper thread while the
- * owner leaves this one reader alone.
+ * reader_open belongs to the thread of the log's handle.  The others touch nothing of the handle that changes, so a
+ * cold fetch may run in a helper thread while the owner leaves this one reader alone.
  */
 #ifndef VIBEMQ_LOG_READER_H
 #define VIBEMQ_LOG_READER_H
@@ -36,17 +34,15 @@ void reader_close(struct reader *r);
 /* Is there a committed chunk to read?  Two loads; no system call. */
 bool reader_has_more(const struct reader *r);
 
-/* Copy bytes from the reader's place on, at most up to what is committed and to
- * `size`; moves to the next segment by itself when this one is read out.  At least
- * CHUNK_HEADER_BYTES when OK.  ERR_END: nothing more.  ERR_NOT_CACHED (only with
- * `nowait`): use a helper thread.  ERR_IO: see fault; ERR_NOT_FOUND: retention took the
- * segment (re-attach with reader_open READER_FIRST). */
+/* Copy bytes from the reader's place on, at most up to what is committed and to `size`; moves to the next segment by
+ * itself when this one is read out.  At least CHUNK_HEADER_BYTES when OK.  ERR_END: nothing more.  ERR_NOT_CACHED (only
+ * with `nowait`): use a helper thread.  ERR_IO: see fault; ERR_NOT_FOUND: retention took the segment (re-attach with
+ * reader_open READER_FIRST). */
 err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f);
 
-/* The chunk at `data` (`size` bytes fetched).  Verifies its header and, with `verify`,
- * the CRC.  ERR_TRUNCATED: the chunk is whole on disk but not in the buffer:
- * `out` holds its sizes, fetch at least chunk_bytes(out).  ERR_CORRUPT: `f` names file
- * and position; call reader_skip_damaged. */
+/* The chunk at `data` (`size` bytes fetched).  Verifies its header and, with `verify`, the CRC.  ERR_TRUNCATED: the
+ * chunk is whole on disk but not in the buffer: `out` holds its sizes, fetch at least chunk_bytes(out).  ERR_CORRUPT:
+ * `f` names file and position; call reader_skip_damaged. */
 err reader_chunk(const struct reader *r, const uint8_t *data, uint64_t size, bool verify,
                  struct chunk *out, struct fault *f);
 

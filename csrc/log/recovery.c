@@ -16,14 +16,13 @@
  * there is stepped over and costs nothing behind it.  From there on nothing was
  * promised: the first chunk that is not right in every way ends the segment.
  */
-#include "recovery.h"
+#include "upkeep.h"
 
 #include <stdlib.h>
 
 #include "../base/grow.h"
 #include "handle.h"
 #include "quarantine.h"
-#include "version.h"
 
 struct recovery {
     const char *directory;
@@ -122,9 +121,8 @@ static bool beyond(const struct walk *w, const struct chunk *c)
     return w->id_limit && c->chunk_id + c->records > w->id_limit;
 }
 
-/* The part that is known to be durable: only headers are read.  A good chunk that reaches
- * past its end says that the place was never one where a chunk ended: the walk stops
- * before it, and it is looked at like what was not promised. */
+/* The part that is known to be durable: only headers are read.  A good chunk that reaches past its end says that the
+ * place was never one where a chunk ended: the walk stops before it, and it is looked at like what was not promised. */
 static err walk_durable(struct walk *w, bool *damaged, struct fault *f)
 {
     while (w->position < w->verify_from) {
@@ -186,11 +184,10 @@ static err walk_promised_nothing(struct walk *w, bool id_known, struct fault *f)
  * be told from noise.  After OK, and only then, `index` is to be freed. */
 static err walk_segment(const struct recovery *rc, struct walk *w, struct fault *f)
 {
-    struct file_path path;
     bool damaged = false;
     err e = scan_open(&w->scan, rc->directory, w->segment, 0, f);
     if (e) return e;
-    file_path_numbered(&path, rc->directory, w->segment, SEGMENT_SUFFIX);
+    struct file_path path = file_path_numbered(rc->directory, w->segment, SEGMENT_SUFFIX);
     e = file_size(w->scan.fd, path.text, &w->scan.limit, f);
     w->position = SEGMENT_HEADER_BYTES;
     w->next_offset = w->segment;
@@ -239,9 +236,8 @@ static void report_cut(struct recovery *rc, uint64_t segment, const char *suffix
     r->cut_bytes += bytes;
     if (r->cut_count++ >= RECOVERY_CUTS_MAX) return;
     struct recovery_cut *cut = &r->cuts[r->cut_count - 1];
-    struct file_path path;
     *cut = (struct recovery_cut){.segment = segment, .position = position, .bytes = bytes};
-    file_path_numbered(&path, rc->directory, segment, suffix);
+    struct file_path path = file_path_numbered(rc->directory, segment, suffix);
     put_path(cut->path, &path);
     put_path(cut->kept, kept);
 }
@@ -252,11 +248,10 @@ static bool index_unknown(const char *directory, uint64_t segment, uint64_t *byt
 {
     uint8_t head[INDEX_HEADER_BYTES];
     uint32_t seed;
-    struct file_path path;
     struct stat st;
     size_t got;
     if (index_seed(directory, segment, &seed, NULL) != ERR_CORRUPT) return false;
-    file_path_numbered(&path, directory, segment, INDEX_SUFFIX);
+    struct file_path path = file_path_numbered(directory, segment, INDEX_SUFFIX);
     if (file_stat_of(path.text, &st, NULL) || file_read_head(path.text, head, sizeof head, &got, NULL)) return false;
     *bytes = (uint64_t)st.st_size;
     for (size_t i = 0; i < got; i++)
@@ -274,7 +269,7 @@ static err store_index(struct recovery *rc, const struct walk *w, struct fault *
         if (e) return e;
         report_cut(rc, w->segment, INDEX_SUFFIX, 0, bytes, &path);
     }
-    file_path_numbered(&path, rc->directory, w->segment, INDEX_SUFFIX);
+    path = file_path_numbered(rc->directory, w->segment, INDEX_SUFFIX);
     index_header_write(w->segment, w->scan.seed, data);
     return file_replace(path.text, data, INDEX_HEADER_BYTES + w->index_records * INDEX_RECORD_BYTES, true, f);
 }
@@ -482,8 +477,7 @@ static err sweep_one(void *context, const char *directory, const char *name, str
         for (uint32_t i = 0; i < rc->list.count && orphan; i++) orphan = rc->list.first[i] != first;
     }
     if (!orphan) return OK;
-    struct file_path path;
-    file_path_name(&path, directory, name);
+    struct file_path path = file_path_name(directory, name);
     return file_unlink(path.text, f);
 }
 

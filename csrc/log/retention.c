@@ -2,11 +2,10 @@
  *
  * retention: decide how many of the oldest segments go, then drop them.
  *
- * The new first offset is published before anything is removed, so nobody attaches to
- * what is going; the files go oldest first, so a kill in between leaves no hole, and
- * what it leaves is removed by the next run.
+ * The new first offset is published before anything is removed, so nobody attaches to what is going; the files go
+ * oldest first, so a kill in between leaves no hole, and what it leaves is removed by the next run.
  */
-#include "retention.h"
+#include "upkeep.h"
 
 #include "handle.h"
 #include "quarantine.h"
@@ -61,8 +60,7 @@ static void raise_first_offset(struct control *c, uint64_t first)
     atomic_fetch_add_explicit(&c->segments_generation, 1, memory_order_release);
 }
 
-/* Files of segments below the first offset: those to drop now, and what an earlier run that
- * was killed has left. */
+/* Files of segments below the first offset: those to drop now, and what an earlier run that was killed has left. */
 static err remove_older(const struct log *l, uint64_t first, struct retention_report *out, struct fault *f)
 {
     struct segment_list list = {0};

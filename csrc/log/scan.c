@@ -22,16 +22,14 @@ err scan_open(struct scan *s, const char *directory, uint64_t segment, uint64_t 
 
 static err scan_fault(const struct scan *s, err e, uint64_t position, uint64_t needed, uint64_t had, struct fault *f)
 {
-    struct file_path path;
-    file_path_numbered(&path, s->directory, s->segment, SEGMENT_SUFFIX);
+    struct file_path path = file_path_numbered(s->directory, s->segment, SEGMENT_SUFFIX);
     return fault_set(f, e, 0, path.text, position, needed, had);
 }
 
 /* A file that ends before the limit is damaged, not a caller's mistake. */
 static err scan_read(const struct scan *s, void *data, size_t size, uint64_t position, struct fault *f)
 {
-    struct file_path path;
-    file_path_numbered(&path, s->directory, s->segment, SEGMENT_SUFFIX);
+    struct file_path path = file_path_numbered(s->directory, s->segment, SEGMENT_SUFFIX);
     err e = file_read_exact(s->fd, path.text, data, size, position, f);
     return e == ERR_TRUNCATED ? scan_fault(s, ERR_CORRUPT, position, size, 0, f) : e;
 }

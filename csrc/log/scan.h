@@ -22,8 +22,7 @@ struct scan {
 /* As segment_open.  Closing `fd` is the caller's. */
 err scan_open(struct scan *s, const char *directory, uint64_t segment, uint64_t limit, struct fault *f);
 
-/* The header at `position`.  ERR_END at the limit; ERR_CORRUPT also when the chunk would
- * reach past the limit. */
+/* The header at `position`.  ERR_END at the limit; ERR_CORRUPT also when the chunk would reach past the limit. */
 err scan_header(const struct scan *s, uint64_t position, struct chunk *out, struct fault *f);
 
 /* Compare the entries' CRC.  ERR_CORRUPT. */

@@ -8,7 +8,6 @@
 
 #include "../base/bytes.h"
 #include "index.h"
-#include "version.h"
 
 void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HEADER_BYTES])
 {
@@ -19,12 +18,12 @@ void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HE
     bytes_store64(out + 32, h->durable_segment);
     bytes_store64(out + 40, h->durable_position);
     bytes_store64(out + 48, h->suspect_position);
-    version_header_seal(out, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION);
+    file_header_seal(out, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION);
 }
 
 err segment_header_read(const char *path, const uint8_t *data, uint64_t size, struct segment_header *out, struct fault *f)
 {
-    err e = version_header_check(path, data, size, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION, f);
+    err e = file_header_check(path, data, size, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION, f);
     if (e) return e;
     out->first_offset = bytes_load64(data + 8);
     out->created_ms = (int64_t)bytes_load64(data + 16);
@@ -37,8 +36,7 @@ err segment_header_read(const char *path, const uint8_t *data, uint64_t size, st
 
 err segment_create(const char *directory, const struct segment_header *h, int *fd, struct fault *f)
 {
-    struct file_path path;
-    file_path_numbered(&path, directory, h->first_offset, SEGMENT_SUFFIX);
+    struct file_path path = file_path_numbered(directory, h->first_offset, SEGMENT_SUFFIX);
     uint8_t header[SEGMENT_HEADER_BYTES];
     segment_header_write(h, header);
     return file_create(path.text, header, sizeof header, fd, f);
@@ -78,10 +76,9 @@ err segment_open(const char *directory, uint64_t first_offset, bool write, int *
 
 err segment_header_load(const char *directory, uint64_t first_offset, struct segment_header *out, struct fault *f)
 {
-    struct file_path path;
     uint8_t header[SEGMENT_HEADER_BYTES];
     size_t got;
-    file_path_numbered(&path, directory, first_offset, SEGMENT_SUFFIX);
+    struct file_path path = file_path_numbered(directory, first_offset, SEGMENT_SUFFIX);
     err e = file_read_head(path.text, header, sizeof header, &got, f);
     return e ? e : header_of(path.text, first_offset, header, got, out, f);
 }
@@ -90,8 +87,7 @@ err segment_remove(const char *directory, uint64_t first_offset, struct fault *f
 {
     static const char *const suffixes[] = {TRACKING_SUFFIX, INDEX_SUFFIX, SEGMENT_SUFFIX};
     for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) {
-        struct file_path path;
-        file_path_numbered(&path, directory, first_offset, suffixes[i]);
+        struct file_path path = file_path_numbered(directory, first_offset, suffixes[i]);
         err e = file_unlink(path.text, f);
         if (e) return e;
     }
@@ -108,9 +104,8 @@ err segment_list_read(const char *directory, struct segment_list *list, struct f
     list->bytes = calloc(list->count, sizeof *list->bytes);
     if (!list->bytes) e = fault_set(f, ERR_NO_MEMORY, 0, directory, 0, list->count * sizeof *list->bytes, 0);
     for (uint32_t i = 0; i < list->count && !e; i++) {
-        struct file_path path;
         struct stat st = {0};
-        file_path_numbered(&path, directory, list->first[i], SEGMENT_SUFFIX);
+        struct file_path path = file_path_numbered(directory, list->first[i], SEGMENT_SUFFIX);
         e = file_stat_of(path.text, &st, f);
         if (e == ERR_NOT_FOUND) e = OK; /* retention removes it while we look: it counts as empty */
         list->bytes[i] = (uint64_t)st.st_size;

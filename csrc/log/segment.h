@@ -2,10 +2,9 @@
  *
  * segment: one file of chunks: its header, its name, and the list of all of them.
  *
- * The header (big-endian, 64 bytes) holds the random seed of the chunk header checks,
- * and what was known to be durable when the segment was begun, so that recovery
- * need not read the whole log when the control block is lost.  The index's header
- * repeats the seed: one damaged header does not cost a segment.
+ * The header (big-endian, 64 bytes) holds the random seed of the chunk header checks, and what was known to be durable
+ * when the segment was begun, so that recovery need not read the whole log when the control block is lost.  The index's
+ * header repeats the seed: one damaged header does not cost a segment.
  */
 #ifndef VIBEMQ_LOG_SEGMENT_H
 #define VIBEMQ_LOG_SEGMENT_H
@@ -29,7 +28,7 @@ struct segment_header {
 };
 
 void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HEADER_BYTES]);
-/* ERR_TRUNCATED, ERR_CORRUPT, ERR_VERSION, as version_header_check; `path` is for the fault. */
+/* ERR_TRUNCATED, ERR_CORRUPT, ERR_VERSION, as file_header_check; `path` is for the fault. */
 err segment_header_read(const char *path, const uint8_t *data, uint64_t size, struct segment_header *out, struct fault *f);
 
 /* Make (or begin anew) the file with its header; open for reading and writing. */

@@ -2,16 +2,14 @@
  *
  * sync: make what is committed survive power loss, and say how far that is.
  *
- * One fdatasync serves all: it covers whatever was committed when it began, and who
- * waited for its turn meanwhile finds its work done.  Closed segments come first and in
- * order, so durable never has a hole.  Files are opened here: the appender's belong
- * to another thread, and an error that the kernel noted since the last sync is told
- * to a file opened now as well.
+ * One fdatasync serves all: it covers whatever was committed when it began, and who waited for its turn meanwhile finds
+ * its work done.  Closed segments come first and in order, so durable never has a hole.  Files are opened here: the
+ * appender's belong to another thread, and an error that the kernel noted since the last sync is told to a file opened
+ * now as well.
  *
- * A segment whose fdatasync failed is never synced again, because the kernel may have
- * dropped the dirty pages and would call the next try a success.  Its offsets from the
- * durable one on are noted as failed, the next append begins a new segment, and
- * durable goes on from there.
+ * A segment whose fdatasync failed is never synced again, because the kernel may have dropped the dirty pages and would
+ * call the next try a success.  Its offsets from the durable one on are noted as failed, the next append begins a new
+ * segment, and durable goes on from there.
  */
 #include "handle.h"
 
@@ -27,12 +25,10 @@ bool log_sync_failed(const struct log *l, uint64_t first_offset, uint64_t next_o
     return control_failed_covers(l->control, first_offset, next_offset);
 }
 
-/* `*gave_up`: the sync itself failed, which must not be tried again; a file that could not
- * be opened may be. */
+/* `*gave_up`: the sync itself failed, which must not be tried again; a file that could not be opened may be. */
 static err sync_file(const struct log *l, uint64_t segment, const char *suffix, bool *gave_up, struct fault *f)
 {
-    struct file_path path;
-    file_path_numbered(&path, l->directory, segment, suffix);
+    struct file_path path = file_path_numbered(l->directory, segment, suffix);
     int fd;
     err e = file_open(path.text, O_RDONLY, &fd, f);
     if (e) return e;

@@ -29,8 +29,7 @@ void tracking_init(struct tracking *t)
 
 err tracking_store(const struct tracking *t, const char *directory, bool sync, struct fault *f)
 {
-    struct file_path path;
-    file_path_name(&path, directory, tracking_name);
+    struct file_path path = file_path_name(directory, tracking_name);
     return file_replace(path.text, t, sizeof *t, sync, f);
 }
 
@@ -46,9 +45,8 @@ err tracking_create(const char *directory, bool sync, struct fault *f)
 
 err tracking_map(const char *directory, struct tracking **out, struct fault *f)
 {
-    struct file_path path;
     void *table;
-    file_path_name(&path, directory, tracking_name);
+    struct file_path path = file_path_name(directory, tracking_name);
     err e = file_page_map(path.text, TRACKING_MAGIC, TRACKING_VERSION, sizeof **out, ERR_STALE, &table, NULL, f);
     if (e == ERR_NOT_FOUND) return fault_set(f, ERR_STALE, 0, path.text, 0, 0, 0);
     if (!e) *out = table;
@@ -193,8 +191,7 @@ err tracking_snapshot_write(const struct tracking *t, const char *directory, uin
     bytes_put32(&w, crc32_update(0, data, (size_t)(w.at - data)));
     CHECK(!w.failed);
 
-    struct file_path path;
-    file_path_numbered(&path, directory, segment, TRACKING_SUFFIX);
+    struct file_path path = file_path_numbered(directory, segment, TRACKING_SUFFIX);
     err e = file_replace(path.text, data, (size_t)(w.at - data), sync, f);
     free(data);
     return e;
@@ -225,12 +222,11 @@ err tracking_snapshot_decode(const char *path, const uint8_t *data, uint64_t siz
 
 err tracking_snapshot_read(const char *directory, uint64_t segment, struct tracking *t, struct fault *f)
 {
-    struct file_path path;
     size_t got;
     uint64_t named;
     uint8_t *data = malloc(TRACKING_SNAPSHOT_BYTES_MAX + 1);
     if (!data) return fault_set(f, ERR_NO_MEMORY, 0, "tracking snapshot", 0, TRACKING_SNAPSHOT_BYTES_MAX, 0);
-    file_path_numbered(&path, directory, segment, TRACKING_SUFFIX);
+    struct file_path path = file_path_numbered(directory, segment, TRACKING_SUFFIX);
     err e = file_read_head(path.text, data, TRACKING_SNAPSHOT_BYTES_MAX + 1, &got, f);
     if (!e) e = tracking_snapshot_decode(path.text, data, got, &named, t, f);
     if (!e && named != segment) e = fault_set(f, ERR_CORRUPT, 0, path.text, 0, segment, named);

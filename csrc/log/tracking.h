@@ -2,12 +2,10 @@
  *
  * tracking: the highest publishing id accepted from each publisher reference.
  *
- * The table is a mapped file that all processes share, guarded by the control
- * block's mutex.  It is changed only after the commit of the chunks it speaks of, and
- * every change is one that may be made again: who inherits the mutex of a killed
- * owner replays the trailers of the last committed batch.  A slot counts from the
- * moment its hash is stored, which is the last store of an insertion and the first
- * of an eviction; so no half-written reference is ever compared.
+ * The table is a mapped file that all processes share, guarded by the control block's mutex.  It is changed only after
+ * the commit of the chunks it speaks of, and every change is one that may be made again: who inherits the mutex of a
+ * killed owner replays the trailers of the last committed batch.  A slot counts from the moment its hash is stored,
+ * which is the last store of an insertion and the first of an eviction; so no half-written reference is ever compared.
  *
  * Invariant: no reference stands in two slots.
  */

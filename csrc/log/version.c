@@ -5,8 +5,6 @@
  * It reads the first bytes of each file, and all of a file only where a check over all of it must
  * tell a newer version from damage.
  */
-#include "version.h"
-
 #include "../base/bytes.h"
 #include "../base/crc32.h"
 #include "control.h"
@@ -14,6 +12,7 @@
 #include "offsets.h"
 #include "segment.h"
 #include "tracking.h"
+#include "upkeep.h"
 
 #define HEAD_BYTES 64u
 #define PIECE_BYTES (32u << 10)
@@ -45,23 +44,6 @@ static const struct kind *kind_of(const char *name)
         if (k->name ? strcmp(name, k->name) == 0 : file_name_parse(name, k->suffix, &first)) return k;
     }
     return NULL;
-}
-
-void version_header_seal(uint8_t *header, uint32_t bytes, uint32_t magic, uint32_t version)
-{
-    bytes_store32(header, magic);
-    bytes_store32(header + 4, version);
-    bytes_store32(header + bytes - 4, crc32_update(0, header, bytes - 4));
-}
-
-err version_header_check(const char *path, const uint8_t *data, uint64_t size, uint32_t bytes, uint32_t magic,
-                         uint32_t version, struct fault *f)
-{
-    if (size < bytes) return fault_set(f, ERR_TRUNCATED, 0, path, 0, bytes, size);
-    if (bytes_load32(data) != magic || bytes_load32(data + bytes - 4) != crc32_update(0, data, bytes - 4))
-        return fault_set(f, ERR_CORRUPT, 0, path, 0, bytes, size);
-    uint32_t had = bytes_load32(data + 4);
-    return had == version ? OK : fault_set(f, ERR_VERSION, 0, path, 4, version, had);
 }
 
 static uint32_t word(const uint8_t *data, enum order order)
@@ -98,8 +80,7 @@ static err check_one(void *context, const char *directory, const char *name, str
     (void)context;
     const struct kind *k = kind_of(name);
     if (!k) return OK;
-    struct file_path path;
-    file_path_name(&path, directory, name);
+    struct file_path path = file_path_name(directory, name);
     int fd;
     err e = file_open(path.text, O_RDONLY, &fd, f);
     if (e) return e == ERR_NOT_FOUND ? OK : e; /* retention may be at work */
@@ -108,7 +89,7 @@ static err check_one(void *context, const char *directory, const char *name, str
     e = file_read(fd, path.text, head, sizeof head, 0, &got, f);
     bool other = !e && got >= 8 && word(head, k->order) == k->magic && word(head + 4, k->order) != k->version;
     if (other && k->check == CHECK_HEADER)
-        other = version_header_check(path.text, head, got, k->header_bytes, k->magic, k->version, NULL) == ERR_VERSION;
+        other = file_header_check(path.text, head, got, k->header_bytes, k->magic, k->version, NULL) == ERR_VERSION;
     if (other && k->check == CHECK_FILE) e = file_check(fd, path.text, &other, f);
     file_close(&fd);
     /* A sector that cannot be read says nothing of a version: it is damage. */

@@ -2,13 +2,12 @@
  *
  * amqp: find a message's sections, stepping over every value in them, and read single values.
  *
- * A value is walked to its last byte and not only skipped by its size: after OK,
- * whatever lies inside a section is well formed too, and whoever reads it later needs
- * no case for half a value.  Every byte is visited once and nesting is bounded, so
- * the work is linear in the size of the message whatever it says of itself.
+ * A value is walked to its last byte and not only skipped by its size: after OK, whatever lies inside a section is well
+ * formed too, and whoever reads it later needs no case for half a value.  Every byte is visited once and nesting is
+ * bounded, so the work is linear in the size of the message whatever it says of itself.
  *
- * The order of sections is not enforced, because real clients differ in it; that none comes
- * twice (but for data and sequences, which may) and that bodies are of one kind is.
+ * The order of sections is not enforced, because real clients differ in it; that none comes twice (but for data and
+ * sequences, which may) and that bodies are of one kind is.
  */
 #include "amqp.h"
 

@@ -14,9 +14,8 @@
 
 enum amqp_body { AMQP_BODY_NONE, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_BODY_SEQUENCE };
 
-/* Where the sections lie; a pointer is NULL when the section is absent.  The
- * section spans exclude the descriptor and include the section's own list or
- * map encoding.  For DATA the body span is the binary's content. */
+/* Where the sections lie; a pointer is NULL when the section is absent.  The section spans exclude the descriptor and
+ * include the section's own list or map encoding.  For DATA the body span is the binary's content. */
 struct amqp_message {
     enum amqp_body body_kind;
     uint32_t data_count; /* data sections seen; `body` is the first */
@@ -24,9 +23,8 @@ struct amqp_message {
     uint32_t body_size, header_size, properties_size, application_properties_size, message_annotations_size;
 };
 
-/* Find the sections.  ERR_CORRUPT when `data` is not an AMQP 1.0 message from its
- * first byte to its last (then it is an opaque body), ERR_TRUNCATED when it ends
- * inside a section. */
+/* Find the sections.  ERR_CORRUPT when `data` is not an AMQP 1.0 message from its first byte to its last (then it is an
+ * opaque body), ERR_TRUNCATED when it ends inside a section. */
 err amqp_parse(const uint8_t *data, uint32_t size, struct amqp_message *out);
 
 /* ---- values ----
@@ -39,10 +37,9 @@ enum amqp_kind {
     AMQP_SYMBOL, AMQP_BINARY, AMQP_OTHER
 };
 
-/* Integers of every width are 64 bits wide here.  OTHER is what headers of other protocols have no
- * word for: lists, maps, arrays, described values, characters, decimals.
- * Invariant: `data` is the content of STRING, SYMBOL, BINARY and UUID (16 bytes), for OTHER the whole value
- * with its code, else NULL; the union holds what the kind says. */
+/* Integers of every width are 64 bits wide here.  OTHER is what headers of other protocols have no word for: lists,
+ * maps, arrays, described values, characters, decimals.  Invariant: `data` is the content of STRING, SYMBOL, BINARY and
+ * UUID (16 bytes), for OTHER the whole value with its code, else NULL; the union holds what the kind says. */
 struct amqp_value {
     enum amqp_kind kind;
     uint32_t bytes;

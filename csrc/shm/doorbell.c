@@ -2,22 +2,19 @@
  *
  * doorbell: marks, requests and the flag of sleep.
  *
- * NO NEWS IS SLEPT ON.  All operations on a seat are sequentially consistent, so
- * there is one order of them.  A ringer: (1) sets the slot's bit, (2) sees to it
- * that the summary bit is set, (3) looks at the flag.  A worker: (4) raises the flag,
- * (5) looks at the summary.  Either 2 is before 5 and the worker sees the news, or 4
- * is before 3 and the ringer sees the flag.
+ * NO NEWS IS SLEPT ON.  All operations on a seat are sequentially consistent, so there is one order of them.  A ringer:
+ * (1) sets the slot's bit, (2) sees to it that the summary bit is set, (3) looks at the flag.  A worker: (4) raises the
+ * flag, (5) looks at the summary.  Either 2 is before 5 and the worker sees the news, or 4 is before 3 and the ringer
+ * sees the flag.
  *
- * NO MARK IS LOST.  A worker clears a summary bit before it takes the word below it.
- * So a ringer that finds the summary bit set after setting its own knows that the
- * word will still be taken, and saves the second locked instruction.
+ * NO MARK IS LOST.  A worker clears a summary bit before it takes the word below it.  So a ringer that finds the
+ * summary bit set after setting its own knows that the word will still be taken, and saves the second locked
+ * instruction.
  *
- * A KILLED RINGER LEAVES NOBODY DEAF.  `asleep` is a count: odd while its worker
- * sleeps.  A ringer writes the eventfd first and then moves the count on, and
- * only from the very sleep that it saw; killed in between, it has merely rung twice.
- * Killed before the write, it leaves the flag up, and the next ringer rings.  News
- * whose ringer died before its mark is found by the look that each worker takes at all
- * its streams about twice a second.
+ * A KILLED RINGER LEAVES NOBODY DEAF.  `asleep` is a count: odd while its worker sleeps.  A ringer writes the eventfd
+ * first and then moves the count on, and only from the very sleep that it saw; killed in between, it has merely rung
+ * twice.  Killed before the write, it leaves the flag up, and the next ringer rings.  News whose ringer died before its
+ * mark is found by the look that each worker takes at all its streams about twice a second.
  */
 #include "doorbell.h"
 
@@ -45,8 +42,7 @@ static void sleep_end(struct doorbell_seat *s, uint32_t count)
 static bool ring(int fd)
 {
     const uint64_t one = 1;
-    /* A full counter refuses the write, but then it is readable, which is all we want;
-     * it would take 2^64 rings. */
+    /* A full counter refuses the write, but then it is readable, which is all we want; it would take 2^64 rings. */
     return write(fd, &one, sizeof one) == (ssize_t)sizeof one;
 }
 

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * doorbell: how one process tells another that a stream has news, at the price
- * of two stores while the other is awake and of one eventfd write when it sleeps.
+ * doorbell: how one process tells another that a stream has news, at the price of two stores while the other is awake
+ * and of one eventfd write when it sleeps.
  *
- * The board lies in memory shared by the supervisor and all workers (a memfd).
- * Each worker has a seat: a bitmap of stream slots with news, a summary of that
- * bitmap (one bit for each of its words), a word of other requests, and the flag
- * that says it is about to sleep.  A ringer stores its news first and looks at
- * the flag afterwards; a worker raises the flag first and looks for news
- * afterwards (both sequentially consistent), so news is never slept on.
+ * The board lies in memory shared by the supervisor and all workers (a memfd).  Each worker has a seat: a bitmap of
+ * stream slots with news, a summary of that bitmap (one bit for each of its words), a word of other requests, and the
+ * flag that says it is about to sleep.  A ringer stores its news first and looks at the flag afterwards; a worker
+ * raises the flag first and looks for news afterwards (both sequentially consistent), so news is never slept on.
  */
 #ifndef VIBEMQ_SHM_DOORBELL_H
 #define VIBEMQ_SHM_DOORBELL_H
@@ -56,8 +54,7 @@ void doorbell_board_init(struct doorbell_board *b, uint32_t worker_count, uint32
 /* Take seat `worker` after a start or restart: clears its news, raises its epoch. */
 void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid);
 
-/* Tell `worker` that stream `slot` has news; rings its eventfd `fd` if it sleeps.
- * Returns true when it rang. */
+/* Tell `worker` that stream `slot` has news; rings its eventfd `fd` if it sleeps.  Returns true when it rang. */
 bool doorbell_mark(struct doorbell_board *b, uint32_t worker, uint32_t slot, int fd);
 
 /* Say how many connections `worker` has; how many all workers have together. */

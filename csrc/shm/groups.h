@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * groups: who belongs to which single-active-consumer group, and which member is the
- * active one, in one table of rows that all workers share (a memfd).
+ * groups: who belongs to which single-active-consumer group, and which member is the active one, in one table of rows
+ * that all workers share (a memfd).
  *
- * A group is (incarnation of a stream, name); it exists while it has a member.  The table
- * knows no rule of who is to be active: that is decided by whoever changed a group, under
- * the mutex (vibemq/broker/groups.py), and kept here as the members' states.
+ * A group is (incarnation of a stream, name); it exists while it has a member.  The table knows no rule of who is to be
+ * active: that is decided by whoever changed a group, under the mutex (vibemq/broker/groups.py), and kept here as the
+ * members' states.
  *
- * A holder of the mutex may be killed at any instruction.  A row counts from the moment its hash
- * is stored, the last store of an insertion and the first of a removal, and a state is one
- * store; so rows are always whole, and what a dead holder leaves is a group without an
- * active member.  `repair_wanted` says that one may be there; deciding every group again
- * mends it, and deciding twice is deciding once.
+ * A holder of the mutex may be killed at any instruction.  A row counts from the moment its hash is stored, the last
+ * store of an insertion and the first of a removal, and a state is one store; so rows are always whole, and what a dead
+ * holder leaves is a group without an active member.  `repair_wanted` says that one may be there; deciding every group
+ * again mends it, and deciding twice is deciding once.
  *
- * Invariants: the members of a group have one partition index, different registration
- * numbers, and at most one of them is active or deactivating.
+ * Invariants: the members of a group have one partition index, different registration numbers, and at most one of them
+ * is active or deactivating.
  */
 #ifndef VIBEMQ_SHM_GROUPS_H
 #define VIBEMQ_SHM_GROUPS_H

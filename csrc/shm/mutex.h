@@ -2,9 +2,8 @@
  *
  * mutex: the C library's robust, process-shared mutex, in shared memory, behind three answers.
  *
- * The holder may be killed at any instruction.  The next to take the lock is
- * told (`MUTEX_INHERITED`) and must make the guarded state consistent before
- * it goes on; what it guards is laid out so that this is always possible.
+ * The holder may be killed at any instruction.  The next to take the lock is told (`MUTEX_INHERITED`) and must make the
+ * guarded state consistent before it goes on; what it guards is laid out so that this is always possible.
  */
 #ifndef VIBEMQ_SHM_MUTEX_H
 #define VIBEMQ_SHM_MUTEX_H

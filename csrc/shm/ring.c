@@ -2,10 +2,9 @@
  *
  * ring: descriptors from one process to one other, without a lock.
  *
- * The cell is written first and published by a release store of `tail`; it is read
- * first and given back by a release store of `head`.  The cached copies lie in
- * shared memory too, but each belongs to one side only.  They may be old, never
- * ahead, so a process that takes a dead one's side over goes on from them.
+ * The cell is written first and published by a release store of `tail`; it is read first and given back by a release
+ * store of `head`.  The cached copies lie in shared memory too, but each belongs to one side only.  They may be old,
+ * never ahead, so a process that takes a dead one's side over goes on from them.
  */
 #include "ring.h"
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ring: a single-producer single-consumer ring of fixed-size descriptors in
- * shared memory.  Heads sit on their own cache lines and each side keeps a cached
- * copy of the other's, so an uncontended push or pop touches one shared line.
+ * ring: a single-producer single-consumer ring of fixed-size descriptors in shared memory.  Heads sit on their own
+ * cache lines and each side keeps a cached copy of the other's, so an uncontended push or pop touches one shared line.
  * A killed producer leaves at most an unpublished cell, which nobody sees.
  */
 #ifndef VIBEMQ_SHM_RING_H

@@ -17,7 +17,7 @@
 #include "../base/check.h"
 #include "../log/log.h"
 #include "../log/reader.h"
-#include "../log/retention.h"
+#include "../log/upkeep.h"
 
 #define ENTRY_BYTES_MAX 4096u
 

@@ -36,10 +36,9 @@ static const char *make_index(uint64_t count)
 
 static void damage(const char *directory, uint64_t i)
 {
-    struct file_path path;
     struct fault f;
     int fd;
-    file_path_numbered(&path, directory, 0, INDEX_SUFFIX);
+    struct file_path path = file_path_numbered(directory, 0, INDEX_SUFFIX);
     EXPECT_OK(file_open(path.text, O_RDWR, &fd, &f));
     uint64_t at = INDEX_HEADER_BYTES + i * INDEX_RECORD_BYTES + test_random_below(INDEX_RECORD_BYTES);
     uint8_t byte;

@@ -41,13 +41,13 @@ static inline void ledger_clear(const char *directory)
     uint32_t count;
     CHECK(file_numbers(directory, LEDGER_SUFFIX, &firsts, &count, NULL) == OK);
     for (uint32_t i = 0; i < count; i++) {
-        file_path_numbered(&path, directory, firsts[i], LEDGER_SUFFIX);
+        path = file_path_numbered(directory, firsts[i], LEDGER_SUFFIX);
         file_unlink(path.text, NULL);
     }
     free(firsts);
-    file_path_name(&path, directory, "ledger.tmp");
+    path = file_path_name(directory, "ledger.tmp");
     file_unlink(path.text, NULL);
-    file_path_name(&path, directory, "ledger");
+    path = file_path_name(directory, "ledger");
     file_unlink(path.text, NULL);
 }
 

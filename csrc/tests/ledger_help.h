@@ -114,7 +114,7 @@ TEST_UNUSED static struct help_files help_list(const char *directory)
 
 TEST_UNUSED static void help_block_path(struct file_path *p, const char *directory, uint64_t number)
 {
-    file_path_numbered(p, directory, number * BLOCK, LEDGER_SUFFIX);
+    *p = file_path_numbered(directory, number * BLOCK, LEDGER_SUFFIX);
 }
 
 /* ---- failing calls ---- */

@@ -23,8 +23,7 @@ static const char *queue_made(bool synced)
 static void damage(const char *directory, const char *name, uint64_t position, const void *bytes, size_t size,
                    int64_t cut)
 {
-    struct file_path path;
-    file_path_name(&path, directory, name);
+    struct file_path path = file_path_name(directory, name);
     int fd = open(path.text, O_RDWR);
     EXPECT(fd >= 0);
     if (size) EXPECT_EQ(size, pwrite(fd, bytes, size, (off_t)position));
@@ -209,8 +208,7 @@ TEST(a_page_that_cannot_be_trusted_is_made_anew)
     static const uint64_t zero = 0, wide = UINT64_C(1) << 40;
     for (int how = 0; how < 4; how++) {
         const char *d = queue_made(true);
-        struct file_path path;
-        file_path_name(&path, d, "ledger");
+        struct file_path path = file_path_name(d, "ledger");
         if (how == 0) EXPECT_EQ(0, unlink(path.text));
         if (how == 1) damage(d, "ledger", 0, NULL, 0, 100);
         if (how == 2) damage(d, "ledger", 0, &zero, 4, -1);

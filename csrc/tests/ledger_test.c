@@ -34,10 +34,9 @@ TEST(a_page_that_is_not_ours_is_refused)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *d = help_directory();
-        struct file_path path;
         struct ledger *l = NULL;
         EXPECT_OK(ledger_create(d, 0, false, NULL));
-        file_path_name(&path, d, "ledger");
+        struct file_path path = file_path_name(d, "ledger");
         int fd = open(path.text, O_RDWR);
         EXPECT(pwrite(fd, &cases[i].value, cases[i].position == 4 ? 4 : 8, (off_t)cases[i].position) > 0);
         EXPECT_EQ(0, ftruncate(fd, (off_t)cases[i].size));
@@ -456,7 +455,7 @@ TEST(a_page_and_a_block_are_printed)
     help_hand_out(l, 5, LEDGER_IN_FLIGHT);
     help_settle(l, 1, 4);
     atomic_store(&ledger_control(l)->home, UINT64_C(3) << 48 | UINT64_C(9) << 24 | 4);
-    file_path_name(&path, d, "ledger");
+    path = file_path_name(d, "ledger");
     EXPECT_OK(ledger_print(path.text, 0, keep_line, &lines, NULL));
     EXPECT_STR_EQ("home: worker 2, epoch 9, generation 4", lines.text[1]);
     EXPECT_STR_EQ("next: 5", lines.text[3]);
@@ -485,7 +484,7 @@ TEST(a_page_and_a_block_are_printed)
     EXPECT_EQ(0, truncate(path.text, 100));
     EXPECT_ERR(ERR_CORRUPT, ledger_print(path.text, 0, keep_line, &lines, NULL));
     EXPECT_ERR(ERR_INVALID, ledger_print("/tmp/control", 0, keep_line, &lines, NULL));
-    file_path_name(&path, d, "ledger");
+    path = file_path_name(d, "ledger");
     EXPECT_EQ(0, truncate(path.text, 0));
     EXPECT_ERR(ERR_CORRUPT, ledger_print(path.text, 0, keep_line, &lines, NULL));
     ledger_close(l);

@@ -12,8 +12,7 @@
 #include "../base/sys.h"
 #include "../log/log.h"
 #include "../log/reader.h"
-#include "../log/recovery.h"
-#include "../log/retention.h"
+#include "../log/upkeep.h"
 #include "test.h"
 
 /* A path under the scratch directory that nothing uses yet. */

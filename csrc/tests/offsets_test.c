@@ -12,7 +12,7 @@
 #include "../base/crc32.h"
 #include "../base/file.h"
 #include "../base/sys.h"
-#include "../log/dump.h"
+#include "../log/upkeep.h"
 #include "../log/log.h"
 #include "test.h"
 
@@ -52,9 +52,8 @@ static uint64_t get(struct offsets *o, const char *reference)
 static uint8_t *bytes_of(const char *directory, size_t *size)
 {
     static uint8_t data[(OFFSETS_REFERENCES_MAX + 2) * OFFSETS_RECORD_BYTES];
-    struct file_path path;
     int fd;
-    file_path_name(&path, directory, "offsets");
+    struct file_path path = file_path_name(directory, "offsets");
     EXPECT_OK(file_open(path.text, O_RDONLY, &fd, NULL));
     EXPECT_OK(file_read(fd, path.text, data, sizeof data, 0, size, NULL));
     file_close(&fd);
@@ -63,9 +62,8 @@ static uint8_t *bytes_of(const char *directory, size_t *size)
 
 static void write_bytes(const char *directory, const void *data, size_t size)
 {
-    struct file_path path;
     int fd;
-    file_path_name(&path, directory, "offsets");
+    struct file_path path = file_path_name(directory, "offsets");
     EXPECT_OK(file_open(path.text, O_RDWR | O_CREAT | O_TRUNC, &fd, NULL));
     EXPECT_OK(file_write(fd, path.text, data, size, 0, NULL));
     file_close(&fd);
@@ -285,8 +283,7 @@ static int collect(void *context, const char *line)
 
 static err dump(const char *directory)
 {
-    struct file_path path;
-    file_path_name(&path, directory, "offsets");
+    struct file_path path = file_path_name(directory, "offsets");
     text[0] = 0;
     return dump_file(path.text, &(struct dump_options){0}, collect, NULL, NULL);
 }

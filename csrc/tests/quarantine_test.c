@@ -52,7 +52,6 @@ static void make_torn(const char *path, uint64_t *good, uint8_t *tail, size_t ta
     struct log *l = help_log(path, &options);
     struct batch b;
     struct commit c;
-    struct file_path file;
     batch_init(&b, NULL);
     EXPECT_OK(help_fill(l, &b, 10, 100, NULL));
     batch_free(&b);
@@ -60,7 +59,7 @@ static void make_torn(const char *path, uint64_t *good, uint8_t *tail, size_t ta
     log_close(l);
     *good = c.position;
     test_random_fill(tail, tail_bytes);
-    file_path_numbered(&file, path, 0, SEGMENT_SUFFIX);
+    struct file_path file = file_path_numbered(path, 0, SEGMENT_SUFFIX);
     int fd = open(file.text, O_RDWR);
     EXPECT_EQ(tail_bytes, pwrite(fd, tail, tail_bytes, (off_t)c.position));
     close(fd);
@@ -103,7 +102,6 @@ TEST(a_torn_tail_is_copied_before_it_is_cut_and_each_one_has_a_file_of_its_own)
     uint64_t good;
     make_torn(path, &good, tail, sizeof tail);
     for (unsigned turn = 1; turn <= 3; turn++) {
-        struct file_path file;
         REQUIRE_OK(recovery_run(path, &options, &report, NULL));
         EXPECT_EQ(1, report.cut_count);
         EXPECT_EQ(good, report.cuts[0].position);
@@ -115,7 +113,7 @@ TEST(a_torn_tail_is_copied_before_it_is_cut_and_each_one_has_a_file_of_its_own)
         EXPECT_EQ(0, files_with(path, ".tmp"));
         /* The same place is torn again, with other bytes. */
         test_random_fill(tail, sizeof tail);
-        file_path_numbered(&file, path, 0, SEGMENT_SUFFIX);
+        struct file_path file = file_path_numbered(path, 0, SEGMENT_SUFFIX);
         int fd = open(file.text, O_RDWR);
         EXPECT_EQ(sizeof tail, pwrite(fd, tail, sizeof tail, (off_t)good));
         close(fd);
@@ -173,13 +171,12 @@ TEST(an_index_that_says_nothing_we_know_is_kept_and_one_that_is_zeros_is_not)
         begin();
         const char *path = help_path();
         struct recovery_report report;
-        struct file_path file;
         uint8_t head[32];
         uint64_t good;
         make_torn(path, &good, tail, 0);
         test_random_fill(head, sizeof head);
         if (zeros) memset(head, 0, sizeof head);
-        file_path_numbered(&file, path, 0, INDEX_SUFFIX);
+        struct file_path file = file_path_numbered(path, 0, INDEX_SUFFIX);
         int fd = open(file.text, O_RDWR);
         EXPECT_EQ(sizeof head, pwrite(fd, head, sizeof head, 0));
         close(fd);

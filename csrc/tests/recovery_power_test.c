@@ -4,7 +4,7 @@
  * and then: what log_sync promised is there, in order and whole; nothing torn is served, nor
  * withheld by a torn filter; the deduplication table says what the surviving messages say; appending goes on.
  */
-#include "../log/recovery.h"
+#include "../log/upkeep.h"
 
 #include <dirent.h>
 

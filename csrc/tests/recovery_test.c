@@ -3,7 +3,7 @@
  * Damage: any flipped bit in a closed or active segment is told with file and position, and
  * costs the chunk that it lies in, before and after recovery.
  */
-#include "../log/recovery.h"
+#include "../log/upkeep.h"
 
 #include "../log/handle.h"
 #include "log_help.h"
@@ -37,9 +37,8 @@ static void make_log(void)
 
 static void flip(uint64_t segment, const char *suffix, uint64_t position, unsigned bit)
 {
-    struct file_path file;
     uint8_t byte;
-    file_path_numbered(&file, path, segment, suffix);
+    struct file_path file = file_path_numbered(path, segment, suffix);
     int fd = open(file.text, O_RDWR);
     EXPECT_EQ(1, pread(fd, &byte, 1, (off_t)position));
     byte ^= (uint8_t)(1u << bit);
@@ -105,8 +104,7 @@ TEST(without_an_index_a_damaged_header_still_costs_one_chunk)
 {
     make_log();
     for (unsigned i = 0; i < place_count; i++) {
-        struct file_path file;
-        file_path_numbered(&file, path, places[i].segment, INDEX_SUFFIX);
+        struct file_path file = file_path_numbered(path, places[i].segment, INDEX_SUFFIX);
         unlink(file.text);
     }
     expect_lost(UINT32_MAX);
@@ -137,9 +135,8 @@ TEST(damaged_index_records_cost_nothing)
     make_log();
     for (int i = 0; i < 200; i++) {
         const struct place *p = &places[test_random_below(place_count)];
-        struct file_path file;
         struct stat st;
-        file_path_numbered(&file, path, p->segment, INDEX_SUFFIX);
+        struct file_path file = file_path_numbered(path, p->segment, INDEX_SUFFIX);
         EXPECT_EQ(0, stat(file.text, &st));
         flip(p->segment, INDEX_SUFFIX, test_random_below((uint64_t)st.st_size), (unsigned)test_random_below(8));
     }
@@ -203,8 +200,7 @@ TEST(damage_in_what_was_durable_is_kept_by_recovery_and_costs_one_chunk)
         uint64_t at = round % 2 ? places[which].position + test_random_below(CHUNK_HEADER_BYTES) : somewhere(&places[which]);
         flip(places[which].segment, SEGMENT_SUFFIX, at, (unsigned)test_random_below(8));
         if (round % 3 == 0) { /* the newest index was not written back */
-            struct file_path file;
-            file_path_numbered(&file, path, places[place_count - 1].segment, INDEX_SUFFIX);
+            struct file_path file = file_path_numbered(path, places[place_count - 1].segment, INDEX_SUFFIX);
             unlink(file.text);
         }
         REQUIRE_OK(recover(&report));
@@ -281,9 +277,8 @@ TEST(an_empty_directory_and_one_with_noise_become_an_empty_log)
         char bytes[1000];
         mkdir(directory, 0750);
         if (noise) {
-            struct file_path file;
             test_random_fill(bytes, sizeof bytes);
-            file_path_numbered(&file, directory, 500, SEGMENT_SUFFIX);
+            struct file_path file = file_path_numbered(directory, 500, SEGMENT_SUFFIX);
             int fd = open(file.text, O_RDWR | O_CREAT, 0600);
             EXPECT_EQ(1000, write(fd, bytes, sizeof bytes));
             close(fd);

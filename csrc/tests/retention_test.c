@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "../log/retention.h"
+#include "../log/upkeep.h"
 
 #include "../log/handle.h"
 #include "log_help.h"

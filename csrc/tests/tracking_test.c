@@ -82,12 +82,11 @@ TEST(a_snapshot_reads_back_and_every_flipped_bit_is_noticed)
     EXPECT_MEM_EQ(t, &had, sizeof had);
     EXPECT_ERR(ERR_NOT_FOUND, tracking_snapshot_read(directory, 78, &had, &f));
 
-    struct file_path path;
     static uint8_t bytes[TRACKING_SNAPSHOT_BYTES_MAX];
     uint64_t segment;
     size_t size;
     int fd;
-    file_path_numbered(&path, directory, 77, TRACKING_SUFFIX);
+    struct file_path path = file_path_numbered(directory, 77, TRACKING_SUFFIX);
     EXPECT_OK(file_open(path.text, O_RDONLY, &fd, &f));
     EXPECT_OK(file_read(fd, path.text, bytes, sizeof bytes, 0, &size, &f));
     close(fd);

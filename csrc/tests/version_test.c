@@ -3,7 +3,7 @@
  * Whichever file of a log is of another version: recovery, appending, reading and retention refuse, say which file and
  * which versions, and leave every byte as it was.
  */
-#include "../log/version.h"
+#include "../log/upkeep.h"
 
 #include <dirent.h>
 

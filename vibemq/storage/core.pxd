@@ -475,7 +475,7 @@ cdef extern from "log/reader.h" nogil:
     err reader_skip_damaged(reader *r, fault *f)
 
 
-cdef extern from "log/recovery.h" nogil:
+cdef extern from "log/upkeep.h" nogil:
     enum:
         RECOVERY_CUTS_MAX
     struct recovery_cut:
@@ -492,11 +492,11 @@ cdef extern from "log/recovery.h" nogil:
     err recovery_run(const char *directory, const log_options *options, recovery_report *out, fault *f)
 
 
-cdef extern from "log/version.h" nogil:
+cdef extern from "log/upkeep.h" nogil:
     err version_check(const char *directory, fault *f)
 
 
-cdef extern from "log/retention.h" nogil:
+cdef extern from "log/upkeep.h" nogil:
     struct retention_report:
         uint64_t segments_dropped, bytes_dropped, first_offset
 
@@ -505,7 +505,7 @@ cdef extern from "log/retention.h" nogil:
     err retention_drop_before(log *l, uint64_t offset, retention_report *out, fault *f)
 
 
-cdef extern from "log/dump.h" nogil:
+cdef extern from "log/upkeep.h" nogil:
     struct dump_options:
         bint entries
         uint64_t limit

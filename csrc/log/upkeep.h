@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * upkeep: what is done to a log beside appending and reading: the look at its versions, recovery, retention, printing.
+ */
+#ifndef VIBEMQ_LOG_UPKEEP_H
+#define VIBEMQ_LOG_UPKEEP_H
+
+#include "log.h"
+
+/* ---- versions ----
+ *
+ * A file is of another version when its magic is right and, where its header has a check, that is right too, and only
+ * the version is not ours.  Anything else with wrong bytes is damaged: recovery knows what to do. */
+
+/* All files of a log's directory, before anything is written there.  ERR_VERSION names such a
+ * file, its version and ours.  ERR_NOT_FOUND (no such directory), ERR_IO, ERR_NO_MEMORY. */
+err version_check(const char *directory, struct fault *f);
+
+/* ---- recovery: make a log usable that was last written in another boot ----
+ *
+ * After a power cut anything past the last sync may be missing, torn or present.  The segments are scanned from the
+ * last position known to be durable; the log is cut at the first chunk whose header, CRC or offset is wrong, what is cut
+ * goes to quarantine (quarantine.h), the index is rewritten to match, tracking is rebuilt from the newest snapshot and the
+ * trailers after it, and a new control block is made.  A damaged tail never stops a stream from starting.  In the same
+ * boot there is nothing to do.  Only what is understood is touched: one file of another version, and nothing is
+ * written at all. */
+
+/* What was taken out of the log, and where it is kept. */
+struct recovery_cut {
+    uint64_t segment, position, bytes; /* position 0: the whole file */
+    char path[FAULT_WHERE_MAX_BYTES], kept[FAULT_WHERE_MAX_BYTES];
+};
+#define RECOVERY_CUTS_MAX 8u /* told one by one: a power cut rarely leaves more than a tail */
+
+struct recovery_report {
+    bool ran;                        /* false: same boot, nothing done */
+    uint64_t chunks_checked, bytes_checked;
+    uint32_t cut_count;              /* all of them, also those past the maximum */
+    uint64_t cut_bytes;              /* of all of them */
+    struct recovery_cut cuts[RECOVERY_CUTS_MAX];
+};
+
+/* Only while no other process has the log open.  `options` are those of the new control block; where there is
+ * nothing to recover, their limits are set (log_set_limits).
+ * ERR_VERSION: nothing was written.  After any other error it can be run again; what there was no room to keep is not cut. */
+err recovery_run(const char *directory, const struct log_options *options, struct recovery_report *out, struct fault *f);
+
+/* ---- retention: drop whole old segments by size and age; never the active one ----
+ *
+ * Rules: the RabbitMQ Streams protocol.  With durability `disk` a segment that is not durable yet is kept, so that
+ * recovery never looks for what it needs in vain. */
+
+struct retention_report { uint64_t segments_dropped, bytes_dropped, first_offset; };
+
+/* Apply the control block's limits now.  Readers with an open segment keep it. */
+err retention_run(struct log *l, struct retention_report *out, struct fault *f);
+
+/* Drop closed segments all of whose offsets are below `offset`, whatever the limits say: a
+ * queue's messages that are settled. */
+err retention_drop_before(struct log *l, uint64_t offset, struct retention_report *out, struct fault *f);
+
+/* Close the active segment if its oldest chunk is older than `age_ms`: age drops whole segments, so none may
+ * cover more time than is tolerable.  Sets *rolled. */
+err retention_roll_aged(struct log *l, int64_t age_ms, bool *rolled, struct fault *f);
+
+/* ---- printing ---- */
+
+struct dump_options {
+    bool entries;      /* also each entry: offset, kind, size, first bytes in hex */
+    uint64_t limit;    /* chunks or records at most; 0: all */
+};
+
+/* Print a .segment, .index, .tracking, control or tracking file, told apart by its magic.  `line` gets
+ * each line without a newline; a non-zero answer stops.  ERR_CORRUPT after the report of
+ * damaged chunks (the walk goes on past them by the index). */
+err dump_file(const char *path, const struct dump_options *options,
+              int (*line)(void *context, const char *text), void *context, struct fault *f);
+
+#endif
