@@ -2,7 +2,7 @@
  *
  * Any 32 bytes are an index record that writes back as the same bytes, or corrupt; the same for a header.
  */
-#include "../log/index.h"
+#include "../log/segment.h"
 
 #include <string.h>
 

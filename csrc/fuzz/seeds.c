@@ -14,7 +14,7 @@
 #include "../base/crc32.h"
 #include "../ledger/ledger.h"
 #include "../log/chunk.h"
-#include "../log/index.h"
+#include "../log/segment.h"
 #include "../log/offsets.h"
 #include "../log/tracking.h"
 

@@ -11,6 +11,7 @@
 
 #include "../base/crc32.h"
 #include "../base/grow.h"
+#include "segment.h"
 
 #define KEEP_BYTES (2u << 20)      /* of an array: a usual turn */
 #define FIRST_BYTES (64u << 10)

@@ -34,7 +34,6 @@
 #include "../base/check.h"
 #include "../base/error.h"
 #include "chunk.h"
-#include "index.h"
 
 #define BATCH_CHUNKS_MAX 512u            /* iovec limit 1024: header+entries and trailer of each */
 #define BATCH_BYTES_MAX (64u << 20)      /* a turn that has taken this in is persisted before it reads on */

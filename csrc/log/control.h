@@ -13,7 +13,7 @@
 #ifndef VIBEMQ_LOG_CONTROL_H
 #define VIBEMQ_LOG_CONTROL_H
 
-#include "../base/file.h"
+#include "../base/error.h"
 #include "../shm/mutex.h"
 #include "../shm/word.h"
 

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 
 #include "../base/bytes.h"
-#include "index.h"
 #include "offsets.h"
 #include "segment.h"
 

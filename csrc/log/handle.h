@@ -11,7 +11,6 @@
 #define VIBEMQ_LOG_HANDLE_H
 
 #include "../base/check.h"
-#include "index.h"
 #include "log.h"
 #include "segment.h"
 
@@ -51,5 +50,25 @@ err log_roll(struct log *l, struct commit *c, struct fault *f);
 /* The segments that exist for readers, rising: from the first retained to the active
  * one.  Cached until a segment comes or goes.  Closed segments are never empty in it. */
 err log_list(struct log *l, const struct segment_list **out, struct commit *committed, struct fault *f);
+
+/* ---- quarantine (quarantine.c) ---- */
+
+/* What earlier recoveries of a log put there is removed, oldest first, while it is more than this: about two segments. */
+#define QUARANTINE_EARLIER_BYTES_MAX (UINT64_C(1) << 30)
+
+/* Copy a segment's bytes from `position` up to `size`; the file stays as it is.  `*kept` is the copy's path.  What cannot be
+ * read is zeros there.  ERR_DISK_FULL, ERR_IO: nothing may be cut. */
+err quarantine_tail(const char *directory, uint64_t segment, uint64_t position, uint64_t size, uint32_t number,
+                    struct file_path *kept, struct fault *f);
+
+/* Rename a whole file.  ERR_NOT_FOUND when there is none. */
+err quarantine_file(const char *directory, uint64_t segment, const char *suffix, uint32_t number, struct file_path *kept,
+                    struct fault *f);
+
+/* After a recovery that began with epoch `first`: keep all it put there, and of earlier ones at most the limit. */
+err quarantine_trim(const char *directory, uint32_t first, struct fault *f);
+
+/* Remove what was last written before `oldest_ms` since 1970. */
+err quarantine_expire(const char *directory, int64_t oldest_ms, struct fault *f);
 
 #endif

@@ -4,7 +4,9 @@
  */
 #include "log.h"
 
+#include <libgen.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "handle.h"
 
@@ -13,15 +15,9 @@
 /* The directory that holds `directory`: its new entry is what must be durable. */
 static err sync_parent(const char *directory, struct fault *f)
 {
-    char parent[FILE_DIRECTORY_BYTES_MAX];
-    size_t size = strlen(directory);
-    CHECK(size < sizeof parent);
-    memcpy(parent, directory, size + 1);
-    while (size > 1 && parent[size - 1] == '/') parent[--size] = 0;
-    char *slash = strrchr(parent, '/');
-    if (!slash) return file_sync_directory(".", f);
-    slash[slash == parent] = 0; /* "/x" lies in "/" */
-    return file_sync_directory(parent, f);
+    char copy[FILE_DIRECTORY_BYTES_MAX];
+    CHECK(strlen(directory) < sizeof copy);
+    return file_sync_directory(dirname(strcpy(copy, directory)), f);
 }
 
 static err directory_allowed(const char *directory, struct fault *f)

@@ -12,6 +12,7 @@
 
 #include "../base/bytes.h"
 #include "../base/crc32.h"
+#include "../base/file.h"
 
 #define KIND_OFFSET 1u
 #define REFERENCE_AT 24u

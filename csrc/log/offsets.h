@@ -16,7 +16,9 @@
 #ifndef VIBEMQ_LOG_OFFSETS_H
 #define VIBEMQ_LOG_OFFSETS_H
 
-#include "../base/file.h"
+#include <stdbool.h>
+
+#include "../base/error.h"
 
 #define OFFSETS_MAGIC 0x564D514Fu /* "VMQO" */
 #define OFFSETS_VERSION 1u

@@ -1,16 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quarantine: copy or rename, and remove what is too much or too old.
+ * quarantine: what recovery takes out of a log, kept beside it for people: copied or renamed, and removed when it is
+ * too much or too old.
+ *
+ *   <20 digits>.segment.<position>.<number>.quarantine   the bytes of a segment from that position on
+ *   <20 digits>.<segment or index>.<number>.quarantine   a whole file
+ *
+ * The number is the epoch that the recovery ended, so it rises.  The log never reads these files; anybody may remove
+ * them at any time, they go with the log, and with age where the log's messages go with age.
+ *
+ * The order makes a power cut harmless: a copy is complete and durable, name and all, before the original is
+ * cut; a whole file is renamed, which is one stroke.  Done again, it ends the same.
  */
-#include "quarantine.h"
+#include "handle.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "../base/check.h"
-#include "segment.h"
 
 #define COPY_BYTES 65536u
 #define SECTOR_BYTES 4096u /* a read that fails is tried again in pieces of this size */

@@ -22,7 +22,6 @@
 
 #include "../base/grow.h"
 #include "handle.h"
-#include "quarantine.h"
 
 struct recovery {
     const char *directory;

@@ -8,7 +8,6 @@
 #include "upkeep.h"
 
 #include "handle.h"
-#include "quarantine.h"
 
 /* ---- deciding ---- */
 

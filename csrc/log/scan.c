@@ -2,15 +2,13 @@
  *
  * scan: headers, entries and trailers of a segment file, with every size checked.
  */
-#include "scan.h"
+#include "segment.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "../base/check.h"
 #include "../base/crc32.h"
-#include "index.h"
-#include "segment.h"
 
 #define PIECE_BYTES (32u << 10) /* on the stack of helper threads too */
 

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * segment: headers, files and the directory's list.
+ * segment: headers, files and the directory's list; the index's records to bytes and back, and a binary search that
+ * steps over damaged ones.
  */
 #include "segment.h"
 
 #include <stdlib.h>
 
 #include "../base/bytes.h"
-#include "index.h"
+#include "../base/crc32.h"
 
 void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HEADER_BYTES])
 {
@@ -130,4 +131,154 @@ uint32_t segment_list_find(const struct segment_list *list, uint64_t offset)
         else high = middle;
     }
     return low;
+}
+
+/* ---- the index ---- */
+
+#define RECORD_CRC_AT (INDEX_RECORD_BYTES - 4u)
+#define BLOCK_BYTES 4096u /* read at once: one system call serves the end of a search */
+#define RECORDS_PER_BLOCK (BLOCK_BYTES / INDEX_RECORD_BYTES)
+
+void index_header_write(uint64_t first_offset, uint32_t seed, uint8_t out[INDEX_HEADER_BYTES])
+{
+    bytes_store64(out + 8, first_offset);
+    bytes_store32(out + 16, seed);
+    bytes_store64(out + 20, 0);
+    file_header_seal(out, INDEX_HEADER_BYTES, INDEX_MAGIC, INDEX_VERSION);
+}
+
+err index_header_read(const char *path, const uint8_t *data, uint64_t size, uint64_t *first_offset, uint32_t *seed,
+                      struct fault *f)
+{
+    err e = file_header_check(path, data, size, INDEX_HEADER_BYTES, INDEX_MAGIC, INDEX_VERSION, f);
+    if (e) return e;
+    *first_offset = bytes_load64(data + 8);
+    *seed = bytes_load32(data + 16);
+    return OK;
+}
+
+/* Seeded, so a record of an earlier file of the same name never passes. */
+static uint32_t record_check(const uint8_t *data, uint32_t seed)
+{
+    uint8_t seed_bytes[4];
+    bytes_store32(seed_bytes, seed);
+    return crc32_update(crc32_update(0, seed_bytes, 4), data, RECORD_CRC_AT);
+}
+
+void index_record_write(const struct index_record *r, uint32_t seed, uint8_t out[INDEX_RECORD_BYTES])
+{
+    bytes_store64(out, r->chunk_id);
+    bytes_store64(out + 8, (uint64_t)r->timestamp_ms);
+    bytes_store32(out + 16, r->position);
+    bytes_store32(out + 20, r->chunk_bytes);
+    bytes_store32(out + 24, r->records);
+    bytes_store32(out + RECORD_CRC_AT, record_check(out, seed));
+}
+
+err index_record_read(const uint8_t *data, uint64_t size, uint32_t seed, struct index_record *out)
+{
+    if (size < INDEX_RECORD_BYTES) return ERR_TRUNCATED;
+    if (bytes_load32(data + RECORD_CRC_AT) != record_check(data, seed)) return ERR_CORRUPT;
+    struct reader_bytes r = bytes_reader(data, INDEX_RECORD_BYTES);
+    out->chunk_id = bytes_u64(&r);
+    out->timestamp_ms = (int64_t)bytes_u64(&r);
+    out->position = bytes_u32(&r);
+    out->chunk_bytes = bytes_u32(&r);
+    out->records = bytes_u32(&r);
+    return OK;
+}
+
+err index_create(const char *directory, uint64_t first_offset, uint32_t seed, int *fd, struct fault *f)
+{
+    struct file_path path = file_path_numbered(directory, first_offset, INDEX_SUFFIX);
+    uint8_t header[INDEX_HEADER_BYTES];
+    index_header_write(first_offset, seed, header);
+    return file_create(path.text, header, sizeof header, fd, f);
+}
+
+err index_seed(const char *directory, uint64_t first_offset, uint32_t *seed, struct fault *f)
+{
+    uint8_t header[INDEX_HEADER_BYTES];
+    size_t got;
+    uint64_t first;
+    struct file_path path = file_path_numbered(directory, first_offset, INDEX_SUFFIX);
+    err e = file_read_head(path.text, header, sizeof header, &got, f);
+    if (!e) e = index_header_read(path.text, header, got, &first, seed, f);
+    return !e && first != first_offset ? fault_set(f, ERR_CORRUPT, 0, path.text, 0, INDEX_HEADER_BYTES, got) : e;
+}
+
+/* ---- searching ---- */
+
+/* An open file, and the block of it that was read last. */
+struct index {
+    int fd;
+    uint32_t seed, block_bytes;
+    uint64_t block; /* which block of records `data` holds, UINT64_MAX: none */
+    uint8_t data[BLOCK_BYTES];
+};
+
+/* Record number `i`.  ERR_CORRUPT when its check fails. */
+static err index_get(struct index *ix, uint64_t i, struct index_record *out)
+{
+    uint64_t block = i / RECORDS_PER_BLOCK;
+    if (ix->block != block) {
+        size_t got;
+        ix->block = UINT64_MAX;
+        err e = file_read(ix->fd, NULL, ix->data, BLOCK_BYTES, INDEX_HEADER_BYTES + block * BLOCK_BYTES, &got, NULL);
+        if (e) return e;
+        ix->block = block;
+        ix->block_bytes = (uint32_t)got;
+    }
+    uint64_t at = i % RECORDS_PER_BLOCK * INDEX_RECORD_BYTES;
+    uint64_t left = at < ix->block_bytes ? ix->block_bytes - at : 0;
+    return index_record_read(ix->data + at, left, ix->seed, out) ? ERR_CORRUPT : OK;
+}
+
+static bool record_less(const struct index_record *r, enum index_key key, int64_t value)
+{
+    switch (key) {
+    case INDEX_BY_OFFSET: return r->chunk_id < (uint64_t)value;
+    case INDEX_BY_TIMESTAMP: return r->timestamp_ms < value;
+    case INDEX_BY_POSITION: return r->position < (uint64_t)value;
+    }
+    return false;
+}
+
+/* The good record nearest to `middle` in [low, high), upwards first.  ERR_CORRUPT when all are damaged. */
+static err index_nearest(struct index *ix, uint64_t low, uint64_t middle, uint64_t high, uint64_t *found,
+                         struct index_record *out)
+{
+    err e = ERR_CORRUPT;
+    for (uint64_t i = middle; i < high && e == ERR_CORRUPT; i++) e = index_get(ix, *found = i, out);
+    for (uint64_t i = middle; i > low && e == ERR_CORRUPT; i--) e = index_get(ix, *found = i - 1, out);
+    return e;
+}
+
+err index_find(const struct scan *s, uint64_t count, enum index_key key, int64_t value, bool below,
+               struct index_record *out, struct fault *f)
+{
+    struct index ix = {.seed = s->seed, .block = UINT64_MAX};
+    struct file_path path;
+    uint64_t size = 0, at = 0;
+    bool some = false;
+    err e = file_open_numbered(&path, s->directory, s->segment, INDEX_SUFFIX, O_RDONLY, &ix.fd, f);
+    if (e) return e;
+    e = file_size(ix.fd, path.text, &size, f);
+    uint64_t held = size < INDEX_HEADER_BYTES ? 0 : (size - INDEX_HEADER_BYTES) / INDEX_RECORD_BYTES;
+    uint64_t low = 0, high = count < held ? count : held; /* no record past it is ever looked at */
+    while (!e && low < high) {
+        struct index_record r;
+        uint64_t middle = low + (high - low) / 2;
+        if (index_nearest(&ix, low, middle, high, &at, &r)) break;
+        bool less = record_less(&r, key, value);
+        if (less == below) {
+            *out = r;
+            some = true;
+        }
+        /* What lies between the middle and the record that was found is damaged. */
+        if (less) low = at < middle ? high : at + 1;
+        else high = at < middle ? at : middle;
+    }
+    file_close(&ix.fd);
+    return e || some ? e : ERR_NOT_FOUND;
 }

@@ -20,7 +20,7 @@ err version_check(const char *directory, struct fault *f);
  *
  * After a power cut anything past the last sync may be missing, torn or present.  The segments are scanned from the
  * last position known to be durable; the log is cut at the first chunk whose header, CRC or offset is wrong, what is cut
- * goes to quarantine (quarantine.h), the index is rewritten to match, tracking is rebuilt from the newest snapshot and the
+ * goes to quarantine (quarantine.c), the index is rewritten to match, tracking is rebuilt from the newest snapshot and the
  * trailers after it, and a new control block is made.  A damaged tail never stops a stream from starting.  In the same
  * boot there is nothing to do.  Only what is understood is touched: one file of another version, and nothing is
  * written at all. */

@@ -8,50 +8,36 @@
 #include "../base/bytes.h"
 #include "../base/crc32.h"
 #include "control.h"
-#include "index.h"
-#include "offsets.h"
 #include "segment.h"
+#include "offsets.h"
 #include "tracking.h"
 #include "upkeep.h"
 
 #define HEAD_BYTES 64u
 #define PIECE_BYTES (32u << 10)
 
-enum order { BIG_ENDIAN_ORDER, MACHINE_ORDER };
-enum check { CHECK_NONE, CHECK_HEADER, CHECK_FILE }; /* a CRC-32 over: nothing; the header before it; the file before it */
+#define MAPPED 0u /* without any check */
+#define CHECKED_WHOLE UINT32_MAX /* the last four bytes of the file are the check of all before them */
 
 static const struct kind {
-    const char *name;   /* of the only one, or */
-    const char *suffix; /* of those that are numbered */
+    const char *name; /* of the only one, or a suffix of those that are numbered */
     uint32_t magic, version;
-    enum order order;
-    enum check check;
-    uint32_t header_bytes; /* of CHECK_HEADER: the check is its last four */
+    uint32_t header_bytes; /* with the check in the last four of them */
 } kinds[] = {
-    {"control", NULL, CONTROL_MAGIC, CONTROL_VERSION, MACHINE_ORDER, CHECK_NONE, 0},
-    {"tracking", NULL, TRACKING_MAGIC, TRACKING_VERSION, MACHINE_ORDER, CHECK_NONE, 0},
-    {"offsets", NULL, OFFSETS_MAGIC, OFFSETS_VERSION, BIG_ENDIAN_ORDER, CHECK_HEADER, OFFSETS_HEADER_BYTES},
-    {NULL, SEGMENT_SUFFIX, SEGMENT_MAGIC, SEGMENT_VERSION, BIG_ENDIAN_ORDER, CHECK_HEADER, SEGMENT_HEADER_BYTES},
-    {NULL, INDEX_SUFFIX, INDEX_MAGIC, INDEX_VERSION, BIG_ENDIAN_ORDER, CHECK_HEADER, INDEX_HEADER_BYTES},
-    {NULL, TRACKING_SUFFIX, TRACKING_SNAPSHOT_MAGIC, TRACKING_VERSION, BIG_ENDIAN_ORDER, CHECK_FILE, 0},
+    {"control", CONTROL_MAGIC, CONTROL_VERSION, MAPPED},
+    {"tracking", TRACKING_MAGIC, TRACKING_VERSION, MAPPED},
+    {"offsets", OFFSETS_MAGIC, OFFSETS_VERSION, OFFSETS_HEADER_BYTES},
+    {SEGMENT_SUFFIX, SEGMENT_MAGIC, SEGMENT_VERSION, SEGMENT_HEADER_BYTES},
+    {INDEX_SUFFIX, INDEX_MAGIC, INDEX_VERSION, INDEX_HEADER_BYTES},
+    {TRACKING_SUFFIX, TRACKING_SNAPSHOT_MAGIC, TRACKING_VERSION, CHECKED_WHOLE},
 };
 
 static const struct kind *kind_of(const char *name)
 {
     uint64_t first;
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        const struct kind *k = &kinds[i];
-        if (k->name ? strcmp(name, k->name) == 0 : file_name_parse(name, k->suffix, &first)) return k;
-    }
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (strcmp(name, kinds[i].name) == 0 || file_name_parse(name, kinds[i].name, &first)) return &kinds[i];
     return NULL;
-}
-
-static uint32_t word(const uint8_t *data, enum order order)
-{
-    if (order == BIG_ENDIAN_ORDER) return bytes_load32(data);
-    uint32_t value;
-    memcpy(&value, data, sizeof value);
-    return value;
 }
 
 /* Does the CRC-32 in the last four bytes of a file hold?  Only asked where the version is not ours. */
@@ -86,15 +72,18 @@ static err check_one(void *context, const char *directory, const char *name, str
     if (e) return e == ERR_NOT_FOUND ? OK : e; /* retention may be at work */
     uint8_t head[HEAD_BYTES] = {0};
     size_t got;
+    bool right = false;
     e = file_read(fd, path.text, head, sizeof head, 0, &got, f);
-    bool other = !e && got >= 8 && word(head, k->order) == k->magic && word(head + 4, k->order) != k->version;
-    if (other && k->check == CHECK_HEADER)
-        other = file_header_check(path.text, head, got, k->header_bytes, k->magic, k->version, NULL) == ERR_VERSION;
-    if (other && k->check == CHECK_FILE) e = file_check(fd, path.text, &other, f);
+    if (!e && k->header_bytes == MAPPED) e = file_page_version(path.text, head, got, k->magic, k->version, f);
+    else if (!e && k->header_bytes != CHECKED_WHOLE)
+        e = file_header_check(path.text, head, got, k->header_bytes, k->magic, k->version, f);
+    else if (!e && bytes_load32(head) == k->magic && bytes_load32(head + 4) != k->version) {
+        e = file_check(fd, path.text, &right, f);
+        if (!e && right) e = fault_set(f, ERR_VERSION, 0, path.text, 4, k->version, bytes_load32(head + 4));
+    }
     file_close(&fd);
-    /* A sector that cannot be read says nothing of a version: it is damage. */
-    if (e) return e == ERR_IO ? OK : e;
-    return other ? fault_set(f, ERR_VERSION, 0, path.text, 4, k->version, word(head + 4, k->order)) : OK;
+    /* Anything else that is wrong, a sector that cannot be read too, says nothing of a version: it is damage. */
+    return e == ERR_IO || e == ERR_CORRUPT || e == ERR_TRUNCATED ? OK : e;
 }
 
 err version_check(const char *directory, struct fault *f) { return file_each(directory, check_one, NULL, f); }

@@ -3,7 +3,7 @@
  * What recovery takes out of a log is kept byte for byte before anything is cut, within bounds; and where it
  * cannot be kept, nothing is cut.
  */
-#include "../log/quarantine.h"
+#include "../log/handle.h"
 
 #include <dirent.h>
 #include <errno.h>

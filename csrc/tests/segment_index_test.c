@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "../log/index.h"
+#include "../log/segment.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include "../base/file.h"
-#include "../log/segment.h"
 #include "log_help.h"
 
 #define SEED 0x12345678u
