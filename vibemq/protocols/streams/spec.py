@@ -4,7 +4,12 @@
 COMMANDS is the only description of the wire in this tree: the codec compiles its plans from it, the
 exhaustive tests walk it and the table in README.md is printed from it, so the three cannot disagree.
 
-A field is written as on the wire, in wire order. Its type is one of
+Fields stand in wire order, each as `name type`, then what else there is to say of it:
+  if F is 4 or 5                  only there where the field F before it has one of these values
+  since version 2                 not in version 1
+  , may be absent                 as the last field it may be missing, which reads as its default
+  = value                         what an encoder writes when the caller says nothing; otherwise it must be said
+Behind a code that is not OK everything may be left out, and is written as zero or empty. A type is one of
   u8 u16 u32 u64 i16 i32 i64      big-endian integers
   string                          i16 length and UTF-8; length -1 reads as the empty string
   nullable_string                 the same, but -1 reads as None (a filter value)
@@ -13,18 +18,20 @@ A field is written as on the wire, in wire order. Its type is one of
   map_to_end                      the same as the last field, but read to the end of the frame whatever the count says:
                                   one client writes the map's size in bytes there
   statistics                      i32 count of pairs (string, i64)
-  array<T>                        i32 count of T
+  array<T>                        i32 count of T; of Name{ fields }: of records, tuples Name
   offset_type, offset_type_or_none   u16, an OffsetType
   offset                          u64, or i64 after OffsetType.TIMESTAMP
   entry                           what a publisher sends and a chunk holds: a message or a SubBatch
   chunk                           CHUNK_HEADER, then the entries
-or an Items, an i32 count of small records.
 """
 
 from __future__ import annotations
 
+import re
+from ast import literal_eval
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 
 # ---- ports and framing ----
 
@@ -178,29 +185,17 @@ class Items:
     name: str
     fields: tuple[Field, ...]
 
-    def __str__(self) -> str:
-        texts = (f"{f.name} {f.type}" + (f" since version {f.since}" if f.since > 1 else "") for f in self.fields)
-        return "array<{ " + ", ".join(texts) + " }>"
-
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a frame.
-
-    since: the first version of the command that has it.
-    only_if: (an earlier field, its values with which this one is on the wire at all).
-    may_be_absent: as the last field it may be missing, which reads as its default.
-    default: what an encoder writes when the caller says nothing; None means that it must be said.
-    on_error: what an encoder writes in a response whose code is not OK: the field is there all the same.
-    """
+    """One field of a frame; `only_if`: an earlier field, and its values with which this one is on the wire at all."""
 
     name: str
     type: str | Items
-    since: int = 1
-    only_if: tuple[str, tuple[int, ...]] | None = None
-    may_be_absent: bool = False
-    default: object = None
-    on_error: object = None
+    since: int
+    only_if: tuple[str, tuple[int, ...]] | None
+    may_be_absent: bool
+    default: object  # None: it must be said
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +203,17 @@ class Layout:
     """One frame's body. `ignored_tail_size_bytes`: a tail of exactly this size is tolerated and dropped."""
 
     name: str
+    text: str
     fields: tuple[Field, ...]
     ignored_tail_size_bytes: int = 0
 
     @property
     def has_correlation_id(self) -> bool:
-        return bool(self.fields) and self.fields[0].name == "correlation_id"
+        return self.fields[:1] == (CORRELATION_ID,)
 
     @property
     def has_code(self) -> bool:
-        return any(field is CODE for field in self.fields[:2])
+        return CODE in self.fields[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,264 +223,147 @@ class Command:
     key: AnyKey
     sent_by: frozenset[str]
     request: Layout
-    response: Layout | None = None
-    version_max: int = 1
-    exchanged: bool = False  # listed in the server's answer to ExchangeCommandVersions
+    response: Layout | None
+    version_max: int
 
     @property
     def name(self) -> str:
         return self.request.name
 
     @property
+    def answered_by(self) -> frozenset[str]:
+        return BOTH if self.sent_by == BOTH else BOTH - self.sent_by
+
+    @property
     def versions(self) -> range:
         return range(1, self.version_max + 1)
 
 
-CORRELATION_ID = Field("correlation_id", "u32")
-CODE = Field("code", "u16")
-STREAM = Field("stream", "string")
-NAME = Field("name", "string")
-PUBLISHER_ID = Field("publisher_id", "u8")
-SUBSCRIPTION_ID = Field("subscription_id", "u8")
-PROPERTIES = Field("properties", "map_to_end", may_be_absent=True, default={})
-OFFSET_TYPE = Field("offset_type", "offset_type")
-OFFSET_VALUE = Field("offset_value", "offset", only_if=("offset_type", (4, 5)), default=0)
-STREAMS = Field("streams", "array<string>", on_error=())
-VERSIONS = Field(
-    "versions",
-    Items("CommandVersions", (Field("key", "u16"), Field("version_min", "u16"), Field("version_max", "u16"))),
-    default=(),
-    on_error=(),
+_FIELD = re.compile(
+    r"(?P<name>\w+) (?P<type>array<(?P<items>\w+)\{ (?P<fields>.*) \}>|\S+)"
+    r"(?: if (?P<if>\w+) is (?P<values>\d+( or \d+)*))?(?: since version (?P<since>\d))?"
+    r"(?P<absent>, may be absent)?(?: = (?P<default>.+))?"
 )
 
+
+@cache
+def field_of(text: str) -> Field:
+    found = _FIELD.fullmatch(text)
+    assert found is not None, text
+    return Field(
+        name=found["name"],
+        type=Items(found["items"], _fields(found["fields"], ", ")) if found["items"] else found["type"],
+        since=int(found["since"] or 1),
+        only_if=(found["if"], tuple(map(int, found["values"].split(" or ")))) if found["if"] else None,
+        may_be_absent=found["absent"] is not None,
+        default=literal_eval(found["default"] or "None"),
+    )
+
+
+def _fields(text: str, between: str = "; ") -> tuple[Field, ...]:
+    return tuple(field_of(part) for part in text.split(between) if part)
+
+
+def _layout(name: str, text: str, ignored_tail_size_bytes: int = 0) -> Layout:
+    return Layout(name, text, _fields(text), ignored_tail_size_bytes)
+
+
+CORRELATION_ID, CODE = field_of("correlation_id u32"), field_of("code u16")
 CLIENT, SERVER, BOTH = frozenset({"client"}), frozenset({"server"}), frozenset({"client", "server"})
 
 
-def _request(name: str, *fields: Field) -> Layout:
-    return Layout(name, (CORRELATION_ID, *fields))
-
-
-def _response(name: str, *fields: Field) -> Layout:
-    return Layout(name + "Response", (CORRELATION_ID, CODE, *fields))
+def _one_way(
+    sent_by: frozenset[str], name: str, text: str, response: Layout | None = None, versions: int = 1
+) -> Command:
+    constant = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).upper()
+    key: AnyKey = ExtensionKey[constant] if constant in ExtensionKey.__members__ else Key[constant]
+    return Command(key, sent_by, _layout(name, text), response, versions)
 
 
 def _exchange(
-    key: AnyKey, name: str, *fields: Field, answer: tuple[Field, ...] = (), exchanged: bool = True
+    name: str, text: str, answer: str = "", sent_by: frozenset[str] = CLIENT, ignored_tail_size_bytes: int = 0
 ) -> Command:
-    """The common shape: the client asks with a correlation id and the server answers with a code."""
-    return Command(key, CLIENT, _request(name, *fields), _response(name, *answer), exchanged=exchanged)
+    """The common shape: one side asks with a correlation id and the other answers with a code."""
+    answer = "; ".join(filter(None, ("correlation_id u32; code u16", answer)))
+    response = _layout(name + "Response", answer, ignored_tail_size_bytes)
+    return _one_way(sent_by, name, "; ".join(filter(None, ("correlation_id u32", text))), response)
 
 
-_TUNE = Layout("Tune", (Field("frame_max", "u32"), Field("heartbeat", "u32")))
+_ATTACH = "offset_type offset_type; offset_value offset if offset_type is 4 or 5 = 0"
+_PROPERTIES = "properties map_to_end, may be absent = {}"
+_VERSIONS = "versions array<CommandVersions{ key u16, version_min u16, version_max u16 }> = ()"
+_TUNE = "frame_max u32; heartbeat u32"
 
 COMMANDS: tuple[Command, ...] = (
-    _exchange(
-        Key.DECLARE_PUBLISHER, "DeclarePublisher", PUBLISHER_ID, Field("reference", "string", default=""), STREAM
-    ),
-    Command(
-        Key.PUBLISH,
+    _exchange("DeclarePublisher", 'publisher_id u8; reference string = ""; stream string'),
+    _one_way(
         CLIENT,
-        Layout(
-            "Publish",
-            (
-                PUBLISHER_ID,
-                Field(
-                    "messages",
-                    Items(
-                        "PublishedMessage",
-                        (
-                            Field("publishing_id", "u64"),
-                            Field("filter_value", "nullable_string", since=2),
-                            Field("data", "entry"),
-                        ),
-                    ),
-                ),
-            ),
-        ),
-        version_max=2,
-        exchanged=True,
+        "Publish",
+        "publisher_id u8; messages array<PublishedMessage{"
+        " publishing_id u64, filter_value nullable_string since version 2, data entry }>",
+        versions=2,
     ),
-    Command(
-        Key.PUBLISH_CONFIRM, SERVER, Layout("PublishConfirm", (PUBLISHER_ID, Field("publishing_ids", "array<u64>")))
+    _one_way(SERVER, "PublishConfirm", "publisher_id u8; publishing_ids array<u64>"),
+    _one_way(SERVER, "PublishError", "publisher_id u8; errors array<PublishingError{ publishing_id u64, code u16 }>"),
+    _exchange("QueryPublisherSequence", "reference string; stream string", "sequence u64"),
+    _exchange("DeletePublisher", "publisher_id u8"),
+    _exchange("Subscribe", f"subscription_id u8; stream string; {_ATTACH}; credit u16; {_PROPERTIES}"),
+    _one_way(SERVER, "Deliver", "subscription_id u8; committed_chunk_id u64 since version 2; chunk chunk", versions=2),
+    # Answered only on error, and without a correlation id.
+    _one_way(
+        CLIENT, "Credit", "subscription_id u8; credit i16", _layout("CreditResponse", "code u16; subscription_id u8")
     ),
-    Command(
-        Key.PUBLISH_ERROR,
-        SERVER,
-        Layout(
-            "PublishError",
-            (
-                PUBLISHER_ID,
-                Field("errors", Items("PublishingError", (Field("publishing_id", "u64"), Field("code", "u16")))),
-            ),
-        ),
-    ),
-    _exchange(
-        Key.QUERY_PUBLISHER_SEQUENCE,
-        "QueryPublisherSequence",
-        Field("reference", "string"),
-        STREAM,
-        answer=(Field("sequence", "u64", on_error=0),),
-    ),
-    _exchange(Key.DELETE_PUBLISHER, "DeletePublisher", PUBLISHER_ID),
-    _exchange(
-        Key.SUBSCRIBE,
-        "Subscribe",
-        SUBSCRIPTION_ID,
-        STREAM,
-        OFFSET_TYPE,
-        OFFSET_VALUE,
-        Field("credit", "u16"),
-        PROPERTIES,
-    ),
-    Command(
-        Key.DELIVER,
-        SERVER,
-        Layout("Deliver", (SUBSCRIPTION_ID, Field("committed_chunk_id", "u64", since=2), Field("chunk", "chunk"))),
-        version_max=2,
-    ),
-    Command(
-        Key.CREDIT,
+    _one_way(CLIENT, "StoreOffset", "reference string; stream string; offset u64"),
+    _exchange("QueryOffset", "reference string; stream string", "offset u64"),
+    _exchange("Unsubscribe", "subscription_id u8"),
+    _exchange("Create", "stream string; arguments map = {}"),
+    _exchange("Delete", "stream string"),
+    _one_way(
         CLIENT,
-        Layout("Credit", (SUBSCRIPTION_ID, Field("credit", "i16"))),
-        Layout("CreditResponse", (CODE, SUBSCRIPTION_ID)),  # only on error, and without a correlation id
-        exchanged=True,
-    ),
-    Command(
-        Key.STORE_OFFSET,
-        CLIENT,
-        Layout("StoreOffset", (Field("reference", "string"), STREAM, Field("offset", "u64"))),
-        exchanged=True,
-    ),
-    _exchange(
-        Key.QUERY_OFFSET,
-        "QueryOffset",
-        Field("reference", "string"),
-        STREAM,
-        answer=(Field("offset", "u64", on_error=0),),
-    ),
-    _exchange(Key.UNSUBSCRIBE, "Unsubscribe", SUBSCRIPTION_ID),
-    _exchange(Key.CREATE, "Create", STREAM, Field("arguments", "map", default={})),
-    _exchange(Key.DELETE, "Delete", STREAM),
-    Command(
-        Key.METADATA,
-        CLIENT,
-        _request("Metadata", STREAMS),
-        Layout(  # no code for the frame: each stream has its own
+        "Metadata",
+        "correlation_id u32; streams array<string>",
+        _layout(  # no code for the frame: each stream has its own
             "MetadataResponse",
-            (
-                CORRELATION_ID,
-                Field(
-                    "brokers",
-                    Items("Broker", (Field("ref", "u16"), Field("host", "string"), Field("port", "u32"))),
-                ),
-                Field(
-                    "streams",
-                    Items(
-                        "StreamMetadata",
-                        (STREAM, CODE, Field("leader_ref", "u16"), Field("replica_refs", "array<u16>")),
-                    ),
-                ),
-            ),
-        ),
-        exchanged=True,
-    ),
-    Command(Key.METADATA_UPDATE, SERVER, Layout("MetadataUpdate", (CODE, STREAM))),
-    _exchange(
-        Key.PEER_PROPERTIES,
-        "PeerProperties",
-        Field("properties", "map_to_end", default={}),
-        answer=(Field("properties", "map", on_error={}),),
-        exchanged=False,
-    ),
-    _exchange(
-        Key.SASL_HANDSHAKE,
-        "SaslHandshake",
-        answer=(Field("mechanisms", "array<string>", on_error=()),),
-        exchanged=False,
-    ),
-    _exchange(
-        Key.SASL_AUTHENTICATE,
-        "SaslAuthenticate",
-        Field("mechanism", "string"),
-        Field("data", "bytes", default=b""),
-        answer=(Field("challenge", "bytes", only_if=("code", (Code.SASL_CHALLENGE,)), default=b"", on_error=b""),),
-        exchanged=False,
-    ),
-    Command(Key.TUNE, BOTH, _TUNE, _TUNE),  # clients answer with either key
-    _exchange(
-        Key.OPEN,
-        "Open",
-        Field("virtual_host", "string", default="/"),
-        answer=(Field("properties", "map", only_if=("code", (Code.OK,)), default={}, on_error={}),),
-        exchanged=False,
-    ),
-    Command(Key.CLOSE, BOTH, _request("Close", CODE, Field("reason", "string")), _response("Close"), exchanged=True),
-    Command(Key.HEARTBEAT, BOTH, Layout("Heartbeat", ()), exchanged=True),
-    _exchange(Key.ROUTE, "Route", Field("routing_key", "string"), Field("super_stream", "string"), answer=(STREAMS,)),
-    _exchange(Key.PARTITIONS, "Partitions", Field("super_stream", "string"), answer=(STREAMS,)),
-    Command(
-        Key.CONSUMER_UPDATE,
-        SERVER,
-        _request("ConsumerUpdate", SUBSCRIPTION_ID, Field("active", "u8")),
-        Layout(
-            "ConsumerUpdateResponse",
-            (CORRELATION_ID, CODE, Field("offset_type", "offset_type_or_none", on_error=0), OFFSET_VALUE),
-            ignored_tail_size_bytes=8,  # one client writes an offset after every type
+            "correlation_id u32; brokers array<Broker{ ref u16, host string, port u32 }>; "
+            "streams array<StreamMetadata{ stream string, code u16, leader_ref u16, replica_refs array<u16> }>",
         ),
     ),
-    _exchange(Key.EXCHANGE_COMMAND_VERSIONS, "ExchangeCommandVersions", VERSIONS, answer=(VERSIONS,), exchanged=False),
-    _exchange(Key.STREAM_STATS, "StreamStats", STREAM, answer=(Field("statistics", "statistics", on_error={}),)),
+    _one_way(SERVER, "MetadataUpdate", "code u16; stream string"),
+    _exchange("PeerProperties", "properties map_to_end = {}", "properties map"),
+    _exchange("SaslHandshake", "", "mechanisms array<string>"),
+    _exchange("SaslAuthenticate", "mechanism string; data bytes = b''", "challenge bytes if code is 10 = b''"),
+    _one_way(BOTH, "Tune", _TUNE, _layout("Tune", _TUNE)),  # clients answer with either key
+    _exchange("Open", "virtual_host string = '/'", "properties map if code is 1 = {}"),
+    _exchange("Close", "code u16; reason string", sent_by=BOTH),
+    _one_way(BOTH, "Heartbeat", ""),
+    _exchange("Route", "routing_key string; super_stream string", "streams array<string>"),
+    _exchange("Partitions", "super_stream string", "streams array<string>"),
     _exchange(
-        Key.CREATE_SUPER_STREAM,
-        "CreateSuperStream",
-        NAME,
-        Field("partitions", "array<string>"),
-        Field("binding_keys", "array<string>"),
-        Field("arguments", "map", default={}),
+        "ConsumerUpdate",
+        "subscription_id u8; active u8",
+        "offset_type offset_type_or_none; offset_value offset if offset_type is 4 or 5 = 0",
+        sent_by=SERVER,
+        ignored_tail_size_bytes=8,  # one client writes an offset after every type
     ),
-    _exchange(Key.DELETE_SUPER_STREAM, "DeleteSuperStream", NAME),
+    _exchange("ExchangeCommandVersions", _VERSIONS, _VERSIONS),
+    _exchange("StreamStats", "stream string", "statistics statistics"),
     _exchange(
-        Key.RESOLVE_OFFSET_SPEC,
-        "ResolveOffsetSpec",
-        STREAM,
-        OFFSET_TYPE,
-        OFFSET_VALUE,
-        PROPERTIES,
-        answer=(
-            Field("offset_type", "offset_type", default=OffsetType.OFFSET, on_error=OffsetType.OFFSET),
-            Field("offset", "u64", on_error=0),
-        ),
+        "CreateSuperStream", "name string; partitions array<string>; binding_keys array<string>; arguments map = {}"
+    ),
+    _exchange("DeleteSuperStream", "name string"),
+    _exchange(
+        "ResolveOffsetSpec", f"stream string; {_ATTACH}; {_PROPERTIES}", "offset_type offset_type = 4; offset u64"
     ),
 )
 
 EXTENSIONS: tuple[Command, ...] = (
-    _exchange(  # in the order of their names, from the first that is not before `first`; none is the end
-        ExtensionKey.LIST_STREAMS,
-        "ListStreams",
-        Field("first", "string"),
-        Field("count", "u16"),
-        answer=(
-            Field(
-                "streams",
-                Items("ListedStream", (NAME, Field("is_queue", "u8"), Field("arguments", "map"))),
-                on_error=(),
-            ),
-        ),
-        exchanged=False,
-    ),
+    # In the order of their names, from the first that is not before `first`; none is the end.
     _exchange(
-        ExtensionKey.LIST_OFFSETS,
-        "ListOffsets",
-        STREAM,
-        answer=(
-            Field(
-                "offsets",
-                Items("StoredOffset", (Field("reference", "string"), Field("offset", "u64"))),
-                on_error=(),
-            ),
-        ),
-        exchanged=False,
+        "ListStreams",
+        "first string; count u16",
+        "streams array<ListedStream{ name string, is_queue u8, arguments map }>",
     ),
+    _exchange("ListOffsets", "stream string", "offsets array<StoredOffset{ reference string, offset u64 }>"),
 )
 
 COMMAND_BY_KEY: dict[int, Command] = {int(command.key): command for command in COMMANDS + EXTENSIONS}
@@ -497,28 +376,23 @@ def markdown_table(commands: tuple[Command, ...] = COMMANDS) -> str:
         versions = "1" if command.version_max == 1 else f"1 to {command.version_max}"
         rows.append(_row(int(command.key), command.request, command.sent_by, versions))
         if command.response is not None:
-            answers = command.sent_by if len(command.sent_by) == 2 else BOTH - command.sent_by
-            rows.append(_row(command.key | RESPONSE_BIT, command.response, answers, "1"))
+            rows.append(_row(command.key | RESPONSE_BIT, command.response, command.answered_by, "1"))
     return "\n".join(rows) + "\n"
 
 
 def _row(key: int, layout: Layout, sent_by: frozenset[str], versions: str) -> str:
-    fields = []
-    for field in layout.fields:
-        condition = (
-            f" if {field.only_if[0]} is {' or '.join(map(str, map(int, field.only_if[1])))}" if field.only_if else ""
-        )
-        since = f" since version {field.since}" if field.since > 1 else ""
-        absent = ", may be absent" if field.may_be_absent else ""
-        fields.append(f"`{field.name}` {field.type}{condition}{since}{absent}")
-    return (
-        f"| {key:#06x} | {layout.name} | {' and '.join(sorted(sent_by))} | {versions} | {'; '.join(fields) or 'none'} |"
-    )
+    text = re.sub(r" = [^;]+|(?<=array<)\w+(?=\{)", "", layout.text)
+    fields = re.sub(r"(^|; )(\w+)", r"\1`\2`", text) or "none"
+    return f"| {key:#06x} | {layout.name} | {' and '.join(sorted(sent_by))} | {versions} | {fields} |"
 
 
-# The server's answer to ExchangeCommandVersions. One client looks Publish up by position, so the order is part of it.
+# The server's answer to ExchangeCommandVersions: what clients send, but for the handshake and the exchange itself.
+# One client looks Publish up by position, so the order is part of it.
+_NOT_EXCHANGED = (*range(Key.PEER_PROPERTIES, Key.OPEN + 1), Key.EXCHANGE_COMMAND_VERSIONS)
 COMMAND_VERSIONS: tuple[tuple[int, int, int], ...] = tuple(
-    (int(command.key), 1, command.version_max) for command in COMMANDS if command.exchanged
+    (int(command.key), 1, command.version_max)
+    for command in COMMANDS
+    if "client" in command.sent_by and command.key not in _NOT_EXCHANGED
 )
 #: What our own clients are told besides.
 EXTENSION_VERSIONS: tuple[tuple[int, int, int], ...] = tuple((int(command.key), 1, 1) for command in EXTENSIONS)
@@ -526,19 +400,10 @@ EXTENSION_VERSIONS: tuple[tuple[int, int, int], ...] = tuple((int(command.key), 
 # ---- chunks: the same 48 bytes on disk and on the wire ----
 
 CHUNK_MAGIC_VERSION = 0x50
-CHUNK_HEADER: tuple[Field, ...] = (
-    Field("magic_version", "u8", default=CHUNK_MAGIC_VERSION),
-    Field("chunk_type", "u8", default=ChunkType.USER),
-    Field("entries", "u16"),  # a sub-batch counts 1
-    Field("records", "u32"),  # messages: a sub-batch counts all of its own
-    Field("timestamp_ms", "i64"),
-    Field("epoch", "u64", default=1),
-    Field("chunk_id", "u64"),  # offset of the first record
-    Field("crc", "u32"),  # CRC-32 (IEEE) of the entries alone
-    Field("data_size", "u32"),
-    Field("trailer_size", "u32", default=0),
-    Field("bloom_size", "u8", default=0),
-    Field("reserved", "u24", default=0),
+# A sub-batch counts as one entry, and each of its messages as a record; the CRC-32 (IEEE) is that of the entries alone.
+CHUNK_HEADER = _fields(
+    "magic_version u8 = 0x50; chunk_type u8 = 0; entries u16; records u32; timestamp_ms i64; epoch u64 = 1; "
+    "chunk_id u64; crc u32; data_size u32; trailer_size u32 = 0; bloom_size u8 = 0; reserved u24 = 0"
 )
 CHUNK_HEADER_SIZE_BYTES = 48
 
