@@ -3,19 +3,10 @@
 
 from typing import Any, NamedTuple
 
-from vibemq.errors import ProtocolError, VibeMQError
+from vibemq import errors
+from vibemq.errors import UnencodableValue as UnencodableValue
 
-class MalformedFrame(ProtocolError, ValueError):
-    where: str
-    needed: str
-    had: str
-    def __init__(self, where: str, needed: str, had: str) -> None: ...
-
-class UnencodableValue(VibeMQError, ValueError):
-    where: str
-    needed: str
-    had: str
-    def __init__(self, where: str, needed: str, had: str) -> None: ...
+class MalformedFrame(errors.MalformedFrame): ...
 
 class SubBatch(NamedTuple):
     compression: int

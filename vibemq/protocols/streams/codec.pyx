@@ -22,25 +22,18 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-from vibemq.errors import ProtocolError, VibeMQError
+from vibemq import errors
+from vibemq.errors import UnencodableValue
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.spec import CHUNK_HEADER, COMMANDS, EXTENSIONS, RESPONSE_BIT, Items, Key, field_of
 
 
-class MalformedFrame(ProtocolError, ValueError):
-    """The peer's bytes are not the command they claim to be: where, what was needed there, what there was."""
+class MalformedFrame(errors.MalformedFrame):
+    """The peer's bytes are not the command they claim to be."""
 
     def __init__(self, where, needed, had):
-        super().__init__(f"{where}: needed {needed}, had {had}", code=int(spec.Code.UNKNOWN_FRAME))
-        self.where, self.needed, self.had = where, needed, had
-
-
-class UnencodableValue(VibeMQError, ValueError):
-    """Our own caller gave a value that the wire cannot carry: where, what was needed there, what there was."""
-
-    def __init__(self, where, needed, had):
-        super().__init__(f"{where}: needed {needed}, had {had}")
-        self.where, self.needed, self.had = where, needed, had
+        super().__init__(where, needed, had)
+        self.code = int(spec.Code.UNKNOWN_FRAME)
 
 
 SubBatch = namedtuple("SubBatch", "compression records uncompressed_size body")

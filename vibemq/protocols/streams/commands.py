@@ -5,15 +5,24 @@ STATES is the whole state machine: for each state the commands it allows, who ha
 and which state follows.  What is not in the table is refused.  A command that must touch
 the disk or hash a password runs in a helper thread; its session is busy until then, so
 replies leave in the order of requests.  Codes and delays: the RabbitMQ Streams protocol.
+
+Here are also the commands of publishers (Publish itself is the session's) and of stored offsets.  A connection that has
+stored or asked for an offset holds the stream from then on (session.Tracking), so that it hears of the stream's end
+as publishers and subscribers do.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vibemq.broker.admission import refusal_now
+from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
-from vibemq.protocols.streams.codec import MalformedFrame, decode_request, encode_response
+from vibemq.protocols.streams.codec import MalformedFrame, decode_request
 from vibemq.protocols.streams.handshake import (
     open_,
     peer_properties,
@@ -22,24 +31,46 @@ from vibemq.protocols.streams.handshake import (
     tune,
     update_secret,
 )
-from vibemq.protocols.streams.listing import list_offsets, list_streams
-from vibemq.protocols.streams.publishing import declare_publisher, delete_publisher, query_publisher_sequence
-from vibemq.protocols.streams.replies import answer, malformed, refuse, step_begins
-from vibemq.protocols.streams.rights import changed as rights_changed
-from vibemq.protocols.streams.spec import Code, ExtensionKey, Key
-from vibemq.protocols.streams.streams import create, delete, metadata, resolve_offset_spec, stream_stats
+from vibemq.protocols.streams.replies import (
+    Outcome,
+    answer,
+    code_of,
+    find,
+    is_ours,
+    need,
+    obey,
+    readable,
+    refuse,
+    rights_changed,
+    step_begins,
+)
+from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, Code, ExtensionKey, Key
+from vibemq.protocols.streams.streams import (
+    create,
+    create_super_stream,
+    delete,
+    delete_super_stream,
+    list_offsets,
+    list_streams,
+    metadata,
+    partitions,
+    resolve_offset_spec,
+    route,
+    stream_stats,
+)
 from vibemq.protocols.streams.subscribing import consumer_update, subscribe, unsubscribe
-from vibemq.protocols.streams.super_streams import create_super_stream, delete_super_stream, partitions, route
-from vibemq.protocols.streams.tracking import query_offset, store_offset
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
+
+logger = logging.getLogger(__name__)
+not_stored = OnceAMinute(logger)
 
 
 class Step(NamedTuple):
     """One cell of the table: what to do, and the state afterwards ("" stays)."""
 
-    do: Callable[[Any, Any], None]
+    do: Callable[[Any, Any], Outcome]
     then: str = ""
 
 
@@ -50,43 +81,41 @@ def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> N
         return
     step = allowed.get(key)
     if step is None:
-        if key == Key.HEARTBEAT or session.state == "closing":
-            return
-        refuse(session, f"command {key:#06x} in state {session.state}")
+        if key != Key.HEARTBEAT and session.state != "closing":
+            refuse(session, f"command {key:#06x} in state {session.state}")
         return
     if len(payload) > spec.COMMAND_SIZE_MAX_BYTES:
-        malformed(
-            session, MalformedFrame("command", f"{spec.COMMAND_SIZE_MAX_BYTES} bytes or fewer", str(len(payload)))
-        )
+        refuse(session, MalformedFrame("command", f"{spec.COMMAND_SIZE_MAX_BYTES} bytes or fewer", str(len(payload))))
         return
     try:
         request = decode_request(key, version, payload)
     except MalformedFrame as problem:
-        malformed(session, problem)
+        refuse(session, problem)
         return
     state = session.state
     # A secret that is renewed looks the rights up itself, and says so when they are gone.
-    is_stale = state == "open" and session.rights_generation != session.door.rights.generation
+    is_stale = state == "open" and session.rights_generation != session.door.broker.rights.generation
     if is_stale and key != Key.SASL_AUTHENTICATE and not rights_changed(session):
         return
-    step.do(session, request)
+    obey(session, key, request, step.do)
     if step.then and session.state == state:
         session.state = step.then
         step_begins(session)
 
 
-def exchange_versions(session: StreamsSession, request: Any) -> None:
+# ---- the connection ----
+
+
+def exchange_versions(session: StreamsSession, request: Any) -> Outcome:
     for key, _, version_max in request.versions:
         if key == Key.DELIVER and version_max >= 2:
             session.announce_deliver_v2()
-    is_ours = session.peer_properties.get("product") == spec.OWN_PRODUCT
-    versions = spec.COMMAND_VERSIONS + spec.EXTENSION_VERSIONS if is_ours else spec.COMMAND_VERSIONS
-    answer(session, request, Key.EXCHANGE_COMMAND_VERSIONS, versions=versions)
+    return {"versions": spec.COMMAND_VERSIONS + (spec.EXTENSION_VERSIONS if is_ours(session) else ())}
 
 
 def close_requested(session: StreamsSession, request: Any) -> None:
     session.persist()  # clients stop reading at the answer: what they published is confirmed before it
-    session.write(encode_response(Key.CLOSE, request.correlation_id, Code.OK))
+    answer(session, Key.CLOSE, request, Code.OK)
     session.state = "closed"
     session.finish()
 
@@ -99,16 +128,87 @@ def ignore(session: StreamsSession, request: Any) -> None:
     """Legal, and nothing to do."""
 
 
+# ---- publishers ----
+
+
+def declare_publisher(session: StreamsSession, request: Any) -> Outcome:
+    reference = request.reference.encode()
+    refused_now = refusal_now(session.door.broker, session.peer)
+    if refused_now or len(session.publishers) >= spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX:
+        return Code.PRECONDITION_FAILED
+    need(session, "write", request.stream)
+    if len(reference) > REFERENCE_SIZE_MAX_BYTES or request.publisher_id in session.publishers:
+        return Code.PRECONDITION_FAILED
+    stream = find(session, request)
+    if reference and session.publishes_as(stream, reference):
+        return Code.PRECONDITION_FAILED
+    session.add_publisher(stream, request.publisher_id, reference)
+    return Code.OK
+
+
+def delete_publisher(session: StreamsSession, request: Any) -> Outcome:
+    return Code.OK if session.remove_publisher(request.publisher_id) else Code.PUBLISHER_DOES_NOT_EXIST
+
+
+def query_publisher_sequence(session: StreamsSession, request: Any) -> Outcome:
+    with readable(session, request) as stream:
+        return {"sequence": stream.log.publisher_sequence(request.reference)}
+
+
+# ---- offsets that are stored ----
+
+
+def store_offset(session: StreamsSession, request: Any) -> None:
+    """It has no answer, so whatever stops one is logged."""
+    reference = request.reference.encode()
+    problem = _not_stored(session, request.stream, reference, request.offset)
+    if problem:
+        not_stored.say(
+            (request.stream, reference),
+            "%s: offset %d of %r on %s not stored: %s",
+            session.peer,
+            request.offset,
+            request.reference[:REFERENCE_SIZE_MAX_BYTES],
+            request.stream,
+            problem,
+        )
+
+
+def _not_stored(session: StreamsSession, name: str, reference: bytes, offset: int) -> str:
+    """Store it; why it could not be, or "" when it is."""
+    if len(reference) > REFERENCE_SIZE_MAX_BYTES:
+        return f"the reference has {len(reference)} bytes, at most {REFERENCE_SIZE_MAX_BYTES} allowed"
+    if not session.rights.read(name):
+        return f"user {session.client.user!r} may not read it"
+    try:
+        stream = session.door.table.find(session.virtual_host, name)
+        session.track(stream)
+        stored = session.door.offsets.of(stream.log.directory)
+        session.door.broker.alarms.reserve.retry(partial(stored.store, reference, offset))
+    except StreamNotFound:
+        return "there is no such stream"
+    except (LimitExceeded, StorageError) as problem:
+        return str(problem)
+    return ""
+
+
+def query_offset(session: StreamsSession, request: Any) -> Outcome:
+    with readable(session, request) as stream:
+        session.track(stream)
+        try:
+            offset = session.door.offsets.of(stream.log.directory).get(request.reference.encode())
+        except StorageError as problem:
+            return code_of(session, request, problem, Code.STREAM_NOT_AVAILABLE)
+    return Code.NO_OFFSET if offset is None else {"offset": offset}
+
+
 IGNORED: dict[int, Step] = {}
 
 STATES: dict[str, dict[int, Step]] = {
     "greeting": {Key.PEER_PROPERTIES: Step(peer_properties, "mechanisms")},
     "mechanisms": {Key.SASL_HANDSHAKE: Step(sasl_handshake, "authenticating")},
     "authenticating": {Key.SASL_AUTHENTICATE: Step(sasl_authenticate)},  # on success: tuning
-    "tuning": {
-        Key.TUNE: Step(tune, "opening"),
-        Key.TUNE | spec.RESPONSE_BIT: Step(tune, "opening"),
-    },
+    "tuning": {Key.TUNE: Step(tune, "opening"), Key.TUNE | spec.RESPONSE_BIT: Step(tune, "opening")},
     "opening": {Key.OPEN: Step(open_, "open")},
     "open": {
         Key.HEARTBEAT: Step(ignore),
@@ -136,10 +236,7 @@ STATES: dict[str, dict[int, Step]] = {
         ExtensionKey.LIST_OFFSETS: Step(list_offsets),
     },
     # We have sent Close: only the answer counts, and a Close that crossed it.
-    "closing": {
-        Key.CLOSE | spec.RESPONSE_BIT: Step(close_answered),
-        Key.CLOSE: Step(close_requested),
-    },
+    "closing": {Key.CLOSE | spec.RESPONSE_BIT: Step(close_answered), Key.CLOSE: Step(close_requested)},
     "refused": IGNORED,  # a login or Open failed; its answer is held back
     "closed": IGNORED,
 }

@@ -23,16 +23,12 @@ class StreamsDoor(Door):
         super().__init__(config.streams, broker)
         self.store = config.store
         self.table = broker.streams
-        self.groups = broker.groups
-        self.alarms = broker.alarms
-        self.board = broker.board
         self.opened = 0  # connections that have a virtual host
-        self.rights = broker.rights
         self.guest_allowed = config.guest.allow_loopback
         self.timers = broker.timers
         self.offsets = OffsetFiles()
         self.publishing: set[StreamsSession] = set()  # sessions with publishers
-        self.alarms.listen(self._alarms_changed)
+        self.broker.alarms.listen(self._alarms_changed)
         self.sub_batch_uncompressed_max = config.streams.sub_batch_uncompressed_max_bytes
         self.properties = {
             "product": PRODUCT,
@@ -47,19 +43,19 @@ class StreamsDoor(Door):
         """Count a connection that opens a virtual host; False: there are too many."""
         self.opened += 1
         most = self.config.connections_max
-        if self.board.connections(self.opened) <= most or not most:
+        if self.broker.board.connections(self.opened) <= most or not most:
             return True
         self.leave()
         return False
 
     def leave(self) -> None:
         self.opened -= 1
-        self.board.connections(self.opened)
+        self.broker.board.connections(self.opened)
 
     def _alarms_changed(self) -> None:
         """Who publishes is not read while an alarm is in effect; who only consumes goes on."""
         for session in self.publishing:
-            session.set_alarmed(bool(self.alarms.in_effect))
+            session.set_alarmed(bool(self.broker.alarms.in_effect))
 
     def queue_of(self, stream: Any) -> Any:
         """The queue that this stream is the log of; None when it is a plain stream."""

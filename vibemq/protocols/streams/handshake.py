@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.access.users import Verdict
 from vibemq.broker.admission import check_password
-from vibemq.protocols.streams import rights, sasl
+from vibemq.protocols.streams import sasl
 from vibemq.protocols.streams.codec import encode_response, encode_server_frame
-from vibemq.protocols.streams.replies import answer, fail_later, step_begins
+from vibemq.protocols.streams.replies import Outcome, answer, fail_later, look_again, revoke, step_begins
 from vibemq.protocols.streams.spec import Code, Key
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ DELAYED = (
 )
 
 
-def peer_properties(session: StreamsSession, request: Any) -> None:
+def peer_properties(session: StreamsSession, request: Any) -> Outcome:
     session.peer_properties = request.properties
-    answer(session, request, Key.PEER_PROPERTIES, properties=session.door.properties)
+    return {"properties": session.door.properties}
 
 
-def sasl_handshake(session: StreamsSession, request: Any) -> None:
-    answer(session, request, Key.SASL_HANDSHAKE, mechanisms=sasl.offered(session))
+def sasl_handshake(session: StreamsSession, request: Any) -> Outcome:
+    return {"mechanisms": sasl.offered(session)}
 
 
 # ---- who somebody is ----
@@ -73,13 +73,13 @@ def update_secret(session: StreamsSession, request: Any) -> None:
     def done(user: str, code: Code) -> None:
         if code == Code.OK and user != session.client.user:
             code = Code.SASL_CANNOT_CHANGE_USERNAME
-        if code == Code.OK and not rights.look_again(session):
+        if code == Code.OK and not look_again(session):
             code = Code.VIRTUAL_HOST_ACCESS_FAILURE
         if code != Code.OK:
             _refuse(session, request, code, user)
             return
-        answer(session, request, Key.SASL_AUTHENTICATE)
-        rights.revoke(session)
+        answer(session, Key.SASL_AUTHENTICATE, request, code)
+        revoke(session)
 
     _prove(session, request, done)
 
@@ -112,7 +112,7 @@ def _prove(session: StreamsSession, request: Any, done: Callable[[str, Code], No
 
 
 def _logged_in(session: StreamsSession, request: Any) -> None:
-    answer(session, request, Key.SASL_AUTHENTICATE)
+    answer(session, Key.SASL_AUTHENTICATE, request, Code.OK)
     config = session.door.config
     # The very next frame: one client insists on it.
     session.write(encode_server_frame(Key.TUNE, frame_max=config.frame_max_bytes, heartbeat=config.heartbeat_s))
@@ -122,12 +122,12 @@ def _logged_in(session: StreamsSession, request: Any) -> None:
 
 def _refuse(session: StreamsSession, request: Any, code: Code, user: str = "") -> None:
     """No login, or no more: whatever the connection had, it does nothing any more."""
-    rights.drop_all(session)
+    session.drop_all()
     if code in DELAYED:
         logger.warning("%s: login refused for user %r, %s", session.peer, user or session.client.user, code.name)
         fail_later(session, encode_response(Key.SASL_AUTHENTICATE, request.correlation_id, code))
     else:
-        answer(session, request, Key.SASL_AUTHENTICATE, code)
+        answer(session, Key.SASL_AUTHENTICATE, request, code)
         session.finish()
 
 
@@ -140,10 +140,10 @@ def tune(session: StreamsSession, request: Any) -> None:
     session.heartbeat_s = request.heartbeat  # verbatim: a client that answers 0 never sends any
 
 
-def open_(session: StreamsSession, request: Any) -> None:
+def open_(session: StreamsSession, request: Any) -> Outcome:
     session.virtual_host = request.virtual_host
     problem = ""
-    if not rights.look_again(session):
+    if not look_again(session):
         problem = f"does not exist or is closed to user {session.client.user!r}"
     elif not session.door.enter():
         problem = (
@@ -152,12 +152,11 @@ def open_(session: StreamsSession, request: Any) -> None:
     if problem:
         logger.warning("%s: virtual host %r %s", session.peer, request.virtual_host, problem)
         fail_later(session, encode_response(Key.OPEN, request.correlation_id, Code.VIRTUAL_HOST_ACCESS_FAILURE))
-        return
+        return None
     session.counted = True
     session.opened()
     host, port = advertised(session)
-    answer(session, request, Key.OPEN, properties={"advertised_host": host, "advertised_port": str(port)})
-    session.start_heartbeats(session.door.now_ms())
+    return {"properties": {"advertised_host": host, "advertised_port": str(port)}}
 
 
 def advertised(session: StreamsSession) -> tuple[str, int]:

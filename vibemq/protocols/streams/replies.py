@@ -1,20 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the handlers of all commands share: answers, refusals, work in helper threads and the ends of a session.
+"""What the commands of all subjects share: how one is obeyed and answered, what a session may do, and how it ends.
 
-Codes and delays: the RabbitMQ Streams protocol.
+A command's function gives an Outcome, or raises Refused; ``obey`` makes the answer of it.  ``session.rights`` answers
+configure(name), write(name) and read(name); it is looked up again when somebody has changed any rights, before
+a command is obeyed and at the next tick.  What has been declared or subscribed goes when its right goes.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vibemq.broker.admission import log_closing
-from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError, StorageError, StreamNotFound
+from vibemq.broker.arguments import BadArgument
+from vibemq.broker.helping import in_helper
+from vibemq.errors import (
+    ConnectionClosed,
+    ExchangeNotFound,
+    LimitExceeded,
+    PreconditionFailed,
+    ProtocolError,
+    StorageError,
+    StreamExists,
+    StreamNotFound,
+)
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
-from vibemq.protocols.streams.codec import MalformedFrame, encode_response, encode_server_frame
-from vibemq.protocols.streams.spec import AnyKey, Code, Key
+from vibemq.protocols.streams.codec import encode_response, encode_server_frame
+from vibemq.protocols.streams.spec import Code, Key
 
 if TYPE_CHECKING:
     from vibemq.broker.stream import Stream
@@ -29,24 +44,105 @@ SERVER_CORRELATION_ID = 1
 OFFSET_MAX = 2**63 - 1
 
 
-# ---- answers ----
+# ---- commands and their answers ----
 
 
-def answer(session: StreamsSession, request: Any, key: AnyKey, code: Code = Code.OK, **fields: Any) -> None:
-    session.write(encode_response(key, request.correlation_id, code, **fields))
+class Refused(Exception):
+    """The answer to a command is this code."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code)
+        self.code = code
 
 
-def find(session: StreamsSession, request: Any, key: AnyKey) -> Stream | None:
-    """The stream a request names; None after the error has been answered."""
+class Later(NamedTuple):
+    """`work` is for a helper thread, the session takes no command meanwhile; ``then(result)`` gives the outcome."""
+
+    work: Callable[[], Any]
+    then: Callable[[Any], Any] = lambda _: Code.OK
+    after: Callable[[Any], None] = lambda _: None  # of the result, behind the answer, or when the peer has left
+    failure: Code = Code.INTERNAL_ERROR  # where the error says no more
+
+
+#: The code of an answer, or the fields of one that is OK; None: there is none, or it has been given.
+Outcome = Code | dict[str, Any] | Later | None
+
+
+def obey(session: StreamsSession, key: int, request: Any, command: Callable[[StreamsSession, Any], Outcome]) -> None:
+    try:
+        outcome = command(session, request)
+    except (Refused, BadArgument) as problem:
+        outcome = code_of(session, request, problem)
+    if not isinstance(outcome, Later):
+        answer(session, key, request, outcome)
+        return
+    later = outcome
+
+    def done(result: Any, problem: BaseException | None) -> None:
+        if problem is not None:
+            answer(session, key, request, code_of(session, request, problem, later.failure))
+            return
+        answer(session, key, request, later.then(result))
+        later.after(result)
+
+    in_helper(session, later.work, done, left=later.after)
+
+
+def answer(session: StreamsSession, key: int, request: Any, outcome: Outcome) -> None:
+    if isinstance(outcome, dict):
+        session.write(encode_response(key, request.correlation_id, Code.OK, **outcome))
+    elif isinstance(outcome, Code):
+        session.write(encode_response(key, request.correlation_id, outcome))
+
+
+def code_of(session: StreamsSession, request: Any, problem: BaseException, failure: Code = Code.INTERNAL_ERROR) -> Code:
+    """What the problem with a request is on the wire, and, where nobody could foresee it, in the log."""
+    if isinstance(problem, Refused):
+        return problem.code
+    if isinstance(problem, StreamNotFound | ExchangeNotFound):
+        return Code.STREAM_DOES_NOT_EXIST
+    if isinstance(problem, StreamExists):
+        return Code.STREAM_ALREADY_EXISTS
+    level, code = logging.ERROR, failure
+    if isinstance(problem, BadArgument | LimitExceeded | PreconditionFailed):
+        level = logging.INFO if isinstance(problem, BadArgument) else logging.WARNING
+        code = Code.PRECONDITION_FAILED
+    name, subject = type(request).__name__, getattr(request, "stream", request[1])
+    logger.log(level, "%s: %s %s: %s", session.peer, name, subject, problem)
+    return code
+
+
+def find(session: StreamsSession, request: Any) -> Stream:
+    """The stream a request names.  Raises Refused."""
     try:
         stream: Stream = session.door.table.find(session.virtual_host, request.stream)
         return stream
     except StreamNotFound:
-        answer(session, request, key, Code.STREAM_DOES_NOT_EXIST)
+        raise Refused(Code.STREAM_DOES_NOT_EXIST) from None
     except StorageError as problem:
         _unusable.say(request.stream, "stream %s cannot be opened: %s", request.stream, problem)
-        answer(session, request, key, Code.STREAM_NOT_AVAILABLE)
-    return None
+        raise Refused(Code.STREAM_NOT_AVAILABLE) from None
+
+
+@contextmanager
+def found(session: StreamsSession, request: Any) -> Iterator[Stream]:
+    """The stream a request names, closed afterwards if nobody uses it.  Raises Refused."""
+    stream = find(session, request)
+    try:
+        yield stream
+    finally:
+        session.door.table.release_if_unused(stream)
+
+
+def readable(session: StreamsSession, request: Any) -> AbstractContextManager[Stream]:
+    """The same for somebody who may read it."""
+    need(session, "read", request.stream)
+    return found(session, request)
+
+
+def is_ours(session: StreamsSession) -> bool:
+    """Is the client VibeMQ's own?  It knows more commands, and is told more."""
+    return bool(session.peer_properties.get("product") == spec.OWN_PRODUCT)
 
 
 def offset_value(request: Any) -> int:
@@ -54,32 +150,71 @@ def offset_value(request: Any) -> int:
     return min(request.offset_value or 0, OFFSET_MAX)
 
 
+# ---- what a session may do ----
+
+
+def need(session: StreamsSession, right: str, *names: str) -> None:
+    """Raises Refused where the right is missing for any of these names."""
+    may = getattr(session.rights, right)
+    for name in names:
+        if not may(name):
+            logger.info("%s: user %r may not %s %r", session.peer, session.client.user, right, name)
+            raise Refused(Code.ACCESS_REFUSED)
+
+
+def look_again(session: StreamsSession) -> bool:
+    """Look the rights up; False: the virtual host, or the user, is gone or the one is closed to the other."""
+    rights = session.door.broker.rights
+    session.rights = rights.of(session.client.user, session.virtual_host)
+    session.rights_generation = rights.generation
+    return session.rights is not None
+
+
+def rights_changed(session: StreamsSession) -> bool:
+    """Somebody's rights have changed, perhaps this session's; False: it has ended."""
+    if session.state != "open":
+        return True
+    if look_again(session):
+        revoke(session)
+        return True
+    user = session.client.user
+    logger.warning("%s: virtual host %r is closed to user %r now", session.peer, session.virtual_host, user)
+    session.finish()
+    return False
+
+
+def revoke(session: StreamsSession) -> None:
+    """Take away the publishers and subscriptions whose right is gone, and tell each stream's name once."""
+    rights = session.rights
+    lost: dict[str, None] = {}
+    for publisher_id, publisher in list(session.publishers.items()):
+        if not rights.write(publisher.stream.name):
+            session.remove_publisher(publisher_id)
+            lost[publisher.stream.name] = None
+    for subscription_id, subscription in list(session.subscriptions.items()):
+        if not rights.read(subscription.stream.name):
+            session.deliveries.remove(subscription_id)
+            lost[subscription.stream.name] = None
+    for name in lost:
+        logger.warning("%s: user %r may not use stream %s any more", session.peer, session.client.user, name)
+        stream_unavailable(session, name)
+
+
 # ---- peers that do not keep to the protocol ----
 
 
-def malformed(session: StreamsSession, problem: MalformedFrame) -> None:
-    refuse(session, str(problem))
-
-
-def refuse(session: StreamsSession, why: str) -> None:
+def refuse(session: StreamsSession, why: object) -> None:
     """Before Open the socket closes without a word; afterwards with Close 13."""
     log_closing(session, "frame", "refused: %s", why)
-    if session.state == "open":
-        close(session, Code.UNKNOWN_FRAME, "unknown frame")
-    else:
-        session.finish()
+    close(session, Code.UNKNOWN_FRAME, "unknown frame")
 
 
 def frame_too_large(session: StreamsSession, size: int, first: bytes) -> None:
     if session.state != "open" and first[:1] == bytes([spec.TLS_CLIENT_HELLO_FIRST_BYTE]):
         log_closing(session, "tls", "speaks TLS to the plain port, closed")
-        session.finish()
-        return
-    log_closing(session, "size", "a frame of %d bytes, at most %d allowed", size, session.frame_max)
-    if session.state == "open":
-        close(session, Code.FRAME_TOO_LARGE, "frame too large")
     else:
-        session.finish()
+        log_closing(session, "size", "a frame of %d bytes, at most %d allowed", size, session.frame_max)
+    close(session, Code.FRAME_TOO_LARGE, "frame too large")
 
 
 # ---- the ends of a session, and of its streams ----
@@ -91,10 +226,7 @@ def internal_error(session: StreamsSession, problem: BaseException) -> None:
         session.fail(problem)
         return
     logger.error("%s: closed by an error of ours", session.peer, exc_info=problem)
-    if session.state == "open":
-        close(session, Code.INTERNAL_ERROR, "internal error")
-    else:
-        session.finish()
+    close(session, Code.INTERNAL_ERROR, "internal error")
 
 
 def step_begins(session: StreamsSession) -> None:
@@ -103,8 +235,7 @@ def step_begins(session: StreamsSession) -> None:
     if session.state == "open":
         session.deadline_ms = 0
     else:
-        session.deadline_ms = door.now_ms() + door.config.handshake_timeout_s * 1000
-        session.at_deadline = _handshake_too_slow
+        session.set_deadline(door.now_ms() + door.config.handshake_timeout_s * 1000, _handshake_too_slow)
 
 
 def _handshake_too_slow(session: StreamsSession) -> None:
@@ -113,23 +244,21 @@ def _handshake_too_slow(session: StreamsSession) -> None:
 
 
 def close(session: StreamsSession, code: int, reason: str) -> None:
-    """Our Close; the peer has CLOSE_WAIT_S for its answer."""
+    """Our Close, where the connection is open; the peer has CLOSE_WAIT_S for its answer."""
+    if session.state != "open":
+        session.finish()
+        return
     session.write(encode_server_frame(Key.CLOSE, correlation_id=SERVER_CORRELATION_ID, code=code, reason=reason))
     session.state = "closing"
-    session.deadline_ms = session.door.now_ms() + spec.CLOSE_WAIT_S * 1000
-    session.at_deadline = _finish
-
-
-def _finish(session: StreamsSession) -> None:
-    session.finish()
+    session.set_deadline(session.door.now_ms() + spec.CLOSE_WAIT_S * 1000, lambda s: s.finish())
 
 
 def fail_later(session: StreamsSession, frame: bytes) -> None:
     """Hold the answer back, ignore all input, then close: guessing gets slow, nobody else does."""
     session.state = "refused"
     # One ms more: the clock's fraction was cut off, and the delay is a promise.
-    session.deadline_ms = session.door.now_ms() + session.door.config.login_failure_delay_s * 1000 + 1
-    session.at_deadline = lambda s: (s.write(frame), s.finish())
+    at_ms = session.door.now_ms() + session.door.config.login_failure_delay_s * 1000 + 1
+    session.set_deadline(at_ms, lambda s: (s.write(frame), s.finish()))
 
 
 def stream_gone(session: StreamsSession, stream: Stream) -> None:

@@ -26,9 +26,8 @@ from vibemq.errors import ConnectionClosed
 from vibemq.protocols.streams import commands
 from vibemq.protocols.streams.codec import MalformedFrame, encode_server_frame
 from vibemq.protocols.streams.replies import (
-    HEARTBEAT, frame_too_large, internal_error, malformed, step_begins, stream_gone,
+    HEARTBEAT, frame_too_large, internal_error, refuse, rights_changed, step_begins, stream_gone,
 )
-from vibemq.protocols.streams.rights import changed as rights_changed
 from vibemq.protocols.streams.spec import FRAME_SIZE_DEFAULT_BYTES, Code, Key
 
 cdef enum:
@@ -92,7 +91,7 @@ cdef class StreamsSession(ClientSession):
                 frame_too_large(self, length, (<bytes> (<char *> data)[at:min(size, at + 8)]))
                 return size
             if length < 4:
-                malformed(self, MalformedFrame("frame size", "4 bytes or more", length))
+                refuse(self, MalformedFrame("frame size", "4 bytes or more", length))
                 return size
             if size - at - 4 < length:
                 self.wanted = <size_t> length + 4
@@ -129,7 +128,7 @@ cdef class StreamsSession(ClientSession):
         cdef const uint8_t *value      # of its filter, after a u16 size
         cdef err e
         if end - p < 5 or not publish_is_whole(p + 5, end, bytes_load32(p + 1), version):
-            malformed(self, MalformedFrame("Publish", "a count of whole entries that fill the frame", "other bytes"))
+            refuse(self, MalformedFrame("Publish", "a count of whole entries that fill the frame", "other bytes"))
             return 0
         count = bytes_load32(p + 1)
         if publisher is None or publisher.publisher_id != p[0]:
@@ -211,7 +210,7 @@ cdef class StreamsSession(ClientSession):
     cdef int _credit(self, const uint8_t *p, const uint8_t *end) except -1:
         cdef Subscription subscription
         if end - p != 3:
-            malformed(self, MalformedFrame("Credit", "3 bytes", end - p))
+            refuse(self, MalformedFrame("Credit", "3 bytes", end - p))
             return 0
         found = self.deliveries.by_id.get(p[0])
         if found is None:
@@ -241,6 +240,13 @@ cdef class StreamsSession(ClientSession):
         self.forget_publisher(publisher_id, publisher)
         publisher.close()
         return True
+
+    def drop_all(self):
+        """All publishers and subscriptions, without a word: the connection is about to end."""
+        for publisher_id in list(self.publishers):
+            self.remove_publisher(publisher_id)
+        for subscription_id in list(self.deliveries.by_id):
+            self.deliveries.remove(subscription_id)
 
     def forget_publisher(self, key, publisher):
         ClientSession.forget_publisher(self, key, publisher)
@@ -297,6 +303,9 @@ cdef class StreamsSession(ClientSession):
         kept = self.negotiated_frame_max < FRAME_SIZE_DEFAULT_BYTES
         self.frame_max = self.negotiated_frame_max if kept else self.door.config.frame_max_bytes
         self.connection.is_trusted = True
+        self.beat_checked_ms = self.silence_checked_ms = self.door.now_ms()
+        self.beat_bytes_out = <uint64_t> -1  # the first check always sends one
+        self.silence_bytes_in = self.connection.bytes_in
 
     @property
     def local_host(self) -> str:
@@ -345,7 +354,7 @@ cdef class StreamsSession(ClientSession):
             pass
         elif self.state == "open":
             # A command in a helper thread is answered first; one that renews the secret says what became of the rights.
-            is_stale = self.rights_generation != self.door.rights.generation and not self.pauses & PAUSE_COMMAND
+            is_stale = self.rights_generation != self.door.broker.rights.generation and not self.pauses & PAUSE_COMMAND
             if is_stale and not rights_changed(self):
                 return 0
             if self.heartbeat_s:
@@ -354,12 +363,6 @@ cdef class StreamsSession(ClientSession):
         if self.pending and not self.busy and now_ms >= next(iter(self.pending.values())).deadline_ms:
             raise ConnectionClosed(f"{self.connection.peer}: no answer to a ConsumerUpdate in time")
         return 0
-
-    def start_heartbeats(self, int64_t now_ms):
-        self.beat_checked_ms = self.silence_checked_ms = now_ms
-        self.beat_bytes_out = <uint64_t> -1  # the first check always sends one
-        self.silence_bytes_in = self.connection.bytes_in
-        self.silent_checks = 0
 
     cdef int _beat(self, int64_t now_ms) except -1:
         """Heartbeats both ways: the RabbitMQ Streams protocol."""
@@ -402,10 +405,7 @@ cdef class StreamsSession(ClientSession):
         if self.counted:
             self.counted = False
             self.door.leave()
-        for publisher_id in list(self.publishers):
-            self.remove_publisher(publisher_id)
-        for subscription_id in list(self.deliveries.by_id):
-            self.deliveries.remove(subscription_id)
+        self.drop_all()
         while self.tracked:
             _, tracking = self.tracked.popitem()
             tracking.end()

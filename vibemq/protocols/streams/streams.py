@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Create, Delete, Metadata, StreamStats and ResolveOffsetSpec."""
+"""Commands about streams and super streams: to make, delete and list them, and to ask what is in one.
+
+A super stream is an exchange of its name, bound to one stream for each partition (storage.routing).  Whoever asks
+for a route or for partitions needs rights on all of them, so that nobody learns names by asking.
+ListStreams and ListOffsets are commands of our own, for who may come through this door only: the protocol itself
+answers about streams whose names one knows.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +13,25 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vibemq.broker.arguments import BadArgument, stream_arguments
+from vibemq.broker.arguments import stream_arguments
 from vibemq.broker.catalog import checked_name
-from vibemq.broker.helping import in_helper
-from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
+from vibemq.errors import StorageError, StreamExists
 from vibemq.protocols.streams import spec
-from vibemq.protocols.streams.codec import MalformedFrame, encode_response
+from vibemq.protocols.streams.codec import MalformedFrame
 from vibemq.protocols.streams.handshake import advertised
-from vibemq.protocols.streams.replies import answer, malformed, offset_value
-from vibemq.protocols.streams.rights import find_with, refused
-from vibemq.protocols.streams.spec import Code, Key, OffsetType
+from vibemq.protocols.streams.replies import (
+    Later,
+    Outcome,
+    Refused,
+    code_of,
+    is_ours,
+    need,
+    offset_value,
+    readable,
+    refuse,
+)
+from vibemq.protocols.streams.spec import Code, OffsetType
+from vibemq.storage.log import StoredOffsets
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
@@ -25,91 +40,115 @@ logger = logging.getLogger(__name__)
 
 OFFSET_NONE_SET = -1
 LOOKUPS_IN_LOOP_MAX = 64  # of streams in one command: some microseconds each, in a loop that may not stop for one ms
+LIST_ANSWER_BYTES = 18  # of an answer without rows: size, key, version, correlation id, code, count
+NAME_AFTER = "\0"  # a name with this behind it is the very next one
 
 
-def create(session: StreamsSession, request: Any) -> None:
-    key = Key.CREATE
-    door = session.door
-    try:
-        name = checked_name(request.stream)
-        if refused(session, request, key, "configure", name):
-            return
-        wanted = stream_arguments(request.arguments, door.store)
-    except BadArgument as problem:
-        logger.info("%s: create refused: %s", session.peer, problem)
-        answer(session, request, key, Code.PRECONDITION_FAILED)
-        return
-
-    def done(_: Any, error: BaseException | None) -> None:
-        code = Code.OK
-        if isinstance(error, StreamExists):
-            same = wanted.same_as(error.record.arguments, error.record.durability, door.store)  # type: ignore[attr-defined]
-            code = Code.STREAM_ALREADY_EXISTS if same else Code.PRECONDITION_FAILED
-        elif isinstance(error, LimitExceeded):
-            logger.warning("create %s: %s", name, error)
-            code = Code.PRECONDITION_FAILED
-        elif error is not None:
-            logger.error("create %s: %s", name, error)
-            code = Code.INTERNAL_ERROR
-        answer(session, request, key, code)
-
-    in_helper(session, partial(door.catalog.create_stream, session.virtual_host, name, wanted), done)
+def sees(rights: Any, name: str) -> bool:
+    return bool(rights.read(name) or rights.write(name))
 
 
-def delete(session: StreamsSession, request: Any) -> None:
-    key = Key.DELETE
-    if refused(session, request, key, "configure", request.stream):
-        return
-    door = session.door
-
-    def done(deleted: Any, error: BaseException | None) -> None:
-        if isinstance(error, StreamNotFound):
-            answer(session, request, key, Code.STREAM_DOES_NOT_EXIST)
-        elif error is not None:
-            logger.error("delete %s: %s", request.stream, error)
-            answer(session, request, key, Code.INTERNAL_ERROR)
-        else:
-            answer(session, request, key)
-            door.catalog.deleted(deleted)  # after the answer: MetadataUpdate follows it
-
-    work = partial(door.catalog.delete, session.virtual_host, request.stream)
-    in_helper(session, work, done, left=door.catalog.deleted)
+# ---- to make and delete ----
 
 
-def metadata(session: StreamsSession, request: Any) -> None:
+def create(session: StreamsSession, request: Any) -> Outcome:
+    door, name = session.door, checked_name(request.stream)
+    need(session, "configure", name)
+    wanted = stream_arguments(request.arguments, door.store)
+
+    def make() -> None:
+        try:
+            door.catalog.create_stream(session.virtual_host, name, wanted)
+        except StreamExists as there:
+            same = wanted.same_as(there.record.arguments, there.record.durability, door.store)  # type: ignore[attr-defined]
+            raise Refused(Code.STREAM_ALREADY_EXISTS if same else Code.PRECONDITION_FAILED) from None
+
+    return Later(make)
+
+
+def delete(session: StreamsSession, request: Any) -> Outcome:
+    need(session, "configure", request.stream)
+    catalog = session.door.catalog
+    # MetadataUpdate follows the answer.
+    return Later(partial(catalog.delete, session.virtual_host, request.stream), after=catalog.deleted)
+
+
+def create_super_stream(session: StreamsSession, request: Any) -> Outcome:
+    name, streams = checked_name(request.name), [checked_name(stream) for stream in request.partitions]
+    _need_to_change(session, "read", name)
+    _need_to_change(session, "write", *streams)
+    make = session.door.catalog.create_super_stream
+    return Later(partial(make, session.virtual_host, name, streams, request.binding_keys, request.arguments))
+
+
+def delete_super_stream(session: StreamsSession, request: Any) -> Outcome:
+    catalog, name = session.door.catalog, request.name
+    _need_to_change(session, "read", name)
+    streams = session.door.table.metadata.partitions(session.virtual_host, name)
+    if streams is None:
+        return Code.STREAM_DOES_NOT_EXIST
+    _need_to_change(session, "write", *streams)
+
+    def tell(deleted: Any) -> None:
+        for gone in deleted:
+            catalog.deleted(gone)
+
+    return Later(partial(catalog.delete_super_stream, session.virtual_host, name), after=tell)
+
+
+def _need_to_change(session: StreamsSession, right: str, *names: str) -> None:
+    need(session, "configure", *names)
+    need(session, right, *names)
+
+
+# ---- which there are ----
+
+
+def route(session: StreamsSession, request: Any) -> Outcome:
+    need(session, "write", request.super_stream)
+    streams = session.door.table.metadata.route(session.virtual_host, request.super_stream, request.routing_key)
+    if streams is None:
+        return Code.STREAM_DOES_NOT_EXIST
+    need(session, "write", *streams)
+    return {"streams": streams}
+
+
+def partitions(session: StreamsSession, request: Any) -> Outcome:
+    name, rights = request.super_stream, session.rights
+    streams = session.door.table.metadata.partitions(session.virtual_host, name)
+    if not all(sees(rights, each) for each in (name, *(streams or ()))):
+        logger.info("%s: user %r may not see all of super stream %r", session.peer, session.client.user, name)
+        return Code.ACCESS_REFUSED
+    return Code.STREAM_DOES_NOT_EXIST if streams is None else {"streams": streams}
+
+
+def metadata(session: StreamsSession, request: Any) -> Outcome:
     names = list(dict.fromkeys(request.streams))
     if len(names) > spec.METADATA_STREAMS_COUNT_MAX:
         needed = f"{spec.METADATA_STREAMS_COUNT_MAX} streams or fewer"
-        malformed(session, MalformedFrame("Metadata", needed, str(len(names))))
-        return
+        refuse(session, MalformedFrame("Metadata", needed, str(len(names))))
+        return None
     if any(len(name.encode()) > spec.STRING_SIZE_MAX_BYTES for name in names):
         needed = f"{spec.STRING_SIZE_MAX_BYTES} bytes or fewer"  # the answer repeats it
-        malformed(session, MalformedFrame("Metadata, stream name", needed, "more"))
-        return
+        refuse(session, MalformedFrame("Metadata, stream name", needed, "more"))
+        return None
 
-    def done(codes: list[Code], error: BaseException | None) -> None:
-        if error is not None:
-            raise error
-        host, port = advertised(session)
+    def found(codes: list[Code]) -> Outcome:
         streams = [
             (name, code, 0 if code == Code.OK else spec.LEADER_NONE, ())
             for name, code in zip(names, codes, strict=True)
         ]
-        brokers = [(0, host, port)]
-        session.write(encode_response(Key.METADATA, request.correlation_id, None, brokers=brokers, streams=streams))
+        return {"brokers": [(0, *advertised(session))], "streams": streams}
 
     look = partial(_codes, session.door.table.metadata, session.virtual_host, session.rights, names)
-    if len(names) > LOOKUPS_IN_LOOP_MAX:
-        in_helper(session, look, done)
-    else:
-        done(look(), None)
+    return Later(look, found) if len(names) > LOOKUPS_IN_LOOP_MAX else found(look())
 
 
 def _codes(store: Any, virtual_host: str, rights: Any, names: list[str]) -> list[Code]:
     """What Metadata says of each name."""
 
     def code(name: str) -> Code:
-        if not rights.read(name) and not rights.write(name):
+        if not sees(rights, name):
             return Code.ACCESS_REFUSED
         try:
             found = store.find_stream(virtual_host, name)
@@ -121,12 +160,41 @@ def _codes(store: Any, virtual_host: str, rights: Any, names: list[str]) -> list
     return [code(name) for name in names]
 
 
-def stream_stats(session: StreamsSession, request: Any) -> None:
-    key = Key.STREAM_STATS
-    stream = find_with(session, request, key, "read")
-    if stream is None:
-        return
-    stats = stream.log.stats()
+def list_streams(session: StreamsSession, request: Any) -> Outcome:
+    """Those that the user may read or write, as Metadata has it."""
+    count = min(request.count, spec.LIST_STREAMS_COUNT_MAX)
+    bytes_max = min(spec.LIST_STREAMS_SIZE_MAX_BYTES, session.negotiated_frame_max or spec.LIST_STREAMS_SIZE_MAX_BYTES)
+    store = session.door.table.metadata
+    page = partial(_page, store, session.virtual_host, session.rights, request.first, count, bytes_max)
+    return Later(page, lambda found: {"streams": found})
+
+
+def _page(
+    store: Any, virtual_host: str, rights: Any, first: str, count: int, bytes_max: int
+) -> list[tuple[str, int, dict[str, str]]]:
+    """Until one more would be too many or too large; the first one always, for an empty page is the end."""
+    found: list[tuple[str, int, dict[str, str]]] = []
+    left = bytes_max - LIST_ANSWER_BYTES
+    while len(found) < count and (records := store.streams_from(virtual_host, first)):
+        for record in records:
+            if not sees(rights, record.name):
+                continue
+            # As spec.py lays a ListedStream out.
+            pairs = sum(4 + len(key.encode()) + len(value.encode()) for key, value in record.arguments.items())
+            left -= 2 + len(record.name.encode()) + 1 + 4 + pairs
+            if len(found) == count or (found and left < 0):
+                return found
+            found.append((record.name, record.queue is not None, record.arguments))
+        first = records[-1].name + NAME_AFTER
+    return found
+
+
+# ---- what is in one ----
+
+
+def stream_stats(session: StreamsSession, request: Any) -> Outcome:
+    with readable(session, request) as stream:
+        stats = stream.log.stats()
     empty = stats.last_chunk < 0
     statistics = {
         "first_chunk_id": OFFSET_NONE_SET if empty else stats.first_offset,
@@ -134,25 +202,34 @@ def stream_stats(session: StreamsSession, request: Any) -> None:
         "committed_chunk_id": OFFSET_NONE_SET if empty else stats.last_chunk,
         "committed_offset": OFFSET_NONE_SET if empty else stats.next_offset - 1,
     }
-    if session.peer_properties.get("product") == spec.OWN_PRODUCT:
+    if is_ours(session):
         # Which stream of this name it is: a checkpoint must not go on in a recreated one.
         identity = int(stream.incarnation, 16)
         statistics["incarnation"] = identity - (1 << 64) if identity >= 1 << 63 else identity
         statistics["segments"], statistics["size_bytes"] = stats.segment_count, stats.size_bytes
-    answer(session, request, key, statistics=statistics)
-    session.door.table.release_if_unused(stream)
+    return {"statistics": statistics}
 
 
-def resolve_offset_spec(session: StreamsSession, request: Any) -> None:
+def resolve_offset_spec(session: StreamsSession, request: Any) -> Outcome:
     """Filters say which chunks are sent from there on, not where a subscription attaches."""
-    key = Key.RESOLVE_OFFSET_SPEC
-    stream = find_with(session, request, key, "read")
-    if stream is None:
-        return
+    with readable(session, request) as stream:
+        try:
+            offset = stream.log.attach_offset(request.offset_type, offset_value(request))
+        except StorageError as problem:
+            return code_of(session, request, problem, Code.NO_OFFSET)
+    return {"offset_type": OffsetType.OFFSET, "offset": offset}
+
+
+def list_offsets(session: StreamsSession, request: Any) -> Outcome:
+    with readable(session, request) as stream:
+        work = partial(_offsets, stream.log.directory)
+    return Later(work, lambda found: {"offsets": found}, failure=Code.STREAM_NOT_AVAILABLE)
+
+
+def _offsets(directory: str) -> list[tuple[str, int]]:
+    """With a handle of its own: those of the worker belong to its thread."""
+    offsets = StoredOffsets(directory)
     try:
-        offset = stream.log.attach_offset(request.offset_type, offset_value(request))
-        answer(session, request, key, offset_type=OffsetType.OFFSET, offset=offset)
-    except StorageError as problem:
-        logger.error("%s: offset of %s: %s", session.peer, request.stream, problem)
-        answer(session, request, key, Code.NO_OFFSET)
-    session.door.table.release_if_unused(stream)
+        return sorted((reference.decode(errors="replace"), offset) for reference, offset in offsets.all().items())
+    finally:
+        offsets.close()

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vibemq.errors import LimitExceeded, PreconditionFailed, StorageError
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import encode_server_frame
-from vibemq.protocols.streams.replies import OFFSET_MAX, answer, find, offset_value, stream_unavailable
-from vibemq.protocols.streams.rights import refused
+from vibemq.protocols.streams.replies import Outcome, code_of, found, need, offset_value, stream_unavailable
 from vibemq.protocols.streams.spec import Code, Key
 
 if TYPE_CHECKING:
@@ -38,83 +37,50 @@ class Question(NamedTuple):
     active: bool
 
 
-def subscribe(session: StreamsSession, request: Any) -> None:
-    key, properties = Key.SUBSCRIBE, request.properties
+def subscribe(session: StreamsSession, request: Any) -> Outcome:
     if len(session.subscriptions) >= spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX:
-        answer(session, request, key, Code.PRECONDITION_FAILED)
-        return
-    if refused(session, request, key, "read", request.stream):
-        return
-    if len(properties.get("name", "").encode()) > spec.REFERENCE_SIZE_MAX_BYTES:
-        answer(session, request, key, Code.PRECONDITION_FAILED)
-        return
-    stream = find(session, request, key)
-    if stream is None:
-        return
-    code = Code.OK
-    if request.subscription_id in session.subscriptions:
-        code = Code.SUBSCRIPTION_ID_ALREADY_EXISTS
-    else:
+        return Code.PRECONDITION_FAILED
+    need(session, "read", request.stream)
+    if len(request.properties.get("name", "").encode()) > spec.REFERENCE_SIZE_MAX_BYTES:
+        return Code.PRECONDITION_FAILED
+    with found(session, request) as stream:
+        if request.subscription_id in session.subscriptions:
+            return Code.SUBSCRIPTION_ID_ALREADY_EXISTS
         try:
             _subscribe(session, stream, request)
-        except (LimitExceeded, PreconditionFailed) as problem:
-            logger.warning("%s: subscribe to %s: %s", session.peer, request.stream, problem)
-            code = Code.PRECONDITION_FAILED
-        except StorageError as problem:
-            logger.error("%s: subscribe to %s: %s", session.peer, request.stream, problem)
-            code = Code.STREAM_NOT_AVAILABLE
-    session.door.table.release_if_unused(stream)
-    answer(session, request, key, code)
+        except (LimitExceeded, PreconditionFailed, StorageError) as problem:
+            return code_of(session, request, problem, Code.STREAM_NOT_AVAILABLE)
+    return Code.OK
 
 
 def _subscribe(session: StreamsSession, stream: Stream, request: Any) -> None:
-    properties = request.properties
-    group, partition = "", PARTITION_NONE
-    if properties.get("single-active-consumer") == "true":
-        group = properties.get("name", "")
+    properties, subscription_id = request.properties, request.subscription_id
+    group, partition = "", None
+    wanted = properties.get("single-active-consumer")
+    if wanted == "true":
+        group, super_stream = properties.get("name", ""), properties.get("super-stream", "")
         if not group:
             raise PreconditionFailed("a single active consumer needs a name", hint="its group is called so")
-        partition = _partition(session, stream, properties.get("super-stream", ""))
-    elif "single-active-consumer" in properties:
-        logger.warning(
-            "%s: single-active-consumer is %r, and only 'true' switches it on",
-            session.peer,
-            properties["single-active-consumer"],
-        )
+        if super_stream:  # which of the members of its groups is the active one: its number within the super stream
+            partition = session.door.table.metadata.partition_of(session.virtual_host, super_stream, stream.name)
+    elif wanted is not None:
+        logger.warning("%s: single-active-consumer is %r, and only 'true' switches it on", session.peer, wanted)
     subscription = session.deliveries.add(
-        stream,
-        request.subscription_id,
-        request.offset_type,
-        offset_value(request),
-        request.credit,
-        properties,
-        bool(group),
+        stream, subscription_id, request.offset_type, offset_value(request), request.credit, properties, bool(group)
     )
     if group:
+        key, member = (stream.slot, stream.incarnation), f"{session.peer} #{subscription_id}"
+        number = PARTITION_NONE if partition is None else partition
         try:
-            session.door.groups.join(
-                (stream.slot, stream.incarnation),
-                group,
-                partition,
-                subscription,
-                f"{session.peer} #{request.subscription_id}",
-            )
+            session.door.broker.groups.join(key, group, number, subscription, member)
         except BaseException:
-            session.deliveries.remove(request.subscription_id)
+            session.deliveries.remove(subscription_id)
             raise
 
 
-def _partition(session: StreamsSession, stream: Stream, super_stream: str) -> int:
-    """Which of the members of the groups on this stream is the active one: its number within the super stream."""
-    if not super_stream:
-        return PARTITION_NONE
-    number = session.door.table.metadata.partition_of(session.virtual_host, super_stream, stream.name)
-    return PARTITION_NONE if number is None else number
-
-
-def unsubscribe(session: StreamsSession, request: Any) -> None:
+def unsubscribe(session: StreamsSession, request: Any) -> Outcome:
     known = session.deliveries.remove(request.subscription_id)
-    answer(session, request, Key.UNSUBSCRIBE, Code.OK if known else Code.SUBSCRIPTION_ID_DOES_NOT_EXIST)
+    return Code.OK if known else Code.SUBSCRIPTION_ID_DOES_NOT_EXIST
 
 
 # ---- members of groups ----
@@ -126,21 +92,15 @@ def ask_consumer(session: StreamsSession, subscription: Subscription, active: bo
     session.asked = (session.asked + 1) % CORRELATION_ID_FIRST
     deadline_ms = session.door.now_ms() + session.door.config.request_timeout_s * 1000
     session.pending[correlation_id] = Question(deadline_ms, subscription, active)
-    session.write(
-        encode_server_frame(
-            Key.CONSUMER_UPDATE,
-            correlation_id=correlation_id,
-            subscription_id=subscription.subscription_id,
-            active=active,
-        )
-    )
+    fields = {"subscription_id": subscription.subscription_id, "active": active}
+    session.write(encode_server_frame(Key.CONSUMER_UPDATE, correlation_id=correlation_id, **fields))
 
 
 def consumer_left(session: StreamsSession, subscription: Subscription) -> None:
     """It is gone, with whatever its client has not answered."""
     for correlation_id in [key for key, question in session.pending.items() if question.subscription is subscription]:
         del session.pending[correlation_id]
-    session.door.groups.leave(subscription)
+    session.door.broker.groups.leave(subscription)
 
 
 def consumer_update(session: StreamsSession, request: Any) -> None:
@@ -155,10 +115,10 @@ def consumer_update(session: StreamsSession, request: Any) -> None:
     asked_again = any(other.subscription is subscription for other in session.pending.values())
     if question.active and not asked_again:  # else it has been told to stop meanwhile
         try:
-            session.deliveries.begin(subscription, request.offset_type, min(request.offset_value or 0, OFFSET_MAX))
+            session.deliveries.begin(subscription, request.offset_type, offset_value(request))
         except StorageError as problem:
             logger.error("%s: consumer of %s: %s", session.peer, subscription.stream.name, problem)
             session.deliveries.remove(subscription.subscription_id)
             stream_unavailable(session, subscription.stream.name)
             return
-    session.door.groups.answered(subscription, question.active)
+    session.door.broker.groups.answered(subscription, question.active)
