@@ -20,14 +20,9 @@ _PASSWORD_CHARACTERS_MIN = 1
 
 
 def put_user(
-    metadata: Metadata,
-    name: str,
-    tags: tuple[str, ...] = (),
-    password: str | None = None,
-    password_hash: str | None = None,
-    hashing: str = "",
-    verifier: str = "",
-) -> bool:
+    metadata: Metadata, name: str, tags: tuple[str, ...] = (), password: str | None = None,
+    password_hash: str | None = None, hashing: str = "", verifier: str = "",
+) -> bool:  # fmt: skip
     """Make a user or change one, the password by itself or by RabbitMQ's or our own hash of it; was one made?
 
     ``verifier`` belongs to a hash of our own (vibemq.access.proofs); without it there is no login by challenge.

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from vibemq.access.users import GUEST, Authenticator, Verdict
 from vibemq.admin.api.accounts import caller_of
-from vibemq.admin.api.calls import OWNER, Answer, Caller
+from vibemq.admin.api.calls import OWNER, Answer, Caller, Refused, bad_request, not_found
 from vibemq.admin.api.routes import handle
 from vibemq.admin.api.service import Api
 
@@ -75,7 +75,18 @@ class Server:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._hash_threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _serve(self, listener: socket.socket, handler: Any, connections_max: int | None) -> None:
+    async def _serve(self, listener: socket.socket, answer: Any, connections_max: int | None) -> None:
+        async def handler(request: web.Request) -> web.Response:
+            if (timer := self._silent.pop(request.protocol, None)) is not None:
+                timer.cancel()
+            try:
+                return _response(await answer(request))
+            except Refused as refused:
+                response = _response(refused.answer)
+                if refused.error == "not_authorized":  # nobody has logged in
+                    response.headers["WWW-Authenticate"] = f'Basic realm="{REALM}"'
+                return response
+
         application = web.Application(client_max_size=BODY_BYTES_MAX)
         application.router.add_route("*", "/{path:.*}", handler)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
@@ -98,51 +109,40 @@ class Server:
         del self._silent[protocol]
         protocol.force_close()
 
-    def _heard(self, request: web.Request) -> None:
-        if (timer := self._silent.pop(request.protocol, None)) is not None:
-            timer.cancel()
-
-    async def _on_http(self, request: web.Request) -> web.Response:
-        self._heard(request)
-        path = request.rel_url.raw_path
+    async def _on_http(self, request: web.Request) -> Answer:
         if _from_another_page(request):
-            return _response(request, Answer(403, {"error": "forbidden", "reason": "asked by a page of another site"}))
-        if path == PUBLIC_HEALTH:
-            answer = await self._in_thread(handle, self._api, "GET", "/healthchecks/node", OWNER)
-            return _response(request, answer)
+            raise Refused(403, "forbidden", "asked by a page of another site")
+        if request.rel_url.raw_path == PUBLIC_HEALTH:
+            answer: Answer = await self._in_thread(handle, self._api, "GET", "/healthchecks/node", OWNER)
+            return answer
         login = _login(request.headers.get("Authorization", ""))
         caller = None if login is None else await self._caller(request, *login)
         if caller is None:
             if login is not None and not await self._failed_login():
-                reason = "too many logins fail at this moment"
-                return _response(request, Answer(429, {"error": "too_many_requests", "reason": reason}))
-            refused = Answer(401, {"error": "not_authorized", "reason": "Login failed"})
-            response = _response(request, refused)
-            response.headers["WWW-Authenticate"] = f'Basic realm="{REALM}"'
-            return response
-        return await self._answer(request, path, caller)
+                raise Refused(429, "too_many_requests", "too many logins fail at this moment")
+            raise Refused(401, "not_authorized", "Login failed")
+        return await self._answer(request, caller)
 
-    async def _on_ctl(self, request: web.Request) -> web.Response:
-        self._heard(request)
-        return await self._answer(request, request.rel_url.raw_path, OWNER)
+    async def _on_ctl(self, request: web.Request) -> Answer:
+        return await self._answer(request, OWNER)
 
-    async def _answer(self, request: web.Request, path: str, caller: Caller) -> web.Response:
+    async def _answer(self, request: web.Request, caller: Caller) -> Answer:
+        path = request.rel_url.raw_path
         if path.startswith(f"{PREFIX}/"):
             path = path.removeprefix(PREFIX)
         elif path != _METRICS:
-            return _response(
-                request, Answer(404, {"error": "Object Not Found", "reason": f"paths begin with {PREFIX}"})
-            )
+            raise not_found(f"paths begin with {PREFIX}")
         body: object = {}
         if request.can_read_body:
             try:
                 body = await self._in_thread(_parsed, await asyncio.wait_for(request.read(), BODY_S))
             except TimeoutError:
-                return _response(request, Answer(408, {"error": "timeout", "reason": f"no body within {BODY_S:g} s"}))
+                raise Refused(408, "timeout", f"no body within {BODY_S:g} s") from None
         if not isinstance(body, dict):
-            return _response(request, Answer(400, {"error": "bad_request", "reason": "not_json"}))
+            raise bad_request("not_json")
         method = "GET" if request.method == "HEAD" else request.method
         reason = request.headers.get("X-Reason", "")
+        answer: Answer
         try:
             answer = await self._in_thread(handle, self._api, method, path, caller, dict(request.query), body, reason)
         except Exception:  # a mistake of ours; the process goes on
@@ -150,7 +150,7 @@ class Server:
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
         if method != "GET" and answer.status < 300 and path != CHANGES:  # which says itself who did what
             log.info("%s %s%s, by %s", method, path, _detail(body), caller.name or "vibemq ctl")
-        return _response(request, answer)
+        return answer
 
     async def _caller(self, request: web.Request, user: str, password: str) -> Caller | None:
         if user == GUEST and not _is_this_machine(request):
@@ -241,7 +241,7 @@ def _login(header: str) -> tuple[str, str] | None:
     return (user, password) if colon else None
 
 
-def _response(request: web.Request, answer: Answer) -> web.Response:
+def _response(answer: Answer) -> web.Response:
     if answer.body is None:
         return web.Response(status=answer.status)
     if isinstance(answer.body, str):

@@ -37,13 +37,8 @@ BOXES = "pretty_table"
 Codes = Mapping[int, tuple[int, str] | tuple[int, str, str]]
 NO_CODES: Codes = {}
 _NO_USER: Codes = {404: (NO_USER, 'User "{name}" does not exist')}
-_NO_STREAM: Codes = {
-    404: (
-        UNAVAILABLE,
-        "There is no stream or queue {name} in virtual host {vhost}",
-        "`vibemq ctl list_queues` lists those that are there",
-    )
-}
+_NO_STREAM: Codes = {404: (UNAVAILABLE, "There is no stream or queue {name} in virtual host {vhost}",
+                           "`vibemq ctl list_queues` lists those that are there")}  # fmt: skip
 
 
 class Refused(Exception):

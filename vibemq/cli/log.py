@@ -26,17 +26,8 @@ def log_list(as_json: bool, data: DataDir) -> None:
     found = []
     for record in data.open().streams():
         segments, size = _segments(record.directory)
-        kind = "stream" if record.queue is None else "queue"
-        found.append(
-            {
-                "name": record.name,
-                "vhost": record.vhost,
-                "kind": kind,
-                "segments": segments,
-                "bytes": size,
-                "directory": record.directory,
-            }
-        )
+        about = {"name": record.name, "vhost": record.vhost, "kind": "stream" if record.queue is None else "queue"}
+        found.append({**about, "segments": segments, "bytes": size, "directory": record.directory})
     if as_json:
         click.echo(json.dumps(found))
         return

@@ -76,12 +76,9 @@ def cell(_: str, value: Any) -> str:
 
 
 def print_rows(
-    as_json: bool,
-    found: Sequence[Mapping[str, Any]],
-    columns: Mapping[str, str],
-    nothing: str,
+    as_json: bool, found: Sequence[Mapping[str, Any]], columns: Mapping[str, str], nothing: str,
     shown: Callable[[str, Any], str] = cell,
-) -> None:
+) -> None:  # fmt: skip
     """A list: as JSON, or a table of the ``columns`` (title: key); ``nothing`` is said where it is empty."""
     if as_json:
         click.echo(json.dumps(found))

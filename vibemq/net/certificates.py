@@ -44,17 +44,11 @@ ENDS_SOON_DAYS = 14
 _CIPHERS = b"@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES:!aNULL:!SHA1:!AESCCM"
 _OPTIONS = SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_TICKET | SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE
 _SESSIONS_OF = b"vibemq"  # where clients show certificates, OpenSSL wants a name for sessions, resumed or not
-VERIFY = {
-    "none": SSL.VERIFY_NONE,
-    "optional": SSL.VERIFY_PEER,
-    "required": SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT,
-}
+VERIFY = {"none": SSL.VERIFY_NONE, "optional": SSL.VERIFY_PEER,
+          "required": SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT}  # fmt: skip
 #: Alternative names that can be a user, as they are called in configurations of OpenSSL.
-_ALTERNATIVES: dict[type[Any], str] = {
-    x509.DNSName: "DNS",
-    x509.RFC822Name: "email",
-    x509.UniformResourceIdentifier: "URI",
-}
+_ALTERNATIVES: dict[type[Any], str] = {x509.DNSName: "DNS", x509.RFC822Name: "email",
+                                       x509.UniformResourceIdentifier: "URI"}  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -123,46 +117,42 @@ class Certificates:
             return None
         return {"subject": _subject(certificate), "subjectAltName": _alternatives(certificate)}
 
-    def say_ends(self, now_s: float) -> None:
+    def say_ends(self, now_s: float, *, only_lists: bool = False) -> None:
         """For once a day: warn of what ends soon or has ended."""
-        self._say_end(now_s)
-        self._say_lists_end(now_s)
-
-    def _say_end(self, now_s: float) -> None:
-        if self.ends_s is not None:
-            path = self.options.certificate
-            _say_end(f"the TLS certificate in {path}", self.ends_s, now_s, "clients refuse to connect")
-
-    def _say_lists_end(self, now_s: float) -> None:
-        for each in self._lists:
-            refused = "the client certificates of that authority are refused"
-            _say_end(f"the list of certificates revoked by {each.issuer}", each.ends_s, now_s, refused)
+        ends = [] if self.ends_s is None or only_lists else [
+            (f"the TLS certificate in {self.options.certificate}", self.ends_s, "clients refuse to connect")
+        ]  # fmt: skip
+        refused = "the client certificates of that authority are refused"
+        ends += [(f"the list of certificates revoked by {each.issuer}", each.ends_s, refused) for each in self._lists]
+        for what, ends_s, then in ends:
+            days = (ends_s - now_s) / _DAY_S
+            if days <= 0:
+                logger.error("%s ended on %s: %s until it is renewed and SIGHUP sent", what, _day(ends_s), then)
+            elif days <= ENDS_SOON_DAYS:
+                logger.warning("%s ends on %s, in %d days: after that %s", what, _day(ends_s), days, then)
 
     def _announce(self, done: str) -> None:
         """Log what was done, and what an operator who is asked why clients refuse to connect wants to know."""
         path, certificate = self.options.certificate, self.accept().get_certificate()
         assert certificate is not None  # or the files would have been refused
         now_s = time.time()
-        self.ends_s = None
+        self.ends_s, why = None, "until when it is valid cannot be read"
         try:
             begins_s, ends_s = _seconds(certificate.get_notBefore()), _seconds(certificate.get_notAfter())
         except (ValueError, crypto.Error):  # OpenSSL shows it all the same
-            logger.warning("the TLS certificate %s from %s; until when it is valid cannot be read", done, path)
+            pass
         else:
             self.ends_s = ends_s
-            why = ""
-            if ends_s <= now_s:
-                why = f"it ended on {_day(ends_s)}"
-            elif begins_s > now_s:
-                why = f"it is not valid before {_day(begins_s)}"
-            if why:
-                logger.warning("the TLS certificate %s from %s; clients will refuse it, %s", done, path, why)
-            else:
-                logger.info("the TLS certificate %s from %s; it is valid until %s", done, path, _day(ends_s))
-                self._say_end(now_s)
+            why = f"clients will refuse it, it ended on {_day(ends_s)}" if ends_s <= now_s else ""
+            if not why and begins_s > now_s:
+                why = f"clients will refuse it, it is not valid before {_day(begins_s)}"
+        if why:
+            logger.warning("the TLS certificate %s from %s; %s", done, path, why)
+        else:
+            logger.info("the TLS certificate %s from %s; it is valid until %s", done, path, _day(ends_s))
         for each in self._lists:
             logger.info("%s has revoked %d certificates, says %s", each.issuer, each.size, each.path)
-        self._say_lists_end(now_s)
+        self.say_ends(now_s, only_lists=bool(why))
 
 
 class _List(NamedTuple):
@@ -172,14 +162,6 @@ class _List(NamedTuple):
     issuer: str
     size: int
     ends_s: float
-
-
-def _say_end(what: str, ends_s: float, now_s: float, then: str) -> None:
-    days = (ends_s - now_s) / _DAY_S
-    if days <= 0:
-        logger.error("%s ended on %s: %s until it is renewed and SIGHUP sent", what, _day(ends_s), then)
-    elif days <= ENDS_SOON_DAYS:
-        logger.warning("%s ends on %s, in %d days: after that %s", what, _day(ends_s), days, then)
 
 
 def _seconds(asn1_time: bytes | None) -> float:
@@ -215,7 +197,14 @@ def _load(options: Tls) -> tuple[SSL.Context, list[_List]]:
             hint="set tls.certificate to the PEM file of the certificate, or leave the other options of [tls] out",
         )
     for option in ("certificate", "key", "client_ca", "client_crl"):
-        _check_readable(option, getattr(options, option))
+        path = getattr(options, option)
+        try:
+            _ = path and _read(path)
+        except OSError as problem:
+            raise ConfigError(
+                f"tls.{option}: cannot read {path!r}: {problem.strerror}",
+                hint="name a file that is there and that the account which starts the broker may read",
+            ) from None
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     context.set_min_proto_version(SSL.TLS1_2_VERSION)
     context.set_options(_OPTIONS)
@@ -346,18 +335,6 @@ def _first(problem: SSL.Error) -> tuple[str, str]:
     """Of what went wrong, the part of OpenSSL that said it first, and its words."""
     found = problem.args[0] if problem.args else []
     return (found[0][0], found[0][2]) if found else ("", "OpenSSL gives no reason")
-
-
-def _check_readable(option: str, path: str) -> None:
-    if not path:
-        return
-    try:
-        _read(path)
-    except OSError as problem:
-        raise ConfigError(
-            f"tls.{option}: cannot read {path!r}: {problem.strerror}",
-            hint="name a file that is there and that the account which starts the broker may read",
-        ) from None
 
 
 def _read(path: str, bytes_max: int = _FILE_BYTES_MAX) -> bytes:

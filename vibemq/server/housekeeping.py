@@ -25,12 +25,9 @@ class Housekeeper:
     """Looks at every stream with a retention limit once in each interval."""
 
     def __init__(
-        self,
-        metadata: Metadata,
-        interval_s: float,
-        segment_size_bytes: int,
+        self, metadata: Metadata, interval_s: float, segment_size_bytes: int,
         chunk_messages_max: int = CHUNK_MESSAGES_MAX,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """The last two are for streams that do not say.  Limits are as recovery has just set them."""
         self._metadata = metadata
         self._interval_s = interval_s

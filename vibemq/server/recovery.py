@@ -29,13 +29,9 @@ log = logging.getLogger("vibemq.server")
 
 
 def recover_all(
-    metadata: Metadata,
-    segment_size_bytes: int,
-    queue_segment_size_bytes: int,
-    chunk_messages_max: int = CHUNK_MESSAGES_MAX,
-    *,
-    reserve: Reserve,
-) -> int:
+    metadata: Metadata, segment_size_bytes: int, queue_segment_size_bytes: int,
+    chunk_messages_max: int = CHUNK_MESSAGES_MAX, *, reserve: Reserve,
+) -> int:  # fmt: skip
     """Recover every stream, and set its limits as they are now; returns how many were usable.
 
     What recovery writes (copies of what it cuts, indexes) gets the reserve where the disk is full.
@@ -97,23 +93,14 @@ def _recover(
 def _tell_cuts(name: str, report: "logs.RecoveryReport") -> None:
     for cut in report.cuts:
         if cut.position:
-            log.warning(
+            said = (
                 "stream %r: %s was cut at byte %d, because from there on it was not completely written; "
-                "the %d bytes cut off are kept in %s",
-                name,
-                cut.path,
-                cut.position,
-                cut.size_bytes,
-                cut.kept,
+                "the %d bytes cut off are kept in %s"
             )
+            log.warning(said, name, cut.path, cut.position, cut.size_bytes, cut.kept)
         else:
-            log.warning(
-                "stream %r: %s, %d bytes, cannot be read or lies behind what was lost; it is kept as %s",
-                name,
-                cut.path,
-                cut.size_bytes,
-                cut.kept,
-            )
+            said = "stream %r: %s, %d bytes, cannot be read or lies behind what was lost; it is kept as %s"
+            log.warning(said, name, cut.path, cut.size_bytes, cut.kept)
     if report.cut_count > len(report.cuts):
         log.warning("stream %r: %d cuts in all, %d bytes", name, report.cut_count, report.cut_bytes)
 

@@ -14,6 +14,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -26,7 +27,7 @@ from vibemq.broker.catalog import Catalog
 from vibemq.broker.fanout import FanOut
 from vibemq.broker.groups import Groups
 from vibemq.broker.messages import Messages
-from vibemq.broker.options import DeliveryMode, has_ttl, options_of
+from vibemq.broker.options import FAN_OUTS, DeliveryMode, has_ttl, options_of
 from vibemq.broker.parts import Broker
 from vibemq.broker.queue_table import QueueTable
 from vibemq.broker.rotation import Rotation
@@ -60,51 +61,29 @@ PEERS_NAMED_MAX = 8  # of those that keep a worker from ending, in the log
 END_MARGIN_S = 1.5  # the supervisor kills who is still there at the timeout: end on our own before it
 ADOPTED_PER_TURN = 20  # some tens of microseconds each
 DOORS = {"streams": StreamsDoor, "native": NativeDoor, "signalr": SignalRDoor, "micromsg2": Micromsg2Door}
-MODES = {
-    DeliveryMode.ROUND_ROBIN: Rotation,
-    DeliveryMode.PRIORITY_BASED: Rotation,
-    DeliveryMode.FAN_OUT_WITH_ACK: FanOut,
-    DeliveryMode.FAN_OUT_WITHOUT_ACK: FanOut,
-}
-
-
-def run(context: Context) -> int:
-    """A worker's life; returns its exit code."""
-    return Worker(context).run()
+MODES = {mode: FanOut if mode in FAN_OUTS else Rotation for mode in DeliveryMode}
 
 
 class Worker:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.stopping = False
-        self.board = Board(context.board_fd, context.index, context.doorbell_fds)
-        self.helpers = Helpers(self.board.work_done)
+        board = self.board = Board(context.board_fd, context.index, context.doorbell_fds)
+        helpers = self.helpers = Helpers(board.work_done)
         metadata = Metadata(context.metadata_path)
         config = context.config
-        streams = StreamTable(
-            metadata, self.board, self.helpers, lambda incarnation: os.path.join(metadata.streams_dir, incarnation)
-        )
+        streams = StreamTable(metadata, board, helpers, partial(os.path.join, metadata.streams_dir))
         self.catalog = Catalog(config, streams)
-        self.mail = Mail(context.mail_fd, self.board, config.worker_count)
-        self.groups = Groups(GroupTable(context.groups_fd, self.board))
-        self.timers = Timers()
-        self.beat_timer = self.timers.timer(self._beat)
+        self.mail = Mail(context.mail_fd, board, config.worker_count)
+        self.groups = Groups(GroupTable(context.groups_fd, board))
+        timers = Timers()
+        self.beat_timer = timers.timer(self._beat)
         self.queues = QueueTable(
-            streams,
-            self.mail,
-            Messages(self.helpers),
-            self.timers,
-            config.queues,
-            MODES,
-            self.catalog.create_dead_letter_queue,
+            streams, self.mail, Messages(helpers), timers, config.queues, MODES, self.catalog.create_dead_letter_queue
         )
+        free_min = config.store.disk_free_min_bytes
         self.alarms = Alarms(
-            config.data_path,
-            config.store.disk_free_min_bytes,
-            context.conditions,
-            self.timers,
-            self.helpers,
-            fills_reserve=context.index == 0,
+            config.data_path, free_min, context.conditions, timers, helpers, fills_reserve=context.index == 0
         )
         streams.alarms, self.queues.reserve = self.alarms, self.alarms.reserve
         metadata.make_room, metadata.retry = self.alarms.reserve.make_room, self.alarms.reserve.retry
@@ -112,11 +91,9 @@ class Worker:
         self.accesses = Accesses(metadata)
         self.rights = Rights(metadata, config.guest.allow_loopback)
         self.adopting: list[tuple[str, str, bool]] = []  # virtual host, queue, are its options others
-        self.adopt_timer = self.timers.timer(self._adopt_some)
+        self.adopt_timer = timers.timer(self._adopt_some)
         poller = selectors.DefaultSelector() if os.environ.get("VIBEMQ_POLLER") == "selectors" else Poller()
-        self.loop = Loop(
-            poller, self.board, self.queues, self.groups, self.helpers, self.timers, self._look_at_access, config.server
-        )
+        self.loop = Loop(poller, board, self.queues, self.groups, helpers, timers, self._look_at_access, config.server)
         self.doors: dict[str, Any] = {}
         handovers = Handovers(self.loop, context.index, context.handovers, self.doors)
         authenticator = Authenticator(metadata, config.guest.allow_loopback)
@@ -125,10 +102,10 @@ class Worker:
             queues=self.queues,
             groups=self.groups,
             catalog=self.catalog,
-            board=self.board,
+            board=board,
             alarms=self.alarms,
-            helpers=self.helpers,
-            timers=self.timers,
+            helpers=helpers,
+            timers=timers,
             authenticator=authenticator,
             accesses=self.accesses,
             rights=self.rights,
@@ -147,19 +124,20 @@ class Worker:
             inquiries = Inquiries(channel, self.loop, broker, context.certificates)
             self.loop.attend(channel.fileno(), inquiries.answer_one)
 
-    def _adopt(self) -> None:
+    def _needs_home(self) -> Callable[[StreamRecord], bool]:
         """Queues whose messages expire have a home as long as the broker runs, used or not.
 
         And if this worker's predecessor was home to a queue when it died, somebody says what is true of it now.
         """
-
         policies = self.queues.metadata.held_policies()
 
         def needs_home(record: StreamRecord) -> bool:
-            options = policies.options(record)
-            return has_ttl(options) or self._was_home_to_consumers(record.directory)
+            try:
+                return has_ttl(policies.options(record)) or has_consumers_of(record.directory, self.context.index)
+            except StorageError:
+                return True  # opening it says what is wrong
 
-        self._adopt_those(needs_home)
+        return needs_home
 
     def _adopt_those(self, needs_home: Callable[[StreamRecord], bool], altered: bool = False) -> None:
         def look() -> list[tuple[str, str, bool]]:
@@ -174,20 +152,13 @@ class Worker:
 
         self.helpers.submit(look, found)
 
-    def _was_home_to_consumers(self, directory: str) -> bool:
-        try:
-            return has_consumers_of(directory, self.context.index)
-        except StorageError:
-            return True  # opening it says what is wrong
-
     def _adopt_some(self, now_ms: int) -> None:
         for virtual_host, name, altered in self.adopting[:ADOPTED_PER_TURN]:
             try:
                 self.queues.adopt(virtual_host, name, altered)
             except VibeMQError as problem:
-                logger.error(
-                    "queue %s: has no home now, so no message that is too old or too many leaves it: %s", name, problem
-                )
+                said = "queue %s: has no home now, so no message that is too old or too many leaves it: %s"
+                logger.error(said, name, problem)
         del self.adopting[:ADOPTED_PER_TURN]
         if self.adopting:
             self.adopt_timer.set(self.queues.now_ms + 1)
@@ -242,7 +213,7 @@ class Worker:
         self.mail.seated()
         self.groups.seats_changed()  # with a single worker nobody else looks after its predecessor's members
         self.board.seat_taken()
-        self._adopt()
+        self._adopt_those(self._needs_home())
         self._beat(time.monotonic_ns() // 1_000_000)
         for name, listener in self.context.listeners.items():
             certificates = self.context.certificates if name.endswith(listeners.TLS) else None
@@ -285,3 +256,8 @@ class Worker:
             self.loop.close(connection)
         say_rest()
         return 0
+
+
+def run(context: Context) -> int:
+    """A worker's life; returns its exit code."""
+    return Worker(context).run()

@@ -12,12 +12,8 @@ from typing import Any
 
 from vibemq.access import tool_users
 from vibemq.access.users import GUEST
+from vibemq.admin.api import calls
 from vibemq.admin.api.calls import (
-    ADMINISTRATOR,
-    LEVELS,
-    MANAGEMENT,
-    NOBODY,
-    OWNER,
     Call,
     Caller,
     Refused,
@@ -43,10 +39,10 @@ _POLICIES = threading.Lock()  # held while one of them is changed and applied
 def caller_of(api: Api, name: str) -> Caller:
     """The caller that a checked login makes."""
     if name == GUEST:
-        return Caller(name, ADMINISTRATOR, ("administrator",))
+        return Caller(name, calls.ADMINISTRATOR, ("administrator",))
     user = api.metadata.find_user(name)
     tags = () if user is None else tool_users.tags_of(user)
-    return Caller(name, max((LEVELS.get(tag, NOBODY) for tag in tags), default=NOBODY), tags)
+    return Caller(name, max((calls.LEVELS.get(tag, calls.NOBODY) for tag in tags), default=calls.NOBODY), tags)
 
 
 def whoami(api: Api, call: Call) -> Any:
@@ -55,7 +51,7 @@ def whoami(api: Api, call: Call) -> Any:
 
 def log_change(api: Api, call: Call) -> None:
     """What was changed in the files beside us, by `vibemq users`: for the log, and for the workers to look at once."""
-    if call.caller is not OWNER:
+    if call.caller is not calls.OWNER:
         raise Refused(403, "forbidden", "only `vibemq users`, beside the data, says what it has changed")
     log.info("%s, by %s", text(call, "change"), text(call, "by"))
     api.accounts_changed()
@@ -79,7 +75,7 @@ def get_user(api: Api, call: Call) -> Any:
 
 def may_everything(api: Api, caller: Caller) -> bool:
     """Superusers, guest, and who may open the socket beside the data."""
-    return caller is OWNER or _is_superuser(api, caller.name)
+    return caller is calls.OWNER or _is_superuser(api, caller.name)
 
 
 def _is_superuser(api: Api, name: str) -> bool:
@@ -286,7 +282,9 @@ def _changing_policies(api: Api) -> Iterator[None]:
 
 
 def _require_policymaker(api: Api, call: Call) -> None:
-    api.require(call.caller, call.path["vhost"], level=MANAGEMENT if call.caller.makes_policies else ADMINISTRATOR)
+    api.require(
+        call.caller, call.path["vhost"], level=calls.MANAGEMENT if call.caller.makes_policies else calls.ADMINISTRATOR
+    )
 
 
 def _policy(policy: PolicyRecord) -> dict[str, Any]:

@@ -59,9 +59,11 @@ class Refused(Exception):
 
     def __init__(self, status: int, error: str, reason: str) -> None:
         super().__init__(reason)
-        self.status = status
-        self.error = error
-        self.reason = reason
+        self.status, self.error = status, error
+
+    @property
+    def answer(self) -> Answer:
+        return Answer(self.status, {"error": self.error, "reason": str(self)})
 
 
 def not_found(what: str = "Not Found") -> Refused:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from vibemq import errors
 from vibemq.admin.api import accounts, connections, definitions, health, overview, streams
 from vibemq.admin.api.calls import (
     ADMINISTRATOR,
@@ -36,18 +37,6 @@ from vibemq.admin.api.service import Api
 from vibemq.admin.api.shown import shown
 from vibemq.admin.workers import NoAnswer
 from vibemq.broker.arguments import BadArgument
-from vibemq.errors import (
-    ExchangeExists,
-    ExchangeNotFound,
-    LimitExceeded,
-    StreamExists,
-    StreamNotFound,
-    UserError,
-    UserExists,
-    UserNotFound,
-    VhostNotFound,
-    VibeMQError,
-)
 
 #: Gives the body of a GET; of the others True where it has made what was not there; or a whole Answer.
 Handler = Callable[[Api, Call], Any]
@@ -147,23 +136,18 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
 )
 
 #: What an error of ours is in HTTP: the first that fits.
-_STATUS: tuple[tuple[tuple[type[VibeMQError], ...], int, str], ...] = (
-    ((UserNotFound, VhostNotFound, StreamNotFound, ExchangeNotFound), 404, "not_found"),
-    ((UserExists,), 409, "conflict"),
-    ((StreamExists, ExchangeExists, LimitExceeded, UserError), 400, "bad_request"),
+_STATUS: tuple[tuple[tuple[type[errors.VibeMQError], ...], int, str], ...] = (
+    ((errors.UserNotFound, errors.VhostNotFound, errors.StreamNotFound, errors.ExchangeNotFound), 404, "not_found"),
+    ((errors.UserExists,), 409, "conflict"),
+    ((errors.StreamExists, errors.ExchangeExists, errors.LimitExceeded, errors.UserError), 400, "bad_request"),
     ((NoAnswer,), 503, "unavailable"),
 )
 
 
 def handle(
-    api: Api,
-    method: str,
-    path: str,
-    caller: Caller,
-    query: Mapping[str, str] | None = None,
-    body: Mapping[str, Any] | None = None,
-    reason: str = "",
-) -> Answer:
+    api: Api, method: str, path: str, caller: Caller, query: Mapping[str, str] | None = None,
+    body: Mapping[str, Any] | None = None, reason: str = "",
+) -> Answer:  # fmt: skip
     """``path`` as it came, percent-encoded, without the prefix; may be called from several threads."""
     query = query or {}
     try:
@@ -177,15 +161,15 @@ def handle(
             return Answer(200, shown(answer, query))
         return Answer(201 if answer else 204)
     except Refused as refused:
-        return Answer(refused.status, {"error": refused.error, "reason": refused.reason})
+        return refused.answer
     except BadArgument as problem:
-        return Answer(400, {"error": "bad_request", "reason": str(problem)})
-    except VibeMQError as problem:
-        for kind, status, error in _STATUS:
-            if isinstance(problem, kind):
-                return Answer(status, {"error": error, "reason": str(problem)})
+        return bad_request(str(problem)).answer
+    except errors.VibeMQError as problem:
+        for kinds, status, error in _STATUS:
+            if isinstance(problem, kinds):
+                return Refused(status, error, str(problem)).answer
         log.error("%s %s: %s", method, path, problem)
-        return Answer(500, {"error": "internal_error", "reason": str(problem)})
+        return Refused(500, "internal_error", str(problem)).answer
 
 
 def _find(method: str, path: str) -> tuple[int, Handler, dict[str, str]]:

@@ -194,11 +194,8 @@ def status(api: Api, call: Call) -> Any:
         for each in session.get("subscriptions", ())
     )
     shown = {"role": "writer", "node": api.node, "readers": readers, "segments": stats.segment_count}
-    shown |= {
-        "first_offset": stats.first_offset,
-        **dict.fromkeys(("offset", "committed_offset"), stats.next_offset - 1),
-    }
-    return [shown]
+    last = stats.next_offset - 1
+    return [{**shown, "first_offset": stats.first_offset, "offset": last, "committed_offset": last}]
 
 
 def tracking(api: Api, call: Call) -> Any:
