@@ -142,11 +142,10 @@ cdef class Loop:
 
     cdef int _awake(self) except -1:
         """After the wait: the time, and what others ask, before any socket is read: a right that was revoked is gone."""
+        cdef unsigned int requests
+        core.doorbell_wake(self.board.raw, self.board.index)
         self.queues.now_ms = time.monotonic_ns() // 1_000_000
-        return self._take_requests(core.doorbell_requests_take(self.board.raw, self.board.index))
-
-    cdef int _take_requests(self, unsigned int requests) except -1:
-        """What others ask of this worker."""
+        requests = core.doorbell_requests_take(self.board.raw, self.board.index)
         if requests & core.DOORBELL_REQUEST_MAIL:
             self.queues.take_mail()
         if requests & core.DOORBELL_REQUEST_SEATS:
@@ -176,13 +175,11 @@ cdef class Loop:
         cdef unsigned int events
         if self.fast is None:
             found = self.poller.select(timeout_ms / 1000)
-            core.doorbell_wake(self.board.raw, self.board.index)
             self._awake()
             for key, mask in found:
                 self._on_event(key.fd, (EPOLLIN if mask & READ else 0) | (EPOLLOUT if mask & WRITE else 0))
             return 0
         n = self.fast.wait(timeout_ms)
-        core.doorbell_wake(self.board.raw, self.board.index)
         self._awake()
         for i in range(n):
             self._on_event(self.fast.ready[i].data.fd, self.fast.ready[i].events)

@@ -20,6 +20,7 @@ from vibemq.access.users import GUEST
 from vibemq.admin.api import accounts, streams
 from vibemq.admin.api.calls import Call, Refused, bad_request, text, texts
 from vibemq.admin.api.service import Api
+from vibemq.broker.arguments import BadArgument
 from vibemq.errors import UserError
 
 
@@ -133,7 +134,7 @@ def import_(api: Api, call: Call) -> None:
                 raise bad_request(f"{kind}: an entry has no {missing[0]}")
             try:
                 put(api, Call(call.caller, {part: str(value) for part, value in path.items()}, {}, full))
-            except (Refused, UserError) as refused:
+            except (Refused, UserError, BadArgument) as refused:
                 named = ", ".join(f"{field} {full.get(field)!r}" for field in fields.values())
                 known = refused if isinstance(refused, Refused) else bad_request("")
                 raise Refused(known.status, known.error, f"{kind}, {named}: {refused}") from None

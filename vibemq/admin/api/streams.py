@@ -17,7 +17,7 @@ from typing import Any
 from vibemq.admin.api.calls import Call, bad_request, flag, mapping, not_found, optional_text, text
 from vibemq.admin.api.counts import NOTHING, Counts, counts_of
 from vibemq.admin.api.service import Api
-from vibemq.broker.arguments import BadArgument, stream_arguments
+from vibemq.broker.arguments import stream_arguments
 from vibemq.broker.catalog import checked_name
 from vibemq.broker.options import CHANGEABLE, DeliveryMode, Overflow, altered, options_of, stored_options
 from vibemq.errors import ExchangeNotFound, StorageError, StreamExists, StreamNotFound
@@ -52,13 +52,9 @@ def put_queue(api: Api, call: Call, durability: str | None = None) -> bool:
         raise bad_request(f"x-queue-type is {kind!r}: only streams are made here")
     if not flag(call, "durable", True) or flag(call, "auto_delete", False) or flag(call, "exclusive", False):
         raise bad_request("a stream is durable, and neither auto_delete nor exclusive")
-    try:
-        name = checked_name(call.path["name"])
-        arguments = protocol_arguments(given)
-        said = arguments if durability is None else {"durability": durability, **arguments}
-        wanted = replace(stream_arguments(said, api.config.store), given=arguments)
-    except BadArgument as problem:
-        raise bad_request(str(problem)) from None
+    name, arguments = checked_name(call.path["name"]), protocol_arguments(given)
+    said = arguments if durability is None else {"durability": durability, **arguments}
+    wanted = replace(stream_arguments(said, api.config.store), given=arguments)
     api.require_rights(call, vhost, configure=[name])
     try:
         api.catalog.create_stream(vhost, name, wanted)
@@ -79,10 +75,7 @@ def put_definition(api: Api, call: Call) -> bool:
     if options is None:
         return put_queue(api, call, durability)
     vhost = call.path["vhost"]
-    try:
-        name, wanted = checked_name(call.path["name"]), stored_options(mapping(call, "queue_options"))
-    except BadArgument as problem:
-        raise bad_request(str(problem)) from None
+    name, wanted = checked_name(call.path["name"]), stored_options(mapping(call, "queue_options"))
     api.require_rights(call, vhost, configure=[name])
     was_stream = wanted.pop("keep", False)
     there = api.metadata.find_stream(vhost, name)
@@ -97,15 +90,10 @@ def put_definition(api: Api, call: Call) -> bool:
         record = problem.record
         if not isinstance(record, StreamRecord) or record.queue is None:
             raise
-        different = sorted(
-            option
-            for option in (record.queue.keys() | wanted.keys()) - {"keep"}
-            if record.queue.get(option) != wanted.get(option)
-        )
-        if different:
-            raise bad_request(
-                f"queue '{name}' in vhost '{vhost}' is there with another {', '.join(different)}"
-            ) from None
+        had, options = record.queue, sorted((record.queue.keys() | wanted.keys()) - {"keep"})
+        if different := [option for option in options if had.get(option) != wanted.get(option)]:
+            said = f"queue '{name}' in vhost '{vhost}' is there with another {', '.join(different)}"
+            raise bad_request(said) from None
         return False
     return True
 
