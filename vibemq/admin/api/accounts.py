@@ -18,6 +18,7 @@ from vibemq.admin.api.calls import (
     Caller,
     Refused,
     bad_request,
+    chosen,
     mapping,
     not_found,
     only,
@@ -61,16 +62,12 @@ def log_change(api: Api, call: Call) -> None:
 
 
 def list_users(api: Api, call: Call) -> Any:
-    return [_user(name, tags) for name, tags in _users(api)]
+    return chosen(call, "user", [_user(name, tags) for name, tags in _users(api)])
 
 
 def list_users_without_permissions(api: Api, call: Call) -> Any:
     having = {entry.user for entry in tool_users.list_permissions(api.metadata, api.config.guest.allow_loopback)}
     return [_user(name, tags) for name, tags in _users(api) if name not in having]
-
-
-def get_user(api: Api, call: Call) -> Any:
-    return only(user for user in list_users(api, call) if user["name"] == call.path["user"])
 
 
 def may_everything(api: Api, caller: Caller) -> bool:
@@ -168,11 +165,8 @@ def _user(name: str, tags: tuple[str, ...]) -> dict[str, Any]:
 
 
 def list_vhosts(api: Api, call: Call) -> Any:
-    return [_vhost(api, vhost) for vhost in api.metadata.vhosts() if api.sees(call.caller, vhost.name)]
-
-
-def get_vhost(api: Api, call: Call) -> Any:
-    return only(vhost for vhost in list_vhosts(api, call) if vhost["name"] == call.path["vhost"])
+    seen = [vhost for vhost in api.metadata.vhosts() if api.sees(call.caller, vhost.name)]
+    return chosen(call, "vhost", [_vhost(api, vhost) for vhost in seen])
 
 
 def put_vhost(api: Api, call: Call) -> bool:
@@ -244,15 +238,8 @@ def _permissions(api: Api, vhost: str | None, user: str | None) -> list[VhostPer
 
 def list_policies(api: Api, call: Call) -> Any:
     vhost = api.vhost_of(call)
-    return [_policy(policy) for policy in api.metadata.policies(vhost) if api.sees(call.caller, policy.vhost)]
-
-
-def get_policy(api: Api, call: Call) -> Any:
-    api.require_seen(call.caller, call.path["vhost"])
-    policy = api.metadata.find_policy(call.path["vhost"], call.path["name"])
-    if policy is None:
-        raise not_found()
-    return _policy(policy)
+    seen = [policy for policy in api.metadata.policies(vhost) if api.sees(call.caller, policy.vhost)]
+    return chosen(call, "name", [_policy(policy) for policy in seen])
 
 
 def put_policy(api: Api, call: Call) -> bool:

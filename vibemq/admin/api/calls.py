@@ -77,6 +77,11 @@ def only(found: Iterable[T]) -> T:
     raise not_found()
 
 
+def chosen(call: Call, part: str, rows: list[dict[str, Any]]) -> Any:
+    """All, or the one whose name stands in this part of the path.  Raises Refused."""
+    return only(row for row in rows if row["name"] == call.path[part]) if part in call.path else rows
+
+
 def bad_request(reason: str) -> Refused:
     return Refused(400, "bad_request", reason)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, not_authorised, not_found, only
+from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, chosen, not_authorised, not_found, only
 from vibemq.admin.api.service import Api
 
 STREAM_PROTOCOL = "stream"
@@ -45,11 +45,7 @@ def delete_connection(api: Api, call: Call) -> None:
 
 
 def list_stream_connections(api: Api, call: Call) -> Any:
-    return [_connection(api, session) for session in _stream_sessions(api, call)]
-
-
-def get_stream_connection(api: Api, call: Call) -> Any:
-    return _connection(api, _find_stream_session(api, call))
+    return chosen(call, "connection", [_connection(api, session) for session in _stream_sessions(api, call)])
 
 
 def delete_stream_connection(api: Api, call: Call) -> None:

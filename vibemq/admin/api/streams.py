@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
 
-from vibemq.admin.api.calls import Call, bad_request, flag, mapping, not_found, optional_text, text
+from vibemq.admin.api.calls import Call, bad_request, chosen, flag, mapping, not_found, optional_text, text
 from vibemq.admin.api.counts import NOTHING, Counts, counts_of
 from vibemq.admin.api.service import Api
 from vibemq.broker.arguments import stream_arguments
@@ -31,17 +31,12 @@ STREAM_TYPE = "stream"
 
 
 def list_queues(api: Api, call: Call) -> Any:
-    vhost = api.vhost_of(call)
-    readers = api.workers.readers()
-    return [
-        _queue(api, record, readers)
-        for record in api.metadata.streams()
-        if vhost in (None, record.vhost) and api.sees(call.caller, record.vhost)
-    ]
-
-
-def get_queue(api: Api, call: Call) -> Any:
-    return _queue(api, find(api, call), api.workers.readers())
+    """All, those of a vhost, or one, as the path says."""
+    if "name" in call.path:
+        return _queue(api, find(api, call), api.workers.readers())
+    vhost, readers = api.vhost_of(call), api.workers.readers()
+    found = (record for record in api.metadata.streams() if vhost in (None, record.vhost))
+    return [_queue(api, record, readers) for record in found if api.sees(call.caller, record.vhost)]
 
 
 def put_queue(api: Api, call: Call, durability: str | None = None) -> bool:
@@ -325,11 +320,9 @@ def delete_super_stream(api: Api, call: Call) -> None:
 
 def list_exchanges(api: Api, call: Call) -> Any:
     vhost = api.vhost_of(call)
-    return [_exchange(found) for found in api.metadata.exchanges(vhost) if api.sees(call.caller, found.vhost)]
-
-
-def get_exchange(api: Api, call: Call) -> Any:
-    return _exchange(_find_exchange(api, call))
+    seen = [found for found in api.metadata.exchanges(vhost) if api.sees(call.caller, found.vhost)]
+    shown = ({**_named(found), "type": "direct", "internal": False, "arguments": found.arguments} for found in seen)
+    return chosen(call, "exchange", list(shown))
 
 
 def put_exchange(api: Api, call: Call) -> bool:
@@ -380,10 +373,6 @@ def _find_exchange(api: Api, call: Call) -> ExchangeRecord:
     if found is None:
         raise not_found()
     return found
-
-
-def _exchange(found: ExchangeRecord) -> dict[str, Any]:
-    return {**_named(found), "type": "direct", "internal": False, "arguments": found.arguments}
 
 
 def _binding(found: BindingRecord) -> dict[str, Any]:
