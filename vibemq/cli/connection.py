@@ -30,9 +30,9 @@ class Broker:
     @property
     def named(self) -> str | None:
         """Who we are."""
-        from vibemq.client import address
+        from vibemq.client import settings
 
-        return self.user or address.user_of(self.url)[0]
+        return self.user or settings.user_of(self.url)[0]
 
     def connect(self, **settings: Any) -> "Client":
         from vibemq.client import connect
@@ -42,9 +42,9 @@ class Broker:
 
     def _login(self) -> tuple[str | None, str | None]:
         """Who we are, and the password where it was to be asked for."""
-        from vibemq.client import address
+        from vibemq.client import settings
 
-        who, has_password = self.named, address.user_of(self.url)[1]
+        who, has_password = self.named, settings.user_of(self.url)[1]
         if self.password_stdin and who is None:
             raise click.UsageError("--password-stdin needs --user, or a user in the URL")
         if who is not None and (self.password_stdin or self.user is not None or not has_password):
@@ -65,19 +65,19 @@ class StreamsBroker(Broker):
     key: str | None
 
     def connect(self) -> "StreamsConnection":  # type: ignore[override]
-        from vibemq.client import address
+        from vibemq.client import settings
         from vibemq.client.streams import StreamsConnection
 
         who, password = self._login()
         login = {"user": who, "password": password, "virtual_host": self.vhost}
-        where = address.parse(self.url, host=self.host, port=self.port, tls=self.tls, **login)
+        where = settings.streams_address(self.url, host=self.host, port=self.port, tls=self.tls, **login)
         if (self.ca_file or self.certificate or self.key) and not where.tls:
             raise click.UsageError("--ca-file, --certificate and --key are for TLS: add --tls")
         return StreamsConnection.connect(
             where.host,
             where.port,
-            user=where.user,
-            password=where.password,
+            user=where.user or "",
+            password=where.password or "",
             virtual_host=where.virtual_host,
             tls=self._context(where.skip_cert_validation) if where.tls else None,
             client_properties={"connection_name": "vibemq streams"},

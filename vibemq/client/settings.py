@@ -4,6 +4,8 @@
 Both forms of other VibeMQ clients are read, with the same options and defaults:
     vibemq://user:password@host:2925/?keepAlive=30&queues=orders,bills
     Host=localhost;Port=2925;Username=user;Password="a;b";compression=none
+A streams door is named by these, too, with the options streamsPort and virtualHost, or as stream clients write it:
+    rabbitmq-stream://user:password@host:5552/sales     or rabbitmq-stream+tls
 Delays and the time for a command may have fractions of a second.  An option that nobody knows and a value that cannot
 be are errors, where those clients ignore both: each was meant to count.
 """
@@ -16,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from vibemq.errors import ConfigError
 from vibemq.protocols.native.spec import (
@@ -27,8 +29,12 @@ from vibemq.protocols.native.spec import (
     KEEP_ALIVE_S,
     PORT_DEFAULT,
 )
+from vibemq.protocols.streams.spec import PORT_DEFAULT as STREAMS_PORT
 
 SCHEME = "vibemq://"
+STREAMS_SCHEMES = ("rabbitmq-stream", "rabbitmq-stream+tls")
+STREAMS_PORT_TLS = 5551
+SHARED = ("host", "user", "password", "virtual_host", "tls", "skip_cert_validation")  # by both doors of a broker
 CONNECT_TIMEOUT_S = 30  # a broker may take its time with a password, on purpose
 TRUE = frozenset(("true", "1", "yes", "on"))
 FALSE = frozenset(("false", "0", "no", "off"))
@@ -123,6 +129,46 @@ def parse(text: str | None, **options: Any) -> Settings:
     return Settings(**{**given, **_options(rest), **options})
 
 
+def streams_address(
+    url: str,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    virtual_host: str | None = None,
+    tls: bool = False,
+) -> Settings:
+    """Where a streams door is, and who comes; who says nothing at all is guest. What is given wins over the URL."""
+    given = {"host": host, "port": port, "user": user, "password": password, "virtual_host": virtual_host}
+    given = {name: value for name, value in given.items() if value is not None}
+    scheme = url.partition("://")[0].lower()
+    if scheme in STREAMS_SCHEMES:
+        said = _stream_url(url) | {"tls": scheme.endswith("+tls")}
+    else:  # its port is the native door's
+        found = parse(url, **{name: given[name] for name in ("user", "password") if name in given})
+        said = {"port": found.streams_port}
+        said |= {name: getattr(found, name) for name in SHARED}
+    said |= given
+    said["tls"] = tls or said["tls"]
+    said["port"] = said["port"] or (STREAMS_PORT_TLS if said["tls"] else STREAMS_PORT)
+    if said["user"] is None:
+        said["user"], said["password"] = "guest", "guest"
+    elif said["password"] is None:
+        raise ConfigError(
+            f"connection to {said['host']}: user {said['user']!r} has no password",
+            hint="Give it in the URL, or on standard input with --password-stdin.",
+        )
+    return Settings(**said)
+
+
+def user_of(url: str) -> tuple[str | None, bool]:
+    """The user whom a URL names, if any, and whether it has the password, too."""
+    login, at, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
+    user, colon, _ = login.partition(":")
+    return (unquote(user) or None, bool(colon)) if at else (None, False)
+
+
 # ---- the two forms: what says where and who, and the other pairs with keys in lower case ----
 
 
@@ -152,6 +198,29 @@ def _url(text: str) -> tuple[dict[str, Any], dict[str, str]]:
             raise ConfigError("connection string: needed key=value in each part after the ?; one has no =")
         pairs[unquote(key).lower()] = unquote(value)
     return given, pairs
+
+
+def _stream_url(url: str) -> dict[str, Any]:
+    example = f"For instance {STREAMS_SCHEMES[0]}://localhost:5552."
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as problem:
+        raise ConfigError(f"connection string: {problem}", hint=example) from None
+    if not parts.hostname:
+        raise ConfigError("connection string: there is no host in it", hint=example)
+    if parts.query or parts.fragment:
+        raise ConfigError(
+            f"connection string: {parts.scheme}://: needed nothing behind the virtual host, had options",
+            hint="Only vibemq:// has options; leave out what follows the `?`.",
+        )
+    return {
+        "host": unquote(parts.hostname),
+        "port": port,
+        "user": unquote(parts.username) if parts.username else None,
+        "password": unquote(parts.password) if parts.password is not None else None,
+        "virtual_host": unquote(parts.path.removeprefix("/")) or "/",
+    }
 
 
 def _pairs(text: str) -> tuple[dict[str, Any], dict[str, str]]:
