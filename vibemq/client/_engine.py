@@ -27,8 +27,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from enum import Enum
-from typing import Any
-from weakref import WeakMethod
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from vibemq.client._link import Link, limit, within
 from vibemq.client._native import Batch, Core, Flow, Message
@@ -49,6 +49,9 @@ from vibemq.errors import (
 )
 from vibemq.protocols.native import codec
 from vibemq.protocols.native.spec import FEATURE_NAMES, FORM_STORED, Command, ErrorCode, Header, command_name
+
+if TYPE_CHECKING:
+    from vibemq.client.consuming import AnyConsumer
 
 log = logging.getLogger("vibemq.client")
 
@@ -73,29 +76,21 @@ class Feed:
     It does not keep its consumer alive: one that is dropped without a word unsubscribes by that.
     """
 
-    def __init__(
-        self,
-        queue: str,
-        prefetch: int | None,
-        create: bool,
-        stored: bool,
-        sink: Callable[[list[Message]], None],
-        on_end: Callable[[VibeMQError | None], None],
-    ) -> None:
+    def __init__(self, consumer: AnyConsumer, queue: str, prefetch: int | None, create: bool, stored: bool) -> None:
         self.queue, self.prefetch, self.create = queue, prefetch, create
         self.stored = stored  # its messages come as they are stored
         self.leaving = False  # nobody wants its messages any more, though the broker may not know it yet
         self.left = asyncio.Event()  # and now it does
-        self._sink, self._on_end = WeakMethod(sink), WeakMethod(on_end)
+        self._consumer = ref(consumer)
 
     def give(self, messages: list[Message]) -> None:
-        if (sink := self._sink()) is not None:
-            sink(messages)
+        if (consumer := self._consumer()) is not None:
+            consumer._arrived(messages)
 
     def end(self, why: VibeMQError | None) -> None:
         self.left.set()
-        if (on_end := self._on_end()) is not None:
-            on_end(why)
+        if (consumer := self._consumer()) is not None:
+            consumer._ended(why)
 
 
 class Engine:

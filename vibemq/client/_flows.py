@@ -187,18 +187,15 @@ class Subscription:
                 return default
         last = self._chunks[-1]
         if self._open and self._failure is None and (self._until is None or last.next_offset < self._until):
-            self._give_credit()
-        return self._chunks.popleft()
-
-    def _give_credit(self) -> None:
-        self._owed += 1
-        if self.granted < self._credit:
-            self.granted += 1
             self._owed += 1
-        if self._owed >= self.granted // CREDIT_STEPS_COUNT:
-            frame = codec.encode_request(Key.CREDIT, subscription_id=self.subscription_id, credit=self._owed)
-            self._owed = 0
-            self._connection._send(frame, f"Credit for stream {self.stream}")
+            if self.granted < self._credit:
+                self.granted += 1
+                self._owed += 1
+            if self._owed >= self.granted // CREDIT_STEPS_COUNT:
+                frame = codec.encode_request(Key.CREDIT, subscription_id=self.subscription_id, credit=self._owed)
+                self._owed = 0
+                self._connection._send(frame, f"Credit for stream {self.stream}")
+        return self._chunks.popleft()
 
     def _receive(self, timeout_s: float, must: bool) -> None:
         deadline = Deadline(timeout_s, f"waiting for a chunk of stream {self.stream}")

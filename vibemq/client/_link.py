@@ -19,7 +19,7 @@ from vibemq.client._native import Core
 from vibemq.client.settings import Settings
 from vibemq.errors import ConnectionClosed, ProtocolError, TimeoutExceeded, VibeMQError
 from vibemq.protocols.native import codec
-from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, FEATURE_NAMES, Command, Header, command_name
+from vibemq.protocols.native.spec import FEATURE_NAMES, Command, Header, command_name
 
 WRITE_BUFFER_BYTES_MAX = 1_048_576  # what waits in this process for the socket before publishers wait, too
 
@@ -91,11 +91,6 @@ class Link(asyncio.Protocol):
                     else "Does the broker run, is this its native port, and can this machine reach it?"
                 ),
             ) from error
-        async with self._answer_within(patience_s, "logging in"):
-            return await self._log_in()
-
-    async def _log_in(self) -> codec.Message:
-        settings = self._settings
         headers = {
             Header.CLIENT_VERSION.value: f"vibemq-python/{__version__}",
             Header.SUPPORTED_COMPRESSION.value: ",".join(settings.compression),
@@ -105,13 +100,14 @@ class Link(asyncio.Protocol):
         if settings.user is not None and settings.password is not None:
             headers |= {Header.AUTH_USERNAME.value: settings.user, Header.AUTH_PASSWORD.value: settings.password}
         self.write(self._frame(Command.CONNECT, headers=headers))
-        answer = await self._first
+        async with self._answer_within(patience_s, "logging in"):
+            answer = await self._first
         if answer.type == Command.ERROR:
             raise refusal(f"{self.peer}: logging in", answer.error_code, answer.error_message)
         name = answer.headers.get(Header.NEGOTIATED_COMPRESSION, "").lower() or None
         if name is not None and name not in settings.compression:
             raise ProtocolError(f"{self.peer}: needed one of {settings.compression}, had compression {name!r}")
-        self._core.negotiated(name if name in COMPRESSION_BY_NAME else None, settings.compression_threshold_bytes)
+        self._core.negotiated(name, settings.compression_threshold_bytes)
         return answer
 
     def _answer_within(self, timeout_s: float, what: str, hint: str = "Is the broker overloaded?") -> Any:

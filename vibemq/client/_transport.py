@@ -135,7 +135,10 @@ class Transport:
             try:
                 sent = self._try_send(rest)
             except OSError as error:
-                self._read_last_words()
+                # A broker says why before it closes: `on_input` raises the better error if that has come.
+                with contextlib.suppress(ConnectionClosed):
+                    self.poll_input()
+                self.on_input()
                 raise self._lost(f"sending failed: {error}") from error
             rest = rest[sent:]
             if rest and not sent:
@@ -171,12 +174,6 @@ class Transport:
             if got < 65_536:  # less than a socket holds: most likely empty now, so the call that would say so is saved
                 return True
         return True
-
-    def _read_last_words(self) -> None:
-        """A broker says why before it closes: `on_input` raises the better error if that has come."""
-        with contextlib.suppress(ConnectionClosed):
-            self.poll_input()
-        self.on_input()
 
     def wait_input(self, deadline: Deadline) -> None:
         """Until at least one byte has come, which goes to the inbox."""

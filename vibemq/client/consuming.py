@@ -27,7 +27,7 @@ Handler = Callable[[Message], object]
 AsyncHandler = Callable[[Message], Awaitable[object]]
 
 
-class _Consumer:
+class AnyConsumer:
     """The messages that have come and were not yet handed out, and the one that was handed out last."""
 
     def __init__(
@@ -42,7 +42,7 @@ class _Consumer:
     ) -> None:
         self.queue = queue
         self._engine, self._auto_ack, self._timeout_s = engine, auto_ack, timeout_s
-        self._feed = Feed(queue, prefetch, create, stored, self._arrived, self._ended)
+        self._feed = Feed(self, queue, prefetch, create, stored)
         self._messages: deque[Message] = deque()
         self._open = self._over = False
         self._last: Message | None = None
@@ -84,7 +84,7 @@ def _handled(message: Message) -> Iterator[None]:
 # ---- for asyncio ----
 
 
-class AsyncConsumer(_Consumer):
+class AsyncConsumer(AnyConsumer):
     """The messages of one queue; made by AsyncClient.consume. It subscribes when the first is asked for."""
 
     def __init__(self, *options: Any) -> None:
@@ -201,7 +201,7 @@ class AsyncSubscription:
 # ---- without asyncio ----
 
 
-class Consumer(_Consumer):
+class Consumer(AnyConsumer):
     """The messages of one queue; made by Client.consume. It subscribes when the first is asked for.
 
     One thread iterates; messages may be settled in any. Dropping it, as `break` out of a loop does, unsubscribes.

@@ -490,14 +490,11 @@ class Micromsg2Client:
         if number == self.agreed.dotnet_id:
             text = payload.decode("utf-8", "replace")
             self._received_type = None if text == spec.DOTNET_TYPE_NONE else text
-        elif number == self.agreed.ack_id:
-            self._acknowledged(codec.ack_sequence(payload))
-
-    def _acknowledged(self, number: int) -> None:
-        """All up to this number; one that nobody waits for is late, and means nothing."""
-        if self._unacknowledged and 1 <= number <= spec.SEQUENCE_MAX:
-            position = (number - self._unacknowledged[0]) % spec.SEQUENCE_MAX
-            if position < len(self._unacknowledged):
+        elif number == self.agreed.ack_id and self._unacknowledged:
+            # All up to this number; one that nobody waits for is late, and means nothing.
+            last = codec.ack_sequence(payload)
+            position = (last - self._unacknowledged[0]) % spec.SEQUENCE_MAX
+            if 1 <= last <= spec.SEQUENCE_MAX and position < len(self._unacknowledged):
                 for _ in range(position + 1):
                     self._refused_numbers.discard(self._unacknowledged.popleft())
                 self._drop_refused()

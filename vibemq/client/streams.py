@@ -136,14 +136,11 @@ class StreamsConnection(Frames):
             raise
         if heartbeat:
             self._transport.start_heartbeats(heartbeat)
-        if self._server_version() >= STATS_SERVER_VERSION_MIN:
+        numbers = self.server_properties.get("version", "0").split(".")[:2]
+        if tuple(int(number) if number.isdigit() else 0 for number in numbers) >= STATS_SERVER_VERSION_MIN:
             versions = [(Key.DELIVER, 1, 1)]
             for item in self.request(Key.EXCHANGE_COMMAND_VERSIONS, versions=versions).versions:
                 self.commands[item.key] = item.version_max
-
-    def _server_version(self) -> tuple[int, ...]:
-        numbers = self.server_properties.get("version", "0").split(".")[:2]
-        return tuple(int(number) if number.isdigit() else 0 for number in numbers)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Says Close and waits a little for the answer. Never raises: what was confirmed is safe either way."""
@@ -372,7 +369,7 @@ class StreamsConnection(Frames):
     ) -> Subscription:
         """Chunks from a place on, without an end. Offset N gives the chunk that contains N, from its beginning."""
         with self._patience(timeout_s):
-            return self._subscribe(stream, offset_type, offset_value, credit, properties=dict(properties or {}))
+            return self._subscribe(stream, offset_type, offset_value, credit, properties or {})
 
     def _subscribe(
         self,
@@ -380,8 +377,8 @@ class StreamsConnection(Frames):
         offset_type: OffsetType,
         offset_value: int,
         credit: int,
+        properties: Mapping[str, str],
         until: int | None = None,
-        **more: Any,
     ) -> Subscription:
         for _ in range(spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX):
             # Always another id, so that nothing of an old subscription can be taken for the new one's.
@@ -401,7 +398,7 @@ class StreamsConnection(Frames):
                 offset_type=offset_type,
                 offset_value=offset_value,
                 credit=subscription.granted,
-                **{"properties": {}, **more},
+                properties=dict(properties),
             )
         except BaseException:
             del self._subscriptions[subscription.subscription_id]
@@ -428,7 +425,7 @@ class StreamsConnection(Frames):
         if start_offset >= end_offset:
             return
         with self._patience(timeout_s):
-            found = self._subscribe(stream, OffsetType.OFFSET, start_offset, credit, end_offset)
+            found = self._subscribe(stream, OffsetType.OFFSET, start_offset, credit, {}, end_offset)
         with found as subscription:
             position = start_offset
             while position < end_offset:

@@ -26,7 +26,7 @@ one-byte key become 24; a byte that is no UTF-8 becomes three).
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 import pyarrow as pa
@@ -78,11 +78,21 @@ slabs.most, columns.most = SLABS_KEPT, COLUMNS_KEPT
 
 
 cdef class Memory:
-    """Arrow's buffers keep it alive, then it goes back to its pool."""
+    """Arrow's buffers keep it alive, then it goes back to its pool. It must not grow once Arrow has seen it."""
 
     cdef uint8_t *data
     cdef size_t size, capacity
     cdef Pool *pool
+
+    cdef int begin(self, Pool *pool, size_t room) except -1:
+        """With what was kept last, if there is any."""
+        self.pool = pool
+        if pool.count:
+            pool.count -= 1
+            self.data, self.capacity = pool.data[pool.count], pool.capacity[pool.count]
+        if not self.room(room):
+            raise MemoryError(f"no memory for {room} bytes of a batch")
+        return 0
 
     def __dealloc__(self):
         cdef Pool *pool = self.pool
@@ -92,11 +102,9 @@ cdef class Memory:
         else:
             free(self.data)
 
-    cdef int take(self) noexcept:
-        """What was kept last."""
-        self.pool.count -= 1
-        self.data, self.capacity = self.pool.data[self.pool.count], self.pool.capacity[self.pool.count]
-        return 0
+    cdef bint room(self, size_t more) noexcept nogil:
+        """See to it that `more` bytes fit; False when there is no memory."""
+        return c_grow(&self.data, &self.capacity, self.size + more, 1, "a column", NULL) == 0
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self.data, self.size, 0, flags)
@@ -106,29 +114,15 @@ cdef class Slab(Memory):
     """The columns of one batch whose places are known, and its values behind them."""
 
     def __cinit__(self, size_t values_capacity):
-        self.pool, self.size = &slabs, VALUES_AT + values_capacity
-        if slabs.count and slabs.capacity[slabs.count - 1] == self.size:
-            self.take()
-            return
-        self.data = <uint8_t *>malloc(self.size)
-        if self.data == NULL:
-            raise MemoryError(f"no memory for a batch of {values_capacity} bytes")
-        self.capacity = self.size
+        self.begin(&slabs, VALUES_AT + values_capacity)
+        self.size = VALUES_AT + values_capacity
 
 
 cdef class Growing(Memory):
-    """It must not grow once Arrow has seen it."""
+    """Arrow takes no buffer without an address, so that even an empty one has some room."""
 
     def __cinit__(self):
-        self.pool = &columns
-        if columns.count:
-            self.take()
-        elif not self.room(FIRST_BYTES):  # Arrow takes no buffer without an address, even if it is empty
-            raise MemoryError(f"no memory for {FIRST_BYTES} bytes of a column")
-
-    cdef bint room(self, size_t more) noexcept nogil:
-        """See to it that `more` bytes fit; False when there is no memory."""
-        return c_grow(&self.data, &self.capacity, max(self.size + more, <size_t>FIRST_BYTES), 1, "a column", NULL) == 0
+        self.begin(&columns, FIRST_BYTES)
 
 
 # ---- ids and headers ----
@@ -458,7 +452,7 @@ cdef class Decoder:
                 and amqp_parse(data, size, &message) == OK:
             message_body(&message, &body, &body_size)
         if self.want_value:
-            if body_size > self.slab.capacity - VALUES_AT - self.filled:
+            if body_size > self.slab.size - VALUES_AT - self.filled:
                 self.short_of = body_size
                 return False
             memcpy(slab + VALUES_AT + self.filled, body, body_size)
