@@ -18,8 +18,10 @@ Other threads only read counters, each a word, and set `stopped`; these are stor
 to the loop's thread.
 """
 
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memmove, memset
+
+from vibemq.grow cimport c_grow
 
 import os
 import socket
@@ -48,16 +50,10 @@ def body(int size):
 cdef bint buffer_reserve(Buffer *buffer, size_t needed) noexcept nogil:
     """Room for `needed` bytes at the end: what is there moves to the front, into more memory if it must."""
     cdef size_t held = buffer.end - buffer.begin
-    cdef uint8_t *larger
     if buffer.begin:
         memmove(buffer.data, buffer.data + buffer.begin, held)
         buffer.begin, buffer.end = 0, held
-    if buffer.size - held < needed:
-        larger = <uint8_t *>realloc(buffer.data, 2 * (held + needed))
-        if larger is NULL:
-            return False
-        buffer.data, buffer.size = larger, 2 * (held + needed)
-    return True
+    return c_grow(&buffer.data, &buffer.size, held + needed, 1, "a buffer", NULL) == 0
 
 
 cdef class Histogram:

@@ -12,7 +12,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_Release, PyObjec
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove
 
 from vibemq.client._core cimport (
@@ -20,6 +20,7 @@ from vibemq.client._core cimport (
     amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, bytes_load16, bytes_load32, bytes_load64, bytes_store32,
     bytes_store64, chunk_entry, chunk_entry_next, message_body,
 )
+from vibemq.grow cimport grow
 
 from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.protocols.streams import spec
@@ -38,34 +39,14 @@ cdef class Inbox:
     """Received bytes that are not yet frames. Invariant: begin <= end <= size."""
 
     cdef uint8_t *buffer
-    cdef Py_ssize_t begin, end, size
+    cdef Py_ssize_t begin, end
+    cdef size_t size
 
     def __cinit__(self):
-        self.size = 4 * INBOX_SIZE_MIN
-        self.buffer = <uint8_t *>malloc(self.size)
-        if self.buffer is NULL:
-            raise MemoryError
+        grow(&self.buffer, &self.size, 4 * INBOX_SIZE_MIN, 1)
 
     def __dealloc__(self):
         free(self.buffer)
-
-    cdef int reserve(self, Py_ssize_t room) except -1:
-        """Room for `room` bytes behind `end`: first by moving what is left to the front, then by growing."""
-        cdef uint8_t *larger
-        cdef Py_ssize_t held = self.end - self.begin
-        if self.size - self.end >= room:
-            return 0
-        if self.size - held >= room:
-            memmove(self.buffer, self.buffer + self.begin, held)
-        else:
-            larger = <uint8_t *>malloc(held + room)
-            if larger is NULL:
-                raise MemoryError
-            memcpy(larger, self.buffer + self.begin, held)
-            free(self.buffer)
-            self.buffer, self.size = larger, held + room
-        self.begin, self.end = 0, held
-        return 0
 
     def first_bytes(self):
         """Of what is no frame yet, for who wants to know what speaks there."""
@@ -86,10 +67,13 @@ cdef class Inbox:
 
     def receive(self, receive_into):
         """Gives `receive_into` the free room, once, and keeps what it says that it wrote; gives that number."""
-        cdef Py_ssize_t missing = self.frame_size() - (self.end - self.begin)
-        self.reserve(max(missing, INBOX_SIZE_MIN))
-        cdef Py_ssize_t room = self.size - self.end
-        with PyMemoryView_FromMemory(<char *>self.buffer + self.end, room, PyBUF_WRITE) as view:
+        cdef Py_ssize_t held = self.end - self.begin
+        cdef Py_ssize_t needed = max(self.frame_size() - held, INBOX_SIZE_MIN)
+        if <Py_ssize_t>self.size - self.end < needed:
+            memmove(self.buffer, self.buffer + self.begin, held)
+            self.begin, self.end = 0, held
+            grow(&self.buffer, &self.size, held + needed, 1)
+        with PyMemoryView_FromMemory(<char *>self.buffer + self.end, self.size - self.end, PyBUF_WRITE) as view:
             got = receive_into(view)
         self.end += got
         return got
