@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import queue as queues
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -45,19 +44,39 @@ class AnyConsumer:
         self._feed = Feed(self, queue, prefetch, create, stored)
         self._messages: deque[Message] = deque()
         self._open = self._over = False
+        self._why: VibeMQError | None = None
         self._last: Message | None = None
+        self._news: asyncio.Event | threading.Event = asyncio.Event()
 
-    def _arrived(self, messages: list[Message]) -> None: ...  # this and the next in the engine's thread
+    def _arrived(self, messages: list[Message]) -> None:
+        """This and the next in the engine's thread."""
+        self._messages.extend(messages)
+        self._news.set()
 
-    def _ended(self, why: VibeMQError | None) -> None: ...
+    def _ended(self, why: VibeMQError | None) -> None:
+        self._over, self._why = True, why
+        self._news.set()
+
+    def stop(self) -> None:
+        """The iteration ends; what was not handed out is dropped here, and goes back to the queue with `close`.
+
+        Of a Consumer any thread may call it.
+
+        >>> client.consume("docs").stop()
+        """
+        self._over = True
+        self._messages.clear()
+        self._news.set()
 
     def _next_here(self) -> Message | None:
-        while self._messages:
-            message = self._messages.popleft()
-            if not message.stale:  # else it comes again
-                self._last = message
-                return message
-        return None
+        try:
+            while True:
+                message = self._messages.popleft()
+                if not message.stale:  # else it comes again
+                    self._last = message
+                    return message
+        except IndexError:
+            return None
 
     def _settle_last(self, *, failed: bool = False) -> None:
         """With auto_ack, what becomes of the message at hand now that its reader is done with it."""
@@ -87,10 +106,7 @@ def _handled(message: Message) -> Iterator[None]:
 class AsyncConsumer(AnyConsumer):
     """The messages of one queue; made by AsyncClient.consume. It subscribes when the first is asked for."""
 
-    def __init__(self, *options: Any) -> None:
-        super().__init__(*options)
-        self._news = asyncio.Event()
-        self._why: VibeMQError | None = None
+    _news: asyncio.Event
 
     async def open(self, timeout_s: float | None = None) -> None:
         """Subscribes now.
@@ -101,14 +117,6 @@ class AsyncConsumer(AnyConsumer):
         """
         await self._engine.subscribe(self._feed, timeout_s)
         self._open = True
-
-    def _arrived(self, messages: list[Message]) -> None:
-        self._messages.extend(messages)
-        self._news.set()
-
-    def _ended(self, why: VibeMQError | None) -> None:
-        self._over, self._why = True, why
-        self._news.set()
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
@@ -147,15 +155,6 @@ class AsyncConsumer(AnyConsumer):
         """
         self.stop()
         await self._engine.unsubscribe(self._feed, timeout_s)
-
-    def stop(self) -> None:
-        """The iteration ends; what was not handed out is dropped here, and goes back to the queue with `close`.
-
-        >>> client.consume("docs-async").stop()
-        """
-        self._over = True
-        self._messages.clear()
-        self._news.set()
 
     async def __aenter__(self) -> AsyncConsumer:
         if not self._open:
@@ -207,10 +206,11 @@ class Consumer(AnyConsumer):
     One thread iterates; messages may be settled in any. Dropping it, as `break` out of a loop does, unsubscribes.
     """
 
+    _news: threading.Event
+
     def __init__(self, call: Call, *options: Any) -> None:
         super().__init__(*options)
-        self._call = call
-        self._box: queues.SimpleQueue[list[Message] | VibeMQError | None] = queues.SimpleQueue()
+        self._call, self._news = call, threading.Event()
 
     def open(self, timeout_s: float | None = None) -> None:
         """Subscribes now.
@@ -222,12 +222,6 @@ class Consumer(AnyConsumer):
         self._call(self._engine.subscribe(self._feed, timeout_s))
         self._open = True
 
-    def _arrived(self, messages: list[Message]) -> None:
-        self._box.put(messages)
-
-    def _ended(self, why: VibeMQError | None) -> None:
-        self._box.put(why)
-
     def __iter__(self) -> Iterator[Message]:
         return self
 
@@ -235,28 +229,17 @@ class Consumer(AnyConsumer):
         self._settle_last()
         if not self._open and not self._over:
             self.open()
-        while not self._over:
+        if (message := self._next_here()) is not None:
+            return message
+        while True:
+            self._news.clear()  # before the look, which what comes now would be too late for
             if (message := self._next_here()) is not None:
                 return message
-            try:
-                news = self._box.get(timeout=None if self._timeout_s == math.inf else self._timeout_s)
-            except queues.Empty:
-                raise StopIteration from None
-            if isinstance(news, list):
-                self._messages.extend(news)
-            else:
-                self._over = True
-                if news is not None:
-                    raise news
-        raise StopIteration
-
-    def stop(self) -> None:
-        """The iteration ends, from any thread, after the message that is at hand.
-
-        >>> client.consume("docs").stop()
-        """
-        self._over = True
-        self._box.put(None)
+            if self._why is not None:
+                why, self._why = self._why, None
+                raise why
+            if self._over or not self._news.wait(None if self._timeout_s == math.inf else self._timeout_s):
+                raise StopIteration
 
     def close(self, timeout_s: float | None = None) -> None:
         """Unsubscribes; messages that are not settled go back to the queue.
