@@ -18,7 +18,14 @@
 #include "crc32.h"
 #include "grow.h"
 
-#define AGAIN_WHILE_INTERRUPTED(result, call) do { (result) = (call); } while ((result) < 0 && errno == EINTR)
+#define AGAIN_WHILE_INTERRUPTED(call) \
+    ({ __typeof__(call) result_; do result_ = (call); while (result_ < 0 && errno == EINTR); result_; })
+
+/* Of a call that says no more than whether it went well. */
+static err answer(int result, const char *path, uint64_t position, struct fault *f)
+{
+    return result < 0 ? fault_from_errno(f, path, position, 0, 0) : OK;
+}
 
 struct file_path file_path_name(const char *directory, const char *name)
 {
@@ -52,8 +59,8 @@ bool file_name_parse(const char *name, const char *suffix, uint64_t *first_offse
 
 err file_open(const char *path, int flags, int *fd, struct fault *f)
 {
-    AGAIN_WHILE_INTERRUPTED(*fd, sys->open(path, flags | O_CLOEXEC, 0640));
-    return *fd < 0 ? fault_from_errno(f, path, 0, 0, 0) : OK;
+    *fd = AGAIN_WHILE_INTERRUPTED(sys->open(path, flags | O_CLOEXEC, 0640));
+    return answer(*fd, path, 0, f);
 }
 
 err file_open_numbered(struct file_path *p, const char *directory, uint64_t first_offset, const char *suffix, int flags,
@@ -71,9 +78,7 @@ void file_close(int *fd)
 
 err file_stat(int fd, const char *path, struct stat *st, struct fault *f)
 {
-    int result;
-    AGAIN_WHILE_INTERRUPTED(result, sys->fstat(fd, st));
-    return result < 0 ? fault_from_errno(f, path, 0, 0, 0) : OK;
+    return answer(AGAIN_WHILE_INTERRUPTED(sys->fstat(fd, st)), path, 0, f);
 }
 
 err file_size(int fd, const char *path, uint64_t *size, struct fault *f)
@@ -88,8 +93,7 @@ err file_read(int fd, const char *path, void *data, size_t size, uint64_t positi
 {
     *got = 0;
     while (*got < size) {
-        ssize_t n;
-        AGAIN_WHILE_INTERRUPTED(n, sys->pread(fd, (uint8_t *)data + *got, size - *got, (off_t)(position + *got)));
+        ssize_t n = AGAIN_WHILE_INTERRUPTED(sys->pread(fd, (uint8_t *)data + *got, size - *got, (off_t)(position + *got)));
         if (n < 0) return fault_from_errno(f, path, position + *got, size, *got);
         if (n == 0) break;
         *got += (size_t)n;
@@ -130,8 +134,7 @@ err file_write(int fd, const char *path, const void *data, size_t size, uint64_t
     const uint8_t *at = data;
     size_t done = 0;
     while (done < size) {
-        ssize_t n;
-        AGAIN_WHILE_INTERRUPTED(n, sys->pwrite(fd, at + done, size - done, (off_t)(position + done)));
+        ssize_t n = AGAIN_WHILE_INTERRUPTED(sys->pwrite(fd, at + done, size - done, (off_t)(position + done)));
         if (n < 0) return fault_from_errno(f, path, position + done, size, done);
         if (n == 0) return fault_set(f, ERR_IO, 0, path, position + done, size, done);
         done += (size_t)n;
@@ -142,8 +145,7 @@ err file_write(int fd, const char *path, const void *data, size_t size, uint64_t
 err file_writev(int fd, const char *path, struct iovec *parts, int count, uint64_t position, struct fault *f)
 {
     while (count > 0) {
-        ssize_t n;
-        AGAIN_WHILE_INTERRUPTED(n, sys->pwritev(fd, parts, count, (off_t)position));
+        ssize_t n = AGAIN_WHILE_INTERRUPTED(sys->pwritev(fd, parts, count, (off_t)position));
         if (n < 0) return fault_from_errno(f, path, position, parts->iov_len, 0);
         if (n == 0) return fault_set(f, ERR_IO, 0, path, position, parts->iov_len, 0);
         position += (uint64_t)n;
@@ -174,16 +176,12 @@ err file_create(const char *path, const void *data, size_t size, int *fd, struct
 
 err file_truncate(int fd, const char *path, uint64_t size, struct fault *f)
 {
-    int result;
-    AGAIN_WHILE_INTERRUPTED(result, sys->ftruncate(fd, (off_t)size));
-    return result < 0 ? fault_from_errno(f, path, size, 0, 0) : OK;
+    return answer(AGAIN_WHILE_INTERRUPTED(sys->ftruncate(fd, (off_t)size)), path, size, f);
 }
 
 err file_datasync(int fd, const char *path, struct fault *f)
 {
-    int result;
-    AGAIN_WHILE_INTERRUPTED(result, sys->fdatasync(fd));
-    return result < 0 ? fault_from_errno(f, path, 0, 0, 0) : OK;
+    return answer(AGAIN_WHILE_INTERRUPTED(sys->fdatasync(fd)), path, 0, f);
 }
 
 err file_sync(const char *path, struct fault *f)
@@ -198,27 +196,23 @@ err file_sync(const char *path, struct fault *f)
 
 err file_sync_directory(const char *directory, struct fault *f)
 {
-    int fd, result;
+    int fd;
     err e = file_open(directory, O_RDONLY | O_DIRECTORY, &fd, f);
     if (e) return e;
-    AGAIN_WHILE_INTERRUPTED(result, sys->fsync(fd));
-    if (result < 0) e = fault_from_errno(f, directory, 0, 0, 0);
+    e = answer(AGAIN_WHILE_INTERRUPTED(sys->fsync(fd)), directory, 0, f);
     file_close(&fd);
     return e;
 }
 
 err file_unlink(const char *path, struct fault *f)
 {
-    int result;
-    AGAIN_WHILE_INTERRUPTED(result, sys->unlink(path));
-    return result < 0 && errno != ENOENT ? fault_from_errno(f, path, 0, 0, 0) : OK;
+    int result = AGAIN_WHILE_INTERRUPTED(sys->unlink(path));
+    return result < 0 && errno == ENOENT ? OK : answer(result, path, 0, f);
 }
 
 err file_rename(const char *source, const char *target, struct fault *f)
 {
-    int result;
-    AGAIN_WHILE_INTERRUPTED(result, sys->rename(source, target));
-    return result < 0 ? fault_from_errno(f, target, 0, 0, 0) : OK;
+    return answer(AGAIN_WHILE_INTERRUPTED(sys->rename(source, target)), target, 0, f);
 }
 
 err file_put(err e, int *fd, const char *temporary, const char *path, bool sync, struct fault *f)
@@ -346,7 +340,5 @@ err file_page_map(const char *path, uint32_t magic, uint32_t version, size_t byt
 
 err file_random(void *out, size_t size, struct fault *f)
 {
-    int result;
-    AGAIN_WHILE_INTERRUPTED(result, sys->entropy(out, size));
-    return result < 0 ? fault_from_errno(f, "random bytes", 0, size, 0) : OK;
+    return answer(AGAIN_WHILE_INTERRUPTED(sys->entropy(out, size)), "random bytes", 0, f);
 }

@@ -80,14 +80,13 @@ void control_durable_set(struct control *c, const struct durable *record)
 
 /* ---- failed ranges ---- */
 
-bool control_failed_add(struct control *c, uint64_t first, uint64_t next)
+void control_failed_add(struct control *c, uint64_t first, uint64_t next)
 {
     uint64_t count = atomic_load_explicit(&c->failed_count, memory_order_relaxed);
-    if (count >= CONTROL_FAILED_MAX) return false;
+    if (count >= CONTROL_FAILED_MAX) return;
     atomic_store_explicit(&c->failed[count][0], first, memory_order_relaxed);
     atomic_store_explicit(&c->failed[count][1], next, memory_order_relaxed);
     atomic_store_explicit(&c->failed_count, count + 1, memory_order_release);
-    return true;
 }
 
 bool control_failed_covers(const struct control *c, uint64_t first, uint64_t next)

@@ -131,9 +131,9 @@ void control_commit(struct control *c, const struct commit *record);
 void control_durable(const struct control *c, struct durable *out);
 void control_durable_set(struct control *c, const struct durable *record);
 
-/* Add a range of offsets that will never be confirmed.  Only with durable_mutex held.
- * False when there is no room: the device is not to be trusted any more. */
-bool control_failed_add(struct control *c, uint64_t first, uint64_t next);
+/* Add a range of offsets that will never be confirmed.  Only with durable_mutex held.  When the table is full, the
+ * device is not to be trusted any more. */
+void control_failed_add(struct control *c, uint64_t first, uint64_t next);
 /* Does [first, next) touch such a range? */
 bool control_failed_covers(const struct control *c, uint64_t first, uint64_t next);
 

@@ -39,7 +39,6 @@ void log_unlock(struct log *l);
 
 /* With the mutex held: have the active segment's files open. */
 err log_open_active(struct log *l, const struct commit *c, struct fault *f);
-void log_close_active(struct log *l);
 /* Take over files that are open. */
 void log_set_active(struct log *l, uint64_t segment, uint32_t seed, int segment_fd, int index_fd);
 

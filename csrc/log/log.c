@@ -109,7 +109,7 @@ err log_open(const char *directory, struct log **out, struct fault *f)
 void log_close(struct log *l)
 {
     if (!l) return;
-    log_close_active(l);
+    log_rest(l);
     segment_list_free(&l->list);
     tracking_unmap(l->tracking);
     control_unmap(l->control);
@@ -117,7 +117,6 @@ void log_close(struct log *l)
 }
 
 struct control *log_control(struct log *l) { return l->control; }
-const char *log_directory(const struct log *l) { return l->directory; }
 
 err log_open_active(struct log *l, const struct commit *c, struct fault *f)
 {
@@ -138,7 +137,7 @@ err log_open_active(struct log *l, const struct commit *c, struct fault *f)
 
 void log_set_active(struct log *l, uint64_t segment, uint32_t seed, int segment_fd, int index_fd)
 {
-    log_close_active(l);
+    log_rest(l);
     l->segment = segment;
     l->seed = seed;
     l->segment_fd = segment_fd;
@@ -150,13 +149,11 @@ void log_set_active(struct log *l, uint64_t segment, uint32_t seed, int segment_
     memcpy(l->index_path, path.text, strlen(path.text) + 1);
 }
 
-void log_close_active(struct log *l)
+void log_rest(struct log *l)
 {
     file_close(&l->segment_fd);
     file_close(&l->index_fd);
 }
-
-void log_rest(struct log *l) { log_close_active(l); }
 
 /* ---- limits ---- */
 

@@ -43,7 +43,6 @@ void log_close(struct log *l);
 /* Give back the descriptors that appending holds; the next append opens them again. */
 void log_rest(struct log *l);
 struct control *log_control(struct log *l);
-const char *log_directory(const struct log *l);
 
 /* Change the limits while the log is in use: of `options` all but the durability and segment_chunks_max, which
  * stay.  Every process goes by them from its next append and retention_run on.  ERR_LIMIT: none was changed. */

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COPY_BYTES 65536u
+#define COPY_BYTES 65536u /* on the stack */
 #define SECTOR_BYTES 4096u /* a read that fails is tried again in pieces of this size */
 #define QUARANTINE_SUFFIX ".quarantine"
 
@@ -77,8 +77,7 @@ static err copy_piece(int from, const char *source, uint8_t *data, size_t size, 
 
 static err copy(int from, const char *source, uint64_t position, uint64_t size, int to, const char *target, struct fault *f)
 {
-    uint8_t *data = malloc(COPY_BYTES);
-    if (!data) return fault_set(f, ERR_NO_MEMORY, 0, target, 0, COPY_BYTES, 0);
+    uint8_t data[COPY_BYTES];
     err e = OK;
     for (uint64_t at = position; at < size && !e;) {
         size_t piece = size - at < COPY_BYTES ? (size_t)(size - at) : COPY_BYTES;
@@ -87,7 +86,6 @@ static err copy(int from, const char *source, uint64_t position, uint64_t size, 
         else e = file_write(to, target, data, piece, at - position, f);
         at += piece;
     }
-    free(data);
     return e;
 }
 

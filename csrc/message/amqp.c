@@ -248,13 +248,6 @@ static double float_of(uint32_t bits)
     return (double)f;
 }
 
-static double double_of(uint64_t bits)
-{
-    double d;
-    memcpy(&d, &bits, sizeof d);
-    return d;
-}
-
 /* A string, symbol or binary whose size is one byte, as most values are: in few steps.  False when the next value
  * is another or leaves the reader; nothing has happened then. */
 static inline bool short_read(struct reader_bytes *r, struct amqp_value *out)
@@ -292,7 +285,7 @@ static __attribute__((noinline)) bool other_read(struct reader_bytes *r, struct 
     case CODE_LONG: integer_set(&v, (int64_t)bytes_u64(r)); break;
     case CODE_TIMESTAMP: v.kind = AMQP_TIMESTAMP, v.integer = (int64_t)bytes_u64(r); break;
     case CODE_FLOAT: v.kind = AMQP_FLOAT, v.real = float_of(bytes_u32(r)); break;
-    case CODE_DOUBLE: v.kind = AMQP_DOUBLE, v.real = double_of(bytes_u64(r)); break;
+    case CODE_DOUBLE: v.kind = AMQP_DOUBLE, v.natural = bytes_u64(r); break; /* its bits */
     case CODE_UUID: span_set(&v, AMQP_UUID, r, 16); break;
     case CODE_STRING_8: span_set(&v, AMQP_STRING, r, bytes_u8(r)); break;
     case CODE_STRING_32: span_set(&v, AMQP_STRING, r, bytes_u32(r)); break;

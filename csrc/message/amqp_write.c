@@ -92,27 +92,6 @@ static uint8_t *text_put(uint8_t *p, const uint8_t *data, uint32_t bytes)
     return p + 2 + bytes;
 }
 
-/* The number of a value that is one, in the bytes that follow its code; the code, or that of null. */
-static uint8_t number_of(const struct amqp_value *v, uint64_t *number)
-{
-    float narrow;
-    uint32_t bits;
-    *number = 0;
-    switch (v->kind) {
-    case AMQP_BOOL: return v->truth ? CODE_TRUE : CODE_FALSE;
-    case AMQP_UINT: *number = v->natural; return CODE_ULONG;
-    case AMQP_INT: *number = (uint64_t)v->integer; return CODE_LONG;
-    case AMQP_TIMESTAMP: *number = (uint64_t)v->integer; return CODE_TIMESTAMP;
-    case AMQP_DOUBLE: memcpy(number, &v->real, sizeof *number); return CODE_DOUBLE;
-    case AMQP_FLOAT:
-        narrow = (float)v->real;
-        memcpy(&bits, &narrow, sizeof bits);
-        *number = bits;
-        return CODE_FLOAT;
-    default: return CODE_NULL;
-    }
-}
-
 static bool is_text(const struct amqp_value *v)
 {
     return v->kind == AMQP_STRING || v->kind == AMQP_SYMBOL || v->kind == AMQP_BINARY;
@@ -133,20 +112,30 @@ static uint64_t value_size(const struct amqp_value *v)
 
 static uint8_t *value_put(uint8_t *p, const struct amqp_value *v)
 {
-    uint64_t number;
+    static const uint8_t wide_codes[] = {[AMQP_UINT] = CODE_ULONG, [AMQP_INT] = CODE_LONG,
+                                         [AMQP_DOUBLE] = CODE_DOUBLE, [AMQP_TIMESTAMP] = CODE_TIMESTAMP};
+    float narrow;
+    uint32_t bits;
     if (is_text(v)) return text_put(p, v->data, v->bytes);
-    if (v->kind == AMQP_UUID) {
+    switch (v->kind) {
+    case AMQP_BOOL: *p = v->truth ? CODE_TRUE : CODE_FALSE; break;
+    case AMQP_UINT: case AMQP_INT: case AMQP_TIMESTAMP: case AMQP_DOUBLE:
+        *p = wide_codes[v->kind];
+        bytes_store64(p + 1, v->natural); /* the bits of any of them */
+        break;
+    case AMQP_FLOAT:
+        *p = CODE_FLOAT;
+        narrow = (float)v->real;
+        memcpy(&bits, &narrow, sizeof bits);
+        bytes_store32(p + 1, bits);
+        break;
+    case AMQP_UUID:
         *p = CODE_UUID;
         memcpy(p + 1, v->data, UUID_BYTES - 1);
-        return p + UUID_BYTES;
+        break;
+    case AMQP_OTHER: memcpy(p, v->data, v->bytes); break;
+    default: *p = CODE_NULL; break;
     }
-    if (v->kind == AMQP_OTHER) {
-        memcpy(p, v->data, v->bytes);
-        return p + v->bytes;
-    }
-    *p = number_of(v, &number);
-    if (*p == CODE_FLOAT) bytes_store32(p + 1, (uint32_t)number);
-    else if (*p >= CODE_ULONG) bytes_store64(p + 1, number);
     return p + value_size(v);
 }
 

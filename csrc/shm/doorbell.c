@@ -20,18 +20,10 @@
 
 #include <unistd.h>
 
-#include "../base/check.h"
-
 #define DOORBELL_MAGIC 0x4C4C4542u /* "BELL" */
 #define DOORBELL_VERSION 2u
 
 static bool is_asleep(uint32_t count) { return count & 1; }
-
-static struct doorbell_seat *seat_of(struct doorbell_board *b, uint32_t worker)
-{
-    CHECK(worker < DOORBELL_WORKERS_MAX);
-    return &b->seats[worker];
-}
 
 /* Ends the sleep number `count`, unless it has ended already. */
 static void sleep_end(struct doorbell_seat *s, uint32_t count)
@@ -39,17 +31,12 @@ static void sleep_end(struct doorbell_seat *s, uint32_t count)
     if (is_asleep(count)) atomic_compare_exchange_strong(&s->asleep, &count, count + 1);
 }
 
-static bool ring(int fd)
-{
-    const uint64_t one = 1;
-    /* A full counter refuses the write, but then it is readable, which is all we want; it would take 2^64 rings. */
-    return write(fd, &one, sizeof one) == (ssize_t)sizeof one;
-}
-
 static bool ring_if_asleep(struct doorbell_seat *s, int fd)
 {
+    const uint64_t one = 1;
     uint32_t count = atomic_load(&s->asleep);
-    if (!is_asleep(count) || !ring(fd)) return false;
+    /* A full counter refuses the write, but then it is readable, which is all we want; it would take 2^64 rings. */
+    if (!is_asleep(count) || write(fd, &one, sizeof one) != (ssize_t)sizeof one) return false;
     sleep_end(s, count);
     return true;
 }
@@ -73,7 +60,7 @@ void doorbell_board_init(struct doorbell_board *b, uint32_t worker_count, uint32
 
 void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid)
 {
-    struct doorbell_seat *s = seat_of(b, worker);
+    struct doorbell_seat *s = doorbell_seat_of(b, worker);
     /* What is marked from here on is kept.  What is cleared needs no telling: whoever
      * sits down afresh looks at every stream it serves. */
     sleep_end(s, atomic_load(&s->asleep));
@@ -85,21 +72,16 @@ void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid)
     atomic_store(&s->pid, pid);
 }
 
-void doorbell_connections_set(struct doorbell_board *b, uint32_t worker, uint32_t count)
-{
-    atomic_store(&seat_of(b, worker)->connections, count);
-}
-
 uint32_t doorbell_connections(struct doorbell_board *b)
 {
     uint32_t count = 0, workers = atomic_load(&b->worker_count);
-    for (uint32_t i = 0; i < workers; i++) count += atomic_load(&seat_of(b, i)->connections);
+    for (uint32_t i = 0; i < workers; i++) count += atomic_load(&doorbell_seat_of(b, i)->connections);
     return count;
 }
 
 bool doorbell_mark(struct doorbell_board *b, uint32_t worker, uint32_t slot, int fd)
 {
-    struct doorbell_seat *s = seat_of(b, worker);
+    struct doorbell_seat *s = doorbell_seat_of(b, worker);
     CHECK(slot < DOORBELL_SLOTS_MAX);
     uint32_t word = slot / 64;
     uint64_t summary_bit = (uint64_t)1 << (word % 64);
@@ -111,35 +93,23 @@ bool doorbell_mark(struct doorbell_board *b, uint32_t worker, uint32_t slot, int
     return ring_if_asleep(s, fd);
 }
 
-void doorbell_restart(struct doorbell_board *b, uint32_t slot)
-{
-    CHECK(slot < DOORBELL_SLOTS_MAX);
-    atomic_fetch_add(&b->restarts[slot], 1);
-}
-
-uint32_t doorbell_restarts(struct doorbell_board *b, uint32_t slot)
-{
-    CHECK(slot < DOORBELL_SLOTS_MAX);
-    return atomic_load(&b->restarts[slot]);
-}
-
 void doorbell_request(struct doorbell_board *b, uint32_t worker, uint32_t bits, int fd)
 {
-    struct doorbell_seat *s = seat_of(b, worker);
+    struct doorbell_seat *s = doorbell_seat_of(b, worker);
     atomic_fetch_or(&s->requests, bits);
     ring_if_asleep(s, fd);
 }
 
 uint32_t doorbell_requests_take(struct doorbell_board *b, uint32_t worker)
 {
-    struct doorbell_seat *s = seat_of(b, worker);
+    struct doorbell_seat *s = doorbell_seat_of(b, worker);
     /* Asked in every turn of the loop; nearly always there is nothing to take. */
     return atomic_load(&s->requests) ? atomic_exchange(&s->requests, 0) : 0;
 }
 
 bool doorbell_sleep(struct doorbell_board *b, uint32_t worker)
 {
-    struct doorbell_seat *s = seat_of(b, worker);
+    struct doorbell_seat *s = doorbell_seat_of(b, worker);
     uint32_t count = atomic_load(&s->asleep);
     CHECK(!is_asleep(count)); /* only the worker itself raises the flag */
     atomic_store(&s->asleep, count + 1);
@@ -150,7 +120,7 @@ bool doorbell_sleep(struct doorbell_board *b, uint32_t worker)
 
 void doorbell_wake(struct doorbell_board *b, uint32_t worker)
 {
-    struct doorbell_seat *s = seat_of(b, worker);
+    struct doorbell_seat *s = doorbell_seat_of(b, worker);
     sleep_end(s, atomic_load(&s->asleep));
 }
 
@@ -169,7 +139,7 @@ static uint32_t word_take(struct doorbell_seat *s, uint32_t word, uint32_t *slot
 
 uint32_t doorbell_take(struct doorbell_board *b, uint32_t worker, uint32_t *slots, uint32_t most)
 {
-    struct doorbell_seat *s = seat_of(b, worker);
+    struct doorbell_seat *s = doorbell_seat_of(b, worker);
     uint32_t count = 0;
     for (uint32_t i = 0; i < DOORBELL_SUMMARY_WORDS && count < most; i++) {
         uint64_t bits = atomic_load(&s->summary[i]);

@@ -15,6 +15,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../base/check.h"
+
 #define DOORBELL_WORKERS_MAX 64      /* one bit each in a stream's masks of workers */
 #define DOORBELL_SLOTS_MAX 65536     /* streams of one broker */
 #define DOORBELL_WORDS (DOORBELL_SLOTS_MAX / 64)
@@ -47,6 +49,12 @@ struct doorbell_board {
     _Atomic uint32_t restarts[DOORBELL_SLOTS_MAX];
 };
 
+static inline struct doorbell_seat *doorbell_seat_of(struct doorbell_board *b, uint32_t worker)
+{
+    CHECK(worker < DOORBELL_WORKERS_MAX);
+    return &b->seats[worker];
+}
+
 /* Lay out a board in zeroed shared bytes.  Seats' epochs count from `epoch`: a number that no earlier
  * run used, because they are written into files that outlive the board. */
 void doorbell_board_init(struct doorbell_board *b, uint32_t worker_count, uint32_t epoch);
@@ -58,7 +66,10 @@ void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid);
 bool doorbell_mark(struct doorbell_board *b, uint32_t worker, uint32_t slot, int fd);
 
 /* Say how many connections `worker` has; how many all workers have together. */
-void doorbell_connections_set(struct doorbell_board *b, uint32_t worker, uint32_t count);
+static inline void doorbell_connections_set(struct doorbell_board *b, uint32_t worker, uint32_t count)
+{
+    atomic_store(&doorbell_seat_of(b, worker)->connections, count);
+}
 uint32_t doorbell_connections(struct doorbell_board *b);
 
 /* Which process generation sits on a seat. */
@@ -68,8 +79,17 @@ static inline uint32_t doorbell_epoch(struct doorbell_board *b, uint32_t worker)
 }
 
 /* Restarts of the stream in `slot`: count one more (then mark it for whoever holds it), or read the count. */
-void doorbell_restart(struct doorbell_board *b, uint32_t slot);
-uint32_t doorbell_restarts(struct doorbell_board *b, uint32_t slot);
+static inline void doorbell_restart(struct doorbell_board *b, uint32_t slot)
+{
+    CHECK(slot < DOORBELL_SLOTS_MAX);
+    atomic_fetch_add(&b->restarts[slot], 1);
+}
+
+static inline uint32_t doorbell_restarts(struct doorbell_board *b, uint32_t slot)
+{
+    CHECK(slot < DOORBELL_SLOTS_MAX);
+    return atomic_load(&b->restarts[slot]);
+}
 
 /* Raise request bits for `worker`; rings if it sleeps. */
 void doorbell_request(struct doorbell_board *b, uint32_t worker, uint32_t bits, int fd);

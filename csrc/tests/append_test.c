@@ -96,7 +96,7 @@ static bool append_failing(int64_t call, enum manner manner, bool rolls)
     EXPECT_OK(help_add_tracked(&b, "p", 1, "m10"));
     EXPECT_OK(help_append(l, &b, NULL));
     control_committed(log_control(l), &before);
-    log_close_active(l); /* so that opening is among the calls */
+    log_rest(l); /* so that opening is among the calls */
 
     for (uint64_t i = 2; i < 5; i++) {
         char text[16];

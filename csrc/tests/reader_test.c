@@ -7,6 +7,7 @@
 
 #include <errno.h>
 
+#include "../log/handle.h"
 #include "log_help.h"
 
 static int64_t clock_ms;
@@ -209,7 +210,7 @@ TEST(bytes_past_the_commit_do_not_exist)
     EXPECT_OK(help_fill(l, &b, 5, 100, NULL));
     control_committed(log_control(l), &c);
     char path[600];
-    snprintf(path, sizeof path, "%s/%020d.segment", log_directory(l), 0);
+    snprintf(path, sizeof path, "%s/%020d.segment", l->directory, 0);
     int fd = open(path, O_RDWR);
     char noise[1000];
     memset(noise, 0x50, sizeof noise);

@@ -129,7 +129,7 @@ TEST(a_segment_torn_after_its_failed_sync_does_not_cost_the_next)
     EXPECT_OK(help_fill(l, &b, 3, 50, NULL));
     EXPECT_OK(log_sync(l, &durable, NULL));
     sys = &sys_real;
-    snprintf(path, sizeof path, "%s", log_directory(l));
+    snprintf(path, sizeof path, "%s", l->directory);
     log_close(l);
     for (int control = 0; control < 2; control++) {
         /* Power fails: the unsynced chunk was torn, the control block old or lost. */
