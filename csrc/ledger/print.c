@@ -36,14 +36,14 @@ __attribute__((format(printf, 2, 3))) static void say(struct print *p, const cha
 
 /* ---- the page ---- */
 
-static err print_control(struct print *p, int fd, uint64_t size)
+static err print_control(struct print *p, uint64_t size)
 {
     union {
         struct ledger_control control;
         uint8_t bytes[LEDGER_CONTROL_BYTES];
     } page = {.bytes = {0}};
     size_t got;
-    err e = file_read(fd, p->path, page.bytes, sizeof page, 0, &got, p->f);
+    err e = file_read_head(p->path, page.bytes, sizeof page, &got, p->f);
     if (e) return e;
     const struct ledger_control *c = &page.control;
     say(p, "ledger: magic 0x%08" PRIx32 ", version %" PRIu32 ", %" PRIu64 " bytes", c->magic, c->version, size);
@@ -106,12 +106,12 @@ static void print_entries(struct print *p, uint64_t first, const struct ledger_e
     }
 }
 
-static err print_block(struct print *p, int fd, uint64_t size, uint64_t first)
+static err print_block(struct print *p, uint64_t size, uint64_t first)
 {
     struct ledger_entry *entries = malloc(LEDGER_BLOCK_BYTES);
     if (!entries) return fault_set(p->f, ERR_NO_MEMORY, 0, p->path, 0, LEDGER_BLOCK_BYTES, 0);
     size_t got;
-    err e = file_read(fd, p->path, entries, LEDGER_BLOCK_BYTES, 0, &got, p->f);
+    err e = file_read_head(p->path, entries, LEDGER_BLOCK_BYTES, &got, p->f);
     if (!e) {
         say(p, "block: offsets %" PRIu64 " to below %" PRIu64 ", %" PRIu64 " bytes", first,
             first + LEDGER_BLOCK_ENTRIES, size);
@@ -128,14 +128,11 @@ err ledger_print(const char *path, uint64_t limit, int (*line)(void *context, co
 {
     struct print p = {.path = path, .limit = limit, .line = line, .context = context, .f = f};
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    uint64_t first, size;
+    uint64_t first;
+    struct stat st;
     bool block = file_name_parse(name, LEDGER_SUFFIX, &first) && first <= LEDGER_OFFSET_MAX;
     if (!block && strcmp(name, "ledger") != 0) return fault_set(f, ERR_INVALID, 0, path, 0, 0, 0);
-    int fd;
-    err e = file_open(path, O_RDONLY, &fd, f);
+    err e = file_stat_of(path, &st, f);
     if (e) return e;
-    e = file_size(fd, path, &size, f);
-    if (!e) e = block ? print_block(&p, fd, size, first) : print_control(&p, fd, size);
-    file_close(&fd);
-    return e;
+    return block ? print_block(&p, (uint64_t)st.st_size, first) : print_control(&p, (uint64_t)st.st_size);
 }

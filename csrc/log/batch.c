@@ -200,7 +200,7 @@ static err batch_trailer_add(struct batch *b, const struct batch_run *run)
     return OK;
 }
 
-static err batch_trailers(struct batch *b)
+static err batch_trailers(struct batch *b, struct fault *f)
 {
     uint32_t run = 0;
     b->trailer_size = 0;
@@ -208,10 +208,9 @@ static err batch_trailers(struct batch *b)
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         struct batch_chunk *c = &b->chunks[i];
         c->trailer_position = b->trailer_size;
-        for (; run < b->run_count && b->runs[run].chunk == i; run++) {
-            err e = batch_trailer_add(b, &b->runs[run]);
-            if (e) return e;
-        }
+        for (; run < b->run_count && b->runs[run].chunk == i; run++)
+            if (batch_trailer_add(b, &b->runs[run]))
+                return fault_set(f, ERR_NO_MEMORY, 0, "batch trailers", 0, b->trailer_size, 0);
         c->trailer_bytes = b->trailer_size - c->trailer_position;
         c->trailer_crc = c->trailer_bytes ? crc32_update(0, b->trailers + c->trailer_position, c->trailer_bytes) : 0;
         CHECK(c->trailer_bytes <= CHUNK_TRAILER_MAX_BYTES);
@@ -227,7 +226,8 @@ static void batch_crc(const struct batch *b, struct batch_chunk *c)
 err batch_seal(struct batch *b, struct fault *f)
 {
     DEBUG_CHECK((batch_check(b), true));
-    if (batch_trailers(b)) return fault_set(f, ERR_NO_MEMORY, 0, "batch trailers", 0, b->trailer_size, 0);
+    err e = batch_trailers(b, f);
+    if (e) return e;
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         struct batch_chunk *c = &b->chunks[i];
         batch_crc(b, c);
@@ -242,25 +242,25 @@ err batch_seal(struct batch *b, struct fault *f)
 /* Where the walk stands in the old runs and ids. */
 struct drop {
     const struct batch_run *run, *end;
-    uint32_t in_run; /* entries of `run` already passed */
+    uint32_t in_run;            /* entries of `run` already passed */
+    const struct batch_run *of; /* the newest entry's, and its id; NULL: it is not tracked */
+    uint64_t id;
 };
 
-/* Is entry `entry` of old chunk `chunk` tracked, and is it a duplicate? */
-static bool drop_next(struct batch *b, struct drop *d, uint32_t chunk, uint32_t entry, struct batch_run *run,
-                      uint64_t *id, bool *tracked)
+/* Is entry `entry` of old chunk `chunk` a duplicate? */
+static bool drop_next(struct batch *b, struct drop *d, uint32_t chunk, uint32_t entry)
 {
-    *tracked = d->run < d->end && d->run->chunk == chunk && d->run->first_entry + d->in_run == entry;
-    if (!*tracked) return false;
-    *run = *d->run;
-    *id = b->ids[run->first_id + d->in_run];
-    if (++d->in_run == run->entries) {
+    d->of = d->run < d->end && d->run->chunk == chunk && d->run->first_entry + d->in_run == entry ? d->run : NULL;
+    if (!d->of) return false;
+    d->id = b->ids[d->of->first_id + d->in_run];
+    if (++d->in_run == d->of->entries) {
         d->run++;
         d->in_run = 0;
     }
-    struct batch_reference *own = &b->references[run->reference];
+    struct batch_reference *own = &b->references[d->of->reference];
     struct batch_reference *r = &b->references[own->first];
     uint32_t number = own->passed++;
-    if (r->known && *id <= r->last) {
+    if (r->known && d->id <= r->last) {
         b->dropped[b->dropped_count++] = (struct batch_drop){.number = number};
         if (own->dropped_last) b->dropped[own->dropped_last - 1].next = b->dropped_count;
         else own->dropped_first = b->dropped_count;
@@ -268,7 +268,7 @@ static bool drop_next(struct batch *b, struct drop *d, uint32_t chunk, uint32_t 
         return true;
     }
     r->known = true;
-    r->last = *id;
+    r->last = d->id;
     return false;
 }
 
@@ -284,18 +284,15 @@ static err drop_chunk(struct batch *b, struct drop *d, const struct batch_chunk 
         const uint8_t *begin = at;
         struct chunk_entry e;
         if (chunk_entry_next(&at, end, &e)) return ERR_INVALID;
-        struct batch_run run;
-        uint64_t id = 0;
-        bool tracked;
-        if (drop_next(b, d, index, entry, &run, &id, &tracked)) {
+        if (drop_next(b, d, index, entry)) {
             b->duplicates += e.records;
             continue;
         }
         uint32_t bytes = (uint32_t)(at - begin);
         memmove(b->data + size, begin, bytes);
         size += bytes;
-        /* The run that is read lies at or behind the one written, as does its id. */
-        if (tracked) batch_note(b, run.reference, b->chunk_count, c.entries, id);
+        /* The id that is read lies at or behind the one written. */
+        if (d->of) batch_note(b, d->of->reference, b->chunk_count, c.entries, d->id);
         c.data_bytes += bytes;
         c.records += e.records;
         c.entries++;
@@ -339,8 +336,7 @@ err batch_drop_duplicates(struct batch *b, struct fault *f)
         return fault_set(f, e, 0, "batch duplicates", 0, 0, 0);
     }
     DEBUG_CHECK((batch_check(b), true));
-    if (batch_trailers(b)) return fault_set(f, ERR_NO_MEMORY, 0, "batch trailers", 0, b->trailer_size, 0);
-    return OK;
+    return batch_trailers(b, f);
 }
 
 bool batch_dropped(const struct batch *b, uint32_t reference, uint32_t *at, uint32_t *number)

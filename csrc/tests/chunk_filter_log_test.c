@@ -137,7 +137,7 @@ static void damage_filters(struct log *l)
     REQUIRE_OK(reader_open(&r, l, READER_FIRST, 0, NULL));
     while (reader_fetch(&r, buffer, sizeof buffer, false, &size, NULL) == OK && EXPECT_OK(reader_chunk(&r, buffer, size, true, &c, NULL))) {
         if (c.bloom_bytes && test_random_below(3) == 0) {
-            struct file_path path = file_path_numbered(log_directory(l), r.segment, SEGMENT_SUFFIX);
+            struct file_path path = file_path_numbered(l->directory, r.segment, SEGMENT_SUFFIX);
             uint64_t at = CHUNK_HEADER_BYTES + test_random_below(c.bloom_bytes);
             buffer[at] ^= (uint8_t)(1 << test_random_below(8));
             int fd = open(path.text, O_WRONLY);
@@ -266,7 +266,7 @@ TEST(a_file_that_ends_too_early_is_told_and_not_waited_for)
         EXPECT_OK(add(&b, NULL, 0, 3, 1000));
         EXPECT_OK(help_append(l, &b, NULL));
     }
-    struct file_path path = file_path_numbered(log_directory(l), 0, SEGMENT_SUFFIX);
+    struct file_path path = file_path_numbered(l->directory, 0, SEGMENT_SUFFIX);
     uint64_t chunk = CHUNK_HEADER_BYTES + FILTER_BYTES_DEFAULT + FILTER_CHECK_BYTES + 1004;
     EXPECT_EQ(0, truncate(path.text, (off_t)(SEGMENT_HEADER_BYTES + chunk + CHUNK_HEADER_BYTES + 3)));
     filter_init(&filter, false);

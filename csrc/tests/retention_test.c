@@ -157,7 +157,7 @@ TEST(limits_that_are_changed_hold_for_every_handle_at_once)
     struct log *l = make(&(struct log_options){0}, &b), *other;
     struct retention_report report;
     struct fault f;
-    REQUIRE_OK(log_open(log_directory(l), &other, &f));
+    REQUIRE_OK(log_open(l->directory, &other, &f));
     for (int i = 0; i < 10; i++) EXPECT_OK(help_fill(l, &b, 5, 1000, NULL));
     EXPECT_OK(log_set_limits(other, &(struct log_options){.segment_bytes_max = 5000, .retention_bytes_max = 20000, .filter_bytes = 99}, &f));
     EXPECT_EQ(99, log_filter_bytes(l));
