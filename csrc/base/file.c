@@ -16,7 +16,6 @@
 #include "bytes.h"
 #include "check.h"
 #include "crc32.h"
-#include "grow.h"
 
 #define AGAIN_WHILE_INTERRUPTED(call) \
     ({ __typeof__(call) result_; do result_ = (call); while (result_ < 0 && errno == EINTR); result_; })
@@ -253,36 +252,19 @@ err file_each(const char *directory, file_each_fn *each, void *context, struct f
     return e;
 }
 
-struct numbers { const char *suffix; uint64_t *all; size_t count, capacity; };
-
-static err add_number(void *context, const char *directory, const char *name, struct fault *f)
-{
-    struct numbers *found = context;
-    uint64_t number;
-    if (!file_name_parse(name, found->suffix, &number)) return OK;
-    err e = grow(&found->all, &found->capacity, found->count + 1, sizeof number, directory, f);
-    if (!e) found->all[found->count++] = number;
-    return e;
-}
-
-static int compare_numbers(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
 err file_numbers(const char *directory, const char *suffix, uint64_t **numbers, uint32_t *count, struct fault *f)
 {
-    struct numbers found = {.suffix = suffix};
-    err e = file_each(directory, add_number, &found, f);
-    if (e) {
-        free(found.all);
-        return e;
+    struct dirent **entries;
+    int found = scandir(directory, &entries, NULL, alphasort); /* 20 digits sort as their numbers do */
+    *count = 0;
+    if (found < 0) return fault_from_errno(f, directory, 0, 0, 0);
+    *numbers = malloc(((size_t)found + 1) * sizeof **numbers);
+    for (int i = 0; i < found; i++) {
+        if (*numbers && file_name_parse(entries[i]->d_name, suffix, &(*numbers)[*count])) ++*count;
+        free(entries[i]);
     }
-    if (found.count > 1) qsort(found.all, found.count, sizeof *found.all, compare_numbers);
-    *numbers = found.all;
-    *count = (uint32_t)found.count;
-    return OK;
+    free(entries);
+    return *numbers ? OK : fault_set(f, ERR_NO_MEMORY, 0, directory, 0, ((size_t)found + 1) * sizeof **numbers, 0);
 }
 
 err file_map(int fd, const char *path, size_t bytes, void **memory, struct fault *f)

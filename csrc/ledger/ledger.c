@@ -252,13 +252,11 @@ err ledger_open(const char *directory, struct ledger **out, struct fault *f)
     if (!l) return fault_set(f, ERR_NO_MEMORY, 0, directory, 0, sizeof *l, 0);
     memcpy(l->directory, directory, length + 1);
     err e = control_map(directory, &l->control, f);
-    if (e) {
-        free(l);
-        return e;
-    }
-    l->first_block = word_load(&l->control->base) / LEDGER_BLOCK_ENTRIES;
-    *out = l;
-    return OK;
+    if (!e) {
+        l->first_block = word_load(&l->control->base) / LEDGER_BLOCK_ENTRIES;
+        *out = l;
+    } else free(l);
+    return e;
 }
 
 void ledger_close(struct ledger *l)

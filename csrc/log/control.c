@@ -50,9 +50,7 @@ void control_commit(struct control *c, const struct commit *record)
     uint64_t words[COMMIT_WORDS];
     memcpy(words, record, sizeof words);
     record_store(&c->sequence, &c->slots[0][0], COMMIT_WORDS, words);
-#ifdef VIBEMQ_DEBUG
-    control_check(c);
-#endif
+    DEBUG_CHECK((control_check(c), true));
 }
 
 /* The words are hashed as big-endian bytes, so FORMAT.md has one rule for all records. */

@@ -98,12 +98,9 @@ err log_open(const char *directory, struct log **out, struct fault *f)
     memcpy(l->directory, directory, strlen(directory) + 1);
     e = control_map(directory, &l->control, f);
     if (!e) e = tracking_map(directory, &l->tracking, f);
-    if (e) {
-        log_close(l);
-        return e;
-    }
-    *out = l;
-    return OK;
+    if (e) log_close(l);
+    else *out = l;
+    return e;
 }
 
 void log_close(struct log *l)
@@ -123,16 +120,13 @@ err log_open_active(struct log *l, const struct commit *c, struct fault *f)
     if (l->segment_fd >= 0 && l->segment == c->segment) return OK;
     int segment_fd, index_fd;
     uint32_t seed;
+    struct file_path path;
     err e = segment_open(l->directory, c->segment, true, &segment_fd, &seed, f);
     if (e) return e;
-    struct file_path path = file_path_numbered(l->directory, c->segment, INDEX_SUFFIX);
-    e = file_open(path.text, O_RDWR, &index_fd, f);
-    if (e) {
-        file_close(&segment_fd);
-        return e;
-    }
-    log_set_active(l, c->segment, seed, segment_fd, index_fd);
-    return OK;
+    e = file_open_numbered(&path, l->directory, c->segment, INDEX_SUFFIX, O_RDWR, &index_fd, f);
+    if (e) file_close(&segment_fd);
+    else log_set_active(l, c->segment, seed, segment_fd, index_fd);
+    return e;
 }
 
 void log_set_active(struct log *l, uint64_t segment, uint32_t seed, int segment_fd, int index_fd)
@@ -142,8 +136,7 @@ void log_set_active(struct log *l, uint64_t segment, uint32_t seed, int segment_
     l->seed = seed;
     l->segment_fd = segment_fd;
     l->index_fd = index_fd;
-    struct file_path path;
-    path = file_path_numbered(l->directory, segment, SEGMENT_SUFFIX);
+    struct file_path path = file_path_numbered(l->directory, segment, SEGMENT_SUFFIX);
     memcpy(l->segment_path, path.text, strlen(path.text) + 1);
     path = file_path_numbered(l->directory, segment, INDEX_SUFFIX);
     memcpy(l->index_path, path.text, strlen(path.text) + 1);
@@ -203,10 +196,7 @@ err log_lock(struct log *l, struct fault *f)
             return e;
         }
         atomic_store_explicit(&c->repair_wanted, 0, memory_order_relaxed);
-#ifdef VIBEMQ_DEBUG
-        control_check(c);
-        tracking_check(l->tracking);
-#endif
+        DEBUG_CHECK((control_check(c), tracking_check(l->tracking), true));
     }
     return OK;
 }
@@ -245,22 +235,6 @@ err log_publishers(struct log *l, struct log_publisher *out, uint32_t *count, st
     return OK;
 }
 
-/* Keep what is there for readers: not what retention has dropped but not yet removed, nor the
- * empty file of a roll that was killed before it was committed. */
-static void list_filter(struct segment_list *list, uint64_t first, uint64_t active)
-{
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < list->count; i++) {
-        uint64_t name = list->first[i];
-        if (name < first || name > active) continue;
-        if (name != active && list->bytes[i] <= SEGMENT_HEADER_BYTES) continue;
-        list->first[kept] = name;
-        list->bytes[kept] = list->bytes[i];
-        kept++;
-    }
-    list->count = kept;
-}
-
 err log_list(struct log *l, const struct segment_list **out, struct commit *committed, struct fault *f)
 {
     uint64_t generation = atomic_load_explicit(&l->control->segments_generation, memory_order_acquire);
@@ -271,7 +245,7 @@ err log_list(struct log *l, const struct segment_list **out, struct commit *comm
         err e = segment_list_read(l->directory, &l->list, f);
         if (e) return e;
         uint64_t first = atomic_load_explicit(&l->control->first_offset, memory_order_acquire);
-        list_filter(&l->list, first, committed->segment);
+        segment_list_keep(&l->list, first, committed->segment);
         if (l->list.count == 0 || l->list.first[l->list.count - 1] != committed->segment) {
             struct file_path path = file_path_numbered(l->directory, committed->segment, SEGMENT_SUFFIX);
             return fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, 0, 0);
@@ -319,12 +293,10 @@ static err remove_one(void *context, const char *directory, const char *name, st
 
 err log_remove(const char *directory, struct fault *f)
 {
-    struct file_path path;
+    struct file_path path = file_path_name(directory, "control");
     err e = file_each(directory, remove_one, NULL, f);
-    if (e) return e;
     /* Last: its mark is what keeps a half removed log from being recovered. */
-    path = file_path_name(directory, "control");
-    e = file_unlink(path.text, f);
+    if (!e) e = file_unlink(path.text, f);
     if (e) return e;
     if (sys->rmdir(directory) == 0) return OK;
     /* A store of an offset that was under way may have made its file again. */

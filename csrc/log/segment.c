@@ -115,6 +115,18 @@ err segment_list_read(const char *directory, struct segment_list *list, struct f
     return e;
 }
 
+void segment_list_keep(struct segment_list *list, uint64_t first, uint64_t active)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        uint64_t name = list->first[i];
+        if (name < first || name > active || (name != active && list->bytes[i] <= SEGMENT_HEADER_BYTES)) continue;
+        list->first[kept] = name;
+        list->bytes[kept++] = list->bytes[i];
+    }
+    list->count = kept;
+}
+
 void segment_list_free(struct segment_list *list)
 {
     free(list->first);

@@ -56,6 +56,9 @@ struct segment_list {
 };
 
 err segment_list_read(const char *directory, struct segment_list *list, struct fault *f);
+/* Keep what is there for readers: from `first` on, which leaves out what retention has dropped but not yet removed, up to
+ * the active one, and no other that is empty, as of a roll that was killed before it was committed. */
+void segment_list_keep(struct segment_list *list, uint64_t first, uint64_t active);
 void segment_list_free(struct segment_list *list);
 /* Index of the greatest first offset <= `offset`; 0 when all are greater.  Only with count > 0. */
 uint32_t segment_list_find(const struct segment_list *list, uint64_t offset);

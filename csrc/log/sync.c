@@ -86,16 +86,12 @@ static err sync_closed(struct log *l, const struct commit *c, struct durable *d,
 {
     struct segment_list list = {0};
     err e = segment_list_read(l->directory, &list, f);
+    if (!e) segment_list_keep(&list, d->segment, c->segment);
     for (uint32_t i = 0; i < list.count && !e; i++) {
         uint64_t segment = list.first[i];
-        if (segment < d->segment || segment >= c->segment || list.bytes[i] <= SEGMENT_HEADER_BYTES) continue;
+        if (segment == c->segment) continue;
         /* Its last offset is the next segment's name; the active one is in the list or was made since. */
-        uint64_t end = c->segment;
-        for (uint32_t k = i + 1; k < list.count; k++)
-            if (list.first[k] > segment && (list.bytes[k] > SEGMENT_HEADER_BYTES || list.first[k] == c->segment)) {
-                end = list.first[k] < c->segment ? list.first[k] : c->segment;
-                break;
-            }
+        uint64_t end = i + 1 < list.count ? list.first[i + 1] : c->segment;
         struct durable to = {segment, list.bytes[i], end};
         if (d->segment == segment && d->position == to.position) continue;
         if (control_failed_covers(l->control, end - 1, end)) continue; /* given up for good */

@@ -251,7 +251,5 @@ void amqp_write_value(struct writer_bytes *w, const uint8_t *encoded, uint32_t b
 
 void amqp_write_null(struct writer_bytes *w)
 {
-    uint8_t *p = bytes_room(w, AMQP_NULL_BYTES);
-    if (!p) return;
-    *descriptor_put(p, SECTION_VALUE) = CODE_NULL;
+    amqp_write_value(w, (const uint8_t[]){CODE_NULL}, 1);
 }

@@ -397,24 +397,11 @@ bool json_has_lone_surrogate(const uint8_t *data, uint64_t size)
 
 /* ---- strings ---- */
 
-/* The letter after the backslash; for control characters without one, 'u'. */
-static uint8_t escape_of(uint8_t c)
-{
-    switch (c) {
-    case '"': case '\\': return c;
-    case '\b': return 'b';
-    case '\f': return 'f';
-    case '\n': return 'n';
-    case '\r': return 'r';
-    case '\t': return 't';
-    default: return 'u';
-    }
-}
-
 static void escape_put(struct writer_bytes *w, uint8_t c)
 {
     static const char hex[] = "0123456789abcdef";
-    uint8_t letter = escape_of(c);
+    static const char letters[] = "uuuuuuuubtnufruuuuuuuuuuuuuuuuuu"; /* after the backslash, of control characters */
+    uint8_t letter = c < 0x20 ? (uint8_t)letters[c] : c;
     uint8_t *p = bytes_room(w, letter == 'u' ? 6 : 2);
     if (!p) return;
     p[0] = '\\';

@@ -5,8 +5,7 @@
  *
  * The board lies in memory shared by the supervisor and all workers (a memfd).  Each worker has a seat: a bitmap of
  * stream slots with news, a summary of that bitmap (one bit for each of its words), a word of other requests, and the
- * flag that says it is about to sleep.  A ringer stores its news first and looks at the flag afterwards; a worker
- * raises the flag first and looks for news afterwards (both sequentially consistent), so news is never slept on.
+ * flag that says it is about to sleep.  News is never slept on: doorbell.c says why.
  */
 #ifndef VIBEMQ_SHM_DOORBELL_H
 #define VIBEMQ_SHM_DOORBELL_H
