@@ -271,9 +271,9 @@ def parse_command(bytes payload not None):
     return Command(command_word("name of the command", name), pairs)
 
 
-cdef str command_word(str where, str word):
+cdef str command_word(str where, str word, type error=BadCommand):
     if COMMAND_WORD.fullmatch(word) is None:
-        raise BadCommand(where, "letters, digits, '-' and '_'", repr(word[:80]))
+        raise error(where, "letters, digits, '-' and '_'", repr(word[:80]))
     return word.lower()
 
 
@@ -281,16 +281,11 @@ def encode_command(str name not None, pairs=()):
     """A COMMAND; `pairs` is a mapping or (key, value) tuples, and keys and values come as text."""
     cdef list items = []
     for key, value in pairs.items() if hasattr(pairs, "items") else pairs:
-        items.append(f"{own_word(key)}={percent_encode(str(value))}")
-    data = (own_word(name) + (";" + ",".join(items) if items else "")).encode("ascii")
+        items.append(f"{command_word('key of the command', key, UnencodableValue)}={percent_encode(str(value))}")
+    name = command_word("name of the command", name, UnencodableValue)
+    data = (name + (";" + ",".join(items) if items else "")).encode("ascii")
     check_size("command", len(data), spec.CONTROL_BYTES_MAX)
     return control_frame(FRAME_COMMAND, b"", data)
-
-
-cdef str own_word(str word):
-    if COMMAND_WORD.fullmatch(word) is None:
-        raise UnencodableValue("command", "names of letters, digits, '-' and '_'", repr(word))
-    return word.lower()
 
 
 # ---- properties ----

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import vibemq
 from vibemq.broker.parts import Broker, Door
 from vibemq.config import Config
 from vibemq.protocols.micromsg2.session import Micromsg2Session
@@ -15,4 +14,3 @@ class Micromsg2Door(Door):
 
     def __init__(self, config: Config, broker: Broker) -> None:
         super().__init__(config.micromsg2, broker)
-        self.identity = f"vibemq/{vibemq.__version__}".encode()

@@ -187,7 +187,10 @@ def negotiate_server(
     """
     known, required, answers = set(supported), list(required), answers or {}
     lists = lists_of(c1)
-    missing = unsupported_of(lists.required, known)
+    # Serializers are lacking together or not at all.
+    serializer = first_of(lists.required, known & spec.SERIALIZERS.keys())
+    missing = [item.name for item in lists.required if item.name not in known]
+    missing = [name for name in missing if serializer is None or name not in spec.SERIALIZERS]
     if missing:
         raise unsupported("Server", "does not support", missing)
     not_listed = [name for name in required if name not in names(lists)]
@@ -196,7 +199,6 @@ def negotiate_server(
     raised = {*required, *answers}
     if c1.minor == spec.MINOR_SHARP_MESSAGING:  # its client reads nothing of what we call optional
         raised.add(ExtensionName.ACK)
-    serializer = first_of(lists.required, known & spec.SERIALIZERS.keys())
     agreed: dict[str, Extension] = {}
     wished: dict[str, Extension] = {}
     for position, item in enumerate(lists):
@@ -214,14 +216,6 @@ def negotiate_server(
     ack = first_of([*agreed.values(), *wished.values()], spec.ACK_WINDOWS)
     optional = (item for item in wished.values() if item.name not in spec.ACK_WINDOWS or item.name == ack)
     return Lists(tuple(agreed.values()), tuple(optional))
-
-
-def unsupported_of(items: Iterable[Extension], supported: Iterable[str]) -> list[str]:
-    """Which of a list of requirements we lack; serializers are lacking together or not at all."""
-    listed, known = names(items), set(supported)
-    if any(name in known and name in spec.SERIALIZERS for name in listed):
-        known.update(spec.SERIALIZERS)
-    return [name for name in listed if name not in known]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import vibemq
 from vibemq.access.permissions import EVERYTHING, Access
 from vibemq.access.users import Verdict
 from vibemq.broker.admission import access_of, check_password, log_closing, needs_login, user_without_login
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+IDENTITY = f"vibemq/{vibemq.__version__}".encode()
 SUPPORTED = frozenset(ExtensionName)
 MECHANISM = "hmac-sha256"
 USER_CHARACTERS_MAX = 255
@@ -121,7 +123,7 @@ def hello(session: Micromsg2Session, c1: Handshake) -> None:
         answers=answers,
     )
     try:
-        s1 = encode_handshake(extensions.handshake_of(shake.s1, identity=door.identity))
+        s1 = encode_handshake(extensions.handshake_of(shake.s1, identity=IDENTITY))
     except UnencodableValue as problem:  # what is repeated is percent-encoded, which may make it longer
         raise Refusal(ErrorCode.PROTOCOL_ERROR, f"{ErrorCode.PROTOCOL_ERROR}: repeated to you, {problem}") from None
     session.state = "agreement"

@@ -29,33 +29,25 @@ def whole(least: int, most: int) -> Callable[[str, str], int]:
     return read
 
 
-def flag(key: str, text: str) -> bool:
-    if text.lower() not in ("0", "1", "false", "true"):
-        raise bad(key, "0 or 1", text)
-    return text.lower() in ("1", "true")
-
-
-def member(kind: type[enum.IntEnum]) -> Callable[[str, str], int]:
-    """ROUND_ROBIN is round-robin."""
-    names = {one.name.lower().replace("_", "-"): one for one in kind}
-
-    def read(key: str, text: str) -> int:
-        if text.lower() not in names:
-            raise bad(key, f"one of {', '.join(names)}", text)
-        return int(names[text.lower()])
+def choice(needed: str, values: Mapping[str, Any]) -> Callable[[str, str], Any]:
+    def read(key: str, text: str) -> Any:
+        if text.lower() not in values:
+            raise bad(key, needed, text)
+        return values[text.lower()]
 
     return read
 
 
-def durability(key: str, text: str) -> str:
-    if text not in ("os", "disk"):
-        raise bad(key, "os or disk", text)
-    return text
+def member(kind: type[enum.IntEnum]) -> Callable[[str, str], int]:
+    """ROUND_ROBIN is round-robin."""
+    names = {one.name.lower().replace("_", "-"): int(one) for one in kind}
+    return choice(f"one of {', '.join(names)}", names)
 
 
+flag = choice("0 or 1", {"0": False, "1": True, "false": False, "true": True})
 #: Key -> the field that a queue's metadata keeps it in (broker.options), and how it is read.
 OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "durability": ("durability", durability),
+    "durability": ("durability", choice("os or disk", {"os": "os", "disk": "disk"})),
     "mode": ("mode", member(DeliveryMode)),
     "max-messages": ("max_messages", whole(0, COUNT_MAX)),
     "message-ttl-ms": ("message_ttl_ms", whole(0, MS_MAX)),

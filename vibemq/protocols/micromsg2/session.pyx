@@ -398,7 +398,8 @@ cdef class Micromsg2Session(QueueSession):
         self._publish_whole(destination, properties, payload, len(payload), dotnet_type, index)
 
     def add_publisher(self, Stream stream, Queue queue, bytes name, bytes destination):
-        self.publishers[destination] = Micromsg2Publisher(self, stream, queue, name, destination)
+        publisher = Micromsg2Publisher(self, stream, queue, name, destination)
+        self.publishers[destination] = self.publisher_cached = publisher
 
     def forget_rights(self):
         """They have changed: every queue is asked for again."""

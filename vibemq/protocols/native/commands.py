@@ -352,8 +352,7 @@ def publish_stored(session: NativeSession, request: Message) -> None:
     def opened_queue(queue: Any) -> None:
         publisher = session.publishers.get(name)
         if publisher is None or publisher.queue is not queue:
-            session.add_publisher(queue, name)
-            publisher = session.publishers[name]
+            publisher = session.add_publisher(queue, name)
         publisher.publish_stored(request.id, request.payload or b"")
 
     if may_publish(session, request.id, request.queue or ""):

@@ -9,6 +9,26 @@ from vibemq.protocols.native.wire cimport HEADERS_MAX, header_find, header_next,
 from vibemq.storage cimport core
 from vibemq.storage.core cimport amqp_map, amqp_properties, bytes_store32, writer_bytes
 
+cdef enum:
+    DEDUP_CLIENT_BYTES = 16
+    DEDUP_ID_BYTES = 32
+
+
+cdef inline bint dedup_number(const uint8_t *id, uint32_t id_size, uint64_t *number) noexcept:
+    """The number in an id of a client that has its duplicates dropped; False where the id is another kind."""
+    cdef uint32_t i
+    number[0] = 0
+    if id_size != DEDUP_ID_BYTES:
+        return False
+    for i in range(<uint32_t> DEDUP_CLIENT_BYTES, <uint32_t> DEDUP_ID_BYTES):
+        if c"0" <= id[i] <= c"9":
+            number[0] = number[0] << 4 | <uint64_t> (id[i] - c"0")
+        elif c"a" <= id[i] <= c"f":
+            number[0] = number[0] << 4 | <uint64_t> (id[i] - c"a" + 10)
+        else:
+            return False
+    return True
+
 
 cdef inline int write_headers(writer_bytes *w, const native_frame *frame) except -1:
     """Each header once, with its last value: a map in which a key is twice is no AMQP."""

@@ -24,7 +24,7 @@ from vibemq.broker.queue_table cimport QueueTable
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_ENDING
 from vibemq.protocols.native.codec cimport fault_text, malformed
-from vibemq.protocols.native.message cimport message_write
+from vibemq.protocols.native.message cimport DEDUP_CLIENT_BYTES, dedup_number, message_write
 from vibemq.protocols.native.wire cimport (
     CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK, TYPE_CONNECT,
     TYPE_DELIVER, TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, decimal_size, deliver_fits,
@@ -48,8 +48,6 @@ cdef enum:
     HEADERS_COUNT_MAX = 65535       # the count on the wire is a u16
     # The four headers of a dead letter, without the name of its queue: their names, a reason, a time, a number.
     LETTER_ADDED_BYTES = 160
-    DEDUP_CLIENT_BYTES = 16
-    DEDUP_ID_BYTES = 32
     ATTEMPTS_SIZE = 16
     ENCODING_SIZE = 16
 
@@ -75,17 +73,14 @@ cdef class NativePublisher(QueuePublisher):
         self.session, self.client, self.reference = session, session.client, session.id_digits
         self.generation = -1  # its first Publish asks whether it is allowed
         self.begin(queue.stream, queue, name)
-        self._count_letter_bytes()
+        self.altered()
 
-    def _count_letter_bytes(self):
+    def altered(self):
+        QueuePublisher.altered(self)
         self.letter_bytes = 0
         if self.queue.options.dead_letter:
             letters = self.queue.options.dead_letter_name(self.queue.name).encode()
             self.letter_bytes = LETTER_ADDED_BYTES + max(len(letters), len(self.name))
-
-    def altered(self):
-        QueuePublisher.altered(self)
-        self._count_letter_bytes()
 
     # ---- in ----
 
@@ -115,32 +110,15 @@ cdef class NativePublisher(QueuePublisher):
 
     cdef int _append(self, const uint8_t *id, uint32_t id_size, const uint8_t *entry, size_t size) except -1:
         cdef uint64_t number = 0
-        cdef bint tracked = self.session.dedup and self._number_of(id, id_size, &number)
+        cdef bint tracked = self.session.dedup and dedup_number(id, id_size, &number)
+        if tracked and self.reference is None:
+            self.reference = (<char *> id)[:DEDUP_CLIENT_BYTES]
+        tracked = tracked and memcmp(<char *> self.reference, id, DEDUP_CLIENT_BYTES) == 0
         if self.add(entry, <uint32_t> size, 1, self.reference if tracked else None, number) != OK:
             return self.session.refuse(id, id_size, SERVER_ERROR, b"Out of memory.")
         size = publish_ack_size(id_size, len(self.name), self.session.text_layout)
         publish_ack_write(self.note(size), id, id_size, <char *> self.name, len(self.name), self.session.text_layout)
         return 0
-
-    cdef bint _number_of(self, const uint8_t *id, uint32_t id_size, uint64_t *number) except -1:
-        """The number in an id of a client that has its duplicates dropped; False where the id is another kind."""
-        cdef uint32_t i
-        cdef uint8_t c
-        cdef uint64_t value = 0
-        if id_size != DEDUP_ID_BYTES:
-            return False
-        for i in range(<uint32_t> DEDUP_CLIENT_BYTES, <uint32_t> DEDUP_ID_BYTES):
-            c = id[i]
-            if c"0" <= c <= c"9":
-                value = value << 4 | <uint64_t> (c - c"0")
-            elif c"a" <= c <= c"f":
-                value = value << 4 | <uint64_t> (c - c"a" + 10)
-            else:
-                return False
-        if self.reference is None:
-            self.reference = (<char *> id)[:DEDUP_CLIENT_BYTES]
-        number[0] = value
-        return memcmp(<char *> self.reference, id, DEDUP_CLIENT_BYTES) == 0
 
     # ---- what became of it ----
 
@@ -181,16 +159,17 @@ cdef class NativePublisher(QueuePublisher):
     def answer_redirected(self, ids, bint ok):
         cdef bytes id
         cdef size_t size
-        if self.session.connection.closed:
+        cdef Connection connection = self.session.connection
+        if connection.closed:
             return
-        self.session.connection.want_turn()
+        connection.want_turn()
         for id in ids:
-            if ok:
-                size = publish_ack_size(len(id), len(self.name), self.session.text_layout)
-                publish_ack_write(self.session.connection.outbox_reserve(size), <char *> id, len(id),
-                                  <char *> self.name, len(self.name), self.session.text_layout)
-            else:
+            if not ok:
                 self.session.refuse_frame(id, SERVER_ERROR.decode(), "The message could not be stored.")
+                continue
+            size = publish_ack_size(len(id), len(self.name), self.session.text_layout)
+            publish_ack_write(connection.outbox_reserve(size), <char *> id, len(id), <char *> self.name,
+                              len(self.name), self.session.text_layout)
 
 
 # ---- a Deliver ----
@@ -291,14 +270,8 @@ cdef class Subscription(Consumer):
 
     def describe(self) -> dict:
         """This subscription as the admin side shows it."""
-        return {
-            "subscription_id": self.number,
-            "stream": self.name.decode(),
-            "active": not self.dormant,
-            "prefetch": self.prefetch,
-            "in_flight": self.own.count,
-            "properties": {},
-        }
+        return {"subscription_id": self.number, "stream": self.name.decode(), "active": not self.dormant,
+                "prefetch": self.prefetch, "in_flight": self.own.count, "properties": {}}
 
     def leave(self, bint lost):
         if self.queue is not None:
@@ -343,12 +316,10 @@ cdef class NativeSession(QueueSession):
 
     def __init__(self, Connection connection, door):
         super().__init__(connection, door)
-        self.state = commands.FIRST_STATE
-        self.client_version = ""
+        self.state, self.client_version = commands.FIRST_STATE, ""
         self.connection_id = door.next_connection_id()
         self.text_layout, self.layout_fixed = door.text_layout, door.layout_fixed
-        self.flags_max = 2
-        self.features = frozenset()
+        self.flags_max, self.features = 2, frozenset()
         self.frame_max = door.config.frame_max_bytes
         self.read_max, connection.is_trusted = min(self.frame_max, LOGIN_FRAME_BYTES_MAX), False
         self.compression_threshold = door.config.compression_threshold_bytes
@@ -501,13 +472,12 @@ cdef class NativeSession(QueueSession):
 
     cdef bint _limited(self) noexcept:
         """Has this connection sent more messages than its rate allows?  A bucket of one second's worth."""
-        cdef int64_t rate = self.rate
-        cdef int64_t now_ms
+        cdef double rate = self.rate
+        cdef double passed_ms = self.queues.now_ms - self.tokens_ms
         if rate == 0:
             return False
-        now_ms = self.queues.now_ms
-        self.tokens = min(<double> rate, self.tokens + <double> (now_ms - self.tokens_ms) * rate / 1000.0)
-        self.tokens_ms = now_ms
+        self.tokens_ms = self.queues.now_ms
+        self.tokens = min(rate, self.tokens + passed_ms * rate / 1000.0)
         if self.tokens < 1.0:
             return True
         self.tokens -= 1.0
@@ -526,8 +496,9 @@ cdef class NativeSession(QueueSession):
             raise AssertionError("a frame that was read once cannot be read again")
         self._publish(&frame, <const uint8_t *> <char *> body, len(body))
 
-    def add_publisher(self, Queue queue, bytes name):
-        self.publishers[name] = NativePublisher(self, queue, name)
+    def add_publisher(self, Queue queue, bytes name) -> NativePublisher:
+        publisher = self.publishers[name] = self.publisher_cached = NativePublisher(self, queue, name)
+        return publisher
 
     def forget_rights(self):
         """This connection is another user's now: every queue is asked for again."""

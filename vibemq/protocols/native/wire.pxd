@@ -70,7 +70,7 @@ cdef enum:
     CHECK_HEADERS_COUNT = 3
     CHECK_HEADER_VALUE_LONG = 4
     CHECK_PAYLOAD_JSON = 5
-    CHECK_BY_TABLES = -1       # needs Unicode's tables or a count without duplicates: codec.frame_fault knows
+    CHECK_BY_TABLES = -1       # needs Unicode's tables or a count without duplicates: codec.fault_text knows
 
 # Zero-length fields have size 0; then the pointer is not to be followed.
 cdef struct native_frame:
@@ -117,6 +117,10 @@ cdef inline int frame_header(
     flags[0] = p[4]
     return FRAME_OK if left - FRAME_HEADER_BYTES >= size else FRAME_NEEDS_MORE
 
+cdef inline int is_short(size_t needed, size_t had, int fault, native_frame *out) noexcept nogil:
+    out.needed, out.had = needed, had
+    return fault
+
 cdef inline bint take_str16(
     const uint8_t **at, const uint8_t *end, const uint8_t **out, uint32_t *out_size, native_frame *frame
 ) noexcept nogil:
@@ -124,12 +128,10 @@ cdef inline bint take_str16(
     cdef size_t left = end - at[0]
     cdef uint32_t size
     if left < 2:
-        frame.needed, frame.had = 2, left
-        return False
+        return is_short(2, left, False, frame)
     size = bytes_load16(at[0])
     if size > left - 2:
-        frame.needed, frame.had = size, left - 2
-        return False
+        return is_short(size, left - 2, False, frame)
     out[0] = at[0] + 2
     out_size[0] = size
     at[0] += 2 + size
@@ -143,30 +145,25 @@ cdef inline int frame_parse(const uint8_t *body, size_t size, native_frame *out)
     cdef uint32_t skipped_size, i
     memset(out, 0, sizeof(native_frame))
     if size < 2:
-        out.needed, out.had = 2, size
-        return FRAME_SHORT_HEAD
+        return is_short(2, size, FRAME_SHORT_HEAD, out)
     out.version = at[0]
     out.type = at[1]
     at += 2
     if not take_str16(&at, end, &out.id, &out.id_size, out):
         return FRAME_SHORT_ID
     if out.id_size == 0:
-        out.needed, out.had = 1, 0
-        return FRAME_EMPTY_ID
+        return is_short(1, 0, FRAME_EMPTY_ID, out)
     if not take_str16(&at, end, &out.queue, &out.queue_size, out):
         return FRAME_SHORT_QUEUE
     if end - at < 4:
-        out.needed, out.had = 4, end - at
-        return FRAME_SHORT_PAYLOAD
+        return is_short(4, end - at, FRAME_SHORT_PAYLOAD, out)
     if bytes_load32(at) > <size_t> (end - at) - 4:
-        out.needed, out.had = bytes_load32(at), end - at - 4
-        return FRAME_SHORT_PAYLOAD
+        return is_short(bytes_load32(at), end - at - 4, FRAME_SHORT_PAYLOAD, out)
     out.payload_size = bytes_load32(at)
     out.payload = at + 4
     at += 4 + <size_t> out.payload_size
     if end - at < 2:
-        out.needed, out.had = 2, end - at
-        return FRAME_SHORT_HEADERS
+        return is_short(2, end - at, FRAME_SHORT_HEADERS, out)
     out.header_count = bytes_load16(at)
     at += 2
     out.headers = at
