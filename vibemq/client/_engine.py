@@ -24,7 +24,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -236,7 +236,7 @@ class Engine:
         if why is not None:
             self._link.end(why)
         self._link.fail(failure)
-        for future in (self._connected, *(future for flow in self._flows for _, future in flow.waiters)):
+        for future in (self._connected, *(future for flow in self._flows for future in flow.waiters)):
             if not future.done():
                 future.set_exception(failure)
         if self._connected.done() and not self._connected.cancelled():
@@ -364,8 +364,7 @@ class Engine:
             if self._failure is not None:
                 raise self._failure
             future: asyncio.Future[None] = self.loop.create_future()
-            waiter = (most, future)
-            flow.waiters.append(waiter)
+            flow.waiters.append(future)
             flow.wake_at = max(flow.wake_at, most)
             self._flows.add(flow)
             try:
@@ -377,21 +376,18 @@ class Engine:
                 if flow.submitted - flow.in_flight == answered:  # else it goes on, so the patience starts anew
                     raise self._give_up(flow, patience_s, waiting) from None
             finally:
-                if waiter in flow.waiters:
-                    flow.waiters.remove(waiter)
+                if future in flow.waiters:
+                    flow.waiters.remove(future)
                 if not flow.waiters:
                     self._flows.discard(flow)
                     flow.wake_at = -1
 
     def _wake(self, flow: Flow) -> None:
-        left = []
-        for most, future in flow.waiters:
-            if flow.in_flight > most:
-                left.append((most, future))
-            elif not future.done():
+        """All who wait look again; who has to go on waiting says so again."""
+        waiters, flow.waiters = flow.waiters, []
+        for future in waiters:
+            if not future.done():
                 future.set_result(None)
-        flow.waiters = left
-        flow.wake_at = max((most for most, _ in left), default=-1)
 
     def _give_up(self, flow: Flow, patience_s: float, waiting: int) -> PublishTimeout:
         """Forgets what nobody has patience for any longer; all who wait for it are told."""
@@ -411,10 +407,20 @@ class Engine:
         error = PublishTimeout(
             f"{self.settings.peer}: {'; '.join(told)}", unsent=unsent, unanswered=unanswered, hint=hint
         )
-        for _, future in flow.waiters:
+        for future in flow.waiters:
             if not future.done():
                 future.set_exception(error)
         return error
+
+    @contextlib.contextmanager
+    def flow(self) -> Iterator[Flow]:
+        """A Flow that is forgotten when this ends by an error."""
+        flow = Flow()
+        try:
+            yield flow
+        except BaseException:
+            self.forget(flow)
+            raise
 
     def forget(self, flow: Flow) -> None:
         """From any thread: what is not acknowledged yet is not sent again."""

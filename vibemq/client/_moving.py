@@ -10,13 +10,14 @@ queues, each with the same id.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
 from vibemq.client._engine import Engine
-from vibemq.client._native import NO_FIELDS, Batch, Flow, Message
+from vibemq.client._native import NO_FIELDS, Batch, Message
 from vibemq.client._streams import read_message
 from vibemq.client.consuming import AsyncConsumer
 from vibemq.client.publishing import summary
@@ -114,39 +115,29 @@ class Mover:
             elif not where or where == self._source:
                 self._left += 1
             else:
-                await self._check(where)
+                if where not in self._known and not await is_there(self._engine.request, where, self._timeout_s):
+                    # Being published to would make it, and not as it was.
+                    raise no_such_queue(
+                        f"queue {where}, to which messages of {self._source} should go, does not exist",
+                        f"Make it, with the options it should have (`vibemq queues create {where}`), or name another.",
+                    )
+                self._known.add(where)
                 going.setdefault(where, []).append(message)
         if not self._dry_run:
             await self._publish(going)
         self._counts.update({where: len(found) for where, found in going.items()})
 
-    async def _check(self, where: str) -> None:
-        """A queue that is not there would be made by being published to, and not as it was."""
-        if where in self._known:
-            return
-        if not await is_there(self._engine.request, where, self._timeout_s):
-            raise no_such_queue(
-                f"queue {where}, to which messages of {self._source} should go, does not exist",
-                f"Make it, with the options it should have (`vibemq queues create {where}`), or name another.",
-            )
-        self._known.add(where)
-
     async def _publish(self, going: dict[str, list[Message]]) -> None:
-        flow, order = Flow(), []
-        try:
+        with self._engine.flow() as flow:
             for where, messages in going.items():
                 batch = Batch(self._engine.core, where, True)
                 for message in messages:
                     batch.add(message.raw, NO_FIELDS, True)
-                    order.append(message)
                 self._engine.submit(batch, flow)
             await self._engine.room(flow, 0, self._timeout_s)
-        except BaseException:
-            self._engine.forget(flow)
-            raise
         became = summary(flow, self._target or f"of dead letters of {self._source}")
         refused = {one.index for one in became.failed}
-        for index, message in enumerate(order):
+        for index, message in enumerate(itertools.chain(*going.values())):
             if index not in refused:
                 self._remember(message)
                 message.ack()

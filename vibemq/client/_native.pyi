@@ -23,7 +23,7 @@ class Flow:
     forgotten: int
     refused: list[tuple[int, str, str, str]]
     wake_at: int
-    waiters: list[tuple[int, Future[None]]]
+    waiters: list[Future[None]]
 
 class Batch:
     count: int

@@ -22,7 +22,7 @@ import msgspec
 from vibemq.client import publishing, queues
 from vibemq.client._engine import GOODBYE_TIMEOUT_S, Engine, State, StateCallback
 from vibemq.client._moving import Moved, Mover, Progress
-from vibemq.client._native import Batch, Flow
+from vibemq.client._native import Batch
 from vibemq.client.consuming import AsyncConsumer, AsyncHandler, AsyncSubscription
 from vibemq.client.publishing import WINDOW_DEFAULT, AsyncPublisher, Headers, Priority, Summary
 from vibemq.client.queues import OnConflict, Permission, QueueDeclaration, QueueInfo, QueueOptions, User
@@ -163,14 +163,11 @@ class AsyncClient(ClientFace):
         >>> await client.publish("docs-async", '{"number": 2}', id="order-2", raw=True)
         'order-2'
         """
-        flow, batch = Flow(), Batch(self._engine.core, queue)
+        batch = Batch(self._engine.core, queue)
         batch.add(payload, publishing.fields_of(headers, priority), raw, id)
-        self._engine.submit(batch, flow)
-        try:
+        with self._engine.flow() as flow:
+            self._engine.submit(batch, flow)
             await self._engine.room(flow, 0, timeout_s)
-        except BaseException:
-            self._engine.forget(flow)
-            raise
         publishing.summary(flow, queue).raise_failed()
         return id if id is not None else batch.id_of(0)
 
@@ -198,17 +195,10 @@ class AsyncClient(ClientFace):
                 async for payload in payloads:
                     await publisher.publish(payload, headers=headers, priority=priority, timeout_s=timeout_s)
                 return await publisher.flush(timeout_s)
-        flow, fields, count = Flow(), publishing.fields_of(headers, priority), publishing.batch_count(window)
-        iterator, more = iter(payloads), True
-        try:
-            while more:
-                batch = Batch(self._engine.core, queue)
-                more = batch.extend(iterator, count, fields, raw)
+        with self._engine.flow() as flow:
+            for batch in publishing.batches(self._engine.core, queue, payloads, window, headers, priority, raw):
                 await self._engine.send_batch(batch, flow, window, timeout_s)
             await self._engine.room(flow, 0, timeout_s)
-        except BaseException:
-            self._engine.forget(flow)
-            raise
         return publishing.summary(flow, queue)
 
     def publisher(self, queue: str, *, window: int = WINDOW_DEFAULT, raw: bool = False) -> AsyncPublisher:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vibemq.client._engine import Engine
 from vibemq.client._failures import refusal
-from vibemq.client._native import BATCH_BYTES_MAX, NO_FIELDS, Batch, Fields, Flow
+from vibemq.client._native import BATCH_BYTES_MAX, NO_FIELDS, Batch, Core, Fields, Flow
 from vibemq.client.queues import member_of
 from vibemq.errors import InvalidType, InvalidValue, VibeMQError
 from vibemq.protocols.native import spec
@@ -83,6 +83,17 @@ def batch_count(window: int) -> int:
     if window < 1:
         raise ValueError(f"window: needed 1 message or more, had {window}")
     return min(max(1, window // BATCHES_IN_A_WINDOW), BATCH_COUNT_MAX)
+
+
+def batches(
+    core: Core, queue: str, payloads: Iterable[Any], window: int, headers: Headers, priority: Priority, raw: bool
+) -> Iterator[Batch]:
+    """All of them, so many in each that some are written while others are on their way."""
+    fields, count, iterator, more = fields_of(headers, priority), batch_count(window), iter(payloads), True
+    while more:
+        batch = Batch(core, queue)
+        more = batch.extend(iterator, count, fields, raw)
+        yield batch
 
 
 # ---- publishers ----

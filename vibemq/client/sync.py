@@ -27,7 +27,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from vibemq.client import publishing
 from vibemq.client._engine import GOODBYE_TIMEOUT_S, Engine, StateCallback
-from vibemq.client._native import Batch, Flow
 from vibemq.client.aio import AsyncClient, ClientFace, Connecting
 from vibemq.client.consuming import Consumer, Handler, Subscription
 from vibemq.client.publishing import WINDOW_DEFAULT, Headers, Priority, Publisher, Summary
@@ -204,17 +203,10 @@ class Client(ClientFace):
         >>> summary.published, summary.failed
         (100, [])
         """
-        flow, fields, count = Flow(), publishing.fields_of(headers, priority), publishing.batch_count(window)
-        iterator, more = iter(payloads), True
-        try:
-            while more:
-                batch = Batch(self._engine.core, queue)
-                more = batch.extend(iterator, count, fields, raw)
+        with self._engine.flow() as flow:
+            for batch in publishing.batches(self._engine.core, queue, payloads, window, headers, priority, raw):
                 self._call(self._engine.send_batch(batch, flow, window, timeout_s))
             self._call(self._engine.room(flow, 0, timeout_s))
-        except BaseException:
-            self._engine.forget(flow)
-            raise
         return publishing.summary(flow, queue)
 
     def publisher(
