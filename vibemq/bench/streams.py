@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from vibemq.bench._ends import STAMP_SIZE_BYTES, StreamsConsumer, StreamsPublisher, publish_frame
+from vibemq.bench._ends import STAMP_SIZE_BYTES, StreamsConsumer, StreamsPublisher, TunnelContext, publish_frame
 from vibemq.bench._flow import Consumer, Flow, Publisher
 from vibemq.bench.load import Load, Peer
 from vibemq.client.streams import StreamsConnection
@@ -90,18 +90,13 @@ class StreamsLoad(Load):
 
 
 def connect(load: StreamsLoad) -> StreamsConnection:
-    context = None
-    if load.tls_ca:
-        from vibemq.bench._tunnel import TunnelContext  # loads OpenSSL, which few loads need
-
-        context = TunnelContext(load.tls_ca)
     return StreamsConnection.connect(
         load.host,
         load.port,
         user=load.user,
         password=load.password,
         virtual_host=load.virtual_host,
-        tls=context,
+        tls=TunnelContext(load.tls_ca) if load.tls_ca else None,
         heartbeat_s=0,  # the load threads send none
         client_properties={"connection_name": "vibemq bench"},
     )
