@@ -34,7 +34,6 @@ HOT = (
     "protocols/micromsg2/*.pyx",
     "protocols/signalr/hub.pyx",
     "protocols/signalr/transports.pyx",
-    "protocols/signalr/websocket.pyx",
     "server/turn.pyx",
     "spark/_arrow.pyx",
     "storage/log.pyx",

@@ -23,7 +23,7 @@ from vibemq.broker.stream cimport Stream
 from vibemq.grow cimport grow
 from vibemq.protocols.signalr.codec cimport DIALECT_V1
 from vibemq.protocols.signalr.wire cimport (
-    ENCODING_JSON, ENCODING_MESSAGEPACK, decimal_put, decimal_size, is_json_type, is_plain_json_type, mp_text_put,
+    ENCODING_JSON, ENCODING_MESSAGEPACK, decimal_put, is_json_type, is_plain_json_type, mp_text_put,
     mp_unsigned_put, put, span_of, varint_size,
 )
 from vibemq.storage cimport core
@@ -43,6 +43,7 @@ cdef enum:
     SLOT_BITS = 20
     IN_FLIGHT_MAX = 1 << SLOT_BITS
     PRODUCED_ID_BYTES = 24
+    TAG_BYTES_MAX = 32
     MEMBER_BYTES = 32             # a name or number around what is the message's own
     BYTES_KEPT = 1 << 20          # a larger message's memory is given back
     DEPTH_MAX = 60                # of a body, which stands in an item: peers read no more than 64 levels of it all
@@ -277,20 +278,18 @@ cdef const item *item_of(const message_view *m, uint64_t key, bytes queue, const
     return of
 
 
-cdef size_t delivery_size(const item *of, uint64_t tag) noexcept:
-    cdef uint8_t number[9]
+cdef size_t tag_put(uint8_t *out, const item *of, uint64_t tag) noexcept:
+    """What stands before the item's data in a delivery, TAG_BYTES_MAX at most; its size."""
     if of.encoding == ENCODING_JSON:
-        return of.size + 7 + decimal_size(tag)
-    return of.size + 5 + (mp_unsigned_put(number, tag) - number)
+        return decimal_put(put(out, b'{"tag":', 7), tag) - out
+    out[0] = <uint8_t> (0x80 + of.pairs)
+    return mp_unsigned_put(put(out + 1, b"\xa3tag", 4), tag) - out
 
 
-cdef uint8_t *delivery_write(uint8_t *p, const item *of, uint64_t tag) noexcept:
-    if of.encoding == ENCODING_JSON:
-        p = decimal_put(put(p, b'{"tag":', 7), tag)
-    else:
-        p[0] = <uint8_t> (0x80 + of.pairs)
-        p = mp_unsigned_put(put(p + 1, b"\xa3tag", 4), tag)
-    return put(p, of.data, of.size)
+cdef bytes delivery_of(const item *of, uint64_t tag):
+    cdef uint8_t head[TAG_BYTES_MAX]
+    cdef size_t head_size = tag_put(head, of, tag)
+    return (<char *> head)[:head_size] + (<char *> of.data)[:of.size]
 
 
 def encode_delivery(bytes message not None, int encoding, *, bytes queue=b"q", uint64_t tag=1, uint64_t offset=0,
@@ -300,17 +299,13 @@ def encode_delivery(bytes message not None, int encoding, *, bytes queue=b"q", u
     cdef uint8_t text[MESSAGE_ID_BYTES_MAX]
     cdef uint32_t id_size = 0
     cdef const uint8_t *id
-    cdef const item *of
-    cdef bytes out
     m.data, m.size = <const uint8_t *> <char *> message, <uint32_t> len(message)
     m.is_amqp = core.amqp_parse(m.data, m.size, &m.amqp) == OK
     m.offset, m.timestamp_ms = offset, timestamp_ms
     id = id_of(&m, text, &id_size)
     made[encoding].offset = <uint64_t> -1
-    of = item_of(&m, 0, queue, id, id_size, attempts > 1, encoding)
+    out = delivery_of(item_of(&m, 0, queue, id, id_size, attempts > 1, encoding), tag)
     made[encoding].offset = <uint64_t> -1
-    out = bytes(delivery_size(of, tag))
-    delivery_write(<uint8_t *> <char *> out, of, tag)
     return out
 
 
@@ -341,17 +336,17 @@ cdef class Subscription:
         cdef HubConnection hub = self.hub
         cdef const item *of = item_of(m, key, self.queue, id, id_size, redelivered, hub.encoding)
         cdef uint8_t number[PRODUCED_ID_BYTES]
-        cdef size_t number_size = 0
-        cdef size_t size
+        cdef uint8_t head[TAG_BYTES_MAX]
+        cdef size_t number_size = self._number(number, tag) if self.has_number else 0
+        cdef size_t head_size = tag_put(head, of, tag)
+        cdef size_t size = len(self.head) + number_size + len(self.middle) + head_size + of.size + len(self.tail)
         cdef uint8_t *p
-        if self.has_number:
-            number_size = self._number(number, tag)
-        size = len(self.head) + number_size + len(self.middle) + delivery_size(of, tag) + len(self.tail)
         if size + (1 if hub.encoding == ENCODING_JSON else varint_size(size)) > self.record_max:
             return UNDELIVERABLE
         p = put(hub.record(size), <char *> self.head, len(self.head))
         p = put(put(p, number, number_size), <char *> self.middle, len(self.middle))
-        put(delivery_write(p, of, tag), <char *> self.tail, len(self.tail))
+        p = put(put(p, head, head_size), of.data, of.size)
+        put(p, <char *> self.tail, len(self.tail))
         return hub.written()
 
     cdef size_t _number(self, uint8_t *out, uint64_t tag) noexcept:
@@ -403,7 +398,7 @@ cdef class HubSubscription(Consumer):
         """The caller adds it to its queue."""
         cdef Subscriptions all = way.hub.subscriptions
         self.way, self.is_auto, self.deliveries = way, is_auto, all.in_flight
-        self.peer = peer_key(way.hub.client.user, way.hub.address)
+        self.peer = peer_key(way.hub.client.user, way.hub.host)
         way.consumer, all.by_id[way.id] = self, way
         if all.free_numbers:
             self.number = all.free_numbers.pop()
@@ -488,15 +483,12 @@ cdef class PullSubscription(Subscription):
     cdef int write(self, const message_view *m, uint64_t key, const uint8_t *id, uint32_t id_size, bint redelivered,
                    uint64_t tag) except -1:
         cdef const item *of = item_of(m, key, self.queue, id, id_size, redelivered, self.hub.encoding)
-        cdef size_t size = delivery_size(of, tag)
-        if size + <size_t> self.pull.adds > self.record_max:
+        taken = delivery_of(of, tag)
+        if len(taken) + self.pull.adds > self.record_max:
             return UNDELIVERABLE
-        if not self.pull.fits(size):
-            return 0  # it goes back to the queue with its consumer, as soon as the call is answered
-        taken = bytes(size)
-        delivery_write(<uint8_t *> <char *> taken, of, tag)
-        self.taken = taken
-        self.pull.came(taken)
+        if self.pull.fits(len(taken)):  # or it goes back to the queue with its consumer, once the call is answered
+            self.taken = taken
+            self.pull.came(taken)
         return 0
 
 

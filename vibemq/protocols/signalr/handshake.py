@@ -67,7 +67,7 @@ def take(hub: HubConnection, record: bytes) -> None:
 
 def reject(hub: HubConnection, error: str | None) -> None:
     """A handshake that comes to nothing; early peers (None) read no answer."""
-    what = (hub.address, "handshake")
+    what = (hub.host, "handshake")
     refusing.say(what, "%s: closed in the handshake: %s", hub.peer, error or "not supported")
     if error is not None:
         hub.answer_handshake(error)

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.access.permissions import EVERYTHING
-from vibemq.access.users import Verdict
+from vibemq.access.users import GUEST, Verdict
 from vibemq.broker.admission import needs_login, user_without_login
 from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.net.hosts import host_of
@@ -38,9 +38,12 @@ from vibemq.protocols.signalr.spec import (
     logins,
     refusing,
 )
+from vibemq.protocols.signalr.transports import LongPollingTransport
 
 if TYPE_CHECKING:
-    from vibemq.protocols.signalr.door import Place, SignalRDoor
+    from vibemq.broker.parts import Broker
+    from vibemq.protocols.signalr.door import SignalRDoor
+    from vibemq.protocols.signalr.hub import HubConnection
     from vibemq.protocols.signalr.session import HttpSession
 
 logger = logging.getLogger(__name__)
@@ -54,10 +57,7 @@ WEB_SOCKET_ID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
 WEB_SOCKET_VERSION = "13"
 WEB_SOCKET_KEY_BYTES = 16
 ALLOWED_HEADERS = "x-requested-with,x-signalr-user-agent,authorization,content-type"
-CHANGED_TRANSPORT = "Cannot change transports mid-connection"
-NO_ID = "Connection ID required"
 UNKNOWN_ID = "No Connection with that ID"
-NO_POST = "POST requests are not allowed for WebSocket connections."
 NOT_AN_INTEGER = "The client requested a non-integer protocol version."
 TRANSPORTS = [
     {"transport": WEB_SOCKETS, "transferFormats": ["Text", "Binary"]},
@@ -163,9 +163,14 @@ def _check_origin(door: SignalRDoor, request: Request) -> None:
         raise Refusal(403, "Name the broker by its address, or as localhost (signalr.allowed_origins).")
 
 
+def without_port(host: str) -> str:
+    name, _, port = host.rpartition(":")
+    return name if port.isdigit() and name else host
+
+
 def _is_ours(door: SignalRDoor, host: str) -> bool:
     """Is this a Host that no name server but this machine's own tells anybody?"""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
+    name = without_port(host)
     if name == "localhost" or name.endswith(".localhost") or name in door.allowed_hosts:
         return True
     try:
@@ -177,7 +182,7 @@ def _is_ours(door: SignalRDoor, host: str) -> bool:
 
 def identify(session: HttpSession, request: Request) -> bool:
     """Find out who asks.  False: a helper thread does, and the session waits for it.  Raises Refusal."""
-    door = session.door
+    broker = session.door.broker
     scheme, _, credentials = request.header("authorization").partition(" ")
     scheme, credentials = scheme.lower(), credentials.strip()
     if not scheme and (token := request.query.get("access_token")):
@@ -185,21 +190,21 @@ def identify(session: HttpSession, request: Request) -> bool:
     if len(credentials) > SECRET_CHARACTERS_MAX:
         raise Refusal(401)
     basic = _basic(credentials) if scheme == "basic" else None
-    if not needs_login(door.broker):
+    if not needs_login(broker):
         user, password = basic or (None, None)
-        request.user = user_without_login(door.broker, user, password, session.is_loopback)
+        request.user = user_without_login(broker, user, password, session.is_loopback)
         request.access = EVERYTHING
         return True
     if scheme == "bearer" and credentials:
-        user = door.broker.tokens.user_of(credentials, session.is_loopback)
+        user = broker.tokens.user_of(credentials, session.is_loopback)
         if user is None:
             refusing.say((host_of(session.peer_address), "token"), "%s: an access token was refused", session.peer)
-        if user is None or not _let_in(door, request, user):
+        if user is None or not _let_in(broker, request, user):
             raise Refusal(401)
         return True
     if basic is None:
         raise Refusal(401)
-    verdict = door.authenticator.check_cached(*basic, session.is_loopback)
+    verdict = broker.authenticator.check_cached(*basic, session.is_loopback)
     if verdict is not None:
         return _judged(session, request, basic[0], verdict)
 
@@ -213,13 +218,13 @@ def identify(session: HttpSession, request: Request) -> bool:
             try:
                 if not _judged(session, request, basic[0], verdict):
                     return
-                _allow_body(door, request)
+                _allow_body(session.door, request)
             except Refusal as refusal:
                 request.refusal = refusal
-        session.go_on()
+        session.waited()
 
     session.wait()
-    door.helpers.submit_hash(partial(door.authenticator.check, *basic, session.is_loopback), done)
+    broker.helpers.submit_hash(partial(broker.authenticator.check, *basic, session.is_loopback), done)
     return False
 
 
@@ -232,18 +237,14 @@ def _basic(credentials: str) -> tuple[str, str] | None:
     return (user, password) if colon else None
 
 
-def _let_in(door: SignalRDoor, request: Request, user: str) -> bool:
-    access = door.access_of(user)
-    if access is None:
-        return False
-    request.user, request.access = user, access
-    return True
+def _let_in(broker: Broker, request: Request, user: str) -> bool:
+    request.user, request.access = user, EVERYTHING if user == GUEST else broker.accesses.of(user)
+    return request.access is not None
 
 
 def _judged(session: HttpSession, request: Request, user: str, verdict: Verdict) -> bool:
     """Let the user in, or leave the session waiting: then the result is False."""
-    door = session.door
-    if verdict is Verdict.OK and _let_in(door, request, user):
+    if verdict is Verdict.OK and _let_in(session.door.broker, request, user):
         return True
     if verdict is Verdict.LOOPBACK_ONLY:
         logins.say(host_of(session.peer_address), "%s: user %r may only come from this machine", session.peer, user)
@@ -252,12 +253,8 @@ def _judged(session: HttpSession, request: Request, user: str, verdict: Verdict)
     # Held back, so that guessing gets slow.
     request.refusal = Refusal(401)
     session.wait()
-    session.set_deadline(door.config.login_failure_delay_s, _held_back_enough)
+    session.set_deadline(session.door.config.login_failure_delay_s, lambda session: session.waited())
     return False
-
-
-def _held_back_enough(session: HttpSession) -> None:
-    session.go_on()
 
 
 def could_not_hand_over(request: Request) -> None:
@@ -265,17 +262,25 @@ def could_not_hand_over(request: Request) -> None:
     request.refusal = Refusal(503, "Too many connections at once.", [("Retry-After", "1")])
 
 
-def _find(door: SignalRDoor, request: Request) -> Place:
+def _find(door: SignalRDoor, request: Request) -> HubConnection:
     """The hub connection that a request is about.  Raises Refusal."""
     token = request.connection_token
     if not token:
-        raise Refusal(400, NO_ID)
-    place = door.places.get(token)
-    if place is None:
+        raise Refusal(400, "Connection ID required")
+    hub = door.hubs.get(token)
+    if hub is None:
         raise Refusal(404, UNKNOWN_ID)
-    if place.user != request.user:
+    if hub.client.user != request.user:
         raise Refusal(403, "This connection belongs to another user.")
-    return place
+    return hub
+
+
+def _find_for(kind: str, door: SignalRDoor, request: Request) -> HubConnection:
+    """The same, to be used by a transport of this kind."""
+    hub = _find(door, request)
+    if hub.kind not in ("", kind):
+        raise Refusal(400, "Cannot change transports mid-connection")
+    return hub
 
 
 # ---- negotiating ----
@@ -295,9 +300,9 @@ def preflight(session: HttpSession, request: Request) -> None:
 
 def negotiate_early(session: HttpSession, request: Request) -> None:
     """As clients of 2017 do."""
-    place = _negotiated(session, request, wants_stateful=False)
+    hub = _negotiated(session, request, wants_stateful=False)
     names = [each["transport"] for each in TRANSPORTS]
-    body = {"connectionId": place.token, "availableTransports": names}
+    body = {"connectionId": hub.token, "availableTransports": names}
     reply(session, request, 200, _json(body), JSON, [("Allow", "GET, POST, OPTIONS")])
 
 
@@ -308,28 +313,26 @@ def negotiate(session: HttpSession, request: Request) -> None:
         return
     version = max(0, min(int(asked), NEGOTIATE_VERSION_MAX))
     wants_stateful = request.query.get("usestatefulreconnect", "").lower() == "true"
-    place = _negotiated(session, request, wants_stateful)
-    answer: dict[str, object] = {"negotiateVersion": version}
+    hub = _negotiated(session, request, wants_stateful)
+    answer = {"negotiateVersion": version, "connectionId": hub.connection_id if version else hub.token}
     if version:
-        answer |= {"connectionId": place.connection_id, "connectionToken": place.token}
-    else:
-        answer["connectionId"] = place.token
+        answer["connectionToken"] = hub.token
     answer["availableTransports"] = TRANSPORTS
     if wants_stateful:
         answer["useStatefulReconnect"] = True
     reply(session, request, 200, _json(answer), JSON)
 
 
-def _negotiated(session: HttpSession, request: Request, wants_stateful: bool) -> Place:
+def _negotiated(session: HttpSession, request: Request, wants_stateful: bool) -> HubConnection:
     door, address = session.door, session.peer_address
     if door.has_its_share(address):
         refusal = "Too many connections of this address were negotiated and not used (signalr.waiting_per_address_max)."
         raise Refusal(503, refusal, [("Retry-After", "5")])
-    place = door.open_place(request, address, wants_stateful=wants_stateful)
-    if place is None:
+    hub = door.open_hub(request, address, wants_stateful=wants_stateful)
+    if hub is None:
         raise Refusal(503, "Too many connections were negotiated and not used.", [("Retry-After", "5")])
-    place.wait()
-    return place
+    hub.wait()
+    return hub
 
 
 def give_token(session: HttpSession, request: Request) -> None:
@@ -374,73 +377,66 @@ def upgrade(session: HttpSession, request: Request) -> None:
             raise ValueError
     except ValueError:  # also binascii.Error
         raise Refusal(400, "Sec-WebSocket-Key must be 16 bytes in base64, and the version HTTP/1.1.") from None
-    place = _place_of_upgrade(session, request)
-    if place.is_used_otherwise(WEB_SOCKETS):
-        raise Refusal(400, CHANGED_TRANSPORT)
-    if place.transport is not None:
-        if not place.wants_stateful:
+    hub = _hub_of_upgrade(session, request)
+    if hub.transport is not None:
+        if not hub.wants_stateful:
             raise Refusal(409, "This connection has a WebSocket already.")
-        place.transport.replace()
-        if place.hub.closed:
+        hub.transport.replace()
+        if hub.closed:
             raise Refusal(404, UNKNOWN_ID)
     accept = base64.b64encode(hashlib.sha1(key.encode() + WEB_SOCKET_ID).digest()).decode()
     headers = [("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept), *request.cors]
     session.write(head_of(101, headers))
-    place.use(session.become_web_socket(place.hub, place))
+    hub.attach(session.become_web_socket(hub))
 
 
-def _place_of_upgrade(session: HttpSession, request: Request) -> Place:
+def _hub_of_upgrade(session: HttpSession, request: Request) -> HubConnection:
     """A WebSocket may begin without negotiating.  One client sends a connectionId that it has made up."""
-    if request.query.get("id") or request.connection_token in session.door.places:
-        return _find(session.door, request)
-    place = session.door.open_place(request, session.peer_address, has_socket=True)
-    assert place is not None  # only those without a socket are counted
-    return place
+    if request.query.get("id") or request.connection_token in session.door.hubs:
+        return _find_for(WEB_SOCKETS, session.door, request)
+    hub = session.door.open_hub(request, session.peer_address, has_socket=True)
+    assert hub is not None  # only those without a socket are counted
+    return hub
 
 
 def open_events(session: HttpSession, request: Request) -> None:
-    place = _find(session.door, request)
-    if place.is_used_otherwise(SERVER_SENT_EVENTS):
-        raise Refusal(400, CHANGED_TRANSPORT)
-    if place.transport is not None:
+    hub = _find_for(SERVER_SENT_EVENTS, session.door, request)
+    if hub.transport is not None:
         raise Refusal(409, "This connection has an event stream already.")
-    place.use(session.become_events(place.hub, place, request))
+    hub.attach(session.become_events(hub, request))
 
 
 def poll(session: HttpSession, request: Request) -> None:
-    place = _find(session.door, request)
-    if place.is_used_otherwise(LONG_POLLING):
-        raise Refusal(400, CHANGED_TRANSPORT)
-    if place.transport is None:
-        # One client takes one record of each response and leaves the others.
-        transport = place.begin_polling(one_record_each=request.header("accept").lower() == "text")
-        reply(session, request, 200, b"", BINARY)  # before anything else: clients wait for it
-        place.use(transport)
-        place.wait()
+    hub = _find_for(LONG_POLLING, session.door, request)
+    if hub.polls is not None:
+        hub.stop_waiting()
+        hub.polls.poll(session, request)
         return
-    place.stop_waiting()
-    place.transport.poll(session, request)
+    reply(session, request, 200, b"", BINARY)  # before anything else: clients wait for it
+    # One client takes one record of each response and leaves the others.
+    hub.attach(LongPollingTransport(hub, request.header("accept").lower() == "text"))
+    hub.wait()
 
 
 def post(session: HttpSession, request: Request) -> bool:
-    place = _find(session.door, request)
-    if place.kind == WEB_SOCKETS:
-        raise Refusal(405, NO_POST, [("Allow", "GET, OPTIONS")])
-    if place.hub.closed:
+    hub = _find(session.door, request)
+    if hub.kind == WEB_SOCKETS:
+        raise Refusal(405, "POST requests are not allowed for WebSocket connections.", [("Allow", "GET, OPTIONS")])
+    if hub.closed:
         raise Refusal(404, UNKNOWN_ID)
-    transport = place.transport
+    transport = hub.transport
     if transport is not None and not transport.takes_more:
         session.wait()
         if not transport.keep_waiting(session):
-            session.go_on()
+            session.waited()
             raise Refusal(503, "Too many requests wait for this connection.", [("Retry-After", "5")])
         return False
     if transport is None:
-        place.early_bytes += request.length
-        if place.early_bytes > session.door.config.message_max_bytes:
+        hub.early_bytes += request.length
+        if hub.early_bytes > session.door.config.message_max_bytes:
             raise Refusal(413, "Too much was sent before a transport was there for the answers.")
     try:
-        session.hand_body(place.hub)
+        session.hand_body(hub)
     except (ProtocolError, LimitExceeded) as problem:
         refusing.say((host_of(session.peer_address), "body"), "%s: hub connection closed: %s", session.peer, problem)
     except Exception:
@@ -448,16 +444,16 @@ def post(session: HttpSession, request: Request) -> bool:
     else:
         reply(session, request, 200)
         return True
-    place.leave("what was posted could not be read")
+    hub.leave("what was posted could not be read")
     raise Refusal(500)
 
 
 def delete(session: HttpSession, request: Request) -> None:
-    place = _find(session.door, request)
-    if place.kind != LONG_POLLING:
+    hub = _find(session.door, request)
+    if hub.kind != LONG_POLLING:
         raise Refusal(400, "Only a connection that polls is ended by DELETE.")
     reply(session, request, 202)
-    place.leave("ended by the peer")
+    hub.leave("ended by the peer")
 
 
 Answer = Callable[["HttpSession", Request], "bool | None"]

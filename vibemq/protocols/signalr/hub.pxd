@@ -11,9 +11,15 @@ from vibemq.protocols.signalr.transports cimport Transport
 cdef class HubConnection:
     cdef readonly object door          # SignalRDoor
     cdef readonly str connection_id, token
+    cdef readonly str host             # that it was negotiated from
+    cdef readonly str kind             # the name of the transport that it began with
+    cdef readonly Transport polls      # where polls fetch what there is, also once it is closed; None: it has another
+    cdef public Py_ssize_t early_bytes # posted before there was a transport
+    cdef int64_t expires_ms            # without a socket; 0: it has one
+    cdef bint is_left                  # closed, and kept only for what a poll may still fetch
     cdef public int dialect, encoding  # set by the handshake
     cdef readonly bint is_alpha2       # an early connection of ?dialect=alpha2
-    cdef public bint wants_stateful    # was promised a stateful reconnect by negotiate
+    cdef readonly bint wants_stateful  # was promised a stateful reconnect by negotiate
     cdef readonly Transport transport  # None between polls and sockets
     cdef readonly bint wants_pause     # uploads or unconfirmed messages are at their limit
     cdef readonly bint closed
@@ -59,8 +65,7 @@ cdef class HubConnection:
     cdef int _acknowledged(self, int64_t number) except -1
     cdef int _socket_lost(self) except -1
     cdef int _over(self, str why, bint was_lost) except -1
-    cdef int _keep(self, const uint8_t *data, size_t size) except -1
-    cdef int _more(self, const uint8_t *data, size_t size) except -1
+    cdef bint _may_end(self, const uint8_t *data, size_t size) except -1
     cdef Py_ssize_t _take(self, const uint8_t *data, size_t size) except -1
     cdef Py_ssize_t _records(self, const uint8_t *data, size_t size) except -1
     cdef Py_ssize_t _handshake(self, const uint8_t *data, size_t size) except -1
@@ -72,6 +77,6 @@ cdef class HubConnection:
     cdef int _settle(self, const hub_message *m, bint nack) except -1
     # The same for any record: only types 1 to 5 are numbered, for a stateful reconnect.
     cdef uint8_t *room_for(self, size_t size, bint is_text, bint is_numbered) except NULL
-    cdef int _write(self, record, bint is_text, bint is_numbered) except -1
+    cdef int _write(self, bytes record, bint is_text) except -1
     cdef uint8_t *_framed(self, size_t size, bint is_numbered) except NULL
     cdef int _send(self, bytes record, bint is_numbered) except -1

@@ -10,8 +10,9 @@ When it is over, its messages go back to their queues, and what it has published
 """
 
 import logging
+import secrets
 
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memchr, memcmp
 
 from vibemq.protocols.signalr.codec cimport (
     DIALECT_ALPHA2, DIALECT_EARLY, DIALECT_V1, RECORD_SEPARATOR, TYPE_ACK, TYPE_CANCEL_INVOCATION, TYPE_CLOSE,
@@ -20,7 +21,7 @@ from vibemq.protocols.signalr.codec cimport (
 )
 from vibemq.protocols.signalr.deliveries cimport Subscriptions
 from vibemq.protocols.signalr.publisher cimport HubPublisher
-from vibemq.protocols.signalr.websocket cimport CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
+from vibemq.protocols.signalr.transports cimport CLOSE_INTERNAL_ERROR, CLOSE_NORMAL, Transport
 from vibemq.protocols.signalr.wire cimport (
     ENCODING_JSON, ENCODING_MESSAGEPACK, bytes_of, put, span, span_of, varint_put, varint_size,
 )
@@ -28,6 +29,7 @@ from vibemq.storage cimport core
 
 from vibemq.broker.admission import check_access
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
+from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import handshake, methods, records, spec
 from vibemq.protocols.signalr.invocations import Call, Invocations
 from vibemq.protocols.signalr.reconnect import Replay
@@ -39,24 +41,23 @@ logger = logging.getLogger(__name__)
 cdef size_t HANDSHAKE_BYTES_MAX = spec.HANDSHAKE_BYTES_MAX
 
 cdef enum:
+    CONNECTION_ID_BYTES = 16
     WAITING_BYTES_MAX = 1 << 20
     # Of a stateful peer that acknowledges too little: calls that wait for it, and answers that are kept for it.
     HELD_BACK_BYTES_MAX = 16 << 20
     FAILED_CALL_DELAY_MS = 1000  # a peer without a handler would have a message's attempts used up at once
 
 cdef class HubConnection:
-    def __init__(self, door, str connection_id, str token, str user, access, *, bint is_alpha2=False,
-                 bint wants_stateful=False):
-        self.door, self.connection_id, self.token = door, connection_id, token
+    def __init__(self, door, str token, request, str address, bint wants_stateful):
+        """`request`: who asks for it, and from where."""
+        self.door, self.token, self.host, self.wants_stateful = door, token, host_of(address), wants_stateful
+        self.connection_id, self.kind = secrets.token_urlsafe(CONNECTION_ID_BYTES), ""
+        self.is_alpha2 = request.query.get("dialect") == "alpha2"
         self.client = Client(self, door.broker, door.config.unconfirmed_max)
-        self.client.user, self.client.access = user, access
-        self.is_alpha2, self.wants_stateful = is_alpha2, wants_stateful
-        self.queues = door.queues
-        self.publishers = {}
-        self.subscriptions = Subscriptions(self)
-        self.calls = Invocations(self)
-        self.feeds = {}
-        self.methods = door.methods
+        self.client.user, self.client.access = request.user, request.access
+        self.queues, self.methods = door.broker.queues, door.methods
+        self.publishers, self.feeds = {}, {}
+        self.subscriptions, self.calls = Subscriptions(self), Invocations(self)
         self.unfinished, self.held = bytearray(), []
         self.record_max = door.config.message_max_bytes
         self.opened_ms = self.heard_ms = self.written_ms = self.lost_ms = self.queues.now_ms
@@ -64,10 +65,6 @@ cdef class HubConnection:
     @property
     def peer(self) -> str:
         return f"hub connection {self.connection_id}" if self.transport is None else self.transport.peer
-
-    @property
-    def address(self) -> str:
-        return self.door.address_of(self)
 
     @property
     def carries_binary(self) -> bool:
@@ -85,7 +82,10 @@ cdef class HubConnection:
 
     def attach(self, Transport transport not None):
         """The first transport, or the next one of a stateful reconnect."""
-        previous, self.transport = self.transport, transport
+        previous, self.transport, self.kind = self.transport, transport, transport.name
+        if transport.name == LONG_POLLING:
+            self.polls = transport
+        self.stop_waiting()
         self.is_paused = self.is_shutting_down = False  # maintenance may be over
         self.acked_ms = self.queues.now_ms
         if self.is_open and self.dialect == DIALECT_V1 and self.encoding == ENCODING_MESSAGEPACK \
@@ -93,7 +93,7 @@ cdef class HubConnection:
             return self.protocol_error(spec.transport_not_binary("messagepack"))
         if self.replay is None:
             for record, is_text in self.held:
-                self._write(record, is_text, False)
+                self._write(bytes(record), is_text)
             self.held.clear()
         else:
             if previous is not None and previous is not transport:
@@ -101,19 +101,47 @@ cdef class HubConnection:
                 previous.end(CLOSE_NORMAL, "")
             self._send(records.sequence(self.encoding, TYPE_SEQUENCE, self.replay.first), False)
             for record in list(self.replay.unacked):
-                self._write(record, self.encoding == ENCODING_JSON, False)
+                self._write(record, self.encoding == ENCODING_JSON)
         self._pause_or_resume()
         self.subscriptions.room_again()
 
-    def detached(self, Transport transport, str why):
-        """This transport is gone; None: nobody waits for another any more."""
-        if transport is not self.transport or self.closed:
-            return
-        self.transport = None
-        if transport is None or self.replay is None or self.is_shutting_down:
-            self._over(why, True)
+    def lost(self, Transport transport, str why):
+        """This transport's socket is gone: it ends, or waits for another."""
+        if transport is self.transport and not self.closed:
+            self.transport = None
+            if self.replay is None or self.is_shutting_down:
+                self._over(why, True)
+            else:
+                self._socket_lost()
+        if self.closed or not self.wants_stateful:
+            self.door.drop(self)
         else:
-            self._socket_lost()
+            self.wait()
+
+    def leave(self, str why):
+        """It ends without its peer."""
+        cdef Transport transport = self.polls if self.closed else self.transport
+        if transport is not None:
+            transport.end(CLOSE_NORMAL, why)
+        if not self.closed:
+            self._over(why, True)
+        self.door.drop(self)
+
+    def wait(self):
+        """Without a socket from now on, for disconnect_timeout_s."""
+        self.expires_ms = self.door.now_ms() + <int64_t> self.door.config.disconnect_timeout_s * 1000
+        self.door.begin_to_wait(self)
+
+    def stop_waiting(self):
+        self.expires_ms = 0
+        self.door.stop_waiting(self)
+
+    def look(self, int64_t now_ms):
+        """For one that has no socket which would do it."""
+        if self.expires_ms and now_ms >= self.expires_ms:
+            self.leave("its peer has not come back")
+        else:
+            self.tick(now_ms)
 
     cdef int _socket_lost(self) except -1:
         """A stateful connection waits for its next socket; what was half here comes again."""
@@ -135,7 +163,7 @@ cdef class HubConnection:
 
     def protocol_error(self, str text):
         """The peer does what the protocol does not allow, and nobody knows what it would mean next."""
-        closing.say((self.address, "closed"), "%s: closed: %s", self.peer, text)
+        closing.say((self.host, "closed"), "%s: closed: %s", self.peer, text)
         self.close(spec.closed_with_error(f"InvalidDataException: {text}"), code=CLOSE_INTERNAL_ERROR)
 
     def fail(self, problem):
@@ -154,7 +182,7 @@ cdef class HubConnection:
         if self.is_given_up or self.closed:
             return
         self.is_given_up = True
-        closing.say((self.address, "given up"), "%s: closed: %s", self.peer, text)
+        closing.say((self.host, "given up"), "%s: closed: %s", self.peer, text)
         error = spec.closed_with_error(f"InvalidOperationException: {text}")
         self.queues.timers.timer(lambda _: self.close(error, code=CLOSE_INTERNAL_ERROR)).set(0)
 
@@ -171,50 +199,43 @@ cdef class HubConnection:
         self.transport = None
         self.held.clear()
         self.unfinished = bytearray()
-        self.door.forget(self)
+        if self.polls is None or self.is_left:
+            self.door.drop(self)
+        else:  # what polls have not yet fetched is kept for them
+            self.is_left = True
+            self.wait()
         return 0
 
     # ---- receive ----
 
     cdef int receive(self, const uint8_t *data, size_t size) except -1:
         cdef Py_ssize_t used = 0
+        cdef bytearray whole
         if self.closed:
             return 0
         self.has_heard = True
         try:
-            if self.unfinished:
-                self._more(data, size)
-                return 0
-            used = self._take(data, size)
-            if <size_t> used < size:
-                self._keep(data + used, size - used)
+            if not self.unfinished:
+                used = self._take(data, size)
+            elif self._may_end(data, size):
+                whole, self.unfinished = self.unfinished + (<const char *> data)[:size], bytearray()
+                data, size = <const uint8_t *> <char *> whole, len(whole)
+                used = self._take(data, size)
+            if <size_t> used < size and not self.closed:
+                if len(self.unfinished) + size - used > self.record_max + 8:
+                    raise LimitExceeded("hub message: bytes", len(self.unfinished) + size - used, self.record_max)
+                self.unfinished += (<const char *> data)[used:size]
         except (ProtocolError, LimitExceeded) as problem:
             self.protocol_error(str(problem))
         return 0
 
-    cdef int _keep(self, const uint8_t *data, size_t size) except -1:
-        """Bytes of a record whose end has not come."""
-        if self.closed:
-            return 0
-        if len(self.unfinished) + size > self.record_max + 8:
-            raise LimitExceeded("hub message: bytes", len(self.unfinished) + size, self.record_max)
-        self.unfinished += (<const char *> data)[:size]
-        return 0
-
-    cdef int _more(self, const uint8_t *data, size_t size) except -1:
-        cdef Py_ssize_t used
+    cdef bint _may_end(self, const uint8_t *data, size_t size) except -1:
+        """Does the record that has begun end in these bytes?  One in very many pieces is searched and copied once."""
         cdef size_t at, length
-        if (not self.is_open or self.encoding == ENCODING_JSON) and memchr(data, RECORD_SEPARATOR, size) == NULL:
-            return self._keep(data, size)  # a record in very many pieces is searched once
-        if self.is_open and self.encoding == ENCODING_MESSAGEPACK and self.carries_binary:
-            at = length_read(<const uint8_t *> <char *> self.unfinished, len(self.unfinished), &length)
-            if at and len(self.unfinished) + size < at + length:
-                return self._keep(data, size)  # and copied once
-        whole, self.unfinished = self.unfinished + (<const char *> data)[:size], bytearray()
-        used = self._take(<const uint8_t *> <char *> whole, len(whole))
-        if used < len(whole):
-            self._keep(<const uint8_t *> <char *> whole + used, len(whole) - used)
-        return 0
+        if not self.is_open or self.encoding == ENCODING_JSON:
+            return memchr(data, RECORD_SEPARATOR, size) != NULL
+        at = length_read(<const uint8_t *> <char *> self.unfinished, len(self.unfinished), &length)
+        return not self.carries_binary or at == 0 or len(self.unfinished) + size >= at + length
 
     cdef Py_ssize_t _take(self, const uint8_t *data, size_t size) except -1:
         """Act upon the whole records at the front; the bytes that they take."""
@@ -260,7 +281,7 @@ cdef class HubConnection:
             self.replay = Replay()
 
     def answer_handshake(self, error=None):
-        self._write(handshake.answer(error), True, False)
+        self._write(handshake.answer(error), True)
 
     def end_in_handshake(self, error):
         """It comes to nothing; `error` is for a peer that has read an answer."""
@@ -342,17 +363,11 @@ cdef class HubConnection:
 
     cdef int _call(self, const hub_message *m) except -1:
         """What Python decides."""
-        uploads = tuple(texts_of(bytes_of(m.stream_ids), self.encoding)) if m.stream_ids.size else ()
-        call = Call(
-            self,
-            bytes_of(m.id) if m.has_id and not m.nonblocking else None,
-            bytes_of(m.target).decode(errors="replace"),
-            bytes_of(m.arguments),
-            m.argument_count,
-            uploads,
-            is_stream=m.type == TYPE_STREAM_INVOCATION,
-        )
-        self.calls.begin(call)
+        uploads = texts_of(bytes_of(m.stream_ids), self.encoding) if m.stream_ids.size else ()
+        id = bytes_of(m.id) if m.has_id and not m.nonblocking else None
+        name = bytes_of(m.target).decode(errors="replace")
+        is_stream = m.type == TYPE_STREAM_INVOCATION
+        self.calls.begin(Call(self, id, name, bytes_of(m.arguments), m.argument_count, is_stream), uploads)
         return 0
 
     cdef int _publish(self, const hub_message *m) except -1:
@@ -453,11 +468,10 @@ cdef class HubConnection:
                 self._is_full()
         return 0
 
-    cdef int _write(self, record, bint is_text, bint is_numbered) except -1:
-        """`record` with its framing: bytes or a bytearray."""
-        cdef const uint8_t[::1] raw = record
-        memcpy(self.room_for(raw.shape[0], is_text, is_numbered), &raw[0], raw.shape[0])
-        return self.written()
+    cdef int _write(self, bytes record, bint is_text) except -1:
+        """`record` with its framing, which is not numbered now."""
+        put(self.room_for(len(record), is_text, False), <const char *> record, len(record))
+        return 0
 
     cdef int _send(self, bytes record, bint is_numbered) except -1:
         """`record` without its framing."""
@@ -549,7 +563,7 @@ cdef class HubConnection:
                 self.transport.keep_alive()  # the dialect has no pings
         else:
             if self.has_pinged and now_ms - self.heard_ms > config.client_timeout_s * 1000:
-                closing.say((self.address, "silent"), "%s: silent for %d s, closed", self.peer, config.client_timeout_s)
+                closing.say((self.host, "silent"), "%s: silent for %d s, closed", self.peer, config.client_timeout_s)
                 self.close(spec.closed_with_error("TimeoutException: The client has not sent anything for "
                                                   f"{config.client_timeout_s} s."), True, CLOSE_INTERNAL_ERROR)
                 return 0

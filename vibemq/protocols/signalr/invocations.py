@@ -10,19 +10,16 @@ item, or a cancel, may be in the same read as the invocation.
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vibemq.errors import LimitExceeded, StorageError
+from vibemq.broker.admission import what_failed
 from vibemq.protocols.signalr.spec import NOTHING, ErrorCode, HubError, binding_failed, hub_exception, id_in_use
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
-
-logger = logging.getLogger(__name__)
 
 #: What a method returns that answers later.
 LATER = object()
@@ -40,46 +37,20 @@ class BadCall(Exception):
 class Call:
     """One invocation of a method that Python decides."""
 
-    __slots__ = (
-        "arguments",
-        "count",
-        "ends_with_completion",
-        "hub",
-        "id",
-        "is_cancelled",
-        "is_stream",
-        "name",
-        "on_cancel",
-        "on_over",
-        "state",
-        "upload_ids",
-        "uploads",
-    )
-
     def __init__(
-        self,
-        hub: HubConnection,
-        id: bytes | None,
-        name: str,
-        arguments: bytes,
-        count: int,
-        upload_ids: tuple[bytes, ...] = (),
-        *,
-        is_stream: bool = False,
+        self, hub: HubConnection, id: bytes | None, name: str, arguments: bytes, count: int, is_stream: bool
     ) -> None:
         self.hub = hub
         self.id = id  # None: nobody waits for an answer
         self.name = name
-        self.arguments = arguments  # the raw array
-        self.count = count
-        self.upload_ids = upload_ids
+        self.arguments, self.count = arguments, count  # the raw array
         self.uploads: list[Upload] = []
         self.is_stream = is_stream  # it was called as one; the early dialect has one kind of call
         self.ends_with_completion = is_stream
         self.is_cancelled = False
         self.state = "waiting"  # then "running", "over"
         self.on_cancel: Callable[[], None] | None = None
-        self.on_over: Callable[[], None] | None = None
+        self.on_over: Callable[[], object] | None = None
 
     @property
     def size(self) -> int:
@@ -114,11 +85,11 @@ class Call:
     def refuse(self, code: str, text: str) -> None:
         self.fail(hub_exception(self.name, code, text, self.hub.dialect))
 
-    def fail(self, text: str, *, is_stream: bool | None = None) -> None:
+    def fail(self, text: str) -> None:
         """As `refuse`, with the text as the peer shall see it."""
         if not self._end_once() or self.id is None:
             return
-        if self.is_stream if is_stream is None else is_stream:
+        if self.is_stream:
             self.hub.stream_end(self.id, text, self.ends_with_completion)
         else:
             self.hub.fail_call(self.id, text)
@@ -135,12 +106,7 @@ class Call:
 
     # ---- how they run ----
 
-    def in_helper(
-        self,
-        work: Callable[[], Any],
-        done: Callable[[Any], Any],
-        submit: Callable[..., None] | None = None,
-    ) -> Any:
+    def in_helper(self, work: Callable[[], Any], done: Callable[[Any], Any], submit: Any = None) -> Any:
         """Run ``work`` in a helper thread; ``done(its result)`` answers, in the loop.  For methods to return.
 
         ``done`` may raise what methods may raise, and is also called with an error that ``work`` raised.
@@ -159,7 +125,7 @@ class Call:
 
         hub.calls.working = self
         hub.working = True
-        (submit or hub.door.helpers.submit)(work, finish)
+        (submit or hub.door.broker.helpers.submit)(work, finish)
         return LATER
 
     def answer(self, work: Callable[[], Any]) -> None:
@@ -173,12 +139,8 @@ class Call:
         except BadCall as problem:
             text = str(problem)
             self.fail(binding_failed(self.name, text) if self.hub.is_modern else text)
-        except (LimitExceeded, StorageError) as problem:
-            logger.error("%s: %s", self.hub.peer, problem)
-            self.refuse(ErrorCode.SERVER_ERROR, str(problem))
         except Exception as problem:
-            logger.error("%s: %s failed by an error of ours", self.hub.peer, self.name, exc_info=problem)
-            self.refuse(ErrorCode.SERVER_ERROR, "The broker could not do this; its log says why.")
+            self.refuse(ErrorCode.SERVER_ERROR, what_failed(self.hub.peer, problem))
         else:
             if value is not LATER:
                 self.complete(value)
@@ -187,12 +149,8 @@ class Call:
 class Upload:
     """A stream of items from the peer.  They wait here until the method takes them."""
 
-    __slots__ = ("bytes", "call", "error", "hub", "id", "is_over", "items", "on_end", "on_item")
-
     def __init__(self, call: Call, id: bytes) -> None:
-        self.call = call
-        self.hub = call.hub
-        self.id = id
+        self.hub, self.id = call.hub, id
         self.items: deque[bytes] = deque()
         self.bytes = 0
         self.is_over = False
@@ -259,39 +217,34 @@ class Invocations:
     def must_wait(self) -> bool:
         return self.working is not None or bool(self.waiting)
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: Call, upload_ids: list[bytes]) -> None:
         """A record with this call has come."""
-        if call.id is not None:
-            if call.id in self.open:
-                text = id_in_use(call.id.decode(errors="replace"))
-                if self.hub.is_modern:
-                    self.hub.fail_call(call.id, text)
-                else:
-                    self.hub.protocol_error(text)
-                return
+        if call.id is None:
+            self.unanswered.add(call)
+        elif call.id not in self.open:
             self.open[call.id] = call
         else:
-            self.unanswered.add(call)
-        if call.upload_ids and not self._register(call):
+            text = id_in_use(call.id.decode(errors="replace"))
+            if self.hub.is_modern:
+                self.hub.fail_call(call.id, text)
+            else:
+                self.hub.protocol_error(text)
             return
+        if len(self.uploads) + len(upload_ids) > UPLOADS_MAX and upload_ids:
+            call.refuse(ErrorCode.LIMIT_EXCEEDED, f"At most {UPLOADS_MAX} uploads at once on one connection.")
+            return
+        for id in upload_ids:
+            if id in self.uploads:
+                call.fail(f"Stream ID '{id.decode(errors='replace')}' is already in use.")
+                return
+            upload = self.uploads[id] = Upload(call, id)
+            call.uploads.append(upload)
         if self.must_wait or self.hub.holds_back() or self._has_had_its_turn():
             self.waiting.append(call)
             self.hub.working = True
             self.hub.count_waiting(call.size)
         else:
             self._run(call)
-
-    def _register(self, call: Call) -> bool:
-        if len(self.uploads) + len(call.upload_ids) > UPLOADS_MAX:
-            call.refuse(ErrorCode.LIMIT_EXCEEDED, f"At most {UPLOADS_MAX} uploads at once on one connection.")
-            return False
-        for id in call.upload_ids:
-            if id in self.uploads:
-                call.fail(f"Stream ID '{id.decode(errors='replace')}' is already in use.")
-                return False
-            upload = self.uploads[id] = Upload(call, id)
-            call.uploads.append(upload)
-        return True
 
     def _has_had_its_turn(self) -> bool:
         """Has this connection kept the loop long enough?  Then it goes on in the next turn."""

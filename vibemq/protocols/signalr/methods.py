@@ -96,9 +96,9 @@ class Method:
 
     def bind(self, call: Call) -> list[Any]:
         """The values for the parameters.  Raises BadCall, in the words of the reference server."""
-        if len(call.upload_ids) != int(self.takes_upload):
-            given, wanted = len(call.upload_ids), int(self.takes_upload)
-            raise BadCall(f"Invocation provides {given} stream(s) but target expects {wanted}.")
+        if len(call.uploads) != int(self.takes_upload):
+            text = f"{len(call.uploads)} stream(s) but target expects {int(self.takes_upload)}."
+            raise BadCall(f"Invocation provides {text}")
         least = sum(not parameter.may_be_missing for parameter in self.parameters)
         if not least <= call.count <= len(self.parameters):
             wanted = least if call.count < least else len(self.parameters)

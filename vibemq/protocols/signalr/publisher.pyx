@@ -16,7 +16,6 @@ at all.  Items of an upload have no answers; its Feed (publishing.py) counts wha
 """
 
 import binascii
-import math
 
 import msgspec
 from libc.string cimport memcpy, memset
@@ -26,13 +25,13 @@ from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr.codec cimport DIALECT_V1, ID_BYTES_MAX, text_of
 from vibemq.protocols.signalr.wire cimport (
-    ENCODING_JSON, RECORD_DEPTH_MAX, bytes_of, decimal_put, is_json_type, json_text_put, mp_text_put, mp_unsigned_put,
-    put, span_of,
+    ENCODING_JSON, KIND_ARRAY, KIND_FLOAT, RECORD_DEPTH_MAX, bytes_of, decimal_put, is_json_type, json_text_put, mp_head,
+    mp_text_put, mp_unsigned_put, put, span_of,
 )
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     AMQP_BOOL, AMQP_DOUBLE, AMQP_INT, AMQP_STRING, AMQP_UINT, OK, amqp_map, amqp_properties, amqp_value, bytes_load32,
-    bytes_store16, bytes_store32, json_check, writer_bytes,
+    bytes_load64, bytes_store16, bytes_store32, json_check, writer_bytes,
 )
 
 from vibemq.protocols.signalr.options import message_options
@@ -50,6 +49,9 @@ cdef enum:
 cdef bytes JSON_TYPE = b"application/json"
 cdef bytes BINARY_TYPE = b"application/octet-stream"
 cdef bytes TEXT_TYPE = b"text/plain; charset=utf-8"
+
+cdef object unpack = msgspec.msgpack.Decoder().decode
+cdef object pack_json = msgspec.json.Encoder().encode
 
 # What the payload of the message that is written lies in, where that is not the record.
 cdef bytes made = None
@@ -88,14 +90,20 @@ cdef int invalid_body(str text) except -1:
     raise HubError(ErrorCode.INVALID_BODY, text)
 
 
-cdef bint is_finite(value) except -1:
-    """Is every number in a decoded value one that JSON can write?  Others would become null without a word."""
-    cdef object kind = type(value)
-    if kind is float:
-        return math.isfinite(value)
-    if kind is list or kind is tuple:
-        return all([is_finite(each) for each in value])
-    return kind is not dict or all([is_finite(name) and is_finite(each) for name, each in (<dict> value).items()])
+cdef bint is_finite(span raw) noexcept:
+    """Is every number in a value of MessagePack one that JSON can write?  Others would become null without a word."""
+    cdef const uint8_t *p = raw.data
+    cdef const uint8_t *end = p + raw.size
+    cdef uint64_t size = 0
+    cdef int kind = 0
+    while p < end:  # what is in arrays and maps lies behind their heads
+        p = mp_head(p, end, &kind, &size)
+        if kind == KIND_FLOAT and (size == 4 and ~bytes_load32(p) & 0x7F800000 == 0
+                                   or size == 8 and ~bytes_load64(p) & <uint64_t> 0x7FF0000000000000 == 0):
+            return False
+        if kind < KIND_ARRAY:
+            p += size
+    return True
 
 
 cdef bytes payload_of(span body, int encoding, bint has_escapes, bytes given, bint is_base64, span *payload):
@@ -134,10 +142,13 @@ cdef bytes payload_of(span body, int encoding, bint has_escapes, bytes given, bi
                      "'base64'.")
     else:
         try:
-            value = value_of(bytes_of(body), encoding)
-            if not is_finite(value):
+            try:
+                value = unpack(bytes_of(body))
+            except Exception:
+                value = value_of(bytes_of(body), encoding)  # which says what is wrong
+            if not is_finite(body):
                 raise ValueError("it has no word for NaN and infinity")
-            made = msgspec.json.encode(value)
+            made = pack_json(value)
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
             invalid_body(f"The body cannot be stored as JSON: {problem}.")
         type = JSON_TYPE

@@ -95,7 +95,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     hub = call.hub
     kind, stored, arguments = created_options(options or {})
     name = queue_name("name", name)
-    catalog = hub.door.catalog
+    catalog = hub.door.broker.catalog
     if kind == "stream":
         require_right(hub, "configure", name)
         try:
@@ -146,7 +146,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
 
 @METHODS.add("DeleteQueue", needed("name"), optional("options"))
 def delete_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
-    hub, catalog = call.hub, call.hub.door.catalog
+    hub, catalog = call.hub, call.hub.door.broker.catalog
     wanted = read_options(options or {}, {"ifEmpty": flag, "ifUnused": flag})
     record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is not None and record.queue is None:
@@ -216,7 +216,7 @@ def list_queues(call: Call, pattern: str | None, options: dict[str, Any] | None)
             else:
                 finish(None, problem)
 
-        hub.door.helpers.submit(work, listed)
+        hub.door.broker.helpers.submit(work, listed)
 
     return call.in_helper(work, lambda found: found, submit)
 
@@ -271,7 +271,7 @@ class Watch:
         self.look(0)
 
     def look(self, _: int) -> None:
-        self.hub.door.helpers.submit(lambda: all_records(self.hub), self.listed)
+        self.hub.door.broker.helpers.submit(lambda: all_records(self.hub), self.listed)
 
     def listed(self, records: Any, problem: BaseException | None) -> None:
         if self.call.state == "over":

@@ -7,20 +7,22 @@ without the body and who asks, which may take a helper thread; then the body is 
 Answers leave in the order of requests, because none is looked at before the last one has its answer.
 
 A pending poll or an event stream holds the socket: what comes meanwhile waits in the buffer.  After an upgrade bytes
-are frames of the WebSocket; their messages go to the hub connection, which knows nothing of all this.
+are frames of the WebSocket (MessageReader); their messages go to the hub connection, which knows nothing of all this.
 """
 
 import logging
 import time
 from itertools import islice
 
+from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 from vibemq.net.connection cimport Connection
+from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_TURN, PAUSE_UNCONFIRMED, Session
 from vibemq.protocols.signalr.hub cimport HubConnection
-from vibemq.protocols.signalr.transports cimport EventsTransport, LongPollingTransport, WebSocketTransport
-from vibemq.protocols.signalr.websocket cimport (
-    CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_PONG,
-    close_frame, header_size, header_write, ws_event,
+from vibemq.protocols.signalr.transports cimport (
+    CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_CLOSE, WS_PING, WS_PONG,
+    EventsTransport, LongPollingTransport, MessageReader, Transport, WebSocketTransport, header_size, header_write,
+    ws_event,
 )
 from vibemq.storage cimport core
 from vibemq.storage.shm cimport Board
@@ -28,9 +30,8 @@ from vibemq.storage.shm cimport Board
 from vibemq.errors import ConnectionClosed
 from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import http
-from vibemq.protocols.signalr.spec import refusing
 from vibemq.protocols.signalr.request import BINARY, CONTINUE, HEAD_BYTES_MAX, Refusal
-from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
+from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S, refusing
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 cdef extern from "string.h" nogil:
@@ -41,6 +42,8 @@ cdef size_t HEAD_MAX = HEAD_BYTES_MAX
 cdef enum:
     REQUESTS_PER_TURN = 32           # each costs some tens of microseconds: the loop's millisecond
     BODY_BYTES_PER_S_MIN = 16 * 1024 # of a peer that is not slow on purpose
+    HEADER_BYTES_MAX = 10            # of a frame that we write: without a mask
+    CONTROL_BYTES_MAX = 125          # payload of a control frame: its length has one byte
     DESCRIBED_MAX = 128              # publishers, and subscriptions, of one connection: about a microsecond each
 
 DOOR = "signalr"  # as workers know it
@@ -53,17 +56,46 @@ def seat_epoch(Board board) -> int:
     return core.doorbell_epoch(board.raw, board.index)
 
 
-def tick(HubConnection hub, int64_t now_ms):
-    """For a hub connection that has no socket which would do it."""
-    hub.tick(now_ms)
+# ---- WebSocket frames that are rare, whole ----
+
+
+def frame(int opcode, bytes payload=b"") -> bytes:
+    cdef uint8_t header[HEADER_BYTES_MAX]
+    cdef uint8_t *end = header_write(header, opcode, len(payload))
+    return (<char *> header)[:end - header] + payload
+
+
+def close_frame(int code, str reason="") -> bytes:
+    """A reason that is too long for it is cut at a character.  CLOSE_NONE: without a code."""
+    if code == CLOSE_NONE:
+        return frame(WS_CLOSE)
+    text = reason.encode("utf-8", "replace")[:CONTROL_BYTES_MAX - 2].decode("utf-8", "ignore")
+    return frame(WS_CLOSE, code.to_bytes(2, "big") + text.encode())
 
 
 cdef class HttpSession(Session):
+    """It is paused for a COMMAND while somebody else must answer first, and UNCONFIRMED while its hub takes no more."""
+
+    cdef readonly object door          # door.SignalRDoor
+    cdef object request                # whose head was read and whose body is not here or not answered yet; None
+    cdef size_t head_size
+    cdef bint told_to_continue
+    cdef const uint8_t *body           # of the request that is answered now
+    cdef size_t body_size
+    # The WebSocket, event stream or pending poll that this socket serves; None: the next bytes are a request.
+    cdef Transport transport
+    cdef object poll                   # the request of the pending poll
+    cdef readonly list answered        # transports of polls, whose records wait in the outbox
+    cdef MessageReader reader          # of a WebSocket
+    cdef bint saw_close                # the peer's Close has come, or ours has left
+    cdef int receiver                  # the worker that this socket goes to once nothing waits to be sent; -1: none
+    cdef int64_t deadline_ms
+    cdef object at_deadline
+    cdef int64_t connected_ms          # since 1970
+
     def __init__(self, Connection connection, door):
         super().__init__(connection)
-        self.door, self.queues = door, door.queues
-        self.receiver = -1
-        self.answered = []
+        self.door, self.receiver, self.answered = door, -1, []
         self.connected_ms = time.time_ns() // 1_000_000
 
     cdef int open(self) except -1:
@@ -74,11 +106,6 @@ cdef class HttpSession(Session):
     # ---- requests ----
 
     cdef Py_ssize_t receive(self, const uint8_t *data, size_t size) except -1:
-        if self.reader is not None:
-            return self._messages(<uint8_t *> data, size)
-        return self._requests(data, size)
-
-    cdef Py_ssize_t _requests(self, const uint8_t *data, size_t size) except -1:
         cdef size_t at = 0
         cdef Py_ssize_t used
         cdef int count = 0
@@ -98,7 +125,7 @@ cdef class HttpSession(Session):
                 return size
             count += 1
             if count >= REQUESTS_PER_TURN:
-                self.yielded = self.busy = True
+                self.pause(PAUSE_TURN)
                 self.connection.want_turn()
         return at
 
@@ -160,7 +187,7 @@ cdef class HttpSession(Session):
             self.request = http.begin(self, (<char *> data)[:self.head_size])
         except Refusal as refusal:
             return self._refuse_and_close(refusal, None)
-        if not self.waiting:
+        if not self.pauses & PAUSE_COMMAND:
             self.deadline_ms = 0
         return 0
 
@@ -182,11 +209,7 @@ cdef class HttpSession(Session):
         if close:
             self.connection.close_after_flush()
         else:
-            self.wait_for_request()
-
-    cdef int wait_for_request(self) except -1:
-        self.set_deadline(self.door.config.idle_timeout_s, HttpSession.finish)
-        return 0
+            self.set_deadline(self.door.config.idle_timeout_s, HttpSession.finish)
 
     def set_deadline(self, double seconds, then):
         self.deadline_ms = self.door.now_ms() + <int64_t> (seconds * 1000)
@@ -196,13 +219,12 @@ cdef class HttpSession(Session):
 
     def wait(self):
         """The request at the front waits for somebody; what comes stays in the buffer."""
-        self.waiting = self.busy = True
+        self.pause(PAUSE_COMMAND)
         self.deadline_ms = 0
 
-    def go_on(self):
-        """It waits no more; the loop gives the same bytes again, when nobody is in the middle of anything."""
-        self.waiting = False
-        self._set_busy()
+    def waited(self):
+        """The loop gives the same bytes again, when nobody is in the middle of anything."""
+        self.go_on(PAUSE_COMMAND)
 
     def hand_over(self, int worker):
         """The request at the front is for another worker: it gets the socket, and all that was read and not answered."""
@@ -218,47 +240,33 @@ cdef class HttpSession(Session):
         unread = (<char *> self.connection.inbox)[:self.connection.inbox_size]
         if not self.door.broker.handovers.give(worker, DOOR, self.connection, unread):
             http.could_not_hand_over(self.request)
-            self.go_on()
+            self.waited()
         return 0
 
-    cdef int hold(self, bint held) except -1:
+    def hold(self, bint held):
         """The hub connection takes no more, or does again."""
-        if held != self.held:
-            self.held = held
-            self._set_busy()
-        return 0
-
-    def _set_busy(self):
-        self.busy = self.waiting or self.held or self.yielded
-        if self.connection.closed:
-            return
-        if self.busy:
-            self.connection.pause()
+        if held:
+            self.pause(PAUSE_UNCONFIRMED)
         else:
-            self.connection.want_turn()
+            self.go_on(PAUSE_UNCONFIRMED)
 
     # ---- transports ----
 
-    cdef int serve(self, Transport transport, request) except -1:
+    def serve(self, Transport transport not None, request):
         """From now on this socket is a transport's, or as long as its poll is pending."""
-        self.transport, self.poll = transport, request
+        self.transport, self.poll, self.deadline_ms = transport, request, 0
         if isinstance(transport, LongPollingTransport):
             self.set_deadline(self.door.config.poll_timeout_s, HttpSession.poll_over)
-        else:
-            self.deadline_ms = 0
-        return 0
 
-    def become_events(self, HubConnection hub, place, request):
-        transport = EventsTransport(hub, place, self, request)
-        self.serve(transport, None)
-        return transport
+    def become_events(self, HubConnection hub, request):
+        self.serve(EventsTransport(hub, self, request), None)
+        return self.transport
 
-    def become_web_socket(self, HubConnection hub, place):
+    def become_web_socket(self, HubConnection hub):
         """The 101 is written: what follows are frames."""
-        transport = WebSocketTransport(hub, place, self)
-        self.serve(transport, None)
+        self.serve(WebSocketTransport(hub, self), None)
         self.reader = MessageReader(self.door.config.message_max_bytes)
-        return transport
+        return self.transport
 
     def answer_poll(self, int status, bytes body):
         """What the poll gets that this socket has waited with."""
@@ -274,14 +282,11 @@ cdef class HttpSession(Session):
         """Close without sending what is queued."""
         self.connection.fail(ConnectionClosed(why))
 
-    def finish(self):
-        """Send what is queued, then close."""
-        self.connection.close_after_flush()
-
     # ---- WebSocket ----
 
     cdef Py_ssize_t _messages(self, uint8_t *data, size_t size) except -1:
         cdef ws_event event
+        cdef uint8_t *out
         cdef size_t at = 0
         cdef HubConnection hub = self.transport.hub
         while at < size and not self.busy:
@@ -293,8 +298,10 @@ cdef class HttpSession(Session):
             if event.kind == EVENT_MESSAGE:
                 if not self.saw_close:
                     hub.receive(event.payload, event.size)
-            elif event.kind == EVENT_PING:
-                self._control(WS_PONG, event.payload, event.size)
+            elif event.kind == EVENT_PING and not self.saw_close:
+                self.transport.seal()
+                out = header_write(self.connection.outbox_reserve(header_size(event.size) + event.size), WS_PONG, event.size)
+                memcpy(out, event.payload, event.size)
             elif event.kind == EVENT_CLOSE:
                 is_well = event.close_code == CLOSE_NORMAL or event.close_code == CLOSE_NONE
                 code = "" if is_well else f" with code {event.close_code}"
@@ -309,15 +316,10 @@ cdef class HttpSession(Session):
                 return size
         return at
 
-    cdef int _control(self, int opcode, const uint8_t *payload, size_t size) except -1:
-        cdef uint8_t *out
-        if self.saw_close:
-            return 0  # nothing follows a Close
-        self.transport.seal()
-        out = header_write(self.connection.outbox_reserve(header_size(size) + size), opcode, size)
-        if size:
-            memcpy(out, payload, size)
-        return 0
+    def ping(self):
+        if not self.saw_close:
+            self.transport.seal()
+            self.connection.write_bytes(frame(WS_PING))
 
     def _say_close(self, int code, str reason):
         if not self.saw_close:
@@ -334,8 +336,7 @@ cdef class HttpSession(Session):
         """Our own Close; the peer answers it before the socket is closed, or it would lose what it had not read."""
         if self.connection.closed or self.connection.closing:
             return
-        if self.held:
-            self.hold(False)
+        self.hold(False)
         if self.saw_close:
             self.connection.close_after_flush()
             return
@@ -346,9 +347,8 @@ cdef class HttpSession(Session):
 
     cdef bint deliver(self) except -1:
         cdef Transport transport = self.transport
-        if self.yielded:
-            self.yielded = False
-            self._set_busy()
+        if self.pauses & PAUSE_TURN:
+            self.go_on(PAUSE_TURN)
         if transport is not None and transport.session is self:
             transport.seal()
         self.connection.flush()
@@ -402,25 +402,18 @@ cdef class HttpSession(Session):
 
     def describe(self) -> dict:
         """This connection as the admin side shows it: the socket, and what its hub connection does, or the first of it."""
-        shown = {
-            "user": "",
+        hub = None if self.transport is None else self.transport.hub
+        publishers, subscriptions = ([], []) if hub is None else (hub.publishers, hub.subscriptions.by_id.values())
+        return {
+            "user": "" if hub is None else hub.client.user,
             "vhost": DEFAULT_VHOST,
             "peer_host": self.peer_address,
             "peer_port": self.connection.peer_port,
             "is_tls": self.connection.is_tls,
             "frame_max": self.door.config.message_max_bytes,
             "connected_at": self.connected_ms,
-            "client_properties": {},
-            "state": "blocked" if self.held else "running",
-            "publishers": [],
-            "subscriptions": [],
+            "client_properties": {} if hub is None else {"transport": self.transport.name},
+            "state": self.shown_state,
+            "publishers": [{"stream": name.decode()} for name in islice(publishers, DESCRIBED_MAX)],
+            "subscriptions": [one.describe() for one in islice(subscriptions, DESCRIBED_MAX)],
         }
-        if self.transport is not None:
-            hub = self.transport.hub
-            shown |= {
-                "user": hub.client.user,
-                "client_properties": {"transport": self.transport.name},
-                "publishers": [{"stream": name.decode()} for name in islice(hub.publishers, DESCRIBED_MAX)],
-                "subscriptions": [one.describe() for one in islice(hub.subscriptions.by_id.values(), DESCRIBED_MAX)],
-            }
-        return shown
