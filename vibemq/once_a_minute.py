@@ -56,16 +56,14 @@ class OnceAMinute:
     def _say(self, subject: object, message: str, args: tuple[object, ...], count: int) -> bool:
         now_s = self._clock()
         known = self._subjects.get(subject)
-        if known is not None and now_s - known.said_s < MINUTE_S:
+        is_due = known is None or now_s - known.said_s >= MINUTE_S
+        if known is not None and (known.count or not is_due):
             known.count += count
             known.message, known.args = message, args
-            return False
-        if known is not None and known.count:
-            known.count += count
-            known.message, known.args = message, args
-            self._say_count(known, now_s)
-            self._subjects[subject] = self._subjects.pop(subject)  # said last: it is forgotten last
-            return True
+            if is_due:
+                self._say_count(known, now_s)
+                self._subjects[subject] = self._subjects.pop(subject)  # said last: it is forgotten last
+            return is_due
         if known is None and len(self._subjects) >= LINES_MAX:
             self._say_due(now_s)
             if len(self._subjects) >= LINES_MAX:

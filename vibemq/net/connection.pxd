@@ -25,13 +25,6 @@ cdef class Room:
     cdef int serve(self, int part) except -1
 
 
-# Memory that all connections of a worker share: a socket is read into it, its frames
-# are used in place, and only an incomplete rest is kept by the connection.
-cdef class ReceiveBuffer:
-    cdef uint8_t *data
-    cdef size_t size
-
-
 cdef class Connection:
     cdef readonly int fd
     cdef readonly str peer              # "127.0.0.1:54321 -> 127.0.0.1:5552", for people
@@ -78,7 +71,7 @@ cdef class Connection:
     cdef int make_way(self, int64_t now_ms, bint wanted) except -1
     cdef int _block(self) except -1
     cpdef pause(self)
-    cdef Py_ssize_t receive(self, ReceiveBuffer shared) except -2
+    cdef Py_ssize_t receive(self) except -2
     cdef int read_on(self) except -1
     cdef uint8_t *outbox_reserve(self, size_t size) except NULL
     cdef int write(self, const uint8_t *data, size_t size) except -1

@@ -14,7 +14,7 @@ inbox_capacity <= promised; who waits for a promise is paused; a closed connecti
 
 import os
 
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove
 from vibemq.grow cimport grow
 from vibemq.net.sockets cimport socket_end_output, socket_receive, socket_send
@@ -98,15 +98,9 @@ cdef class Room:
         return 0
 
 
-cdef class ReceiveBuffer:
-    def __cinit__(self):
-        self.size = RECEIVE_BYTES
-        self.data = <uint8_t *> malloc(RECEIVE_BYTES)
-        if self.data == NULL:
-            raise MemoryError
-
-    def __dealloc__(self):
-        free(self.data)
+# Sockets are read into it, and frames are used in place; only an incomplete rest is kept by its connection.  Only the
+# loop's thread uses it.
+cdef uint8_t shared[RECEIVE_BYTES]
 
 
 cdef class Connection:
@@ -173,9 +167,8 @@ cdef class Connection:
 
     # ---- in ----
 
-    cdef Py_ssize_t receive(self, ReceiveBuffer shared) except -2:
+    cdef Py_ssize_t receive(self) except -2:
         """Read once and let the session take whole frames; -1 when the peer is gone, else bytes read."""
-        cdef uint8_t *data
         cdef size_t had = self.inbox_size
         cdef size_t size
         cdef ssize_t n
@@ -194,16 +187,15 @@ cdef class Connection:
                 self._take_inbox()
             return n
         if had:
-            if had >= shared.size // 2:
-                raise LimitExceeded("unread input", had, shared.size // 2)
-            memcpy(shared.data, self.inbox, had)
-        data = shared.data
-        size = min(shared.size, self.room.readable() if self.is_trusted else <size_t> SHARE_BYTES)
-        n = self._recv(data + had, max(size, had + READ_BYTES_MIN) - had)
+            if had >= RECEIVE_BYTES // 2:
+                raise LimitExceeded("unread input", had, RECEIVE_BYTES // 2)
+            memcpy(shared, self.inbox, had)
+        size = min(<size_t> RECEIVE_BYTES, self.room.readable() if self.is_trusted else <size_t> SHARE_BYTES)
+        n = self._recv(shared + had, max(size, had + READ_BYTES_MIN) - had)
         if n <= 0:
             return n
         self.inbox_size = 0
-        self._take(data, had + <size_t> n)
+        self._take(shared, had + <size_t> n)
         return n
 
     cdef ssize_t _recv(self, uint8_t *data, size_t size) except -2:

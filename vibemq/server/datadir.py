@@ -5,6 +5,7 @@
 that was killed cannot be followed by a new one while its workers still finish.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -77,7 +78,10 @@ def acquire(path: str) -> int:
             hint=refused.hint if refused else "",
         ) from None
     deadline = None
-    while not _try_lock(fd):
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         if deadline is None:
             deadline = time.monotonic() + WAIT_S
@@ -94,14 +98,6 @@ def acquire(path: str) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def drop_privileges(user: str, path: str) -> None:

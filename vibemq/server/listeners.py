@@ -17,6 +17,11 @@ from vibemq.errors import ConfigError
 from vibemq.server.datadir import CTL_SOCKET, OWN_FILES
 
 TLS = "-tls"  # ends the name of a door's listeners that speak TLS
+HINTS = {
+    errno.EADDRINUSE: "another program listens there; choose another port ({}; 0 picks a free one) or stop it",
+    errno.EACCES: "ports below 1024 need root; choose a higher one",
+    errno.EADDRNOTAVAIL: "this machine does not have that address; `ip address` shows those it has",
+}
 BACKLOG = 4096  # the kernel caps it at net.core.somaxconn; a burst of reconnects should fit
 
 
@@ -68,9 +73,8 @@ def bind(door: str, host: str, port: int, count: int) -> list[socket.socket]:
     except OSError as problem:
         for listener in bound:
             listener.close()
-        raise ConfigError(
-            f"the {door} door cannot listen on {host}:{port}: {problem.strerror}", hint=_hint(problem, door)
-        ) from None
+        hint = HINTS.get(problem.errno or 0, "").format(option(door))
+        raise ConfigError(f"the {door} door cannot listen on {host}:{port}: {problem.strerror}", hint=hint) from None
     return bound
 
 
@@ -103,13 +107,3 @@ def _new(family: socket.AddressFamily, *, reuse_port: bool, address: tuple[str, 
         listener.close()
         raise
     return listener
-
-
-def _hint(problem: OSError, door: str) -> str:
-    if problem.errno == errno.EADDRINUSE:
-        return f"another program listens there; choose another port ({option(door)}; 0 picks a free one) or stop it"
-    if problem.errno == errno.EACCES:
-        return "ports below 1024 need root; choose a higher one"
-    if problem.errno == errno.EADDRNOTAVAIL:
-        return "this machine does not have that address; `ip address` shows those it has"
-    return ""

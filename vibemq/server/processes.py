@@ -18,7 +18,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from vibemq.server import logs
 
@@ -160,19 +159,15 @@ def _fork(name: str, prepare: Callable[[], None], life: Callable[[], int]) -> in
     """
     # A signal between fork and the child's own handlers would reach the supervisor's wake-up
     # socket from the wrong process: hold signals back until each side is ready for them.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, OUR_SIGNALS)
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, OUR_SIGNALS)
     try:
         pid = os.fork()
-        if pid == 0:
-            _live(name, prepare, life, blocked)
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        raise
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         return pid
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def _live(
-    name: str, prepare: Callable[[], None], life: Callable[[], int], unblocked: set[int | signal.Signals]
-) -> NoReturn:
     code = 1
     try:
         logs.set_process(name)

@@ -19,7 +19,7 @@ from libc.stdint cimport int64_t
 
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport StreamTable
-from vibemq.net.connection cimport Connection, ReceiveBuffer, Room
+from vibemq.net.connection cimport Connection, Room
 from vibemq.net.sockets cimport EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, Poller
 from vibemq.storage cimport core
 from vibemq.storage.shm cimport Board
@@ -52,7 +52,6 @@ cdef class Loop:
     cdef readonly object timers
     cdef object on_access            # called when users or permissions may have changed
     cdef readonly object helpers
-    cdef ReceiveBuffer shared
     cdef readonly Room room          # for what the connections keep of input that they cannot use yet
     cdef readonly dict connections   # fd -> Connection
     cdef list by_fd                  # fd -> Connection or None, for the fast path
@@ -75,7 +74,6 @@ cdef class Loop:
         self.fast = poller if isinstance(poller, Poller) else None
         self.board, self.queues, self.table, self.helpers = board, queues, queues.streams, helpers
         self.groups, self.timers, self.on_access = groups, timers, on_access
-        self.shared = ReceiveBuffer()
         self.room = Room(server.unfinished_input_max_bytes)
         self.connections, self.listeners, self.attended = {}, {}, {}
         self.by_fd = [None] * 1024
@@ -196,7 +194,7 @@ cdef class Loop:
             if events & EPOLLOUT:
                 connection.writable()
             if events & ~(<unsigned int> EPOLLOUT):
-                n = connection.receive(self.shared)
+                n = connection.receive()
                 if n < 0 or (n == 0 and events & (EPOLLERR | EPOLLHUP)):
                     self.close(connection)
         except Exception as problem:
@@ -299,7 +297,7 @@ cdef class Loop:
                     connection.want_turn()
                 if connection.paused and not connection.closing:
                     connection.read_on()
-                if connection.has_unread() and connection.receive(self.shared) < 0:
+                if connection.has_unread() and connection.receive() < 0:
                     self.close(connection)
                 elif connection.closing and connection.all_sent():
                     self._all_sent(connection)

@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from contextlib import closing, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import vibemq
 from vibemq.admin.api.calls import Answer, Call, not_found
@@ -170,7 +170,7 @@ def metrics(api: Api, call: Call) -> Answer:
     if ends:
         about = "Unix time at which the TLS certificate ends that the doors show"
         page.add("vibemq_tls_certificate_not_after_seconds", "gauge", about, min(ends))
-    behind: list[_Behind] = []
+    behind: list[tuple[int, int, dict[str, str]]] = []
     for record in api.metadata.streams():
         try:
             counts = counts_of(record)
@@ -187,10 +187,9 @@ def metrics(api: Api, call: Call) -> Answer:
             for name, kind, about, field in _QUEUE_METRICS:
                 number = getattr(counts.queue, field)
                 page.add(f"vibemq_queue_{name}", kind, about, number, vhost=record.vhost, queue=record.name)
-    for one in heapq.nlargest(STORED_OFFSETS_SHOWN_MAX, behind, key=lambda one: one.lag):
-        names = {"vhost": one.record.vhost, "stream": one.record.name, "reference": one.reference}
-        page.add("vibemq_stored_offset", "gauge", "offset that a consumer has stored", one.offset, **names)
-        page.add("vibemq_stored_offset_lag", "gauge", "messages behind a stored offset", one.lag, **names)
+    for lag, offset, names in heapq.nlargest(STORED_OFFSETS_SHOWN_MAX, behind, key=lambda one: one[0]):
+        page.add("vibemq_stored_offset", "gauge", "offset that a consumer has stored", offset, **names)
+        page.add("vibemq_stored_offset_lag", "gauge", "messages behind a stored offset", lag, **names)
     page.add("vibemq_stored_offsets", "gauge", "stored offsets; those that lag most are shown", len(behind))
     for session in api.workers.sessions():
         if protocol_of(session) != STREAM_PROTOCOL:
@@ -206,22 +205,15 @@ def metrics(api: Api, call: Call) -> Answer:
     return Answer(200, page.text())
 
 
-class _Behind(NamedTuple):
-    """A stored offset, and how many messages come after it."""
-
-    record: StreamRecord
-    reference: str
-    offset: int
-    lag: int
-
-
-def _stored_offsets(record: StreamRecord, counts: Counts) -> list[_Behind]:
+def _stored_offsets(record: StreamRecord, counts: Counts) -> list[tuple[int, int, dict[str, str]]]:
+    """Of each: how many messages come after it, the offset, and whose it is."""
     if counts is NOTHING:
         return []
     with closing(StoredOffsets(record.directory)) as stored:
         found = stored.all()
-    end = counts.log.next_offset - 1
-    return [_Behind(record, name.decode(errors="backslashreplace"), at, max(0, end - at)) for name, at in found.items()]
+    end, names = counts.log.next_offset - 1, {"vhost": record.vhost, "stream": record.name}
+    shown = ((name.decode(errors="backslashreplace"), at) for name, at in found.items())
+    return [(max(0, end - at), at, {**names, "reference": name}) for name, at in shown]
 
 
 def _labels(session: dict[str, Any], user: dict[str, Any], number: int, name: str) -> dict[str, Any]:
