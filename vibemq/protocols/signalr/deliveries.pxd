@@ -24,7 +24,6 @@ cdef class Subscription:
     # Write one delivery; UNDELIVERABLE: it is larger than the peer reads.
     cdef int write(self, const message_view *m, uint64_t key, const uint8_t *id, uint32_t id_size, bint redelivered,
                    uint64_t tag) except -1
-    cdef size_t _number(self, uint8_t *out, uint64_t tag) noexcept
 
 
 cdef class HubSubscription(Consumer):
@@ -48,8 +47,9 @@ cdef class Subscriptions:
     cdef list autos                   # HubSubscriptions whose deliveries count as settled once they are sent
     cdef list pulls                   # Subscriptions of messages that were pulled, until these are settled
 
+    # Whoever had no room goes on.
     cdef int room_again(self) except -1
-    # The transport has sent all that was written.
+    # The transport has sent all that was written: deliveries that nobody acknowledges are settled.
     cdef int sent(self) except -1
     cdef int end_pulls(self) except -1
     # An Ack or Nack of one tag without options; how many deliveries those were.

@@ -7,10 +7,9 @@ message cost a thousand copies, behind heads that their subscriptions keep ready
 below 2^53: the slot finds it among what the connection has in flight without a search, and the sequence tells whether
 the slot still holds it.
 
-`headers` keep their types; `timestamp` is in milliseconds since 1970; `contentType` is left out where the body is JSON
-and says so.  What claims to be JSON, or claims nothing, and is JSON, is that value.  Else, unless it claims to be
-bytes, what is UTF-8 is a string.  Anything else is bytes: bin in MessagePack, base64 with ``"encoding":"base64"`` in
-JSON.
+`timestamp` is in milliseconds since 1970; `contentType` is left out where the body is JSON and says so.  What claims to
+be JSON, or claims nothing, and is JSON, is that value.  Else, unless it claims to be bytes, what is UTF-8 is a string.
+Anything else is bytes: bin in MessagePack, base64 with ``"encoding":"base64"`` in JSON.
 """
 
 import msgspec
@@ -71,7 +70,6 @@ made[1].encoding = ENCODING_MESSAGEPACK
 
 
 cdef uint8_t *room_in(item *of, size_t size) except NULL:
-    """So many more bytes at the end."""
     grow(&of.data, &of.capacity, of.size + size, 1)
     return of.data + of.size
 
@@ -83,7 +81,6 @@ cdef int add(item *of, const void *data, size_t size) except -1:
 
 
 cdef int add_name(item *of, const char *name) except -1:
-    """A member's, behind others."""
     cdef size_t size = strlen(name)
     cdef uint8_t *p = room_in(of, MEMBER_BYTES)
     of.pairs += 1
@@ -142,7 +139,6 @@ cdef int add_text(item *of, const uint8_t *text, uint32_t size) except -1:
 
 
 cdef int add_value(item *of, const amqp_value *v) except -1:
-    """A header's value."""
     cdef char text[VALUE_TEXT_BYTES]
     cdef bint is_whole = v.kind == AMQP_INT or v.kind == AMQP_UINT or v.kind == AMQP_TIMESTAMP
     cdef bint is_real = v.kind == AMQP_FLOAT or v.kind == AMQP_DOUBLE
@@ -337,10 +333,18 @@ cdef class Subscription:
         cdef const item *of = item_of(m, key, self.queue, id, id_size, redelivered, hub.encoding)
         cdef uint8_t number[PRODUCED_ID_BYTES]
         cdef uint8_t head[TAG_BYTES_MAX]
-        cdef size_t number_size = self._number(number, tag) if self.has_number else 0
+        cdef size_t number_size = 0
         cdef size_t head_size = tag_put(head, of, tag)
-        cdef size_t size = len(self.head) + number_size + len(self.middle) + head_size + of.size + len(self.tail)
-        cdef uint8_t *p
+        cdef size_t size
+        cdef uint8_t *p = number + (hub.encoding != ENCODING_JSON)  # behind its length
+        if self.has_number:  # of what it brings, where a result settles that
+            self.called += 1
+            p[0] = c"d" if self.wants_result else c"n"
+            p = decimal_put(p + 1, tag if self.wants_result else self.called)
+            number_size = p - number
+            if hub.encoding != ENCODING_JSON:
+                number[0] = <uint8_t> (0xA0 + number_size - 1)
+        size = len(self.head) + number_size + len(self.middle) + head_size + of.size + len(self.tail)
         if size + (1 if hub.encoding == ENCODING_JSON else varint_size(size)) > self.record_max:
             return UNDELIVERABLE
         p = put(hub.record(size), <char *> self.head, len(self.head))
@@ -349,22 +353,10 @@ cdef class Subscription:
         put(p, <char *> self.tail, len(self.tail))
         return hub.written()
 
-    cdef size_t _number(self, uint8_t *out, uint64_t tag) noexcept:
-        """The id of a call, in MessagePack with its length: by what it brings, where a result settles that."""
-        cdef uint8_t *p = out + (self.hub.encoding != ENCODING_JSON)
-        self.called += 1
-        p[0] = c"d" if self.wants_result else c"n"
-        p = decimal_put(p + 1, tag if self.wants_result else self.called)
-        if self.hub.encoding != ENCODING_JSON:
-            out[0] = <uint8_t> (0xA0 + (p - out - 1))
-        return p - out
-
     def close(self):
-        """It is over, and whoever has to know knows."""
         self.hub.subscriptions.remove(self.id)
 
     def end(self, code=None, str text=None):
-        """It ends by itself."""
         if self.call is None:
             self.close()
         elif code is None:
@@ -373,24 +365,14 @@ cdef class Subscription:
             self.call.fail(spec.stream_failed(code, text, self.hub.dialect))
 
     def revoke(self):
-        """The right to it is gone."""
         self.end(ErrorCode.NOT_AUTHORIZED, spec.lacks_right(self.hub.client.user, Operation.Subscribe.name, self.name))
 
     def describe(self) -> dict:
-        """As the admin side shows it."""
-        consumer = self.consumer
-        if consumer is None:
-            properties = {} if self.reader is None else {"offset": str(self.reader.next_offset)}
-        else:
-            properties = {"ack": "auto" if consumer.is_auto else "manual"}
-        return {
-            "subscription_id": self.id,
-            "stream": self.name,
-            "active": True,
-            "prefetch": 0 if consumer is None else consumer.prefetch,
-            "in_flight": 0 if consumer is None else consumer.in_flight,
-            "properties": properties,
-        }
+        shown = {"subscription_id": self.id, "stream": self.name, "active": True}
+        if self.consumer is None:
+            return shown | {"prefetch": 0, "in_flight": 0, "properties": {"offset": str(self.reader.next_offset)}}
+        acks = {"ack": "auto" if self.consumer.is_auto else "manual"}
+        return shown | {"prefetch": self.consumer.prefetch, "in_flight": self.consumer.in_flight, "properties": acks}
 
 
 cdef class HubSubscription(Consumer):
@@ -544,7 +526,6 @@ cdef class Subscriptions:
             self.remove(id)
 
     cdef int room_again(self) except -1:
-        """Whoever had no room goes on."""
         cdef Subscription way
         for way in list(self.by_id.values()):
             if not self.hub.room():
@@ -556,7 +537,6 @@ cdef class Subscriptions:
         return 0
 
     cdef int sent(self) except -1:
-        """What was written has left: deliveries that nobody acknowledges are settled."""
         cdef HubSubscription subscription
         if self.autos:
             for subscription in self.autos:

@@ -29,7 +29,7 @@ from vibemq.broker.admission import needs_login, user_without_login
 from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import demo
-from vibemq.protocols.signalr.request import BINARY, JSON, NO_CACHE, TEXT, Refusal, Request, head_of, parse, response
+from vibemq.protocols.signalr.request import BINARY, JSON, NO_CACHE, TEXT, Headers, Refusal, Request, head_of, parse
 from vibemq.protocols.signalr.spec import (
     LONG_POLLING,
     NEGOTIATE_VERSION_MAX,
@@ -124,20 +124,18 @@ def reply(
     status: int,
     body: bytes = b"",
     content_type: str = TEXT,
-    headers: list[tuple[str, str]] | None = None,
+    headers: Headers = (),
     close: bool = False,
 ) -> None:
-    """Answer the request that is at the front."""
+    """Answer the request that is at the front; HEAD is told everything but the body."""
     close = close or request is None or not request.keep_alive
-    shown = [*NO_CACHE, *(request.cors if request else ()), *(headers or ())]
+    shown = [] if status == 204 else [("Content-Length", str(len(body))), ("Content-Type", content_type)]
+    shown += [("X-Content-Type-Options", "nosniff"), *NO_CACHE, *(request.cors if request else ()), *headers]
     if request is not None and request.is_old and not close:
         shown.append(("Connection", "keep-alive"))
     is_head = request is not None and request.method == "HEAD"
-    session.write(response(status, body, content_type, shown, close=close, is_head=is_head))
+    session.write(head_of(status, shown, close) + (b"" if is_head else body))
     session.answered_whole(close)
-
-
-# ---- deadlines ----
 
 
 def too_slow(session: HttpSession) -> None:
@@ -381,7 +379,9 @@ def upgrade(session: HttpSession, request: Request) -> None:
     if hub.transport is not None:
         if not hub.wants_stateful:
             raise Refusal(409, "This connection has a WebSocket already.")
-        hub.transport.replace()
+        before = hub.transport.session
+        hub.transport.lost("another socket has taken its place")
+        before.finish()
         if hub.closed:
             raise Refusal(404, UNKNOWN_ID)
     accept = base64.b64encode(hashlib.sha1(key.encode() + WEB_SOCKET_ID).digest()).decode()

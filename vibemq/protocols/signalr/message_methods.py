@@ -21,15 +21,8 @@ from vibemq.broker.messages import offset_of_time, offset_of_word
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr.deliveries import HubReader, HubSubscription, PullConsumer, PullSubscription, Subscription
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
-from vibemq.protocols.signalr.methods import (
-    METHODS,
-    needed,
-    optional,
-    require,
-    require_right,
-    tags,
-)
-from vibemq.protocols.signalr.options import flag, invalid, one_of, read_options, type_of, whole_from
+from vibemq.protocols.signalr.methods import METHODS, asking, needed, require, require_right, tags
+from vibemq.protocols.signalr.options import flag, invalid, one_of, type_of, whole_from
 from vibemq.protocols.signalr.publishing import open_queue
 from vibemq.protocols.signalr.queue_methods import not_found
 from vibemq.protocols.signalr.spec import NUMBER_MAX, Dialect, Encoding, ErrorCode
@@ -117,9 +110,10 @@ def anything(_: str, value: Any) -> Any:
 SUBSCRIBE_OPTIONS = {"prefetch": whole_from(1, NUMBER_MAX), "from": anything}
 
 
-@METHODS.add("Subscribe", needed("queue"), optional("options"), is_stream=True)
-def subscribe(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
-    wanted = read_options(options or {}, SUBSCRIBE_OPTIONS | {"ack": one_of("auto", "manual")})
+@METHODS.add(
+    "Subscribe", needed("queue"), asking(SUBSCRIBE_OPTIONS | {"ack": one_of("auto", "manual")}), is_stream=True
+)
+def subscribe(call: Call, queue: str, wanted: dict[str, Any]) -> Any:
     check_count(call.hub)
     if call.id is None:
         return None  # a stream that nobody can receive
@@ -133,13 +127,13 @@ def method_name(name: str, value: Any) -> str:
     return value
 
 
-@METHODS.add("SubscribePush", needed("queue"), optional("options"))
-def subscribe_push(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
+PUSH_OPTIONS = SUBSCRIBE_OPTIONS | {"ack": one_of("auto", "manual", "result"), "method": method_name}
+
+
+@METHODS.add("SubscribePush", needed("queue"), asking(PUSH_OPTIONS))
+def subscribe_push(call: Call, queue: str, wanted: dict[str, Any]) -> Any:
     """Deliveries come as calls of a method of the peer's, with the queue's name and the delivery."""
     hub = call.hub
-    wanted = read_options(
-        options or {}, SUBSCRIBE_OPTIONS | {"ack": one_of("auto", "manual", "result"), "method": method_name}
-    )
     wants_result = wanted.get("ack") == "result"
     if wants_result and hub.dialect != Dialect.V1:
         raise HubError(ErrorCode.NOT_SUPPORTED, 'Clients of this dialect return no results; use ack: "manual".')
@@ -161,11 +155,13 @@ def unsubscribe(call: Call, which: Any) -> bool:
     return bool(found)
 
 
-@METHODS.add("ReadStream", needed("name"), optional("options"), is_stream=True)
-def read_stream(call: Call, name: str, options: dict[str, Any] | None) -> Any:
+READ_OPTIONS = {"from": anything, "max": whole_from(1, NUMBER_MAX), "follow": flag}
+
+
+@METHODS.add("ReadStream", needed("name"), asking(READ_OPTIONS), is_stream=True)
+def read_stream(call: Call, name: str, wanted: dict[str, Any]) -> Any:
     """Over the log of a stream or queue, taking nothing away from anybody."""
     hub = call.hub
-    wanted = read_options(options or {}, {"from": anything, "max": whole_from(1, NUMBER_MAX), "follow": flag})
     check_count(hub)
     record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is not None and record.queue is None:
@@ -253,15 +249,16 @@ class Pull:
                 self.hub.subscriptions.keep_pull(way, self.is_auto)
 
 
-@METHODS.add("Receive", needed("queue"), optional("options"))
-def receive(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
+PULL_OPTIONS = {
+    "max": whole_from(1, PULLED_MAX),
+    "waitMs": whole_from(0, PULL_WAIT_MS_MAX),
+    "ack": one_of("auto", "manual"),
+}
+
+
+@METHODS.add("Receive", needed("queue"), asking(PULL_OPTIONS))
+def receive(call: Call, queue: str, wanted: dict[str, Any]) -> Any:
     """Up to ``max`` messages; with none there it waits for the first one, ``waitMs`` at most."""
-    readers = {
-        "max": whole_from(1, PULLED_MAX),
-        "waitMs": whole_from(0, PULL_WAIT_MS_MAX),
-        "ack": one_of("auto", "manual"),
-    }
-    wanted = read_options(options or {}, readers)
     if call.id is None:
         return None  # messages would go to nobody, and count as settled
     check_count(call.hub)
@@ -282,15 +279,16 @@ def receive(call: Call, queue: str, options: dict[str, Any] | None) -> Any:
     return open_queue(call, queue, opened)
 
 
-@METHODS.add("Ack", needed("tags", tags), optional("options"))
-def ack(call: Call, which: list[int], options: dict[str, Any] | None) -> int:
-    wanted = read_options(options or {}, {"multiple": flag})
+@METHODS.add("Ack", needed("tags", tags), asking({"multiple": flag}))
+def ack(call: Call, which: list[int], wanted: dict[str, Any]) -> int:
     return call.hub.subscriptions.settle(which, wanted.get("multiple", False), False, True, 0)  # type: ignore[no-any-return]
 
 
-@METHODS.add("Nack", needed("tags", tags), optional("options"))
-def nack(call: Call, which: list[int], options: dict[str, Any] | None) -> int:
-    wanted = read_options(options or {}, {"multiple": flag, "requeue": flag, "delayMs": whole_from(0, DELAY_MS_MAX)})
+NACK_OPTIONS = {"multiple": flag, "requeue": flag, "delayMs": whole_from(0, DELAY_MS_MAX)}
+
+
+@METHODS.add("Nack", needed("tags", tags), asking(NACK_OPTIONS))
+def nack(call: Call, which: list[int], wanted: dict[str, Any]) -> int:
     return call.hub.subscriptions.settle(  # type: ignore[no-any-return]
         which, wanted.get("multiple", False), True, wanted.get("requeue", True), wanted.get("delayMs", 0)
     )

@@ -9,8 +9,7 @@ which fill METHODS; tests may add more.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,14 @@ from vibemq.broker.admission import Ended, check_access, has_right, may
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.codec import elements_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
+from vibemq.protocols.signalr.options import Reader, read_options
 from vibemq.protocols.signalr.records import MalformedFrame, value_of
 from vibemq.protocols.signalr.spec import Dialect, ErrorCode
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
 
-logger = logging.getLogger(__name__)
+SUBSCRIBE = Operation.Subscribe
 
 
 # ---- parameters ----
@@ -71,6 +71,7 @@ class Parameter:
     name: str
     read: Callable[[Any], Any]
     may_be_missing: bool = False
+    default: Any = None
 
 
 def needed(name: str, read: Callable[[Any], Any] = text) -> Parameter:
@@ -79,6 +80,11 @@ def needed(name: str, read: Callable[[Any], Any] = text) -> Parameter:
 
 def optional(name: str, read: Callable[[Any], Any] = options) -> Parameter:
     return Parameter(name, read, may_be_missing=True)
+
+
+def asking(readers: Mapping[str, Reader]) -> Parameter:
+    """Options, each read by its reader; one that is not there, or null, is not among them."""
+    return Parameter("options", lambda value: read_options(options(value), readers), True, {})
 
 
 # ---- the table ----
@@ -108,13 +114,15 @@ class Method:
         values: list[Any] = []
         for parameter, element in zip(self.parameters, raws, strict=False):
             value: Any = element if parameter.read is raw else argument_of(parameter.name, element, encoding)
-            if value is not None or not parameter.may_be_missing:
+            if value is None and parameter.may_be_missing:
+                value = parameter.default
+            else:
                 try:
                     value = parameter.read(value)
                 except ValueError as problem:
                     raise BadCall(f"Argument '{parameter.name}' must be {problem}.") from None
             values.append(value)
-        return values + [None] * (len(self.parameters) - len(values))
+        return values + [parameter.default for parameter in self.parameters[len(values) :]]
 
 
 def argument_of(name: str, value: bytes, encoding: int) -> Any:
@@ -190,17 +198,9 @@ def send_off(hub: HubConnection, why: Ended) -> None:
 def rights_changed(hub: HubConnection) -> None:
     """Subscriptions that they do not cover end, and each queue is asked for again."""
     hub.forget_rights()
-    for subscribed in list(hub.subscriptions.by_id.values()):
-        if not (may_read if subscribed.is_stream else may_subscribe)(hub, subscribed.name):
-            subscribed.revoke()
-
-
-def may_subscribe(hub: HubConnection, queue: str) -> bool:
-    return bool(hub.client.access.may(Operation.Subscribe, queue))
-
-
-def may_read(hub: HubConnection, stream: str) -> bool:
-    return stream_right(hub, "read", stream)
+    for way in list(hub.subscriptions.by_id.values()):
+        if not (stream_right(hub, "read", way.name) if way.is_stream else hub.client.access.may(SUBSCRIBE, way.name)):
+            way.revoke()
 
 
 def require(hub: HubConnection, operation: Operation, queue: str) -> None:

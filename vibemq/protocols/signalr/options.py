@@ -23,8 +23,7 @@ from vibemq.broker.options import (
     options_of,
 )
 from vibemq.config import Queues
-from vibemq.protocols.signalr.invocations import HubError
-from vibemq.protocols.signalr.spec import GIVEN_ID_BYTES_MAX, NUMBER_MAX, ErrorCode
+from vibemq.protocols.signalr.spec import GIVEN_ID_BYTES_MAX, NUMBER_MAX, ErrorCode, HubError
 from vibemq.storage.arguments import MAX_AGE, MAX_LENGTH_BYTES
 
 TYPES = ("queue", "topic", "stream")
@@ -108,11 +107,7 @@ def camel(member: Any) -> str:
 MODES = {camel(member): member for member in DeliveryMode}
 OVERFLOWS = {camel(member): member for member in Overflow}
 Reader = Callable[[str, Any], Any]
-COMMON: dict[str, Reader] = {
-    "type": one_of(*TYPES),
-    "durable": flag,
-    "durability": one_of("os", "disk"),
-}
+COMMON: dict[str, Reader] = {"type": one_of(*TYPES), "durable": flag, "durability": one_of("os", "disk")}
 #: Option of a queue or topic -> the field of its policy, and how it is read.
 QUEUE_OPTIONS: dict[str, tuple[str, Reader]] = {
     "maxLength": ("max_messages", whole_from(0, NUMBER_MAX)),
@@ -126,10 +121,7 @@ QUEUE_OPTIONS: dict[str, tuple[str, Reader]] = {
     "prefetch": ("prefetch", whole_from(1, 10_000_000)),
     "mode": ("mode", one_of(*MODES)),
 }
-STREAM_OPTIONS: dict[str, Reader] = {
-    "maxBytes": whole_from(0, NUMBER_MAX),
-    "maxAgeMs": whole_from(1000, MS_MAX),
-}
+STREAM_OPTIONS: dict[str, Reader] = {"maxBytes": whole_from(0, NUMBER_MAX), "maxAgeMs": whole_from(1000, MS_MAX)}
 
 
 def read_options(given: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFo
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.methods import (
     METHODS,
+    asking,
     needed,
     optional,
     require,
@@ -31,7 +32,6 @@ from vibemq.protocols.signalr.options import (
     differing,
     flag,
     queue_name,
-    read_options,
     shown_options,
     type_of,
     whole_from,
@@ -144,10 +144,9 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     return call.in_helper(work, done)
 
 
-@METHODS.add("DeleteQueue", needed("name"), optional("options"))
-def delete_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
+@METHODS.add("DeleteQueue", needed("name"), asking({"ifEmpty": flag, "ifUnused": flag}))
+def delete_queue(call: Call, name: str, wanted: dict[str, Any]) -> Any:
     hub, catalog = call.hub, call.hub.door.broker.catalog
-    wanted = read_options(options or {}, {"ifEmpty": flag, "ifUnused": flag})
     record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
     if record is not None and record.queue is None:
         require_right(hub, "configure", name)
@@ -198,11 +197,10 @@ def queue_info(call: Call, name: str) -> dict[str, Any]:
     return described(hub, record)
 
 
-@METHODS.add("ListQueues", optional("pattern", text), optional("options"))
-def list_queues(call: Call, pattern: str | None, options: dict[str, Any] | None) -> Any:
+@METHODS.add("ListQueues", optional("pattern", text), asking({"limit": whole_from(1, LIST_MAX), "after": any_text}))
+def list_queues(call: Call, pattern: str | None, wanted: dict[str, Any]) -> Any:
     """By name, those that the user may see; ``after`` is the last name of the page before."""
     hub = call.hub
-    wanted = read_options(options or {}, {"limit": whole_from(1, LIST_MAX), "after": any_text})
     glob = Glob(pattern or "*")
     limit, after = wanted.get("limit", LIST_DEFAULT), wanted.get("after", "")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -21,27 +22,7 @@ HEADERS_MAX = 100
 QUERY_FIELDS_MAX = 32
 LENGTH_DIGITS_MAX = 12
 
-REASONS = {
-    101: "Switching Protocols",
-    200: "OK",
-    202: "Accepted",
-    204: "No Content",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    409: "Conflict",
-    411: "Length Required",
-    413: "Content Too Large",
-    417: "Expectation Failed",
-    426: "Upgrade Required",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-    505: "HTTP Version Not Supported",
-}
+REASONS = {status.value: status.phrase for status in HTTPStatus} | {413: "Content Too Large"}  # as RFC 9110 has it
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_CACHE = (("Cache-Control", "no-cache, no-store"), ("Pragma", "no-cache"), ("Expires", "0"))
 TEXT = "text/plain"
@@ -181,20 +162,3 @@ def head_of(status: int, headers: Headers, close: bool = False) -> bytes:
     if close:
         lines.append("Connection: close")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-def response(
-    status: int,
-    body: bytes = b"",
-    content_type: str = TEXT,
-    headers: Headers = (),
-    *,
-    close: bool = False,
-    is_head: bool = False,
-) -> bytes:
-    """A whole response; `is_head`: to HEAD, which is told everything but the body."""
-    shown: list[tuple[str, str]] = []
-    if status not in (204, 101):
-        shown = [("Content-Length", str(len(body))), ("Content-Type", content_type)]
-    shown += [("X-Content-Type-Options", "nosniff"), *headers]
-    return head_of(status, shown, close) + (b"" if is_head else body)

@@ -2,12 +2,10 @@
 """The three ways to a peer: WebSocket, server-sent events, long polling; and the reader of WebSocket frames.
 
 A WebSocket's records are laid straight into the connection's outbox, many to a message: MESSAGE_HEADER_BYTES are
-kept free before the first one, and the header is put there when the message is sealed, at the end of the turn or when
-it is large enough.  The message that is open is always the last thing in the outbox.  Events must be rewritten (a
-line break begins another data line) and polls may not be there yet, so these two collect records first.
+kept free before the first one, for the header when the message is sealed.  The message that is open is always the last
+thing in the outbox.  Events must be rewritten and polls may not be there yet, so these two collect records first.
 
-Whoever uses a transport sees one thing: room for a record, whether there is more, and whether all has gone.  A
-long-polling transport stays between polls; its session is then None.  Of events and polls, what the peer sends comes
+A long-polling transport stays between polls; its session is then None.  Of events and polls, what the peer sends comes
 by other requests: pause() keeps those waiting.
 """
 
@@ -326,10 +324,10 @@ cdef class Transport:
 
     def keep_waiting(self, session) -> bool:
         """A request that comes when the hub takes no more; resume() lets it go on.  False: too many wait already."""
-        if len(self.kept_waiting) >= POSTS_WAITING_MAX:
-            return False
-        self.kept_waiting.append(session)
-        return True
+        if len(self.kept_waiting) < POSTS_WAITING_MAX:
+            self.kept_waiting.append(session)
+            return True
+        return False
 
     cdef int seal(self) except -1:
         return 0
@@ -356,12 +354,6 @@ cdef class Transport:
             self.over = True
             self.resume()
             self.hub.lost(self, why)
-
-    def replace(self):
-        """Another socket takes the place of this one."""
-        session = self.session
-        self.lost("another socket has taken its place")
-        session.finish()
 
     def keep_alive(self):
         """Something that the hub protocol does not see, for dialects without pings."""
