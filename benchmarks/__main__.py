@@ -9,9 +9,10 @@ from benchmarks import features, micromsg2, queues, queues_scale, scale, signalr
 from benchmarks.peers import PEERS, run
 from vibemq.bench.cli import one_run
 from vibemq.bench.queues import QueueLoad
+from vibemq.cli import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def main() -> None:
     """VibeMQ beside others, what its parts cost, and how large it becomes."""
 

@@ -10,6 +10,7 @@ digit. Only MicroMsg2 has filters.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def run(load: FanOut, look: Callable[[], None] | None = None) -> Result:
     try:
         peer.create_topic()
         try:
-            return FanOutRun(load, peer).go(look)
+            return FanOutRun(peer).go(look)
         finally:
             peer.delete()
     finally:
@@ -76,17 +77,17 @@ class FanOutRun(Run):
 
     load: FanOut
 
-    def __init__(self, load: FanOut, peer: TopicPeer) -> None:
-        super().__init__(load, peer)
+    def __init__(self, peer: TopicPeer) -> None:
+        load = peer.load
+        super().__init__(peer)
+        self.sockets: list[socket.socket] = []
         self.step = max(1, load.one_in)
         self.for_each = load.messages // self.step
 
     def open(self) -> None:
         listeners = [self._subscriber(place) for place in range(self.load.subscribers)]
         self._await_subscribers()
-        connection, publisher = self.peer.publisher(0)
-        self.sockets.append(connection)
-        self.publishers.append(publisher)
+        self.publishers.append(self.peer.publisher(0))
         for number in range(self.load.threads):
             audience = self.peer.audience(
                 connections=listeners[number :: self.load.threads],
@@ -96,11 +97,11 @@ class FanOutRun(Run):
             )
             self.consumers.append(audience)
 
-    def _subscriber(self, place: int) -> tuple[int, bytes, int]:
+    def _subscriber(self, place: int) -> tuple[socket.socket, bytes, int]:
         """As an audience takes it."""
         wire = self.peer.subscriber(self.load.filter(place))
         self.sockets.append(wire.socket)
-        return wire.socket.fileno(), wire.rest(), place % self.step
+        return wire.socket, bytes(wire.held), place % self.step
 
     def _await_subscribers(self) -> None:
         """A topic keeps nothing for who comes later, and a stream's beginning is not answered."""
@@ -109,6 +110,9 @@ class FanOutRun(Run):
             if time.monotonic() > end:
                 raise VibeMQError(f"fan-out: needed {self.load.subscribers} subscribers, the server has {count}")
             time.sleep(POLL_S)
+
+    def connections(self) -> list[Any]:
+        return [*self.sockets, *(publisher.connection for publisher in self.publishers)]
 
     def is_over(self) -> bool:
         return any(flow.fault for flow in self.flows)

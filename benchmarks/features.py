@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ from benchmarks.servers import VibeMQ
 from vibemq.bench.load import Result
 from vibemq.bench.run import run
 from vibemq.bench.streams import StreamsLoad as Load
+from vibemq.errors import SetupError
 
 PUBLISH = Load(mode="pub", messages=10_000_000, group=8)
 CONSUME = Load(mode="con", messages=20_000_000)
@@ -150,6 +152,8 @@ def small_chunks(port: int, rounds: int, scale: float) -> None:
 def certificate(folder: Path) -> tuple[Path, Path]:
     made, key = folder / "certificate.pem", folder / "key.pem"
     options = ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    if shutil.which("openssl") is None:
+        raise SetupError("the openssl command is needed to make a certificate, and is not installed")
     command = ["openssl", "req", "-x509", "-nodes", *EC_KEY, *options, "-keyout", str(key), "-out", str(made)]
     subprocess.run(command, check=True, capture_output=True)
     return made, key

@@ -17,7 +17,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vibemq.bench.queues import QueueLoad
 from vibemq.bench.streams import StreamsLoad, connect
@@ -171,33 +171,6 @@ class VibeMQ(Server):
         return __version__
 
 
-class VibeMQStreams(VibeMQ):
-    """Its door for streams."""
-
-    protocol = door = "streams"
-
-
-class VibeMQMicromsg2(VibeMQ):
-    """Its MicroMsg2 door."""
-
-    name = "vibemq-micromsg2"
-    protocol = door = "micromsg2"
-
-
-class VibeMQSignalR(VibeMQ):
-    """Its SignalR door."""
-
-    name = "vibemq-signalr"
-    protocol = door = "signalr"
-
-
-class VibeMQSignalRMessagePack(VibeMQSignalR):
-    """The same for clients that speak MessagePack."""
-
-    name = "vibemq-signalr-messagepack"
-    protocol = "signalr-messagepack"
-
-
 class Null(Server):
     """Parses, answers and hands on, and keeps nothing: where the load generator itself ends."""
 
@@ -212,25 +185,20 @@ class Null(Server):
         self.port = int(self.ready_line(process)["port"])
 
 
-class NullMicromsg2(Null):
-    """The same in MicroMsg2."""
-
-    name = "null-micromsg2"
-    protocol = "micromsg2"
+S = TypeVar("S", bound="type[Server]")
 
 
-class NullSignalR(Null):
-    """The same as a SignalR hub."""
+def speaking(kind: S, protocol: str, name: str = "") -> S:
+    """The same server, for clients of this protocol; an encoding of it, behind a hyphen, has the same door."""
+    about = {"name": name or f"{kind.name}-{protocol}", "protocol": protocol, "door": protocol.partition("-")[0]}
+    return type(kind)(kind.__name__, (kind,), about)  # type: ignore[return-value]
 
-    name = "null-signalr"
-    protocol = "signalr"
 
-
-class NullSignalRMessagePack(Null):
-    """For clients that speak MessagePack; it hands nothing on."""
-
-    name = "null-signalr-messagepack"
-    protocol = "signalr-messagepack"
+VibeMQStreams = speaking(VibeMQ, "streams", name="vibemq")
+VibeMQMicromsg2, NullMicromsg2 = (speaking(kind, "micromsg2") for kind in (VibeMQ, Null))
+VibeMQSignalR, NullSignalR = (speaking(kind, "signalr") for kind in (VibeMQ, Null))
+VibeMQSignalRMessagePack = speaking(VibeMQ, "signalr-messagepack")
+NullSignalRMessagePack = speaking(Null, "signalr-messagepack")  # it hands nothing on
 
 
 class EchoServer(Null):

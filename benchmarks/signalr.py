@@ -26,6 +26,7 @@ from benchmarks.servers import (
     NullSignalR,
     NullSignalRMessagePack,
     Server,
+    VibeMQ,
     VibeMQSignalR,
     VibeMQSignalRMessagePack,
     version_of,
@@ -125,7 +126,7 @@ def signalr() -> None:
 # ---- connections that do nothing ----
 
 
-def idle(server: VibeMQSignalR, count: int) -> dict[str, Any]:
+def idle(server: VibeMQ, count: int) -> dict[str, Any]:
     """Hub connections after their handshake, with the pings of both sides."""
     load = QueueLoad(protocol=server.protocol, port=server.port)
     before = memory_mb(server)

@@ -2,7 +2,6 @@
 """Servers that stand beside VibeMQ in a comparison, and its SignalR and MicroMsg2 doors, under the load generator."""
 
 from functools import partial
-from typing import Any
 
 from benchmarks.peers.micromsg2 import Micromsg2
 from benchmarks.peers.others import Amqp, Echo, Nats, Redis
@@ -10,7 +9,7 @@ from benchmarks.peers.signalr import SignalR, SignalRMessagePack
 from vibemq.bench import run as bench
 from vibemq.bench.load import Peer
 
-PEERS: dict[str, type[Peer[Any]]] = bench.PEERS | {
+PEERS: dict[str, type[Peer]] = bench.PEERS | {
     "echo": Echo,
     "nats": Nats,
     "redis": Redis,

@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from vibemq.bench._flow cimport (
-    BODY_NUMBER_AT, BODY_SIZE_MIN, BODY_STAMP_AT, buffer_reserve, fail_with, get_hex8, load, now_ns, precise_sleep,
+    BODY_NUMBER_AT, BODY_SIZE_MIN, body_stamp, buffer_reserve, fail_with, get_hex8, load, now_ns, precise_sleep,
     receive_some, store,
 )
 
@@ -40,7 +40,7 @@ cdef enum:
 
 cdef class Audience:
     def __cinit__(self, *, connections, int64_t messages, int64_t step=1, bint timed=False, **_):
-        """connections: of each its descriptor, what came behind the handshake, and the first number that is for it.
+        """connections: of each its socket, what came behind the handshake, and the first number that is for it.
 
         messages: how many each is to get, of numbers that are `step` apart.
         """
@@ -52,16 +52,16 @@ cdef class Audience:
         self.latencies = Histogram()
         if self.listeners is NULL or self.inbox.data is NULL or self.poll < 0:
             raise MemoryError
-        for fd, early, first in connections:
-            self.listeners[place].fd, self.listeners[place].next = fd, first
+        for connection, early, first in connections:
+            self.listeners[place].fd, self.listeners[place].next = connection.fileno(), first
             if not self.keep(&self.listeners[place], <const uint8_t *><bytes>early, len(early)):
                 raise MemoryError
-            if audience_watch(self.poll, fd, place) < 0:
+            if audience_watch(self.poll, self.listeners[place].fd, place) < 0:
                 raise OSError(f"connection {place} cannot be watched")
             place += 1
 
     def __init__(self, *, connections, **_):
-        self.failure = Flow(fd=connections[0][0])
+        self.failure = Flow(connection=connections[0][0])
 
     def __dealloc__(self):
         cdef int64_t i
@@ -98,15 +98,14 @@ cdef class Audience:
         return end
 
     cdef bint note(self, listener *each, const uint8_t *body, size_t size) noexcept nogil:
-        cdef int64_t number, stamp
+        cdef int64_t number
         if size < BODY_SIZE_MIN:
             return False
         number = get_hex8(body + BODY_NUMBER_AT)
         self.disordered += number != each.next
         each.next = number + self.step
         if self.timed:
-            stamp = <int64_t>get_hex8(body + BODY_STAMP_AT) << 32 | get_hex8(body + BODY_STAMP_AT + 8)
-            self.latencies.record_ns(self.now - stamp, 1)
+            self.latencies.record_ns(self.now - body_stamp(body), 1)
         each.received += 1
         store(&self.received_, self.received_ + 1)
         self.last_ns = self.now

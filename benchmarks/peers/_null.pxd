@@ -5,6 +5,25 @@ from libc.stdint cimport uint8_t
 
 from vibemq.bench._flow cimport Buffer
 
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <sys/socket.h>
+    #ifndef VIBEMQ_BENCH_NULL
+    #define VIBEMQ_BENCH_NULL
+    /* Waits for who takes it; nothing where the other end is gone, which the next read from it shows. */
+    static void null_send_all(int fd, const uint8_t *p, size_t size) {
+        while (size) {
+            ssize_t sent = send(fd, p, size, MSG_NOSIGNAL);
+            if (sent < 0 && errno == EINTR) continue;
+            if (sent <= 0) return;
+            p += sent, size -= (size_t)sent;
+        }
+    }
+    #endif
+    """
+    void send_all "null_send_all"(int fd, const uint8_t *p, size_t size) noexcept nogil
+
 
 cdef class Connection:
     cdef object socket

@@ -10,7 +10,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
-from vibemq.bench._flow cimport buffer_reserve, receive_some, send_all, send_some
+from vibemq.bench._flow cimport buffer_reserve, receive_some, send_some
 from vibemq.protocols.native.wire cimport (
     FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, TYPE_ACK, TYPE_CONNECT, TYPE_CONNECT_ACK, TYPE_DISCONNECT,
     TYPE_DELIVER, TYPE_PUBLISH, TYPE_QUEUE_INFO, TYPE_SUBSCRIBE, TYPE_SUBSCRIBE_ACK, frame_begin, frame_end,

@@ -16,7 +16,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
 from benchmarks.peers._audience cimport Audience, listener
-from vibemq.bench._flow cimport PATCHES_MAX, Consumer, Publisher, fail_with, get_hex8, get_u16, get_u64
+from vibemq.bench._flow cimport PATCH_STAMP, PATCHES_MAX, Consumer, Flow, Publisher, fail_with, get_hex8, get_u16, get_u64
 
 cdef enum:
     NUMBER_SIZE = 8
@@ -317,6 +317,28 @@ cdef bint delivery_of(const record *r, bint is_messagepack, delivery *out) noexc
     return messagepack_delivery(r, out) if is_messagepack else json_delivery(r, out)
 
 
+cdef int next_delivery(cursor *c, record *r, delivery *out) noexcept nogil:
+    """As next_record, up to the next item; WRONG, with `fault` or an error's words in `r`, also at what ends all."""
+    cdef int found = FOUND
+    while found == FOUND:
+        found = next_record(c, r)
+        if found != FOUND:
+            r.is_error = False
+        elif r.is_error:
+            found = WRONG
+        elif r.type == COMPLETION:
+            c.fault, found = b"the hub ended a subscription", WRONG
+        elif r.type == STREAM_ITEM:
+            if delivery_of(r, c.is_messagepack, out):
+                break
+            c.fault, found = b"needed a delivery with a tag and a body, had another item", WRONG
+    return found
+
+
+cdef const uint8_t *fail_at(Flow flow, const cursor *c, const record *r, const uint8_t *p) noexcept nogil:
+    return flow.fail(p, r.rest, r.end - r.rest) if r.is_error else fail_with(flow, p, c.fault)
+
+
 # ---- both ends of a load ----
 
 
@@ -324,26 +346,23 @@ cdef class SignalRPublisher(Publisher):
     """`frame` is a whole WebSocket frame with its mask `key` in the header and a payload, from `payload_at` on, that
     is not masked yet. The invocation's id is its number."""
 
-    cdef uint64_t number_masks[PATCHES_MAX]
-    cdef uint64_t stamp_masks[PATCHES_MAX]
+    cdef uint64_t masks[PATCHES_MAX]
     cdef bint is_messagepack
 
     def __cinit__(self, *, bytes key, int payload_at, bint is_messagepack=False, **_):
         cdef uint32_t mask = 0
         cdef int64_t i
         cdef int j
-        if len(key) != sizeof(mask) or self.queue_marks_count:
-            raise ValueError("needed a mask of 4 bytes, and a frame without marks for queues")
+        if len(key) != sizeof(mask):
+            raise ValueError("needed a mask of 4 bytes")
         memcpy(&mask, <const char *>key, sizeof(mask))
         self.is_messagepack = is_messagepack
         for i in range(self.group):
             hub_mask(
                 self.outbox.data + i * self.frame_size + payload_at, self.frame_size - payload_at, mask_of(mask, 0)
             )
-        for j in range(self.numbers_count):
-            self.number_masks[j] = mask_of(mask, self.number_at[j] - payload_at)
-        for j in range(self.stamps_count):
-            self.stamp_masks[j] = mask_of(mask, self.stamp_at[j] - payload_at)
+        for j in range(self.patches_count):
+            self.masks[j] = mask_of(mask, self.patches[j].at - payload_at)
 
     cdef void fill(self, int64_t count) noexcept nogil:
         cdef uint8_t *frame = self.outbox.data
@@ -351,11 +370,10 @@ cdef class SignalRPublisher(Publisher):
         cdef int j
         Publisher.fill(self, count)
         for i in range(count):
-            for j in range(self.numbers_count):
-                hub_xor8(frame + self.number_at[j], self.number_masks[j])
-            for j in range(self.stamps_count):
-                hub_xor8(frame + self.stamp_at[j], self.stamp_masks[j])
-                hub_xor8(frame + self.stamp_at[j] + 8, self.stamp_masks[j])
+            for j in range(self.patches_count):
+                hub_xor8(frame + self.patches[j].at, self.masks[j])
+                if self.patches[j].kind == PATCH_STAMP:
+                    hub_xor8(frame + self.patches[j].at + 8, self.masks[j])
             frame += self.frame_size
 
     cdef const uint8_t *take(self, const uint8_t *p, const uint8_t *end) noexcept nogil:
@@ -402,17 +420,9 @@ cdef class SignalRConsumer(Consumer):
         cdef int64_t count = 0
         cursor_set(&c, p, end, self.is_messagepack)
         while True:
-            found = next_record(&c, &r)
+            found = next_delivery(&c, &r, &d)
             if found != FOUND:
                 break
-            if r.is_error:
-                return self.fail(p, r.rest, r.end - r.rest)
-            if r.type == COMPLETION:
-                return fail_with(self, p, b"the hub ended the subscription")
-            if r.type != STREAM_ITEM:
-                continue
-            if not delivery_of(&r, self.is_messagepack, &d):
-                return fail_with(self, p, b"needed a delivery with a tag and a body, had another item")
             if self.observes:
                 self.observe(d.body, d.size)
             self.tags[self.tags_count] = d.tag
@@ -423,7 +433,7 @@ cdef class SignalRConsumer(Consumer):
         if self.tags_count and not self.acknowledge():
             return p
         self.gain(count)
-        return fail_with(self, p, c.fault) if found == WRONG else c.p
+        return fail_at(self, &c, &r, p) if found == WRONG else c.p
 
     cdef bint acknowledge(self) noexcept nogil:
         cdef uint8_t *out = self.room(ACK_SIZE_MAX)
@@ -497,15 +507,9 @@ cdef class SignalRAudience(Audience):
         cdef int found
         cursor_set(&c, p, end, self.is_messagepack)
         while True:
-            found = next_record(&c, &r)
+            found = next_delivery(&c, &r, &d)
             if found != FOUND:
                 break
-            if r.is_error:
-                return self.failure.fail(NULL, r.rest, r.end - r.rest)
-            if r.type == COMPLETION:
-                return fail_with(self.failure, NULL, b"the hub ended a subscription")
-            if r.type != STREAM_ITEM:
-                continue
-            if not delivery_of(&r, self.is_messagepack, &d) or not self.note(each, d.body, d.size):
+            if not self.note(each, d.body, d.size):
                 return fail_with(self.failure, NULL, b"needed a delivery with a body, had another item")
-        return fail_with(self.failure, NULL, c.fault) if found == WRONG else c.p
+        return fail_at(self.failure, &c, &r, NULL) if found == WRONG else c.p

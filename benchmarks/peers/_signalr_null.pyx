@@ -10,7 +10,7 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport free
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
-from vibemq.bench._flow cimport Buffer, buffer_reserve, send_all
+from vibemq.bench._flow cimport Buffer, buffer_reserve
 from benchmarks.peers cimport _null
 from benchmarks.peers._signalr cimport (
     FOUND, NEEDS_MORE, SEPARATOR, WS_BINARY, WS_CLOSE, WS_TEXT, frame, frame_at, header_put, hub_mask, mask_of, skip,
@@ -138,7 +138,7 @@ cdef class Hub(_null.Server):
 
     cdef int send(self, Connection c, Messages messages) except -1:
         messages.seal()
-        send_all(c.fd, messages.data.data, messages.data.end)
+        _null.send_all(c.fd, messages.data.data, messages.data.end)
         return 0
 
     cdef bint upgrade(self, Connection c) except -1:

@@ -6,7 +6,6 @@ The windows are those of the load: a publisher's `window`, a consumer's `prefetc
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers._micromsg2_load import Micromsg2Audience, Micromsg2Consumer, Micromsg2Publisher
@@ -88,7 +87,7 @@ class Micromsg2(TopicPeer):
         self.control = self.connect(0)
 
     def connect(self, window: int) -> Micromsg2Wire:
-        return Micromsg2Wire(self.load, self.load.port or self.port_default, window)
+        return Micromsg2Wire(self.load, self.load.port, window)
 
     def create(self) -> None:
         self.delete()
@@ -116,21 +115,18 @@ class Micromsg2(TopicPeer):
         info = self.info()
         return int(info["messages"]) + int(info["in-flight"])
 
-    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+    def publisher(self, number: int) -> Publisher:
         wire = self.connect(self.load.window)
         agreed = wire.agreed
         frame = encode_message(1, self.destination.encode(), body(self.load.size_bytes), self.properties)
         options = self.publishing(number) | {"window": agreed.window}
-        return wire.socket, Micromsg2Publisher(
-            fd=wire.socket.fileno(), early=wire.rest(), frame=frame, ack_id=agreed.ack_id, **options
-        )
+        return Micromsg2Publisher(**wire.handed_on(), frame=frame, ack_id=agreed.ack_id, **options)
 
-    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> Consumer:
         wire = self.connect(self.load.prefetch)
         wire.command("subscribe", destination=self.destination)
-        return wire.socket, Micromsg2Consumer(
-            fd=wire.socket.fileno(),
-            early=wire.rest(),
+        return Micromsg2Consumer(
+            **wire.handed_on(),
             ack_id=wire.agreed.ack_id,
             window=wire.agreed.window,
             **self.consuming(),

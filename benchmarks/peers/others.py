@@ -7,7 +7,6 @@ What a server promises with a confirm is the same everywhere: the page cache has
 from __future__ import annotations
 
 import json
-import socket
 import struct
 import uuid
 from typing import Any
@@ -41,7 +40,7 @@ class Echo(Native):
     def delete(self) -> None:
         """There is no queue."""
 
-    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> Consumer:
         raise UserError(f"protocol echo: needed mode pub or rtt, had {self.load.mode}")
 
     def sizes(self) -> tuple[int, int]:
@@ -50,17 +49,15 @@ class Echo(Native):
         headers = {Header.MESSAGE_ID.value: id, Header.QUEUE_NAME.value: queue}
         return len(self.publish_frame()), len(encode_frame(Command.PUBLISH_ACK, id, queue=queue, headers=headers))
 
-    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+    def publisher(self, number: int) -> Publisher:
         wire, frame = self.wire(), self.publish_frame()
-        return wire.socket, EchoPublisher(
-            fd=wire.socket.fileno(), reply_size=self.sizes()[1], frame=frame, **self.publishing(number)
-        )
+        return EchoPublisher(connection=wire.socket, reply_size=self.sizes()[1], frame=frame, **self.publishing(number))
 
 
 # ---- NATS JetStream ----
 
 
-class Nats(QueuePeer[QueueLoad]):
+class Nats(QueuePeer):
     """A stream on files with work-queue retention; a push consumer that acknowledges each message."""
 
     port_default = 4222
@@ -118,17 +115,15 @@ class Nats(QueuePeer[QueueLoad]):
     def left(self) -> int:
         return int(self.request(f"STREAM.INFO.{self.stream}")["state"]["messages"])
 
-    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+    def publisher(self, number: int) -> Publisher:
         wire = self.connect()
         inbox = f"{self.inbox}.p{number}".encode()
         wire.send(b"SUB " + inbox + b".* 1\r\n")
         text = body(self.load.size_bytes)
         frame = b"PUB %s.in %s.%s %d\r\n%s\r\n" % (self.load.queue.encode(), inbox, NUMBER_MARK, len(text), text)
-        return wire.socket, NatsPublisher(
-            fd=wire.socket.fileno(), early=wire.rest(), frame=frame, **self.publishing(number)
-        )
+        return NatsPublisher(**wire.handed_on(), frame=frame, **self.publishing(number))
 
-    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> Consumer:
         wire = self.connect()
         subject = f"{self.load.queue}.out"
         wire.send(f"SUB {subject} readers 1\r\nPING\r\n".encode())
@@ -148,7 +143,7 @@ class Nats(QueuePeer[QueueLoad]):
                 },
             )
         options = self.consuming()
-        return wire.socket, NatsConsumer(fd=wire.socket.fileno(), early=wire.rest(), **options)
+        return NatsConsumer(**wire.handed_on(), **options)
 
 
 # ---- Redis Streams ----
@@ -164,7 +159,7 @@ def resp_word(word: str | bytes | int) -> bytes:
     return b"$%d\r\n%s\r\n" % (len(text), text)
 
 
-class Redis(QueuePeer[QueueLoad]):
+class Redis(QueuePeer):
     """XADD; XREADGROUP with a count, and one XACK for what it brought. Entries stay in the stream, as is usual."""
 
     port_default = 6379
@@ -203,18 +198,18 @@ class Redis(QueuePeer[QueueLoad]):
         fields = dict(zip(group[::2], group[1::2], strict=True))
         return int(fields[b"pending"]) + int(fields[b"lag"] or 0)
 
-    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+    def publisher(self, number: int) -> Publisher:
         wire = self.wire()
         frame = resp("XADD", self.load.queue, "*", "d", body(self.load.size_bytes))
-        return wire.socket, RedisPublisher(fd=wire.socket.fileno(), frame=frame, **self.publishing(number))
+        return RedisPublisher(connection=wire.socket, frame=frame, **self.publishing(number))
 
-    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> Consumer:
         wire = self.wire()
         queue = self.load.queue
         count = min(self.READ_COUNT, self.load.prefetch)
         group = ("GROUP", self.GROUP, f"c{number}", "COUNT", count, "BLOCK", self.BLOCK_MS)
-        return wire.socket, RedisConsumer(
-            fd=wire.socket.fileno(),
+        return RedisConsumer(
+            connection=wire.socket,
             read=resp("XREADGROUP", *group, "STREAMS", queue, ">"),
             ack=resp_word("XACK") + resp_word(queue) + resp_word(self.GROUP),
             ack_words=3,
@@ -237,7 +232,7 @@ def amqp_method(channel: int, number: tuple[int, int], arguments: bytes = b"") -
     return amqp_frame(1, channel, struct.pack(">HH", *number) + arguments)
 
 
-class Amqp(QueuePeer[QueueLoad]):
+class Amqp(QueuePeer):
     """A durable classic queue, persistent messages, publisher confirms, an ack for each message."""
 
     port_default = 5672
@@ -296,16 +291,14 @@ class Amqp(QueuePeer[QueueLoad]):
     def left(self) -> int:
         return self.declare(passive=True)
 
-    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+    def publisher(self, number: int) -> Publisher:
         wire, text = self.connect(), body(self.load.size_bytes)
         self.ask(wire, (85, 10), b"\0", (85, 11))  # confirm.select
         frame = amqp_method(1, (60, 40), b"\0\0" + short("") + short(self.load.queue) + b"\0")
         frame += amqp_frame(2, 1, struct.pack(">HHQ", 60, 0, len(text)) + self.PERSISTENT) + amqp_frame(3, 1, text)
-        return wire.socket, AmqpPublisher(
-            fd=wire.socket.fileno(), early=wire.rest(), frame=frame, **self.publishing(number)
-        )
+        return AmqpPublisher(**wire.handed_on(), frame=frame, **self.publishing(number))
 
-    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> Consumer:
         wire = self.connect()
         prefetch = min(self.load.prefetch, 65_535)
         self.ask(wire, (60, 10), struct.pack(">IHB", 0, prefetch, 0), (60, 11))
@@ -313,4 +306,4 @@ class Amqp(QueuePeer[QueueLoad]):
         self.ask(wire, (60, 20), consume, (60, 21))
         ack = amqp_method(1, (60, 80), struct.pack(">QB", 0, 0))
         options = self.consuming()
-        return wire.socket, AmqpConsumer(fd=wire.socket.fileno(), early=wire.rest(), ack=ack, **options)
+        return AmqpConsumer(**wire.handed_on(), ack=ack, **options)

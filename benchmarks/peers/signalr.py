@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import socket
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -132,7 +131,7 @@ class SignalR(TopicPeer):
         self.control = self.connect()
 
     def connect(self, protocol: str = "json") -> HubWire:
-        return HubWire(self.load, self.load.port or self.port_default, protocol)
+        return HubWire(self.load, self.load.port, protocol)
 
     def create(self) -> None:
         self.make("queue")
@@ -172,12 +171,11 @@ class SignalR(TopicPeer):
         call = {"type": STREAM_INVOCATION, "invocationId": SUBSCRIPTION_ID, "target": "Subscribe"}
         return json_record(call | {"arguments": [self.load.queue, {"ack": ack, "prefetch": self.load.prefetch}]})
 
-    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+    def publisher(self, number: int) -> Publisher:
         wire, record = self.connect(self.protocol), self.publish_record()
         head = frame_head(len(record), self.opcode, wire.key)
-        return wire.socket, SignalRPublisher(
-            fd=wire.socket.fileno(),
-            early=wire.rest(),
+        return SignalRPublisher(
+            **wire.handed_on(),
             frame=head + record,
             key=wire.key,
             payload_at=len(head),
@@ -198,11 +196,10 @@ class SignalR(TopicPeer):
     def subscribers(self) -> int:
         return int(self.info()["consumers"])
 
-    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> Consumer:
         wire = self.subscribed("manual")
-        return wire.socket, SignalRConsumer(
-            fd=wire.socket.fileno(),
-            early=wire.rest(),
+        return SignalRConsumer(
+            **wire.handed_on(),
             key=wire.key,
             is_messagepack=self.is_messagepack,
             **self.consuming(),

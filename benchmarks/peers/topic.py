@@ -6,10 +6,10 @@ from typing import Any
 
 from benchmarks.peers._audience import Audience
 from vibemq.bench.load import Wire
-from vibemq.bench.queues import QueueLoad, QueuePeer
+from vibemq.bench.queues import QueuePeer
 
 
-class TopicPeer(QueuePeer[QueueLoad]):
+class TopicPeer(QueuePeer):
     """One whose protocol also has topics, for a fan-out."""
 
     @abstractmethod

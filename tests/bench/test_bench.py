@@ -17,7 +17,7 @@ from peers.streams_server import MemoryServer, chunk_of
 from vibemq.bench._flow import Histogram
 from vibemq.bench.cli import bench
 from vibemq.bench.run import run, tree_cpu_s
-from vibemq.bench.streams import StreamsLoad
+from vibemq.bench.streams import Streams, StreamsLoad
 from vibemq.errors import RequestFailed, TimeoutExceeded, UserError, VibeMQError
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.spec import Code, Key
@@ -199,6 +199,12 @@ def test_what_would_not_be_measured_is_refused(server, options):
 
 
 # ---- the command ----
+
+
+def test_port_0_is_the_protocols_own(server, monkeypatch):
+    monkeypatch.setattr(Streams, "port_default", server.port)
+    result = run(load(server, port=0))
+    assert (result.confirmed, result.load.port) == (2_000, server.port)
 
 
 def test_the_command_prints_a_table_or_json(server):

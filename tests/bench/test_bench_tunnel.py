@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from authority import Authority
 
-from vibemq.bench._ends import TunnelContext
+from vibemq.bench.streams import TunnelContext
 from vibemq.errors import UserError
 
 ROOM_BYTES = 10_000  # less than a record

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -21,3 +23,11 @@ def build() -> None:
 
 
 build()
+
+
+@pytest.fixture
+def pair():
+    from flow_threads import socket_pair  # it needs what `build` has built
+
+    with socket_pair() as ends:
+        yield ends

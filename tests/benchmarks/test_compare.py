@@ -72,3 +72,17 @@ def test_who_begins_changes_with_each_round():
         "cab",
         "abc",
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "--protocol", "native", "--port", "1", "--mode", "pub"], "127.0.0.1:1: needed a server"),
+        (["run", "--protocol", "native", "--mode", "lat"], "mode lat: needed a rate"),
+        (["targets", "--target", "nobody"], "target: needed NAME=HOST:PORT"),
+    ],
+)
+def test_what_the_user_did_wrong_is_one_line(arguments, said):
+    shown = CliRunner().invoke(main, arguments)
+    assert (shown.exit_code, isinstance(shown.exception, SystemExit)) == (1, True)
+    assert shown.output.startswith(f"vibemq: {said}") and "Traceback" not in shown.output

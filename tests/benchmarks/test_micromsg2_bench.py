@@ -7,11 +7,12 @@ import threading
 
 import pytest
 from benchmarks.peers._micromsg2_load import Micromsg2Audience, Micromsg2Consumer, Micromsg2Publisher
+from flow_threads import JOIN_TIMEOUT_S, join, load_of, patched, run_thread, socket_pair
 
 from benchmarks import fanout, peers
 from benchmarks.fanout import FanOut
 from benchmarks.servers import NullMicromsg2, VibeMQMicromsg2
-from vibemq.bench._flow import NUMBER_MARK, STAMP_MARK, Tally, body
+from vibemq.bench._flow import NUMBER_MARK, STAMP_MARK, Tally
 from vibemq.bench.queues import QueueLoad
 from vibemq.errors import UserError, VibeMQError
 from vibemq.protocols.micromsg2.codec import (
@@ -24,8 +25,6 @@ from vibemq.protocols.micromsg2.codec import (
 )
 from vibemq.protocols.micromsg2.spec import SEQUENCE_MAX
 
-JOIN_TIMEOUT_S = 20
-SIZE = 60
 ACK_ID = 3
 SERVERS = {kind.name: kind for kind in (VibeMQMicromsg2, NullMicromsg2)}
 
@@ -40,8 +39,7 @@ def server(request, tmp_path_factory):
 
 
 def load(server, kind=QueueLoad, **options):
-    defaults = {"messages": 2_000, "window": 100, "group": 50, "prefetch": 100, "timeout_s": 30.0, "verify": True}
-    return kind(**{"protocol": server.protocol, "port": server.port, **defaults, **options})
+    return load_of(server, kind, **{"window": 100, "group": 50, "prefetch": 100, **options})
 
 
 @pytest.mark.parametrize(
@@ -113,17 +111,6 @@ def test_a_fan_out_that_would_not_measure_is_refused(asked):
 # ---- frames as they go out ----
 
 
-def run_thread(flow):
-    thread = threading.Thread(target=flow.run)
-    thread.start()
-    return thread
-
-
-def join(thread):
-    thread.join(JOIN_TIMEOUT_S)
-    assert not thread.is_alive()
-
-
 def read_frame(peer):
     got = b""
     while (found := decode_frame(got)) is None:
@@ -133,18 +120,10 @@ def read_frame(peer):
     return found[0]
 
 
-@pytest.fixture
-def pair():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.settimeout(JOIN_TIMEOUT_S)
-        yield ours, theirs
-
-
 def publisher_on(connection, **options):
     frame = encode_message(1, b"queue/q", NUMBER_MARK + STAMP_MARK, b"n:T" + NUMBER_MARK + b";")
     defaults = {"total": 5, "window": 2, "group": 2, "ack_id": ACK_ID}
-    return Micromsg2Publisher(fd=connection.fileno(), frame=frame, **{**defaults, **options})
+    return Micromsg2Publisher(connection=connection, frame=frame, **{**defaults, **options})
 
 
 def test_a_publisher_numbers_its_messages_and_waits_at_the_window(pair):
@@ -214,10 +193,6 @@ def test_a_publisher_ends_with_the_servers_words(pair, name):
 # ---- deliveries ----
 
 
-def patched(number):
-    return body(SIZE).replace(NUMBER_MARK, b"%08x" % number).replace(STAMP_MARK, b"%016x" % 1)
-
-
 def deliveries(numbers, first=1):
     return b"".join(
         encode_message((first + place - 1) % SEQUENCE_MAX + 1, b"queue/q", patched(number), b"a:T1;")
@@ -228,12 +203,10 @@ def deliveries(numbers, first=1):
 def test_a_consumer_acknowledges_deliveries_cut_anywhere():
     sent = encode_command("ok", {"id": "c"}) + deliveries(range(3), first=SEQUENCE_MAX - 1)
     for cut in range(len(sent) + 1):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            theirs.settimeout(JOIN_TIMEOUT_S)
+        with socket_pair() as (ours, theirs):
             tally = Tally(3)
             options = {"ack_id": ACK_ID, "window": 100, "tally": tally, "timed": True, "wanted": 3}
-            consumer = Micromsg2Consumer(fd=ours.fileno(), early=sent[:cut], **options)
+            consumer = Micromsg2Consumer(connection=ours, early=sent[:cut], **options)
             thread = run_thread(consumer)
             theirs.sendall(sent[cut:])
             while (ack := read_frame(theirs)).payload != (1).to_bytes(2, "big"):
@@ -246,7 +219,7 @@ def test_a_consumer_acknowledges_deliveries_cut_anywhere():
 def test_a_consumer_acknowledges_at_half_of_its_window_and_when_nothing_more_comes(pair):
     ours, theirs = pair
     options = {"ack_id": ACK_ID, "window": 10, "wanted": 13, "early": deliveries(range(13))}
-    thread = run_thread(Micromsg2Consumer(fd=ours.fileno(), **options))
+    thread = run_thread(Micromsg2Consumer(connection=ours, **options))
     acks = [int.from_bytes(read_frame(theirs).payload, "big") for _ in range(3)]
     join(thread)
     assert acks == [5, 10, 13]
@@ -263,7 +236,7 @@ WRONG = {
 def test_a_consumer_says_what_ended_it(pair, name):
     sent, words = WRONG[name]
     ours, _ = pair
-    consumer = Micromsg2Consumer(fd=ours.fileno(), early=sent, ack_id=ACK_ID, window=10, wanted=1)
+    consumer = Micromsg2Consumer(connection=ours, early=sent, ack_id=ACK_ID, window=10, wanted=1)
     join(run_thread(consumer))
     assert words in consumer.fault
 
@@ -272,7 +245,7 @@ def listen(pieces, **options):
     """An audience of one that gets these bytes; what it found."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        audience = Micromsg2Audience(connections=[(ours.fileno(), b"", 0)], **{"messages": 3, "timed": True, **options})
+        audience = Micromsg2Audience(connections=[(ours, b"", 0)], **{"messages": 3, "timed": True, **options})
         thread = run_thread(audience)
         for piece in pieces:
             theirs.sendall(piece)

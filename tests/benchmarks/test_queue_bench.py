@@ -5,7 +5,6 @@ import itertools
 import json
 import socket
 import struct
-import threading
 
 import pytest
 from benchmarks.peers._peers import (
@@ -18,6 +17,7 @@ from benchmarks.peers._peers import (
     RedisPublisher,
 )
 from click.testing import CliRunner
+from flow_threads import SIZE, join, load_of, patched, read, run_thread, socket_pair
 from peers.native import error_frame, publish_ack_frame
 
 from benchmarks import compare, micromsg2, queues, signalr
@@ -32,8 +32,6 @@ from vibemq.errors import TimeoutExceeded, UserError, VibeMQError
 from vibemq.protocols.native import codec
 from vibemq.protocols.native.spec import Command
 
-JOIN_TIMEOUT_S = 20
-SIZE = 60
 SERVERS = {kind.name: kind for kind in queues.SERVERS}
 
 # ---- real servers ----
@@ -49,9 +47,8 @@ def server(request, tmp_path_factory):
     running.stop()
 
 
-def load(server, **options):
-    defaults = {"messages": 2_000, "window": 500, "group": 100, "prefetch": 300, "timeout_s": 30.0, "verify": True}
-    return QueueLoad(**{"protocol": server.protocol, "port": server.port, **defaults, **options})
+def load(server, kind=QueueLoad, **options):
+    return load_of(server, kind, **{"window": 500, "group": 100, "prefetch": 300, **options})
 
 
 @pytest.mark.parametrize(
@@ -109,40 +106,12 @@ def test_a_bare_round_trip_is_timed(tmp_path):
 # ---- frames as they go out ----
 
 
-def run_thread(flow):
-    thread = threading.Thread(target=flow.run)
-    thread.start()
-    return thread
-
-
-def join(thread):
-    thread.join(JOIN_TIMEOUT_S)
-    assert not thread.is_alive()
-
-
-def read(peer, size):
-    got = b""
-    while len(got) < size:
-        more = peer.recv(size - len(got))
-        assert more, f"the flow ended after {len(got)} of {size} bytes"
-        got += more
-    return got
-
-
-@pytest.fixture
-def pair():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.settimeout(JOIN_TIMEOUT_S)
-        yield ours, theirs
-
-
 def test_marks_become_numbers_times_and_queues(pair):
     ours, theirs = pair
     first, total = 0xFFFFFF00 - 3, 7
     frame = b"[" + NUMBER_MARK + b"|" + STAMP_MARK + b"|" + QUEUE_MARK + b"|" + NUMBER_MARK + b"]"
     publisher = EchoPublisher(
-        fd=ours.fileno(), frame=frame, total=total, first=first, window=3, group=2, queues=5, reply_size=1
+        connection=ours, frame=frame, total=total, first=first, window=3, group=2, queues=5, reply_size=1
     )
     thread, stamps = run_thread(publisher), []
     for number in range(first, first + total):
@@ -162,10 +131,6 @@ def test_a_body_is_json_of_its_size(size):
 
 
 # ---- answers, cut at every byte ----
-
-
-def patched(number):
-    return body(SIZE).replace(NUMBER_MARK, b"%08x" % number).replace(STAMP_MARK, b"%016x" % 1)
 
 
 def native_id(number):
@@ -245,11 +210,9 @@ CONFIRMED = {
 def test_a_consumer_takes_deliveries_cut_anywhere(name):
     kind, options, deliveries, answers = CONSUMED[name]
     for cut in range(len(deliveries) + 1):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            theirs.settimeout(JOIN_TIMEOUT_S)
+        with socket_pair() as (ours, theirs):
             tally = Tally(3)
-            consumer = kind(fd=ours.fileno(), early=deliveries[:cut], wanted=3, tally=tally, timed=True, **options)
+            consumer = kind(connection=ours, early=deliveries[:cut], wanted=3, tally=tally, timed=True, **options)
             thread = run_thread(consumer)
             theirs.sendall(deliveries[cut:])
             assert read(theirs, len(answers)) == answers, f"cut at {cut}"
@@ -263,10 +226,8 @@ def test_a_consumer_takes_deliveries_cut_anywhere(name):
 def test_a_publisher_takes_acks_cut_anywhere(name, verify):
     kind, acks = CONFIRMED[name]
     for cut in range(len(acks) + 1):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            theirs.settimeout(JOIN_TIMEOUT_S)
-            publisher = kind(fd=ours.fileno(), frame=b"x", total=3, window=3, group=3, verify=verify)
+        with socket_pair() as (ours, theirs):
+            publisher = kind(connection=ours, frame=b"x", total=3, window=3, group=3, verify=verify)
             thread = run_thread(publisher)
             assert read(theirs, 3) == b"xxx"
             theirs.sendall(acks[:cut])
@@ -281,7 +242,7 @@ def test_a_publisher_takes_acks_cut_anywhere(name, verify):
 def consume(pair, numbers, wanted):
     ours, theirs = pair
     tally = Tally(wanted)
-    consumer = NativeConsumer(fd=ours.fileno(), wanted=len(numbers), tally=tally)
+    consumer = NativeConsumer(connection=ours, wanted=len(numbers), tally=tally)
     thread = run_thread(consumer)
     theirs.sendall(b"".join(map(native_deliver, numbers)))
     join(thread)
@@ -305,7 +266,7 @@ def test_a_tally_tells_what_came(pair, numbers, found):
 
 def publish(pair, kind, answers, **options):
     ours, theirs = pair
-    publisher = kind(fd=ours.fileno(), frame=b"x", total=3, window=3, group=3, verify=True, **options)
+    publisher = kind(connection=ours, frame=b"x", total=3, window=3, group=3, verify=True, **options)
     thread = run_thread(publisher)
     read(theirs, 3)
     theirs.sendall(answers)
@@ -361,7 +322,7 @@ def test_a_delivery_whose_lengths_lie_ends_the_consumer(pair, size):
     ours, theirs = pair
     frame = bytearray(native_deliver(0))
     frame[7:9] = b"\xff\xff" if size == 1 else b"\x00\x30"
-    consumer = NativeConsumer(fd=ours.fileno(), wanted=1)
+    consumer = NativeConsumer(connection=ours, wanted=1)
     thread = run_thread(consumer)
     theirs.sendall(bytes(frame))
     join(thread)

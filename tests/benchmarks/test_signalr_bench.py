@@ -8,17 +8,16 @@ import threading
 import msgspec
 import pytest
 from benchmarks.peers._signalr import SignalRAudience, SignalRConsumer, SignalRPublisher
+from flow_threads import JOIN_TIMEOUT_S, join, load_of, patched, read, run_thread, socket_pair
 
 from benchmarks import fanout, peers
 from benchmarks.fanout import FanOut
 from benchmarks.peers.signalr import BINARY, TEXT, frame_head, json_record, masked, messagepack_record
 from benchmarks.signalr import HUBS as HUB_KINDS
-from vibemq.bench._flow import NUMBER_MARK, STAMP_MARK, Tally, body
+from vibemq.bench._flow import NUMBER_MARK, STAMP_MARK, Tally
 from vibemq.bench.queues import QueueLoad
 from vibemq.errors import UserError, VibeMQError
 
-JOIN_TIMEOUT_S = 20
-SIZE = 60
 KEY = b"\x11\x22\x33\x44"
 HUBS = {kind.name: kind for kind in HUB_KINDS}
 
@@ -33,8 +32,7 @@ def hub(request, tmp_path_factory):
 
 
 def load(hub, kind=QueueLoad, **options):
-    defaults = {"messages": 2_000, "window": 500, "group": 100, "prefetch": 300, "timeout_s": 30.0, "verify": True}
-    return kind(**{"protocol": hub.protocol, "port": hub.port, **defaults, **options})
+    return load_of(hub, kind, **{"window": 500, "group": 100, "prefetch": 300, **options})
 
 
 HANDS_ON = pytest.mark.parametrize("hub", [name for name in HUBS if name != "null-signalr-messagepack"], indirect=True)
@@ -94,34 +92,6 @@ def test_a_fan_out_that_would_not_measure_is_refused(asked):
 # ---- frames as they go out ----
 
 
-@pytest.fixture
-def pair():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.settimeout(JOIN_TIMEOUT_S)
-        yield ours, theirs
-
-
-def run_thread(flow):
-    thread = threading.Thread(target=flow.run)
-    thread.start()
-    return thread
-
-
-def join(thread):
-    thread.join(JOIN_TIMEOUT_S)
-    assert not thread.is_alive()
-
-
-def read(peer, size):
-    got = b""
-    while len(got) < size:
-        more = peer.recv(size - len(got))
-        assert more, f"the flow ended after {len(got)} of {size} bytes"
-        got += more
-    return got
-
-
 def read_message(peer):
     """The opcode and the unmasked payload of a masked frame."""
     first, size = read(peer, 2)
@@ -144,7 +114,7 @@ def test_marks_are_masked_where_they_lie(pair, shift, size):
     record = b"#" * shift + NUMBER_MARK + b"|" + STAMP_MARK + b"|" + NUMBER_MARK
     record += b"#" * (size - len(record))
     head = frame_head(len(record), TEXT, KEY)
-    options = {"fd": ours.fileno(), "key": KEY, "payload_at": len(head), "frame": head + record}
+    options = {"connection": ours, "key": KEY, "payload_at": len(head), "frame": head + record}
     publisher = SignalRPublisher(**options, total=5, window=2, group=2)
     thread = run_thread(publisher)
     for number in range(5):
@@ -165,10 +135,6 @@ def server_frame(records, opcode=TEXT):
     head = bytearray(frame_head(len(payload), opcode, b""))
     head[1] &= 0x7F
     return bytes(head) + payload
-
-
-def patched(number):
-    return body(SIZE).replace(NUMBER_MARK, b"%08x" % number).replace(STAMP_MARK, b"%016x" % 1)
 
 
 def json_completion(number, **outcome):
@@ -215,12 +181,10 @@ DELIVERIES = {
 def test_a_publisher_takes_completions_cut_anywhere(name, verify):
     is_messagepack, answers = ANSWERS[name]
     for cut in range(len(answers) + 1):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            theirs.settimeout(JOIN_TIMEOUT_S)
+        with socket_pair() as (ours, theirs):
             options = {"key": KEY, "payload_at": 6, "frame": frame_head(1, TEXT, KEY) + b"x", "verify": verify}
             publisher = SignalRPublisher(
-                fd=ours.fileno(), is_messagepack=is_messagepack, total=3, window=3, group=3, **options
+                connection=ours, is_messagepack=is_messagepack, total=3, window=3, group=3, **options
             )
             thread = run_thread(publisher)
             read(theirs, 3 * 7)
@@ -234,12 +198,10 @@ def test_a_publisher_takes_completions_cut_anywhere(name, verify):
 def test_a_consumer_acknowledges_deliveries_cut_anywhere(name):
     is_messagepack, deliveries = DELIVERIES[name]
     for cut in range(len(deliveries) + 1):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            theirs.settimeout(JOIN_TIMEOUT_S)
+        with socket_pair() as (ours, theirs):
             tally = Tally(3)
             options = {"key": KEY, "is_messagepack": is_messagepack, "tally": tally, "timed": True, "wanted": 3}
-            consumer = SignalRConsumer(fd=ours.fileno(), early=deliveries[:cut], **options)
+            consumer = SignalRConsumer(connection=ours, early=deliveries[:cut], **options)
             thread = run_thread(consumer)
             theirs.sendall(deliveries[cut:])
             tags = []
@@ -275,7 +237,7 @@ def test_many_deliveries_of_one_read_are_acknowledged_in_few_acks(pair, is_messa
     item = messagepack_item if is_messagepack else json_item
     frames = server_frame([item(number) for number in range(count)], BINARY if is_messagepack else TEXT)
     options = {"key": KEY, "is_messagepack": is_messagepack, "tally": Tally(count), "wanted": count}
-    thread = run_thread(SignalRConsumer(fd=ours.fileno(), early=frames, **options))
+    thread = run_thread(SignalRConsumer(connection=ours, early=frames, **options))
     acks = []
     while sum(map(len, acks)) < count:
         acks.append(acknowledged(*read_message(theirs)))
@@ -291,7 +253,7 @@ def listen(frames, messages, ends=False):
     """An audience of one for each list of pieces; what it found."""
     pairs = [socket.socketpair() for _ in frames]
     try:
-        connections = [(ours.fileno(), b"", 0) for ours, _ in pairs]
+        connections = [(ours, b"", 0) for ours, _ in pairs]
         audience = SignalRAudience(connections=connections, messages=messages, timed=True)
         thread = run_thread(audience)
         for (_, theirs), pieces in zip(pairs, frames, strict=True):
@@ -356,7 +318,7 @@ def test_a_publisher_ends_with_the_hubs_words(pair, name):
     sent, words = REFUSALS[name]
     ours, theirs = pair
     frame = frame_head(1, TEXT, KEY) + b"x"
-    publisher = SignalRPublisher(fd=ours.fileno(), key=KEY, payload_at=6, frame=frame, total=1, window=1, group=1)
+    publisher = SignalRPublisher(connection=ours, key=KEY, payload_at=6, frame=frame, total=1, window=1, group=1)
     thread = run_thread(publisher)
     read(theirs, len(frame))
     theirs.sendall(sent)
@@ -368,7 +330,7 @@ def test_a_completion_for_nothing_is_counted(pair):
     ours, theirs = pair
     frame = frame_head(1, TEXT, KEY) + b"x"
     options = {"key": KEY, "payload_at": 6, "frame": frame, "verify": True}
-    publisher = SignalRPublisher(fd=ours.fileno(), total=2, window=2, group=2, **options)
+    publisher = SignalRPublisher(connection=ours, total=2, window=2, group=2, **options)
     thread = run_thread(publisher)
     read(theirs, 2 * len(frame))
     theirs.sendall(server_frame([json_completion(0), json_completion(0), json_completion(9)]))

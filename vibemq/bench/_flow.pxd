@@ -4,6 +4,8 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport strlen
 
+from vibemq.openssl cimport OpensslEnd
+
 cdef extern from *:
     """
     #include <errno.h>
@@ -41,15 +43,6 @@ cdef extern from *:
         ssize_t got = recv(fd, p, size, block ? 0 : MSG_DONTWAIT);
         return got > 0 ? got : got == 0 || errno == ECONNRESET ? -1 : errno == EAGAIN || errno == EINTR ? 0 : -2;
     }
-    /* Waits for who takes it; nothing where the other end is gone, which the next read from it shows. */
-    static void flow_send_all(int fd, const uint8_t *p, size_t size) {
-        while (size) {
-            ssize_t sent = send(fd, p, size, MSG_NOSIGNAL);
-            if (sent < 0 && errno == EINTR) continue;
-            if (sent <= 0) return;
-            p += sent, size -= (size_t)sent;
-        }
-    }
     /* Eight lower-case hex digits: nibbles are spread to bytes, then 10 to 15 are lifted to the letters. */
     static inline void flow_put_hex8(uint8_t *p, uint32_t number) {
         uint64_t x = number;
@@ -66,7 +59,6 @@ cdef extern from *:
         x = (x | x >> 8) & 0x0000FFFF0000FFFFu;
         return (uint32_t)(x | x >> 16);
     }
-    static inline int flow_leading_zeros(uint64_t value) { return __builtin_clzll(value); }
     #endif
     """
     int64_t load "flow_load"(int64_t *p) noexcept nogil
@@ -78,10 +70,10 @@ cdef extern from *:
     void wait_for "flow_wait"(int fd, bint writable, int64_t ns) noexcept nogil
     Py_ssize_t send_some "flow_send"(int fd, const uint8_t *p, size_t size) noexcept nogil
     Py_ssize_t receive_some "flow_receive"(int fd, uint8_t *p, size_t size, bint block) noexcept nogil
-    void send_all "flow_send_all"(int fd, const uint8_t *p, size_t size) noexcept nogil
     void put_hex8 "flow_put_hex8"(uint8_t *p, uint32_t number) noexcept nogil
     uint32_t get_hex8 "flow_get_hex8"(const uint8_t *p) noexcept nogil
-    int leading_zeros "flow_leading_zeros"(uint64_t value) noexcept nogil
+    int leading_zeros "__builtin_clzll"(uint64_t value) noexcept nogil
+
 
 cdef extern from "base/bytes.h" nogil:
     uint16_t get_u16 "bytes_load16"(const uint8_t *p)
@@ -91,7 +83,10 @@ cdef extern from "base/bytes.h" nogil:
     void put_u64 "bytes_store64"(uint8_t *p, uint64_t value)
 
 cdef enum:
-    PATCHES_MAX = 4
+    PATCHES_MAX = 8        # in a frame
+    PATCH_NUMBER = 0       # the message's number
+    PATCH_STAMP = 1        # when it is sent
+    PATCH_QUEUE = 2        # the number of its queue
     BODY_STAMP_AT = 7      # behind {"at":"
     BODY_NUMBER_AT = 35    # behind ","number":"
     BODY_SIZE_MIN = 55     # the members above, and an empty text
@@ -106,11 +101,20 @@ cdef enum:
     VALUE_US_MAX = 60000000  # above this a number says only that something is broken
 
 
+cdef inline int64_t body_stamp(const uint8_t *body) noexcept nogil:
+    return <int64_t>get_hex8(body + BODY_STAMP_AT) << 32 | get_hex8(body + BODY_STAMP_AT + 8)
+
+
 cdef struct Buffer:
     uint8_t *data
     size_t begin
     size_t end
     size_t size
+
+
+cdef struct Patch:
+    int kind
+    size_t at
 
 
 cdef bint buffer_reserve(Buffer *buffer, size_t needed) noexcept nogil
@@ -129,7 +133,6 @@ cdef class Histogram:
     cdef readonly int64_t min_us
     cdef readonly int64_t max_us
     cdef readonly uint64_t clamped  # values that were above VALUE_US_MAX and are counted as that
-    cdef int64_t highest_us(self, int index) noexcept
 
     cdef inline void record_ns(self, int64_t value_ns, uint64_t count) noexcept nogil:
         cdef int64_t value_us = value_ns // 1000
@@ -149,16 +152,27 @@ cdef class Histogram:
             self.max_us = value_us
 
 
-cdef class Transport:
+# A socket with TLS, for its set-up by a client and then for a load thread.
+cdef class Tunnel:
+    cdef object plain, connection
     cdef int fd
-    # As send_some and receive_some.
+    cdef OpensslEnd end
+    cdef bint waits                         # a client's receiving waits until something comes
+    cdef bint unread                        # OpenSSL has more than the last call had room for
+    cdef uint8_t *sealed                    # what goes out, in [sealed_begin, sealed_end):
+    cdef size_t sealed_begin, sealed_end
+    cdef size_t covered                     # so many bytes that `write` was given, and has not said to be sent
+    cdef uint8_t *wire                      # what came and OpenSSL does not have yet, in [wire_begin, wire_end)
+    cdef size_t wire_begin, wire_end
     cdef Py_ssize_t write(self, const uint8_t *p, size_t size) noexcept nogil
     cdef Py_ssize_t read(self, uint8_t *p, size_t size, bint block) noexcept nogil
+    cdef Py_ssize_t decrypt(self, uint8_t *p, size_t size, size_t fed) noexcept nogil
 
 
 cdef class Flow:
+    cdef readonly object connection
     cdef int fd
-    cdef Transport transport
+    cdef Tunnel tunnel          # None: no TLS
     cdef Buffer inbox, outbox
     cdef int64_t stopped, now   # now: when the bytes that `take` looks at had come
     cdef bint failed
@@ -167,6 +181,8 @@ cdef class Flow:
     cdef char fault_[256]
     cdef const uint8_t *take(self, const uint8_t *p, const uint8_t *end) noexcept nogil
     cdef void loop(self) noexcept nogil
+    # As send_some.
+    cdef Py_ssize_t write(self, const uint8_t *p, size_t size) noexcept nogil
     cdef Py_ssize_t receive(self, bint block) noexcept nogil
     cdef Py_ssize_t taken(self, Py_ssize_t got) noexcept nogil
     cdef bint push(self) noexcept nogil
@@ -192,16 +208,13 @@ cdef class Publisher(Flow):
     cdef bint named             # acks are told apart: what was acknowledged matters, not only how much
     cdef bint timed
     cdef size_t frame_size
-    cdef size_t number_at[PATCHES_MAX]
-    cdef size_t stamp_at[PATCHES_MAX]
-    cdef size_t queue_at[PATCHES_MAX]
-    cdef int numbers_count, stamps_count, queue_marks_count
+    cdef Patch patches[PATCHES_MAX]
+    cdef int patches_count
     cdef int64_t *stamps        # when the frames on the way were sent, or should have been
     cdef uint64_t stamps_mask
     cdef uint8_t *acked
     cdef readonly int64_t strange   # acks of what was not waiting for one
     cdef readonly Histogram confirms
-    cdef int find(self, bytes frame, bytes wanted, size_t *places) except -1
     cdef int64_t due(self) noexcept nogil
     cdef int64_t pause_ns(self) noexcept nogil
     cdef void fill(self, int64_t count) noexcept nogil
@@ -214,7 +227,7 @@ cdef class Consumer(Flow):
     cdef readonly int64_t wanted, received
     cdef bint timed, observes
     cdef Tally tally
-    cdef int64_t *newest        # of each queue the last number seen
+    cdef int64_t *next          # of each queue, the least number that would be in order
     cdef readonly int64_t disordered
     cdef readonly Histogram latencies
     cdef void observe(self, const uint8_t *body, size_t size) noexcept nogil

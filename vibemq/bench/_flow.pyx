@@ -18,13 +18,20 @@ Other threads only read counters, each a word, and set `stopped`; these are stor
 to the loop's thread.
 """
 
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memmove, memset
-
-from vibemq.grow cimport c_grow
-
 import os
 import socket
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc cimport errno
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memmove
+
+from vibemq.grow cimport c_grow
+from vibemq.openssl cimport (
+    openssl_attach, openssl_decrypt, openssl_encrypt, openssl_feed, openssl_handshake, openssl_take,
+)
+
+from vibemq import openssl
 
 NUMBER_MARK = b"<number>"
 STAMP_MARK = b"<moment-of-send>"
@@ -36,7 +43,10 @@ cdef enum:
     OUTBOX_SIZE = 1 << 16
     RECEIVE_SIZE_MIN = 1 << 15
     IDLE_NS = 100000000         # how soon stop() is noticed
-    UNKNOWN = -1
+    RECORD_BYTES = 16 * 1024    # of TLS: encrypted or decrypted at a time
+    SEND_BYTES = 128 * 1024     # encrypted for one system call, and still in the cache then
+    SEALED_BYTES = SEND_BYTES + SEND_BYTES // 16  # with what the records add
+    WIRE_BYTES = 512 * 1024
     LOOKS_IN_A_WINDOW = 8       # a look costs a system call, which few acks are worth
 
 
@@ -65,8 +75,7 @@ cdef class Histogram:
     """
 
     def __cinit__(self):
-        memset(self.counts, 0, sizeof(self.counts))
-        self.total, self.clamped, self.min_us, self.max_us = 0, 0, VALUE_US_MAX, 0
+        self.min_us = VALUE_US_MAX
 
     def record_us(self, int64_t value_us, uint64_t count=1):
         self.record_ns(value_us * 1000, count)
@@ -80,29 +89,22 @@ cdef class Histogram:
         self.min_us = min(self.min_us, other.min_us)
         self.max_us = max(self.max_us, other.max_us)
 
-    cdef int64_t highest_us(self, int index) noexcept:
-        """The highest value that is counted at this index."""
-        cdef int bucket = (index >> SUB_BUCKET_HALF_COUNT_MAGNITUDE) - 1
-        cdef int64_t sub_bucket = (index & (SUB_BUCKET_HALF_COUNT - 1)) + SUB_BUCKET_HALF_COUNT
-        if bucket < 0:
-            return index
-        return ((sub_bucket + 1) << bucket) - 1
-
     def percentile_us(self, double percent):
         """The value that `percent` of what was recorded does not exceed; 0 where nothing was."""
-        cdef uint64_t wanted = max(<uint64_t>1, <uint64_t>(percent / 100 * self.total + 0.5)), seen = 0
+        wanted = max(1, int(percent / 100 * self.total + 0.5))
         for value_us, count in self.buckets():
-            seen += count
-            if seen >= wanted:
+            wanted -= count
+            if wanted <= 0:
                 return min(value_us, self.max_us)
-        return self.max_us
+        return 0
 
     def buckets(self):
         """Yields (highest value in us, count) where something was counted."""
-        cdef int i
+        cdef int64_t i, bucket
         for i in range(COUNTS_COUNT):
             if self.counts[i]:
-                yield self.highest_us(i), self.counts[i]
+                bucket = max(0, (i >> SUB_BUCKET_HALF_COUNT_MAGNITUDE) - 1)
+                yield ((i - bucket * SUB_BUCKET_HALF_COUNT + 1) << bucket) - 1, self.counts[i]
 
     def encode(self):
         """The compressed base64 form that HdrHistogram's tools read, or None without the hdrhistogram package."""
@@ -141,23 +143,156 @@ cdef class Tally:
         return self.total - self.distinct
 
 
-cdef class Transport:
-    """A socket; a subclass may put TLS on it."""
+# ---- TLS ----
+
+
+cdef Py_ssize_t refused_by_openssl() noexcept nogil:
+    errno.errno = errno.EPROTO
+    return -2
+
+
+cdef class Tunnel:
+    """An ssl.SSLSocket makes two system calls for each record, and uses the distribution's OpenSSL. Here the ciphertext
+    passes through memory, by the OpenSSL that the broker has too, and one system call takes many records.
+
+    It is what a client needs of a socket, too, for which sending always waits.
+    """
+
+    def __cinit__(self, *_):
+        self.sealed = <uint8_t *>malloc(SEALED_BYTES)
+        self.wire = <uint8_t *>malloc(WIRE_BYTES)
+        if self.sealed == NULL or self.wire == NULL:
+            raise MemoryError
+
+    def __init__(self, plain, connection):
+        """Shakes hands. `connection`: an OpenSSL.SSL.Connection without a socket, in its initial state."""
+        cdef int finished = 0
+        cdef bytes records, got
+        self.plain, self.connection = plain, connection
+        self.fd, self.waits, self.unread = plain.fileno(), True, True
+        openssl_attach(&self.end, connection)
+        while not finished:
+            finished = openssl_handshake(&self.end)
+            said = openssl.reason(connection) if finished < 0 else ""
+            records = (<char *>self.sealed)[:openssl_take(&self.end, self.sealed, SEALED_BYTES)]
+            if records:
+                plain.sendall(records)
+            if said:
+                raise ConnectionError(said)
+            if not finished:
+                got = plain.recv(RECORD_BYTES)  # by Python: the socket may still have a timeout
+                if not got:
+                    raise ConnectionResetError("the server closed the connection in the TLS handshake")
+                openssl_feed(&self.end, got, len(got))
+
+    def __dealloc__(self):
+        free(self.sealed)
+        free(self.wire)
+
+    def setblocking(self, bint flag):
+        self.waits = flag
+        self.plain.setblocking(True)
+
+    def fileno(self):
+        return self.plain.fileno()
+
+    def shutdown(self, how):
+        self.plain.shutdown(how)
+
+    def close(self):
+        self.fd = -1  # a socket that is opened next has this number
+        self.plain.close()
+
+    def send(self, data):
+        cdef bytes given = bytes(data)
+        cdef const uint8_t *p = given
+        cdef size_t left = len(given)
+        cdef Py_ssize_t sent = 0
+        cdef int error
+        with nogil:
+            while left and sent >= 0:
+                sent = self.write(p, left)
+                if sent > 0:
+                    p += sent
+                    left -= sent
+                elif sent == 0:
+                    wait_for(self.fd, True, IDLE_NS)
+            error = errno.errno if sent < -1 else errno.EPIPE
+        if sent < 0:
+            raise OSError(error, os.strerror(error))
+        return len(given)
+
+    def recv_into(self, room):
+        cdef Py_buffer view
+        cdef Py_ssize_t got
+        cdef int error
+        PyObject_GetBuffer(room, &view, PyBUF_WRITABLE)
+        with nogil:
+            got = self.read(<uint8_t *>view.buf, view.len, self.waits)
+            error = errno.errno if got else errno.EAGAIN
+        PyBuffer_Release(&view)
+        if got == 0 or got < -1:
+            raise OSError(error, os.strerror(error))
+        return max(got, 0)
 
     cdef Py_ssize_t write(self, const uint8_t *p, size_t size) noexcept nogil:
-        return send_some(self.fd, p, size)
+        """What is not sent as a whole is given again by the caller, and then is not encrypted again."""
+        cdef size_t part
+        cdef Py_ssize_t sent
+        if self.sealed_begin == self.sealed_end:
+            self.sealed_begin = self.sealed_end = 0
+            while self.covered < size and self.covered < SEND_BYTES:
+                part = min(size - self.covered, <size_t>RECORD_BYTES)
+                if openssl_encrypt(&self.end, p + self.covered, part):
+                    return refused_by_openssl()
+                self.sealed_end += openssl_take(
+                    &self.end, self.sealed + self.sealed_end, SEALED_BYTES - self.sealed_end
+                )
+                self.covered += part
+        sent = send_some(self.fd, self.sealed + self.sealed_begin, self.sealed_end - self.sealed_begin)
+        if sent < 0:
+            return sent
+        self.sealed_begin += sent
+        if self.sealed_begin < self.sealed_end:
+            return 0
+        sent, self.covered = self.covered, 0
+        return sent
 
     cdef Py_ssize_t read(self, uint8_t *p, size_t size, bint block) noexcept nogil:
-        return receive_some(self.fd, p, size, block)
+        cdef Py_ssize_t got = 0, more
+        if self.unread:
+            got = self.decrypt(p, size, 0)
+        while got == 0 and not self.end.ended:
+            if self.wire_begin == self.wire_end:
+                more = receive_some(self.fd, self.wire, WIRE_BYTES, block)
+                if more <= 0:
+                    return more
+                self.wire_begin, self.wire_end = 0, more
+            while self.wire_begin < self.wire_end and 0 <= got < <Py_ssize_t>size:
+                more = self.decrypt(p + got, size - got, min(self.wire_end - self.wire_begin, <size_t>RECORD_BYTES))
+                got = got + more if more >= 0 else more
+        self.unread = got == <Py_ssize_t>size
+        return got if got else -1
+
+    cdef Py_ssize_t decrypt(self, uint8_t *p, size_t size, size_t fed) noexcept nogil:
+        """Of what was fed and the next `fed` bytes of the wire."""
+        cdef Py_ssize_t got = -1
+        if not openssl_feed(&self.end, self.wire + self.wire_begin, fed):
+            got = openssl_decrypt(&self.end, p, size)
+        self.wire_begin += fed
+        return refused_by_openssl() if got < 0 else got
+
+
+# ---- connections and their threads ----
 
 
 cdef class Flow:
-    """A connection and its thread's body. `early` is what came behind the handshake's last answer."""
+    """A connection, a socket or a Tunnel, and its thread's body. `early` is what came behind the handshake's last answer."""
 
-    def __cinit__(self, *, int fd, bytes early=b"", size_t inbox_size=INBOX_SIZE, transport=None, **_):
+    def __cinit__(self, *, connection, bytes early=b"", size_t inbox_size=INBOX_SIZE, **_):
         cdef size_t size = len(early)
-        self.fd, self.transport = fd, Transport() if transport is None else transport
-        self.transport.fd = fd
+        self.connection, self.fd = connection, connection.fileno()
+        self.tunnel = connection if isinstance(connection, Tunnel) else None
         self.inbox = Buffer(<uint8_t *>malloc(inbox_size + size), 0, size, inbox_size + size)
         self.outbox = Buffer(<uint8_t *>malloc(OUTBOX_SIZE), 0, 0, OUTBOX_SIZE)
         if self.inbox.data is NULL or self.outbox.data is NULL:
@@ -165,13 +300,13 @@ cdef class Flow:
         memcpy(self.inbox.data, <const uint8_t *>early, size)
 
     def __init__(self, **_):
+        plain = self.connection if self.tunnel is None else self.tunnel.plain
+        plain.setblocking(True)
+        if plain.family != socket.AF_UNIX:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A receive that would sleep for ever could not be stopped.
-        with socket.socket(fileno=os.dup(self.fd)) as connection:
-            connection.setblocking(True)
-            if connection.family != socket.AF_UNIX:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            pause = (0).to_bytes(8, "little") + (IDLE_NS // 1000).to_bytes(8, "little")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pause)
+        pause = (0).to_bytes(8, "little") + (IDLE_NS // 1000).to_bytes(8, "little")
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pause)
 
     def __dealloc__(self):
         free(self.inbox.data)
@@ -208,14 +343,20 @@ cdef class Flow:
             self.failed = True
         return p
 
+    cdef Py_ssize_t write(self, const uint8_t *p, size_t size) noexcept nogil:
+        return send_some(self.fd, p, size) if self.tunnel is None else self.tunnel.write(p, size)
+
     cdef Py_ssize_t receive(self, bint block) noexcept nogil:
         """Takes what has come: how many bytes, or -1 when the flow is over."""
         cdef Buffer *inbox = &self.inbox
         cdef Py_ssize_t got
+        cdef uint8_t *p
+        cdef size_t size
         if inbox.size - inbox.end < RECEIVE_SIZE_MIN and not buffer_reserve(inbox, RECEIVE_SIZE_MIN):
             fail_with(self, NULL, b"no memory for the inbox")
             return -1
-        got = self.transport.read(inbox.data + inbox.end, inbox.size - inbox.end, block)
+        p, size = inbox.data + inbox.end, inbox.size - inbox.end
+        got = receive_some(self.fd, p, size, block) if self.tunnel is None else self.tunnel.read(p, size, block)
         if got == 0:
             return 0
         if got < 0:
@@ -234,9 +375,7 @@ cdef class Flow:
 
     cdef bint push(self) noexcept nogil:
         """Sends what the socket takes now; False where it fails."""
-        cdef Py_ssize_t sent = self.transport.write(
-            self.outbox.data + self.outbox.begin, self.outbox.end - self.outbox.begin
-        )
+        cdef Py_ssize_t sent = self.write(self.outbox.data + self.outbox.begin, self.outbox.end - self.outbox.begin)
         self.outbox.begin += max(sent, 0)
         if self.outbox.begin == self.outbox.end:
             self.outbox.begin = self.outbox.end = 0
@@ -262,42 +401,33 @@ cdef class Publisher(Flow):
         batch: messages in the frame, which `fill` must be made for."""
         cdef int64_t i, ring = 1
         cdef size_t size = len(frame)
-        cdef const uint8_t *text = frame
         self.first, self.total, self.window = first, total, window
         self.batch, self.group = batch, max(<int64_t>1, min(group, window // batch))
         self.interval_ns = <int64_t>(batch / rate * 1e9) if rate else 0
         self.queues, self.timed, self.named = queues, timed, timed or verify
         self.confirms = Histogram()
         self.frame_size = size
-        self.numbers_count = self.find(frame, NUMBER_MARK, self.number_at)
-        self.stamps_count = self.find(frame, STAMP_MARK, self.stamp_at)
-        self.queue_marks_count = self.find(frame, QUEUE_MARK, self.queue_at)
+        for kind, mark in enumerate((NUMBER_MARK, STAMP_MARK, QUEUE_MARK)):
+            at = frame.find(mark)
+            while at >= 0:
+                if self.patches_count == PATCHES_MAX:
+                    raise ValueError(f"a frame: needed {PATCHES_MAX} marks at most, had more")
+                self.patches[self.patches_count] = Patch(kind, at)
+                self.patches_count += 1
+                at = frame.find(mark, at + 1)
         while ring < self.window // batch + self.group:
             ring *= 2
         self.stamps_mask = ring - 1
         self.stamps = <int64_t *>calloc(ring, sizeof(int64_t))
         self.acked = <uint8_t *>calloc(max(1, total), 1) if verify else NULL
-        if self.stamps is NULL or (verify and self.acked is NULL):
-            raise MemoryError
-        if not buffer_reserve(&self.outbox, self.group * size):
+        if self.stamps is NULL or (verify and self.acked is NULL) or not buffer_reserve(&self.outbox, self.group * size):
             raise MemoryError
         for i in range(self.group):
-            memcpy(self.outbox.data + i * size, text, size)
+            memcpy(self.outbox.data + i * size, <const uint8_t *>frame, size)
 
     def __dealloc__(self):
         free(self.stamps)
         free(self.acked)
-
-    cdef int find(self, bytes frame, bytes wanted, size_t *places) except -1:
-        cdef int count = 0
-        at = frame.find(wanted)
-        while at >= 0:
-            if count == PATCHES_MAX:
-                raise ValueError(f"{wanted!r}: needed {PATCHES_MAX} at most in a frame, had more")
-            places[count] = at
-            count += 1
-            at = frame.find(wanted, at + 1)
-        return count
 
     @property
     def confirmed(self):
@@ -346,18 +476,19 @@ cdef class Publisher(Flow):
     cdef void fill(self, int64_t count) noexcept nogil:
         """Puts so many messages into the outbox, here one in a frame."""
         cdef uint8_t *frame = self.outbox.data
+        cdef uint8_t *at
         cdef int64_t i, number = self.first + self.sent, stamp = now_ns()
         cdef int j
         for i in range(count):
             if self.interval_ns:
                 stamp = self.start_ns + (self.sent + i + 1) * self.interval_ns
-            for j in range(self.numbers_count):
-                put_hex8(frame + self.number_at[j], <uint32_t>number)
-            for j in range(self.stamps_count):
-                put_hex8(frame + self.stamp_at[j], <uint32_t>(stamp >> 32))
-                put_hex8(frame + self.stamp_at[j] + 8, <uint32_t>stamp)
-            for j in range(self.queue_marks_count):
-                put_hex8(frame + self.queue_at[j], <uint32_t>(number % self.queues))
+            for j in range(self.patches_count):
+                at = frame + self.patches[j].at
+                if self.patches[j].kind == PATCH_STAMP:
+                    put_hex8(at, <uint32_t>(stamp >> 32))
+                    put_hex8(at + 8, <uint32_t>stamp)
+                else:
+                    put_hex8(at, <uint32_t>(number if self.patches[j].kind == PATCH_NUMBER else number % self.queues))
             self.stamps[<uint64_t>(self.sent + i) & self.stamps_mask] = stamp
             number += 1
             frame += self.frame_size
@@ -400,22 +531,17 @@ cdef class Consumer(Flow):
 
     def __cinit__(self, *, int64_t wanted, bytes opening=b"", bint timed=False, Tally tally=None, **_):
         """opening: what is sent before all else."""
-        cdef int64_t i, queues = tally.queues if tally is not None else 1
         self.wanted, self.timed, self.tally = wanted, timed, tally
         self.observes = timed or tally is not None
         self.latencies = Histogram()
-        self.newest = <int64_t *>malloc(queues * sizeof(int64_t))
-        if self.newest is NULL:
-            raise MemoryError
-        for i in range(queues):
-            self.newest[i] = UNKNOWN
-        if not buffer_reserve(&self.outbox, len(opening)):
+        self.next = <int64_t *>calloc(tally.queues if tally is not None else 1, sizeof(int64_t))
+        if self.next is NULL or not buffer_reserve(&self.outbox, len(opening)):
             raise MemoryError
         memcpy(self.outbox.data, <const uint8_t *>opening, len(opening))
         self.outbox.end = len(opening)
 
     def __dealloc__(self):
-        free(self.newest)
+        free(self.next)
 
     cdef void loop(self) noexcept nogil:
         cdef Py_ssize_t got
@@ -440,17 +566,16 @@ cdef class Consumer(Flow):
                 wait_for(self.fd, True, IDLE_NS)
 
     cdef void observe(self, const uint8_t *body, size_t size) noexcept nogil:
+        cdef bint is_ours = size >= BODY_SIZE_MIN
         cdef int64_t number
-        if size < BODY_SIZE_MIN:
-            if self.tally is not None:
-                self.tally.note(UNKNOWN)
+        cdef int64_t *next
+        if self.timed and is_ours:
+            self.latencies.record_ns(self.now - body_stamp(body), 1)
+        if self.tally is None:
             return
-        if self.timed:
-            number = <int64_t>get_hex8(body + BODY_STAMP_AT) << 32 | get_hex8(body + BODY_STAMP_AT + 8)
-            self.latencies.record_ns(self.now - number, 1)
-        if self.tally is not None:
-            number = get_hex8(body + BODY_NUMBER_AT)
-            self.tally.note(number)
-            if number <= self.newest[number % self.tally.queues]:
-                self.disordered += 1
-            self.newest[number % self.tally.queues] = number
+        number = get_hex8(body + BODY_NUMBER_AT) if is_ours else -1
+        self.tally.note(number)
+        if is_ours:
+            next = self.next + number % self.tally.queues
+            self.disordered += number < next[0]
+            next[0] = number + 1

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import click
@@ -19,43 +20,6 @@ from vibemq.bench.load import Load, Result
 from vibemq.bench.queues import QueueLoad
 from vibemq.bench.run import run
 from vibemq.bench.streams import StreamsLoad
-
-MODES = "; ".join(f"{mode}: {meaning}" for mode, meaning in Load.modes.items())
-# Of each field of a load: its options, and what it is for.
-OPTIONS = {
-    "host": ("--host", ""),
-    "port": ("--port", "0: the protocol's own."),
-    "tls_ca": ("--tls-ca", "Speak TLS with a server that this file vouches for."),
-    "user": ("--user", ""),
-    "password": ("--password", "Or in VIBEMQ_PASSWORD."),
-    "virtual_host": ("--virtual-host", ""),
-    "stream": ("--stream", "Deleted before and after a run."),
-    "queue": ("--queue", "Deleted before and after a run."),
-    "mode": ("--mode", f"{MODES}."),
-    "messages": ("-n --messages", "In all."),
-    "size_bytes": ("--size", "Of a body, bytes."),
-    "batch": ("--batch", "Messages in a frame."),
-    "group": ("--group", "Frames in a send (closed loop)."),
-    "publishers": ("--publishers --producers", "Connections that publish."),
-    "consumers": ("--consumers", "Connections that consume."),
-    "window": ("--window", "Unconfirmed per publisher; 1 for --mode rtt."),
-    "credit": ("--credit", "Chunks on the way per consumer."),
-    "prefetch": ("--prefetch", "Unacknowledged per consumer."),
-    "rate": ("--rate", "Messages/s of all publishers, scheduled: open loop."),
-    "spread": ("--spread", "One stream for each producer and consumer."),
-    "queues": ("--queues", "Messages go to each in turn."),
-    "sub_batch": ("--sub-batch", "Messages in a sub-entry batch; 0: none."),
-    "reference": ("--reference", "Publishers have names, so they are deduplicated."),
-    "filter_value": ("--filter-value", "Of each message, and wanted by each consumer."),
-    "append": ("--append", "Publish to the streams that an earlier run left (--keep)."),
-    "arguments": ("--argument", "For Create; repeatable."),
-    "durability": ("--durability", "Of the queue."),
-    "verify": ("--verify", "Check that messages come in order, all of them."),
-    "keep": ("--keep", "Leave what was published, for a later --mode con."),
-    "timeout_s": ("--timeout", "s"),
-    "broker_pid": ("--broker-pid", "Also report the CPU of this process and its descendants."),
-    "apart": ("--apart", "That process on the last core, the load on the first."),
-}
 
 
 class RunByDefault(click.Group):
@@ -73,8 +37,7 @@ def pairs(_: click.Context, option: click.Parameter, values: tuple[str, ...]) ->
     return tuple((name, value) for name, _, value in (value.partition("=") for value in values))
 
 
-def option_of(name: str, default: Any) -> Callable[[Any], Any]:
-    flags, help = OPTIONS[name]
+def option_of(name: str, default: Any, flags: str, help: str) -> Callable[[Any], Any]:
     about: dict[str, Any] = {"default": default, "help": help}
     if isinstance(default, bool):
         about["is_flag"] = True
@@ -86,16 +49,18 @@ def option_of(name: str, default: Any) -> Callable[[Any], Any]:
         about |= {"type": type(default), "show_default": default not in ("", 0, 0.0) and name != "password"}
     if name == "password":
         about["envvar"] = "VIBEMQ_PASSWORD"
-    return click.option(*flags.split(), name, **about)
+    return click.option(*(flags or f"--{name.replace('_', '-')}").split(), name, **about)
 
 
 def options_of(kind: type[Load]) -> Callable[[Any], Any]:
-    """One decorator for the options of a load, which --help shows in the order of OPTIONS."""
-    defaults = {each.name: each.default for each in fields(kind) if each.default is not MISSING}
+    """One decorator for the options of a load, which --help shows in the order of its fields."""
+    kinds = [each for each in kind.__mro__ if issubclass(each, Load)]
+    options = {each.name: each.metadata for each in chain(*map(fields, kinds)) if each.metadata}
 
     def decorate(command: Any) -> Any:
-        for name in reversed([name for name in OPTIONS if name in defaults]):
-            command = option_of(name, defaults[name])(command)
+        for each in reversed(fields(kind)):
+            if each.name in options:
+                command = option_of(each.name, each.default, **options[each.name])(command)
         return command
 
     return decorate

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
+from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from vibemq.bench._flow import Consumer, Flow, Histogram, Publisher, Tally
 from vibemq.errors import UserError, VibeMQError
@@ -28,6 +29,11 @@ READ_SIZE = 1 << 16
 PERCENTILES = {"p50": 50.0, "p99": 99.0, "p999": 99.9, "p9999": 99.99}
 
 
+def option(default: Any, help: str = "", flags: str = "", repr: bool = True) -> Any:
+    """A field that is an option of `vibemq bench`; flags: --name-of-the-field. A subclass may give another default."""
+    return field(default=default, repr=repr, metadata={"flags": flags, "help": help})
+
+
 @dataclass(frozen=True)
 class Load:
     """What every protocol's loads have. `rate` is of all publishers together, 0: as fast as can be.
@@ -36,23 +42,23 @@ class Load:
     both ends of a round trip on one core, where it takes a quarter of the time, and sometimes not.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 0
-    user: str = ""
-    password: str = field(default="", repr=False)
-    mode: str = "pub"
-    messages: int = 1_000_000
-    size_bytes: int = 100
-    publishers: int = 1
-    consumers: int = 1
-    window: int = 10_000
-    group: int = 1
-    rate: float = 0.0
-    verify: bool = False
-    keep: bool = False
-    timeout_s: float = 60.0
-    broker_pid: int = 0
-    apart: bool = False
+    host: str = option("127.0.0.1")
+    port: int = option(0, "0: the protocol's own.")
+    user: str = option("")
+    password: str = option("", "Or in VIBEMQ_PASSWORD.", repr=False)
+    mode: str = option("pub", "; ".join(f"{mode}: {meaning}" for mode, meaning in MODES.items()) + ".")
+    messages: int = option(1_000_000, "In all.", "-n --messages")
+    size_bytes: int = option(100, "Of a body, bytes.", "--size")
+    publishers: int = option(1, "Connections that publish.", "--publishers --producers")
+    consumers: int = option(1, "Connections that consume.")
+    window: int = option(10_000, "Unconfirmed per publisher; 1 for --mode rtt.")
+    group: int = option(1, "Frames in a send (closed loop).")
+    rate: float = option(0.0, "Messages/s of all publishers, scheduled: open loop.")
+    verify: bool = option(False, "Check that messages come in order, all of them.")
+    keep: bool = option(False, "Leave what was published, for a later --mode con.")
+    timeout_s: float = option(60.0, "s", "--timeout")
+    broker_pid: int = option(0, "Also report the CPU of this process and its descendants.")
+    apart: bool = option(False, "That process on the last core, the load on the first.")
     protocol: str = ""
 
     counts: ClassVar[tuple[str, ...]] = ("messages", "size_bytes", "publishers", "consumers", "window", "group")
@@ -168,8 +174,6 @@ class Result:
 
 # ---- the server ----
 
-L = TypeVar("L", bound=Load)
-
 
 class Wire:
     """A connected socket and what was read from it beyond what was asked for."""
@@ -213,22 +217,24 @@ class Wire:
             raise VibeMQError("the server ended the connection during a command")
         self.held += more
 
-    def rest(self) -> bytes:
-        return bytes(self.held)
+    def handed_on(self) -> dict[str, Any]:
+        """What a load thread is told of it."""
+        return {"connection": self.socket, "early": bytes(self.held)}
 
     def close(self) -> None:
         self.socket.close()
 
 
-class Peer(Generic[L]):
-    """One server's protocol; the methods that raise are the ones that each has to say for itself."""
+class Peer:
+    """One server's protocol."""
 
+    port_default = 0
     shares = True  # consumers do: what one has had, no other gets
     tally: Tally | None = None  # of what came, where they share
-    control: Wire | None = None
+    control: Any = None  # the connection for commands
 
-    def __init__(self, load: L) -> None:
-        self.load = load
+    def __init__(self, load: Any) -> None:
+        self.load = load if load.port else replace(load, port=self.port_default)
 
     def publishing(self, number: int) -> dict[str, Any]:
         """What every publisher is told."""
@@ -258,11 +264,13 @@ class Peer(Generic[L]):
         """Messages that are not settled yet."""
         return 0
 
-    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
-        raise VibeMQError(f"{type(self).__name__} cannot publish")
+    @abstractmethod
+    def publisher(self, number: int) -> Publisher:
+        """A connection that publishes."""
 
-    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
-        raise VibeMQError(f"{type(self).__name__} cannot consume")
+    @abstractmethod
+    def consumer(self, number: int) -> Consumer:
+        """One that consumes."""
 
     def check(self, flows: list[Flow]) -> None:
         """Raises what only this protocol can say of a run that is over."""

@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 import json
-import socket
 import struct
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from vibemq.bench._ends import NativeConsumer, NativePublisher
 from vibemq.bench._flow import NUMBER_MARK, QUEUE_MARK, SIZE_MIN, Consumer, Publisher, Tally, body
-from vibemq.bench.load import Load, Peer, Wire
+from vibemq.bench.load import Load, Peer, Wire, option
 from vibemq.errors import UserError, VibeMQError
 from vibemq.protocols.native import codec
-from vibemq.protocols.native.spec import Command, Header, OverflowStrategy
+from vibemq.protocols.native.spec import PORT_DEFAULT, Command, Header, OverflowStrategy
 
 PIPELINE_COUNT = 200  # commands on the way when thousands of queues are made
 NATIVE_ID_PREFIX_SIZE = 24  # of the 32 hex digits that .NET clients use for an id; the others are the number
@@ -30,10 +29,10 @@ class QueueLoad(Load):
     group: int = 500
     timeout_s: float = 120.0
     protocol: str = "native"
-    queue: str = "bench"
-    prefetch: int = 10_000
-    queues: int = 1
-    durability: str = ""
+    queue: str = option("bench", "Deleted before and after a run.")
+    prefetch: int = option(10_000, "Unacknowledged per consumer.")
+    queues: int = option(1, "Messages go to each in turn.")
+    durability: str = option("", "Of the queue.")
 
     counts = (*Load.counts, "prefetch", "queues")
 
@@ -62,26 +61,23 @@ class QueueLoad(Load):
             raise UserError(f"consumers: needed at most {self.queues}, one for each queue, had {self.consumers}")
 
 
-Q = TypeVar("Q", bound=QueueLoad)
+class QueuePeer(Peer):
+    """A server of queues."""
 
+    load: QueueLoad
 
-class QueuePeer(Peer[Q]):
-    """A server of queues; a port of 0 is its own."""
-
-    port_default = 0
-
-    def __init__(self, load: Q) -> None:
+    def __init__(self, load: QueueLoad) -> None:
         super().__init__(load)
         self.tally = Tally(load.messages, load.queues) if load.verify else None
 
     def wire(self) -> Wire:
-        return Wire(self.load.host, self.load.port or self.port_default, self.load.timeout_s)
+        return Wire(self.load.host, self.load.port, self.load.timeout_s)
 
 
-class Native(QueuePeer[QueueLoad]):
+class Native(QueuePeer):
     """Our own protocol for queues."""
 
-    port_default = 2925
+    port_default = PORT_DEFAULT
     control: Wire
 
     def __init__(self, load: QueueLoad) -> None:
@@ -143,12 +139,11 @@ class Native(QueuePeer[QueueLoad]):
         prefix = uuid.uuid4().hex[:NATIVE_ID_PREFIX_SIZE].encode()
         return codec.encode_frame(Command.PUBLISH, prefix + NUMBER_MARK, queue=queue, payload=body(load.size_bytes))
 
-    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
-        wire = self.connect()
-        options = self.publishing(number) | {"frame": self.publish_frame(), "queues": self.load.queues}
-        return wire.socket, NativePublisher(fd=wire.socket.fileno(), early=wire.rest(), **options)
+    def publisher(self, number: int) -> Publisher:
+        options = self.connect().handed_on() | self.publishing(number)
+        return NativePublisher(frame=self.publish_frame(), queues=self.load.queues, **options)
 
-    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> Consumer:
         wire = self.connect()
         early = b""
         for name in self.names()[number % self.load.queues :: self.load.consumers]:
@@ -162,4 +157,5 @@ class Native(QueuePeer[QueueLoad]):
                     code = codec.decode_body(frame[5:]).error_code
                     raise VibeMQError(f"Subscribe {name}: the broker answered {code}")
                 early += frame
-        return wire.socket, NativeConsumer(fd=wire.socket.fileno(), early=early + wire.rest(), **self.consuming())
+        wire.held[:0] = early
+        return NativeConsumer(**wire.handed_on(), **self.consuming())

@@ -18,19 +18,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vibemq.bench._flow import Consumer, Flow, Publisher
+from vibemq.bench._flow import Consumer, Flow, Publisher, Tunnel
 from vibemq.bench.load import Load, Peer, Result
 from vibemq.bench.queues import Native
 from vibemq.bench.streams import Streams
 from vibemq.errors import TimeoutExceeded, UserError, VibeMQError
 
-PEERS: dict[str, type[Peer[Any]]] = {"streams": Streams, "native": Native}
+PEERS: dict[str, Callable[[Any], Peer]] = {"streams": Streams, "native": Native}
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 POLL_S = 0.01
 SETTLED_TIMEOUT_S = 10.0  # acks are not answered: the server needs a moment until it has read the last one
 
 
-def run(load: Load, look: Callable[[], None] | None = None, peers: Mapping[str, type[Peer[Any]]] = PEERS) -> Result:
+def run(
+    load: Load, look: Callable[[], None] | None = None, peers: Mapping[str, Callable[[Any], Peer]] = PEERS
+) -> Result:
     """Creates what is to be loaded, loads it, deletes it, and gives the figures; raises if anything was lost.
 
     look: is called when all is done and everything is still connected.
@@ -43,7 +45,7 @@ def run(load: Load, look: Callable[[], None] | None = None, peers: Mapping[str, 
         if load.publishes:
             peer.create()
         try:
-            return Run(load, peer).go(look)
+            return Run(peer).go(look)
         finally:
             if not load.keep:
                 peer.delete()
@@ -54,11 +56,10 @@ def run(load: Load, look: Callable[[], None] | None = None, peers: Mapping[str, 
 class Run:
     """A connection with a thread for each publisher and consumer."""
 
-    def __init__(self, load: Load, peer: Peer[Any]) -> None:
-        self.load, self.peer = load, peer
+    def __init__(self, peer: Peer) -> None:
+        self.peer, self.load = peer, peer.load
         self.publishers: list[Publisher] = []
         self.consumers: list[Consumer] = []
-        self.sockets: list[socket.socket] = []
         self.threads: list[threading.Thread] = []
 
     @property
@@ -82,13 +83,9 @@ class Run:
     def open(self) -> None:
         """Consumers first: what is published meets them."""
         for number in range(self.load.consumers if self.load.consumes else 0):
-            connection, consumer = self.peer.consumer(number)
-            self.sockets.append(connection)
-            self.consumers.append(consumer)
+            self.consumers.append(self.peer.consumer(number))
         for number in range(self.load.publishers if self.load.publishes else 0):
-            connection, publisher = self.peer.publisher(number)
-            self.sockets.append(connection)
-            self.publishers.append(publisher)
+            self.publishers.append(self.peer.publisher(number))
 
     def body(self, flow: Flow) -> None:
         if self.load.apart:
@@ -171,16 +168,20 @@ class Run:
 
     def stop(self) -> None:
         """Ends the threads by ending their sockets; a closed descriptor is never left to a running thread."""
+        connections = self.connections()
         for flow in self.flows:
             flow.stop()
-        for connection in self.sockets:
+        for connection in connections:
             with suppress(OSError):  # the other side was quicker
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self.threads:
             if thread.ident is not None:
                 thread.join()
-        for connection in self.sockets:
+        for connection in connections:
             connection.close()
+
+    def connections(self) -> list[socket.socket | Tunnel]:
+        return [flow.connection for flow in self.flows]
 
 
 # ---- processor time and place of a process and all that it started ----

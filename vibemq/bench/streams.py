@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from vibemq.bench._ends import STAMP_SIZE_BYTES, StreamsConsumer, StreamsPublisher, TunnelContext, publish_frame
-from vibemq.bench._flow import Consumer, Flow, Publisher
-from vibemq.bench.load import Load, Peer
+from vibemq import openssl
+from vibemq.bench._ends import STAMP_SIZE_BYTES, StreamsConsumer, StreamsPublisher, publish_frame
+from vibemq.bench._flow import Consumer, Flow, Publisher, Tunnel
+from vibemq.bench.load import Load, Peer, option
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import RequestFailed, UserError
 from vibemq.protocols.streams import codec
@@ -26,22 +27,21 @@ INBOX_SIZE_BYTES = 1 << 22  # some chunks of a broker that makes large ones
 class StreamsLoad(Load):
     """Each consumer gets all messages of its stream. `size_bytes` is a message's body."""
 
-    port: int = PORT_DEFAULT
     user: str = "guest"
     password: str = field(default="guest", repr=False)
     window: int = 100_000
     protocol: str = "streams"
-    virtual_host: str = "/"
-    tls_ca: str = ""
-    stream: str = "bench"
-    batch: int = 100
-    credit: int = 20
-    spread: bool = False
-    sub_batch: int = 0
-    reference: str = ""
-    filter_value: str = ""
-    append: bool = False
-    arguments: tuple[tuple[str, str], ...] = ()
+    virtual_host: str = option("/")
+    tls_ca: str = option("", "Speak TLS with a server that this file vouches for.")
+    stream: str = option("bench", "Deleted before and after a run.")
+    batch: int = option(100, "Messages in a frame.")
+    credit: int = option(20, "Chunks on the way per consumer.")
+    spread: bool = option(False, "One stream for each producer and consumer.")
+    sub_batch: int = option(0, "Messages in a sub-entry batch; 0: none.")
+    reference: str = option("", "Publishers have names, so they are deduplicated.")
+    filter_value: str = option("", "Of each message, and wanted by each consumer.")
+    append: bool = option(False, "Publish to the streams that an earlier run left (--keep).")
+    arguments: tuple[tuple[str, str], ...] = option((), "For Create; repeatable.", "--argument")
 
     counts = (*Load.counts, "batch", "credit")
 
@@ -89,6 +89,28 @@ class StreamsLoad(Load):
         return each if self.spread else each * self.publishers
 
 
+class TunnelContext:
+    """What a client needs of an ssl.SSLContext. Servers are those that `authorities`, a PEM file, vouches for."""
+
+    def __init__(self, authorities: str) -> None:
+        from OpenSSL import SSL  # few loads have TLS
+
+        self._context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+        self._context.set_min_proto_version(SSL.TLS1_2_VERSION)
+        self._context.set_verify(SSL.VERIFY_PEER)
+        self._connection = SSL.Connection
+        try:
+            self._context.load_verify_locations(authorities)
+        except SSL.Error as problem:
+            raise UserError(f"{authorities}: needed a PEM file with certificates of authorities: {problem}") from None
+
+    def wrap_socket(self, sock: socket.socket, *, server_hostname: str) -> Tunnel:
+        connection = self._connection(self._context, None)
+        connection.set_connect_state()
+        openssl.expect(connection, server_hostname)
+        return Tunnel(sock, connection)
+
+
 def connect(load: StreamsLoad) -> StreamsConnection:
     return StreamsConnection.connect(
         load.host,
@@ -102,50 +124,50 @@ def connect(load: StreamsLoad) -> StreamsConnection:
     )
 
 
-class Streams(Peer[StreamsLoad]):
+class Streams(Peer):
     """This broker's streams, or those of any other server of the protocol."""
 
+    port_default = PORT_DEFAULT
     shares = False
+    load: StreamsLoad
+    control: StreamsConnection
 
     def __init__(self, load: StreamsLoad) -> None:
         super().__init__(load)
-        self.admin = connect(load)
+        self.control = connect(self.load)
 
     def create(self) -> None:
         for stream in self.load.streams():
             if not self.load.append:
-                self.admin.delete(stream, missing_ok=True)
-            self.admin.create(stream, dict(self.load.arguments), exist_ok=self.load.append)
+                self.control.delete(stream, missing_ok=True)
+            self.control.create(stream, dict(self.load.arguments), exist_ok=self.load.append)
         time.sleep(SETTLE_S)
 
     def delete(self) -> None:
-        if self.load.publishes and not self.admin.closed:
+        if self.load.publishes and not self.control.closed:
             for stream in self.load.streams():
-                self.admin.delete(stream, missing_ok=True)
+                self.control.delete(stream, missing_ok=True)
 
-    def _handed_on(self, connection: StreamsConnection) -> tuple[socket.socket, dict[str, Any]]:
-        """The socket, and how a load thread is told of it."""
-        detached: Any = connection.detach()
-        return detached, {"fd": detached.fileno(), "transport": detached if self.load.tls_ca else None}
-
-    def publisher(self, number: int) -> tuple[socket.socket, Publisher]:
+    def publisher(self, number: int) -> Publisher:
         load, connection = self.load, connect(self.load)
         stream = load.streams()[number % len(load.streams())]
         reference = f"{load.reference}-{number}" if load.reference else ""
         connection.request(Key.DECLARE_PUBLISHER, publisher_id=0, reference=reference, stream=stream)
-        detached, how = self._handed_on(connection)
         kind: dict[str, Any] = {
             "size": load.size_bytes,
             "sub_batch": load.sub_batch,
             "filter_value": load.filter_value.encode(),
         }
-        options = self.publishing(number) | kind | how | ({"group": 1} if load.rate else {})
-        frame = publish_frame(load.batch, **kind)
-        return detached, StreamsPublisher(frame=frame, number=number, batch=load.batch, **options)
+        return StreamsPublisher(
+            connection=connection.detach(),
+            frame=publish_frame(load.batch, **kind),
+            number=number,
+            batch=load.batch,
+            **kind | self.publishing(number) | ({"group": 1} if load.rate else {}),
+        )
 
-    def consumer(self, number: int) -> tuple[socket.socket, Consumer]:
+    def consumer(self, number: int) -> Consumer:
         load = self.load
-        detached, how = self._handed_on(connect(load))
         subscribe = codec.encode_request(
             Key.SUBSCRIBE,
             1,
@@ -155,13 +177,14 @@ class Streams(Peer[StreamsLoad]):
             credit=load.credit,
             properties={"filter.0": load.filter_value} if load.filter_value else {},
         )
-        return detached, StreamsConsumer(
+        return StreamsConsumer(
+            connection=connect(load).detach(),
             opening=subscribe,
             credit=codec.encode_request(Key.CREDIT, subscription_id=0, credit=1),
             producers=load.publishers,
             verify=load.verify,
             inbox_size=INBOX_SIZE_BYTES,
-            **self.consuming() | how | {"wanted": load.messages_in_a_stream},
+            **self.consuming() | {"wanted": load.messages_in_a_stream},
         )
 
     def check(self, flows: list[Flow]) -> None:
@@ -170,6 +193,3 @@ class Streams(Peer[StreamsLoad]):
                 raise RequestFailed(f"publishing: {flow.refused} refused with {code_name(flow.code)}", code=flow.code)
             if flow.code:
                 raise RequestFailed(f"{flow.fault} with {code_name(flow.code)}", code=flow.code)
-
-    def close(self) -> None:
-        self.admin.close()

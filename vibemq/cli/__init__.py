@@ -27,8 +27,18 @@ class _Shown(click.ClickException):
             click.echo(f"  hint: {self.hint}", err=True, file=file)
 
 
-class _Main(click.Group):
-    """Shows our errors in one line, and loads a command only when it is called."""
+class Group(click.Group):
+    """Shows our errors in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except VibeMQError as error:
+            raise _Shown(error) from error
+
+
+class _Main(Group):
+    """Loads a command only when it is called."""
 
     # command -> the module that has a function of its name, and its line in --help
     lazy: ClassVar[dict[str, tuple[str, str]]] = {
@@ -65,12 +75,6 @@ class _Main(click.Group):
             )
             raise _Shown(missing) from problem
         return command
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except VibeMQError as error:
-            raise _Shown(error) from error
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
