@@ -129,7 +129,7 @@ cdef Step make_step(str owner, field, list before):
             step.item = make_step(step.where, field_of("item " + VALUES_OF_PAIRS[field.type]), [])
     if step.condition_index >= 0 or step.may_be_absent or step.since > 1:
         step.size_min = 0
-    step.on_error = empty if step.default is None and len(before) >= 2 else step.default  # behind correlation id and code
+    step.on_error = empty if step.default is None and len(before) >= 2 else step.default
     return step
 
 

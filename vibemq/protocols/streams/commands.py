@@ -21,21 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vibemq.broker.admission import refusal_now
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.protocols.streams import spec
+from vibemq.protocols.streams import handshake, spec, streams, subscribing
 from vibemq.protocols.streams.codec import MalformedFrame, decode_request
-from vibemq.protocols.streams.handshake import (
-    open_,
-    peer_properties,
-    sasl_authenticate,
-    sasl_handshake,
-    tune,
-    update_secret,
-)
 from vibemq.protocols.streams.replies import (
     Outcome,
     answer,
     code_of,
-    find,
+    found,
     is_ours,
     need,
     obey,
@@ -44,21 +36,7 @@ from vibemq.protocols.streams.replies import (
     rights_changed,
     step_begins,
 )
-from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, Code, ExtensionKey, Key
-from vibemq.protocols.streams.streams import (
-    create,
-    create_super_stream,
-    delete,
-    delete_super_stream,
-    list_offsets,
-    list_streams,
-    metadata,
-    partitions,
-    resolve_offset_spec,
-    route,
-    stream_stats,
-)
-from vibemq.protocols.streams.subscribing import consumer_update, subscribe, unsubscribe
+from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, RESPONSE_BIT, Code, ExtensionKey, Key
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
@@ -109,7 +87,7 @@ def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> N
 def exchange_versions(session: StreamsSession, request: Any) -> Outcome:
     for key, _, version_max in request.versions:
         if key == Key.DELIVER and version_max >= 2:
-            session.announce_deliver_v2()
+            session.deliveries.deliver_v2 = True
     return {"versions": spec.COMMAND_VERSIONS + (spec.EXTENSION_VERSIONS if is_ours(session) else ())}
 
 
@@ -139,10 +117,10 @@ def declare_publisher(session: StreamsSession, request: Any) -> Outcome:
     need(session, "write", request.stream)
     if len(reference) > REFERENCE_SIZE_MAX_BYTES or request.publisher_id in session.publishers:
         return Code.PRECONDITION_FAILED
-    stream = find(session, request)
-    if reference and session.publishes_as(stream, reference):
-        return Code.PRECONDITION_FAILED
-    session.add_publisher(stream, request.publisher_id, reference)
+    with found(session, request) as stream:
+        if reference and session.publishes_as(stream, reference):
+            return Code.PRECONDITION_FAILED
+        session.add_publisher(stream, request.publisher_id, reference)
     return Code.OK
 
 
@@ -205,38 +183,38 @@ def query_offset(session: StreamsSession, request: Any) -> Outcome:
 IGNORED: dict[int, Step] = {}
 
 STATES: dict[str, dict[int, Step]] = {
-    "greeting": {Key.PEER_PROPERTIES: Step(peer_properties, "mechanisms")},
-    "mechanisms": {Key.SASL_HANDSHAKE: Step(sasl_handshake, "authenticating")},
-    "authenticating": {Key.SASL_AUTHENTICATE: Step(sasl_authenticate)},  # on success: tuning
-    "tuning": {Key.TUNE: Step(tune, "opening"), Key.TUNE | spec.RESPONSE_BIT: Step(tune, "opening")},
-    "opening": {Key.OPEN: Step(open_, "open")},
+    "greeting": {Key.PEER_PROPERTIES: Step(handshake.peer_properties, "mechanisms")},
+    "mechanisms": {Key.SASL_HANDSHAKE: Step(handshake.sasl_handshake, "authenticating")},
+    "authenticating": {Key.SASL_AUTHENTICATE: Step(handshake.sasl_authenticate)},  # on success: tuning
+    "tuning": {Key.TUNE: Step(handshake.tune, "opening"), Key.TUNE | RESPONSE_BIT: Step(handshake.tune, "opening")},
+    "opening": {Key.OPEN: Step(handshake.open_, "open")},
     "open": {
         Key.HEARTBEAT: Step(ignore),
-        Key.SASL_AUTHENTICATE: Step(update_secret),
+        Key.SASL_AUTHENTICATE: Step(handshake.update_secret),
         Key.DECLARE_PUBLISHER: Step(declare_publisher),
         Key.DELETE_PUBLISHER: Step(delete_publisher),
         Key.QUERY_PUBLISHER_SEQUENCE: Step(query_publisher_sequence),
-        Key.SUBSCRIBE: Step(subscribe),
-        Key.UNSUBSCRIBE: Step(unsubscribe),
+        Key.SUBSCRIBE: Step(subscribing.subscribe),
+        Key.UNSUBSCRIBE: Step(subscribing.unsubscribe),
         Key.STORE_OFFSET: Step(store_offset),
         Key.QUERY_OFFSET: Step(query_offset),
-        Key.CREATE: Step(create),
-        Key.DELETE: Step(delete),
-        Key.METADATA: Step(metadata),
+        Key.CREATE: Step(streams.create),
+        Key.DELETE: Step(streams.delete),
+        Key.METADATA: Step(streams.metadata),
         Key.CLOSE: Step(close_requested),
-        Key.ROUTE: Step(route),
-        Key.PARTITIONS: Step(partitions),
-        Key.CONSUMER_UPDATE | spec.RESPONSE_BIT: Step(consumer_update),
+        Key.ROUTE: Step(streams.route),
+        Key.PARTITIONS: Step(streams.partitions),
+        Key.CONSUMER_UPDATE | RESPONSE_BIT: Step(subscribing.consumer_update),
         Key.EXCHANGE_COMMAND_VERSIONS: Step(exchange_versions),
-        Key.STREAM_STATS: Step(stream_stats),
-        Key.CREATE_SUPER_STREAM: Step(create_super_stream),
-        Key.DELETE_SUPER_STREAM: Step(delete_super_stream),
-        Key.RESOLVE_OFFSET_SPEC: Step(resolve_offset_spec),
-        ExtensionKey.LIST_STREAMS: Step(list_streams),
-        ExtensionKey.LIST_OFFSETS: Step(list_offsets),
+        Key.STREAM_STATS: Step(streams.stream_stats),
+        Key.CREATE_SUPER_STREAM: Step(streams.create_super_stream),
+        Key.DELETE_SUPER_STREAM: Step(streams.delete_super_stream),
+        Key.RESOLVE_OFFSET_SPEC: Step(streams.resolve_offset_spec),
+        ExtensionKey.LIST_STREAMS: Step(streams.list_streams),
+        ExtensionKey.LIST_OFFSETS: Step(streams.list_offsets),
     },
     # We have sent Close: only the answer counts, and a Close that crossed it.
-    "closing": {Key.CLOSE | spec.RESPONSE_BIT: Step(close_answered), Key.CLOSE: Step(close_requested)},
+    "closing": {Key.CLOSE | RESPONSE_BIT: Step(close_answered), Key.CLOSE: Step(close_requested)},
     "refused": IGNORED,  # a login or Open failed; its answer is held back
     "closed": IGNORED,
 }

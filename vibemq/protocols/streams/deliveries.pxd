@@ -24,7 +24,7 @@ cdef class Subscription(StreamUser):
     cdef size_t frame_sent            # bytes already sent of the frame at the reader's place
     cdef bint frame_v2                # that frame is a Deliver 2,
     cdef uint64_t frame_committed     # and began with this committed chunk id
-    cdef bint cold                    # nothing is sent yet: a helper thread reads ahead for it, or its answer goes first
+    cdef bint cold                    # nothing is sent yet: a helper thread reads for it, or its answer goes first
     cdef bint queued                  # in its owner's `ready`
 
     cdef bint wants(self) noexcept
@@ -39,7 +39,7 @@ cdef class Deliveries:
     cdef readonly dict by_id          # id -> Subscription
     cdef list ready                   # subscriptions with credit and perhaps something to read, in turn
     cdef Subscription half_sent       # whose frame is half out: nothing else may be sent first
-    cdef bint deliver_v2
+    cdef public bint deliver_v2       # its client has announced that it knows version 2
     cdef Py_ssize_t share             # bytes that are left to send, or to pass over, in this turn
 
     # There may be something to send for this subscription.

@@ -36,8 +36,8 @@ cdef enum:
     FETCH_BYTES_MIN = 16 * 1024        # while nothing is known of the size of chunks
     DELIVER_BYTES_PER_TURN = 1 << 20   # of one connection, so that one backlog does not hold up the others
     PREFIX_BYTES = 9                   # size, key, version, subscription
-    PREFIX_BYTES_V2 = 17               # and the committed chunk id
-    HEAD_BYTES_MAX = 72                # PREFIX_BYTES_V2 and CHUNK_HEADER_BYTES, rounded up to 8
+    COMMITTED_BYTES = 8                # the committed chunk id behind them, in version 2
+    HEAD_BYTES_MAX = 72                # these two and CHUNK_HEADER_BYTES, rounded up to 8
     READ_AHEAD_BYTES = 1 << 20         # what a helper thread brings into the page cache at once
     SKIPS_PER_TURN = 512               # chunks that a filter passes over: about a microsecond each
     SKIP_BYTES = DELIVER_BYTES_PER_TURN // SKIPS_PER_TURN  # what each of them takes from the turn's share
@@ -62,25 +62,39 @@ cdef struct gather:
     uint8_t headers[FRAMES_PER_SEND][HEAD_BYTES_MAX]
 
 cdef gather scratch
-scratch.data = NULL
-scratch.size = 0
 
 
-cdef int scratch_reserve(size_t size) except -1:
-    return grow(&scratch.data, &scratch.size, size, 1)
+cdef err fetch(Subscription subscription, size_t want, bint cached, uint64_t *got, chunk *header,
+               fault *f) except? ERR_CORRUPT:
+    """Read the next chunk into the scratch, and as many behind it as `want` bytes hold; `cached`: without waiting."""
+    cdef err e
+    while True:
+        grow(&scratch.data, &scratch.size, want, 1)
+        with nogil:
+            e = core.reader_fetch(&subscription.reader, scratch.data, want, cached, got, f)
+            if e == OK:
+                e = core.reader_chunk(&subscription.reader, scratch.data, got[0], True, header, f)
+        if e != ERR_TRUNCATED or core.chunk_bytes(header) <= want:
+            return e
+        want = core.chunk_bytes(header)
+
+
+cdef inline size_t head_bytes(bint v2) noexcept:
+    return PREFIX_BYTES + CHUNK_HEADER_BYTES + (COMMITTED_BYTES if v2 else 0)
 
 
 cdef void write_head(uint8_t *room, bint v2, int subscription_id, uint64_t committed_chunk, const uint8_t *stored,
                      size_t payload) noexcept:
     """What stands in a Deliver frame before its payload: prefix and chunk header."""
-    cdef size_t prefix = PREFIX_BYTES_V2 if v2 else PREFIX_BYTES
-    bytes_store32(room, <uint32_t> (prefix + CHUNK_HEADER_BYTES + payload - 4))
+    bytes_store32(room, <uint32_t> (head_bytes(v2) + payload - 4))
     bytes_store16(room + 4, KEY_DELIVER)
     bytes_store16(room + 6, 2 if v2 else 1)
     room[8] = <uint8_t> subscription_id
+    room += PREFIX_BYTES
     if v2:
-        bytes_store64(room + 9, committed_chunk)
-    core.chunk_header_to_wire(stored, room + prefix)
+        bytes_store64(room, committed_chunk)
+        room += COMMITTED_BYTES
+    core.chunk_header_to_wire(stored, room)
 
 
 cdef size_t payload_bytes(Subscription subscription, const chunk *header) noexcept:
@@ -93,12 +107,6 @@ cdef size_t fetch_bytes(Subscription subscription) noexcept:
     cdef uint64_t frames = <uint64_t> min(max(subscription.credit, <int64_t> 1), <int64_t> FRAMES_PER_SEND)
     cdef uint64_t wanted = frames * subscription.chunk_bytes
     return <size_t> min(max(wanted, <uint64_t> FETCH_BYTES_MIN), <uint64_t> FETCH_BYTES)
-
-
-cdef void scratch_trim() noexcept:
-    if scratch.size > SCRATCH_BYTES_KEPT:
-        free(scratch.data)
-        scratch.data, scratch.size = NULL, 0
 
 
 cdef class Subscription(StreamUser):
@@ -314,14 +322,12 @@ cdef class Deliveries:
         cdef fault f
         cdef err e = OK
         cdef uint64_t got = 0, offset = 0, committed_chunk = 0
-        cdef size_t want = fetch_bytes(subscription)
         cdef size_t payload
         cdef chunk header
         cdef commit committed
         cdef size_t skip = subscription.frame_sent
         cdef bint v2 = subscription.frame_v2 if skip else self.deliver_v2
-        cdef size_t prefix = PREFIX_BYTES_V2 if v2 else PREFIX_BYTES
-        cdef size_t head = prefix + CHUNK_HEADER_BYTES
+        cdef size_t head = head_bytes(v2)
         cdef uint8_t *room
         cdef int frames = 0, pieces = 0, i
         cdef uint32_t skipped = 0
@@ -342,18 +348,9 @@ cdef class Deliveries:
                 return self._read_failed(subscription, e, &f, 0)
             if skipped == SKIPS_PER_TURN:
                 return 0
-        while True:
-            scratch_reserve(want)
-            with nogil:
-                e = core.reader_fetch(at, scratch.data, want, True, &got, &f)
-                if e == OK:
-                    e = core.reader_chunk(at, scratch.data, got, True, &header, &f)
-            if e == ERR_TRUNCATED and core.chunk_bytes(&header) > want:
-                want = core.chunk_bytes(&header)
-                continue
-            if e != OK:
-                return self._read_failed(subscription, e, &f, core.chunk_bytes(&header) if e == ERR_TRUNCATED else 0)
-            break
+        e = fetch(subscription, fetch_bytes(subscription), True, &got, &header, &f)
+        if e != OK:
+            return self._read_failed(subscription, e, &f, core.chunk_bytes(&header) if e == ERR_TRUNCATED else 0)
         walk = at[0]
         subscription.chunk_bytes = 0
         while True:
@@ -404,7 +401,9 @@ cdef class Deliveries:
             at.position, at.next_offset = walk.position, walk.next_offset
         subscription.frame_v2, subscription.frame_committed = v2, committed_chunk
         self.half_sent = subscription if subscription.frame_sent else None
-        scratch_trim()
+        if scratch.size > SCRATCH_BYTES_KEPT:
+            free(scratch.data)
+            scratch.data, scratch.size = NULL, 0
         return sent if sent > 0 else 0
 
     cdef Py_ssize_t _read_failed(self, Subscription subscription, err error, const fault *f, uint64_t wanted) except -2:
@@ -497,22 +496,13 @@ cdef class Deliveries:
         cdef err e
         cdef uint64_t got = 0
         cdef chunk header
-        cdef size_t want = FETCH_BYTES
         cdef bint v2 = subscription.frame_v2
-        cdef size_t prefix = PREFIX_BYTES_V2 if v2 else PREFIX_BYTES
+        cdef size_t head = head_bytes(v2)
         cdef uint8_t *room = scratch.headers[0]
         cdef size_t out = subscription.frame_sent
         cdef size_t payload
         cdef const uint8_t *data
-        while True:
-            scratch_reserve(want)
-            e = core.reader_fetch(&subscription.reader, scratch.data, want, False, &got, &f)
-            if e == OK:
-                e = core.reader_chunk(&subscription.reader, scratch.data, got, True, &header, &f)
-            if e == ERR_TRUNCATED and core.chunk_bytes(&header) > want:
-                want = core.chunk_bytes(&header)
-                continue
-            break
+        e = fetch(subscription, FETCH_BYTES, False, &got, &header, &f)
         self.half_sent = None
         subscription.frame_sent = 0
         if e != OK:
@@ -520,11 +510,10 @@ cdef class Deliveries:
                                    f"{storage_error(e, &f)}")
         data = scratch.data + CHUNK_HEADER_BYTES + header.bloom_bytes
         payload = payload_bytes(subscription, &header)
-        if out >= prefix + CHUNK_HEADER_BYTES:
-            out -= prefix + CHUNK_HEADER_BYTES
-            self.connection.prepend(data + out, payload - out)
+        if out >= head:
+            self.connection.prepend(data + out - head, payload + head - out)
             return 0
         write_head(room, v2, subscription.subscription_id, subscription.frame_committed, scratch.data, payload)
         self.connection.prepend(data, payload)
-        self.connection.prepend(room + out, prefix + CHUNK_HEADER_BYTES - out)
+        self.connection.prepend(room + out, head - out)
         return 0

@@ -57,7 +57,12 @@ def sasl_authenticate(session: StreamsSession, request: Any) -> None:
     def done(user: str, code: Code) -> None:
         if code == Code.OK:
             session.client.user, session.mechanism = user, request.mechanism
-            _logged_in(session, request)
+            config = session.door.config
+            answer(session, Key.SASL_AUTHENTICATE, request, code)
+            # The very next frame: one client insists on it.
+            session.write(encode_server_frame(Key.TUNE, frame_max=config.frame_max_bytes, heartbeat=config.heartbeat_s))
+            session.state = "tuning"
+            step_begins(session)
         else:
             _refuse(session, request, code, user)
 
@@ -111,15 +116,6 @@ def _prove(session: StreamsSession, request: Any, done: Callable[[str, Code], No
     check_password(session, who.user, who.password, checked)
 
 
-def _logged_in(session: StreamsSession, request: Any) -> None:
-    answer(session, Key.SASL_AUTHENTICATE, request, Code.OK)
-    config = session.door.config
-    # The very next frame: one client insists on it.
-    session.write(encode_server_frame(Key.TUNE, frame_max=config.frame_max_bytes, heartbeat=config.heartbeat_s))
-    session.state = "tuning"
-    step_begins(session)
-
-
 def _refuse(session: StreamsSession, request: Any, code: Code, user: str = "") -> None:
     """No login, or no more: whatever the connection had, it does nothing any more."""
     session.drop_all()
@@ -162,8 +158,10 @@ def open_(session: StreamsSession, request: Any) -> Outcome:
 def advertised(session: StreamsSession) -> tuple[str, int]:
     """The address the client evidently reached us by, unless configured."""
     config = session.door.config
-    here = "localhost" if session.is_loopback else session.local_host
+    here, port = session.local_address
+    if session.is_loopback:
+        here = "localhost"
     if session.is_tls:  # the name it asked for is the one that it finds in the certificate
         host = config.advertised_tls_host or config.advertised_host or session.server_name or here
-        return host, config.advertised_tls_port or session.local_port
-    return config.advertised_host or here, config.advertised_port or session.local_port
+        return host, config.advertised_tls_port or port
+    return config.advertised_host or here, config.advertised_port or port

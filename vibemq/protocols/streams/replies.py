@@ -112,26 +112,21 @@ def code_of(session: StreamsSession, request: Any, problem: BaseException, failu
     return code
 
 
-def find(session: StreamsSession, request: Any) -> Stream:
-    """The stream a request names.  Raises Refused."""
+@contextmanager
+def found(session: StreamsSession, request: Any) -> Iterator[Stream]:
+    """The stream a request names, closed afterwards if nobody uses it.  Raises Refused."""
+    table = session.door.table
     try:
-        stream: Stream = session.door.table.find(session.virtual_host, request.stream)
-        return stream
+        stream = table.find(session.virtual_host, request.stream)
     except StreamNotFound:
         raise Refused(Code.STREAM_DOES_NOT_EXIST) from None
     except StorageError as problem:
         _unusable.say(request.stream, "stream %s cannot be opened: %s", request.stream, problem)
         raise Refused(Code.STREAM_NOT_AVAILABLE) from None
-
-
-@contextmanager
-def found(session: StreamsSession, request: Any) -> Iterator[Stream]:
-    """The stream a request names, closed afterwards if nobody uses it.  Raises Refused."""
-    stream = find(session, request)
     try:
         yield stream
     finally:
-        session.door.table.release_if_unused(stream)
+        table.release_if_unused(stream)
 
 
 def readable(session: StreamsSession, request: Any) -> AbstractContextManager[Stream]:
@@ -191,7 +186,7 @@ def revoke(session: StreamsSession) -> None:
         if not rights.write(publisher.stream.name):
             session.remove_publisher(publisher_id)
             lost[publisher.stream.name] = None
-    for subscription_id, subscription in list(session.subscriptions.items()):
+    for subscription_id, subscription in list(session.deliveries.by_id.items()):
         if not rights.read(subscription.stream.name):
             session.deliveries.remove(subscription_id)
             lost[subscription.stream.name] = None

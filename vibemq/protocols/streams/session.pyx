@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One streams connection: frames in, replies, confirms and chunks out.
+"""One streams connection and its publishers: frames in, replies, confirms and chunks out.
 
 Publish and Credit are acted upon in place and make no Python object; every other
 command is decoded by the codec and goes to ``commands.handle``, plain Python.  The life of
 a message through here: ``_publish`` lays it into its stream's batch and remembers its id;
 ``StreamsPublisher.confirm`` answers, once it is persisted or synced; ``Subscription.on_news``
 wakes its readers, and ``Deliveries.send`` sends them whole chunks straight from the log.
+
+Each id that was published is answered exactly once, by PublishConfirm or PublishError, in frames that hold a
+whole batch: when the batch is persisted or, with durability `disk`, when a sync covers it (broker/publisher.pyx).
+What was a duplicate has a frame of its own, behind that: there are clients that drop one which names an id twice.
 """
 
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memmove
 
+from vibemq.broker.client cimport ClientSession
+from vibemq.broker.publisher cimport QUEUE_NOT_FOUND, Publisher
+from vibemq.broker.stream cimport Stream, StreamUser
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_ALARM, PAUSE_COMMAND, PAUSE_ENDING
 from vibemq.storage cimport core
-from vibemq.storage.core cimport ERR_FULL, OK, bytes_load16, bytes_load32, err
-from vibemq.protocols.streams.deliveries cimport Subscription
-from vibemq.protocols.streams.publisher cimport StreamsPublisher, publish_error
+from vibemq.storage.core cimport ERR_FULL, OK, bytes_load16, bytes_load32, bytes_store16, bytes_store32, err
+from vibemq.protocols.streams.deliveries cimport Deliveries, Subscription
 from vibemq.protocols.streams.wire cimport (
-    FILTER_SIZE_BYTES, KEY_CREDIT, KEY_PUBLISH, PUBLISHING_ID_BYTES, entry_bytes, filter_bytes, publish_is_whole,
-    sub_batch_is_valid,
+    FILTER_SIZE_BYTES, KEY_CREDIT, KEY_PUBLISH, KEY_PUBLISH_CONFIRM, KEY_PUBLISH_ERROR, PUBLISHING_ID_BYTES,
+    entry_bytes, filter_bytes, publish_is_whole, sub_batch_is_valid,
 )
 
 from vibemq.errors import ConnectionClosed
@@ -34,9 +41,126 @@ cdef enum:
     CONTROLS_PER_TURN = 32  # control commands cost tens of microseconds: the loop's millisecond
     CONTROL_BYTES = 16      # a longer one counts as several: its names are looked up one by one
     TRACKED_MAX = 1024      # streams that one connection's offsets hold open: each costs some descriptors
+    PUBLISH_ERROR_BYTES = 10  # an id and a code
+    CODE_STREAM_NOT_AVAILABLE = 6
+    CODE_INTERNAL_ERROR = 15
+    CODE_PRECONDITION_FAILED = 17
+    CODE_PUBLISHER_DOES_NOT_EXIST = 18
+
+cdef class StreamsSession(ClientSession)
 
 
+cdef inline uint8_t *answer_ids(Connection connection, int key, int publisher_id, size_t count,
+                                size_t item_bytes) except NULL:
+    """The head of a PublishConfirm or PublishError; its `count` items go where this points."""
+    cdef size_t size = count * item_bytes
+    cdef uint8_t *out = connection.outbox_reserve(13 + size)
+    bytes_store32(out, <uint32_t> (9 + size))
+    bytes_store16(out + 4, <uint16_t> key)
+    bytes_store16(out + 6, 1)
+    out[8] = <uint8_t> publisher_id
+    bytes_store32(out + 9, <uint32_t> count)
+    return out + 13
+
+
+# A declared publisher.  Its notes are the ids of this turn's batch, big-endian as they came.
+cdef class StreamsPublisher(Publisher):
+    cdef StreamsSession session
+    cdef Connection connection
+    cdef readonly int publisher_id
+    cdef readonly bytes reference     # empty: its duplicates are kept
+    cdef readonly uint64_t published, confirmed, errored  # entries
+
+    def __init__(self, StreamsSession session not None, Stream stream not None, int publisher_id, bytes reference):
+        self.session, self.client, self.connection = session, session.client, session.connection
+        self.publisher_id, self.reference = publisher_id, reference
+        stream.attach(self)
+        try:
+            self.queue = session.door.queue_of(stream)
+        except BaseException:
+            stream.detach(self)
+            raise
+        if self.queue is not None:
+            self.queue.hold(self)  # so that its bounds are kept
+
+    cdef int begin(self) except -1:
+        """Before its first entry in a batch."""
+        self.join_batch()
+        return self.intern(self.reference) if len(self.reference) else 0
+
+    cdef int answer(self, const uint8_t *notes, size_t size, size_t count, bint ok, uint64_t first_offset,
+                    uint64_t next_offset) except -1:
+        cdef size_t kept = count
+        if ok and self.stream.deduplicated != NULL and len(self.reference):
+            kept = self._part_duplicates(self.notes, count)
+        if kept:
+            Publisher.answer(self, notes, kept * PUBLISHING_ID_BYTES, kept, ok, first_offset, next_offset)
+        if kept < count:
+            notes += kept * PUBLISHING_ID_BYTES
+            count -= kept
+            Publisher.answer(self, notes, count * PUBLISHING_ID_BYTES, count, ok, first_offset, next_offset)
+        return 0
+
+    cdef size_t _part_duplicates(self, uint8_t *ids, size_t count) except? 0:
+        """Put the ids that were duplicates behind the others; how many others there are."""
+        cdef uint32_t at = 0, number = 0
+        cdef size_t kept = 0, dropped = 0, i
+        cdef bint is_dropped = core.batch_dropped(self.stream.deduplicated, self.reference_index, &at, &number)
+        cdef uint8_t *others
+        if not is_dropped:
+            return count
+        others = <uint8_t *> malloc(count * PUBLISHING_ID_BYTES)
+        if others == NULL:
+            raise MemoryError
+        for i in range(count):
+            if is_dropped and number == i:
+                memcpy(others + dropped * PUBLISHING_ID_BYTES, ids + i * PUBLISHING_ID_BYTES, PUBLISHING_ID_BYTES)
+                dropped += 1
+                is_dropped = core.batch_dropped(self.stream.deduplicated, self.reference_index, &at, &number)
+            else:
+                memmove(ids + kept * PUBLISHING_ID_BYTES, ids + i * PUBLISHING_ID_BYTES, PUBLISHING_ID_BYTES)
+                kept += 1
+        memcpy(ids + kept * PUBLISHING_ID_BYTES, others, dropped * PUBLISHING_ID_BYTES)
+        free(others)
+        return kept
+
+    cdef int forget(self) except -1:
+        self.session.forget_publisher(self.publisher_id, self)
+        stream_gone(self.session, self.stream)
+        return 0
+
+    cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1:
+        cdef size_t count = size // PUBLISHING_ID_BYTES
+        cdef uint8_t *out
+        if not self.connection.closed:
+            self.confirmed += count
+            out = answer_ids(self.connection, KEY_PUBLISH_CONFIRM, self.publisher_id, count, PUBLISHING_ID_BYTES)
+            memcpy(out, notes, size)
+        return 0
+
+    cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
+        cdef size_t i, count = size // PUBLISHING_ID_BYTES
+        cdef uint16_t wire_code = CODE_INTERNAL_ERROR
+        cdef uint8_t *out
+        if self.deleted:
+            wire_code = CODE_STREAM_NOT_AVAILABLE
+        elif code is QUEUE_NOT_FOUND:  # it was refused because of that
+            wire_code = CODE_PUBLISHER_DOES_NOT_EXIST
+        if self.connection.closed:
+            return 0
+        self.errored += count
+        out = answer_ids(self.connection, KEY_PUBLISH_ERROR, self.publisher_id, count, PUBLISH_ERROR_BYTES)
+        for i in range(count):
+            memcpy(out, notes + i * PUBLISHING_ID_BYTES, PUBLISHING_ID_BYTES)
+            bytes_store16(out + PUBLISHING_ID_BYTES, wire_code)
+            out += PUBLISH_ERROR_BYTES
+        return 0
+
+
+# That a connection has stored or asked for an offset of a stream: held open, and the connection is told of its end.
 cdef class Tracking(StreamUser):
+    cdef StreamsSession session
+
     def __init__(self, StreamsSession session, Stream stream):
         self.session = session
         stream.attach(self)
@@ -57,7 +181,27 @@ cdef class Tracking(StreamUser):
         return 0
 
 
+# Its publishers go by their ids.
 cdef class StreamsSession(ClientSession):
+    cdef public str virtual_host
+    cdef public str mechanism          # by which it has logged in
+    cdef public object rights          # access.rights.VhostRights: what it may do here; None: nothing yet
+    cdef public int64_t rights_generation  # of the rights, when they were last looked at
+    cdef public dict pending           # correlation id -> subscribing.Question: ConsumerUpdates without an answer
+    cdef public uint32_t asked         # how many there were
+    cdef dict tracked                  # Stream -> Tracking: those whose offsets it has stored or asked for
+    cdef public bint counted           # by the door, as one that has a virtual host
+    cdef public dict peer_properties
+    cdef readonly uint32_t frame_max   # bytes; 0 is no limit
+    cdef public uint32_t negotiated_frame_max  # holds from Open on
+    cdef public uint32_t heartbeat_s
+    cdef bint parts_kinds              # a sub-batch shares its chunk with nothing
+    cdef readonly Deliveries deliveries
+    cdef int64_t beat_checked_ms, silence_checked_ms
+    cdef uint64_t beat_bytes_out, silence_bytes_in
+    cdef int silent_checks
+    cdef size_t skip                   # bytes of a refused frame that are still to come
+
     def __init__(self, Connection connection, door):
         super().__init__(connection, door)
         self.state = commands.FIRST_STATE
@@ -134,7 +278,7 @@ cdef class StreamsSession(ClientSession):
         if publisher is None or publisher.publisher_id != p[0]:
             publisher = self.publishers.get(p[0])
             if publisher is None:
-                return self._refuse_from(p[0], Code.PUBLISHER_DOES_NOT_EXIST, p + 5, end, version)
+                return self._refuse_from(p[0], CODE_PUBLISHER_DOES_NOT_EXIST, p + 5, end, version, count)
             self.publisher_cached = publisher
         stream = publisher.stream
         publisher.reserve(count * PUBLISHING_ID_BYTES)
@@ -151,7 +295,7 @@ cdef class StreamsSession(ClientSession):
                 if not sub_batch_is_valid(entry, self.door.sub_batch_uncompressed_max):
                     # This entry and all that follow: no gap may open in the ids that are stored.
                     publisher.errored += left
-                    return self._refuse_from(publisher.publisher_id, Code.PRECONDITION_FAILED, p, end, version)
+                    return self._refuse_from(publisher.publisher_id, CODE_PRECONDITION_FAILED, p, end, version, left)
                 records = bytes_load16(entry + 1)
             if publisher.count == 0:
                 publisher.begin()
@@ -168,9 +312,10 @@ cdef class StreamsSession(ClientSession):
                 continue
             if e != OK:
                 publisher.errored += left
-                return self._refuse_from(publisher.publisher_id, Code.INTERNAL_ERROR, p, end, version)
+                return self._refuse_from(publisher.publisher_id, CODE_INTERNAL_ERROR, p, end, version, left)
             if entry > value + FILTER_SIZE_BYTES:
-                core.batch_filter(stream.batch, value + FILTER_SIZE_BYTES, <uint32_t> (entry - value - FILTER_SIZE_BYTES))
+                value += FILTER_SIZE_BYTES
+                core.batch_filter(stream.batch, value, <uint32_t> (entry - value))
             memcpy(publisher.notes + publisher.notes_size, p, PUBLISHING_ID_BYTES)
             publisher.notes_size += PUBLISHING_ID_BYTES
             publisher.count += 1
@@ -178,33 +323,18 @@ cdef class StreamsSession(ClientSession):
             left -= 1
         return 0
 
-    cdef int _refuse_from(self, int publisher_id, int code, const uint8_t *p, const uint8_t *end,
-                          int version) except -1:
-        """PublishError for every id from p to the end of a frame that is known to be whole."""
-        cdef const uint8_t *at = p
-        cdef size_t count = 0
-        cdef uint8_t *ids
-        while at < end:
-            at += PUBLISHING_ID_BYTES
+    cdef int _refuse_from(self, int publisher_id, int code, const uint8_t *p, const uint8_t *end, int version,
+                          uint32_t count) except -1:
+        """PublishError for the ids of the `count` entries from p to the end of a frame that is known to be whole."""
+        cdef uint8_t *out = answer_ids(self.connection, KEY_PUBLISH_ERROR, publisher_id, count, PUBLISH_ERROR_BYTES)
+        while p < end:
+            memcpy(out, p, PUBLISHING_ID_BYTES)
+            bytes_store16(out + PUBLISHING_ID_BYTES, <uint16_t> code)
+            out += PUBLISH_ERROR_BYTES
+            p += PUBLISHING_ID_BYTES
             if version == 2:
-                at += filter_bytes(at, end)
-            at += entry_bytes(at, end)
-            count += 1
-        ids = <uint8_t *> malloc(count * PUBLISHING_ID_BYTES + 1)
-        if ids == NULL:
-            raise MemoryError
-        at, count = p, 0
-        while at < end:
-            memcpy(ids + count * PUBLISHING_ID_BYTES, at, PUBLISHING_ID_BYTES)
-            at += PUBLISHING_ID_BYTES
-            if version == 2:
-                at += filter_bytes(at, end)
-            at += entry_bytes(at, end)
-            count += 1
-        try:
-            publish_error(self.connection, publisher_id, ids, count, code)
-        finally:
-            free(ids)
+                p += filter_bytes(p, end)
+            p += entry_bytes(p, end)
         return 0
 
     cdef int _credit(self, const uint8_t *p, const uint8_t *end) except -1:
@@ -212,20 +342,17 @@ cdef class StreamsSession(ClientSession):
         if end - p != 3:
             refuse(self, MalformedFrame("Credit", "3 bytes", end - p))
             return 0
-        found = self.deliveries.by_id.get(p[0])
-        if found is None:
-            self.connection.write_bytes(encode_server_frame(
-                Key.CREDIT, code=Code.SUBSCRIPTION_ID_DOES_NOT_EXIST, subscription_id=p[0]))
-            return 1  # an answer costs as much as a command's
-        subscription = <Subscription> found
-        subscription.credit += <short> bytes_load16(p + 1)
-        if not subscription.reading:  # kept until it is active
-            self.connection.write_bytes(encode_server_frame(
-                Key.CREDIT, code=Code.PRECONDITION_FAILED, subscription_id=p[0]))
-            return 1
-        if subscription.credit > 0:
-            self.deliveries.want(subscription)
-        return 0
+        subscription = <Subscription> self.deliveries.by_id.get(p[0])
+        if subscription is not None:
+            subscription.credit += <short> bytes_load16(p + 1)
+            if subscription.reading:
+                if subscription.credit > 0:
+                    self.deliveries.want(subscription)
+                return 0
+        # What is not active yet keeps its credit all the same.
+        code = Code.SUBSCRIPTION_ID_DOES_NOT_EXIST if subscription is None else Code.PRECONDITION_FAILED
+        self.connection.write_bytes(encode_server_frame(Key.CREDIT, code=code, subscription_id=p[0]))
+        return 1  # an answer costs as much as a command's
 
     # ---- what commands do to this session ----
 
@@ -277,18 +404,7 @@ cdef class StreamsSession(ClientSession):
         return False
 
     def publishes_as(self, Stream stream, bytes reference) -> bool:
-        for publisher in self.publishers.values():
-            if (<StreamsPublisher> publisher).stream is stream and (<StreamsPublisher> publisher).reference == reference:
-                return True
-        return False
-
-    @property
-    def subscriptions(self) -> dict:
-        return self.deliveries.by_id
-
-    def announce_deliver_v2(self):
-        """From now on this connection gets Deliver 2."""
-        self.deliveries.deliver_v2 = True
+        return any([one.stream is stream and one.reference == reference for one in self.publishers.values()])
 
     def set_alarmed(self, bint alarmed):
         """A disk or memory alarm: read nothing more from who publishes; or it is over."""
@@ -308,12 +424,8 @@ cdef class StreamsSession(ClientSession):
         self.silence_bytes_in = self.connection.bytes_in
 
     @property
-    def local_host(self) -> str:
-        return self.connection.local_host
-
-    @property
-    def local_port(self) -> int:
-        return self.connection.local_port
+    def local_address(self) -> tuple:
+        return self.connection.local_host, self.connection.local_port
 
     def describe(self) -> dict:
         """This connection as the admin side shows it."""

@@ -38,13 +38,13 @@ class Question(NamedTuple):
 
 
 def subscribe(session: StreamsSession, request: Any) -> Outcome:
-    if len(session.subscriptions) >= spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX:
+    if len(session.deliveries.by_id) >= spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX:
         return Code.PRECONDITION_FAILED
     need(session, "read", request.stream)
     if len(request.properties.get("name", "").encode()) > spec.REFERENCE_SIZE_MAX_BYTES:
         return Code.PRECONDITION_FAILED
     with found(session, request) as stream:
-        if request.subscription_id in session.subscriptions:
+        if request.subscription_id in session.deliveries.by_id:
             return Code.SUBSCRIPTION_ID_ALREADY_EXISTS
         try:
             _subscribe(session, stream, request)
