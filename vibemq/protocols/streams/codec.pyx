@@ -11,8 +11,8 @@ its last byte, because clients that read field by field lose the thread over one
 
 An encoder gives a whole frame, size included, or raises UnencodableValue.
 
-Control frames come once for each connection or command, so Python objects are right here. The data frames of a
-busy server are walked in place elsewhere; these decoders know them too, for tests and for small clients.
+Python objects are right for control frames. The data frames of a busy server are walked in place elsewhere; these
+decoders know them too, for tests and for small clients.
 """
 
 from collections import namedtuple
@@ -150,17 +150,16 @@ cdef Plan make_plan(str name, fields, bint has_type=True):
 cdef dict PLANS = {}  # of each frame by its key, RESPONSE_BIT included
 
 
-cdef int plan_frame(int key, layout, sent_by, int version_max) except -1:
+cdef Plan make_frame(layout, sent_by, int version_max):
     cdef Plan plan = make_plan(layout.name, layout.fields)
     plan.ignored_tail_size, plan.sent_by, plan.version_max = layout.ignored_tail_size_bytes, sent_by, version_max
-    PLANS[key] = plan
-    return 0
+    return plan
 
 
 for command in COMMANDS + EXTENSIONS:
-    plan_frame(command.key, command.request, command.sent_by, command.version_max)
+    PLANS[int(command.key)] = make_frame(command.request, command.sent_by, command.version_max)
     if command.response is not None:
-        plan_frame(command.key | RESPONSE_BIT, command.response, command.answered_by, 1)
+        PLANS[command.key | RESPONSE_BIT] = make_frame(command.response, command.answered_by, 1)
 cdef Plan CHUNK_PLAN = make_plan("Chunk", CHUNK_HEADER, False)
 
 globals().update(TYPES)  # Create, CreateResponse, ...: whoever decodes can name what it gets

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control commands of the streams door: plain Python, once per connection or command.
 
-STATES is the whole state machine: for each state the commands it allows, who handles them
-and which state follows.  What is not in the table is refused.  A command that must touch
+STATES is the whole state machine: for each state the commands it allows and who handles them; NEXT is what
+follows them.  What is not in the table is refused.  A command that must touch
 the disk or hash a password runs in a helper thread; its session is busy until then, so
 replies leave in the order of requests.  Codes and delays: the RabbitMQ Streams protocol.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import refusal_now
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
@@ -45,20 +45,13 @@ logger = logging.getLogger(__name__)
 not_stored = OnceAMinute(logger)
 
 
-class Step(NamedTuple):
-    """One cell of the table: what to do, and the state afterwards ("" stays)."""
-
-    do: Callable[[Any, Any], Outcome]
-    then: str = ""
-
-
 def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> None:
     """One frame that is not a data frame of an open session."""
     allowed = STATES[session.state]
     if allowed is IGNORED:
         return
-    step = allowed.get(key)
-    if step is None:
+    command = allowed.get(key)
+    if command is None:
         if key != Key.HEARTBEAT and session.state != "closing":
             refuse(session, f"command {key:#06x} in state {session.state}")
         return
@@ -75,9 +68,9 @@ def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> N
     is_stale = state == "open" and session.rights_generation != session.door.broker.rights.generation
     if is_stale and key != Key.SASL_AUTHENTICATE and not rights_changed(session):
         return
-    obey(session, key, request, step.do)
-    if step.then and session.state == state:
-        session.state = step.then
+    obey(session, key, request, command)
+    if session.state == state and state in NEXT:
+        session.state = NEXT[state]
         step_begins(session)
 
 
@@ -180,42 +173,44 @@ def query_offset(session: StreamsSession, request: Any) -> Outcome:
     return Code.NO_OFFSET if offset is None else {"offset": offset}
 
 
-IGNORED: dict[int, Step] = {}
+Command = Callable[[Any, Any], Outcome]
+IGNORED: dict[int, Command] = {}
+#: The state that follows a command; any other stays.
+NEXT = {"greeting": "mechanisms", "mechanisms": "authenticating", "tuning": "opening", "opening": "open"}
 
-STATES: dict[str, dict[int, Step]] = {
-    "greeting": {Key.PEER_PROPERTIES: Step(handshake.peer_properties, "mechanisms")},
-    "mechanisms": {Key.SASL_HANDSHAKE: Step(handshake.sasl_handshake, "authenticating")},
-    "authenticating": {Key.SASL_AUTHENTICATE: Step(handshake.sasl_authenticate)},  # on success: tuning
-    "tuning": {Key.TUNE: Step(handshake.tune, "opening"), Key.TUNE | RESPONSE_BIT: Step(handshake.tune, "opening")},
-    "opening": {Key.OPEN: Step(handshake.open_, "open")},
+STATES: dict[str, dict[int, Command]] = {
+    "greeting": {Key.PEER_PROPERTIES: handshake.peer_properties},
+    "mechanisms": {Key.SASL_HANDSHAKE: handshake.sasl_handshake},
+    "authenticating": {Key.SASL_AUTHENTICATE: handshake.sasl_authenticate},  # on success: tuning
+    "tuning": {Key.TUNE: handshake.tune, Key.TUNE | RESPONSE_BIT: handshake.tune},
+    "opening": {Key.OPEN: handshake.open_},
     "open": {
-        Key.HEARTBEAT: Step(ignore),
-        Key.SASL_AUTHENTICATE: Step(handshake.update_secret),
-        Key.DECLARE_PUBLISHER: Step(declare_publisher),
-        Key.DELETE_PUBLISHER: Step(delete_publisher),
-        Key.QUERY_PUBLISHER_SEQUENCE: Step(query_publisher_sequence),
-        Key.SUBSCRIBE: Step(subscribing.subscribe),
-        Key.UNSUBSCRIBE: Step(subscribing.unsubscribe),
-        Key.STORE_OFFSET: Step(store_offset),
-        Key.QUERY_OFFSET: Step(query_offset),
-        Key.CREATE: Step(streams.create),
-        Key.DELETE: Step(streams.delete),
-        Key.METADATA: Step(streams.metadata),
-        Key.CLOSE: Step(close_requested),
-        Key.ROUTE: Step(streams.route),
-        Key.PARTITIONS: Step(streams.partitions),
-        Key.CONSUMER_UPDATE | RESPONSE_BIT: Step(subscribing.consumer_update),
-        Key.EXCHANGE_COMMAND_VERSIONS: Step(exchange_versions),
-        Key.STREAM_STATS: Step(streams.stream_stats),
-        Key.CREATE_SUPER_STREAM: Step(streams.create_super_stream),
-        Key.DELETE_SUPER_STREAM: Step(streams.delete_super_stream),
-        Key.RESOLVE_OFFSET_SPEC: Step(streams.resolve_offset_spec),
-        ExtensionKey.LIST_STREAMS: Step(streams.list_streams),
-        ExtensionKey.LIST_OFFSETS: Step(streams.list_offsets),
+        Key.HEARTBEAT: ignore,
+        Key.SASL_AUTHENTICATE: handshake.update_secret,
+        Key.DECLARE_PUBLISHER: declare_publisher,
+        Key.DELETE_PUBLISHER: delete_publisher,
+        Key.QUERY_PUBLISHER_SEQUENCE: query_publisher_sequence,
+        Key.SUBSCRIBE: subscribing.subscribe,
+        Key.UNSUBSCRIBE: subscribing.unsubscribe,
+        Key.STORE_OFFSET: store_offset,
+        Key.QUERY_OFFSET: query_offset,
+        Key.CREATE: streams.create,
+        Key.DELETE: streams.delete,
+        Key.METADATA: streams.metadata,
+        Key.CLOSE: close_requested,
+        Key.ROUTE: streams.route,
+        Key.PARTITIONS: streams.partitions,
+        Key.CONSUMER_UPDATE | RESPONSE_BIT: subscribing.consumer_update,
+        Key.EXCHANGE_COMMAND_VERSIONS: exchange_versions,
+        Key.STREAM_STATS: streams.stream_stats,
+        Key.CREATE_SUPER_STREAM: streams.create_super_stream,
+        Key.DELETE_SUPER_STREAM: streams.delete_super_stream,
+        Key.RESOLVE_OFFSET_SPEC: streams.resolve_offset_spec,
+        ExtensionKey.LIST_STREAMS: streams.list_streams,
+        ExtensionKey.LIST_OFFSETS: streams.list_offsets,
     },
     # We have sent Close: only the answer counts, and a Close that crossed it.
-    "closing": {Key.CLOSE | RESPONSE_BIT: Step(close_answered), Key.CLOSE: Step(close_requested)},
+    "closing": {Key.CLOSE | RESPONSE_BIT: close_answered, Key.CLOSE: close_requested},
     "refused": IGNORED,  # a login or Open failed; its answer is held back
     "closed": IGNORED,
 }
-FIRST_STATE = "greeting"

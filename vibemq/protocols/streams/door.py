@@ -25,7 +25,6 @@ class StreamsDoor(Door):
         self.table = broker.streams
         self.opened = 0  # connections that have a virtual host
         self.guest_allowed = config.guest.allow_loopback
-        self.timers = broker.timers
         self.offsets = OffsetFiles()
         self.publishing: set[StreamsSession] = set()  # sessions with publishers
         self.broker.alarms.listen(self._alarms_changed)

@@ -182,14 +182,14 @@ def revoke(session: StreamsSession) -> None:
     """Take away the publishers and subscriptions whose right is gone, and tell each stream's name once."""
     rights = session.rights
     lost: dict[str, None] = {}
-    for publisher_id, publisher in list(session.publishers.items()):
-        if not rights.write(publisher.stream.name):
-            session.remove_publisher(publisher_id)
-            lost[publisher.stream.name] = None
-    for subscription_id, subscription in list(session.deliveries.by_id.items()):
-        if not rights.read(subscription.stream.name):
-            session.deliveries.remove(subscription_id)
-            lost[subscription.stream.name] = None
+    for users, may, remove in (
+        (session.publishers, rights.write, session.remove_publisher),
+        (session.deliveries.by_id, rights.read, session.deliveries.remove),
+    ):
+        for number, user in list(users.items()):
+            if not may(user.stream.name):
+                remove(number)
+                lost[user.stream.name] = None
     for name in lost:
         logger.warning("%s: user %r may not use stream %s any more", session.peer, session.client.user, name)
         stream_unavailable(session, name)

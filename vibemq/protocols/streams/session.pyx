@@ -204,7 +204,7 @@ cdef class StreamsSession(ClientSession):
 
     def __init__(self, Connection connection, door):
         super().__init__(connection, door)
-        self.state = commands.FIRST_STATE
+        self.state = "greeting"
         self.frame_max = door.config.initial_frame_max_bytes
         connection.is_trusted = False
         self.parts_kinds = door.config.one_sub_batch_per_chunk
@@ -212,7 +212,7 @@ cdef class StreamsSession(ClientSession):
         self.rights_generation = 0
         self.pending, self.tracked = {}, {}
         self.peer_properties = {}
-        self.deliveries = Deliveries(self, connection, door.helpers, door.timers)
+        self.deliveries = Deliveries(self, connection, door.helpers, door.broker.timers)
 
     cdef int open(self) except -1:
         step_begins(self)
