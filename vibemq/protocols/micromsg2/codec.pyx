@@ -13,7 +13,6 @@ import re
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import NamedTuple
-from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -22,9 +21,12 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from vibemq import errors
 from vibemq.errors import UnencodableValue
 from vibemq.protocols.micromsg2.wire cimport (
-    FRAME_COMMAND, FRAME_ERROR, FRAME_EXTENSION, PARSE_NEEDS_MORE, PARSE_OK, PARSE_TOO_LARGE, SEQUENCE_MAX, ack_number,
-    frame_parse, message_frame_size, message_frame_write, mm_frame, mm_property, property_next,
+    ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_ERROR, FRAME_EXTENSION, PARSE_NEEDS_MORE, PARSE_OK, PARSE_TOO_LARGE,
+    SEQUENCE_MAX, ack_frame_write, ack_number, frame_parse, message_frame_size, message_frame_write, mm_frame,
+    mm_property, property_next,
 )
+from vibemq.protocols.micromsg2.wire cimport percent_decode as decode_to
+from vibemq.protocols.micromsg2.wire cimport percent_encode as encode_to
 
 from vibemq.protocols.micromsg2 import spec
 from vibemq.protocols.micromsg2.spec import ErrorCode
@@ -236,7 +238,9 @@ def encode_extension(uint8_t id, bytes payload=b""):
 
 def encode_ack(uint8_t id, uint16_t sequence):
     """An EXTENSION of the ack extension with this id: everything up to and including `sequence` has arrived."""
-    return control_frame(FRAME_EXTENSION, bytes((id,)), sequence.to_bytes(2, "big"))
+    cdef uint8_t out[ACK_FRAME_BYTES]
+    ack_frame_write(out, id, sequence)
+    return (<const char *>out)[:ACK_FRAME_BYTES]
 
 
 def encode_error(str text not None):
@@ -310,8 +314,8 @@ def parse_properties(bytes properties not None):
     cdef list pairs = []
     while property_next(&at, end, &item):
         kind = chr(item.value[0]) if item.value_size else ""
-        name = unquote_to_bytes((<const char *>item.key)[:item.key_size]).decode("utf-8", "surrogateescape")
-        pairs.append((name, typed(kind, unquote_to_bytes((<const char *>item.value)[:item.value_size]))))
+        name = decoded(item.key, item.key_size).decode("utf-8", "surrogateescape")
+        pairs.append((name, typed(kind, decoded(item.value, item.value_size))))
     return pairs
 
 
@@ -383,15 +387,27 @@ cdef str property_text(key, value):
 # ---- percent-encoding ----
 
 
+cdef bytes decoded(const uint8_t *p, size_t size):
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, size)
+    cdef uint8_t *begin = <uint8_t *>PyBytes_AS_STRING(out)
+    cdef size_t used = decode_to(begin, p, size) - begin
+    return out if used == size else out[:used]
+
+
 cdef bytes bytes_of(text):
     return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
 
 
 def percent_decode(text):
     """The bytes of a text (str or bytes) with its %XX decoded; `+` stays, as does a `%` that begins no %XX."""
-    return unquote_to_bytes(bytes_of(text))
+    cdef bytes data = bytes_of(text)
+    return decoded(<const uint8_t *>PyBytes_AS_STRING(data), len(data))
 
 
 def percent_encode(text):
     """A str or bytes with everything but A-Z a-z 0-9 - . _ ~ as %XX."""
-    return quote_from_bytes(bytes_of(text), safe="")
+    cdef bytes data = bytes_of(text)
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, 3 * len(data))
+    cdef uint8_t *begin = <uint8_t *>PyBytes_AS_STRING(out)
+    cdef uint8_t *end = encode_to(begin, <const uint8_t *>PyBytes_AS_STRING(data), len(data))
+    return (<const char *>begin)[:end - begin].decode("ascii")

@@ -22,7 +22,7 @@ from vibemq.protocols.native.wire cimport (
     FRAME_OK, FRAME_UNKNOWN_FLAGS, HEADERS_MAX, TYPE_ERROR, WIRE_VERSION, frame_check, frame_header,
     frame_parse, header_next, json_is_valid, native_frame, queue_name_check,
 )
-from vibemq.storage.core cimport bytes_load32
+from vibemq.storage.core cimport bytes_load32, bytes_store32
 
 from vibemq.protocols.native import spec
 
@@ -169,6 +169,12 @@ def is_json(bytes text not None):
 # ---- writing ----
 
 
+cdef bytes number(uint32_t value, int size):
+    cdef uint8_t data[4]
+    bytes_store32(data, value)
+    return (<const char *>data)[4 - size:4]
+
+
 cdef bytes str16(value, str where):
     """A string with its length in front; None is the empty one."""
     cdef bytes data
@@ -185,7 +191,7 @@ cdef bytes str16(value, str where):
         raise UnencodableValue(where, "str or bytes", type(value).__name__)
     if len(data) > <Py_ssize_t>spec.STRING_BYTES_MAX:
         raise UnencodableValue(where, f"at most {spec.STRING_BYTES_MAX} bytes", f"{len(data)}")
-    return len(data).to_bytes(2, "big") + data
+    return number(<uint32_t>len(data), 2) + data
 
 
 def encode_body(
@@ -211,10 +217,11 @@ def encode_body(
             pairs.append(key + value)
     if len(pairs) > <Py_ssize_t>spec.HEADERS_COUNT_MAX_ON_WIRE:
         raise UnencodableValue("headers", f"at most {spec.HEADERS_COUNT_MAX_ON_WIRE}", f"{len(pairs)}")
-    return b"".join((
-        bytes((WIRE_VERSION, type)), head, len(payload or b"").to_bytes(4, "big"), payload or b"",
-        len(pairs).to_bytes(2, "big"), *pairs, tail if has_tail else b"",
-    ))
+    payload = payload or b""
+    return b"".join([
+        number(WIRE_VERSION << 8 | type, 2), head, number(len(payload), 4), payload,
+        number(<uint32_t>len(pairs), 2), *pairs, tail if has_tail else b"",
+    ])
 
 
 def frame_of(body, int flags=0):
