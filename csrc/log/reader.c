@@ -268,40 +268,48 @@ err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, ui
     return reader_copy(r, data, left < size ? left : size, nowait, got, f);
 }
 
-/* Read a header and compare its sizes with what exists; then it, its filter or (`whole`) the chunk must be there. */
-static inline err reader_look(const struct reader *r, const uint8_t *data, uint64_t size, bool whole, bool verify,
-                              struct chunk *out, struct fault *f)
+/* Read a header and compare its sizes with what exists. */
+static err reader_look(const struct reader *r, const uint8_t *data, uint64_t size, struct chunk *out, struct fault *f)
 {
-    uint64_t needed = CHUNK_HEADER_BYTES;
-    if (size < needed) {
+    if (size < CHUNK_HEADER_BYTES) {
         *out = (struct chunk){0};
-        return fault_set(f, ERR_TRUNCATED, 0, r->log->directory, r->position, needed, size);
+        return fault_set(f, ERR_TRUNCATED, 0, r->log->directory, r->position, CHUNK_HEADER_BYTES, size);
     }
     err e = chunk_header_read(data, size, r->seed, out);
-    if (!e && out->chunk_id < r->next_offset) e = ERR_CORRUPT;
-    if (!e && size < chunk_bytes(out)) {
-        /* Past what exists it will never be whole. */
-        struct commit c;
-        control_committed(r->log->control, &c);
-        uint64_t limit = c.segment == r->segment ? c.position : r->end;
-        if (limit != UINT64_MAX && r->position + chunk_bytes(out) > limit) e = ERR_CORRUPT;
-        needed = whole ? chunk_bytes(out) : CHUNK_HEADER_BYTES + out->bloom_bytes;
-        if (!e && size < needed) e = ERR_TRUNCATED;
-    }
-    if (!e && verify) e = chunk_verify(data, size, out);
-    if (e == ERR_TRUNCATED) return fault_set(f, e, 0, r->log->directory, r->position, needed, size);
-    return e ? reader_fault(r, e, 0, 0, 0, f) : OK;
+    if (e) return e;
+    if (out->chunk_id < r->next_offset) return ERR_CORRUPT;
+    if (size >= chunk_bytes(out)) return OK;
+    /* Past what exists it will never be whole. */
+    struct commit c;
+    control_committed(r->log->control, &c);
+    uint64_t limit = c.segment == r->segment ? c.position : r->end;
+    return limit == UINT64_MAX || r->position + chunk_bytes(out) <= limit ? OK : ERR_CORRUPT;
+}
+
+static err reader_bad(const struct reader *r, err e, struct fault *f)
+{
+    return e == ERR_CORRUPT ? reader_fault(r, e, 0, 0, 0, f) : e;
+}
+
+static err reader_needs(const struct reader *r, uint64_t needed, uint64_t size, struct fault *f)
+{
+    return size < needed ? fault_set(f, ERR_TRUNCATED, 0, r->log->directory, r->position, needed, size) : OK;
 }
 
 err reader_header(const struct reader *r, const uint8_t *data, uint64_t size, struct chunk *out, struct fault *f)
 {
-    return reader_look(r, data, size, false, false, out, f);
+    err e = reader_look(r, data, size, out, f);
+    if (!e) e = reader_needs(r, CHUNK_HEADER_BYTES + out->bloom_bytes, size, f);
+    return reader_bad(r, e, f);
 }
 
 err reader_chunk(const struct reader *r, const uint8_t *data, uint64_t size, bool verify, struct chunk *out,
                  struct fault *f)
 {
-    return reader_look(r, data, size, true, verify, out, f);
+    err e = reader_look(r, data, size, out, f);
+    if (!e) e = reader_needs(r, chunk_bytes(out), size, f);
+    if (!e && verify) e = chunk_verify(data, size, out);
+    return reader_bad(r, e, f);
 }
 
 void reader_advance(struct reader *r, const struct chunk *c)

@@ -56,7 +56,7 @@ static err header_of(const char *path, uint64_t first_offset, const uint8_t *dat
 err segment_open(const char *directory, uint64_t first_offset, bool write, int *fd, uint32_t *seed, struct fault *f)
 {
     struct file_path path;
-    struct segment_header h;
+    struct segment_header h = {0};
     uint8_t header[SEGMENT_HEADER_BYTES];
     size_t got;
     err e = file_open_numbered(&path, directory, first_offset, SEGMENT_SUFFIX, write ? O_RDWR : O_RDONLY, fd, f);
