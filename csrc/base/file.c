@@ -92,7 +92,8 @@ err file_read(int fd, const char *path, void *data, size_t size, uint64_t positi
 {
     *got = 0;
     while (*got < size) {
-        ssize_t n = AGAIN_WHILE_INTERRUPTED(sys->pread(fd, (uint8_t *)data + *got, size - *got, (off_t)(position + *got)));
+        off_t at = (off_t)(position + *got);
+        ssize_t n = AGAIN_WHILE_INTERRUPTED(sys->pread(fd, (uint8_t *)data + *got, size - *got, at));
         if (n < 0) return fault_from_errno(f, path, position + *got, size, *got);
         if (n == 0) break;
         *got += (size_t)n;

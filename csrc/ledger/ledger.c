@@ -84,7 +84,8 @@ static err control_map(const char *directory, struct ledger_control **out, struc
  * would change entries of other messages.
  */
 
-static err block_open(const struct ledger *l, uint64_t number, int flags, struct file_path *path, int *fd, struct fault *f)
+static err block_open(const struct ledger *l, uint64_t number, int flags, struct file_path *path, int *fd,
+                      struct fault *f)
 {
     return file_open_numbered(path, l->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX, flags, fd, f);
 }
@@ -203,9 +204,9 @@ static err block_make(struct ledger *l, uint64_t number, struct fault *f)
     return e;
 }
 
-/* Room for entries [from, to) of a block: zeros are written, because that reserves the room just as fallocate does, zeroes
- * what a dead home left, and brings the pages into the cache, in large pieces, before they are touched.  Measured on ext4
- * for all of a block's life, from creating to unlinking: 130 us, with fallocate 700 us. */
+/* Room for entries [from, to) of a block: zeros are written, because that reserves the room just as fallocate does,
+ * zeroes what a dead home left, and brings the pages into the cache, in large pieces, before they are touched.  Measured
+ * on ext4 for all of a block's life, from creating to unlinking: 130 us, with fallocate 700 us. */
 static err block_allocate(struct ledger *l, uint64_t number, uint32_t from, uint32_t to, struct fault *f)
 {
     static const uint8_t zeros[LEDGER_BLOCK_BYTES];

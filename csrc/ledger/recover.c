@@ -50,7 +50,8 @@ static err page_read(struct recover *r, bool *good)
     err e = file_stat_of(path.text, &st, r->f);
     if (!e) e = file_read_head(path.text, r->page.bytes, sizeof r->page, &got, r->f);
     if (e) return e == ERR_NOT_FOUND ? OK : e;
-    *good = got == sizeof r->page && st.st_size == sizeof r->page && r->page.control.magic == LEDGER_MAGIC && r->page.control.version == LEDGER_VERSION;
+    *good = got == sizeof r->page && st.st_size == sizeof r->page && r->page.control.magic == LEDGER_MAGIC &&
+            r->page.control.version == LEDGER_VERSION;
     return OK;
 }
 

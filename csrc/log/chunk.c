@@ -129,7 +129,9 @@ err chunk_entry_next(const uint8_t **at, const uint8_t *end, struct chunk_entry 
     return OK;
 }
 
-/* ---- filters: the hash and the places of the bits are part of the format, because filters on disk outlive the program ---- */
+/* ---- filters ----
+ *
+ * The hash and the places of the bits are part of the format: filters on disk outlive the program. */
 
 #define HASH_FACTOR UINT64_C(0x9E3779B97F4A7C15)
 #define UNFILTERED_BIT 0x80u /* of the first byte */

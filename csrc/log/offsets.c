@@ -64,9 +64,11 @@ void offsets_record_write(const struct offsets_record *r, uint8_t out[OFFSETS_RE
     bytes_store32(out, record_check(out));
 }
 
-err offsets_header_read(const char *path, const uint8_t data[OFFSETS_HEADER_BYTES], uint64_t *generation, struct fault *f)
+err offsets_header_read(const char *path, const uint8_t data[OFFSETS_HEADER_BYTES], uint64_t *generation,
+                        struct fault *f)
 {
-    err e = file_header_check(path, data, OFFSETS_HEADER_BYTES, OFFSETS_HEADER_BYTES, OFFSETS_MAGIC, OFFSETS_VERSION, f);
+    const uint32_t bytes = OFFSETS_HEADER_BYTES;
+    err e = file_header_check(path, data, bytes, bytes, OFFSETS_MAGIC, OFFSETS_VERSION, f);
     if (!e) *generation = bytes_load64(data + 8);
     return e;
 }
@@ -135,7 +137,8 @@ static bool scan_next(struct scan *at, struct fault *f)
     uint32_t i = ++at->place % SCAN_RECORDS;
     if (i == 0 && at->place < OFFSETS_REFERENCES_MAX) {
         size_t got;
-        at->failed = file_read(at->of->fd, at->of->path, at->data, sizeof at->data, record_position(at->place), &got, f);
+        uint64_t position = record_position(at->place);
+        at->failed = file_read(at->of->fd, at->of->path, at->data, sizeof at->data, position, &got, f);
         at->end = at->place + (uint32_t)(got / OFFSETS_RECORD_BYTES);
     }
     if (at->failed || at->place == at->end) return false;

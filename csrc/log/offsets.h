@@ -38,7 +38,8 @@ struct offsets_record {
 err offsets_record_read(const uint8_t data[OFFSETS_RECORD_BYTES], struct offsets_record *out);
 void offsets_record_write(const struct offsets_record *r, uint8_t out[OFFSETS_RECORD_BYTES]);
 /* Of the file's first bytes.  ERR_CORRUPT: magic or check; ERR_VERSION. */
-err offsets_header_read(const char *path, const uint8_t data[OFFSETS_HEADER_BYTES], uint64_t *generation, struct fault *f);
+err offsets_header_read(const char *path, const uint8_t data[OFFSETS_HEADER_BYTES], uint64_t *generation,
+                        struct fault *f);
 
 struct offsets;
 

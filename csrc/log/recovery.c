@@ -378,7 +378,8 @@ static err tend_older(struct recovery *rc, uint32_t i, struct fault *f)
     uint64_t suspect = suspect_from(rc, i);
     uint64_t next = rc->list.first[i + 1];
     if (!suspect && index_whole(rc->directory, rc->list.first[i], rc->list.bytes[i], next)) return OK;
-    struct walk w = {.segment = rc->list.first[i], .id_limit = next, .verify_from = suspect ? suspect : rc->list.bytes[i]};
+    struct walk w = {.segment = rc->list.first[i], .id_limit = next,
+                     .verify_from = suspect ? suspect : rc->list.bytes[i]};
     err e = walk_segment(rc, &w, f);
     if (e) return e == ERR_CORRUPT ? OK : e; /* nothing can be told from it; readers step over it */
     e = keep_good_part(rc, &w, f);

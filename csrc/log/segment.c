@@ -22,7 +22,8 @@ void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HE
     file_header_seal(out, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION);
 }
 
-err segment_header_read(const char *path, const uint8_t *data, uint64_t size, struct segment_header *out, struct fault *f)
+err segment_header_read(const char *path, const uint8_t *data, uint64_t size, struct segment_header *out,
+                        struct fault *f)
 {
     err e = file_header_check(path, data, size, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION, f);
     if (e) return e;

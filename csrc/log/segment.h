@@ -32,7 +32,8 @@ struct segment_header {
 
 void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HEADER_BYTES]);
 /* ERR_TRUNCATED, ERR_CORRUPT, ERR_VERSION, as file_header_check; `path` is for the fault. */
-err segment_header_read(const char *path, const uint8_t *data, uint64_t size, struct segment_header *out, struct fault *f);
+err segment_header_read(const char *path, const uint8_t *data, uint64_t size, struct segment_header *out,
+                        struct fault *f);
 
 /* Make (or begin anew) the file with its header; open for reading and writing. */
 err segment_create(const char *directory, const struct segment_header *h, int *fd, struct fault *f);
@@ -56,8 +57,8 @@ struct segment_list {
 };
 
 err segment_list_read(const char *directory, struct segment_list *list, struct fault *f);
-/* Keep what is there for readers: from `first` on, which leaves out what retention has dropped but not yet removed, up to
- * the active one, and no other that is empty, as of a roll that was killed before it was committed. */
+/* Keep what is there for readers: from `first` on, which leaves out what retention has dropped but not yet removed, up
+ * to the active one, and no other that is empty, as of a roll that was killed before it was committed. */
 void segment_list_keep(struct segment_list *list, uint64_t first, uint64_t active);
 void segment_list_free(struct segment_list *list);
 /* Index of the greatest first offset <= `offset`; 0 when all are greater.  Only with count > 0. */
@@ -133,7 +134,7 @@ err scan_past(const struct scan *s, uint64_t index_count, uint64_t *position, ui
 
 enum index_key { INDEX_BY_OFFSET, INDEX_BY_TIMESTAMP, INDEX_BY_POSITION };
 
-/* The first good record of a segment whose key is >= `value` or, with `below`, the last good one whose key is < `value`.
+/* The first good record of a segment whose key is >= `value` or, with `below`, the last good one whose key is less.
  * `count`: how many records to believe in; UINT64_MAX: all that the file holds.  ERR_NOT_FOUND also when the file
  * is missing or cannot be read; what else keeps it from being opened is in `f`. */
 err index_find(const struct scan *s, uint64_t count, enum index_key key, int64_t value, bool below,
@@ -142,7 +143,7 @@ err index_find(const struct scan *s, uint64_t count, enum index_key key, int64_t
 /* The last chunk of a segment as its index names it. */
 err scan_last_chunk(const char *directory, uint64_t segment, uint64_t size, struct chunk *out);
 
-/* Raise everything that the trailers of a segment name from `position` on.  What is damaged is stepped over; ERR_IO says
+/* Raise everything that the trailers of a segment name from `position` on.  Over damage it steps; ERR_IO says
  * that some could not be read. */
 err scan_tracking(const char *directory, uint64_t segment, uint64_t position, uint64_t limit, struct tracking *t,
                   struct fault *f);

@@ -197,8 +197,8 @@ err tracking_snapshot_write(const struct tracking *t, const char *directory, uin
     return e;
 }
 
-err tracking_snapshot_decode(const char *path, const uint8_t *data, uint64_t size, uint64_t *segment, struct tracking *t,
-                             struct fault *f)
+err tracking_snapshot_decode(const char *path, const uint8_t *data, uint64_t size, uint64_t *segment,
+                             struct tracking *t, struct fault *f)
 {
     const uint32_t least = SNAPSHOT_HEADER_BYTES + 4;
     if (size < least) return fault_set(f, ERR_TRUNCATED, 0, path, 0, least, size);

@@ -65,8 +65,8 @@ err tracking_element_next(const uint8_t **at, const uint8_t *end, struct trackin
 err tracking_snapshot_write(const struct tracking *t, const char *directory, uint64_t segment, bool sync,
                             struct fault *f);
 /* Decode one into an empty table.  ERR_CORRUPT, ERR_TRUNCATED, ERR_VERSION. */
-err tracking_snapshot_decode(const char *path, const uint8_t *data, uint64_t size, uint64_t *segment, struct tracking *t,
-                             struct fault *f);
+err tracking_snapshot_decode(const char *path, const uint8_t *data, uint64_t size, uint64_t *segment,
+                             struct tracking *t, struct fault *f);
 err tracking_snapshot_read(const char *directory, uint64_t segment, struct tracking *t, struct fault *f);
 
 #define TRACKING_SNAPSHOT_BYTES_MAX (20u + TRACKING_SLOTS * (17u + TRACKING_REFERENCE_BYTES_MAX) + 4u)

@@ -18,9 +18,9 @@ err version_check(const char *directory, struct fault *f);
 
 /* ---- recovery: make a log usable that was last written in another boot ----
  *
- * After a power cut anything past the last sync may be missing, torn or present.  The log is cut at the first chunk that
- * is not right, what is cut goes to quarantine (quarantine.c), and all else is made anew to match.  A damaged tail never
- * stops a stream from starting.  In the same boot there is nothing to do.  Only what is understood is touched: one file
+ * After a power cut anything past the last sync may be missing, torn or present.  The log is cut at the first chunk
+ * that is not right, what is cut goes to quarantine (quarantine.c), and all else is made anew to match.  A damaged tail
+ * never stops a stream from starting.  In the same boot there is nothing to do.  Only what is understood is touched: one file
  * of another version, and nothing is written at all. */
 
 /* What was taken out of the log, and where it is kept. */

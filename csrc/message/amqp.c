@@ -305,7 +305,10 @@ static __attribute__((noinline)) bool other_read(struct reader_bytes *r, struct 
 }
 
 /* The next value; false when it does not end before the reader does. */
-static inline bool value_read(struct reader_bytes *r, struct amqp_value *out) { return short_read(r, out) || other_read(r, out); }
+static inline bool value_read(struct reader_bytes *r, struct amqp_value *out)
+{
+    return short_read(r, out) || other_read(r, out);
+}
 
 /* ---- lists and maps ---- */
 
