@@ -52,21 +52,19 @@ class Facts(NamedTuple):
     next: int
 
 
-_pool: dict[tuple[Any, ...], list[tuple[StreamsConnection, float]]] = {}  # idle, and since when
-_pool_pid = 0
-_inherited: list[Any] = []  # kept so that no destructor speaks on a socket that the parent still uses
+# Idle, and since when, by the process that made them and by _key. What a parent made is kept, so that no destructor
+# speaks on a socket that the parent still uses.
+_pool: dict[tuple[Any, ...], list[tuple[StreamsConnection, float]]] = {}
 #: Of Options, what tells connections apart.
 _key = attrgetter("endpoints", "vhost", "username", "password", "password_env", "password_file", "fetch_timeout_ms")
 
 
+def _idle(options: Options) -> list[tuple[StreamsConnection, float]]:
+    return _pool.setdefault((os.getpid(), *_key(options)), [])
+
+
 def _take(options: Options) -> StreamsConnection:
-    global _pool_pid
-    if _pool_pid != os.getpid():
-        if _pool:
-            _inherited.append(dict(_pool))
-            _pool.clear()
-        _pool_pid = os.getpid()
-    idle = _pool.get(_key(options), [])
+    idle = _idle(options)
     while idle:
         connection, since = idle.pop()
         if not connection.closed and time.monotonic() - since <= IDLE_SECONDS_MAX:
@@ -125,7 +123,7 @@ def connection(options: Options) -> Iterator[StreamsConnection]:
         raise BrokerAway(f"{type(failed).__name__}: {failed}") from failed
     finally:
         if well:
-            _pool.setdefault(_key(options), []).append((taken, time.monotonic()))
+            _idle(options).append((taken, time.monotonic()))
         else:
             _close(taken)
 
@@ -148,10 +146,8 @@ def _all_exist(taken: StreamsConnection, streams: tuple[str, ...]) -> bool:
 
 def close_all() -> None:
     """Close this process's idle connections."""
-    if _pool_pid != os.getpid():
-        return
-    for idle in _pool.values():
-        while idle:
+    for (pid, *_), idle in _pool.items():
+        while idle and pid == os.getpid():
             _close(idle.pop()[0])
 
 

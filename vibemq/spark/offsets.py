@@ -83,10 +83,5 @@ def limited(start: Mapping[str, Position], tail: Mapping[str, Position], rows_ma
         given_back = min(over, shares[name] - 1)
         shares[name] -= given_back
         over -= given_back
-    ends = {}
-    for name in tail:
-        if name in shares:
-            ends[name] = Position(tail[name].incarnation, start[name].offset + shares[name])
-        else:
-            ends[name] = tail[name]
-    return ends
+    ends = {name: Position(tail[name].incarnation, start[name].offset + share) for name, share in shares.items()}
+    return {**tail, **ends}

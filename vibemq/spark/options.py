@@ -13,7 +13,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,32 +27,56 @@ STREAMS_PORT = 5552
 NUMBER_MAX = 1 << 62
 BATCH_BYTES_MAX = 64 << 20  # larger batches were slower at every size of message, and each is held several times
 
-# options -> fields; what they mean, README.md says
-TEXTS = {
-    "username": "username",
-    "password": "password",
-    "passwordEnv": "password_env",
-    "passwordFile": "password_file",
-    "vhost": "vhost",
-}
-NUMBERS = {  # with the least and the most that is allowed
-    "startingTimestamp": ("starting_timestamp_ms", 0, NUMBER_MAX),
-    "maxOffsetsPerTrigger": ("max_offsets_per_trigger", 1, NUMBER_MAX),
-    "batchBytes": ("batch_bytes", 1, BATCH_BYTES_MAX),
-    "batchRows": ("batch_rows", 1, 65536),
-    "fetchTimeoutMs": ("fetch_timeout_ms", 1, NUMBER_MAX),
-    "brokerDownTimeoutMs": ("broker_down_timeout_ms", 0, NUMBER_MAX),
-    "latestOffsetPollMs": ("latest_offset_poll_ms", 0, NUMBER_MAX),
-}
-CHOICES = {  # the first is the default
-    "includeHeaders": ("false", "true"),
-    "valueFormat": ("binary", "raw"),
-    "startingOffsetsByTimestampStrategy": ("error", "latest"),
-    "failOnDataLoss": ("true", "false"),
-}
-OTHERS = ("endpoints", "stream", "subscribe", "columns", "startingOffsets", "endingOffsets")
-KNOWN = (*OTHERS, *TEXTS, *NUMBERS, *CHOICES)
 _COMMA = re.compile(r"(?<!\\),")
+
+
+def _text(_: str, text: str) -> str:
+    return text
+
+
+def _number(least: int, most: int = NUMBER_MAX) -> Callable[[str, str], int]:
+    def read(name: str, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ConfigError(f"option {name}: {text!r} is not a whole number") from None
+        if not least <= value <= most:
+            raise ConfigError(f"option {name}: {value} is not between {least} and {most}")
+        return value
+
+    return read
+
+
+def _choice(**meanings: bool) -> Callable[[str, str], bool]:
+    def read(name: str, text: str) -> bool:
+        value = text.strip().lower()
+        if value not in meanings:
+            raise ConfigError(f"option {name}: {text!r} is none of {', '.join(meanings)}")
+        return meanings[value]
+
+    return read
+
+
+# options -> fields, and how they are read; what they mean, README.md says
+FIELDS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "username": ("username", _text),
+    "password": ("password", _text),
+    "passwordEnv": ("password_env", _text),
+    "passwordFile": ("password_file", _text),
+    "vhost": ("vhost", _text),
+    "startingTimestamp": ("starting_timestamp_ms", _number(0)),
+    "startingOffsetsByTimestampStrategy": ("timestamp_strategy_latest", _choice(error=False, latest=True)),
+    "maxOffsetsPerTrigger": ("max_offsets_per_trigger", _number(1)),
+    "batchBytes": ("batch_bytes", _number(1, BATCH_BYTES_MAX)),
+    "batchRows": ("batch_rows", _number(1, 65536)),
+    "fetchTimeoutMs": ("fetch_timeout_ms", _number(1)),
+    "brokerDownTimeoutMs": ("broker_down_timeout_ms", _number(0)),
+    "latestOffsetPollMs": ("latest_offset_poll_ms", _number(0)),
+    "valueFormat": ("raw", _choice(binary=False, raw=True)),
+    "failOnDataLoss": ("fail_on_data_loss", _choice(true=True, false=False)),
+}
+OTHERS = ("endpoints", "stream", "subscribe", "columns", "includeHeaders", "startingOffsets", "endingOffsets")
+KNOWN = (*OTHERS, *FIELDS)
 _BY_LOWER = {name.lower(): name for name in KNOWN}
 
 
@@ -126,20 +150,13 @@ def parse(given: Mapping[str, str]) -> Options:
         raise ConfigError("options password, passwordEnv and passwordFile: give one of them")
     if "startingOffsetsByTimestampStrategy" in options and "startingTimestamp" not in options:
         raise ConfigError("option startingOffsetsByTimestampStrategy: it needs startingTimestamp")
-    chosen = {name: _choice(options, name, allowed) for name, allowed in CHOICES.items()}
-    texts = {field: options[name] for name, field in TEXTS.items() if name in options}
-    numbers = {NUMBERS[name][0]: _number(name, options[name]) for name in NUMBERS if name in options}
     return Options(
         endpoints=_endpoints(options.get("endpoints", "")),
         streams=streams,
-        columns=_columns(options, with_headers=chosen["includeHeaders"] == "true"),
-        raw=chosen["valueFormat"] == "raw",
+        columns=_columns(options),
         starting=_offsets(options, "startingOffsets", streams, {"earliest": EARLIEST, "latest": LATEST}),
-        timestamp_strategy_latest=chosen["startingOffsetsByTimestampStrategy"] == "latest",
         ending=_offsets(options, "endingOffsets", streams, {"latest": LATEST}),
-        fail_on_data_loss=chosen["failOnDataLoss"] == "true",
-        **texts,  # type: ignore[arg-type]
-        **numbers,  # type: ignore[arg-type]
+        **{field: read(name, options[name]) for name, (field, read) in FIELDS.items() if name in options},
     )
 
 
@@ -180,7 +197,8 @@ def _endpoints(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def _columns(options: Mapping[str, str], *, with_headers: bool) -> tuple[str, ...]:
+def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    with_headers = _choice(false=False, true=True)("includeHeaders", options.get("includeHeaders", "false"))
     text = options.get("columns", "")
     if not text.strip():
         return COLUMNS if with_headers else COLUMNS_DEFAULT
@@ -193,24 +211,6 @@ def _columns(options: Mapping[str, str], *, with_headers: bool) -> tuple[str, ..
     if len(set(names)) < len(names):
         raise ConfigError("option columns: a column is given twice")
     return names
-
-
-def _choice(options: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    value = options.get(name, allowed[0]).strip().lower()
-    if value not in allowed:
-        raise ConfigError(f"option {name}: {options[name]!r} is none of {', '.join(allowed)}")
-    return value
-
-
-def _number(name: str, text: str) -> int:
-    _, least, most = NUMBERS[name]
-    try:
-        value = int(text)
-    except ValueError:
-        raise ConfigError(f"option {name}: {text!r} is not a whole number") from None
-    if not least <= value <= most:
-        raise ConfigError(f"option {name}: {value} is not between {least} and {most}")
-    return value
 
 
 def _offsets(
