@@ -71,7 +71,7 @@ SEEDS = [
         whole(command, version)
         for command in spec.COMMANDS + spec.EXTENSIONS
         if "client" in command.sent_by
-        for version in command.versions
+        for version in range(1, command.version_max + 1)
     ),
     codec.encode_response(Key.CONSUMER_UPDATE, 0x40000000, Code.OK, offset_type=OffsetType.NONE),
 ]

@@ -42,6 +42,8 @@ cdef class Deliveries:
     cdef public bint deliver_v2       # its client has announced that it knows version 2
     cdef Py_ssize_t share             # bytes that are left to send, or to pass over, in this turn
 
+    # What it waited for is over.
+    cdef int go_on(self, Subscription subscription) except -1
     # There may be something to send for this subscription.
     cdef int want(self, Subscription subscription) except -1
     # Send the outbox and what subscriptions have credit for; True when there is more to send at once.
@@ -50,7 +52,6 @@ cdef class Deliveries:
     cdef int stop(self, Subscription subscription) except -1
     # Take it out of everything here; its stream is left to the caller.
     cdef int forget(self, Subscription subscription) except -1
-    # Bytes sent, or NOTHING when there is nothing to send now.
     cdef Py_ssize_t _send_chunks(self, Subscription subscription) except -2
     cdef Py_ssize_t _read_failed(self, Subscription subscription, err error, const fault *f, uint64_t wanted) except -2
     cdef int _finish_frame(self, Subscription subscription) except -1

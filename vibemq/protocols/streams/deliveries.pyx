@@ -229,15 +229,11 @@ cdef class Deliveries:
         cdef Subscription subscription = Subscription(
             self, stream, subscription_id, offset_type, value, credit, properties, grouped)
 
-        def answered(now_ms):
-            subscription.cold = False
-            if subscription.reading and not self.connection.closed:
-                self.want(subscription)
-
         self.by_id[subscription_id] = subscription
         if not grouped:
             subscription.cold = True
-            self.timers.timer(answered).set(time.monotonic_ns() // 1_000_000 + FIRST_DELIVER_MS)
+            answered = self.timers.timer(lambda now_ms: self.go_on(subscription))
+            answered.set(time.monotonic_ns() // 1_000_000 + FIRST_DELIVER_MS)
         return subscription
 
     def begin(self, Subscription subscription, int offset_type, long long value):
@@ -271,6 +267,12 @@ cdef class Deliveries:
             subscription.close_reader()
         return 0
 
+    cdef int go_on(self, Subscription subscription) except -1:
+        subscription.cold = False
+        if subscription.reading and not self.connection.closed:
+            self.want(subscription)
+        return 0
+
     cdef int want(self, Subscription subscription) except -1:
         if not subscription.queued:
             subscription.queued = True
@@ -279,7 +281,6 @@ cdef class Deliveries:
         return 0
 
     cdef bint send(self) except -1:
-        """Send the outbox and what consumers have credit for; True when there is more to send at once."""
         cdef Subscription subscription
         cdef Py_ssize_t sent
         self.share = DELIVER_BYTES_PER_TURN
@@ -480,11 +481,9 @@ cdef class Deliveries:
     def _in_helper(self, Subscription subscription, read):
         """Until a helper thread has done `read`, nothing is sent for this subscription."""
         def done(result, error):
-            subscription.cold = False
             if error is not None:
                 logger.error("stream %s: %s", (<Subscription> subscription).stream.name, error)
-            if subscription.reading and not self.connection.closed:
-                self.want(subscription)
+            self.go_on(subscription)
 
         subscription.cold = True
         self.helpers.submit(read, done)

@@ -207,14 +207,6 @@ class Layout:
     fields: tuple[Field, ...]
     ignored_tail_size_bytes: int = 0
 
-    @property
-    def has_correlation_id(self) -> bool:
-        return self.fields[:1] == (CORRELATION_ID,)
-
-    @property
-    def has_code(self) -> bool:
-        return CODE in self.fields[:2]
-
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -233,10 +225,6 @@ class Command:
     @property
     def answered_by(self) -> frozenset[str]:
         return BOTH if self.sent_by == BOTH else BOTH - self.sent_by
-
-    @property
-    def versions(self) -> range:
-        return range(1, self.version_max + 1)
 
 
 _FIELD = re.compile(
@@ -268,7 +256,6 @@ def _layout(name: str, text: str, ignored_tail_size_bytes: int = 0) -> Layout:
     return Layout(name, text, _fields(text), ignored_tail_size_bytes)
 
 
-CORRELATION_ID, CODE = field_of("correlation_id u32"), field_of("code u16")
 CLIENT, SERVER, BOTH = frozenset({"client"}), frozenset({"server"}), frozenset({"client", "server"})
 
 
