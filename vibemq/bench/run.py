@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of the load generator: connections, a thread for each, one clock, and figures.
 
-It knows nothing of the server behind the port, so the same run measures this broker and any other server whose
-protocol has a Peer. A run in which anything was refused or lost is an error and no figure; with `verify` every message
-must come in order, where consumers share the messages each of them once, and every ack must be for a message that
-waited for one.
+It knows nothing of the server behind the port, so the same run measures this broker and any other server whose protocol
+has a Peer. A run in which anything was refused or lost is an error and no figure; with `verify` every message must come
+in order, where consumers share the messages each of them once, and every ack must be for a message that waited for one.
 """
 
 from __future__ import annotations

@@ -38,9 +38,6 @@ cdef extern from "message/amqp.h" nogil:
         const uint8_t *application_properties
         uint32_t body_size, application_properties_size
     int amqp_parse(const uint8_t *data, uint32_t size, amqp_message *out)
-
-
-cdef extern from "message/amqp.h" nogil:
     cdef enum:
         AMQP_NULL
         AMQP_OTHER

@@ -81,10 +81,7 @@ class AnyConsumer:
     def _settle_last(self, *, failed: bool = False) -> None:
         """With auto_ack, what becomes of the message at hand now that its reader is done with it."""
         if self._auto_ack and self._last is not None:
-            if failed:
-                self._last.nack()
-            else:
-                self._last.ack()
+            (self._last.nack if failed else self._last.ack)()
         self._last = None
 
 

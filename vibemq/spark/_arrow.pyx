@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunks of the streams protocol to Arrow record batches, without a Python object for a message.
 
-Arrow's C++ library is not linked: a batch is one slab of memory laid out as Arrow wants
-its columns (value ends, offsets, timestamps, values), filled here and wrapped with
-`pyarrow.py_buffer` and `Array.from_buffers`, a few microseconds for each batch. A payload
-is copied once, from the chunk into the slab, without the GIL.
+Arrow's C++ library is not linked: a batch is one slab of memory laid out as Arrow wants its columns (value ends,
+offsets, timestamps, values), filled here and wrapped with `pyarrow.py_buffer` and `Array.from_buffers`, a few
+microseconds for each batch. A payload is copied once, from the chunk into the slab, without the GIL.
 
 Ids and headers are columns of texts: three stretches of memory that grow, where each text ends, the
 texts, and a bit for each that says it is not null. Headers are one map for each row: two such columns
@@ -15,12 +14,11 @@ decimal, booleans as words, UUIDs in their canonical form, timestamps as millise
 other values that have no text are null. Bytes that are no UTF-8, which Arrow and Spark want,
 become U+FFFD. A key that a publisher wrote twice is there twice.
 
-Bounds: a batch ends at `batch_bytes` of values (with their headers, where these are wanted) or
-`batch_rows` rows, whichever comes first (one larger message is a batch of its own); a compressed
-sub-batch may unpack to at most SUB_BATCH_BYTES_MAX, which is checked before anything is unpacked. Ends
-are 32 bits wide and cannot overflow: a batch takes no further message once it is full, at most 64 MiB,
-and one message, at most 256 MiB, becomes at most 3.5 times as much text (7 bytes of a float with a
-one-byte key become 24; a byte that is no UTF-8 becomes three).
+Bounds: a batch ends at `batch_bytes` of values (with their headers, where these are wanted) or `batch_rows` rows,
+whichever comes first (one larger message is a batch of its own); a compressed sub-batch may unpack to at most
+SUB_BATCH_BYTES_MAX, which is checked before anything is unpacked. Ends are 32 bits wide and cannot overflow: a batch
+takes no further message once it is full, at most 64 MiB, and one message, at most 256 MiB, becomes at most 3.5 times as
+much text (7 bytes of a float with a one-byte key become 24; a byte that is no UTF-8 becomes three).
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
@@ -268,9 +266,8 @@ cdef class Properties:
 cdef inline bint body_of(const uint8_t *data, uint32_t size, const uint8_t **body, uint32_t *body_size) noexcept nogil:
     """The body of a record that needs no parser; False when it does.
 
-    Two cases are seen at once: bytes that do not begin with a described type, so are no AMQP
-    message, and a message that is one data section and nothing else, which is what most
-    stream clients send.
+    Two cases are seen at once: bytes that do not begin with a described type, so are no AMQP message, and a message
+    that is one data section and nothing else, which is what most stream clients send.
     """
     body[0] = data
     body_size[0] = size

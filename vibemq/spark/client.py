@@ -5,9 +5,8 @@ Spark's Python workers outlive their tasks and its readers are pickled, so conne
 neither to a reader nor to a task: they lie in a pool of this module, keyed by where and as
 whom they connect. A forked child never touches what its parent opened.
 
-Every wait has an end: one answer may take `fetchTimeoutMs`; a broker may be away for
-`brokerDownTimeoutMs`, during which attempts are spaced out, then the query fails with the
-reason of the last attempt.
+Every wait has an end: one answer may take `fetchTimeoutMs`; a broker may be away for `brokerDownTimeoutMs`, during
+which attempts are spaced out, then the query fails with the reason of the last attempt.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unpack compressed sub-batches, with the unpacked size as a bound that is never passed.
 
-The stream says how large the content is; exactly that much is asked for and one byte
-more, so a bomb costs no more than it declared, and a content of another length is an
-error instead of half a batch. All of it is done by the codecs that pyarrow carries
-(they let go of the GIL), so no library is needed that the Arrow path does not have.
+The stream says how large the content is; exactly that much is asked for and one byte more, so a bomb costs no more than
+it declared, and a content of another length is an error instead of half a batch. All of it is done by the codecs that
+pyarrow carries (they let go of the GIL), so no library is needed that the Arrow path does not have.
 """
 
 from __future__ import annotations

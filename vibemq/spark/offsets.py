@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a query stands in its streams, as Spark's checkpoint holds it.
 
-Spark compares two offsets as strings, so there is one way to write one: keys sorted, one
-function. A position is the next offset to read, together with the incarnation of the
-stream it counts in, because a stream that was deleted and made again counts from 0 and
-an old position would silently mean other records.
+Spark compares two offsets as strings, so there is one way to write one: keys sorted, one function. A position is the
+next offset to read, together with the incarnation of the stream it counts in, because a stream that was deleted and
+made again counts from 0 and an old position would silently mean other records.
 
     {"v":1,"s":{"orders":{"i":"5f2c9b","o":1200345}}}
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of `format("vibemq")`: read once, typed, checked, with Kafka's names where Kafka has one.
 
-An unknown option is an error that names the nearest known one, because a misspelt
-`startingOffset` that is silently ignored costs somebody a day. The password is never
-part of a `repr`, of a partition or of an error; `passwordEnv` and `passwordFile` keep it
-out of the query altogether and are read where the connection is made.
+An unknown option is an error that names the nearest known one, because a misspelt `startingOffset` that is silently
+ignored costs somebody a day. The password is never part of a `repr`, of a partition or of an error; `passwordEnv` and
+`passwordFile` keep it out of the query altogether and are read where the connection is made.
 """
 
 from __future__ import annotations

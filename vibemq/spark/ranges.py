@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a range of records means against what the broker has, and reading one.
 
-Three things can part them, and each is data loss with a name of its own: retention has
-passed the range, the stream was deleted and made again, or its tail is gone. With
-failOnDataLoss=true each is an error with both ranges; else reading goes on with what is
-there, and a warning says what is missing.
+Three things can part them, and each is data loss with a name of its own: retention has passed the range, the stream was
+deleted and made again, or its tail is gone. With failOnDataLoss=true each is an error with both ranges; else reading
+goes on with what is there, and a warning says what is missing.
 """
 
 from __future__ import annotations
@@ -186,8 +185,7 @@ def check(options: Options, wanted: Range, at: int, has: Facts) -> tuple[int, in
 def read(options: Options, schema: pa.Schema, wanted: Range) -> Iterator[pa.RecordBatch]:
     """Yield exactly the records of a range, as Arrow batches, or raise.
 
-    A lost connection is made again and reading continues at the next record: what was
-    decoded stays in the decoder.
+    A lost connection is made again and reading continues at the next record: what was decoded stays in the decoder.
     """
     from vibemq.spark._arrow import Decoder  # compiled, and needs pyarrow: only tasks do
 

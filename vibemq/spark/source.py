@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data source that Spark knows as `format("vibemq")`, its batch reader and its streaming reader.
 
-What makes each record of a stream enter a query exactly once: Spark logs (start, end)
-before it runs a batch and replays exactly that after a crash; `read` yields exactly its
-range or raises, counted by records; a position carries the stream's incarnation, which is
-checked when a batch is planned and again when it is read. A broker that is away costs
-time, not the query: planning goes on with what is known and tasks connect again and
-continue at their next record.
+What makes each record of a stream enter a query exactly once: Spark logs (start, end) before it runs a batch and
+replays exactly that after a crash; `read` yields exactly its range or raises, counted by records; a position carries
+the stream's incarnation, which is checked when a batch is planned and again when it is read. A broker that is away
+costs time, not the query: planning goes on with what is known and tasks connect again and continue at their next
+record.
 """
 
 from __future__ import annotations
