@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -93,9 +92,12 @@ class Native(QueuePeer):
         self.reply(wire)
         return wire
 
+    def frame(self, wire: Wire) -> bytes:
+        head = wire.exactly(5)
+        return head + wire.exactly(int.from_bytes(head[:4], "big"))
+
     def reply(self, wire: Wire) -> codec.Message:
-        size, _ = struct.unpack(">IB", wire.exactly(5))
-        message = codec.decode_body(wire.exactly(size))
+        message = codec.decode_body(self.frame(wire)[5:])
         if message.type == Command.ERROR:
             raise VibeMQError(f"the broker answered {message.error_code}: {message.error_message}")
         return message
@@ -148,11 +150,7 @@ class Native(QueuePeer):
         early = b""
         for name in self.names()[number % self.load.queues :: self.load.consumers]:
             wire.send(codec.encode_frame(Command.SUBSCRIBE, "subscribe", queue=name))
-            while True:  # what waits in the queues before is delivered in between
-                head = wire.exactly(5)
-                frame = head + wire.exactly(int.from_bytes(head[:4], "big"))
-                if frame[6] == Command.SUBSCRIBE_ACK:
-                    break
+            while (frame := self.frame(wire))[6] != Command.SUBSCRIBE_ACK:  # in between comes what waits in the queues
                 if frame[6] == Command.ERROR:
                     code = codec.decode_body(frame[5:]).error_code
                     raise VibeMQError(f"Subscribe {name}: the broker answered {code}")
