@@ -174,13 +174,7 @@ class Link(asyncio.Protocol):
         self.write(self._core.packed(self._frame(command, queue=queue)))
 
     async def exchange(
-        self,
-        command: Command,
-        queue: str | None = None,
-        *,
-        timeout_s: float | None = None,
-        payload: bytes | None = None,
-        headers: dict[str, str] | None = None,
+        self, command: Command, queue: str | None = None, *, timeout_s: float | None = None, **fields: Any
     ) -> codec.Message:
         """The answer to a command, or the error that fits it."""
         what = command_name(command) + (f" {queue}" if queue else "")
@@ -189,7 +183,7 @@ class Link(asyncio.Protocol):
         id = self._core.request_id()
         future = self._requests[id] = self._loop.create_future()
         try:
-            self.write(self._core.packed(self._frame(command, id, queue=queue, payload=payload, headers=headers)))
+            self.write(self._core.packed(self._frame(command, id, queue=queue, **fields)))
             patience_s = self._settings.command_timeout_s if timeout_s is None else timeout_s
             hint = "It was sent, so it may have been done. Is the broker overloaded?"
             async with self._answer_within(patience_s, what, hint):

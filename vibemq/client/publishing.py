@@ -7,7 +7,6 @@ by `call`, which has the client's loop do it. What they share never waits, and n
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -139,10 +138,6 @@ class _Publisher:
 class AsyncPublisher(_Publisher):
     """Publishes to one queue, pipelined; made by AsyncClient.publisher. Leaving `async with` flushes."""
 
-    def __init__(self, engine: Engine, queue: str, window: int, raw: bool) -> None:
-        super().__init__(engine, queue, window, raw)
-        self._soon: asyncio.Handle | None = None
-
     async def publish(
         self,
         payload: Any,
@@ -161,17 +156,11 @@ class AsyncPublisher(_Publisher):
         """
         if self._add(payload, headers, id, priority):
             await self._engine.send_batch(self._take(), self._flow, self._window, timeout_s)
-        elif self._soon is None:
-            self._soon = self._engine.loop.call_soon(self._send)
+        elif self._batch.count == 1:
+            self._engine.loop.call_soon(self._send, self._batch)
 
-    def _take(self) -> Batch:
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
-        return super()._take()
-
-    def _send(self) -> None:
-        if not self._engine.is_over:  # else flush says so
+    def _send(self, batch: Batch) -> None:
+        if self._batch is batch and not self._engine.is_over:  # else flush says so
             self._engine.submit(self._take(), self._flow)
 
     async def flush(self, timeout_s: float | None = None) -> Summary:
