@@ -129,7 +129,7 @@ class Micromsg2Client:
             self._handshake(identity.encode(), c1, user, password or "")
             if user is not None and self.agreed.reply:
                 self.command("list", pattern=user)  # whatever it says: a login that failed is told now
-        except VibeMQError as problem:
+        except BaseException as problem:
             self._link.close()
             if isinstance(problem, Refused) and user is None and ExtensionName.MICROAUTH in problem.text:
                 problem.hint = f"{self.peer} lets nobody in without a login: give `user` and `password`."
@@ -137,9 +137,6 @@ class Micromsg2Client:
                 problem.hint = problem.hint or f"This is what {self.peer} said to the login or the extensions."
             elif isinstance(problem, ConnectionClosed | TimeoutExceeded | MalformedFrame):
                 problem.hint = wrong_door("MicroMsg2", bytes(self._input[:16]))
-            raise
-        except BaseException:
-            self._link.close()
             raise
 
     # ---- the handshake ----

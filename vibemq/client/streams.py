@@ -198,14 +198,11 @@ class StreamsConnection(Frames):
         """Where streams are. A stream that does not exist has its code, and no leader."""
         answer = self.request(Key.METADATA, streams=list(streams), timeout_s=timeout_s)
         brokers = {broker.ref: (broker.host, broker.port) for broker in answer.brokers}
-        return {
-            item.stream: StreamLocation(
-                item.code,
-                brokers.get(item.leader_ref),
-                tuple(brokers[ref] for ref in item.replica_refs if ref in brokers),
-            )
-            for item in answer.streams
-        }
+        found = {}
+        for item in answer.streams:
+            replicas = tuple(brokers[ref] for ref in item.replica_refs if ref in brokers)
+            found[item.stream] = StreamLocation(item.code, brokers.get(item.leader_ref), replicas)
+        return found
 
     def exists(self, stream: str, *, timeout_s: float | None = None) -> bool:
         location = self.metadata([stream], timeout_s=timeout_s).get(stream)
