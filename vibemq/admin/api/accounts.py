@@ -13,19 +13,7 @@ from typing import Any
 from vibemq.access import tool_users
 from vibemq.access.users import GUEST
 from vibemq.admin.api import calls
-from vibemq.admin.api.calls import (
-    Call,
-    Caller,
-    Refused,
-    bad_request,
-    chosen,
-    mapping,
-    not_found,
-    only,
-    optional_text,
-    text,
-    texts,
-)
+from vibemq.admin.api.calls import Call, Caller, Refused, bad_request, chosen, not_found, text
 from vibemq.admin.api.service import Api
 from vibemq.errors import UserExists, UserNotFound, VhostNotFound
 from vibemq.storage.metadata import Metadata
@@ -93,10 +81,10 @@ def put_user(api: Api, call: Call) -> bool:
     if "tags" not in call.body:
         raise bad_request("tags_not_present")
     name = call.path["user"]
-    secret = {field: optional_text(call, field) for field in ("password", "password_hash")}
+    secret = {field: calls.optional_text(call, field) for field in ("password", "password_hash")}
     if not any(secret.values()) and not _is_there(api, name):
         secret = {"password_hash": ""}
-    hashing, verifier = (optional_text(call, field) or "" for field in ("hashing_algorithm", "verifier"))
+    hashing, verifier = (calls.optional_text(call, field) or "" for field in ("hashing_algorithm", "verifier"))
     tags = tags_of(call.body["tags"])
     anew = tool_users.put_user(api.metadata, name, tags, **secret, hashing=hashing, verifier=verifier)
     api.accounts_changed()
@@ -137,14 +125,14 @@ def delete_user(api: Api, call: Call) -> None:
 
 
 def delete_users(api: Api, call: Call) -> None:
-    for name in texts(call.body.get("users"), "users must be a list of names"):
+    for name in calls.texts(call.body.get("users"), "users must be a list of names"):
         delete_user(api, Call(call.caller, {"user": name}))
 
 
 def tags_of(given: Any) -> tuple[str, ...]:
     """As tools send them: text with commas, or a list."""
     found = given.split(",") if isinstance(given, str) else given
-    names = texts(found, "tags must be text with commas, or a list of texts")
+    names = calls.texts(found, "tags must be text with commas, or a list of texts")
     return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
@@ -206,7 +194,7 @@ def list_permissions(api: Api, call: Call) -> Any:
 
 
 def get_permission(api: Api, call: Call) -> Any:
-    return asdict(only(_permissions(api, call.path["vhost"], call.path["user"])))
+    return asdict(calls.only(_permissions(api, call.path["vhost"], call.path["user"])))
 
 
 def put_permission(api: Api, call: Call) -> bool:
@@ -246,7 +234,11 @@ def put_policy(api: Api, call: Call) -> bool:
     _require_policymaker(api, call)
     priority = call.body.get("priority", 0)
     with _changing_policies(api):
-        pattern, definition, where = text(call, "pattern"), mapping(call, "definition"), text(call, "apply-to", "all")
+        pattern, definition, where = (
+            text(call, "pattern"),
+            calls.mapping(call, "definition"),
+            text(call, "apply-to", "all"),
+        )
         return api.metadata.set_policy(call.path["vhost"], call.path["name"], pattern, definition, priority, where)
 
 

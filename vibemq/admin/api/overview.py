@@ -13,9 +13,9 @@ from typing import Any
 import vibemq
 from vibemq.admin.api.calls import Answer, Call, not_found
 from vibemq.admin.api.connections import PROTOCOLS, STREAM_PROTOCOL, protocol_of
-from vibemq.admin.api.counts import NOTHING, Counts, counts_of
 from vibemq.admin.api.health import alarms_of, is_drained
 from vibemq.admin.api.service import Api
+from vibemq.admin.api.streams import NOTHING, Counts, counts_of
 from vibemq.broker.alarms import Alarm
 from vibemq.broker.disk import free_bytes
 from vibemq.errors import StorageError, VibeMQError
