@@ -435,6 +435,10 @@ TEST(what_was_stored_is_there_whoever_was_killed)
     struct offsets *o = handle(directory);
     pid_t pids[CHILDREN];
     char name[16];
+    for (unsigned i = 0; i < OFFSETS_REFERENCES_MAX; i++) { /* no place is free: each new name takes another's */
+        snprintf(name, sizeof name, "r%u", i);
+        EXPECT_OK(store(o, name, 0));
+    }
     for (unsigned i = 0; i < CHILDREN; i++) pids[i] = start(directory, board, i);
     for (int round = 0; round < KILLS; round++) {
         unsigned who = (unsigned)test_random_below(CHILDREN);
@@ -455,7 +459,7 @@ TEST(what_was_stored_is_there_whoever_was_killed)
         printf("    child %u stored %" PRIu64 "\n", i, atomic_load(&board->stored[i]));
     }
     EXPECT_EQ(0, atomic_load(&board->failed));
-    EXPECT_EQ(OFFSETS_REFERENCES_MAX, count_of(o)); /* places did change hands */
+    EXPECT(get(o, "r0") == NOTHING || get(o, "r1") == NOTHING || get(o, "r2") == NOTHING); /* places did change hands */
     offsets_close(o);
     munmap(board, sizeof *board);
 }
