@@ -20,9 +20,8 @@ from peers import hub_messages as messages
 from peers.hub_messages import Message, UnencodableValue
 
 from vibemq.errors import LimitExceeded
-from vibemq.protocols.signalr import handshake, records, spec
-from vibemq.protocols.signalr.handshake import Handshake
-from vibemq.protocols.signalr.records import MalformedFrame
+from vibemq.protocols.signalr import records, spec
+from vibemq.protocols.signalr.records import Handshake, MalformedFrame
 from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MessageType
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
@@ -248,13 +247,13 @@ def test_handshakes_tell_the_dialects_apart_and_are_answered(section):
         record = vector["wire"].encode().removesuffix(b"\x1e")
         if vector.get("action", "").startswith("close the connection:") or record == b"[]":
             with pytest.raises(MalformedFrame):
-                handshake.parse(record)
+                records.parse_handshake(record)
             continue
-        shake = handshake.parse(record)
+        shake = records.parse_handshake(record)
         assert shake == Handshake(**{k: v for k, v in json.loads(record).items() if k in ("protocol", "version")})
         assert (shake.version is None) == (section == "early")
         if "reply" in vector:
-            assert handshake.answer(refusal(shake, vector)) == vector["reply"].encode()
+            assert records.handshake_answer(refusal(shake, vector)) == vector["reply"].encode()
 
 
 def refusal(shake: Handshake, vector) -> str | None:
@@ -267,7 +266,7 @@ def refusal(shake: Handshake, vector) -> str | None:
 
 @pytest.mark.parametrize("vector", VECTORS["dialect_detection"], ids=lambda vector: vector["first_record"])
 def test_the_version_tells_the_dialect(vector):
-    version = handshake.parse(vector["first_record"].encode()).version
+    version = records.parse_handshake(vector["first_record"].encode()).version
     assert vector["dialect"] == ("early" if version is None else "v2" if version == 2 else "v1")
 
 
@@ -289,12 +288,12 @@ def test_the_version_tells_the_dialect(vector):
 )
 def test_what_is_no_handshake_is_refused(record):
     with pytest.raises(MalformedFrame):
-        handshake.parse(record)
+        records.parse_handshake(record)
 
 
 def test_a_handshake_has_a_limit():
     with pytest.raises(LimitExceeded):
-        handshake.parse(b" " * spec.HANDSHAKE_BYTES_MAX + b'{"protocol":"json"}')
+        records.parse_handshake(b" " * spec.HANDSHAKE_BYTES_MAX + b'{"protocol":"json"}')
 
 
 @pytest.mark.parametrize("record", [[2, 0x80, "1", 7], [3, 0x80, "1", 2], [5, 0x80, "1"]])

@@ -22,7 +22,7 @@ from vibemq.storage.core cimport ERR_LIMIT, OK, err, json_check, json_check_esca
 
 from vibemq.errors import LimitExceeded
 from vibemq.protocols.signalr import spec
-from vibemq.protocols.signalr.records import MalformedFrame
+from vibemq.protocols.signalr.spec import MalformedFrame
 
 cdef enum:
     MEMBER_TYPE = 0, MEMBER_TARGET, MEMBER_ARGUMENTS, MEMBER_ID, MEMBER_ITEM, MEMBER_RESULT, MEMBER_ERROR

@@ -17,7 +17,7 @@ cdef class HubConnection:
     cdef public Py_ssize_t early_bytes # posted before there was a transport
     cdef int64_t expires_ms            # without a socket; 0: it has one
     cdef bint is_left                  # closed, and kept only for what a poll may still fetch
-    cdef public int dialect, encoding  # set by the handshake
+    cdef readonly int dialect, encoding  # set by the handshake
     cdef readonly bint is_alpha2       # an early connection of ?dialect=alpha2
     cdef readonly bint wants_stateful  # was promised a stateful reconnect by negotiate
     cdef readonly Transport transport  # None between polls and sockets

@@ -30,18 +30,17 @@ from vibemq.storage cimport core
 from vibemq.broker.admission import check_access
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
 from vibemq.net.hosts import host_of
-from vibemq.protocols.signalr import handshake, methods, records, spec
+from vibemq.protocols.signalr import methods, records, spec
 from vibemq.protocols.signalr.invocations import Call, Invocations
 from vibemq.protocols.signalr.reconnect import Replay
 from vibemq.protocols.signalr.records import group_decode, texts_of, value_of
-from vibemq.protocols.signalr.spec import LONG_POLLING, NOTHING, closing
+from vibemq.protocols.signalr.spec import ENCODING_BY_NAME, LONG_POLLING, NOTHING, closing, refusing
 
 logger = logging.getLogger(__name__)
 
 cdef size_t HANDSHAKE_BYTES_MAX = spec.HANDSHAKE_BYTES_MAX
 
 cdef enum:
-    CONNECTION_ID_BYTES = 16
     WAITING_BYTES_MAX = 1 << 20
     # Of a stateful peer that acknowledges too little: calls that wait for it, and answers that are kept for it.
     HELD_BACK_BYTES_MAX = 16 << 20
@@ -51,7 +50,7 @@ cdef class HubConnection:
     def __init__(self, door, str token, request, str address, bint wants_stateful):
         """`request`: who asks for it, and from where."""
         self.door, self.token, self.host, self.wants_stateful = door, token, host_of(address), wants_stateful
-        self.connection_id, self.kind = secrets.token_urlsafe(CONNECTION_ID_BYTES), ""
+        self.connection_id, self.kind = secrets.token_urlsafe(spec.CONNECTION_ID_BYTES), ""
         self.is_alpha2 = request.query.get("dialect") == "alpha2"
         self.client = Client(self, door.broker, door.config.unconfirmed_max)
         self.client.user, self.client.access = request.user, request.access
@@ -172,10 +171,8 @@ cdef class HubConnection:
             self.give_up(f"{problem}.")
             return
         logger.error("%s: %s", self.peer, problem, exc_info=problem)
-        self.queues.timers.timer(self._fail).set(0)
-
-    def _fail(self, now_ms):
-        self.close(spec.closed_with_error(), True, CLOSE_INTERNAL_ERROR)
+        error = spec.closed_with_error()
+        self.queues.timers.timer(lambda _: self.close(error, True, CLOSE_INTERNAL_ERROR)).set(0)
 
     def give_up(self, str text):
         """As ``fail``, where it is the peer's doing."""
@@ -271,27 +268,41 @@ cdef class HubConnection:
             if size >= HANDSHAKE_BYTES_MAX:
                 raise LimitExceeded("handshake: bytes", size, HANDSHAKE_BYTES_MAX)
             return 0
-        handshake.take(self, (<const char *> data)[:end - data])
+        self._shake_hands((<const char *> data)[:end - data])
         return end - data + 1
 
-    def opened(self, int dialect, int encoding, bint is_stateful):
-        """The handshake has come."""
-        self.dialect, self.encoding, self.is_open = dialect, encoding, True
-        if is_stateful:
-            self.replay = Replay()
+    def _shake_hands(self, bytes record):
+        """Open the connection, or end it.  Raises ProtocolError when this is no handshake."""
+        shake = records.parse_handshake(record)
+        encoding = ENCODING_BY_NAME.get(shake.protocol)
+        error = None
+        if encoding is None:
+            error = spec.protocol_not_supported(shake.protocol)
+        elif shake.version is not None and not 0 <= shake.version <= spec.PROTOCOL_VERSION_MAX:
+            error = spec.version_not_supported(shake.protocol, shake.version)
+        elif shake.version is not None and encoding == ENCODING_MESSAGEPACK and not self.carries_binary:
+            error = spec.transport_not_binary(shake.protocol)
+        if error is not None:
+            return self._reject(error if shake.version is not None else None)
+        if shake.version is not None:
+            self._write(records.handshake_answer(), True)
+            if shake.version == spec.STATEFUL_VERSION and self.wants_stateful:
+                self.replay = Replay()
+        else:
+            self.dialect = DIALECT_ALPHA2 if self.is_alpha2 else DIALECT_EARLY
+        self.encoding, self.is_open = encoding, True
 
-    def answer_handshake(self, error=None):
-        self._write(handshake.answer(error), True)
-
-    def end_in_handshake(self, error):
-        """It comes to nothing; `error` is for a peer that has read an answer."""
+    def _reject(self, error):
+        """The handshake comes to nothing; early peers (None) read no answer."""
         cdef Transport transport = self.transport
+        refusing.say((self.host, "handshake"), "%s: closed in the handshake: %s", self.peer, error or "not supported")
+        if error is not None:
+            self._write(records.handshake_answer(error), True)
         self._over("handshake", False)
         if transport is not None:
             transport.end(CLOSE_INTERNAL_ERROR if error is None else CLOSE_NORMAL, error or "")
 
     cdef int _one(self, const uint8_t *body, size_t size) except -1:
-        """One whole record."""
         cdef hub_message m
         parse(body, size, self.encoding, self.dialect, &m)
         if self.replay is not None and not self.replay.takes(m.type):
@@ -425,7 +436,6 @@ cdef class HubConnection:
             self.publisher_cached = None
 
     def forget_rights(self):
-        """Every queue is asked for again."""
         cdef HubPublisher publisher
         for publisher in self.publishers.values():
             publisher.generation = -1
@@ -474,7 +484,6 @@ cdef class HubConnection:
         return 0
 
     cdef int _send(self, bytes record, bint is_numbered) except -1:
-        """`record` without its framing."""
         put(self._framed(len(record), is_numbered), <const char *> record, len(record))
         return self.written()
 
@@ -551,7 +560,7 @@ cdef class HubConnection:
         self.subscriptions.end_pulls()
         if not self.is_open:
             if now_ms - self.opened_ms > config.handshake_timeout_s * 1000:
-                handshake.reject(self, spec.HANDSHAKE_CANCELED)
+                self._reject(spec.HANDSHAKE_CANCELED)
         elif self.transport is None:
             if now_ms - self.lost_ms > config.disconnect_timeout_s * 1000:
                 self._over("did not come back", True)

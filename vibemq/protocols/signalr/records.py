@@ -9,36 +9,20 @@ result.
 from __future__ import annotations
 
 import binascii
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
-from vibemq.errors import LimitExceeded, ProtocolError
-from vibemq.protocols.signalr.spec import (
-    GROUP_DIGITS_MAX,
-    NOTHING,
-    RECORD_BYTES_MAX_DEFAULT,
-    UNSPECIFIED_ERROR,
-    VARINT_BYTES_MAX,
-    Dialect,
-    Encoding,
-    MessageType,
-    ResultKind,
-)
+from vibemq.errors import LimitExceeded
+from vibemq.protocols.signalr import spec
+from vibemq.protocols.signalr.codec import is_json
+from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MalformedFrame, MessageType, ResultKind
 
 # Of JSON and of MessagePack, as Encoding numbers them.
 VALUES = (msgspec.json.Decoder(), msgspec.msgpack.Decoder())
 TEXTS = (msgspec.json.Decoder(list[str]), msgspec.msgpack.Decoder(list[str]))
 ENCODERS = (msgspec.json.Encoder(), msgspec.msgpack.Encoder())
-
-
-class MalformedFrame(ProtocolError, ValueError):
-    """The peer's bytes are not the record they claim to be: where, what was needed there, what there was."""
-
-    def __init__(self, where: str, needed: str, had: str) -> None:
-        super().__init__(f"{where}: needed {needed}, had {had}")
-        self.where, self.needed, self.had = where, needed, had
 
 
 def value_of(raw: bytes, encoding: int) -> Any:
@@ -68,17 +52,17 @@ def group_encode(records: bytes) -> bytes:
     return b"%d:%b;" % (len(text), text)
 
 
-def group_decode(data: bytes, record_max: int = RECORD_BYTES_MAX_DEFAULT) -> tuple[bytes, int]:
+def group_decode(data: bytes, record_max: int = spec.RECORD_BYTES_MAX_DEFAULT) -> tuple[bytes, int]:
     """The records in the whole groups at the beginning of `data`, joined, and the bytes that the groups took."""
     parts: list[bytes] = []
-    text_max = (record_max + VARINT_BYTES_MAX + 2) // 3 * 4
+    text_max = (record_max + spec.VARINT_BYTES_MAX + 2) // 3 * 4
     at = 0
     while True:
-        colon = data.find(b":", at, at + GROUP_DIGITS_MAX + 1)
+        colon = data.find(b":", at, at + spec.GROUP_DIGITS_MAX + 1)
         digits = data[at:colon] if colon >= 0 else data[at:]
-        if colon < 0 and len(digits) <= GROUP_DIGITS_MAX and (digits.isdigit() or not digits):
+        if colon < 0 and len(digits) <= spec.GROUP_DIGITS_MAX and (digits.isdigit() or not digits):
             return b"".join(parts), at
-        if not digits.isdigit() or len(digits) > GROUP_DIGITS_MAX:
+        if not digits.isdigit() or len(digits) > spec.GROUP_DIGITS_MAX:
             raise MalformedFrame("length of a group", "decimal digits and a colon", f"{digits[:16]!r}")
         if int(digits) > text_max:
             raise LimitExceeded("characters of a group", int(digits), text_max)
@@ -92,6 +76,40 @@ def group_decode(data: bytes, record_max: int = RECORD_BYTES_MAX_DEFAULT) -> tup
         except binascii.Error as error:
             raise MalformedFrame("group", "base64", f"{error}") from None
         at = end + 1
+
+
+# ---- handshakes: which encoding, and by having a version or not, which dialect ----
+
+
+class Handshake(NamedTuple):
+    """The first record of a client. Without a version it speaks the early dialect."""
+
+    protocol: str
+    version: int | None = None
+
+
+def parse_handshake(record: bytes) -> Handshake:
+    """What a client's first record says, which comes without its separator.  Raises MalformedFrame, LimitExceeded."""
+    if len(record) > spec.HANDSHAKE_BYTES_MAX:
+        raise LimitExceeded("bytes of a handshake", len(record), spec.HANDSHAKE_BYTES_MAX)
+    if not is_json(record):
+        raise MalformedFrame("handshake", "a JSON object in UTF-8", "something else")
+    members = value_of(record, Encoding.JSON)
+    if not isinstance(members, dict):
+        raise MalformedFrame("handshake", "a JSON object", "another value")
+    protocol = members.get("protocol")
+    if not isinstance(protocol, str):
+        raise MalformedFrame("handshake", "a protocol", "none")
+    if "version" not in members:
+        return Handshake(protocol)
+    if type(members["version"]) is not int:
+        raise MalformedFrame("handshake", "an integer as version", "another value")
+    return Handshake(protocol, members["version"])
+
+
+def handshake_answer(error: str | None = None) -> bytes:
+    """The record that answers a handshake of version 1 or 2; early clients get none."""
+    return raw_of({} if error is None else {"error": error}, Encoding.JSON) + spec.RECORD_SEPARATOR
 
 
 # ---- records ----
@@ -109,7 +127,7 @@ def completion(dialect: int, encoding: int, id: str, value: Any = NOTHING, error
     """The answer to a call; NOTHING: it has no result."""
     members: dict[str, Any] = {"type": MessageType.COMPLETION, "invocationId": id}
     if error is not None:
-        members["error"] = error or UNSPECIFIED_ERROR
+        members["error"] = error or spec.UNSPECIFIED_ERROR
         return _record(dialect, encoding, members, ResultKind.ERROR, members["error"])
     if value is NOTHING:
         return _record(dialect, encoding, members, ResultKind.VOID)

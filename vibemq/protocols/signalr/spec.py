@@ -12,6 +12,7 @@ from enum import IntEnum, StrEnum
 
 import msgspec
 
+from vibemq.errors import ProtocolError
 from vibemq.once_a_minute import OnceAMinute
 
 # ---- framing ----
@@ -20,7 +21,7 @@ PORT_DEFAULT = 2927
 RECORD_SEPARATOR = b"\x1e"  # ends a JSON record; control characters are escaped in JSON, so it is in none
 VARINT_BYTES_MAX = 5  # of a length before a MessagePack record
 VARINT_MAX = 0x7FFFFFFF
-PROTOCOL_VERSION_MAX = 2  # 2 is 1 with Ack and Sequence
+PROTOCOL_VERSION_MAX = STATEFUL_VERSION = 2  # 2 is 1 with Ack and Sequence
 NEGOTIATE_VERSION_MAX = 1
 
 # ---- limits: each with its unit in its name and its reason beside it ----
@@ -32,6 +33,7 @@ ID_BYTES_MAX = 256  # of an invocation or an upload: kept until it ends
 TARGET_BYTES_MAX = 1_024  # of a method's name: an error repeats it
 GROUP_DIGITS_MAX = 10  # of a length in the early text framing
 STREAM_IDS_MAX = 64  # uploads that one invocation may open: each is kept until it ends
+CONNECTION_ID_BYTES = 16  # random: what others may see of a hub connection, and no two have
 CLOSE_TIMEOUT_S = 5  # for the peer's half of a WebSocket close
 STATEFUL_BUFFER_BYTES_MAX = 100_000  # not acknowledged, kept for a stateful reconnect; what clients keep too
 
@@ -114,6 +116,14 @@ class ErrorCode(StrEnum):
     LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
     NOT_SUPPORTED = "NOT_SUPPORTED"
     SERVER_ERROR = "SERVER_ERROR"
+
+
+class MalformedFrame(ProtocolError, ValueError):
+    """The peer's bytes are not the record they claim to be: where, what was needed there, what there was."""
+
+    def __init__(self, where: str, needed: str, had: str) -> None:
+        super().__init__(f"{where}: needed {needed}, had {had}")
+        self.where, self.needed, self.had = where, needed, had
 
 
 class HubError(Exception):
