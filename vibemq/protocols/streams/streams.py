@@ -133,19 +133,7 @@ def metadata(session: StreamsSession, request: Any) -> Outcome:
         refuse(session, MalformedFrame("Metadata, stream name", needed, "more"))
         return None
 
-    def found(codes: list[Code]) -> Outcome:
-        streams = [
-            (name, code, 0 if code == Code.OK else spec.LEADER_NONE, ())
-            for name, code in zip(names, codes, strict=True)
-        ]
-        return {"brokers": [(0, *advertised(session))], "streams": streams}
-
-    look = partial(_codes, session.door.table.metadata, session.virtual_host, session.rights, names)
-    return Later(look, found) if len(names) > LOOKUPS_IN_LOOP_MAX else found(look())
-
-
-def _codes(store: Any, virtual_host: str, rights: Any, names: list[str]) -> list[Code]:
-    """What Metadata says of each name."""
+    store, rights, virtual_host = session.door.table.metadata, session.rights, session.virtual_host
 
     def code(name: str) -> Code:
         if not sees(rights, name):
@@ -157,36 +145,42 @@ def _codes(store: Any, virtual_host: str, rights: Any, names: list[str]) -> list
             return Code.STREAM_NOT_AVAILABLE
         return Code.STREAM_DOES_NOT_EXIST if found is None else Code.OK
 
-    return [code(name) for name in names]
+    def told(codes: list[Code]) -> Outcome:
+        streams = [
+            (name, code, 0 if code == Code.OK else spec.LEADER_NONE, ())
+            for name, code in zip(names, codes, strict=True)
+        ]
+        return {"brokers": [(0, *advertised(session))], "streams": streams}
+
+    if len(names) > LOOKUPS_IN_LOOP_MAX:
+        return Later(lambda: [code(name) for name in names], told)
+    return told([code(name) for name in names])
 
 
 def list_streams(session: StreamsSession, request: Any) -> Outcome:
     """Those that the user may read or write, as Metadata has it."""
+    store, rights, virtual_host = session.door.table.metadata, session.rights, session.virtual_host
     count = min(request.count, spec.LIST_STREAMS_COUNT_MAX)
     bytes_max = min(spec.LIST_STREAMS_SIZE_MAX_BYTES, session.negotiated_frame_max or spec.LIST_STREAMS_SIZE_MAX_BYTES)
-    store = session.door.table.metadata
-    page = partial(_page, store, session.virtual_host, session.rights, request.first, count, bytes_max)
+
+    def page() -> list[tuple[str, int, dict[str, str]]]:
+        """Until one more would be too many or too large; the first one always, for an empty page is the end."""
+        found: list[tuple[str, int, dict[str, str]]] = []
+        first, left = request.first, bytes_max - LIST_ANSWER_BYTES
+        while len(found) < count and (records := store.streams_from(virtual_host, first)):
+            for record in records:
+                if not sees(rights, record.name):
+                    continue
+                # As spec.py lays a ListedStream out.
+                pairs = sum(4 + len(key.encode()) + len(value.encode()) for key, value in record.arguments.items())
+                left -= 2 + len(record.name.encode()) + 1 + 4 + pairs
+                if len(found) == count or (found and left < 0):
+                    return found
+                found.append((record.name, record.queue is not None, record.arguments))
+            first = records[-1].name + NAME_AFTER
+        return found
+
     return Later(page, lambda found: {"streams": found})
-
-
-def _page(
-    store: Any, virtual_host: str, rights: Any, first: str, count: int, bytes_max: int
-) -> list[tuple[str, int, dict[str, str]]]:
-    """Until one more would be too many or too large; the first one always, for an empty page is the end."""
-    found: list[tuple[str, int, dict[str, str]]] = []
-    left = bytes_max - LIST_ANSWER_BYTES
-    while len(found) < count and (records := store.streams_from(virtual_host, first)):
-        for record in records:
-            if not sees(rights, record.name):
-                continue
-            # As spec.py lays a ListedStream out.
-            pairs = sum(4 + len(key.encode()) + len(value.encode()) for key, value in record.arguments.items())
-            left -= 2 + len(record.name.encode()) + 1 + 4 + pairs
-            if len(found) == count or (found and left < 0):
-                return found
-            found.append((record.name, record.queue is not None, record.arguments))
-        first = records[-1].name + NAME_AFTER
-    return found
 
 
 # ---- what is in one ----
@@ -222,14 +216,14 @@ def resolve_offset_spec(session: StreamsSession, request: Any) -> Outcome:
 
 def list_offsets(session: StreamsSession, request: Any) -> Outcome:
     with readable(session, request) as stream:
-        work = partial(_offsets, stream.log.directory)
-    return Later(work, lambda found: {"offsets": found}, failure=Code.STREAM_NOT_AVAILABLE)
+        directory = stream.log.directory
 
+    def stored() -> list[tuple[str, int]]:
+        """With a handle of its own: those of the worker belong to its thread."""
+        offsets = StoredOffsets(directory)
+        try:
+            return sorted((reference.decode(errors="replace"), offset) for reference, offset in offsets.all().items())
+        finally:
+            offsets.close()
 
-def _offsets(directory: str) -> list[tuple[str, int]]:
-    """With a handle of its own: those of the worker belong to its thread."""
-    offsets = StoredOffsets(directory)
-    try:
-        return sorted((reference.decode(errors="replace"), offset) for reference, offset in offsets.all().items())
-    finally:
-        offsets.close()
+    return Later(stored, lambda found: {"offsets": found}, failure=Code.STREAM_NOT_AVAILABLE)
