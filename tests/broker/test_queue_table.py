@@ -66,13 +66,13 @@ def test_a_disk_that_hangs_is_asked_for_a_queues_room_once_at_a_time(tmp_path):
     queue = table.find("/", "q")
     queue.hold(user := object())
     table.set_alarms(None, True, False)  # the disk is full
-    segments = logs.segments(queue.stream_of().log.directory)
+    segments = logs.segments(queue.stream.log.directory)
     for _ in range(3):
         for _ in range(3):
             queue.tick()
             assert len(disk.jobs) <= 1
         disk.come_back()
-    assert logs.segments(queue.stream_of().log.directory) > segments
+    assert logs.segments(queue.stream.log.directory) > segments
     queue.tick()
     assert not disk.jobs, "nothing is left to drop"
     queue.release(user)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import vibemq.storage.log as logs
 from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.options import NAME_SIZE_MAX_BYTES as NAME_SIZE_MAX_BYTES
-from vibemq.broker.options import QueueOptions, altered, dead_letter_options
+from vibemq.broker.options import OF_DEAD_LETTERS, altered
 from vibemq.config import Config
 from vibemq.errors import (
     ExchangeNotFound,
@@ -75,18 +75,16 @@ class Catalog:
         self.table = table
         self.metadata = table.metadata
         self.helpers = table.helpers
+        self._limits = {
+            "streams_max": config.store.streams_max,
+            "vhost_streams_max": config.store.streams_per_virtual_host_max,
+        }
 
     def create_stream(self, virtual_host: str, name: str, wanted: StreamArguments) -> StreamRecord:
         """Blocks.  Raises StreamExists, LimitExceeded, VhostNotFound, StorageError."""
         with self._making_logs() as make:
             return self.metadata.create_stream(
-                virtual_host,
-                name,
-                wanted.given,
-                wanted.durability,
-                self.config.store.streams_max,
-                prepare=make,
-                vhost_streams_max=self.config.store.streams_per_virtual_host_max,
+                virtual_host, name, wanted.given, wanted.durability, prepare=make, **self._limits
             )
 
     def create_super_stream(
@@ -120,9 +118,8 @@ class Catalog:
                 list(zip(names, binding_keys, strict=True)),
                 wanted.given,
                 wanted.durability,
-                self.config.store.streams_max,
-                make,
-                self.config.store.streams_per_virtual_host_max,
+                prepare=make,
+                **self._limits,
             )
         if self.metadata.policy_changes() != policies:  # while nobody could see the new streams
             for record in records:
@@ -190,14 +187,7 @@ class Catalog:
 
         try:
             return self.metadata.create_stream(
-                virtual_host,
-                name,
-                {},
-                durability,
-                self.config.store.streams_max,
-                prepare=prepare,
-                queue=kept,
-                vhost_streams_max=self.config.store.streams_per_virtual_host_max,
+                virtual_host, name, {}, durability, prepare=prepare, queue=kept, **self._limits
             )
         except StreamExists as problem:
             if not may_convert or problem.record is None or problem.record.queue is not None:  # type: ignore[attr-defined]
@@ -230,12 +220,10 @@ class Catalog:
             if problem.code != "ERR_EXISTS":  # left from a commit that failed: as good as new
                 raise
 
-    def create_dead_letter_queue(self, virtual_host: str, name: str, source: QueueOptions) -> None:
+    def create_dead_letter_queue(self, virtual_host: str, name: str) -> None:
         """Blocks.  Also fine when somebody was quicker."""
-        try:
-            self.create_queue(virtual_host, name, dead_letter_options(source))
-        except StreamExists:
-            return
+        with suppress(StreamExists):
+            self.create_queue(virtual_host, name, OF_DEAD_LETTERS)
 
     def delete(self, virtual_host: str, name: str) -> Deleted:
         """Blocks.  From its return on nobody can publish to the stream.  Raises StreamNotFound, StorageError."""

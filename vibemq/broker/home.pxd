@@ -37,9 +37,6 @@ cdef class Home:
     cdef bint is_idle(self) except -1    # nobody would miss it
     cdef int stop(self) except -1
 
-    cdef int _take_over(self) except -1
-    cdef int _has_told(self, uint32_t worker, uint32_t epoch) except -1
-    cdef int _all_have_told(self) except -1
     cdef int _admit(self, Member m, bint fresh, uint64_t seen) except -1
     cdef int _leave(self, Member m) except -1
     cdef int _settled(self, Member m, uint32_t count) except -1

@@ -135,7 +135,7 @@ cdef class Home:
 
     # ---- taking over ----
 
-    cdef int _take_over(self) except -1:
+    def _take_over(self):
         """Make the states that another home left right, and ask the other workers what they have."""
         cdef Queue queue = self.queue
         cdef Backlog backlog = self.backlog
@@ -170,22 +170,20 @@ cdef class Home:
             consumer.pending_head = consumer.pending_size = 0
         if not self.awaited:
             self._all_have_told()
-        return 0
 
-    cdef int _has_told(self, uint32_t worker, uint32_t epoch) except -1:
+    def _has_told(self, uint32_t worker, uint32_t epoch):
         if (worker, epoch) in self.awaited:
             self.awaited.discard((worker, epoch))
             if not self.awaited:
                 self._all_have_told()
-        return 0
 
-    cdef int _all_have_told(self) except -1:
+    def _all_have_told(self):
         self.backlog.ready = 0
         self.backlog.ready_from_base()
         self.backlog.taken_over(self.kept)
         self.kept = set()
         self.backlog.settling = True
-        return self.queue.mark()
+        self.queue.mark()
 
     # ---- members ----
 
@@ -294,7 +292,8 @@ cdef class Home:
         if what.generation != self.generation or self.backlog.stopped:
             return 0
         if what.kind == LETTER_TOLD:
-            return self._has_told(what.sender, core.doorbell_epoch(self.queue.table.board.raw, what.sender))
+            self._has_told(what.sender, core.doorbell_epoch(self.queue.table.board.raw, what.sender))
+            return 0
         if what.kind == LETTER_JOIN:
             return self._join_letter(what)
         found = self.backlog.members.get((what.sender, what.consumer))

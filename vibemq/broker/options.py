@@ -162,6 +162,8 @@ _CHANGEABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 CHANGEABLE = tuple(_CHANGEABLE)
+#: What a dead-letter queue made on demand is stored with: no limit, because nothing is behind it.
+OF_DEAD_LETTERS: Mapping[str, Any] = {"mode": 0, "max_messages": 0, "dead_letter": False}
 
 
 def stored_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,19 +185,9 @@ def stored_options(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def has_ttl(stored: Mapping[str, Any] | None) -> bool:
-    """Do messages of a queue that is stored like this expire?"""
-    return bool(stored and stored.get("message_ttl_ms"))
-
-
 def letters_named(name: str, options: Mapping[str, Any]) -> str | None:
     """Where the dead letters of the queue `name` would go with these stored options; None: they do not say."""
     return options.get("dead_letter_queue") or (name + DEAD_LETTER_SUFFIX if options.get("dead_letter") else None)
-
-
-def dead_letter_options(source: QueueOptions) -> dict[str, Any]:
-    """What a dead-letter queue made on demand is stored with: no limit, because nothing is behind it."""
-    return {"mode": 0, "max_messages": 0, "dead_letter": False}
 
 
 # ---- changing a queue that lives ----

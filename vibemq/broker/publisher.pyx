@@ -416,9 +416,8 @@ cdef class Burials:
             then(problem)
 
         self.making = True
-        make = partial(self.source.table.make_dead_letter_queue, self.source.stream.virtual_host, self.name(),
-                       self.source.options)
-        self.source.table.helpers.submit(make, made)
+        make = self.source.table.make_dead_letter_queue
+        self.source.table.helpers.submit(partial(make, self.source.stream.virtual_host, self.name()), made)
         return 0
 
     cdef int altered(self) except -1:

@@ -68,9 +68,6 @@ cdef class Queue(StreamUser):
 
     # ---- who uses it ----
 
-    def stream_of(self) -> Stream:
-        return self.stream
-
     def hold(self, user):
         """Keep the queue open for somebody who publishes to it."""
         self.users.add(user)

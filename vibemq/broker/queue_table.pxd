@@ -14,7 +14,7 @@ cdef class QueueTable:
     cdef readonly StreamTable streams
     cdef readonly object metadata, helpers, timers, defaults
     cdef readonly dict modes          # options.DeliveryMode -> Rotation or FanOut
-    cdef readonly object make_dead_letter_queue  # (virtual host, name, options of the queue whose it is) -> None; blocks
+    cdef readonly object make_dead_letter_queue  # (virtual host, name) -> None; blocks
     cdef Board board
     cdef Mail mail
     cdef readonly Messages messages

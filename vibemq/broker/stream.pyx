@@ -106,8 +106,7 @@ cdef class Stream:
         self.holders.remove(user)
         self.detach_reader(user)
         self.unsynced.pop(user, None)
-        if not self.holders and not self.waiting and not self.syncing:
-            self.table.release(self)
+        self.table.release_if_unused(self)
         return 0
 
     cdef int attach_reader(self, StreamUser user) except -1:
@@ -191,8 +190,7 @@ cdef class Stream:
         if others:
             self.table.board.mark(others, self.slot)
         self.news()
-        if not self.holders and not self.syncing:
-            self.table.release(self)  # its publisher left while the batch was open
+        self.table.release_if_unused(self)  # its publisher may have left while the batch was open
         return 0
 
     cdef int _tell(self, list users, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
@@ -270,8 +268,8 @@ cdef class Stream:
                 self._start_sync()
             else:
                 self.sync_again = True
-        elif not self.holders and not self.waiting:
-            self.table.release(self)
+        else:
+            self.table.release_if_unused(self)
 
     def _segment_closed(self):
         self.rolled_ms = time.monotonic_ns() // 1_000_000

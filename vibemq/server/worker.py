@@ -27,7 +27,7 @@ from vibemq.broker.catalog import Catalog
 from vibemq.broker.fanout import FanOut
 from vibemq.broker.groups import Groups
 from vibemq.broker.messages import Messages
-from vibemq.broker.options import FAN_OUTS, DeliveryMode, has_ttl, options_of
+from vibemq.broker.options import FAN_OUTS, DeliveryMode, options_of
 from vibemq.broker.parts import Broker
 from vibemq.broker.queue_table import QueueTable
 from vibemq.broker.rotation import Rotation
@@ -133,7 +133,8 @@ class Worker:
 
         def needs_home(record: StreamRecord) -> bool:
             try:
-                return has_ttl(policies.options(record)) or has_consumers_of(record.directory, self.context.index)
+                has_ttl = bool(policies.options(record).get("message_ttl_ms"))
+                return has_ttl or has_consumers_of(record.directory, self.context.index)
             except StorageError:
                 return True  # opening it says what is wrong
 

@@ -3,21 +3,10 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-
 cdef extern from "base/error.h" nogil:
     ctypedef enum err:
-        OK
-        ERR_DISK_FULL
-        ERR_NO_MEMORY
-        ERR_CORRUPT
-        ERR_TRUNCATED
-        ERR_LIMIT
-        ERR_INVALID
-        ERR_NOT_FOUND
-        ERR_NOT_CACHED
-        ERR_END
-        ERR_FULL
-        ERR_LOCK
+        OK, ERR_DISK_FULL, ERR_NO_MEMORY, ERR_CORRUPT, ERR_TRUNCATED, ERR_LIMIT, ERR_INVALID, ERR_NOT_FOUND
+        ERR_NOT_CACHED, ERR_END, ERR_FULL
 
     struct fault:
         err code
@@ -28,7 +17,6 @@ cdef extern from "base/error.h" nogil:
     size_t fault_format(const fault *f, char *out, size_t size)
     err fault_set(fault *f, err code, int sys_errno, const char *where, uint64_t position, uint64_t needed, uint64_t had)
 
-
 cdef extern from "base/bytes.h" nogil:
     uint16_t bytes_load16(const uint8_t *p)
     uint32_t bytes_load32(const uint8_t *p)
@@ -37,16 +25,17 @@ cdef extern from "base/bytes.h" nogil:
     void bytes_store32(uint8_t *p, uint32_t v)
     void bytes_store64(uint8_t *p, uint64_t v)
 
+    struct writer_bytes:
+        uint8_t *at
+        uint8_t *end
+        bint failed
+
+    writer_bytes bytes_writer(void *p, size_t size)
 
 cdef extern from "shm/doorbell.h" nogil:
     enum:
-        DOORBELL_WORKERS_MAX
-        DOORBELL_SLOTS_MAX
-        DOORBELL_REQUEST_SEATS
-        DOORBELL_REQUEST_ACCESS
-        DOORBELL_REQUEST_WORK
-        DOORBELL_REQUEST_MAIL
-        DOORBELL_REQUEST_GROUPS
+        DOORBELL_WORKERS_MAX, DOORBELL_SLOTS_MAX, DOORBELL_REQUEST_SEATS, DOORBELL_REQUEST_ACCESS
+        DOORBELL_REQUEST_WORK, DOORBELL_REQUEST_MAIL, DOORBELL_REQUEST_GROUPS
 
     struct doorbell_board:
         uint32_t magic
@@ -65,7 +54,6 @@ cdef extern from "shm/doorbell.h" nogil:
     void doorbell_wake(doorbell_board *b, uint32_t worker)
     uint32_t doorbell_take(doorbell_board *b, uint32_t worker, uint32_t *slots, uint32_t most)
 
-
 cdef extern from "shm/word.h" nogil:
     ctypedef struct shared_word "_Atomic uint64_t":
         pass  # through the functions below only
@@ -80,7 +68,6 @@ cdef extern from "shm/word.h" nogil:
     void word_bit_set(shared_word *mask, uint32_t bit)
     void word_bit_clear(shared_word *mask, uint32_t bit)
 
-
 cdef extern from "shm/ring.h" nogil:
     struct ring:
         uint64_t tail, head  # through the functions below only
@@ -90,17 +77,12 @@ cdef extern from "shm/ring.h" nogil:
     err ring_push(ring *r, const void *cell)
     err ring_pop(ring *r, void *cell)
 
-
 cdef extern from "shm/groups.h" nogil:
     enum:
-        GROUPS_ROWS
-        GROUPS_NAME_BYTES_MAX
-        GROUPS_LABEL_BYTES_MAX
+        GROUPS_ROWS, GROUPS_NAME_BYTES_MAX, GROUPS_LABEL_BYTES_MAX
 
     enum groups_state_t "groups_state":
-        GROUPS_WAITING
-        GROUPS_ACTIVE
-        GROUPS_DEACTIVATING
+        GROUPS_WAITING, GROUPS_ACTIVE, GROUPS_DEACTIVATING
 
     struct groups_row:
         uint64_t incarnation, number, member
@@ -125,18 +107,12 @@ cdef extern from "shm/groups.h" nogil:
     uint32_t groups_all(const groups *g, uint32_t *rows)
     uint32_t groups_dead(const groups *g, doorbell_board *b, uint32_t *rows)
 
-
 cdef extern from "ledger/words.h" nogil:
     enum ledger_state:
-        LEDGER_READY
-        LEDGER_IN_FLIGHT
-        LEDGER_SETTLED
-        LEDGER_DEAD
-        LEDGER_DELAYED
+        LEDGER_READY, LEDGER_IN_FLIGHT, LEDGER_SETTLED, LEDGER_DEAD, LEDGER_DELAYED
 
     enum:
-        LEDGER_ATTEMPTS_MAX
-        LEDGER_NOBODY
+        LEDGER_ATTEMPTS_MAX, LEDGER_NOBODY
 
     struct ledger_word:
         ledger_state state
@@ -161,11 +137,9 @@ cdef extern from "ledger/words.h" nogil:
     bint ledger_home_claim(shared_word *home, uint64_t *seen, uint32_t worker, uint32_t epoch)
     void ledger_home_leave(shared_word *home, uint32_t worker)
 
-
 cdef extern from "ledger/ledger.h" nogil:
     enum:
-        LEDGER_MAGIC
-        LEDGER_VERSION
+        LEDGER_MAGIC, LEDGER_VERSION
 
     struct ledger_control:
         uint32_t magic, version
@@ -200,11 +174,9 @@ cdef extern from "ledger/ledger.h" nogil:
     err ledger_print(const char *path, uint64_t limit, int (*line)(void *context, const char *text) noexcept with gil,
                      void *context, fault *f)
 
-
 cdef extern from "log/chunk.h" nogil:
     enum:
-        CHUNK_HEADER_BYTES
-        CHUNK_DATA_MAX_BYTES
+        CHUNK_HEADER_BYTES, CHUNK_DATA_MAX_BYTES
 
     struct chunk:
         uint8_t type, bloom_bytes
@@ -223,8 +195,6 @@ cdef extern from "log/chunk.h" nogil:
     err chunk_entry_next(const uint8_t **at, const uint8_t *end, chunk_entry *out)
     void chunk_header_to_wire(const uint8_t *stored, uint8_t *out)
 
-
-cdef extern from "log/chunk.h" nogil:
     enum:
         FILTER_VALUES_MAX
 
@@ -236,11 +206,9 @@ cdef extern from "log/chunk.h" nogil:
     err filter_add(filter_t *f, const uint8_t *value, uint32_t size)
     bint filter_matches(const filter_t *f, const uint8_t *data, const chunk *c)
 
-
 cdef extern from "log/control.h" nogil:
     enum:
-        DURABILITY_OS
-        DURABILITY_DISK
+        DURABILITY_OS, DURABILITY_DISK
 
     struct commit:
         uint64_t segment, position, next_offset, last_chunk, chunks
@@ -254,11 +222,9 @@ cdef extern from "log/control.h" nogil:
     bint control_is_deleted(const control *c)
     void control_committed(const control *c, commit *out)
 
-
 cdef extern from "message/amqp.h" nogil:
     enum amqp_body:
-        AMQP_BODY_DATA
-        AMQP_BODY_VALUE
+        AMQP_BODY_DATA, AMQP_BODY_VALUE
 
     struct amqp_message:
         amqp_body body_kind
@@ -269,25 +235,12 @@ cdef extern from "message/amqp.h" nogil:
 
     err amqp_parse(const uint8_t *data, uint32_t size, amqp_message *out)
 
-
-cdef extern from "message/amqp.h" nogil:
     enum amqp_kind:
-        AMQP_NULL
-        AMQP_BOOL
-        AMQP_UINT
-        AMQP_INT
-        AMQP_FLOAT
-        AMQP_DOUBLE
-        AMQP_TIMESTAMP
-        AMQP_UUID
-        AMQP_STRING
-        AMQP_SYMBOL
-        AMQP_BINARY
-        AMQP_OTHER
+        AMQP_NULL, AMQP_BOOL, AMQP_UINT, AMQP_INT, AMQP_FLOAT, AMQP_DOUBLE, AMQP_TIMESTAMP, AMQP_UUID, AMQP_STRING
+        AMQP_SYMBOL, AMQP_BINARY, AMQP_OTHER
 
     enum amqp_field:
-        AMQP_CONTENT_TYPE
-        AMQP_GROUP_ID
+        AMQP_CONTENT_TYPE, AMQP_GROUP_ID
 
     struct amqp_value:
         amqp_kind kind
@@ -313,16 +266,6 @@ cdef extern from "message/amqp.h" nogil:
     bint amqp_header_priority(const amqp_message *m, uint8_t *out)
     size_t amqp_value_text(const amqp_value *v, char *out, size_t size)
 
-
-cdef extern from "base/bytes.h" nogil:
-    struct writer_bytes:
-        uint8_t *at
-        uint8_t *end
-        bint failed
-
-    writer_bytes bytes_writer(void *p, size_t size)
-
-
 cdef extern from "message/amqp_write.h" nogil:
     const char *AMQP_JSON
     uint32_t AMQP_JSON_BYTES
@@ -338,8 +281,7 @@ cdef extern from "message/amqp_write.h" nogil:
         uint32_t count
 
     enum:
-        AMQP_ANNOTATION_OVERHEAD_BYTES
-        AMQP_TEXT_MAX_BYTES
+        AMQP_ANNOTATION_OVERHEAD_BYTES, AMQP_TEXT_MAX_BYTES
 
     uint64_t amqp_size_max(uint32_t pairs, uint64_t payload_bytes)
     void amqp_write_annotation(writer_bytes *w, const char *key, uint32_t key_bytes, const uint8_t *value,
@@ -356,7 +298,6 @@ cdef extern from "message/amqp_write.h" nogil:
     void amqp_write_value(writer_bytes *w, const uint8_t *encoded, uint32_t size)
     void amqp_write_null(writer_bytes *w)
 
-
 cdef extern from "message/text.h" nogil:
     uint64_t JSON_STRING_SIZE_MAX(uint64_t size)
     uint64_t JSON_BASE64_SIZE(uint64_t size)
@@ -366,11 +307,8 @@ cdef extern from "message/text.h" nogil:
     err json_string_write(writer_bytes *w, const uint8_t *text, uint64_t size)
     err json_base64_write(writer_bytes *w, const uint8_t *data, uint64_t size)
 
-
-cdef extern from "message/text.h" nogil:
     bint utf8_is_valid(const uint8_t *p, size_t n)
     bint utf8_step(const uint8_t **at, const uint8_t *end)
-
 
 cdef extern from "log/batch.h" nogil:
     struct batch:
@@ -392,7 +330,6 @@ cdef extern from "log/batch.h" nogil:
     void batch_filter(batch *b, const uint8_t *value, uint32_t size)
     err batch_seal(batch *b, fault *f)
     bint batch_dropped(const batch *b, uint32_t reference, uint32_t *at, uint32_t *number)
-
 
 cdef extern from "log/log.h" nogil:
     struct log_options:
@@ -427,11 +364,9 @@ cdef extern from "log/log.h" nogil:
     err log_remove(const char *directory, fault *f)
     err log_stats(log *l, log_stats_t *out, fault *f)
 
-
 cdef extern from "log/offsets.h" nogil:
     enum:
-        OFFSETS_REFERENCES_MAX
-        OFFSETS_REFERENCE_BYTES_MAX
+        OFFSETS_REFERENCES_MAX, OFFSETS_REFERENCE_BYTES_MAX
 
     struct offsets:
         pass
@@ -450,14 +385,9 @@ cdef extern from "log/offsets.h" nogil:
                      fault *f)
     uint32_t offsets_damaged(const offsets *o)
 
-
 cdef extern from "log/reader.h" nogil:
     enum reader_from:
-        READER_FIRST
-        READER_LAST
-        READER_NEXT
-        READER_OFFSET
-        READER_TIMESTAMP
+        READER_FIRST, READER_OFFSET, READER_TIMESTAMP
 
     struct reader:
         log *log
@@ -473,7 +403,6 @@ cdef extern from "log/reader.h" nogil:
     err reader_skip(reader *r, const filter_t *filter, uint32_t most, bint nowait, uint32_t *skipped, fault *f)
     void reader_advance(reader *r, const chunk *c)
     err reader_skip_damaged(reader *r, fault *f)
-
 
 cdef extern from "log/upkeep.h" nogil:
     enum:
@@ -491,12 +420,8 @@ cdef extern from "log/upkeep.h" nogil:
 
     err recovery_run(const char *directory, const log_options *options, recovery_report *out, fault *f)
 
-
-cdef extern from "log/upkeep.h" nogil:
     err version_check(const char *directory, fault *f)
 
-
-cdef extern from "log/upkeep.h" nogil:
     struct retention_report:
         uint64_t segments_dropped, bytes_dropped, first_offset
 
@@ -504,8 +429,6 @@ cdef extern from "log/upkeep.h" nogil:
     err retention_roll_aged(log *l, int64_t age_ms, boolean *rolled, fault *f)
     err retention_drop_before(log *l, uint64_t offset, retention_report *out, fault *f)
 
-
-cdef extern from "log/upkeep.h" nogil:
     struct dump_options:
         bint entries
         uint64_t limit

@@ -12,13 +12,14 @@ import time
 from collections import OrderedDict
 from typing import NamedTuple
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, ERR_END, ERR_INVALID, ERR_NOT_FOUND, boolean, offsets, offsets_record
 
 from vibemq.errors import LimitExceeded, StorageError, UserError
+from vibemq.storage.arguments import LogOptions
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ OPEN_MAX = 256
 EVICTIONS_TOLD_EVERY_S = 60.0  # of one stream: consumers with ever new names do not fill the disk with lines
 #: The level of durability that a name in the configuration stands for.
 DURABILITIES = {"os": core.DURABILITY_OS, "disk": core.DURABILITY_DISK}
+OPTIONS = LogOptions.__annotations__.keys()
 
 cdef enum:
     AGE_OF_ALL_MS = -(1 << 30)  # whatever is there is older, by any clock
@@ -97,29 +99,27 @@ cdef int check(err code, const fault *f) except -1:
     return 0
 
 
-cdef core.log_options _options(uint64_t segment_bytes_max, uint64_t retention_bytes_max,
-                               uint64_t retention_age_ms_max, str durability, uint32_t filter_size_bytes,
-                               uint32_t chunk_messages_max):
+cdef core.log_options _options(dict given) except *:
+    """`given`: storage.arguments.LogOptions, of which any may be left out."""
     cdef core.log_options o
-    o.segment_bytes_max = segment_bytes_max
+    if unknown := given.keys() - OPTIONS:
+        raise TypeError(f"a log has no option {', '.join(sorted(unknown))}")
+    o.segment_bytes_max = given.get("segment_bytes_max", 0)
     o.segment_chunks_max = 0
-    o.retention_bytes_max = retention_bytes_max
-    o.retention_age_ms_max = retention_age_ms_max
-    o.durability = DURABILITIES[durability]
-    o.filter_bytes = filter_size_bytes
-    o.chunk_messages_max = chunk_messages_max
+    o.retention_bytes_max = given.get("retention_bytes_max", 0)
+    o.retention_age_ms_max = given.get("retention_age_ms_max", 0)
+    o.durability = DURABILITIES[given.get("durability", "os")]
+    o.filter_bytes = given.get("filter_size_bytes", 0)
+    o.chunk_messages_max = given.get("chunk_messages_max", 0)
     return o
 
 
-def create(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
-           uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0,
-           uint32_t chunk_messages_max=0):
+def create(str directory, **options):
     """Make an empty log; sizes in bytes, age in ms, 0 means the default or no limit.
 
     Raises StorageError (ERR_EXISTS, ERR_DISK_FULL, ERR_IO, ERR_INVALID).
     """
-    cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability,
-                                       filter_size_bytes, chunk_messages_max)
+    cdef core.log_options o = _options(options)
     cdef fault f
     cdef err e
     cdef bytes path = os.fsencode(directory)
@@ -129,15 +129,12 @@ def create(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_by
     check(e, &f)
 
 
-def recover(str directory, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
-            uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0,
-            uint32_t chunk_messages_max=0) -> RecoveryReport:
+def recover(str directory, **options) -> RecoveryReport:
     """Make a log usable that another boot wrote; in the same boot only its limits are set (DESIGN: recovery).
 
     Raises StorageError; where it is ERR_VERSION, of the log or its ledger, nothing was written.
     """
-    cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability,
-                                       filter_size_bytes, chunk_messages_max)
+    cdef core.log_options o = _options(options)
     cdef core.recovery_report r
     cdef fault f
     cdef err e
@@ -294,12 +291,9 @@ cdef class Log:
         """How many messages a new chunk may have."""
         return core.log_chunk_messages(self.raw)
 
-    def set_limits(self, *, uint64_t segment_bytes_max=0, uint64_t retention_bytes_max=0,
-                   uint64_t retention_age_ms_max=0, str durability="os", uint32_t filter_size_bytes=0,
-                   uint32_t chunk_messages_max=0):
+    def set_limits(self, **options):
         """Change the limits for every process, from its next append or retention on; the durability stays."""
-        cdef core.log_options o = _options(segment_bytes_max, retention_bytes_max, retention_age_ms_max, durability,
-                                           filter_size_bytes, chunk_messages_max)
+        cdef core.log_options o = _options(options)
         cdef fault f
         check(core.log_set_limits(self.raw, &o, &f), &f)
 
@@ -367,23 +361,29 @@ cdef class Log:
     def apply_retention(self) -> tuple[int, int]:
         """Drop segments by size and age; returns (segments, bytes).  May block."""
         cdef core.retention_report report
-        cdef boolean rolled = False
-        cdef uint64_t durable
         cdef uint64_t age_ms = core.word_load(&self.control.retention_age_ms_max)
         cdef fault f
         cdef err e = OK
         with nogil:
             # Segments go whole, and the active one never: so none may cover more than a part of the age.
             if age_ms:
-                e = core.retention_roll_aged(self.raw, <long long> (age_ms / AGE_PARTS), &rolled, &f)
-            # What is not durable does not go, nor what the new segment goes on from before that is durable.
-            if e == OK and rolled and self.control.durability == core.DURABILITY_DISK:
-                e = core.log_sync(self.raw, &durable, &f)
+                e = roll(self, <int64_t> (age_ms // AGE_PARTS), &f)
             if e == OK:
                 e = core.retention_run(self.raw, &report, &f)
         if e != OK and e != ERR_END:
             raise storage_error(e, &f)
         return report.segments_dropped, report.bytes_dropped
+
+
+cdef err roll(Log held, int64_t age_ms, fault *f) noexcept nogil:
+    """Begin a new segment if the active one is that old."""
+    cdef boolean rolled = False
+    cdef uint64_t durable
+    cdef err e = core.retention_roll_aged(held.raw, age_ms, &rolled, f)
+    # What is not durable does not go, nor what the new segment goes on from before that is durable.
+    if e == OK and rolled and held.control.durability == core.DURABILITY_DISK:
+        e = core.log_sync(held.raw, &durable, f)
+    return e
 
 
 def segments(str directory) -> list[int]:
@@ -412,20 +412,14 @@ def drop_before(str directory, uint64_t offset) -> int:
 def drop_settled(str directory, uint64_t offset) -> int:
     """As drop_before; a log that ends at `offset` begins a new segment first, so that nothing of it stays.  May block."""
     cdef Log held = Log(directory)
-    cdef boolean rolled = False
     cdef core.commit committed
-    cdef uint64_t durable
     cdef fault f
     cdef err e
     core.control_committed(held.control, &committed)
     if committed.next_offset == offset:
         with nogil:
-            e = core.retention_roll_aged(held.raw, AGE_OF_ALL_MS, &rolled, &f)
-            # As in apply_retention: what is not durable does not go.
-            if e == OK and rolled and held.control.durability == core.DURABILITY_DISK:
-                e = core.log_sync(held.raw, &durable, &f)
+            e = roll(held, AGE_OF_ALL_MS, &f)
         check(e, &f)
-    held.close()
     return drop_before(directory, offset)
 
 
@@ -543,12 +537,8 @@ cdef class StoredOffsets:
         e = core.offsets_each(self.raw, _collect, <void *> found, &f)
         self._report()
         check(e, &f)
-        found.sort(key=_written)
+        found.sort()  # by when they were written
         return {reference: offset for _, reference, offset in found}
-
-
-def _written(found):
-    return found[0]
 
 
 class OffsetFiles:

@@ -240,9 +240,7 @@ cdef class GroupTable:
 
     cdef list _members(self, uint32_t count):
         """Of what was found, in registration order."""
-        cdef list members = [self._member(self.found[i]) for i in range(count)]
-        members.sort(key=_by_number)
-        return members
+        return sorted([self._member(self.found[i]) for i in range(count)], key=lambda member: member.number)
 
     def group(self, str incarnation, str name) -> list[Place]:
         """The members of one group, in registration order."""
@@ -270,10 +268,6 @@ cdef class GroupTable:
         """Tell each of ``workers`` (this one too, if it is among them) that members of theirs have news.  No mutex."""
         for worker in workers:
             core.doorbell_request(self.board.raw, worker, core.DOORBELL_REQUEST_GROUPS, self.board.fds[<int> worker])
-
-
-def _by_number(member):
-    return member.number
 
 
 # ---- letters: small descriptors, never payload ----

@@ -235,7 +235,7 @@ def first_send(
     except (Refused, StreamNotFound, StorageError) as problem:
         refuse(problem)
         return
-    open_queue(session, target, lambda queue: ready(queue.stream_of(), queue, target.name), refuse)
+    open_queue(session, target, lambda queue: ready(queue.stream, queue, target.name), refuse)
 
 
 def subscription_ended(session: Micromsg2Session, name: str, problem: BaseException | None) -> None:

@@ -88,7 +88,7 @@ def with_publisher(call: Call, name: str, then: Callable[[HubPublisher], None]) 
         then(open_publisher(hub, key, hub.door.broker.streams.find(DEFAULT_VHOST, name), None))
         return LATER
     require(hub, Operation.Publish, name)
-    return open_queue(call, name, lambda queue: then(open_publisher(hub, key, queue.stream_of(), queue)))
+    return open_queue(call, name, lambda queue: then(open_publisher(hub, key, queue.stream, queue)))
 
 
 @METHODS.add("Publish", needed("queue"), needed("body", raw), optional("options"), only_publishes=True)

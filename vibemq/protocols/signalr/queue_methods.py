@@ -82,7 +82,7 @@ def described(hub: HubConnection, record: StreamRecord) -> dict[str, Any]:
     else:
         queue = broker.queues.find(DEFAULT_VHOST, record.name)
         waiting, in_flight, consumers = queue.counts()
-        stats = queue.stream_of().log.stats()
+        stats = queue.stream.log.stats()
         info |= {"type": type_of(queue.options), "messages": waiting, "consumers": consumers, "unacked": in_flight}
         holding = broker.queues.metadata.effective_options(record)
         info |= shown_options(record.name, holding, record.durability, broker.queues.defaults)
