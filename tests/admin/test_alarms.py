@@ -22,8 +22,7 @@ from peers.streams import connected
 from running import ENVIRONMENT, Running, broker
 
 from vibemq.admin.api import health
-from vibemq.broker.alarms import Conditions
-from vibemq.broker.memory import high_watermark_bytes, total_bytes, used_bytes
+from vibemq.broker.alarms import Conditions, high_watermark_bytes, total_bytes, used_bytes
 from vibemq.client import connect
 from vibemq.errors import ServerFailed
 from vibemq.protocols.native.codec import encode_frame

@@ -208,15 +208,19 @@ def with_queue(
     queue, or no longer, StreamIsNoQueue when there is a stream instead, StorageError or OSError.
     """
 
-    def missing(problem: StreamNotFound) -> StreamNotFound:
-        record = broker.queues.metadata.find_stream(virtual_host, name)
-        return problem if record is None or record.queue is not None else StreamIsNoQueue(name)
-
-    def use() -> None:
+    def use(may_create: bool) -> None:
         try:
             queue = broker.queues.find(virtual_host, name)
         except StreamNotFound as problem:
-            failed(missing(problem))
+            record = broker.queues.metadata.find_stream(virtual_host, name)
+            is_stream = record is not None and record.queue is None
+            if may_create and (may_convert or not is_stream):
+                create = partial(
+                    broker.catalog.create_queue, virtual_host, name, dict(options), may_convert=may_convert
+                )
+                in_helper(create, made)
+            else:
+                failed(StreamIsNoQueue(name) if is_stream else problem)
         except (StorageError, OSError) as problem:
             failed(problem)
         else:
@@ -224,20 +228,8 @@ def with_queue(
 
     def made(_: Any, problem: Exception | None) -> None:
         if problem is None or isinstance(problem, StreamExists):
-            use()
+            use(may_create=False)
         else:
             failed(problem)
 
-    try:
-        queue = broker.queues.find(virtual_host, name)
-    except StreamNotFound as problem:
-        why = missing(problem)
-        if may_create and (may_convert or not isinstance(why, StreamIsNoQueue)):
-            create = broker.catalog.create_queue
-            in_helper(partial(create, virtual_host, name, dict(options), may_convert=may_convert), made)
-        else:
-            failed(why)
-    except (StorageError, OSError) as problem:
-        failed(problem)
-    else:
-        then(queue)
+    use(may_create)

@@ -37,11 +37,10 @@ cdef class Home:
     cdef bint is_idle(self) except -1    # nobody would miss it
     cdef int stop(self) except -1
 
-    cdef int _admit(self, Member m, bint fresh, uint64_t seen) except -1
+    cdef int _admit(self, const letter *what, Consumer consumer) except -1
     cdef int _leave(self, Member m) except -1
     cdef int _settled(self, Member m, uint32_t count) except -1
     cdef int _returned(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1
-    cdef int _join_letter(self, const letter *what) except -1
     cdef bint _take_out(self, int64_t now_ms) except -1
     cdef int _wake_below(self, uint64_t upto) except -1
     cdef int _publish(self) except -1

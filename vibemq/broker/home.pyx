@@ -188,17 +188,20 @@ cdef class Home:
     # ---- members ----
 
     cdef int join(self, Consumer consumer) except -1:
-        cdef Member m = Member()
-        m.consumer, m.worker, m.life = consumer, self.queue.worker, self.queue.life
-        m.consumer_id, m.prefetch, m.outstanding = consumer.consumer_id, consumer.prefetch, consumer.own.count
-        m.follows, m.peer = consumer.follows, consumer.peer
-        consumer.member = m
-        return self._admit(m, consumer.fresh, consumer.seen)
+        cdef letter l = self.queue.letter_of(LETTER_JOIN, self.generation, consumer)
+        return self._admit(&l, consumer)
 
-    cdef int _admit(self, Member m, bint fresh, uint64_t seen) except -1:
+    cdef int _admit(self, const letter *what, Consumer consumer) except -1:
+        """As its JOIN says; `consumer`: it is one of this worker's."""
+        cdef Member m = Member()
+        m.worker, m.consumer_id, m.prefetch, m.follows = what.sender, what.consumer, what.count, what.index != 0
+        m.life = core.ledger_life(core.doorbell_epoch(self.queue.table.board.raw, what.sender))
+        m.peer = what.attempts
+        if consumer is not None:
+            m.consumer, m.outstanding, consumer.member = consumer, consumer.own.count, m
         self.backlog.in_flight += m.outstanding
         self.backlog.members[m.worker, m.consumer_id] = m
-        self.backlog.admit(m, fresh, seen)
+        self.backlog.admit(m, what.received != 0, what.low)
         return self.queue.mark()
 
     cdef int leave(self, Consumer consumer) except -1:
@@ -294,8 +297,10 @@ cdef class Home:
         if what.kind == LETTER_TOLD:
             self._has_told(what.sender, core.doorbell_epoch(self.queue.table.board.raw, what.sender))
             return 0
+        if what.kind == LETTER_JOIN and self.is_idle() and not self.queue.consumers:
+            return self.queue.move_home(what.sender)  # its only consumers are there: so shall be its decisions
         if what.kind == LETTER_JOIN:
-            return self._join_letter(what)
+            return self._admit(what, None)
         found = self.backlog.members.get((what.sender, what.consumer))
         if found is None:
             if what.kind == LETTER_RETURNED:  # handed to one who had left: never sent
@@ -319,16 +324,6 @@ cdef class Home:
             self._returned(m, what.offset, what.attempts, what.strikes,
                            <int64_t> UNSUITED if what.index else <int64_t> what.count)
         return 0
-
-    cdef int _join_letter(self, const letter *what) except -1:
-        cdef Member m
-        if self.is_idle() and not self.queue.consumers:
-            return self.queue.move_home(what.sender)  # its only consumers are there: so shall be its decisions
-        m = Member()
-        m.worker, m.consumer_id, m.prefetch, m.follows = what.sender, what.consumer, what.count, what.index != 0
-        m.life = core.ledger_life(core.doorbell_epoch(self.queue.table.board.raw, what.sender))
-        m.peer = what.attempts
-        return self._admit(m, what.received != 0, what.low)
 
     # ---- one turn ----
 

@@ -65,6 +65,7 @@ cdef class Place:
     cdef bint open
 
     cdef void close(self) noexcept
+    cdef err _open(self, uint64_t offset, fault *f) noexcept
 
 
 # Goes over a stream's messages from an offset on.

@@ -66,8 +66,7 @@ cdef class Messages:
     cdef int opened(self, object place) except -1:
         """A cursor or probe holds a descriptor now; the one that has held its own for longest gives it back."""
         if len(self.open) >= OPEN_MAX:
-            oldest = next(iter(self.open))
-            oldest.rest()
+            (<Place> next(iter(self.open))).close()
         self.open[place] = None
         return 0
 
@@ -280,8 +279,12 @@ cdef class Place:
             self.open = False
             self.messages.open.pop(self, None)
 
-    def rest(self):
-        self.close()
+    cdef err _open(self, uint64_t offset, fault *f) noexcept:
+        cdef err e = core.reader_open(&self.raw, self.log.raw, core.READER_OFFSET, <int64_t> offset, f)
+        if e == OK:
+            self.open = True
+            self.messages.opened(self)
+        return e
 
 
 cdef class Cursor(Place):
@@ -306,11 +309,9 @@ cdef class Cursor(Place):
             core.control_committed(self.log.control, &committed)
             if self.offset >= committed.next_offset:
                 return ERR_END  # no descriptor for an empty queue
-            e = core.reader_open(&self.raw, self.log.raw, core.READER_OFFSET, <int64_t> self.offset, f)
+            e = self._open(self.offset, f)
             if e != OK:
                 return e
-            self.open = True
-            self.messages.opened(self)
             self.entry_position = 0
         while True:
             if not core.reader_has_more(&self.raw):
@@ -367,11 +368,9 @@ cdef class Probe(Place):
         out.offset = offset
         if not self.open or place == 0 or self.raw.segment != segment:
             self.close()
-            e = core.reader_open(&self.raw, self.log.raw, core.READER_OFFSET, <int64_t> offset, f)
+            e = self._open(offset, f)
             if e != OK:
                 return e
-            self.open = True
-            self.messages.opened(self)
         if place:
             self.raw.position = place >> 32
             self.raw.next_offset = 0

@@ -272,19 +272,15 @@ cdef class QueuePublisher(Publisher):
         """There may be room: publish what was parked.  False while some of it still waits."""
         if self.queue.closed:  # deleted: on_deleted refuses them
             return True
-        while self.parked and self.fits(self.parked[0][0]):
+        while self.parked and self._has_room(self.records_of(self.parked[0][0])):
             self.publish_parked(self._unpark())
         return not self.parked
-
-    def fits(self, what) -> bool:
-        """Has the queue room for this?"""
-        return self.has_room(self.records_of(what))
 
     cdef uint64_t records_of(self, object what) except? 0:
         """How many messages this is, of what was parked."""
         return 1
 
-    def has_room(self, uint64_t count) -> bool:
+    def _has_room(self, uint64_t count) -> bool:
         """For what was parked: its limit and what it does then may be others than before."""
         cdef Queue queue = self.queue
         return not queue.max_messages or queue.overflow == OVERFLOW_DROP_OLDEST \

@@ -26,9 +26,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vibemq.broker.alarms import Conditions
+from vibemq.broker.alarms import Conditions, MemoryWatch
 from vibemq.broker.disk import Reserve
-from vibemq.broker.memory import MemoryWatch
 from vibemq.config import Config, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
