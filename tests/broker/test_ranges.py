@@ -4,7 +4,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vibemq.broker.fanout import joined, length, without
+from vibemq.broker.ranges import joined, length, without
 
 PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8)
 

@@ -296,7 +296,7 @@ cdef class Backlog:
         self.word.attempts = min(attempts, <uint32_t> core.LEDGER_ATTEMPTS_MAX)
         self.word.strikes = strikes
         if not self.is_fan_out or (self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK and
-                                      core.ledger_state_of(core.word_load(&self.entry.word)) != LEDGER_SETTLED):
+                                   core.ledger_state_of(core.word_load(&self.entry.word)) != LEDGER_SETTLED):
             core.word_store(&self.entry.word, core.ledger_pack(self.word))
         core.word_add(&self.control.delivered, 1)
         self.moved = True
@@ -428,7 +428,8 @@ cdef class Backlog:
     def dropped(self, reason, uint64_t count, uint64_t offset, uint32_t attempts):
         """So many were lost for good: where it is one that has failed, `offset`, after `attempts`."""
         core.word_add(&self.control.dropped, count)
-        text = DROPPED[reason].format(queue=self.queue, offset=offset, times="once" if attempts == 1 else f"{attempts} times")
+        times = "once" if attempts == 1 else f"{attempts} times"
+        text = DROPPED[reason].format(queue=self.queue, offset=offset, times=times)
         (expiring if reason is FailureReason.MESSAGE_EXPIRED else failing).say(
             (self.queue.key, reason), "queue %s: %s", self.queue.name, text, count=count)
 
@@ -501,7 +502,8 @@ cdef class Backlog:
                 continue  # settled meanwhile
             self.burying[offset] = (reason, attempts)
             try:
-                self.burials.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(), reason.value.encode(), attempts)
+                self.burials.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(), reason.value.encode(),
+                                         attempts)
             except (LimitExceeded, MemoryError, StreamNotFound) as problem:
                 self.say("letter", "message %d cannot be dead-lettered now: %s", offset, problem)
                 del self.burying[offset]
@@ -552,13 +554,13 @@ cdef class Backlog:
     # ---- the end of a turn ----
 
     cdef int settle_base(self, uint64_t floor) except -1:
-        cdef uint64_t base
+        cdef uint64_t base = core.ledger_settle(self.raw, floor, BLOCKS_PER_TURN)
         self.settling = False
-        base = core.ledger_settle(self.raw, floor, BLOCKS_PER_TURN)
         if not self.queue.options.keep and len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
             while len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
                 del self.segments[0]
-            self.queue.table.helpers.submit(partial(drop_before, self.queue.stream.log.directory, base), self.segments_dropped)
+            drop = partial(drop_before, self.queue.stream.log.directory, base)
+            self.queue.table.helpers.submit(drop, self.segments_dropped)
         return 0
 
     def segments_dropped(self, result, error):

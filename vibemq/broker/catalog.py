@@ -118,8 +118,9 @@ class Catalog:
                 list(zip(names, binding_keys, strict=True)),
                 wanted.given,
                 wanted.durability,
-                prepare=make,
-                **self._limits,
+                self._limits["streams_max"],
+                make,
+                self._limits["vhost_streams_max"],
             )
         if self.metadata.policy_changes() != policies:  # while nobody could see the new streams
             for record in records:

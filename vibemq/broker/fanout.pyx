@@ -23,6 +23,7 @@ from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_NOT_CACHED, LEDGER_READY, LEDGER_SETTLED, OK, err, fault, ledger_entry, ledger_word
 
 from vibemq.broker.options import FailureReason
+from vibemq.broker.ranges import joined, length, without
 
 cdef enum:
     # What a turn may give each of many members: a send to one costs as much as eight deliveries to it.
@@ -468,40 +469,3 @@ cdef class FanOut(Backlog):
         for m in self.members.values():
             lowest = min(lowest, m.cursor - <uint64_t> length(m.owed) if m.owed else m.cursor)
         return lowest
-
-
-# ---- ranges of offsets: (first, end) in rising order, which neither overlap nor touch; never changed in place ----
-
-def joined(*parts) -> list:
-    """What is in any of them; each part may be in any order, and have ranges that are empty."""
-    found = []
-    for first, end in sorted([each for part in parts for each in part]):
-        if first >= end:
-            continue
-        if found and first <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((first, end))
-    return found
-
-
-def without(ranges, taken) -> list:
-    """What is in `ranges` and not in `taken`."""
-    found = []
-    passed = 0
-    for first, end in ranges:
-        while passed < len(taken) and taken[passed][1] <= first:
-            passed += 1
-        at = passed
-        while at < len(taken) and taken[at][0] < end:
-            if first < taken[at][0]:
-                found.append((first, taken[at][0]))
-            first = max(first, taken[at][1])
-            at += 1
-        if first < end:
-            found.append((first, end))
-    return found
-
-
-def length(ranges) -> int:
-    return sum(end - first for first, end in ranges)

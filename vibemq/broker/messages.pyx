@@ -8,9 +8,9 @@ ERR_NOT_CACHED, and ``read_ahead`` lets a helper thread fetch it.
 
 A sub-batch is unpacked once and kept until another is asked for; a large one by a helper thread too.
 
-A ``LogReader`` goes over a log from a place on, for doors whose peers get messages and no chunks.  It is paced by the
-door's room, and writes when there is some, when the log has grown, and when a helper thread has brought what was only on
-disk.  What is passed over needs no room, and is bounded by turns.  Nothing is settled.
+A ``LogReader`` goes over a log from a place on, for doors whose peers get messages and no chunks.  It is paced by
+the door's room, and writes when there is some, when the log has grown, and when a helper thread has brought what was
+only on disk.  What is passed over needs no room, and is bounded by turns.  Nothing is settled.
 """
 
 import logging
@@ -25,8 +25,8 @@ from vibemq.broker.stream cimport Stream
 from vibemq.grow cimport grow
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    CHUNK_HEADER_BYTES, ERR_CORRUPT, ERR_END, ERR_NO_MEMORY, ERR_NOT_CACHED, ERR_NOT_FOUND, ERR_TRUNCATED, OK, bytes_load32,
-    chunk_entry, commit, writer_bytes,
+    CHUNK_HEADER_BYTES, ERR_CORRUPT, ERR_END, ERR_NO_MEMORY, ERR_NOT_CACHED, ERR_NOT_FOUND, ERR_TRUNCATED, OK,
+    bytes_load32, chunk_entry, commit, writer_bytes,
 )
 from vibemq.storage.log cimport storage_error
 

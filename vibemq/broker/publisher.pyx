@@ -9,8 +9,8 @@ A full queue answers by its overflow strategy, which ``room_for`` knows.  BlockP
 the home has made room or `queues.block_timeout_ms` is over; the rest of the connection is read meanwhile, because the
 acknowledgements that make room may be among it.
 
-Whoever buries a message settles it, or answers it, only after ``letters_kept`` has said that its copy in the dead-letter
-queue is kept, so a crash in between leaves two copies and never none.
+Whoever buries a message settles it, or answers it, only after ``letters_kept`` has said that its copy in the
+dead-letter queue is kept, so a crash in between leaves two copies and never none.
 """
 
 import logging
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 cdef enum:
     NOTES_BYTES_KEPT = 1 << 20  # a larger burst's buffer is given back after use
     PARKED_OVERHEAD_BYTES = 256  # the objects that hold one parked message: many times what a small one has itself
-    ADDED_BYTES_MAX = 1024       # of a dead letter's headers; the queue's name is at most 1 KiB of UTF-8 and counted apart
+    ADDED_BYTES_MAX = 1024       # of a dead letter's headers; the queue's name, at most 1 KiB of UTF-8, counts apart
     ADDED_PAIRS = 4
 
 cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)

@@ -29,7 +29,8 @@ cdef enum:
 cdef class QueueTable:
     """The queues that this worker has open."""
 
-    def __init__(self, StreamTable streams, Mail mail, Messages messages, timers, defaults, modes, make_dead_letter_queue):
+    def __init__(self, StreamTable streams, Mail mail, Messages messages, timers, defaults, modes,
+                 make_dead_letter_queue):
         self.streams, self.mail, self.messages, self.timers = streams, mail, messages, timers
         self.metadata, self.helpers, self.board = streams.metadata, streams.helpers, streams.board
         self.worker = streams.worker
