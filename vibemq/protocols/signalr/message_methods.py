@@ -21,10 +21,20 @@ from vibemq.broker.messages import offset_of_time, offset_of_word
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr.deliveries import HubReader, HubSubscription, PullConsumer, PullSubscription, Subscription
 from vibemq.protocols.signalr.invocations import LATER, Call, HubError
-from vibemq.protocols.signalr.methods import METHODS, asking, needed, require, require_right, tags
-from vibemq.protocols.signalr.options import flag, invalid, one_of, type_of, whole_from
+from vibemq.protocols.signalr.methods import (
+    METHODS,
+    anything,
+    asking,
+    find,
+    find_for,
+    is_stream,
+    needed,
+    not_found,
+    require,
+    tags,
+)
+from vibemq.protocols.signalr.options import flag, one_of, text_of, type_of, whole_from
 from vibemq.protocols.signalr.publishing import open_queue
-from vibemq.protocols.signalr.queue_methods import not_found
 from vibemq.protocols.signalr.spec import NUMBER_MAX, Dialect, Encoding, ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
@@ -50,9 +60,8 @@ def check_count(hub: HubConnection) -> None:
 def subscribe_to(call: Call, way: Subscription, wanted: dict[str, Any], answer: Callable[[], None]) -> Any:
     """Deliver to `way` what a queue hands out, or what a log has; ``answer()`` comes before the first delivery."""
     hub, name = call.hub, way.name
-    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
+    record = find_for(hub, name, "read", Operation.Subscribe)
     if record is not None and record.queue is None:
-        require_right(hub, "read", name)
         reader = read(way, record, wanted.get("from"))
         answer()
         reader.pump()
@@ -70,7 +79,6 @@ def subscribe_to(call: Call, way: Subscription, wanted: dict[str, Any], answer: 
         answer()
         queue.add_consumer(consumer, min(prefetch, hub.queues.defaults.prefetch_max))
 
-    require(hub, Operation.Subscribe, name)
     return open_queue(call, name, opened)
 
 
@@ -103,10 +111,6 @@ def read(way: Subscription, record: StreamRecord, place: Any, **more: Any) -> Hu
     return HubReader(way, stream, offset_from(stream, place), **more)
 
 
-def anything(_: str, value: Any) -> Any:
-    return value
-
-
 SUBSCRIBE_OPTIONS = {"prefetch": whole_from(1, NUMBER_MAX), "from": anything}
 
 
@@ -120,14 +124,10 @@ def subscribe(call: Call, queue: str, wanted: dict[str, Any]) -> Any:
     return subscribe_to(call, Subscription(call.hub, queue, call), wanted, lambda: None)
 
 
-def method_name(name: str, value: Any) -> str:
-    """It is in each delivery, which would be too large for the peer with a long one."""
-    if not isinstance(value, str) or not 1 <= len(value.encode(errors="replace")) <= NAME_SIZE_MAX_BYTES:
-        raise invalid(name, f"a text of 1 to {NAME_SIZE_MAX_BYTES} bytes", value)
-    return value
-
-
-PUSH_OPTIONS = SUBSCRIBE_OPTIONS | {"ack": one_of("auto", "manual", "result"), "method": method_name}
+PUSH_OPTIONS = SUBSCRIBE_OPTIONS | {
+    "ack": one_of("auto", "manual", "result"),
+    "method": text_of(NAME_SIZE_MAX_BYTES, "text"),  # in each delivery, which would be too large for the peer
+}
 
 
 @METHODS.add("SubscribePush", needed("queue"), asking(PUSH_OPTIONS))
@@ -142,14 +142,11 @@ def subscribe_push(call: Call, queue: str, wanted: dict[str, Any]) -> Any:
     return subscribe_to(call, way, wanted, lambda: call.complete({"subscriptionId": way.id}))
 
 
-@METHODS.add("Unsubscribe", needed("subscription", lambda value: value))
+@METHODS.add("Unsubscribe", needed("subscription", anything))
 def unsubscribe(call: Call, which: Any) -> bool:
     """By id, or by queue: then all subscriptions to it end, those of streams too."""
-    hub = call.hub
-    if isinstance(which, str):
-        found = [one for one in hub.subscriptions.by_id.values() if one.name == which]
-    else:
-        found = [one for one in hub.subscriptions.by_id.values() if one.id == which]
+    by_name = isinstance(which, str)
+    found = [one for one in call.hub.subscriptions.by_id.values() if which == (one.name if by_name else one.id)]
     for subscribed in found:
         subscribed.end()
     return bool(found)
@@ -163,11 +160,7 @@ def read_stream(call: Call, name: str, wanted: dict[str, Any]) -> Any:
     """Over the log of a stream or queue, taking nothing away from anybody."""
     hub = call.hub
     check_count(hub)
-    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
-    if record is not None and record.queue is None:
-        require_right(hub, "read", name)
-    else:
-        require(hub, Operation.Subscribe, name)
+    record = find_for(hub, name, "read", Operation.Subscribe)
     if record is None:
         raise not_found(name)
     if call.id is None:
@@ -263,8 +256,7 @@ def receive(call: Call, queue: str, wanted: dict[str, Any]) -> Any:
         return None  # messages would go to nobody, and count as settled
     check_count(call.hub)
     require(call.hub, Operation.Subscribe, queue)
-    record = call.hub.queues.metadata.find_stream(DEFAULT_VHOST, queue)
-    if record is not None and record.queue is None:  # it would become a queue
+    if is_stream(find(call.hub, queue)):  # it would become a queue
         raise HubError(ErrorCode.NOT_SUPPORTED, f"'{queue}' is a stream, which nobody takes from; use ReadStream.")
 
     def opened(found: Any) -> None:

@@ -19,12 +19,14 @@ from vibemq.broker.admission import Ended, check_access, has_right, may
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.codec import elements_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
-from vibemq.protocols.signalr.options import Reader, read_options
+from vibemq.protocols.signalr.options import Reader, must, read_options
 from vibemq.protocols.signalr.records import MalformedFrame, value_of
 from vibemq.protocols.signalr.spec import Dialect, ErrorCode
+from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
+    from vibemq.storage.records import StreamRecord
 
 SUBSCRIBE = Operation.Subscribe
 
@@ -32,10 +34,8 @@ SUBSCRIBE = Operation.Subscribe
 # ---- parameters ----
 
 
-def text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a string")
-    return value
+text = must("a string", lambda value: isinstance(value, str))
+options = must("an object", lambda value: isinstance(value, dict) and all(isinstance(name, str) for name in value))
 
 
 def whole(value: Any) -> int:
@@ -47,18 +47,16 @@ def whole(value: Any) -> int:
     return value
 
 
-def options(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise ValueError("an object")
-    return value
-
-
 def tags(value: Any) -> list[int]:
     found = value if isinstance(value, list) else [value]
     try:
         return [whole(tag) for tag in found]
     except ValueError:
         raise ValueError("a tag or an array of tags") from None
+
+
+def anything(value: Any) -> Any:
+    return value
 
 
 def raw(value: Any) -> Any:
@@ -69,16 +67,16 @@ def raw(value: Any) -> Any:
 @dataclass(frozen=True, slots=True)
 class Parameter:
     name: str
-    read: Callable[[Any], Any]
+    read: Reader
     may_be_missing: bool = False
     default: Any = None
 
 
-def needed(name: str, read: Callable[[Any], Any] = text) -> Parameter:
+def needed(name: str, read: Reader = text) -> Parameter:
     return Parameter(name, read)
 
 
-def optional(name: str, read: Callable[[Any], Any] = options) -> Parameter:
+def optional(name: str, read: Reader = options) -> Parameter:
     return Parameter(name, read, may_be_missing=True)
 
 
@@ -203,10 +201,17 @@ def rights_changed(hub: HubConnection) -> None:
             way.revoke()
 
 
-def require(hub: HubConnection, operation: Operation, queue: str) -> None:
-    """Raises HubError unless the user may do this with the queue.  Nobody has looked whether there is such a queue."""
-    if not may(hub.client, operation, queue):
-        raise not_authorized(hub, operation.name, queue)
+def require(hub: HubConnection, right: Operation | str, name: str) -> None:
+    """Raises HubError unless the user may do this with a queue, or has this right (configure, write, read) to a stream.
+
+    Nobody has looked whether there is one of this name.
+    """
+    if isinstance(right, Operation):
+        is_allowed, right = may(hub.client, right, name), right.name
+    else:
+        is_allowed = has_right(hub.client, right, name)
+    if not is_allowed:
+        raise HubError(ErrorCode.NOT_AUTHORIZED, spec.lacks_right(hub.client.user, right, name))
 
 
 def stream_right(hub: HubConnection, right: str, stream: str) -> bool:
@@ -215,10 +220,20 @@ def stream_right(hub: HubConnection, right: str, stream: str) -> bool:
     return admission.stream_right(client.broker, client.user, client.access, right, stream)
 
 
-def require_right(hub: HubConnection, right: str, stream: str) -> None:
-    if not has_right(hub.client, right, stream):
-        raise not_authorized(hub, right, stream)
+def is_stream(record: StreamRecord | None) -> bool:
+    return record is not None and record.queue is None
 
 
-def not_authorized(hub: HubConnection, right: str, queue: str) -> HubError:
-    return HubError(ErrorCode.NOT_AUTHORIZED, spec.lacks_right(hub.client.user, right, queue))
+def find(hub: HubConnection, name: str) -> StreamRecord | None:
+    return hub.queues.metadata.find_stream(DEFAULT_VHOST, name)  # type: ignore[no-any-return]
+
+
+def find_for(hub: HubConnection, name: str, right: str, operation: Operation) -> StreamRecord | None:
+    """What has this name, for a user with the `right` to it as a stream, or who may do the `operation` with it."""
+    record = find(hub, name)
+    require(hub, right if is_stream(record) else operation, name)
+    return record
+
+
+def not_found(name: str) -> HubError:
+    return HubError(ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist; make it with CreateQueue.")

@@ -33,50 +33,57 @@ HEADERS_MAX = 1000  # each is some microseconds of the loop, and is in each deli
 PRIORITY_MAX = 255  # an AMQP 1.0 ubyte
 
 
+Reader = Callable[[Any], Any]
+
+
 def invalid(name: str, needed: str, had: object) -> HubError:
     return HubError(ErrorCode.INVALID_ARGUMENT, f"Option '{name}' must be {needed}, had {had!r:.60}.")
 
 
-def whole_from(least: int, most: int) -> Callable[[str, Any], int]:
-    def read(name: str, value: Any) -> int:
+# Readers: the value as it is meant.  They raise ValueError with what was needed, and who asks names the value.
+
+
+def must(needed: str, fits: Callable[[Any], bool]) -> Reader:
+    def read(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(needed)
+        return value
+
+    return read
+
+
+def whole_from(least: int, most: int) -> Reader:
+    def read(value: Any) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise invalid(name, f"a whole number from {least} to {most}", value)
+            raise ValueError(f"a whole number from {least} to {most}", value)
         return value
 
     return read
 
 
-def one_of(*names: str) -> Callable[[str, Any], str]:
-    def read(name: str, value: Any) -> str:
-        for known in names:
-            if isinstance(value, str) and value.lower() == known.lower():
-                return known
-        raise invalid(name, f"one of {', '.join(names)}", value)
+def one_of(*names: str) -> Reader:
+    by_folded = {name.lower(): name for name in names}
+
+    def read(value: Any) -> str:
+        found = by_folded.get(value.lower()) if isinstance(value, str) else None
+        if found is None:
+            raise ValueError(f"one of {', '.join(names)}")
+        return found
 
     return read
 
 
-def flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise invalid(name, "true or false", value)
-    return value
+def text_of(bytes_max: int, kind: str = "string") -> Reader:
+    return must(
+        f"a {kind} of 1 to {bytes_max} bytes",
+        lambda value: isinstance(value, str) and 1 <= len(value.encode(errors="replace")) <= bytes_max,
+    )
 
 
-def text_of(bytes_max: int) -> Callable[[str, Any], str]:
-    def read(name: str, value: Any) -> str:
-        if not isinstance(value, str) or not 1 <= len(value.encode(errors="replace")) <= bytes_max:
-            raise invalid(name, f"a string of 1 to {bytes_max} bytes", value)
-        return value
-
-    return read
-
-
-def any_text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise invalid(name, "a text", value)
-    return value
+flag = must("true or false", lambda value: isinstance(value, bool))
+any_text = must("a text", lambda value: isinstance(value, str) and value != "")
 
 
 def queue_name(name: str, value: Any) -> str:
@@ -94,8 +101,8 @@ def queue_name(name: str, value: Any) -> str:
     return value
 
 
-def dead_letter(name: str, value: Any) -> bool | str:
-    return value if isinstance(value, bool) else queue_name(name, value)
+def dead_letter(value: Any) -> bool | str:
+    return value if isinstance(value, bool) else queue_name("deadLetter", value)
 
 
 def camel(member: Any) -> str:
@@ -106,7 +113,6 @@ def camel(member: Any) -> str:
 
 MODES = {camel(member): member for member in DeliveryMode}
 OVERFLOWS = {camel(member): member for member in Overflow}
-Reader = Callable[[str, Any], Any]
 COMMON: dict[str, Reader] = {"type": one_of(*TYPES), "durable": flag, "durability": one_of("os", "disk")}
 #: Option of a queue or topic -> the field of its policy, and how it is read.
 QUEUE_OPTIONS: dict[str, tuple[str, Reader]] = {
@@ -132,13 +138,17 @@ def read_options(given: Mapping[str, Any], readers: Mapping[str, Reader]) -> dic
             known = ", ".join(sorted(readers))
             raise HubError(ErrorCode.INVALID_ARGUMENT, f"Option '{name:.60}' is not known; there are {known}.")
         if value is not None:
-            values[name] = readers[name](name, value)
+            try:
+                values[name] = readers[name](value)
+            except ValueError as problem:
+                needed, had = (*problem.args, value)[:2]
+                raise invalid(name, needed, had) from None
     return values
 
 
 def created_options(given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, str]]:
     """(type, what a queue's metadata keeps, a stream's arguments) of a CreateQueue.  Raises HubError."""
-    kind = COMMON["type"]("type", given.get("type") or "queue")
+    kind = read_options({"type": given.get("type") or "queue"}, COMMON)["type"]
     queue_readers = {name: read for name, (_, read) in QUEUE_OPTIONS.items()}
     values = read_options(given, COMMON | (STREAM_OPTIONS if kind == "stream" else queue_readers))
     if values.get("durable") is False:
@@ -197,35 +207,29 @@ def shown_options(name: str, stored: Mapping[str, Any], durability: str, default
 # ---- messages ----
 
 
-def content_type(name: str, value: Any) -> str:
-    text = text_of(CONTENT_TYPE_BYTES_MAX)(name, value)
+def content_type(value: Any) -> str:
+    text: str = text_of(CONTENT_TYPE_BYTES_MAX)(value)
     if not (text.isascii() and text.isprintable()):
-        raise invalid(name, "ASCII", value)
+        raise ValueError("ASCII")
     return text
 
 
-def base64_or_none(name: str, value: Any) -> bool:
-    if value != "base64":
-        raise invalid(name, "'base64' or missing", value)
-    return True
-
-
-def headers(name: str, given: Any) -> list[tuple[bytes, bytes | bool | int | float]]:
+def headers(given: Any) -> list[tuple[bytes, bytes | bool | int | float]]:
     if not isinstance(given, dict) or len(given) > HEADERS_MAX:
-        raise invalid(name, f"an object with at most {HEADERS_MAX} members", given)
+        raise ValueError(f"an object with at most {HEADERS_MAX} members")
     found: list[tuple[bytes, bytes | bool | int | float]] = []
     for key, value in given.items():
         if not isinstance(key, str) or not key:
-            raise invalid(name, "an object whose names are not empty", key)
+            raise ValueError("an object whose names are not empty", key)
         if isinstance(value, str):
             value = value.encode(errors="replace")
         elif isinstance(value, float):
             if not math.isfinite(value):
-                raise invalid(f"{name}.{key}", "a finite number", value)
+                raise invalid(f"headers.{key}", "a finite number", value)
         elif not isinstance(value, int):  # bool, too
-            raise invalid(f"{name}.{key}", "a string, a number or a boolean", value)
+            raise invalid(f"headers.{key}", "a string, a number or a boolean", value)
         elif not -(2**63) <= value < 2**64:
-            raise invalid(f"{name}.{key}", "a number of 64 bits", value)
+            raise invalid(f"headers.{key}", "a number of 64 bits", value)
         found.append((key.encode(errors="replace"), value))
     return found
 
@@ -234,7 +238,7 @@ MESSAGE_OPTIONS: dict[str, Reader] = {
     "messageId": text_of(GIVEN_ID_BYTES_MAX),
     "key": text_of(GIVEN_ID_BYTES_MAX),
     "contentType": content_type,
-    "encoding": base64_or_none,
+    "encoding": must("'base64' or missing", lambda value: value == "base64"),
     "headers": headers,
     "priority": whole_from(0, PRIORITY_MAX),
     "ttlMs": whole_from(0, NUMBER_MAX),
@@ -250,7 +254,7 @@ class MessageOptions:
         texts = [values.get(name) for name in ("messageId", "key", "contentType")]
         self.id, self.key, self.content_type = [text and text.encode(errors="replace") for text in texts]
         self.headers = values.get("headers", [])
-        self.is_base64: bool = values.get("encoding", False)
+        self.is_base64 = "encoding" in values
         self.priority: int = values.get("priority", -1)
         self.ttl_ms: int | None = values.get("ttlMs")
         pieces = [self.id, self.key, self.content_type, *(piece for header in self.headers for piece in header)]

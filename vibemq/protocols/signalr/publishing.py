@@ -19,16 +19,16 @@ from vibemq.protocols.signalr.methods import (
     METHODS,
     BadCall,
     argument_of,
+    find_for,
+    is_stream,
     needed,
+    not_found,
     optional,
     raw,
-    require,
-    require_right,
     text,
 )
 from vibemq.protocols.signalr.options import MESSAGE_OPTIONS, queue_name
 from vibemq.protocols.signalr.publisher import open_publisher, ready_publisher
-from vibemq.protocols.signalr.queue_methods import not_found
 from vibemq.protocols.signalr.records import MalformedFrame, value_of
 from vibemq.protocols.signalr.spec import ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
@@ -82,12 +82,9 @@ def with_publisher(call: Call, name: str, then: Callable[[HubPublisher], None]) 
     if publisher is not None:
         then(publisher)
         return LATER
-    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
-    if record is not None and record.queue is None:
-        require_right(hub, "write", name)
+    if is_stream(find_for(hub, name, "write", Operation.Publish)):
         then(open_publisher(hub, key, hub.door.broker.streams.find(DEFAULT_VHOST, name), None))
         return LATER
-    require(hub, Operation.Publish, name)
     return open_queue(call, name, lambda queue: then(open_publisher(hub, key, queue.stream, queue)))
 
 

@@ -18,10 +18,13 @@ from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.methods import (
     METHODS,
     asking,
+    find,
+    find_for,
+    is_stream,
     needed,
+    not_found,
     optional,
     require,
-    require_right,
     stream_right,
     text,
     whole,
@@ -32,6 +35,7 @@ from vibemq.protocols.signalr.options import (
     differing,
     flag,
     queue_name,
+    read_options,
     shown_options,
     type_of,
     whole_from,
@@ -52,15 +56,11 @@ WATCHES_MAX = 16  # StreamQueues of one connection: each looks at all queues, ag
 INTERVAL_MS_DEFAULT, INTERVAL_MS_MIN, INTERVAL_MS_MAX = 1000, 100, 3_600_000
 
 
-def not_found(name: str) -> HubError:
-    return HubError(ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist; make it with CreateQueue.")
-
-
 def record_of(hub: HubConnection, name: str) -> StreamRecord:
-    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
+    record = find(hub, name)
     if record is None:
         raise not_found(name)
-    return record  # type: ignore[no-any-return]
+    return record
 
 
 def may_see(hub: HubConnection, record: StreamRecord) -> bool:
@@ -97,7 +97,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     name = queue_name("name", name)
     catalog = hub.door.broker.catalog
     if kind == "stream":
-        require_right(hub, "configure", name)
+        require(hub, "configure", name)
         try:
             wanted = stream_arguments(arguments, catalog.config.store)
         except BadArgument as problem:
@@ -111,8 +111,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
                 raise HubError(ErrorCode.INVALID_ARGUMENT, "deadLetter: needed the name of another queue.")
             # Or its dead letters would go where its maker may not publish.
             require(hub, Operation.Publish, letters)
-        record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
-        if record is not None and record.queue is None:  # it would become one
+        if is_stream(find(hub, name)):  # it would become one
             raise HubError(
                 ErrorCode.PRECONDITION_FAILED, f"'{name}' exists as a stream; choose another name, or delete it first."
             )
@@ -120,8 +119,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
 
     def done(made: Any) -> dict[str, Any]:
         if isinstance(made, StreamExists):
-            record = record_of(hub, name)
-            _check_same(record)
+            _check_same(record_of(hub, name))
         elif isinstance(made, LimitExceeded):
             raise HubError(ErrorCode.LIMIT_EXCEEDED, str(made))
         elif isinstance(made, BaseException):
@@ -147,11 +145,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
 @METHODS.add("DeleteQueue", needed("name"), asking({"ifEmpty": flag, "ifUnused": flag}))
 def delete_queue(call: Call, name: str, wanted: dict[str, Any]) -> Any:
     hub, catalog = call.hub, call.hub.door.broker.catalog
-    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
-    if record is not None and record.queue is None:
-        require_right(hub, "configure", name)
-    else:
-        require(hub, Operation.DeleteQueue, name)
+    record = find_for(hub, name, "configure", Operation.DeleteQueue)
     if record is None:
         return False
     info = described(hub, record)
@@ -186,15 +180,12 @@ def purge_queue(call: Call, name: str) -> int:
 @METHODS.add("QueueInfo", needed("name"))
 def queue_info(call: Call, name: str) -> dict[str, Any]:
     hub = call.hub
-    record = hub.queues.metadata.find_stream(DEFAULT_VHOST, name)
-    if record is not None and record.queue is None:
-        if not may_see(hub, record):
-            require_right(hub, "read", name)
-    else:
+    record = find(hub, name)
+    if record is None or record.queue is not None:
         require(hub, Operation.GetQueueInfo, name)
-    if record is None:
-        raise not_found(name)
-    return described(hub, record)
+    elif not may_see(hub, record):
+        require(hub, "read", name)
+    return described(hub, record_of(hub, name))
 
 
 @METHODS.add("ListQueues", optional("pattern", text), asking({"limit": whole_from(1, LIST_MAX), "after": any_text}))
@@ -297,13 +288,13 @@ class Watch:
 @METHODS.add("StreamQueues", optional("intervalMs", whole), is_stream=True)
 def stream_queues(call: Call, interval_ms: int | None) -> Any:
     """QueueInfo of all queues, then of those that change; one that is gone comes with ``deleted``."""
-    read = whole_from(INTERVAL_MS_MIN, INTERVAL_MS_MAX)
     if call.id is None:
         return None  # a stream that nobody can receive
     running = [one for one in call.hub.calls.open.values() if one.state == "running"]
     if sum(one.name.lower() == "streamqueues" for one in running) > WATCHES_MAX:
         raise HubError(ErrorCode.LIMIT_EXCEEDED, f"At most {WATCHES_MAX} StreamQueues at once on one connection.")
-    Watch(call, read("intervalMs", INTERVAL_MS_DEFAULT if interval_ms is None else interval_ms))
+    given = {"intervalMs": INTERVAL_MS_DEFAULT if interval_ms is None else interval_ms}
+    Watch(call, read_options(given, {"intervalMs": whole_from(INTERVAL_MS_MIN, INTERVAL_MS_MAX)})["intervalMs"])
     return LATER
 
 

@@ -146,27 +146,14 @@ def hub_exception(method: str, code: str, text: str, dialect: Dialect = Dialect.
     return f"An unexpected error occurred invoking '{method}' on the server. HubException: {code}: {text}"
 
 
-def unknown_method(method: str) -> str:
-    return f"Unknown hub method '{method}'"
-
-
-def binding_failed(method: str, detail: str) -> str:
-    """The arguments do not fit the method; `detail` is a sentence about them."""
-    return f"Failed to invoke '{method}' due to an error on the server. InvalidDataException: {detail}"
-
-
-def streaming_method_invoked(method: str) -> str:
-    """A method that streams was called by an Invocation."""
-    return f"The client attempted to invoke the streaming '{method}' method with a non-streaming invocation."
-
-
-def method_streamed(method: str) -> str:
-    """A method with one result was called by a StreamInvocation."""
-    return f"The client attempted to invoke the non-streaming '{method}' method with a streaming invocation."
-
-
-def id_in_use(invocation_id: str) -> str:
-    return f"Invocation ID '{invocation_id}' is already in use."
+# Texts around what fills them, in this order.
+unknown_method = "Unknown hub method '{}'".format
+binding_failed = "Failed to invoke '{}' due to an error on the server. InvalidDataException: {}".format
+streaming_method_invoked = (
+    "The client attempted to invoke the streaming '{}' method with a non-streaming invocation.".format
+)
+method_streamed = "The client attempted to invoke the non-streaming '{}' method with a streaming invocation.".format
+id_in_use = "Invocation ID '{}' is already in use.".format
 
 
 def stream_failed(code: str, text: str, dialect: Dialect = Dialect.V1) -> str:
@@ -187,17 +174,8 @@ UNSPECIFIED_ERROR = "Unspecified error"  # in the place of an empty one, which c
 
 # ---- answers to a handshake ----
 
-
-def protocol_not_supported(protocol: str) -> str:
-    return f"The protocol '{protocol}' is not supported."
-
-
-def version_not_supported(protocol: str, version: int) -> str:
-    return f"The server does not support version {version} of the '{protocol}' protocol."
-
-
-def transport_not_binary(protocol: str) -> str:
-    return (
-        f"Cannot use the '{protocol}' protocol on the current transport. "
-        "The transport does not support 'Binary' transfer format."
-    )
+protocol_not_supported = "The protocol '{}' is not supported.".format
+version_not_supported = "The server does not support version {1} of the '{0}' protocol.".format
+transport_not_binary = (
+    "Cannot use the '{}' protocol on the current transport. The transport does not support 'Binary' transfer format."
+).format
