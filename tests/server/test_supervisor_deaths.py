@@ -6,8 +6,11 @@ import selectors
 import signal
 import time
 
+import pytest
+from running import broker, written
 from supervisor_harness import wait_until
 
+from vibemq.config import Config
 from vibemq.server.processes import QUICK_DEATHS_FREE, Process
 
 PROMISED_MS = 200
@@ -45,6 +48,15 @@ def test_the_other_workers_do_not_notice(start):
     broker.wait_log(" is ready, pid ", count=4)
     assert victim not in broker.workers()
     assert set(others) < set(broker.workers())
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processor cores")
+def test_a_worker_is_replaced_where_there_are_fewer_cores_by_now(tmp_path, capfd):
+    count = Config().worker_count
+    with broker(tmp_path, "--workers", "0", workers=count) as running:
+        os.sched_setaffinity(running.process.pid, {min(os.sched_getaffinity(0))})
+        os.kill(running.worker_pids()[-1], signal.SIGKILL)
+        wait_until(lambda: written(capfd).count(" is ready, pid ") == count + 1, "another worker is ready")
 
 
 def test_killing_a_worker_again_and_again_never_makes_it_wait(start):

@@ -46,12 +46,17 @@ class World:
     def metadata_path(self) -> str:
         return metadata_path(self.data_dir)
 
+    @property
+    def worker_count(self) -> int:
+        """As the broker started: the processor cores that config.worker_count goes by may be others by now."""
+        return len(self.doorbell_fds)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Context(World):
     """One process's part of it."""
 
-    index: int  # 0 .. config.worker_count - 1: the seat on the board, kept over restarts; -1: the admin process
+    index: int  # 0 .. worker_count - 1: the seat on the board, kept over restarts; -1: the admin process
     # Door name ("streams", "streams-tls", "admin", "ctl") -> listening socket, non-blocking, of this process alone.
     # The supervisor keeps a copy, so connections that wait in it survive the process.
     listeners: dict[str, socket.socket]

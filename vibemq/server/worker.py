@@ -74,7 +74,7 @@ class Worker:
         config = context.config
         streams = StreamTable(metadata, board, helpers, partial(os.path.join, metadata.streams_dir))
         self.catalog = Catalog(config, streams)
-        self.mail = Mail(context.mail_fd, board, config.worker_count)
+        self.mail = Mail(context.mail_fd, board, context.worker_count)
         self.groups = Groups(GroupTable(context.groups_fd, board))
         timers = Timers()
         self.beat_timer = timers.timer(self._beat)
@@ -115,7 +115,7 @@ class Worker:
             tell_access_changed=self._tell_access_changed,
             handovers=handovers,
             worker=context.index,
-            worker_count=config.worker_count,
+            worker_count=context.worker_count,
         )
         names = {name.removesuffix(listeners.TLS) for name in context.listeners}
         self.doors.update({name: DOORS[name](config, broker) for name in names})
