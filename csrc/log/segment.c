@@ -282,7 +282,9 @@ err index_find(const struct scan *s, uint64_t count, enum index_key key, int64_t
     while (!e && low < high) {
         struct index_record r;
         uint64_t middle = low + (high - low) / 2;
-        if (index_nearest(&ix, low, middle, high, &at, &r)) break;
+        err found = index_nearest(&ix, low, middle, high, &at, &r);
+        if (found == ERR_IO) some = false; /* what was found so far may be far from the place */
+        if (found) break;
         bool less = record_less(&r, key, value);
         if (less == below) {
             *out = r;

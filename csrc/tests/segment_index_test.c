@@ -125,6 +125,32 @@ TEST(a_search_over_damaged_records_gives_the_nearest_good_ones)
         }
 }
 
+static uint64_t unread_from; /* a byte of the file */
+
+static ssize_t unread_pread(int fd, void *data, size_t size, off_t at)
+{
+    if ((uint64_t)at < unread_from) return sys_real.pread(fd, data, size, at);
+    errno = EIO;
+    return -1;
+}
+
+TEST(where_the_search_meets_what_cannot_be_read_it_names_no_record)
+{
+    const uint64_t count = 1000;
+    struct scan ix = {.directory = make_index(count), .seed = SEED};
+    struct index_record r;
+    struct sys fake = sys_real;
+    fake.pread = unread_pread;
+    unread_from = INDEX_HEADER_BYTES + 3 * count / 4 * INDEX_RECORD_BYTES;
+    sys = &fake;
+    /* The last good one that can be read is not the last one. */
+    EXPECT_ERR(ERR_NOT_FOUND, index_find(&ix, UINT64_MAX, INDEX_BY_POSITION, INT64_MAX, true, &r, NULL));
+    EXPECT_ERR(ERR_NOT_FOUND, index_find(&ix, UINT64_MAX, INDEX_BY_OFFSET, (int64_t)(10 * count), false, &r, NULL));
+    EXPECT_OK(index_find(&ix, UINT64_MAX, INDEX_BY_OFFSET, 101, true, &r, NULL));
+    EXPECT_EQ(100, r.chunk_id);
+    sys = &sys_real;
+}
+
 TEST(records_past_the_count_are_not_believed_and_a_missing_file_has_none)
 {
     const char *directory = make_index(10);
