@@ -179,7 +179,7 @@ static err log_repair(struct log *l, struct fault *f)
     struct commit c;
     control_committed(l->control, &c);
     /* Damage in the file is the reader's to report; the table is as good as it can be. */
-    return scan_tracking(l->directory, c.segment, c.batch_position, c.position, l->tracking, f);
+    return scan_tracking(l->directory, c.segment, c.batch_position, c.position, false, l->tracking, f);
 }
 
 err log_lock(struct log *l, struct fault *f)

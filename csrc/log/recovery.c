@@ -452,8 +452,8 @@ static err rebuild_table(struct recovery *rc, struct fault *f)
     } while (from > 0 && tracking_snapshot_read(rc->directory, rc->list.first[--from], t, NULL) != OK);
     tracking_init(t);
     for (uint32_t i = from; i < rc->list.count && !e; i++) {
-        e = scan_tracking(rc->directory, rc->list.first[i], SEGMENT_HEADER_BYTES, rc->list.bytes[i], t, f);
-        if (is_damage(e)) e = OK;
+        e = scan_tracking(rc->directory, rc->list.first[i], SEGMENT_HEADER_BYTES, rc->list.bytes[i], true, t, f);
+        if (e == ERR_CORRUPT) e = OK; /* both headers are gone */
     }
     if (!e) e = tracking_store(t, rc->directory, true, f);
     free(t);

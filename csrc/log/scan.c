@@ -146,11 +146,11 @@ err scan_last_chunk(const char *directory, uint64_t segment, uint64_t size, stru
     return e;
 }
 
-err scan_tracking(const char *directory, uint64_t segment, uint64_t position, uint64_t limit, struct tracking *t,
-                  struct fault *f)
+err scan_tracking(const char *directory, uint64_t segment, uint64_t position, uint64_t limit, bool past_unread,
+                  struct tracking *t, struct fault *f)
 {
     struct scan s;
-    err e = scan_open(&s, directory, segment, limit, f), unread = OK;
+    err e = scan_open(&s, directory, segment, limit, f);
     if (e) return e;
     for (uint64_t id = segment; !e && position < limit;) {
         struct chunk c;
@@ -159,14 +159,12 @@ err scan_tracking(const char *directory, uint64_t segment, uint64_t position, ui
         if (!e) e = scan_trailer(&s, position, &c, &trailer, f);
         if (!e && trailer) e = tracking_apply(t, trailer, c.trailer_bytes, c.chunk_id);
         free(trailer);
-        if (e && e != ERR_CORRUPT && e != ERR_IO) break;
-        if (e == ERR_IO) unread = e;
+        if (e && e != ERR_CORRUPT && !(e == ERR_IO && past_unread)) break;
         e = scan_past(&s, UINT64_MAX, &position, &id, f);
-        if (e != ERR_IO) continue;
-        unread = e;
+        if (e != ERR_IO || !past_unread) continue;
         e = OK;
         position = limit; /* no way past it is known */
     }
     file_close(&s.fd);
-    return e ? e : unread;
+    return e;
 }

@@ -143,9 +143,9 @@ err index_find(const struct scan *s, uint64_t count, enum index_key key, int64_t
 /* The last chunk of a segment as its index names it. */
 err scan_last_chunk(const char *directory, uint64_t segment, uint64_t size, struct chunk *out);
 
-/* Raise everything that the trailers of a segment name from `position` on.  Over damage it steps; ERR_IO says
- * that some could not be read. */
-err scan_tracking(const char *directory, uint64_t segment, uint64_t position, uint64_t limit, struct tracking *t,
-                  struct fault *f);
+/* Raise everything that the trailers of a segment name from `position` on.  Over damage it steps and, with
+ * `past_unread`, over what cannot be read; else that is ERR_IO. */
+err scan_tracking(const char *directory, uint64_t segment, uint64_t position, uint64_t limit, bool past_unread,
+                  struct tracking *t, struct fault *f);
 
 #endif

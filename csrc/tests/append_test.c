@@ -286,6 +286,43 @@ TEST(publishing_ids_outlive_rolls_reopening_and_recovery)
     batch_free(&b);
 }
 
+static int open_without_descriptors(const char *p, int flags, mode_t m)
+{
+    if (!fails_now()) return sys_real.open(p, flags, m);
+    errno = EMFILE;
+    return -1;
+}
+
+TEST(a_recovery_that_could_not_open_a_file_has_forgotten_no_id)
+{
+    for (int64_t call = 0, more = 1; more; call++) {
+        const char *path = help_path();
+        struct log_options options = {.segment_bytes_max = 4096};
+        struct log *l = help_log(path, &options);
+        struct batch b;
+        struct recovery_report report;
+        struct fault f;
+        batch_init(&b, NULL);
+        for (uint64_t i = 1; i <= 6; i++) {
+            EXPECT_OK(help_add_tracked(&b, "p", i, "tracked"));
+            EXPECT_OK(help_fill(l, &b, 4, 300, NULL));
+        }
+        batch_free(&b);
+        log_close(l);
+        EXPECT_EQ(0, unlink(file_path_name(path, "control").text));
+        fail_at(call, FAIL_EIO);
+        faulty = sys_real;
+        faulty.open = open_without_descriptors;
+        err e = recovery_run(path, &options, &report, &f);
+        more = plan.failed;
+        sys = &sys_real;
+        if (e) EXPECT_OK(recovery_run(path, &options, &report, &f));
+        REQUIRE_OK(log_open(path, &l, &f));
+        EXPECT_EQ(6, sequence_of(l, "p"));
+        log_close(l);
+    }
+}
+
 TEST(of_300_references_the_45_oldest_are_forgotten)
 {
     struct log *l = help_log(help_path(), &(struct log_options){0});
