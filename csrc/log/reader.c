@@ -173,6 +173,7 @@ err reader_open(struct reader *r, struct log *l, enum reader_from from, int64_t 
         if (attempt) l->list_known = false; /* it named a segment that is gone */
         e = reader_attach(r, from, value, f);
     }
+    if (e) reader_close(r); /* it may have entered one segment on its way to the next */
     return e;
 }
 

@@ -59,6 +59,48 @@ static int64_t attach(struct log *l, enum reader_from from, int64_t value)
     return w.chunks ? (int64_t)w.first : -1;
 }
 
+static unsigned opens_left;
+static int opened;
+
+static int counting_open(const char *path, int flags, mode_t mode)
+{
+    if (opens_left-- == 0) {
+        errno = EMFILE;
+        return -1;
+    }
+    int fd = sys_real.open(path, flags, mode);
+    opened += fd >= 0;
+    return fd;
+}
+
+static int counting_close(int fd)
+{
+    opened--;
+    return sys_real.close(fd);
+}
+
+TEST(a_reader_that_could_not_attach_keeps_no_descriptor)
+{
+    use_clock();
+    struct log *l = make_log(4096);
+    fake.open = counting_open;
+    fake.close = counting_close;
+    for (int64_t time = 900; time <= 2000; time += 50) {
+        err e = ERR_IO;
+        for (unsigned left = 0; e; left++) {
+            struct reader r;
+            opens_left = left;
+            opened = 0;
+            e = reader_open(&r, l, READER_TIMESTAMP, time, NULL);
+            EXPECT_EQ(e ? 0 : 1, opened);
+            EXPECT_EQ(e ? -1 : r.fd, r.fd);
+            if (!e) reader_close(&r);
+        }
+    }
+    sys = &sys_real;
+    log_close(l);
+}
+
 TEST(every_rule_of_attaching_holds)
 {
     use_clock();
