@@ -304,7 +304,7 @@ err file_page_map(const char *path, uint32_t magic, uint32_t version, size_t byt
 {
     int fd;
     struct stat st;
-    uint32_t head[2];
+    uint32_t head[2] = {0};
     size_t got;
     err e = file_open(path, O_RDWR, &fd, f);
     if (e) return e;

@@ -165,7 +165,10 @@ err control_map(const char *directory, struct control **out, struct fault *f)
     struct file_path path = file_path_name(directory, control_name);
     err e = file_page_map(path.text, CONTROL_MAGIC, CONTROL_VERSION, CONTROL_BYTES, ERR_STALE, &page, &inode, f);
     /* Missing is stale (recovery makes a new one), unless the directory is missing too. */
-    if (e == ERR_NOT_FOUND && file_stat_of(directory, &st, f) == OK) e = fault_set(f, ERR_STALE, 0, path.text, 0, 0, 0);
+    if (e == ERR_NOT_FOUND) {
+        e = file_stat_of(directory, &st, f);
+        return e ? e : fault_set(f, ERR_STALE, 0, path.text, 0, 0, 0);
+    }
     if (e) return e;
 
     struct control *c = page;
