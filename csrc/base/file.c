@@ -282,7 +282,7 @@ void file_header_seal(uint8_t *header, uint32_t bytes, uint32_t magic, uint32_t 
 }
 
 err file_header_check(const char *path, const uint8_t *data, uint64_t size, uint32_t bytes, uint32_t magic,
-                         uint32_t version, struct fault *f)
+                      uint32_t version, struct fault *f)
 {
     if (size < bytes) return fault_set(f, ERR_TRUNCATED, 0, path, 0, bytes, size);
     if (bytes_load32(data) != magic || bytes_load32(data + bytes - 4) != crc32_update(0, data, bytes - 4))

@@ -36,7 +36,7 @@ err file_create(const char *path, const void *data, size_t size, int *fd, struct
 void file_close(int *fd);                                             /* sets it to -1 */
 err file_stat(int fd, const char *path, struct stat *st, struct fault *f);
 err file_size(int fd, const char *path, uint64_t *size, struct fault *f);
-/* Open, ask or read up to `size` bytes of the beginning or sync, and close. */
+/* Each opens a file, asks of it, reads up to `size` bytes of its beginning or syncs it, and closes it. */
 err file_stat_of(const char *path, struct stat *st, struct fault *f);
 err file_read_head(const char *path, void *data, size_t size, size_t *got, struct fault *f);
 err file_sync(const char *path, struct fault *f);
@@ -77,7 +77,7 @@ err file_map(int fd, const char *path, size_t bytes, void **memory, struct fault
 void file_header_seal(uint8_t *header, uint32_t bytes, uint32_t magic, uint32_t version);
 /* ERR_TRUNCATED, ERR_CORRUPT (magic or check), ERR_VERSION (both are right, and the version is not ours). */
 err file_header_check(const char *path, const uint8_t *data, uint64_t size, uint32_t bytes, uint32_t magic,
-                         uint32_t version, struct fault *f);
+                      uint32_t version, struct fault *f);
 
 /* Files that are made to be mapped begin with two words in the machine's own order: magic and version.  ERR_VERSION
  * when `head` has that magic and a version that is not known, whatever the size: another version's may be larger. */

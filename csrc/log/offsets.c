@@ -119,7 +119,7 @@ struct scan {
     const struct offsets *of;
     uint32_t place, end;             /* of the record, and behind the last that was read */
     err state;                       /* of the record: OK, ERR_EMPTY, ERR_CORRUPT */
-    err failed;                      /* why there are no more; OK: that were all */
+    err failed;                      /* why there are no more; OK: those were all */
     struct offsets_record record;
     uint8_t data[SCAN_RECORDS * OFFSETS_RECORD_BYTES];
 };

@@ -99,7 +99,7 @@ err quarantine_tail(const char *directory, uint64_t segment, uint64_t position, 
     err e = free_name(directory, segment, what, number, size - position, kept, f);
     if (e) return e;
     struct file_path source = file_path_numbered(directory, segment, SEGMENT_SUFFIX);
-    struct file_path temporary = file_path_name(directory, "quarantine.tmp"); /* its suffix has a half-made one swept */
+    struct file_path temporary = file_path_name(directory, "quarantine.tmp"); /* half made, recovery sweeps it */
     e = file_open(source.text, O_RDONLY, &from, f);
     if (e) return e;
     e = file_open(temporary.text, O_RDWR | O_CREAT | O_TRUNC, &to, f);

@@ -122,7 +122,7 @@ TEST(a_search_over_damaged_records_gives_the_nearest_good_ones)
             EXPECT_ERR(from < 0 ? ERR_NOT_FOUND : OK, index_find(&ix, UINT64_MAX, INDEX_BY_OFFSET, value, false, &r, NULL));
             if (from >= 0) EXPECT_EQ(from, r.chunk_id);
         }
-        }
+    }
 }
 
 static uint64_t unread_from; /* a byte of the file */
