@@ -283,6 +283,27 @@ def test_frames_are_read_whole_byte_by_byte_and_with_a_tail():
     assert run(lambda data: [data]) == run(bytewise) == run(lambda data: [data + b"\0", b"\0"]) == (["m"], 5)
 
 
+def test_ids_rise_from_message_to_message_and_from_batch_to_batch():
+    core, flow = Core(prefix=b"0123456789abcdef"), Flow()
+    batches = [Batch(core, "q") for _ in range(3)]
+    for batch in batches:
+        batch.extend(iter(range(2)), 2)
+        core.submit(batch, flow)
+    ids = [batch.id_of(place) for batch in batches for place in range(2)]
+    assert ids == [f"0123456789abcdef{batch << 20 | place:016x}" for batch in range(3) for place in range(2)]
+    for id in reversed(ids):
+        core.feed(publish_ack_frame(id.encode(), b"q"))
+    assert (flow.in_flight, flow.acked) == (0, 6)
+
+
+def test_a_batch_has_no_more_messages_than_its_ids_have_places():
+    batch = Batch(Core(), "q")
+    for _ in range(1 << 20):
+        batch.add(0)
+    with pytest.raises(LimitExceeded, match="messages of a batch"):
+        batch.add(0)
+
+
 def test_an_acknowledgement_of_something_unknown_is_nothing():
     core = Core(prefix=b"0123456789abcdef")
     for id in (b"x", b"0123456789abcdef" + b"f" * 16, b"0123456789abcdef" + b"0" * 16, b"0123456789abcdef" + b"g" * 16):

@@ -2,9 +2,9 @@
 """The native client without its sockets: frames out, bytes in, and what is known in between.
 
 Whoever has messages builds a Batch of their frames, in any thread. Core.submit gives it its number, and the id of a
-message is 16 hexadecimal digits of this client, 8 of its batch's number and 8 of its place there: it rises from message
-to message. So a PublishAck is settled by arithmetic, without a Python object for it; only ids that the caller chose are
-in a dict.
+message is 16 hexadecimal digits of this client, 11 of its batch's number and 5 of its place there: it rises from message
+to message, for ever, as the feature dedup needs it. So a PublishAck is settled by arithmetic, without a Python object for
+it; only ids that the caller chose are in a dict.
 
 Invariants: a message is in flight from submit to its PublishAck or Error, whatever happens to connections meanwhile,
 and `batches` has those that hold one. What is in flight when a connection is new goes out again with the same id and
@@ -41,6 +41,7 @@ cdef enum:
     PREFIX_SIZE = 16  # of an id: who we are; as many digits for the number follow
     ID_SIZE = 32
     ID_AT = 9  # in a frame: behind its header, version, type and the id's length
+    PLACE_BITS = 20  # of the number; the other 44 last two years for a batch every 4 us
     BATCH_BYTES_FIRST = 4096
 
 cdef dict RESEND = {"vibemq-resend": "1"}
@@ -210,6 +211,8 @@ cdef class Batch:
             PyBytes_GET_SIZE(fields.data) + PyBytes_GET_SIZE(more.data), self.text_layout,
         )
         cdef uint8_t *p
+        if self.count == 1 << PLACE_BITS:
+            raise LimitExceeded("messages of a batch", self.count + 1, 1 << PLACE_BITS)
         if size - FRAME_HEADER_BYTES > self.body_max:
             raise LimitExceeded(
                 f"message for queue {self.queue.decode()} in bytes", size - FRAME_HEADER_BYTES, self.body_max,
@@ -236,7 +239,7 @@ cdef class Batch:
         """The id of a message, once submitted."""
         if index in self.named:
             return self.named[index].decode("utf-8", "surrogateescape")
-        return f"{self.blank_id[:PREFIX_SIZE].decode()}{self.number << 32 | <uint64_t>index:016x}"
+        return f"{self.blank_id[:PREFIX_SIZE].decode()}{self.number << PLACE_BITS | <uint64_t>index:016x}"
 
 
 # ---- messages that came ----
@@ -379,7 +382,7 @@ cdef class Core:
         batch.number, batch.pending, batch.flow, batch.flow_first = self.next_number, batch.count, flow, flow.submitted
         for index in range(batch.count):
             if not batch.named or index not in batch.named:
-                put_number(p + ID_AT + PREFIX_SIZE, batch.number << 32 | <uint64_t>index)
+                put_number(p + ID_AT + PREFIX_SIZE, batch.number << PLACE_BITS | <uint64_t>index)
             p += FRAME_HEADER_BYTES + bytes_load32(p)
         for index, name in batch.named.items():
             self.named.setdefault(name, []).append((batch, index))
@@ -570,9 +573,9 @@ cdef class Core:
             and memcmp(frame.id, PyBytes_AS_STRING(self.prefix), PREFIX_SIZE) == 0
             and take_number(frame.id + PREFIX_SIZE, &number)
         ):
-            if batch is None or batch.number != number >> 32:
-                batch = self.batches.get(number >> 32)
-            index[0] = <uint32_t>number
+            if batch is None or batch.number != number >> PLACE_BITS:
+                batch = self.batches.get(number >> PLACE_BITS)
+            index[0] = number & ((1 << PLACE_BITS) - 1)
             if batch is not None and index[0] < batch.count and not batch.settled[index[0]] \
                     and not (batch.named and index[0] in batch.named):
                 self.acked = batch
