@@ -47,6 +47,21 @@ def counts_when_nobody_consumes(client, queue):
     return info.messages, info.in_flight
 
 
+def test_what_comes_after_stop_is_not_handed_out(client, queue):
+    client.publish_many(queue, range(20))
+    consumer = client.consume(queue, prefetch=1)
+    message = next(consumer)
+    consumer.stop()
+    message.ack()
+    deadline = time.monotonic() + DEADLINE_S
+    while not consumer._messages:  # the broker does not know yet
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert list(consumer) == []
+    consumer.close()
+    assert counts_when_nobody_consumes(client, queue) == (19, 0)
+
+
 def test_a_queue_is_consumed_again_at_once_after_break(client, queue):
     client.publish_many(queue, range(20))
     seen = []

@@ -43,7 +43,7 @@ class AnyConsumer:
         self._engine, self._auto_ack, self._timeout_s = engine, auto_ack, timeout_s
         self._feed = Feed(self, queue, prefetch, create, stored)
         self._messages: deque[Message] = deque()
-        self._open = self._over = False
+        self._open = self._over = self._stopped = False
         self._why: VibeMQError | None = None
         self._last: Message | None = None
         self._news: asyncio.Event | threading.Event = asyncio.Event()
@@ -64,19 +64,20 @@ class AnyConsumer:
 
         >>> client.consume("docs").stop()
         """
-        self._over = True
+        self._over = self._stopped = True
         self._messages.clear()
         self._news.set()
 
     def _next_here(self) -> Message | None:
         try:
-            while True:
+            while not self._stopped:  # until it is closed, more may come
                 message = self._messages.popleft()
                 if not message.stale:  # else it comes again
                     self._last = message
                     return message
         except IndexError:
-            return None
+            pass
+        return None
 
     def _settle_last(self, *, failed: bool = False) -> None:
         """With auto_ack, what becomes of the message at hand now that its reader is done with it."""
