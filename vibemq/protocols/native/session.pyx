@@ -86,6 +86,7 @@ cdef class NativePublisher(QueuePublisher):
 
     cdef int publish(self, const native_frame *frame) except -1:
         cdef uint8_t *entry = NULL
+        cdef size_t size
         cdef int room = ROOM
         if self.letter_bytes and not deliver_fits(frame, self.letter_bytes, self.session.frame_max):
             return self.session.refuse(frame.id, frame.id_size, INVALID_MESSAGE,
@@ -93,7 +94,8 @@ cdef class NativePublisher(QueuePublisher):
                                        b"bytes that clients read." % self.session.frame_max)
         if self.queue.max_messages or self.has_parked:
             room = self.room_for(1)  # first: making room may use the memory that the entry is written into
-        return self._take(frame.id, frame.id_size, entry, message_write(frame, &entry), room)
+        size = message_write(frame, &entry)
+        return self._take(frame.id, frame.id_size, entry, size, room)
 
     def publish_stored(self, bytes id, bytes message):
         """Of a PublishStored: the message as another queue had it."""
