@@ -2,12 +2,13 @@
 """Limits of the whole broker: connections over all workers, and streams of a virtual host."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 from peers.streams import Peer, connected, kill
 from running import broker, wait_until
 
-from vibemq.protocols.streams import codec, spec
+from vibemq.protocols.streams import codec, replies, spec, streams
 from vibemq.protocols.streams.spec import Code, Key
 
 CONNECTIONS_MAX = 6
@@ -90,6 +91,37 @@ def test_metadata_of_very_many_streams_is_answered_up_to_a_limit(peer):
     assert [found.stream for found in peer.ask(Key.METADATA, streams=names).streams] == names
     peer.send(peer.command(Key.METADATA, streams=[*names, "more"]))
     assert peer.expect(Key.CLOSE).code == Code.UNKNOWN_FRAME
+
+
+def test_what_stops_a_long_metadata_is_what_ends_the_connection():
+    """Its answer has no place for a code.  The session is played here."""
+    problem, ended = OSError("no"), []
+
+    def submit(work, done):
+        with pytest.raises(OSError) as raised:
+            work()
+        done(None, raised.value)
+
+    def find_stream(virtual_host, name):
+        raise problem
+
+    nothing, yes = lambda: None, lambda name: True
+    session = SimpleNamespace(
+        state="open",
+        virtual_host="/",
+        rights=SimpleNamespace(read=yes, write=yes),
+        door=SimpleNamespace(
+            table=SimpleNamespace(metadata=SimpleNamespace(find_stream=find_stream)),
+            helpers=SimpleNamespace(submit=submit),
+        ),
+        set_busy=nothing,
+        set_idle=nothing,
+        read_on=nothing,
+        command_failed=ended.append,
+    )
+    request = codec.Metadata(1, [f"{at}" for at in range(streams.LOOKUPS_IN_LOOP_MAX + 1)])
+    replies.obey(session, Key.METADATA, request, streams.metadata)
+    assert ended == [problem]
 
 
 def test_a_command_too_long_to_be_decoded_in_one_go_ends_the_connection(peer):

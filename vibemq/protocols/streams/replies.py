@@ -61,7 +61,7 @@ class Later(NamedTuple):
     work: Callable[[], Any]
     then: Callable[[Any], Any] = lambda _: Code.OK
     after: Callable[[Any], None] = lambda _: None  # of the result, behind the answer, or when the peer has left
-    failure: Code = Code.INTERNAL_ERROR  # where the error says no more
+    failure: Code | None = Code.INTERNAL_ERROR  # where the error says no more; None: the answer has no place for a code
 
 
 #: The code of an answer, or the fields of one that is OK; None: there is none, or it has been given.
@@ -80,6 +80,8 @@ def obey(session: StreamsSession, key: int, request: Any, command: Callable[[Str
 
     def done(result: Any, problem: BaseException | None) -> None:
         if problem is not None:
+            if later.failure is None:
+                raise problem  # which ends the connection
             answer(session, key, request, code_of(session, request, problem, later.failure))
             return
         answer(session, key, request, later.then(result))

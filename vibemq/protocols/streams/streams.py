@@ -153,7 +153,7 @@ def metadata(session: StreamsSession, request: Any) -> Outcome:
         return {"brokers": [(0, *advertised(session))], "streams": streams}
 
     if len(names) > LOOKUPS_IN_LOOP_MAX:
-        return Later(lambda: [code(name) for name in names], told)
+        return Later(lambda: [code(name) for name in names], told, failure=None)
     return told([code(name) for name in names])
 
 
