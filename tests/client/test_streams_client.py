@@ -538,9 +538,14 @@ def test_sub_batches_are_opened():
         list(delivered(entry(1, b"nonsense"), 1, 2).messages())
     with pytest.raises(ProtocolError, match="uncompressed"):
         list(delivered(entry(1, gzip.compress(inner * 2)), 1, 2).messages())
-    for cut in range(len(simple)):
-        with pytest.raises(ProtocolError):
-            list(delivered(simple + simple[:cut], 2, 2).messages())
+    with pytest.raises(ProtocolError, match="a known compression"):
+        list(delivered(entry(7, inner), 1, 2).messages())
+    with pytest.raises(ProtocolError, match="needed messages, had a sub-batch"):
+        list(delivered(entry(1, gzip.compress(b"\x80\0\1" + bytes(8))), 1, 2).messages())
+    for last in (simple, entry(0, inner)):
+        for cut in range(len(last)):
+            with pytest.raises(ProtocolError):
+                list(delivered(simple + last[:cut], 2, 2).messages())
 
 
 def test_version_2_of_deliver_is_understood():

@@ -131,7 +131,8 @@ cdef class Chunk:
 
 cdef int next_entry(const uint8_t **at, const uint8_t *end, chunk_entry *out) except -1:
     if chunk_entry_next(at, end, out):
-        raise MalformedFrame("chunk.entry", "a whole entry", f"{end - at[0]} bytes")
+        needed = "a whole entry, of one message or more, in a known compression"
+        raise MalformedFrame("chunk.entry", needed, f"{end - at[0]} bytes")
     return 0
 
 

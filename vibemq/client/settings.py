@@ -300,6 +300,8 @@ def _at_least(least: float, read: Callable[[str], float] = int) -> Callable[[str
 _TRUTH = (_truth, "true or false")
 _POSITIVE = (_at_least(1), "a whole number from 1 on")
 _SECONDS = (_at_least(0, float), "a number of seconds, such as 0.5 or 30")
+_SOME_SECONDS = (_at_least(math.ulp(0), float), "more than 0 seconds, such as 0.5 or 30")
+_COMPRESSION = (_compression, f"none, or some of {', '.join(COMPRESSION_BY_NAME)} with commas between them")
 #: The field, how it is read, and what is needed where that fails.
 OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "tls": ("tls", *_TRUTH),
@@ -307,13 +309,8 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "skipCertValidation": ("skip_cert_validation", *_TRUTH),
     "keepAlive": ("keep_alive_s", *_POSITIVE),
     "keepAliveInterval": ("keep_alive_s", *_POSITIVE),
-    "commandTimeout": (
-        *("command_timeout_s", _at_least(math.ulp(0), float), "more than 0 seconds, such as 0.5 or 30"),
-    ),
-    "compression": (
-        *("compression", _compression),
-        f"none, or some of {', '.join(COMPRESSION_BY_NAME)} with commas between them",
-    ),
+    "commandTimeout": ("command_timeout_s", *_SOME_SECONDS),
+    "compression": ("compression", *_COMPRESSION),
     "compressionThreshold": ("compression_threshold_bytes", _at_least(0), "a whole number from 0 on"),
     "reconnectMaxAttempts": ("reconnect_max_attempts", lambda text: max(0, int(text)), "a whole number"),
     "reconnectInitialDelay": ("reconnect_initial_delay_s", *_SECONDS),
