@@ -13,7 +13,7 @@ from peers.signalr_data import DEADLINE_S, DataPeer, Refused
 from running import Running, broker
 
 import vibemq.client
-from vibemq.protocols.signalr.spec import Dialect, Encoding, MessageType
+from vibemq.protocols.signalr.spec import GIVEN_ID_BYTES_MAX, ID_BYTES_MAX, Dialect, Encoding, MessageType
 
 names = itertools.count()
 HEADERS = {"text": "é", "minus": -7, "yes": True, "half": 0.5}
@@ -60,6 +60,14 @@ def wait_for_unacked(hub: DataPeer, name: str, count: int) -> None:
 def test_a_message_is_confirmed_with_its_id_and_offset(hub: DataPeer, name: str) -> None:
     assert hub.ask("Publish", name, 1) == {"id": "0", "offset": 0}
     assert hub.ask("Publish", name, 2, {"messageId": "mine"}) == {"id": "mine", "offset": 1}
+
+
+def test_the_longest_ids_are_answered_whole(hub: DataPeer, name: str) -> None:
+    """In JSON each of their bytes becomes six."""
+    id = "\x01" * GIVEN_ID_BYTES_MAX
+    call = hub.call("Publish", name, 1, {"messageId": id})._replace(id="\x02" * ID_BYTES_MAX)
+    hub.send(call)
+    assert hub.answer(call.id) == {"id": id, "offset": 0}
 
 
 def test_many_messages_of_one_read_have_offsets_in_their_order(hub: DataPeer, name: str) -> None:

@@ -405,6 +405,8 @@ cdef class HubPublisher(QueuePublisher):
         cdef uint8_t *p = out
         if head.records == 1 and not message_id.size and offset_known:
             message_id = span_of(number, decimal_put(number, offset) - number)
+        if call_id.size > ID_BYTES_MAX or message_id.size > GIVEN_ID_BYTES_MAX:
+            raise AssertionError("an id is longer than the codec and the options let it be")
         if hub.encoding == ENCODING_JSON:
             p = json_text_put(put(p, b'{"type":3,"invocationId":', 25), call_id)
             if head.records > 1:

@@ -20,9 +20,9 @@ from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_TURN, PAUSE_UNCONFIRMED, Session
 from vibemq.protocols.signalr.hub cimport HubConnection
 from vibemq.protocols.signalr.transports cimport (
-    CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_CLOSE, WS_PING, WS_PONG,
-    EventsTransport, LongPollingTransport, MessageReader, Transport, WebSocketTransport, header_size, header_write,
-    ws_event,
+    CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_CLOSE, WS_PING,
+    WS_PONG, EventsTransport, LongPollingTransport, MessageReader, Transport, WebSocketTransport, header_size,
+    header_write, ws_event,
 )
 from vibemq.storage cimport core
 from vibemq.storage.shm cimport Board
@@ -300,7 +300,8 @@ cdef class HttpSession(Session):
                     hub.receive(event.payload, event.size)
             elif event.kind == EVENT_PING and not self.saw_close:
                 self.transport.seal()
-                out = header_write(self.connection.outbox_reserve(header_size(event.size) + event.size), WS_PONG, event.size)
+                out = self.connection.outbox_reserve(header_size(event.size) + event.size)
+                out = header_write(out, WS_PONG, event.size)
                 memcpy(out, event.payload, event.size)
             elif event.kind == EVENT_CLOSE:
                 is_well = event.close_code == CLOSE_NORMAL or event.close_code == CLOSE_NONE

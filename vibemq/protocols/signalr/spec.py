@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The numbers, names and texts of the SignalR hub protocol: the early dialect of 2017, version 1, and 2 on top of it.
 
-Existing clients match on some of the texts, so they are written once, here. codec.pxd repeats the numbers that
-inline C needs; a test compares the two.
+Existing clients match on some of the texts, so they are written once, here. codec.pxd and wire.pxd repeat the numbers
+that inline C needs; a test compares them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATEFUL_BUFFER_BYTES_MAX = 100_000  # not acknowledged, kept for a stateful rec
 NUMBER_MAX = 2**53 - 1  # what every client's numbers reach
 GIVEN_ID_BYTES_MAX = 1024  # of a message id or a key: they are in each delivery
 
-# What a WebSocket is closed with; websocket.pxd has what its reader needs.
+# What a WebSocket is closed with; transports.pxd has what its reader needs.
 CLOSE_NORMAL = 1000
 CLOSE_POLICY_VIOLATION = 1008
 
