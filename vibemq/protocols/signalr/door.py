@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from vibemq.broker.parts import Broker
 from vibemq.config import Config
 from vibemq.net.hosts import host_of
-from vibemq.protocols.signalr import message_methods, publishing, queue_methods  # noqa: F401  they fill METHODS
+from vibemq.protocols.signalr import message_methods, queue_methods  # noqa: F401  they fill METHODS
 from vibemq.protocols.signalr.http import without_port
 from vibemq.protocols.signalr.hub import HubConnection
 from vibemq.protocols.signalr.methods import METHODS

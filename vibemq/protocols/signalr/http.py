@@ -358,9 +358,9 @@ def _json(value: object) -> bytes:
 
 
 def get(session: HttpSession, request: Request) -> None:
-    if request.is_upgrade:
+    if request.names("connection", "upgrade") and request.names("upgrade", "websocket"):
         upgrade(session, request)
-    elif request.wants_events:
+    elif "text/event-stream" in request.header("accept").lower():
         open_events(session, request)
     else:
         poll(session, request)

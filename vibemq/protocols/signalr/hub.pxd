@@ -27,7 +27,7 @@ cdef class HubConnection:
     cdef readonly QueueTable queues
     cdef readonly dict publishers      # queue name (bytes) -> HubPublisher
     cdef HubPublisher publisher_cached
-    cdef readonly dict feeds           # number -> publishing.Feed, of uploads that are not answered
+    cdef readonly dict feeds           # number -> message_methods.Feed, of uploads that are not answered
     # What methods have begun and not finished (invocations.Invocations).
     cdef readonly object calls
     cdef readonly object methods       # methods.MethodTable

@@ -13,6 +13,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import what_failed
@@ -42,6 +43,7 @@ class Call:
     ) -> None:
         self.hub = hub
         self.id = id  # None: nobody waits for an answer
+        self.key: bytes | Call = self if id is None else id
         self.name = name
         self.arguments, self.count = arguments, count  # the raw array
         self.uploads: list[Upload] = []
@@ -106,11 +108,15 @@ class Call:
 
     # ---- how they run ----
 
-    def in_helper(self, work: Callable[[], Any], done: Callable[[Any], Any], submit: Any = None) -> Any:
+    def in_helper(self, work: Callable[[], Any], done: Callable[[Any], Any]) -> Any:
         """Run ``work`` in a helper thread; ``done(its result)`` answers, in the loop.  For methods to return.
 
         ``done`` may raise what methods may raise, and is also called with an error that ``work`` raised.
         """
+        return self.busy(partial(self.hub.door.broker.helpers.submit, work), done)
+
+    def busy(self, begin: Callable[[Callable[[Any, Any], None]], None], done: Callable[[Any], Any]) -> Any:
+        """For ``begin(finish)``, which has ``finish(result, error)`` called in the loop.  No call runs till then."""
         hub = self.hub
 
         def finish(result: Any, problem: BaseException | None) -> None:
@@ -125,7 +131,7 @@ class Call:
 
         hub.calls.working = self
         hub.working = True
-        (submit or hub.door.broker.helpers.submit)(work, finish)
+        begin(finish)
         return LATER
 
     def answer(self, work: Callable[[], Any]) -> None:
@@ -203,8 +209,7 @@ class Invocations:
 
     def __init__(self, hub: HubConnection) -> None:
         self.hub = hub
-        self.open: dict[bytes, Call] = {}
-        self.unanswered: set[Call] = set()  # running ones without an id
+        self.open: dict[bytes | Call, Call] = {}  # by id; those without one by themselves
         self.uploads: dict[bytes, Upload] = {}
         self.waiting: deque[Call] = deque()
         self.working: Call | None = None  # a helper thread is busy with it
@@ -219,11 +224,8 @@ class Invocations:
 
     def begin(self, call: Call, upload_ids: list[bytes]) -> None:
         """A record with this call has come."""
-        if call.id is None:
-            self.unanswered.add(call)
-        elif call.id not in self.open:
-            self.open[call.id] = call
-        else:
+        if self.open.setdefault(call.key, call) is not call:
+            assert call.id is not None
             text = id_in_use(call.id.decode(errors="replace"))
             if self.hub.is_modern:
                 self.hub.fail_call(call.id, text)
@@ -287,11 +289,8 @@ class Invocations:
 
     def forget(self, call: Call) -> None:
         """It is over."""
-        if call.id is not None:
-            if self.open.get(call.id) is call:
-                del self.open[call.id]
-        else:
-            self.unanswered.discard(call)
+        if self.open.get(call.key) is call:
+            del self.open[call.key]
         for upload in call.uploads:
             upload.drop()
 
@@ -312,10 +311,9 @@ class Invocations:
         self.waiting.clear()
         if self.timer is not None:
             self.timer.cancel()
-        for call in [*self.open.values(), *self.unanswered]:
+        for call in list(self.open.values()):
             call.state = "over"
             if call.on_over is not None:
                 call.on_over()
         self.open.clear()
-        self.unanswered.clear()
         self.uploads.clear()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from enum import IntEnum
 from typing import Any
 
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES, RESERVED_PREFIX
@@ -111,21 +112,25 @@ def camel(member: Any) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-MODES = {camel(member): member for member in DeliveryMode}
-OVERFLOWS = {camel(member): member for member in Overflow}
+def member_of(members: type[IntEnum]) -> Reader:
+    by_name = {camel(member): member for member in members}
+    read = one_of(*by_name)
+    return lambda value: by_name[read(value)]
+
+
 COMMON: dict[str, Reader] = {"type": one_of(*TYPES), "durable": flag, "durability": one_of("os", "disk")}
 #: Option of a queue or topic -> the field of its policy, and how it is read.
 QUEUE_OPTIONS: dict[str, tuple[str, Reader]] = {
     "maxLength": ("max_messages", whole_from(0, NUMBER_MAX)),
     "messageTtlMs": ("message_ttl_ms", whole_from(0, MS_MAX)),
     "deadLetter": ("dead_letter", dead_letter),
-    "overflow": ("overflow", one_of(*OVERFLOWS)),
+    "overflow": ("overflow", member_of(Overflow)),
     "maxAttempts": ("attempts_max", whole_from(1, ATTEMPTS_MAX)),
     "ackTimeoutMs": ("ack_timeout_ms", whole_from(ACK_TIMEOUT_MS_MIN, MS_MAX)),
     "backoffMs": ("backoff_ms", whole_from(0, MS_MAX)),
     "backoffMaxMs": ("backoff_max_ms", whole_from(0, MS_MAX)),
     "prefetch": ("prefetch", whole_from(1, 10_000_000)),
-    "mode": ("mode", one_of(*MODES)),
+    "mode": ("mode", member_of(DeliveryMode)),
 }
 STREAM_OPTIONS: dict[str, Reader] = {"maxBytes": whole_from(0, NUMBER_MAX), "maxAgeMs": whole_from(1000, MS_MAX)}
 
@@ -166,15 +171,15 @@ def created_options(given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict
             stored[field] = values[name]
     if isinstance(stored.get("dead_letter"), str):
         stored["dead_letter"], stored["dead_letter_queue"] = True, stored["dead_letter"]
-    if "overflow" in stored:
-        stored["overflow"] = int(OVERFLOWS[stored["overflow"]])
-    default = DeliveryMode.FAN_OUT_WITH_ACK if kind == "topic" else DeliveryMode.ROUND_ROBIN
-    mode = MODES[stored["mode"]] if "mode" in stored else default
-    if (mode in FAN_OUTS) != (kind == "topic") and kind != "stream":
-        fitting = [name for name, member in MODES.items() if (member in FAN_OUTS) == (kind == "topic")]
-        raise invalid("mode", f"one of {', '.join(fitting)} for a {kind}", camel(mode))
-    stored["mode"] = int(mode)
-    return kind, stored, arguments
+    fitting = [member for member in DeliveryMode if (member in FAN_OUTS) == (kind == "topic")]
+    mode = stored.setdefault("mode", fitting[0])
+    if mode not in fitting:
+        raise invalid("mode", f"one of {', '.join(map(camel, fitting))} for a {kind}", camel(mode))
+    return (
+        kind,
+        {field: int(value) if isinstance(value, IntEnum) else value for field, value in stored.items()},
+        arguments,
+    )
 
 
 def differing(stored: Mapping[str, Any], wanted: Mapping[str, Any], durability: str, defaults: Queues) -> str | None:

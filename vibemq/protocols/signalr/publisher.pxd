@@ -18,7 +18,7 @@ cdef class HubPublisher(QueuePublisher):
     cdef HubConnection hub
     cdef size_t record_max
     cdef object options_seen, options_read  # of the last message, as they came and as MessageOptions
-    cdef set progressed               # uploads (publishing.Feed) of which something was kept just now
+    cdef set progressed               # uploads (message_methods.Feed) of which something was kept just now
 
     # One message.  `id`: of the invocation; its data is NULL when nobody waits for an answer.  `options`: a dict or
     # None.  `upload`: the number of the Feed that it is part of; then there is no answer of its own.  `has_escapes`:

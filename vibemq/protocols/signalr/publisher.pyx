@@ -12,7 +12,7 @@ plus its place in it, unless the log has dropped somebody's duplicates from the 
 the result has none.
 
 A PublishBatch of several messages is one uncompressed sub-batch of the log: one entry, which is there as a whole or not
-at all.  Items of an upload have no answers; its Feed (publishing.py) counts what became of them.
+at all.  Items of an upload have no answers; its Feed (message_methods.py) counts what became of them.
 """
 
 import binascii

@@ -44,7 +44,7 @@ from vibemq.protocols.signalr.spec import ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterator
 
     from vibemq.protocols.signalr.hub import HubConnection
     from vibemq.storage.records import StreamRecord
@@ -195,38 +195,41 @@ def list_queues(call: Call, pattern: str | None, wanted: dict[str, Any]) -> Any:
     glob = Glob(pattern or "*")
     limit, after = wanted.get("limit", LIST_DEFAULT), wanted.get("after", "")
 
-    def work() -> list[StreamRecord]:
-        return [one for one in all_records(hub) if one.name > after and glob.matches(fold(one.name))]
+    def fits(record: StreamRecord) -> bool:
+        return record.name > after and glob.matches(fold(record.name))
 
-    def submit(work: Callable[[], Any], finish: Callable[[Any, Any], None]) -> None:
-        def listed(records: Any, problem: BaseException | None) -> None:
-            if problem is None:
-                describe(hub, records, limit, finish)
-            else:
-                finish(None, problem)
-
-        hub.door.broker.helpers.submit(work, listed)
-
-    return call.in_helper(work, lambda found: found, submit)
+    return call.busy(partial(describe_all, hub, limit, lambda: hub.closed, fits), lambda found: found)
 
 
-def all_records(hub: HubConnection) -> list[StreamRecord]:
-    """By name.  Thousands of rows: not in the loop."""
-    found = (record for record in hub.queues.metadata.streams() if record.vhost == DEFAULT_VHOST)
-    return sorted(found, key=lambda record: record.name)
+def describe_all(
+    hub: HubConnection,
+    most: int,
+    is_over: Callable[[], bool],
+    fits: Callable[[StreamRecord], bool],
+    done: Callable[[Any, Any], None],
+) -> None:
+    """Call ``done(the QueueInfos, by name, of those that fit and that the user may see, or None, error)``.
 
-
-def describe(hub: HubConnection, records: Iterable[StreamRecord], most: int, done: Callable[[Any, Any], None]) -> None:
-    """Call ``done(the QueueInfos of those that the user may see, or None, error)``, as a helper thread does.
-
-    To open a log takes as long as many messages, so everybody else has a turn after every few.  What is deleted
-    meanwhile is left out.
+    There may be thousands of rows, which a helper thread goes through.  To open a log takes as long as many messages,
+    so everybody else has a turn after every few.  What is deleted meanwhile is left out.
     """
     found: list[dict[str, Any]] = []
-    left = iter(records)
+    left: Iterator[StreamRecord] = iter(())
+
+    def rows() -> list[StreamRecord]:
+        fitting = (record for record in hub.queues.metadata.streams() if record.vhost == DEFAULT_VHOST and fits(record))
+        return sorted(fitting, key=lambda record: record.name)
+
+    def listed(records: Any, problem: BaseException | None) -> None:
+        nonlocal left
+        if problem is None:
+            left = iter(records)
+            some(0)
+        else:
+            done(None, problem)
 
     def some(_: int) -> None:
-        if hub.closed:
+        if is_over():
             return
         try:
             until = time.monotonic_ns() + DESCRIBE_NS
@@ -245,7 +248,7 @@ def describe(hub: HubConnection, records: Iterable[StreamRecord], most: int, don
             done(found, None)
 
     timer = hub.queues.timers.timer(some)
-    some(0)
+    hub.door.broker.helpers.submit(rows, listed)
 
 
 class Watch:
@@ -259,19 +262,17 @@ class Watch:
         call.on_over = self.timer.cancel
         self.look(0)
 
-    def look(self, _: int) -> None:
-        self.hub.door.broker.helpers.submit(lambda: all_records(self.hub), self.listed)
+    def is_over(self) -> bool:
+        return self.call.state == "over"
 
-    def listed(self, records: Any, problem: BaseException | None) -> None:
-        if self.call.state == "over":
-            return
-        if problem is not None or not self.hub.has_room():
-            self.timer.set(self.hub.queues.now_ms + self.interval_ms)
+    def look(self, _: int) -> None:
+        if self.hub.has_room():
+            describe_all(self.hub, WATCHED_MAX, self.is_over, lambda record: True, self.show)
         else:
-            describe(self.hub, records, WATCHED_MAX, self.show)
+            self.timer.set(self.hub.queues.now_ms + self.interval_ms)
 
     def show(self, infos: Any, problem: BaseException | None) -> None:
-        if self.call.state == "over":
+        if self.is_over():
             return
         self.timer.set(self.hub.queues.now_ms + self.interval_ms)
         if problem is not None:

@@ -85,14 +85,6 @@ class Request:
         return token in (word.strip().lower() for word in self.header(header).split(","))
 
     @property
-    def is_upgrade(self) -> bool:
-        return self.names("connection", "upgrade") and self.names("upgrade", "websocket")
-
-    @property
-    def wants_events(self) -> bool:
-        return "text/event-stream" in self.header("accept").lower()
-
-    @property
     def connection_token(self) -> str:
         """Clients of 2017 were told to call it connectionId."""
         return self.query.get("id") or self.query.get("connectionid", "")
