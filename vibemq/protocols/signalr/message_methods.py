@@ -41,15 +41,7 @@ from vibemq.protocols.signalr.methods import (
     tags,
     text,
 )
-from vibemq.protocols.signalr.options import (
-    MESSAGE_OPTIONS,
-    flag,
-    one_of,
-    queue_name,
-    text_of,
-    type_of,
-    whole_from,
-)
+from vibemq.protocols.signalr.options import MESSAGE_OPTIONS, flag, one_of, queue_name, text_of, type_of, whole_from
 from vibemq.protocols.signalr.publisher import open_publisher, ready_publisher
 from vibemq.protocols.signalr.records import MalformedFrame, value_of
 from vibemq.protocols.signalr.spec import NUMBER_MAX, Dialect, Encoding, ErrorCode
@@ -354,8 +346,6 @@ SUBSCRIBE_OPTIONS = {"prefetch": whole_from(1, NUMBER_MAX), "from": anything}
 )
 def subscribe(call: Call, queue: str, wanted: dict[str, Any]) -> Any:
     check_count(call.hub)
-    if call.id is None:
-        return None  # a stream that nobody can receive
     return subscribe_to(call, Subscription(call.hub, queue, call), wanted, lambda: None)
 
 
@@ -398,8 +388,6 @@ def read_stream(call: Call, name: str, wanted: dict[str, Any]) -> Any:
     record = find_for(hub, name, "read", Operation.Subscribe)
     if record is None:
         raise not_found(name)
-    if call.id is None:
-        return None
     way, most, follows = Subscription(hub, name, call), wanted.get("max", 0), wanted.get("follow", True)
     try:
         reader = read(way, record, wanted.get("from", "first"), most=most, follows=follows)

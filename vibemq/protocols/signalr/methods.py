@@ -2,7 +2,7 @@
 """The table of hub methods: found by name, arguments bound and checked, errors in the words that clients know.
 
 A method is a function of its Call and its arguments.  It returns its result, or LATER when it answers by itself, or
-raises HubError.  Names match exactly, then without regard to case; options are one object at the end, and trailing
+raises HubError.  Names match without regard to case; options are one object at the end, and trailing
 arguments that may be missing are None.  What a method does with queues is in queue_methods.py and message_methods.py,
 which fill METHODS; tests may add more.
 """
@@ -135,8 +135,7 @@ def argument_of(name: str, value: bytes, encoding: int) -> Any:
 
 class MethodTable:
     def __init__(self) -> None:
-        self._exact: dict[str, Method] = {}
-        self._folded: dict[str, Method] = {}
+        self._by_name: dict[str, Method] = {}
 
     def add(
         self, name: str, *parameters: Parameter, **kind: bool
@@ -144,16 +143,16 @@ class MethodTable:
         """A decorator: this function is the hub method of that name."""
 
         def take(do: Callable[..., Any]) -> Callable[..., Any]:
-            self._exact[name] = self._folded[name.lower()] = Method(name, parameters, do, **kind)
+            self._by_name[name.lower()] = Method(name, parameters, do, **kind)
             return do
 
         return take
 
     def all(self) -> list[Method]:
-        return list(self._exact.values())
+        return list(self._by_name.values())
 
     def find(self, name: str) -> Method | None:
-        return self._exact.get(name) or self._folded.get(name.lower())
+        return self._by_name.get(name.lower())
 
     def is_stream(self, call: Call) -> bool:
         """Will this call be answered by a stream?"""
@@ -179,7 +178,10 @@ class MethodTable:
             return
         if not method.only_publishes:
             call.hub.keep_published()
-        call.answer(lambda: method.do(call, *method.bind(call)))
+        if method.is_stream and call.id is None:
+            call.end()  # a stream that nobody can receive
+        else:
+            call.answer(lambda: method.do(call, *method.bind(call)))
 
 
 METHODS = MethodTable()

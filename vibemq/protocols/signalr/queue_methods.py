@@ -289,8 +289,6 @@ class Watch:
 @METHODS.add("StreamQueues", optional("intervalMs", whole), is_stream=True)
 def stream_queues(call: Call, interval_ms: int | None) -> Any:
     """QueueInfo of all queues, then of those that change; one that is gone comes with ``deleted``."""
-    if call.id is None:
-        return None  # a stream that nobody can receive
     running = [one for one in call.hub.calls.open.values() if one.state == "running"]
     if sum(one.name.lower() == "streamqueues" for one in running) > WATCHES_MAX:
         raise HubError(ErrorCode.LIMIT_EXCEEDED, f"At most {WATCHES_MAX} StreamQueues at once on one connection.")
