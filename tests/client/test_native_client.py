@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import threading
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import pytest
 from peers.native import publish_ack_frame
@@ -609,6 +609,7 @@ def test_users_and_permissions_go_over_the_wire_as_other_clients_write_them(serv
     assert (user.name, user.is_superuser, user.created.isoformat()) == ("ada", True, "1970-01-02T00:00:00+00:00")
     (permission,) = client.permissions("ada")
     assert (permission.pattern, permission.operations) == ("a.*", ("Publish",))
+    assert asdict(permission) == {"pattern": "a.*", "operations": ("Publish",)}
     sent = {frame.type: frame.payload and json.loads(frame.payload) for frame in server.frames if frame.type >= 50}
     assert sent == {
         Command.ADMIN_CREATE_USER: {"username": "ada", "password": "secret"},

@@ -31,6 +31,7 @@ from vibemq.protocols.native.spec import Command, DeliveryMode, ErrorCode, Overf
 
 log = logging.getLogger("vibemq.client")
 T = TypeVar("T")
+EPOCH = datetime.fromtimestamp(0, UTC)
 
 SETTINGS = tuple(setting.name for setting in fields(QueueOptions))
 
@@ -112,20 +113,23 @@ class QueueInfo:
     raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
-class User(
-    msgspec.Struct, frozen=True, rename={"name": "username", "is_superuser": "isSuperuser", "created": "createdAt"}
-):
+@dataclass(frozen=True, slots=True)
+class User:
     name: str
     is_superuser: bool = False
-    created: datetime = datetime.fromtimestamp(0, UTC)
+    created: datetime = EPOCH
 
 
-class Permission(msgspec.Struct, frozen=True, rename={"pattern": "queuePattern"}):
+@dataclass(frozen=True, slots=True)
+class Permission:
     """What a user may do with the queues whose names match the pattern; operations as Publish, Subscribe, ..."""
 
     pattern: str
     operations: tuple[str, ...] = ()
 
+
+#: What brokers call their fields.
+WIRE_NAMES = {"username": "name", "isSuperuser": "is_superuser", "createdAt": "created", "queuePattern": "pattern"}
 
 # ---- values to payloads and back ----
 
@@ -236,7 +240,12 @@ def info_of(name: str, payload: bytes) -> QueueInfo:
 def list_of(kind: type[T], payload: bytes | None) -> list[T]:
     """A broker's answer that is a list of names, users or permissions."""
     try:
-        return msgspec.json.decode(payload or b"[]", type=list[kind], strict=False)  # type: ignore[valid-type]
+        found: list[Any] = msgspec.json.decode(
+            payload or b"[]", type=list[str] if kind is str else list[dict[str, Any]]
+        )
+        if kind is not str:
+            found = [{WIRE_NAMES.get(name, name): value for name, value in each.items()} for each in found]
+        return msgspec.convert(found, list[kind], strict=False)  # type: ignore[valid-type]
     except msgspec.DecodeError as error:
         needed = {str: "queue names", User: "users", Permission: "permissions"}[kind]
         told = f"answer of the broker: needed a list of {needed}, had {(payload or b'')[:80]!r}: {error}"
