@@ -397,8 +397,8 @@ cdef class HubConnection:
         if publisher.generation != self.queues.access_generation \
                 or core.control_is_deleted(publisher.stream.log.control):
             return self._call(m)
-        return publisher.publish(m.id if m.has_id and not m.nonblocking else span_of(NULL, 0), m.first[1], m.has_escapes,
-                                 None, 0)
+        return publisher.publish(m.id if m.has_id and not m.nonblocking else span_of(NULL, 0), m.first[1],
+                                 m.has_escapes, None, 0)
 
     cdef int _settle(self, const hub_message *m, bint nack) except -1:
         """An Ack or Nack of one tag or an array of them, without options."""
@@ -520,7 +520,7 @@ cdef class HubConnection:
         self._pause_or_resume()
 
     def _pause_or_resume(self):
-        """Calls that wait because a stateful peer has acknowledged too little go on with its next Ack, so it is read."""
+        """Calls that wait because a stateful peer acknowledged too little go on with its next Ack, so it is read."""
         self.wants_pause = self.is_shutting_down or self.client.held != 0 or (self.crowded and not self.holds_back())
         if self.transport is not None and self.wants_pause != self.is_paused:
             self.is_paused = self.wants_pause
@@ -589,7 +589,7 @@ cdef class HubConnection:
         return 0
 
     cdef int shutdown(self) except -1:
-        """At every tick while the broker ends: confirm, then send off, without an error, at which pysignalr would end."""
+        """At every tick while the broker ends: confirm, then send off, without an error: at one pysignalr would end."""
         self.is_shutting_down = True
         if self.client.unconfirmed or self.working:
             self._pause_or_resume()

@@ -25,8 +25,8 @@ from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr.codec cimport DIALECT_V1, ID_BYTES_MAX, text_of
 from vibemq.protocols.signalr.wire cimport (
-    ENCODING_JSON, KIND_ARRAY, KIND_FLOAT, RECORD_DEPTH_MAX, bytes_of, decimal_put, is_json_type, json_text_put, mp_head,
-    mp_text_put, mp_unsigned_put, put, span_of,
+    ENCODING_JSON, KIND_ARRAY, KIND_FLOAT, RECORD_DEPTH_MAX, bytes_of, decimal_put, is_json_type, json_text_put,
+    mp_head, mp_text_put, mp_unsigned_put, put, span_of,
 )
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (

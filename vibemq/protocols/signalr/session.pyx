@@ -227,7 +227,7 @@ cdef class HttpSession(Session):
         self.go_on(PAUSE_COMMAND)
 
     def hand_over(self, int worker):
-        """The request at the front is for another worker: it gets the socket, and all that was read and not answered."""
+        """The request at the front is for another worker: it gets the socket, and what was read and not answered."""
         self.receiver = worker
         self.wait()
         # For the peer to take earlier answers.
@@ -402,7 +402,7 @@ cdef class HttpSession(Session):
     # ---- what others ask ----
 
     def describe(self) -> dict:
-        """This connection as the admin side shows it: the socket, and what its hub connection does, or the first of it."""
+        """This connection as the admin side shows it: the socket, and the first of what its hub connection does."""
         hub = None if self.transport is None else self.transport.hub
         publishers, subscriptions = ([], []) if hub is None else (hub.publishers, hub.subscriptions.by_id.values())
         return {
