@@ -455,7 +455,7 @@ COMMANDS = {command.name: command for command in (
             also="name vhost protocol host port node ssl connected_at client_properties", needs_broker=True),
     Command("list_stream_connections [<column> ...]", "Lists stream connections.", "Listing stream connections ...",
             list_stream_connections, columns="conn_name=name",
-            also="auth_mechanism client_properties conn_name=name connected_at connection_state=state frame_max "
+            also="auth_mechanism client_properties connected_at connection_state=state frame_max "
             "heartbeat=timeout host node peer_host peer_port pid=name port ssl subscriptions user vhost",
             formatter=BOXES),
     Command("list_stream_publishers [<column> ...]", "Lists all stream publishers for a vhost.",
