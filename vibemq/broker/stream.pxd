@@ -76,6 +76,7 @@ cdef class StreamTable:
     cdef batch *take_batch(self) except NULL
     cdef void give_batch(self, batch *b) noexcept
     cdef int persist(self) except -1
+    cpdef int release_if_unused(self, Stream stream) except -1
     cdef int _let_go(self, Stream stream) except -1
     cdef int _look(self, Stream stream) except -1
     cdef int take_news(self) except -1

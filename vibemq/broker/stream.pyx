@@ -399,9 +399,10 @@ cdef class StreamTable:
         if self.by_slot[stream.slot] is stream:
             self.by_slot[stream.slot] = None
 
-    def release_if_unused(self, Stream stream):
+    cpdef int release_if_unused(self, Stream stream) except -1:
         if not stream.holders and not stream.waiting and not stream.syncing:
             self.release(stream)
+        return 0
 
     def forget_deleted(self, Stream stream):
         """Tell every user of a deleted stream on this worker, once, and let it go."""
