@@ -245,7 +245,7 @@ cdef class Backlog:
         cdef fault f
         cdef err e
         cdef uint64_t offset = self.next
-        cdef ledger_entry *entry
+        cdef ledger_entry *entry = NULL
         if m.offset > self.next and core.word_load(&self.control.base) == self.next:
             core.ledger_skip(self.raw, m.offset)
             self.next = offset = m.offset

@@ -112,7 +112,7 @@ cdef class Rotation(Backlog):
         cdef uint64_t base = core.word_load(&self.control.base)
         cdef uint64_t offset
         cdef ledger_state state
-        cdef size_t before = len(self.tried)
+        cdef Py_ssize_t before = len(self.tried)
         Backlog.tick(self)
         if not before:
             return 0
