@@ -8,9 +8,7 @@ it; only ids that the caller chose are in a dict.
 
 Invariants: a message is in flight from submit to its PublishAck or Error, whatever happens to connections meanwhile,
 and `batches` has those that hold one. What is in flight when a connection is new goes out again with the same id and
-the header vibemq-resend.
-
-One thread uses a Core, but for settling messages, which any may.
+the header vibemq-resend.  One thread uses a Core, but for settling messages, which any may.
 """
 
 import os
@@ -34,7 +32,6 @@ from vibemq.protocols.native.wire cimport (
     TYPE_PONG, TYPE_PUBLISH, TYPE_PUBLISH_ACK, TYPE_PUBLISH_STORED, frame_begin, frame_end, frame_header, frame_parse,
     frame_payload, frame_size, native_frame, put_bytes,
 )
-
 from vibemq.protocols.native import codec, compression, spec
 
 cdef enum:
