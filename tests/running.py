@@ -47,8 +47,9 @@ class Running(NamedTuple):
         return self._children("vibemq: worker")
 
     def admin_pid(self) -> int:
-        """The process of the management API; 0 while there is none."""
-        return next(iter(self._children("vibemq: admin")), 0)
+        """The process of the management API, once it has given itself its name: nobody waits for it to be ready."""
+        wait_until(lambda: bool(self._children("vibemq: admin")), "an admin process")
+        return self._children("vibemq: admin")[0]
 
     def _children(self, title: str) -> list[int]:
         pid = self.process.pid
