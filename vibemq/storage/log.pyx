@@ -146,7 +146,7 @@ def recover(str directory, **options) -> RecoveryReport:
             e = core.recovery_run(p, &o, &r, &f)
     check(e, &f)
     cuts = [Cut(os.fsdecode(<bytes> r.cuts[i].path), r.cuts[i].position, r.cuts[i].bytes, os.fsdecode(<bytes> r.cuts[i].kept))
-            for i in range(min(r.cut_count, core.RECOVERY_CUTS_MAX))]
+            for i in range(min(r.cut_count, <uint32_t> core.RECOVERY_CUTS_MAX))]
     return RecoveryReport(r.ran, r.chunks_checked, r.bytes_checked, tuple(cuts), r.cut_count, r.cut_bytes)
 
 
