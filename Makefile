@@ -6,6 +6,8 @@
 #   make check    ruff, mypy, and the tests of the house rules
 #   make san      the C core under the address, undefined and thread sanitizers
 #   make fuzz     every fuzz target for FUZZ_SECONDS each
+#   make spark-soak  drivers and brokers of a Spark query killed at random, SOAK_ROUNDS times
+#   make spark-versions  the Spark tests' core with each older Spark that is supported
 #   make bench    the figures of benchmarks/README.md on this machine, RabbitMQ beside it if installed
 #   make clean    remove everything that was built, and the virtual environment
 #
@@ -15,8 +17,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 FUZZ_SECONDS ?= 60
+SPARK_VERSIONS := 4.0 4.1 4.2
+SPARK_TESTS := $(addprefix tests/spark/test_spark_,jobs.py sink.py sink_queries.py)
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SOAK_ROUNDS ?= 30
 CC := $(shell command -v gcc || command -v cc || echo gcc)
 
 # What Cython has translated, for every build of the same sources: the tests make a wheel.
@@ -25,12 +30,12 @@ export VIBEMQ_CYTHON_CACHE ?= $(CURDIR)/build/translated
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vibemq/*.c' -o -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run test interop check san fuzz bench clean requirements
+.PHONY: run test interop check san fuzz kills spark-soak spark-versions bench clean requirements
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 run: $(VENV)/.run $(VENV)/.built
-	$(BIN)/python examples/ingest/ingest.py --demo
+	$(BIN)/python examples/ingest/ingest.py
 
 test: $(VENV)/.test $(VENV)/.built
 	$(MAKE) -C csrc -j $(shell nproc) test CC=$(CC)
@@ -51,6 +56,21 @@ san:
 fuzz: $(VENV)/.test $(VENV)/.built
 	$(MAKE) -C csrc fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
 	VIBEMQ_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -q -m fuzz tests
+
+kills: $(VENV)/.test $(VENV)/.built
+	VIBEMQ_KILL_EACH_CALL=1 $(BIN)/python -m pytest -q tests/broker/test_transactions_kill.py
+
+spark-soak: $(VENV)/.test $(VENV)/.built
+	VIBEMQ_SOAK_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q -s tests/spark/test_spark_killed.py
+
+# Half a gigabyte each, fetched once.
+build/spark-%: | $(VENV)/.test
+	$(BIN)/python -m pip install -q --no-deps --target $@.part "pyspark~=$*.0" py4j
+	mv $@.part $@
+
+spark-versions: $(VENV)/.test $(VENV)/.built $(SPARK_VERSIONS:%=build/spark-%)
+	for version in $(SPARK_VERSIONS); do \
+	    PYTHONPATH=build/spark-$$version $(BIN)/python -m pytest -q -m "spark and not rabbitmq" $(SPARK_TESTS) || exit 1; done
 
 bench: $(VENV)/.test $(VENV)/.built
 	$(BIN)/python benchmarks/setup.py -q build_ext --inplace

@@ -36,6 +36,10 @@ HOT = (
     "protocols/signalr/transports.pyx",
     "server/turn.pyx",
     "spark/_arrow.pyx",
+    "spark/_columns.pyx",
+    "spark/_lines.pyx",
+    "spark/_json.pyx",
+    "spark/_rows.pyx",
     "storage/log.pyx",
     "storage/shm.pyx",
 )

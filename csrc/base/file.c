@@ -66,7 +66,7 @@ err file_open_numbered(struct file_path *p, const char *directory, uint64_t firs
                        int *fd, struct fault *f)
 {
     *p = file_path_numbered(directory, first_offset, suffix);
-    return file_open(p->text, flags, fd, f);
+    return file_open(p->text, flags | O_NOFOLLOW, fd, f);
 }
 
 void file_close(int *fd)
@@ -268,9 +268,9 @@ err file_numbers(const char *directory, const char *suffix, uint64_t **numbers, 
     return *numbers ? OK : fault_set(f, ERR_NO_MEMORY, 0, directory, 0, ((size_t)found + 1) * sizeof **numbers, 0);
 }
 
-err file_map(int fd, const char *path, size_t bytes, void **memory, struct fault *f)
+err file_map(int fd, const char *path, size_t bytes, bool write, void **memory, struct fault *f)
 {
-    *memory = sys->mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    *memory = sys->mmap(NULL, bytes, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
     return *memory == MAP_FAILED ? fault_from_errno(f, path, 0, bytes, 0) : OK;
 }
 
@@ -299,20 +299,20 @@ err file_page_version(const char *path, const void *head, size_t size, uint32_t 
     return words[0] == magic && words[1] != known ? fault_set(f, ERR_VERSION, 0, path, 4, known, words[1]) : OK;
 }
 
-err file_page_map(const char *path, uint32_t magic, uint32_t version, size_t bytes, err unfit, void **memory,
-                  uint64_t *inode, struct fault *f)
+err file_page_map(const char *path, uint32_t magic, uint32_t version, size_t bytes, bool write, err unfit,
+                  void **memory, uint64_t *inode, struct fault *f)
 {
     int fd;
     struct stat st;
     uint32_t head[2] = {0};
     size_t got;
-    err e = file_open(path, O_RDWR, &fd, f);
+    err e = file_open(path, (write ? O_RDWR : O_RDONLY) | O_NOFOLLOW, &fd, f);
     if (e) return e;
     e = file_read(fd, path, head, sizeof head, 0, &got, f);
     if (!e) e = file_page_version(path, head, got, magic, version, f);
     if (!e) e = file_stat(fd, path, &st, f);
     if (!e && (uint64_t)st.st_size != bytes) e = fault_set(f, unfit, 0, path, 0, bytes, (uint64_t)st.st_size);
-    if (!e) e = file_map(fd, path, bytes, memory, f);
+    if (!e) e = file_map(fd, path, bytes, write, memory, f);
     file_close(&fd);
     if (e) return e;
     if (inode) *inode = (uint64_t)st.st_ino;

@@ -28,7 +28,7 @@ struct file_path file_path_numbered(const char *directory, uint64_t first_offset
 bool file_name_parse(const char *name, const char *suffix, uint64_t *first_offset);
 
 err file_open(const char *path, int flags, int *fd, struct fault *f); /* O_CLOEXEC is added */
-/* Open "<directory>/<20 digits><suffix>"; `p` is its path. */
+/* Open "<directory>/<20 digits><suffix>"; `p` is its path.  No link: who reads a log reads what lies in its directory. */
 err file_open_numbered(struct file_path *p, const char *directory, uint64_t first_offset, const char *suffix, int flags,
                        int *fd, struct fault *f);
 /* Make (or begin anew) a file that begins with these bytes; open for reading and writing. */
@@ -70,8 +70,8 @@ err file_each(const char *directory, file_each_fn *each, void *context, struct f
 /* The numbers of all files "<20 digits><suffix>" of a directory, rising; `*numbers` is to be freed. */
 err file_numbers(const char *directory, const char *suffix, uint64_t **numbers, uint32_t *count, struct fault *f);
 
-/* Map all `bytes` of an open file, shared, for reading and writing. */
-err file_map(int fd, const char *path, size_t bytes, void **memory, struct fault *f);
+/* Map all `bytes` of an open file, shared, for reading and, with `write`, writing. */
+err file_map(int fd, const char *path, size_t bytes, bool write, void **memory, struct fault *f);
 /* Headers of files that are not mapped have this in common: magic, version, what is their own, and a CRC-32 over all of
  * that in the last four of their `bytes`. */
 void file_header_seal(uint8_t *header, uint32_t bytes, uint32_t magic, uint32_t version);
@@ -82,9 +82,9 @@ err file_header_check(const char *path, const uint8_t *data, uint64_t size, uint
 /* Files that are made to be mapped begin with two words in the machine's own order: magic and version.  ERR_VERSION
  * when `head` has that magic and a version that is not known, whatever the size: another version's may be larger. */
 err file_page_version(const char *path, const void *head, size_t size, uint32_t magic, uint32_t known, struct fault *f);
-/* Open and map such a file.  ERR_VERSION; `unfit` when its magic or size is another; `*inode` may be NULL. */
-err file_page_map(const char *path, uint32_t magic, uint32_t version, size_t bytes, err unfit, void **memory,
-                  uint64_t *inode, struct fault *f);
+/* Open and map such a file, no link.  ERR_VERSION; `unfit` when its magic or size is another; `*inode` may be NULL. */
+err file_page_map(const char *path, uint32_t magic, uint32_t version, size_t bytes, bool write, err unfit,
+                  void **memory, uint64_t *inode, struct fault *f);
 
 /* Bytes that nobody can guess (for a seed). */
 err file_random(void *out, size_t size, struct fault *f);

@@ -59,7 +59,8 @@ static err control_map(const char *directory, struct ledger_control **out, struc
 {
     void *page;
     struct file_path path = file_path_name(directory, ledger_name);
-    err e = file_page_map(path.text, LEDGER_MAGIC, LEDGER_VERSION, LEDGER_CONTROL_BYTES, ERR_CORRUPT, &page, NULL, f);
+    err e = file_page_map(path.text, LEDGER_MAGIC, LEDGER_VERSION, LEDGER_CONTROL_BYTES, true, ERR_CORRUPT, &page,
+                          NULL, f);
     if (e) return e;
 
     struct ledger_control *c = page;
@@ -124,7 +125,7 @@ static struct ledger_block *table_slot(struct ledger *l, uint64_t number, uint64
 static err block_map(struct ledger_block *b, int fd, const char *path, struct fault *f)
 {
     void *memory;
-    err e = file_map(fd, path, LEDGER_BLOCK_BYTES, &memory, f);
+    err e = file_map(fd, path, LEDGER_BLOCK_BYTES, true, &memory, f);
     if (e) return e;
     b->entries = memory;
     b->settled = 0;

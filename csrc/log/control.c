@@ -142,7 +142,7 @@ err control_create(const char *directory, const struct control_init *init, bool 
     void *page;
     err e = file_create(temporary.text, zeros, sizeof zeros, &fd, f);
     if (!e) e = file_stat(fd, temporary.text, &st, f);
-    if (!e) e = file_map(fd, temporary.text, CONTROL_BYTES, &page, f);
+    if (!e) e = file_map(fd, temporary.text, CONTROL_BYTES, true, &page, f);
     if (!e) {
         e = control_fill(page, init, (uint64_t)st.st_ino, temporary.text, f);
         sys->munmap(page, CONTROL_BYTES);
@@ -157,13 +157,13 @@ static bool control_of_this_boot(const struct control *c, uint64_t inode)
     return memcmp(boot_id, c->boot_id, sizeof boot_id) == 0 && c->inode == inode;
 }
 
-err control_map(const char *directory, struct control **out, struct fault *f)
+err control_map(const char *directory, bool write, struct control **out, struct fault *f)
 {
     struct stat st;
     void *page;
     uint64_t inode;
     struct file_path path = file_path_name(directory, control_name);
-    err e = file_page_map(path.text, CONTROL_MAGIC, CONTROL_VERSION, CONTROL_BYTES, ERR_STALE, &page, &inode, f);
+    err e = file_page_map(path.text, CONTROL_MAGIC, CONTROL_VERSION, CONTROL_BYTES, write, ERR_STALE, &page, &inode, f);
     /* Missing is stale (recovery makes a new one), unless the directory is missing too. */
     if (e == ERR_NOT_FOUND) {
         e = file_stat_of(directory, &st, f);

@@ -104,9 +104,9 @@ struct control_init {
 /* Write a control block as "control.tmp" and rename it, so it is whole or not there. */
 err control_create(const char *directory, const struct control_init *init, bool sync, struct fault *f);
 
-/* Map a directory's control block.  ERR_STALE: missing, damaged or of another boot.
+/* Map a directory's control block; without `write` any store to it is a fault.  ERR_STALE: missing, damaged or of another boot.
  * ERR_VERSION, ERR_DELETED, ERR_NOT_FOUND (no such directory), ERR_IO, ERR_NO_MEMORY. */
-err control_map(const char *directory, struct control **out, struct fault *f);
+err control_map(const char *directory, bool write, struct control **out, struct fault *f);
 void control_unmap(struct control *c);
 void control_limits_set(struct control *c, const struct log_options *limits);
 

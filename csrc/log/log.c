@@ -85,7 +85,7 @@ err log_create(const char *directory, const struct log_options *options, struct 
 
 /* ---- open and close ---- */
 
-err log_open(const char *directory, struct log **out, struct fault *f)
+static err open_handle(const char *directory, bool write, struct log **out, struct fault *f)
 {
     err e = directory_allowed(directory, f);
     if (e) return e;
@@ -96,11 +96,18 @@ err log_open(const char *directory, struct log **out, struct fault *f)
     l->segment_path = l->directory + path_bytes;
     l->index_path = l->segment_path + path_bytes;
     memcpy(l->directory, directory, strlen(directory) + 1);
-    e = control_map(directory, &l->control, f);
-    if (!e) e = tracking_map(directory, &l->tracking, f);
+    e = control_map(directory, write, &l->control, f);
+    if (!e && write) e = tracking_map(directory, &l->tracking, f);
     if (e) log_close(l);
     else *out = l;
     return e;
+}
+
+err log_open(const char *directory, struct log **out, struct fault *f) { return open_handle(directory, true, out, f); }
+
+err log_open_readonly(const char *directory, struct log **out, struct fault *f)
+{
+    return open_handle(directory, false, out, f);
 }
 
 void log_close(struct log *l)

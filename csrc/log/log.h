@@ -39,6 +39,9 @@ err log_create(const char *directory, const struct log_options *options, struct 
 
 /* Open a log of this boot.  ERR_STALE: recovery_run first.  ERR_VERSION, ERR_NOT_FOUND, ERR_CORRUPT. */
 err log_open(const char *directory, struct log **out, struct fault *f);
+/* The same for a process that may only read the files, beside those that write: for the functions of reader.h and
+ * log_stats, and no other. */
+err log_open_readonly(const char *directory, struct log **out, struct fault *f);
 void log_close(struct log *l);
 /* Give back the descriptors that appending holds; the next append opens them again. */
 void log_rest(struct log *l);

@@ -47,7 +47,7 @@ err tracking_map(const char *directory, struct tracking **out, struct fault *f)
 {
     void *table;
     struct file_path path = file_path_name(directory, tracking_name);
-    err e = file_page_map(path.text, TRACKING_MAGIC, TRACKING_VERSION, sizeof **out, ERR_STALE, &table, NULL, f);
+    err e = file_page_map(path.text, TRACKING_MAGIC, TRACKING_VERSION, sizeof **out, true, ERR_STALE, &table, NULL, f);
     if (e == ERR_NOT_FOUND) return fault_set(f, ERR_STALE, 0, path.text, 0, 0, 0);
     if (!e) *out = table;
     return e;
@@ -82,6 +82,12 @@ bool tracking_find(const struct tracking *t, const char *reference, uint32_t byt
     return true;
 }
 
+static bool is_kept(const struct tracking *t, uint32_t slot)
+{
+    return t->bytes[slot] == TRACKING_TRANSACTIONS_BYTES &&
+           memcmp(t->text[slot], TRACKING_TRANSACTIONS, TRACKING_TRANSACTIONS_BYTES) == 0;
+}
+
 /* A free slot; the one of the oldest chunk is freed when the table holds what it may. */
 static uint32_t slot_free(struct tracking *t)
 {
@@ -92,7 +98,7 @@ static uint32_t slot_free(struct tracking *t)
             continue;
         }
         used++;
-        if (oldest == SLOT_NONE || t->chunk[i] < t->chunk[oldest]) oldest = i;
+        if ((oldest == SLOT_NONE || t->chunk[i] < t->chunk[oldest]) && !is_kept(t, i)) oldest = i;
     }
     if (used < TRACKING_REFERENCES_MAX && free_slot != SLOT_NONE) return free_slot;
     atomic_store_explicit(&t->hash[oldest], 0, memory_order_release);

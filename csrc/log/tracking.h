@@ -23,6 +23,10 @@
 #define TRACKING_REFERENCES_MAX 255u        /* the RabbitMQ Streams protocol; one slot stays free */
 #define TRACKING_REFERENCE_BYTES_MAX 255u
 #define TRACKING_ELEMENT_PUBLISHER 0u       /* type of a trailer's element */
+/* Whose ids are those of what transactions append (apply.h).  No client may publish under it, and it is never evicted:
+ * what was decided could be appended twice. */
+#define TRACKING_TRANSACTIONS "\0transactions"
+#define TRACKING_TRANSACTIONS_BYTES 13u
 
 struct tracking {
     uint32_t magic, version;

@@ -11,7 +11,7 @@
 #include "text.h"
 
 #define CONTENT_TYPE_NULLS (AMQP_CONTENT_TYPE - AMQP_MESSAGE_ID - 1) /* fields between the two */
-#define KEY_NULLS (AMQP_GROUP_ID - AMQP_CONTENT_TYPE - 1)
+#define CREATION_TIME_NULLS (AMQP_CREATION_TIME - AMQP_CONTENT_TYPE - 1)
 #define WIDE_BYTES 9    /* the code of a number, and the number */
 #define NARROW_BYTES 5
 #define UUID_BYTES 17
@@ -165,12 +165,16 @@ void amqp_write_properties(struct writer_bytes *w, const struct amqp_properties 
 {
     uint32_t count = 1;
     uint64_t fields = of->id ? variable_size(of->id_bytes) : of->id_value ? value_size(of->id_value) : 1;
-    if (of->content_type || of->key) {
+    if (of->content_type || of->creation_time_ms || of->key) {
         fields += CONTENT_TYPE_NULLS + (of->content_type ? variable_size(of->content_type_bytes) : 1);
         count = AMQP_CONTENT_TYPE + 1;
     }
+    if (of->creation_time_ms || of->key) {
+        fields += CREATION_TIME_NULLS + (of->creation_time_ms ? WIDE_BYTES : 1);
+        count = AMQP_CREATION_TIME + 1;
+    }
     if (of->key) {
-        fields += KEY_NULLS + variable_size(of->key_bytes);
+        fields += variable_size(of->key_bytes);
         count = AMQP_GROUP_ID + 1;
     }
     bool wide = fields + 1 > SHORT_MAX_BYTES; /* a list's size counts the count */
@@ -188,9 +192,14 @@ void amqp_write_properties(struct writer_bytes *w, const struct amqp_properties 
     if (of->content_type)
         p = variable_put(p, CODE_SYMBOL_8, (const uint8_t *)of->content_type, of->content_type_bytes);
     else *p++ = CODE_NULL;
-    if (!of->key) return;
-    memset(p, CODE_NULL, KEY_NULLS);
-    text_put(p + KEY_NULLS, of->key, of->key_bytes);
+    if (count <= AMQP_CREATION_TIME) return;
+    memset(p, CODE_NULL, CREATION_TIME_NULLS + 1); /* the time, too */
+    p += CREATION_TIME_NULLS;
+    if (of->creation_time_ms) {
+        struct amqp_value time = {.kind = AMQP_TIMESTAMP, .integer = *of->creation_time_ms};
+        p = value_put(p, &time);
+    } else p++;
+    if (of->key) text_put(p, of->key, of->key_bytes);
 }
 
 void amqp_map_begin(struct writer_bytes *w, struct amqp_map *m)

@@ -17,7 +17,7 @@
 
 #define AMQP_HEADER_BYTES 9               /* descriptor 3, list 3, durable 1, priority 2 */
 #define AMQP_ANNOTATION_OVERHEAD_BYTES 22 /* descriptor 3, map 9, key 5, value 5 */
-#define AMQP_PROPERTIES_OVERHEAD_BYTES 60 /* descriptor 3, list 9, id 17, nulls 8, AMQP_JSON 18 (others: 5), key 5 */
+#define AMQP_PROPERTIES_OVERHEAD_BYTES 68 /* descriptor 3, list 9, id 17, nulls 7, AMQP_JSON 18 (others: 5), time 9, key 5 */
 #define AMQP_MAP_OVERHEAD_BYTES 12        /* descriptor 3, map 9 */
 #define AMQP_PAIR_OVERHEAD_BYTES 22       /* key 5, value 17 */
 #define AMQP_DATA_OVERHEAD_BYTES 8        /* descriptor 3, binary 5 */
@@ -42,11 +42,12 @@ void amqp_write_annotation(struct writer_bytes *w, const char *key, uint32_t key
                            uint32_t value_bytes);
 
 /* What is NULL is not in the message.  The content type is ASCII; the key is the group-id, by which messages
- * belong together. */
+ * belong together; the creation time is in milliseconds since 1970. */
 struct amqp_properties {
     const uint8_t *id, *key;
     const struct amqp_value *id_value; /* an id that is a number or a UUID; `id` is NULL then */
     const char *content_type;
+    const int64_t *creation_time_ms;
     uint32_t id_bytes, key_bytes, content_type_bytes;
 };
 

@@ -224,6 +224,30 @@ TEST(an_id_keeps_its_type)
     }
 }
 
+TEST(a_creation_time_is_read_again_with_and_without_a_content_type_and_a_key)
+{
+    static const int64_t times[] = {0, 1, -1, 1700000000123, INT64_MAX, INT64_MIN};
+    for (int which = 0; which < 4; which++)
+        for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
+            uint8_t out[AMQP_PROPERTIES_OVERHEAD_BYTES + 3 + AMQP_NULL_BYTES];
+            struct amqp_properties p = {.creation_time_ms = &times[i]};
+            struct amqp_message m;
+            struct amqp_value v;
+            if (which & 1) p.content_type = AMQP_JSON, p.content_type_bytes = AMQP_JSON_BYTES;
+            if (which & 2) p.key = (const uint8_t *)"key", p.key_bytes = 3;
+            struct writer_bytes w = bytes_writer(out, sizeof out);
+            amqp_write_properties(&w, &p);
+            amqp_write_null(&w);
+            REQUIRE_OK(amqp_parse(out, (uint32_t)(w.at - out), &m));
+            REQUIRE(amqp_property(&m, AMQP_CREATION_TIME, &v));
+            EXPECT_EQ(AMQP_TIMESTAMP, v.kind);
+            EXPECT_EQ(times[i], v.integer);
+            EXPECT_EQ((which & 1) != 0, amqp_property(&m, AMQP_CONTENT_TYPE, &v));
+            EXPECT_EQ((which & 2) != 0, amqp_property(&m, AMQP_GROUP_ID, &v));
+            EXPECT(!(which & 2) || (v.kind == AMQP_STRING && v.bytes == 3));
+        }
+}
+
 TEST(an_annotation_is_read_again_and_is_nothing_else_of_the_message)
 {
     static uint8_t out[2 * LARGEST_BYTES + 100];

@@ -265,3 +265,68 @@ TEST(bytes_past_the_commit_do_not_exist)
     batch_free(&b);
     log_close(l);
 }
+
+static bool wrote;
+static int open_and_tell(const char *path, int flags, mode_t mode)
+{
+    if ((flags & O_ACCMODE) != O_RDONLY) wrote = true;
+    return sys_real.open(path, flags, mode);
+}
+static void *map_and_tell(void *address, size_t size, int protection, int flags, int fd, off_t position)
+{
+    if (protection & PROT_WRITE) wrote = true;
+    return sys_real.mmap(address, size, protection, flags, fd, position);
+}
+
+TEST(a_process_that_may_only_read_follows_another_that_appends)
+{
+    use_clock();
+    struct log *writer = make_log(4096), *l;
+    struct help_walk w = {0};
+    struct batch b;
+    fake.open = open_and_tell;
+    fake.mmap = map_and_tell;
+    wrote = false;
+    REQUIRE_OK(log_open_readonly(writer->directory, &l, NULL));
+    struct reader r;
+    REQUIRE_OK(reader_open(&r, l, READER_FIRST, 0, NULL));
+    help_walk_on(&w, &r);
+    EXPECT_EQ(100, w.messages);
+    EXPECT(!wrote);
+    fake.open = sys_real.open;
+    batch_init(&b, NULL);
+    for (int i = 0; i < 5; i++) EXPECT_OK(help_fill(writer, &b, 10, 300, NULL)); /* it rolls on the way */
+    batch_free(&b);
+    fake.open = open_and_tell;
+    help_walk_on(&w, &r);
+    EXPECT_EQ(150, w.messages);
+    EXPECT(!wrote);
+    sys = &sys_real;
+    reader_close(&r);
+    log_close(l);
+    log_close(writer);
+}
+
+TEST(a_link_is_no_file_of_a_log)
+{
+    use_clock();
+    struct log *writer = make_log(0), *l;
+    struct reader r;
+    static const char *const names[] = {"00000000000000000000.segment", "control"};
+    for (int i = 0; i < 2; i++) {
+        struct file_path path = file_path_name(writer->directory, names[i]);
+        struct file_path moved = file_path_name(writer->directory, "elsewhere");
+        REQUIRE_OK(log_open_readonly(writer->directory, &l, NULL));
+        EXPECT_EQ(0, rename(path.text, moved.text));
+        EXPECT_EQ(0, symlink(moved.text, path.text));
+        struct log *again = NULL;
+        EXPECT_ERR(i == 0 ? OK : ERR_IO, log_open_readonly(writer->directory, &again, NULL));
+        EXPECT_ERR(i == 0 ? ERR_IO : OK, reader_open(&r, l, READER_FIRST, 0, NULL));
+        reader_close(&r);
+        log_close(again);
+        log_close(l);
+        EXPECT_EQ(0, rename(moved.text, path.text));
+    }
+    sys = &sys_real;
+    log_close(writer);
+}
