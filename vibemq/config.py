@@ -192,6 +192,13 @@ class Store(Struct, frozen=True, kw_only=True):
     memory_high_watermark_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)] = 0
 
 
+class Transactions(Struct, frozen=True, kw_only=True):
+    """What is staged and not decided yet."""
+
+    staged_size_max_bytes: Annotated[int, Meta(ge=1_000_000, le=1_000_000_000_000_000)] = 34_359_738_368
+    staged_age_max_s: Annotated[int, Meta(ge=60, le=31_536_000)] = 86_400
+
+
 class Tls(Struct, frozen=True, kw_only=True):
     """What the doors' TLS ports show, and whose certificates they take."""
 
@@ -227,6 +234,7 @@ class Config(Struct, frozen=True, kw_only=True):
     micromsg2: Micromsg2 = Micromsg2()
     queues: Queues = Queues()
     store: Store = Store()
+    transactions: Transactions = Transactions()
     tls: Tls = Tls()
     guest: Guest = Guest()
     admin: Admin = Admin()
@@ -250,6 +258,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "micromsg2": Micromsg2,
     "queues": Queues,
     "store": Store,
+    "transactions": Transactions,
     "tls": Tls,
     "guest": Guest,
     "admin": Admin,

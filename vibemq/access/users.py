@@ -14,6 +14,8 @@ user named guest can be made.  The first user of all is a superuser: somebody mu
 something.
 """
 
+import base64
+import binascii
 import enum
 import hmac
 import logging
@@ -47,6 +49,18 @@ class Verdict(enum.Enum):
     OK = "ok"
     REFUSED = "refused"  # unknown user or wrong password: which of the two is nobody's business
     LOOPBACK_ONLY = "loopback only"  # right, but this account may not come from another machine
+
+
+def basic_login(header: str) -> tuple[str, str] | None:
+    """User and password of an HTTP request's Authorization; None: it is not what Basic is."""
+    scheme, _, encoded = header.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        return None
+    return (user, password) if colon else None
 
 
 class Authenticator:

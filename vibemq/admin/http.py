@@ -8,8 +8,6 @@ socket in the data directory nobody is asked: only the account that owns the bro
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import ipaddress
 import json
 import logging
@@ -20,7 +18,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from vibemq.access.users import GUEST, Authenticator, Verdict
+from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login
 from vibemq.admin.api.accounts import caller_of
 from vibemq.admin.api.calls import OWNER, Answer, Caller, Refused, bad_request, not_found
 from vibemq.admin.api.routes import handle
@@ -115,7 +113,7 @@ class Server:
         if request.rel_url.raw_path == PUBLIC_HEALTH:
             answer: Answer = await self._in_thread(handle, self._api, "GET", "/healthchecks/node", OWNER)
             return answer
-        login = _login(request.headers.get("Authorization", ""))
+        login = basic_login(request.headers.get("Authorization", ""))
         caller = None if login is None else await self._caller(request, *login)
         if caller is None:
             if login is not None and not await self._failed_login():
@@ -228,17 +226,6 @@ def _parsed(body: bytes) -> object:
     except (ValueError, RecursionError):
         return None
     return found
-
-
-def _login(header: str) -> tuple[str, str] | None:
-    scheme, _, encoded = header.partition(" ")
-    if scheme.lower() != "basic":
-        return None
-    try:
-        user, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
-    except (binascii.Error, ValueError):
-        return None
-    return (user, password) if colon else None
 
 
 def _response(answer: Answer) -> web.Response:

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 refusing = OnceAMinute(logger)
 closing = OnceAMinute(logger, logging.INFO)
+logins = OnceAMinute(logger)  # which operators look for
 
 SUBSCRIPTIONS_MAX = 2048  # of one connection, which all end in one turn when it does: 7 us each
 REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
@@ -53,7 +54,8 @@ def refusal_now(broker: Broker, peer: str) -> str:
 
 
 def log_closing(session: Any, kind: str, text: str, *arguments: object) -> None:
-    """A connection ends by its peer's doing: anybody may connect to be thrown out, and that must not fill the disk.
+    """By its peer's doing a connection ends, or a request is refused: anybody may connect for just that, and it must
+    not fill the disk.
 
     Once a minute for each door, address and `kind`, with the count.
     """
@@ -90,16 +92,16 @@ def check_password(
         in_helper(session, work, then, submit=broker.helpers.submit_hash)
 
 
-def access_of(broker: Broker, peer: str, user: str, verdict: Verdict) -> Access | None:
+def access_of(session: Any, user: str, verdict: Verdict) -> Access | None:
     """What a user may do of whom this was found out.  None: it may not come in, which is in the log."""
+    broker: Broker = session.client.broker
     if verdict is Verdict.OK:
         access = EVERYTHING if user == GUEST else broker.accesses.of(user)
         if access is not None:
             return access
-    if verdict is Verdict.LOOPBACK_ONLY:
-        logger.warning("%s: user %r may only come from this machine", peer, user)
-    else:
-        logger.warning("%s: login refused for user %.*r", peer, USER_CHARACTERS_LOGGED_MAX, user)
+    only_here = verdict is Verdict.LOOPBACK_ONLY
+    what = "user %.*r may only come from this machine" if only_here else "login refused for user %.*r"
+    logins.say(host_of(session.peer_address), f"%s: {what}", session.peer, USER_CHARACTERS_LOGGED_MAX, user)
     return None
 
 

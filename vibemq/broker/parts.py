@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vibemq.broker.queue_table import QueueTable
     from vibemq.broker.stream import StreamTable
     from vibemq.broker.timers import Timers
+    from vibemq.broker.transactions import Transactions
     from vibemq.net.hosts import ConnectionRate
     from vibemq.storage.shm import Board
 
@@ -31,6 +32,7 @@ class Broker:
     queues: QueueTable
     groups: Groups
     catalog: Catalog
+    transactions: Transactions
     alarms: Alarms
     board: Board
     helpers: Any  # server.helpers.Helpers

@@ -13,7 +13,7 @@ import pwd
 import time
 
 from vibemq.errors import AlreadyRunning, ConfigError, SetupError
-from vibemq.storage import ownership
+from vibemq.storage import identity, ownership
 
 WAIT_S = 5.0  # workers notice their supervisor's death within a second and then finish what is in flight
 _POLL_S = 0.02
@@ -98,6 +98,16 @@ def acquire(path: str) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def identify(path: str) -> None:
+    """Give the directory its identity where it has none yet.  Raises SetupError."""
+    try:
+        identity.make(path)
+    except OSError as problem:
+        raise SetupError(
+            f"cannot make {path}/{identity.FILE}: {problem.strerror}", hint="make the directory writable, or room in it"
+        ) from None
 
 
 def drop_privileges(user: str, path: str) -> None:

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 THREADS_MAX = 8  # fdatasync of several streams at once; more only queue up in the device
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine, and delays no fdatasync
+PLAN_THREADS_MAX = 2  # indexes of large streams, perhaps from a cold disk
+COMMIT_THREADS_MAX = 1  # commits of transactions wait for each other in any case, and delay no fdatasync
 
 
 class Helpers:
@@ -24,6 +26,8 @@ class Helpers:
         self._ring = ring
         self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="helper")
         self._hash_pool = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
+        self._commit_pool = ThreadPoolExecutor(COMMIT_THREADS_MAX, thread_name_prefix="commit")
+        self._plan_pool = ThreadPoolExecutor(PLAN_THREADS_MAX, thread_name_prefix="plan")
         self._finished: deque[tuple[Callable[[Any, BaseException | None], None], Any, BaseException | None]] = deque()
         self.running = 0  # jobs whose `done` has not run yet
 
@@ -35,6 +39,16 @@ class Helpers:
         """As submit, for what costs processor time by design."""
         self.running += 1
         self._hash_pool.submit(self._run, work, done)
+
+    def submit_commit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """As submit, for what waits for others of its kind and takes as long as there is to copy."""
+        self.running += 1
+        self._commit_pool.submit(self._run, work, done)
+
+    def submit_plan(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """As submit, for what reads many indexes: plans of large reads delay no fdatasync."""
+        self.running += 1
+        self._plan_pool.submit(self._run, work, done)
 
     def _run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         try:
@@ -57,3 +71,5 @@ class Helpers:
     def close(self) -> None:
         self._pool.shutdown(wait=True)
         self._hash_pool.shutdown(wait=True)
+        self._commit_pool.shutdown(wait=True)
+        self._plan_pool.shutdown(wait=True)

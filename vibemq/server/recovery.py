@@ -22,6 +22,7 @@ from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, log_options
 from vibemq.storage.ledger import disown
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
+from vibemq.storage.transactions import STAGING
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
@@ -41,7 +42,7 @@ def recover_all(
     known: set[str] = set()
     policies = metadata.held_policies()
     told = began
-    for record in metadata.streams():
+    for record in metadata.logs():
         known.add(record.incarnation)
         try:
             # A queue that was a stream before keeps the size of one.
@@ -50,6 +51,8 @@ def recover_all(
             recover = partial(_recover, record, policies.arguments(record), segment, chunk_messages_max)
             report = reserve.retry(recover)
         except VibeMQError as problem:
+            if record.vhost == STAGING and getattr(problem, "code", "") in ("ERR_NOT_FOUND", "ERR_DELETED"):
+                continue  # thrown away, all but the record
             log.error("stream %r (%s) cannot be used: %s", record.name, record.directory, problem)
             if isinstance(problem, StorageError):
                 logs.refuse(record.directory, problem)
@@ -73,6 +76,8 @@ def _recover(
     record: StreamRecord, arguments: Mapping[str, str], segment_size_bytes: int, chunk_messages_max: int
 ) -> "logs.RecoveryReport | None":
     options = log_options(arguments, record.durability, segment_size_bytes, chunk_messages_max)
+    if record.vhost == STAGING:
+        return logs.recover(record.directory, **options)
     if not os.path.isdir(record.directory):
         log.error("stream %r: its directory %s is missing; an empty one is made", record.name, record.directory)
         logs.create(record.directory, **options)

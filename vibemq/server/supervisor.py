@@ -112,6 +112,7 @@ class Supervisor:
         datadir.require_proc()
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
+        datadir.identify(self.data_dir)
         if self.config.tls != Tls():
             from vibemq.net.certificates import Certificates  # loads OpenSSL, which few brokers need
 

@@ -31,8 +31,10 @@ from vibemq.broker.options import FAN_OUTS, DeliveryMode, options_of
 from vibemq.broker.parts import Broker
 from vibemq.broker.queue_table import QueueTable
 from vibemq.broker.rotation import Rotation
+from vibemq.broker.staged import Upkeep
 from vibemq.broker.stream import StreamTable
 from vibemq.broker.timers import Timers
+from vibemq.broker.transactions import Transactions
 from vibemq.errors import StorageError, VibeMQError
 from vibemq.net.hosts import ConnectionRate
 from vibemq.net.sockets import Poller
@@ -97,11 +99,14 @@ class Worker:
         self.doors: dict[str, Any] = {}
         handovers = Handovers(self.loop, context.index, context.handovers, self.doors)
         authenticator = Authenticator(metadata, config.guest.allow_loopback)
+        transactions = Transactions(config, streams, self.queues.adopt)
+        self.upkeep = Upkeep(transactions.staged, timers, helpers.submit_commit) if context.index == 0 else None
         broker = Broker(
             streams=streams,
             queues=self.queues,
             groups=self.groups,
             catalog=self.catalog,
+            transactions=transactions,
             board=board,
             alarms=self.alarms,
             helpers=helpers,
@@ -215,6 +220,8 @@ class Worker:
         self.groups.seats_changed()  # with a single worker nobody else looks after its predecessor's members
         self.board.seat_taken()
         self._adopt_those(self._needs_home())
+        if self.upkeep is not None:
+            self.upkeep.start()
         self._beat(time.monotonic_ns() // 1_000_000)
         for name, listener in self.context.listeners.items():
             certificates = self.context.certificates if name.endswith(listeners.TLS) else None

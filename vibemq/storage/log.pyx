@@ -305,6 +305,10 @@ cdef class Log:
         """Mask of the workers that have this stream open."""
         return core.word_bits(&self.control.holders)
 
+    def readers(self) -> int:
+        """Mask of the workers where somebody waits for what is appended."""
+        return core.word_bits(&self.control.readers)
+
     def stats(self) -> LogStats:
         cdef core.log_stats_t s
         cdef fault f
@@ -357,6 +361,10 @@ cdef class Log:
             e = core.log_sync(self.raw, &durable, &f)
         check(e, &f)
         return durable
+
+    def sync_failed(self, uint64_t end) -> bool:
+        """Was an fdatasync refused for anything below the offset `end`?  For good."""
+        return core.log_sync_failed(self.raw, 0, end)
 
     def apply_retention(self) -> tuple[int, int]:
         """Drop segments by size and age; returns (segments, bytes).  May block."""

@@ -9,7 +9,6 @@ Durability: a commit that concerns a stream with "disk" durability, or a user, i
 is confirmed; others may be undone by a power cut, like the messages of such streams.
 """
 
-import itertools
 import os
 import secrets
 import sqlite3
@@ -17,11 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from vibemq.config import STREAMS_MAX
 from vibemq.errors import LimitExceeded, StreamExists, StreamNotFound
 from vibemq.storage.database import again_when_full
 from vibemq.storage.policies import Policies
 from vibemq.storage.records import StreamRecord, Table, as_column
 from vibemq.storage.routing import PARTITION_ORDER, SUPER_STREAM, Routing, insert_binding, insert_exchange
+from vibemq.storage.transactions import STAGING, Transactions
 
 PAGE_ROWS = 500
 
@@ -137,6 +138,35 @@ MIGRATIONS = (
     CREATE INDEX altered_queues ON streams (altered) WHERE altered > 0;
     ALTER TABLE accounts ADD COLUMN queue_changes INTEGER NOT NULL DEFAULT 0;
     """,
+    # Transactions: see storage.transactions, whose records these are.  past, targets and staged: JSON.
+    """
+    CREATE TABLE applications (
+        vhost        TEXT NOT NULL REFERENCES vhosts (name) ON DELETE CASCADE,
+        name         TEXT NOT NULL,
+        user         TEXT NOT NULL,
+        run          TEXT NOT NULL,
+        peer         TEXT NOT NULL,
+        seen_ms      INTEGER NOT NULL,
+        past         TEXT NOT NULL,
+        version      INTEGER NOT NULL,
+        messages     INTEGER NOT NULL,
+        decided_ms   INTEGER NOT NULL,
+        is_ephemeral INTEGER NOT NULL CHECK (is_ephemeral IN (0, 1)),
+        PRIMARY KEY (vhost, name)
+    );
+    CREATE TABLE decisions (
+        id          INTEGER PRIMARY KEY,
+        vhost       TEXT NOT NULL,
+        application TEXT NOT NULL,
+        version     INTEGER NOT NULL,
+        is_durable  INTEGER NOT NULL CHECK (is_durable IN (0, 1)),
+        targets     TEXT NOT NULL,
+        staged      TEXT NOT NULL,
+        decided_ms  INTEGER NOT NULL
+    );
+    ALTER TABLE accounts ADD COLUMN batches_decided INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE accounts ADD COLUMN messages_decided INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 STREAMS = Table("streams", StreamRecord, directory=None)
@@ -145,7 +175,7 @@ _NAMED = "WHERE vhost = ? AND name = ?"
 Prepare = Callable[[StreamRecord], None]
 
 
-class Metadata(Routing, Policies):
+class Metadata(Routing, Policies, Transactions):
     """The database at ``path``; made, with its tables, on first use."""
 
     def __init__(self, path: str) -> None:
@@ -174,11 +204,14 @@ class Metadata(Routing, Policies):
         """
         with self._writing(synced=durability == "disk") as db:
             self._refuse(db, vhost, [name], streams_max, vhost_streams_max)
-            draft = self._draft(vhost, name, arguments, durability, queue)
-            record = replace(draft, slot=next(_free_slots(db)))
-            STREAMS.insert(db, record)
-            if prepare is not None:
-                prepare(record)
+            record = self._insert(db, self._draft(vhost, name, arguments, durability, queue), prepare)
+        return record
+
+    def _insert(self, db: sqlite3.Connection, draft: StreamRecord, prepare: Prepare | None) -> StreamRecord:
+        record = replace(draft, slot=next(_free_slots(db)))
+        STREAMS.insert(db, record)
+        if prepare is not None:
+            prepare(record)
         return record
 
     def create_super_stream(
@@ -230,15 +263,15 @@ class Metadata(Routing, Policies):
             if record := self.find_stream(vhost, name):
                 raise StreamExists(f"stream {name!r} exists already in vhost {vhost!r}", record=record)
 
-        def limit(most: int, option: str, of: str = "", where: str = "", *values: str) -> None:
-            count = db.execute(f"SELECT COUNT(*) FROM streams {where}", values).fetchone()[0] + len(names)
+        def limit(most: int, option: str, of: str, where: str, *values: str) -> None:
+            count = db.execute(f"SELECT COUNT(*) FROM streams WHERE {where}", values).fetchone()[0] + len(names)
             if count > most:
                 what = f"cannot create stream {names[0]!r}: number of streams{of}"
                 raise LimitExceeded(what, count, most, hint=f"delete streams or raise store.{option}")
 
-        limit(streams_max, "streams_max")
+        limit(streams_max, "streams_max", "", "vhost <> ?", STAGING)
         if vhost_streams_max:
-            limit(vhost_streams_max, "streams_per_virtual_host_max", f" in vhost {vhost!r}", "WHERE vhost = ?", vhost)
+            limit(vhost_streams_max, "streams_per_virtual_host_max", f" in vhost {vhost!r}", "vhost = ?", vhost)
 
     def _draft(
         self,
@@ -320,6 +353,9 @@ class Metadata(Routing, Policies):
         row = self._row(f"{STREAMS.select} {_NAMED}", vhost, name)
         return None if row is None else self._stream(row)
 
+    def stream_of(self, incarnation: str) -> StreamRecord | None:
+        return next(iter(self._found("incarnation = ?", incarnation)), None)
+
     def stream_at(self, slot: int) -> StreamRecord | None:
         """The stream that has this slot now.  StorageError."""
         return next(iter(self._found("slot = ?", slot)), None)
@@ -330,7 +366,48 @@ class Metadata(Routing, Policies):
 
     def streams_after(self, slot: int) -> list[StreamRecord]:
         """The next page of streams whose slot is higher; empty at the end."""
-        return self._found(f"slot > ? ORDER BY slot LIMIT {PAGE_ROWS}", slot)
+        return self._found(f"slot > ? AND vhost <> ? ORDER BY slot LIMIT {PAGE_ROWS}", slot, STAGING)
+
+    def logs(self) -> Iterator[StreamRecord]:
+        """The same with those of transactions: everything that has a log."""
+        return _paged(lambda slot: self._found(f"slot > ? ORDER BY slot LIMIT {PAGE_ROWS}", slot))
+
+    # ---- staging streams ----
+
+    def staging(self) -> list[StreamRecord]:
+        """All of them, in the order of their names."""
+        return self._found("vhost = ? ORDER BY name", STAGING)
+
+    def staging_of(self, vhost: str, application: str) -> list[StreamRecord]:
+        """One application's."""
+        mine = "json_extract(arguments, '$.vhost') = ? AND json_extract(arguments, '$.application') = ?"
+        return self._found(f"vhost = ? AND {mine} ORDER BY name", STAGING, vhost, application)
+
+    def draft_staging(self, name: str, arguments: Mapping[str, str], durability: str) -> StreamRecord:
+        """One that nobody knows yet; whoever asks makes its log, and records it or removes that again."""
+        return self._draft(STAGING, name, dict(arguments), durability)
+
+    def add_staging(self, draft: StreamRecord) -> None:
+        """Record it, where there is none of its name; within ``writing``.  LimitExceeded."""
+        self._insert(self._connection(), draft, None)
+
+    @again_when_full
+    def condemn_staging(self, record: StreamRecord) -> bool:
+        """See to it that no decision names it any more, and none will; False: one does."""
+        with self._writing(synced=False) as db:
+            if any(incarnation == record.incarnation for made in self.decisions() for _, incarnation, _ in made.staged):
+                return False
+            over = as_column({**record.arguments, "version": "-1"})  # of no version that can be decided
+            of = (over, STAGING, record.name, record.incarnation)
+            db.execute(f"UPDATE streams SET arguments = ? {_NAMED} AND incarnation = ?", of)
+        return True
+
+    @again_when_full
+    def forget_staging(self, record: StreamRecord) -> None:
+        """Its log is removed, or will be."""
+        with self._writing(synced=False) as db:
+            of = (STAGING, record.name, record.incarnation)
+            db.execute(f"DELETE FROM streams {_NAMED} AND incarnation = ?", of)
 
     def streams_from(self, vhost: str, first: str) -> list[StreamRecord]:
         """A page of a vhost's streams in the order of their names, the first not before ``first``; empty at the end."""
@@ -365,4 +442,6 @@ def _free_slots(db: sqlite3.Connection) -> Iterator[int]:
     for (taken,) in db.execute("SELECT slot FROM streams ORDER BY slot"):
         yield from range(slot, taken)
         slot = taken + 1
-    yield from itertools.count(slot)
+    yield from range(slot, STREAMS_MAX)
+    # Only with what transactions have staged: `streams_max` is no higher.
+    raise LimitExceeded("number of streams, those of transactions included", STREAMS_MAX + 1, STREAMS_MAX)

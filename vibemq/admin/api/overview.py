@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 import vibemq
+from vibemq.admin.api import transactions
 from vibemq.admin.api.calls import Answer, Call, not_found
 from vibemq.admin.api.connections import PROTOCOLS, STREAM_PROTOCOL, protocol_of
 from vibemq.admin.api.health import alarms_of, is_drained
@@ -167,6 +168,8 @@ def metrics(api: Api, call: Call) -> Answer:
         ("connections", "open connections", sum(answer["connections"] for answer in answers)),
     ):
         page.add(f"vibemq_{name}", "gauge", about, +value)
+    for name, kind, about, value in transactions.metrics(api):
+        page.add(f"vibemq_{name}", kind, about, value)
     if ends:
         about = "Unix time at which the TLS certificate ends that the doors show"
         page.add("vibemq_tls_certificate_not_after_seconds", "gauge", about, min(ends))

@@ -20,6 +20,7 @@ from vibemq.broker.arguments import stream_arguments
 from vibemq.broker.catalog import checked_name
 from vibemq.broker.options import CHANGEABLE, DeliveryMode, Overflow, altered, options_of, stored_options
 from vibemq.errors import ExchangeNotFound, StorageError, StreamExists, StreamNotFound
+from vibemq.storage.apply import REFERENCE as TRANSACTIONS
 from vibemq.storage.ledger import QueueStats, queue_stats
 from vibemq.storage.log import Log, LogStats, StoredOffsets
 from vibemq.storage.records import BindingRecord, ExchangeRecord, StreamRecord
@@ -241,7 +242,8 @@ def tracking(api: Api, call: Call) -> Any:
             found["offsets"] = {reference.decode(errors="replace"): at for reference, at in offsets.all().items()}
     if kind in ("all", "writer"):
         with closing(Log(record.directory)) as log:
-            found["writers"] = log.publisher_sequences()
+            writers = log.publisher_sequences().items()
+            found["writers"] = {name: sequence for name, sequence in writers if name != TRANSACTIONS}
     return found
 
 

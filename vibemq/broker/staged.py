@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is staged, all in all: how much it is and may be, and what of it nobody will decide any more.
+
+One worker looks after it: what a killed one has decided is finished within seconds, and orphans go within minutes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from vibemq.broker.decisions import Decisions
+from vibemq.config import Config
+from vibemq.errors import StorageError
+
+if TYPE_CHECKING:
+    from vibemq.broker.timers import Timers
+    from vibemq.storage.metadata import Metadata
+    from vibemq.storage.records import StreamRecord
+    from vibemq.storage.transactions import Application
+
+logger = logging.getLogger(__name__)
+
+OPEN_MAX = 4096  # transactions: a stream each, of 65,536; as many tasks as any cluster runs at once
+EPHEMERAL_KEPT_S = 86_400  # a commit whose answer was lost is asked for again within a day
+MEASURED_FOR_S = 0.5  # what is staged was added up so long ago at most; it costs microseconds a file
+LOOK_EVERY_MS = 2000  # for decisions that a killed worker has left
+ORPHANS_EVERY_LOOKS = 30
+
+
+def size_bytes(records: Iterable[StreamRecord]) -> int:
+    """On disk, of all files of these streams."""
+    size = 0
+    for record in records:
+        with suppress(FileNotFoundError), os.scandir(record.directory) as files:  # it may go meanwhile
+            for file in files:
+                with suppress(FileNotFoundError):
+                    size += file.stat().st_size
+    return size
+
+
+def is_held(record: StreamRecord) -> bool:
+    """Does a connection stage there now?"""
+    try:
+        fd = os.open(record.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def hold(directory: str) -> int:
+    """A descriptor that says, while it is open, that somebody stages there: the kernel lets go of a killed worker's.
+
+    BlockingIOError: somebody is just looking, and this is the loop's thread.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Staged:
+    """Of one worker; blocks."""
+
+    def __init__(self, config: Config, metadata: Metadata, decisions: Decisions) -> None:
+        self.options = config.transactions
+        self.metadata = metadata
+        self.decisions = decisions
+        self._measured = 0.0, 0, 0  # when, how many, bytes
+
+    def excess(self) -> str:
+        """Why nothing more may be staged now; "" where it may."""
+        when, count, size = self._measured
+        if time.monotonic() - when > MEASURED_FOR_S:
+            records = self.metadata.staging()
+            count, size = len(records), size_bytes(records)
+            self._measured = time.monotonic(), count, size
+        if count >= OPEN_MAX:
+            return f"{count} transactions are open, of at most {OPEN_MAX}"
+        if size >= self.options.staged_size_max_bytes:
+            return f"{size} bytes are staged, of at most {self.options.staged_size_max_bytes}"
+        return ""
+
+    def needed(self) -> set[str]:
+        """Staging streams that a decision stands for."""
+        return {incarnation for decision in self.metadata.decisions() for _, incarnation, _ in decision.staged}
+
+    def sweep(self, virtual_host: str, application: str) -> None:
+        """Throw away what one application has staged and can be decided no more."""
+        self._throw_away(self.metadata.staging_of(virtual_host, application))
+
+    def finish(self) -> None:
+        """Append what was decided and left, unless somebody is at it."""
+        with self.decisions.locked(wait=False) as is_mine:
+            if is_mine:
+                self.decisions.finish_all()
+
+    def look(self) -> None:
+        """Throw away all that nobody can or will decide, and forget applications that will not come again."""
+        self._throw_away(self.metadata.staging())
+        before_ms = time.time_ns() // 1_000_000 - EPHEMERAL_KEPT_S * 1000
+        for known in self.metadata.applications():
+            is_old = known.is_ephemeral and max(known.seen_ms, known.decided_ms) < before_ms
+            if is_old and not self.metadata.staging_of(known.vhost, known.name):
+                with self.metadata.writing():
+                    self.metadata.forget_application(known)
+
+    def _throw_away(self, records: list[StreamRecord]) -> None:
+        needed = self.needed() if records else set()
+        known: dict[tuple[str, str], Application | None] = {}
+        for record in records:
+            of = record.arguments["vhost"], record.arguments["application"]
+            if of not in known:
+                known[of] = self.metadata.application(*of)
+            if record.incarnation in needed or not self._is_over(record, known[of]):
+                continue
+            try:
+                self.decisions.remove(record)
+            except StorageError as problem:  # the next look tries again
+                logger.warning("what is staged in %s cannot be removed now: %s", record.directory, problem)
+
+    def _is_over(self, record: StreamRecord, known: Application | None) -> bool:
+        if known is None or int(record.arguments["version"]) <= known.version:
+            return True
+        if record.arguments["run"] in known.past_runs or not os.path.isdir(record.directory):
+            return True
+        oldest_ms = time.time_ns() // 1_000_000 - self.options.staged_age_max_s * 1000
+        if record.created_ms >= oldest_ms or is_held(record):
+            return False
+        said = "transaction %s of application %r is older than %d s and not decided: thrown away"
+        logger.warning(said, record.name, known.name, self.options.staged_age_max_s)
+        return True
+
+
+class Upkeep:
+    """The one worker's timer."""
+
+    def __init__(self, staged: Staged, timers: Timers, submit: Callable[..., None]) -> None:
+        self.staged = staged
+        self.submit = submit
+        self.looks = 0
+        self.timer = timers.timer(self._due)
+
+    def start(self) -> None:
+        """In the loop; at once for what the last worker or broker has left."""
+        self._due(0)
+
+    def _due(self, now_ms: int) -> None:
+        is_for_orphans = self.looks % ORPHANS_EVERY_LOOKS == 0
+        self.looks += 1
+
+        def work() -> None:
+            try:
+                if self.staged.metadata.has_decisions():
+                    self.staged.finish()
+            finally:
+                if is_for_orphans:
+                    self.staged.look()
+
+        self.submit(work, self._done)
+
+    def _done(self, _: Any, problem: BaseException | None) -> None:
+        if problem is not None:
+            logger.error("transactions cannot be looked after: %s", problem, exc_info=problem)
+        self.staged.decisions.look_after_queues()
+        self.timer.set(time.monotonic_ns() // 1_000_000 + LOOK_EVERY_MS)

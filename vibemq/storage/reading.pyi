@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of the compiled reader of a log's files."""
+
+class ChunkReader:
+    def __init__(self, directory_fd: int, directory: str) -> None: ...
+    def attach(self, offset: int) -> None: ...
