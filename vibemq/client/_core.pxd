@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients use of the C core: numbers in bytes, and AMQP 1.0 messages as it reads them."""
+"""What clients use of the C core: numbers in bytes, checksums, and AMQP 1.0 messages as it reads them."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -17,6 +17,10 @@ cdef extern from "base/bytes.h" nogil:
     uint64_t bytes_load64(const uint8_t *p)
     void bytes_store32(uint8_t *p, uint32_t value)
     void bytes_store64(uint8_t *p, uint64_t value)
+
+
+cdef extern from "base/crc32.h" nogil:
+    uint32_t crc32_update(uint32_t crc, const void *data, size_t size)
 
 
 cdef extern from "log/chunk.h" nogil:

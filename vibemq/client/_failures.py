@@ -93,7 +93,7 @@ STREAM_HINTS: dict[int, str] = {
     Code.VIRTUAL_HOST_ACCESS_FAILURE: "Check that the virtual host exists and that the user may use it.",
     Code.AUTHENTICATION_FAILURE: "Check user name and password.",
     Code.AUTHENTICATION_FAILURE_LOOPBACK: "This user may only connect from the broker's own machine; use another user.",
-    Code.SASL_MECHANISM_NOT_SUPPORTED: "The broker does not offer PLAIN; see its list of mechanisms.",
+    Code.SASL_MECHANISM_NOT_SUPPORTED: "The broker does not offer this mechanism here; EXTERNAL needs a certificate.",
 }
 STREAM_LOGIN_CODES = frozenset(
     (

@@ -36,7 +36,7 @@ RIGHTS: dict[int, str] = {
     **dict.fromkeys((Key.CREATE, Key.DELETE, Key.CREATE_SUPER_STREAM, Key.DELETE_SUPER_STREAM), "configure"),
     **dict.fromkeys((Key.DECLARE_PUBLISHER, Key.QUERY_PUBLISHER_SEQUENCE), "write"),
     **dict.fromkeys((Key.SUBSCRIBE, Key.QUERY_OFFSET, Key.STREAM_STATS, Key.RESOLVE_OFFSET_SPEC), "read"),
-    ExtensionKey.LIST_OFFSETS: "read",
+    **dict.fromkeys((ExtensionKey.LIST_OFFSETS, ExtensionKey.PLAN_READS, ExtensionKey.FILTER_RANGE), "read"),
 }
 _RAISE: Any = object()  # as default of next_chunk: no chunk is an error
 

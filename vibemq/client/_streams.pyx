@@ -18,7 +18,7 @@ from libc.string cimport memcpy, memmove
 from vibemq.client._core cimport (
     AMQP_NULL, AMQP_OTHER, AMQP_TEXT_MAX_BYTES, amqp_message, amqp_message_id, amqp_pair, amqp_pairs, amqp_pairs_begin,
     amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, bytes_load16, bytes_load32, bytes_load64, bytes_store32,
-    bytes_store64, chunk_entry, chunk_entry_next, message_body,
+    bytes_store64, chunk_entry, chunk_entry_next, crc32_update, message_body,
 )
 from vibemq.grow cimport grow
 
@@ -192,7 +192,9 @@ def open_chunk(bytes body, int version, str where):
         raise MalformedFrame(where, f"{data_size} bytes of entries", f"{size - head - CHUNK_HEADER_SIZE}")
     chunk.data_at = head + CHUNK_HEADER_SIZE
     chunk.data = memoryview(body)[chunk.data_at:chunk.data_at + data_size]
-    cdef uint32_t computed = zlib.crc32(chunk.data)
+    cdef uint32_t computed
+    with nogil:
+        computed = crc32_update(0, p + CHUNK_HEADER_SIZE, data_size)
     if computed != crc:
         raise ProtocolError(
             f"{where}, chunk {chunk.chunk_id}: needed CRC {crc:#010x} as in its header, had {computed:#010x}",

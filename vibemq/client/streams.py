@@ -20,13 +20,16 @@ from __future__ import annotations
 import shlex
 import socket
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from vibemq.client._failures import failure, not_a_broker, wrong_door
 from vibemq.client._flows import Frames, Publisher, Subscription
+from vibemq.client._staging import Committed, Staging, flags
 from vibemq.client._streams import Chunk, Inbox
 from vibemq.client._transport import Deadline, TlsContext, Transport
+from vibemq.client.plans import Plan, WantedRange, plan
 from vibemq.errors import (
     ConnectionClosed,
     LimitExceeded,
@@ -38,9 +41,11 @@ from vibemq.errors import (
     VibeMQError,
 )
 from vibemq.protocols.streams import codec, spec
-from vibemq.protocols.streams.spec import Code, ExtensionKey, Key, OffsetType
+from vibemq.protocols.streams.spec import Code, ExtensionKey, Key, OffsetType, TransactionState
 
-__all__ = ["Chunk", "ListedStream", "Publisher", "StreamLocation", "StreamsConnection", "Subscription"]
+__all__ = [
+    "Chunk", "Committed", "ListedStream", "Publisher", "Staging", "StreamLocation", "StreamsConnection", "Subscription",
+]  # fmt: skip
 
 CREDIT_DEFAULT_COUNT = 16  # chunks on the way: enough to hide the round trip, little to throw away at the end
 UNCONFIRMED_DEFAULT_COUNT_MAX = 50_000  # the reference server stops reading at this number anyway
@@ -77,6 +82,7 @@ class StreamsConnection(Frames):
         *,
         user: str = "guest",
         password: str = "guest",
+        mechanism: str = "PLAIN",
         virtual_host: str = "/",
         tls: TlsContext | bool | None = None,
         timeout_s: float = 10.0,
@@ -84,8 +90,9 @@ class StreamsConnection(Frames):
         client_properties: Mapping[str, str] | None = None,
         frame_max: int = spec.FRAME_SIZE_DEFAULT_BYTES,
     ) -> StreamsConnection:
-        """Connects, authenticates with PLAIN and opens `virtual_host`.
+        """Connects, authenticates and opens `virtual_host`.
 
+        mechanism: PLAIN; or, without a password, EXTERNAL, which is whom the TLS certificate names, or ANONYMOUS.
         tls: a context, or True for the system's trusted authorities. timeout_s: for this and for each later wait.
         heartbeat_s: 0 for none. frame_max: our upper bound in bytes; the broker's may be lower.
         """
@@ -94,13 +101,15 @@ class StreamsConnection(Frames):
         connection = cls(Transport(host, port, context, timeout_s, "streams", inbox.receive), inbox, timeout_s)
         connection.user, connection.virtual_host = user, virtual_host
         try:
-            connection._open(password, heartbeat_s, client_properties or {}, frame_max)
+            connection._open(mechanism, password, heartbeat_s, client_properties or {}, frame_max)
         except BaseException:
             connection._transport.close()
             raise
         return connection
 
-    def _open(self, password: str, heartbeat_s: int, client_properties: Mapping[str, str], frame_max: int) -> None:
+    def _open(
+        self, mechanism: str, password: str, heartbeat_s: int, client_properties: Mapping[str, str], frame_max: int
+    ) -> None:
         user, virtual_host = self.user, self.virtual_host
         properties = {"product": spec.OWN_PRODUCT, "platform": "Python", "connection_name": "vibemq"}
         try:
@@ -113,8 +122,9 @@ class StreamsConnection(Frames):
             raise not_a_broker(self._transport.peer, "streams", heard, problem) from None
         self.server_properties = answer.properties
         self.request(Key.SASL_HANDSHAKE)
-        data = b"\0" + user.encode() + b"\0" + password.encode()
-        self.request(Key.SASL_AUTHENTICATE, where=f"logging in as {user!r}", mechanism="PLAIN", data=data)
+        data = b"\0" + user.encode() + b"\0" + password.encode() if mechanism == "PLAIN" else b""
+        who = f"as {user!r}" if data else f"with {mechanism}"
+        self.request(Key.SASL_AUTHENTICATE, where=f"logging in {who}", mechanism=mechanism, data=data)
         deadline = Deadline(self.timeout_s, f"{self._transport.peer}: waiting for Tune")
         while self._tune is None:
             self._wait(deadline)
@@ -243,6 +253,59 @@ class StreamsConnection(Frames):
         answer = self._extension(ExtensionKey.LIST_OFFSETS, stream=stream, timeout_s=timeout_s)
         return {item.reference: item.offset for item in answer.offsets}
 
+    def plan_reads(
+        self,
+        ranges: Sequence[WantedRange] = (),
+        *,
+        reference: str = "",
+        super_stream: str = "",
+        timeout_s: float | None = None,
+    ) -> Plan:
+        """What a plan to read needs, in one round trip. Of our brokers only: see has_plans.
+
+        reference: whose stored offsets are wanted. super_stream: its partitions are the streams, and `ranges` names
+        those of them for which there is more to say.
+        """
+        ask = partial(self._extension, ExtensionKey.PLAN_READS, timeout_s=timeout_s)
+        found = plan(ask, list(ranges), reference, super_stream)
+        for each in found.streams.values():
+            if each.code != Code.OK:
+                raise failure(f"{self._transport.peer}: PlanReads {each.stream}", each.code)
+        return found
+
+    def filter_range(
+        self,
+        stream: str,
+        start: int,
+        end: int,
+        values: Sequence[str],
+        *,
+        match_unfiltered: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[tuple[int, int]]:
+        """Spans of [start, end) in chunks that may hold messages of these filter values. Of our brokers only."""
+        ask = partial(self._extension, ExtensionKey.FILTER_RANGE, timeout_s=timeout_s)
+        spans: list[tuple[int, int]] = []
+        while start < end:
+            answer = ask(stream=stream, start=start, end=end, match_unfiltered=match_unfiltered, values=list(values))
+            found = list(zip(answer.spans[::2], answer.spans[1::2], strict=True))
+            if spans and found and spans[-1][1] == found[0][0]:
+                found[0] = (spans.pop()[0], found[0][1])
+            spans += found
+            if answer.until <= start:  # the stream ends there
+                break
+            start = answer.until
+        return spans
+
+    def partitions(self, super_stream: str, *, timeout_s: float | None = None) -> list[str]:
+        """The streams of a super stream, in their order."""
+        return list(self.request(Key.PARTITIONS, super_stream=super_stream, timeout_s=timeout_s).streams)
+
+    @property
+    def has_plans(self) -> bool:
+        """Whether the broker is one of ours that knows plan_reads."""
+        return ExtensionKey.PLAN_READS in self.commands
+
     @property
     def has_stats(self) -> bool:
         return Key.STREAM_STATS in self.commands
@@ -341,18 +404,106 @@ class StreamsConnection(Frames):
         timeout_s: float | None = None,
     ) -> Publisher:
         """With a reference the broker drops what was published under it before; ids then go on from there."""
-        publisher_id = next(
-            (i for i in range(spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX) if i not in self._publishers), None
-        )
-        if publisher_id is None:
-            limit = spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX
-            raise LimitExceeded("publishers on a connection", limit + 1, limit, hint="Open a second connection.")
+        publisher_id = self._free_publisher_id()
         with self._patience(timeout_s):
             first_id = self.query_publisher_sequence(reference, stream) + 1 if reference else 1
             self.request(Key.DECLARE_PUBLISHER, publisher_id=publisher_id, reference=reference, stream=stream)
         publisher = Publisher(self, publisher_id, stream, first_id, unconfirmed_max, reference)
         self._publishers[publisher_id] = publisher
         return publisher
+
+    def _free_publisher_id(self) -> int:
+        for publisher_id in range(spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX):
+            if publisher_id not in self._publishers:
+                return publisher_id
+        limit = spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX
+        raise LimitExceeded("publishers on a connection", limit + 1, limit, hint="Open a second connection.")
+
+    # ---- transactions, of our brokers only ----
+
+    @property
+    def has_transactions(self) -> bool:
+        return ExtensionKey.BEGIN_TRANSACTION in self.commands
+
+    def begin_transaction(
+        self,
+        name: str,
+        application: str,
+        version: int,
+        run: str,
+        targets: Sequence[str],
+        *,
+        ephemeral: bool = False,
+        timeout_s: float | None = None,
+    ) -> Staging:
+        """Begins to stage, or goes on where another connection ended; look at its `state` first.
+
+        name: 32 hex digits. application: whose versions rise, which `run` counts up. targets: streams and queues; every
+        transaction of a version names the same ones in the same order. ephemeral: the application will not come again.
+        """
+        publisher_id = self._free_publisher_id()
+        answer = self._extension(
+            ExtensionKey.BEGIN_TRANSACTION,
+            timeout_s=timeout_s,
+            publisher_id=publisher_id,
+            transaction=name,
+            application=application,
+            batch=version,
+            run=run,
+            flags=flags(ephemeral, last=False),
+            targets=list(targets),
+        )
+        staging = Staging(self, publisher_id, name, answer)
+        if staging.state == TransactionState.OK:
+            self._publishers[publisher_id] = staging
+        return staging
+
+    def commit_transactions(
+        self,
+        application: str,
+        version: int,
+        run: str,
+        targets: Sequence[str],
+        transactions: Sequence[tuple[str, int]],
+        *,
+        ephemeral: bool = False,
+        last: bool = False,
+        timeout_s: float | None = None,
+    ) -> Committed:
+        """Decides that so many blocks of each of these are the version, and has them appended in this order.
+
+        last: nothing more comes of this run. It takes as long as there is to copy: let timeout_s be in proportion.
+        """
+        answer = self._extension(
+            ExtensionKey.COMMIT_TRANSACTIONS,
+            timeout_s=timeout_s,
+            application=application,
+            batch=version,
+            run=run,
+            flags=flags(ephemeral, last),
+            targets=list(targets),
+            transactions=list(transactions),
+        )
+        return Committed(TransactionState(answer.state), answer.rows, answer.holder)
+
+    def abort_transactions(
+        self,
+        application: str,
+        run: str,
+        names: Sequence[str] = (),
+        *,
+        last: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Throws away what the run has staged: these, or without names all of it."""
+        self._extension(
+            ExtensionKey.ABORT_TRANSACTIONS,
+            timeout_s=timeout_s,
+            application=application,
+            run=run,
+            flags=flags(ephemeral=False, last=last),
+            transactions=list(names),
+        )
 
     def subscribe(
         self,
@@ -410,7 +561,7 @@ class StreamsConnection(Frames):
         credit: int = CREDIT_DEFAULT_COUNT,
         *,
         timeout_s: float | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """The chunks that hold the offsets from start_offset up to, not including, end_offset.
 
         The first and the last may hold more; the caller drops what is outside. A first chunk that begins behind

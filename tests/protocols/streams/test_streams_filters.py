@@ -14,7 +14,7 @@ from peers.streams import connected
 from running import broker
 
 from vibemq.protocols.streams import codec
-from vibemq.protocols.streams.spec import Code, Key, OffsetType
+from vibemq.protocols.streams.spec import Code, ExtensionKey, Key, OffsetType
 
 SEED = int(os.environ.get("VIBEMQ_FILTER_SEED", time.time_ns() % 2**32))
 
@@ -184,3 +184,25 @@ def test_all_sends_the_trailer_behind_each_chunk(peer, stream):
     assert plain._replace(trailer=whole.trailer) == whole
     assert (plain.trailer, len(whole.trailer)) == (b"", 24)
     assert whole.trailer == bytes([0, 14]) + b"a" * 14 + (7).to_bytes(8, "big")
+
+
+# ---- ranges of those chunks, for who plans to read them ----
+
+
+def spans(peer, stream, start, end, *values, unfiltered=False):
+    fields = {"stream": stream, "start": start, "end": end, "match_unfiltered": unfiltered, "values": list(values)}
+    answer = peer.ask(ExtensionKey.FILTER_RANGE, **fields)
+    return answer.until, list(zip(answer.spans[::2], answer.spans[1::2], strict=True))
+
+
+def test_a_filtered_range_is_the_chunks_that_a_subscription_is_sent(peer, stream):
+    chunks_of(peer, stream, ["eu"], ["us"], ["eu", "us"], [None, "us"], ["", ""], ["eu", "eu"])
+    assert spans(peer, stream, 0, 100, "eu") == (10, [(0, 1), (2, 4), (8, 10)])
+    assert spans(peer, stream, 0, 100, "us") == (10, [(1, 6)])
+    assert spans(peer, stream, 3, 9, "eu") == (9, [(3, 4), (8, 9)])
+    assert spans(peer, stream, 0, 100, "nobody") == (10, [])
+    assert spans(peer, stream, 0, 100, "eu", unfiltered=True) == (10, [(0, 1), (2, 10)])
+    assert spans(peer, stream, 50, 100, "eu") == (10, [])
+    many = [str(number) for number in range(256)]
+    fields = {"stream": stream, "start": 0, "end": 1, "match_unfiltered": 0, "values": many}
+    assert peer.code(ExtensionKey.FILTER_RANGE, **fields) == Code.PRECONDITION_FAILED

@@ -122,6 +122,12 @@ def test_a_listing_has_what_its_user_may_read_or_write(user, made):
     reader, writer = user("read"), user("write")
     assert reader.code(ExtensionKey.LIST_OFFSETS, stream="s") == Code.OK
     assert writer.code(ExtensionKey.LIST_OFFSETS, stream="s") == Code.ACCESS_REFUSED
+    some = {"start": 0, "end": 1, "match_unfiltered": 0, "values": ["eu"]}
+    assert reader.code(ExtensionKey.FILTER_RANGE, stream="s", **some) == Code.OK
+    assert writer.code(ExtensionKey.FILTER_RANGE, stream="s", **some) == Code.ACCESS_REFUSED
+    range_ = ("s", -1, -1, -1, 0, 0, 0)
+    assert reader.ask(ExtensionKey.PLAN_READS, ranges=[range_]).streams[0].code == Code.OK
+    assert writer.ask(ExtensionKey.PLAN_READS, ranges=[range_]).streams[0].code == Code.ACCESS_REFUSED
     assert reader.code(ExtensionKey.LIST_OFFSETS, stream="s-nothing") == Code.STREAM_DOES_NOT_EXIST
 
 

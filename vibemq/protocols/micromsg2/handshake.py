@@ -164,7 +164,7 @@ def agreement(session: Micromsg2Session, c2: Handshake) -> None:
 
 
 def judged(session: Micromsg2Session, user: str, verdict: Verdict) -> None:
-    access = access_of(session.door.broker, session.peer, user, verdict)
+    access = access_of(session, user, verdict)
     if access is not None:
         let_in(session, user, access)
     else:

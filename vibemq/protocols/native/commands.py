@@ -238,7 +238,7 @@ def connect(session: NativeSession, request: Message) -> None:
 
 
 def _judged(session: NativeSession, request: Message, user: str, verdict: Verdict) -> None:
-    access = access_of(session.door.broker, session.peer, user, verdict)
+    access = access_of(session, user, verdict)
     if access is not None:
         _connected(session, request, user, access)
         return

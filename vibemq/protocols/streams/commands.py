@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from vibemq.broker.admission import refusal_now
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.protocols.streams import handshake, spec, streams, subscribing
+from vibemq.protocols.streams import handshake, planning, spec, streams, subscribing, transactions
 from vibemq.protocols.streams.codec import MalformedFrame, decode_request
 from vibemq.protocols.streams.replies import (
     Outcome,
@@ -37,6 +37,7 @@ from vibemq.protocols.streams.replies import (
     step_begins,
 )
 from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, RESPONSE_BIT, Code, ExtensionKey, Key
+from vibemq.storage.apply import REFERENCE as TRANSACTIONS_REFERENCE
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
@@ -108,7 +109,8 @@ def declare_publisher(session: StreamsSession, request: Any) -> Outcome:
     if refused_now or len(session.publishers) >= spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX:
         return Code.PRECONDITION_FAILED
     need(session, "write", request.stream)
-    if len(reference) > REFERENCE_SIZE_MAX_BYTES or request.publisher_id in session.publishers:
+    is_refused = len(reference) > REFERENCE_SIZE_MAX_BYTES or request.reference == TRANSACTIONS_REFERENCE
+    if is_refused or request.publisher_id in session.publishers:
         return Code.PRECONDITION_FAILED
     with found(session, request) as stream:
         if reference and session.publishes_as(stream, reference):
@@ -208,6 +210,11 @@ STATES: dict[str, dict[int, Command]] = {
         Key.RESOLVE_OFFSET_SPEC: streams.resolve_offset_spec,
         ExtensionKey.LIST_STREAMS: streams.list_streams,
         ExtensionKey.LIST_OFFSETS: streams.list_offsets,
+        ExtensionKey.PLAN_READS: planning.plan_reads,
+        ExtensionKey.FILTER_RANGE: planning.filter_range,
+        ExtensionKey.BEGIN_TRANSACTION: transactions.begin,
+        ExtensionKey.COMMIT_TRANSACTIONS: transactions.commit,
+        ExtensionKey.ABORT_TRANSACTIONS: transactions.abort,
     },
     # We have sent Close: only the answer counts, and a Close that crossed it.
     "closing": {Key.CLOSE | RESPONSE_BIT: close_answered, Key.CLOSE: close_requested},

@@ -126,6 +126,11 @@ cdef class Subscription(StreamUser):
                 stream.detach(self)
                 raise
 
+    @property
+    def used_names(self) -> tuple:
+        """What one must be allowed to read."""
+        return (self.stream.name,)
+
     def __dealloc__(self):
         if self.reading:
             core.reader_close(&self.reader)

@@ -62,6 +62,7 @@ class Later(NamedTuple):
     then: Callable[[Any], Any] = lambda _: Code.OK
     after: Callable[[Any], None] = lambda _: None  # of the result, behind the answer, or when the peer has left
     failure: Code | None = Code.INTERNAL_ERROR  # where the error says no more; None: the answer has no place for a code
+    submit: Callable[..., None] | None = None  # to other threads than the door's helpers
 
 
 #: The code of an answer, or the fields of one that is OK; None: there is none, or it has been given.
@@ -87,7 +88,7 @@ def obey(session: StreamsSession, key: int, request: Any, command: Callable[[Str
         answer(session, key, request, later.then(result))
         later.after(result)
 
-    in_helper(session, later.work, done, left=later.after)
+    in_helper(session, later.work, done, submit=later.submit, left=later.after)
 
 
 def answer(session: StreamsSession, key: int, request: Any, outcome: Outcome) -> None:
@@ -189,7 +190,7 @@ def revoke(session: StreamsSession) -> None:
         (session.deliveries.by_id, rights.read, session.deliveries.remove),
     ):
         for number, user in list(users.items()):
-            if not may(user.stream.name):
+            if not all(map(may, user.used_names)):
                 remove(number)
                 lost[user.stream.name] = None
     for name in lost:

@@ -12,6 +12,8 @@ whole batch: when the batch is persisted or, with durability `disk`, when a sync
 What was a duplicate has a frame of its own, behind that: there are clients that drop one which names an id twice.
 """
 
+import os
+
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
@@ -36,12 +38,14 @@ from vibemq.protocols.streams.replies import (
     HEARTBEAT, frame_too_large, internal_error, refuse, rights_changed, step_begins, stream_gone,
 )
 from vibemq.protocols.streams.spec import FRAME_SIZE_DEFAULT_BYTES, Code, Key
+from vibemq.protocols.streams.transactions import look_at_staged
 
 cdef enum:
     CONTROLS_PER_TURN = 32  # control commands cost tens of microseconds: the loop's millisecond
     CONTROL_BYTES = 16      # a longer one counts as several: its names are looked up one by one
     TRACKED_MAX = 1024      # streams that one connection's offsets hold open: each costs some descriptors
     PUBLISH_ERROR_BYTES = 10  # an id and a code
+    STAGED_LOOK_BYTES = 64 << 20  # so much more than it may be staged by each connection
     CODE_STREAM_NOT_AVAILABLE = 6
     CODE_INTERNAL_ERROR = 15
     CODE_PRECONDITION_FAILED = 17
@@ -70,10 +74,16 @@ cdef class StreamsPublisher(Publisher):
     cdef readonly int publisher_id
     cdef readonly bytes reference     # empty: its duplicates are kept
     cdef readonly uint64_t published, confirmed, errored  # entries
+    cdef readonly tuple used_names    # what one must be allowed to write
+    cdef object held                  # of a transaction that is staged: a descriptor to close with it; None
+    cdef uint64_t looked_bytes        # of its connection's input, when what is staged all in all was last looked at
+    cdef public bint is_full          # that is too much: it takes no more
 
-    def __init__(self, StreamsSession session not None, Stream stream not None, int publisher_id, bytes reference):
+    def __init__(self, StreamsSession session not None, Stream stream not None, int publisher_id, bytes reference,
+                 tuple targets, held):
         self.session, self.client, self.connection = session, session.client, session.connection
         self.publisher_id, self.reference = publisher_id, reference
+        self.used_names = targets or (stream.name,)
         stream.attach(self)
         try:
             self.queue = session.door.queue_of(stream)
@@ -82,9 +92,24 @@ cdef class StreamsPublisher(Publisher):
             raise
         if self.queue is not None:
             self.queue.hold(self)  # so that its bounds are kept
+        self.held, self.looked_bytes = held, session.connection.bytes_in
+
+    @property
+    def is_staging(self) -> bool:
+        """Does it stage a transaction, in a stream that nobody shall know?"""
+        return self.held is not None
+
+    def close(self):
+        Publisher.close(self)
+        held, self.held = self.held, None
+        if held is not None:
+            os.close(held)
 
     cdef int begin(self) except -1:
         """Before its first entry in a batch."""
+        if self.held is not None and self.connection.bytes_in - self.looked_bytes > STAGED_LOOK_BYTES:
+            self.looked_bytes = self.connection.bytes_in
+            look_at_staged(self.session.door, self)
         self.join_batch()
         return self.intern(self.reference) if len(self.reference) else 0
 
@@ -280,6 +305,9 @@ cdef class StreamsSession(ClientSession):
             if publisher is None:
                 return self._refuse_from(p[0], CODE_PUBLISHER_DOES_NOT_EXIST, p + 5, end, version, count)
             self.publisher_cached = publisher
+        if publisher.is_full:
+            publisher.errored += count
+            return self._refuse_from(publisher.publisher_id, CODE_PRECONDITION_FAILED, p + 5, end, version, count)
         stream = publisher.stream
         publisher.reserve(count * PUBLISHING_ID_BYTES)
         publisher.published += count
@@ -356,8 +384,9 @@ cdef class StreamsSession(ClientSession):
 
     # ---- what commands do to this session ----
 
-    def add_publisher(self, Stream stream, int publisher_id, bytes reference):
-        self.publishers[publisher_id] = StreamsPublisher(self, stream, publisher_id, reference)
+    def add_publisher(self, Stream stream, int publisher_id, bytes reference, tuple targets=(), held=None):
+        """`targets`: of a transaction that is staged, whose `held` is a descriptor that goes with the publisher."""
+        self.publishers[publisher_id] = StreamsPublisher(self, stream, publisher_id, reference, targets, held)
         self.door.publishing.add(self)
 
     def remove_publisher(self, int publisher_id) -> bool:
@@ -445,7 +474,7 @@ cdef class StreamsSession(ClientSession):
                     "confirmed": publisher.confirmed,
                     "errored": publisher.errored,
                 }
-                for publisher in self.publishers.values()
+                for publisher in self.publishers.values() if not publisher.is_staging
             ],
             subscriptions=[(<Subscription> found).describe() for found in self.deliveries.by_id.values()],
         )

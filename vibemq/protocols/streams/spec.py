@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of the RabbitMQ Streams protocol and the layout of each of its 31 commands, and of two of our own.
+"""The numbers of the RabbitMQ Streams protocol and the layout of each of its 31 commands, and of some of our own.
 
 COMMANDS is the only description of the wire in this tree: the codec compiles its plans from it, the
 exhaustive tests walk it and the table in README.md is printed from it, so the three cannot disagree.
@@ -57,6 +57,10 @@ HEARTBEAT_DEFAULT_S = 60  # what a server proposes in Tune
 CLOSE_WAIT_S = 10  # time a peer has to answer our Close
 SUB_BATCH_UNCOMPRESSED_SIZE_MAX_BYTES = 67_108_864  # a consumer allocates this much on our word
 
+PLANNED_STREAMS_COUNT_MAX = 1024  # in one answer, some 100 bytes each with their names
+SPANS_COUNT_MAX = 4096  # in one answer, two numbers each
+CUTS_COUNT_MAX = 8192  # in one answer, for all its streams: some tens of microseconds each in a helper thread
+
 LIST_STREAMS_COUNT_MAX = 256  # in one answer, which is made in one go: some 100 KB with the longest names
 LIST_STREAMS_SIZE_MAX_BYTES = 524_288  # of one answer: arguments may have as much as a Create; half a default frame
 
@@ -109,6 +113,11 @@ class ExtensionKey(IntEnum):
 
     LIST_STREAMS = 0x7001
     LIST_OFFSETS = 0x7002
+    PLAN_READS = 0x7003
+    BEGIN_TRANSACTION = 0x7004
+    COMMIT_TRANSACTIONS = 0x7005
+    ABORT_TRANSACTIONS = 0x7006
+    FILTER_RANGE = 0x7007
 
 
 AnyKey = Key | ExtensionKey
@@ -157,6 +166,22 @@ class OffsetType(IntEnum):
     NEXT = 3
     OFFSET = 4
     TIMESTAMP = 5
+
+
+class TransactionState(IntEnum):
+    """What has become of BeginTransaction or CommitTransactions; where it is not OK, `holder` says who or what."""
+
+    OK = 0
+    ALREADY = 1  # this version of the application is decided
+    BUSY = 2  # another run of the application lives
+    SUPERSEDED = 3  # another run has taken over
+    FULL = 4  # there is no room now
+    CHANGED = 5  # a target was deleted or made anew since it was staged, or something staged is missing
+
+
+class TransactionFlag(IntEnum):
+    EPHEMERAL = 1  # the application's name will not come again
+    LAST = 2  # of its run: another one need not wait
 
 
 class ChunkType(IntEnum):
@@ -351,6 +376,37 @@ EXTENSIONS: tuple[Command, ...] = (
         "streams array<ListedStream{ name string, is_queue u8, arguments map }>",
     ),
     _exchange("ListOffsets", "stream string", "offsets array<StoredOffset{ reference string, offset u64 }>"),
+    # Numbers of -1 are not said, limits of 0 are none. What is below `uncut` may be cut once more: ask again for it.
+    _exchange(
+        "PlanReads",
+        "reference string = ''; super_stream string = ''; "
+        "ranges array<WantedRange{ stream string, start i64, end i64, timestamp i64, bytes_max u64, split_bytes u64,"
+        " split_records u64 }> = ()",
+        "store string; directory string; "
+        "streams array<PlannedStream{ stream string, code u16, incarnation string, durability u8, first u64, next u64,"
+        " durable u64, stored i64, at_timestamp i64, limit u64, waiting_bytes u64, size_bytes u64, host string,"
+        " port u32, uncut u64, cuts array<u64> }>",
+    ),
+    # Publish to this publisher stages blocks: u16 index of the target, then entries as they lie in a chunk.
+    _exchange(
+        "BeginTransaction",
+        "publisher_id u8; transaction string; application string; batch u64; run string; flags u8 = 0; "
+        "targets array<string>",
+        "state u8; sequence u64; holder string",
+    ),
+    _exchange(
+        "CommitTransactions",
+        "application string; batch u64; run string; flags u8 = 0; targets array<string>; "
+        "transactions array<StagedTransaction{ name string, blocks u64 }>",
+        "state u8; rows u64; holder string",
+    ),
+    _exchange("AbortTransactions", "application string; run string; flags u8 = 0; transactions array<string>"),
+    # Which offsets lie in chunks that may hold messages of these filter values: pairs of a first one and an end.
+    _exchange(
+        "FilterRange",
+        "stream string; start u64; end u64; match_unfiltered u8; values array<string>",
+        "until u64; spans array<u64>",
+    ),
 )
 
 COMMAND_BY_KEY: dict[int, Command] = {int(command.key): command for command in COMMANDS + EXTENSIONS}

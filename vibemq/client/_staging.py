@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A transaction that is staged on a broker of ours: blocks of entries, pipelined, confirmed once they are kept."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+from vibemq.client._flows import Frames, Publisher
+from vibemq.client._transport import Deadline
+from vibemq.errors import LimitExceeded, TimeoutExceeded
+from vibemq.protocols.streams import spec
+from vibemq.protocols.streams.spec import Key, TransactionState
+
+#: Blocks on their way without a confirm; of 256 KiB each they are what a disk takes in some tens of milliseconds.
+UNCONFIRMED_BLOCKS_MAX = 32
+_HEAD = struct.Struct(">IHHBIQIH")  # Publish 1 with one message: its size and number, then the block's target
+
+
+class Committed(NamedTuple):
+    """What has become of a commit; `holder` says who or what is in the way where the state is not OK."""
+
+    state: TransactionState
+    rows: int
+    holder: str
+
+
+class Staging(Publisher):
+    """One transaction. With any other `state` than OK nothing can be staged, and `holder` says why.
+
+    `sequence` is the number of the last block that the broker has; the next one that is staged is behind it.
+    """
+
+    def __init__(self, connection: Frames, publisher_id: int, name: str, answer: Any) -> None:
+        super().__init__(connection, publisher_id, name, answer.sequence + 1, UNCONFIRMED_BLOCKS_MAX, name)
+        self.name = name
+        self.state = TransactionState(answer.state)
+        self.sequence = answer.sequence
+        self.holder = answer.holder
+
+    @property
+    def blocks(self) -> int:
+        """How many have been staged, from the first one on: what a commit names."""
+        return self.next_id - 1
+
+    def stage(self, target: int, entries: bytes | bytearray | memoryview, timeout_s: float | None = None) -> None:
+        """Send one block: entries as they lie in a chunk, for the target of this index.
+
+        Waits only while too much is not confirmed. What was refused is raised by this or a later call.
+        """
+        connection, size = self._connection, len(entries)
+        most = connection.frame_max - (_HEAD.size - 4)
+        if size > most:
+            raise LimitExceeded("entries of a block in bytes", size, most, hint="Stage them in several blocks.")
+        deadline = connection._deadline(timeout_s, f"staging transaction {self.name}")
+        while True:
+            if self._errors or self._failure:
+                self._raise()
+            if self.unconfirmed < UNCONFIRMED_BLOCKS_MAX:
+                break
+            settled = self.confirmed
+            try:
+                connection._wait(deadline)
+            except TimeoutExceeded as late:
+                raise self._late(late, 1) from None
+            if self.confirmed != settled:  # it goes on, so the patience starts anew
+                deadline = Deadline(deadline.timeout_s, deadline.what)
+        head = _HEAD.pack(_HEAD.size - 4 + size, Key.PUBLISH, 1, self.publisher_id, 1, self.next_id, 2 + size, target)
+        self.next_id += 1
+        self.published += 1  # before sending, which may already bring confirms
+        connection._check()
+        connection._transport.send(b"".join((head, entries)), deadline)
+        if connection._transport.poll_input():
+            connection._handle_frames()
+
+
+def flags(ephemeral: bool, last: bool) -> int:
+    return ephemeral * spec.TransactionFlag.EPHEMERAL | last * spec.TransactionFlag.LAST
