@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from vibemq.errors import VibeMQError
 from vibemq.protocols.signalr import records, spec
-from vibemq.protocols.signalr.codec import elements_of, parts_of, split_records
-from vibemq.protocols.signalr.records import raw_of, texts_of, value_of
+from vibemq.protocols.signalr.codec import elements_of, parts_of, split_records, texts_of
+from vibemq.protocols.signalr.records import raw_of, value_of
 from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MessageType
 
 __all__ = ["Message", "UnencodableValue", "decode", "encode", "split_records", "type_of"]

@@ -131,7 +131,8 @@ class Blank(http.server.BaseHTTPRequestHandler):
     """A page with the stock client on it and nothing else."""
 
     def do_GET(self) -> None:
-        kind, body = demo.find("/demo/signalr.min.js") if "signalr" in self.path else ("text/html", PAGE)
+        kind, file = demo.FILES["/demo/signalr.min.js"]
+        kind, body = (kind, file.read_bytes()) if "signalr" in self.path else ("text/html", PAGE)
         self.send_response(200)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

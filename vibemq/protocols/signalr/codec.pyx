@@ -33,6 +33,8 @@ cdef enum:
     ELEMENTS_MAX = 6         # of a MessagePack record; those behind are ignored
     VARINT_BYTES_MAX = 5
 
+# Of JSON and of MessagePack, as Encoding numbers them.
+TEXTS = (msgspec.json.Decoder(list[str]), msgspec.msgpack.Decoder(list[str]))
 # Texts of JSON that had escapes, until the next parse.
 cdef list decoded = []
 
@@ -361,21 +363,11 @@ cdef int id_take(span raw, int encoding, int dialect, bint needed, hub_message *
 
 
 cdef int stream_ids_take(span raw, int encoding, hub_message *out) except -1:
-    cdef span value, id
-    cdef const uint8_t *end = NULL
-    cdef const uint8_t *p = NULL
-    cdef int count = 0
-    cdef bint is_good = kind_of(raw, encoding) == KIND_ARRAY
-    if is_good:
-        p = contents(raw, encoding, &end)
-    while is_good and p < end:
-        p = next_value(p, end, encoding, &value)
-        count += 1
-        is_good = count <= STREAM_IDS_MAX and text_of(value, encoding, &id) and id.size <= ID_BYTES_MAX
-    if not is_good:
+    ids = texts_of(bytes_of(raw), encoding)
+    if ids is None or len(ids) > STREAM_IDS_MAX or any([len(id) > ID_BYTES_MAX for id in ids]):
         return wrong("streamIds", f"an array of at most {STREAM_IDS_MAX} strings of at most {ID_BYTES_MAX} bytes",
                      "another value")
-    if count:
+    if ids:
         out.stream_ids = raw
     return 0
 
@@ -473,29 +465,6 @@ cdef int parse(const uint8_t *record, size_t size, int encoding, int dialect, hu
     return interpret(members, encoding, dialect, out)
 
 
-cdef const uint8_t *contents(span raw, int encoding, const uint8_t **end) noexcept:
-    """Where the values in an array or object begin, and where they end."""
-    cdef const uint8_t *p = raw.data
-    cdef uint64_t size = 0
-    cdef int kind = 0
-    end[0] = p + raw.size
-    if encoding == ENCODING_MESSAGEPACK:
-        return mp_head(p, end[0], &kind, &size)
-    end[0] -= 1
-    while (end[0] - 1)[0] <= c' ':
-        end[0] -= 1
-    return space_skip(p + 1, end[0])
-
-
-cdef const uint8_t *next_value(const uint8_t *p, const uint8_t *end, int encoding, span *out) noexcept:
-    """Take the value at p; where the one behind it begins."""
-    cdef const uint8_t *value = p
-    cdef bint is_deep
-    p = json_end(p, end) if encoding == ENCODING_JSON else mp_end(p, end, &is_deep)
-    out[0] = span_of(value, p - value)
-    return p if encoding == ENCODING_MESSAGEPACK else space_skip(space_skip(p, end) + 1, end)  # over comma or colon
-
-
 # ---- for Python ----
 
 
@@ -505,15 +474,28 @@ def elements_of(bytes raw not None, int encoding, bint of_map=False) -> list:
     None: it is neither, or the other one."""
     cdef list found = []
     cdef span value = span_of(<const char *> raw, len(raw))
-    cdef const uint8_t *end
-    cdef const uint8_t *p
-    if kind_of(value, encoding) != (KIND_MAP if of_map else KIND_ARRAY):
+    cdef const uint8_t *p = value.data
+    cdef const uint8_t *end = p + value.size
+    cdef uint64_t count = 0
+    cdef bint is_deep
+    cdef int kind = kind_of(value, encoding)
+    if kind != (KIND_MAP if of_map else KIND_ARRAY):
         return None
-    p = contents(value, encoding, &end)
-    while p < end:
-        p = next_value(p, end, encoding, &value)
-        found.append(bytes_of(value))
+    p = space_skip(p + 1, end) if encoding == ENCODING_JSON else mp_head(p, end, &kind, &count)
+    while p < end - (encoding == ENCODING_JSON):  # whose last byte closes it
+        value.data, p = p, json_end(p, end) if encoding == ENCODING_JSON else mp_end(p, end, &is_deep)
+        found.append(bytes_of(span_of(value.data, p - value.data)))
+        if encoding == ENCODING_JSON:
+            p = space_skip(space_skip(p, end) + 1, end)  # over comma or colon
     return found
+
+
+def texts_of(bytes raw not None, int encoding):
+    """The texts in an array; None: it is none, or has something else in it."""
+    try:
+        return [text.encode() for text in TEXTS[encoding].decode(raw)]
+    except ValueError:
+        return None
 
 
 def is_json(bytes text not None) -> bool:

@@ -52,5 +52,3 @@ cdef class Subscriptions:
     # The transport has sent all that was written: deliveries that nobody acknowledges are settled.
     cdef int sent(self) except -1
     cdef int end_pulls(self) except -1
-    # An Ack or Nack of one tag without options; how many deliveries those were.
-    cdef int settle_one(self, int64_t tag, bint nack) except -1

@@ -380,7 +380,7 @@ cdef class HubSubscription(Consumer):
         """The caller adds it to its queue."""
         cdef Subscriptions all = way.hub.subscriptions
         self.way, self.is_auto, self.deliveries = way, is_auto, all.in_flight
-        self.peer = peer_key(way.hub.client.user, way.hub.host)
+        self.peer = peer_key(way.hub.client.user, way.hub.peer_address)
         way.consumer, all.by_id[way.id] = self, way
         if all.free_numbers:
             self.number = all.free_numbers.pop()
@@ -558,11 +558,6 @@ cdef class Subscriptions:
                 self.pulls.remove(way)
                 way.close()
         return 0
-
-    cdef int settle_one(self, int64_t tag, bint nack) except -1:
-        cdef int count = settle(self, tag, False, nack, True, 0)
-        self.end_pulls()
-        return count
 
     def settle(self, list tags, bint multiple, bint nack, bint requeue, int64_t delay_ms) -> int:
         """Acknowledge deliveries, or give them back; how many those were.  Unknown tags are settled already."""

@@ -12,7 +12,6 @@ import base64
 import binascii
 import logging
 import secrets
-import struct
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -24,15 +23,13 @@ from vibemq.protocols.signalr import message_methods, queue_methods  # noqa: F40
 from vibemq.protocols.signalr.http import without_port
 from vibemq.protocols.signalr.hub import HubConnection
 from vibemq.protocols.signalr.methods import METHODS
-from vibemq.protocols.signalr.session import HttpSession, seat_epoch
+from vibemq.protocols.signalr.session import HttpSession
 from vibemq.protocols.signalr.spec import LONG_POLLING
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.request import Request
 
-#: Worker and the epoch of its seat, then what nobody can guess.
-TOKEN_HEAD = struct.Struct("<BI")
-TOKEN_RANDOM_BYTES = 16
+TOKEN_RANDOM_BYTES = 16  # behind a byte that is the worker
 LOOK_MS = 500
 
 logger = logging.getLogger(__name__)
@@ -69,14 +66,14 @@ class SignalRDoor:
         return None if worker in (-1, self.broker.worker) or worker >= self.broker.worker_count else worker
 
     def open_hub(
-        self, request: Request, address: str, *, wants_stateful: bool = False, has_socket: bool = False
+        self, session: HttpSession, request: Request, *, wants_stateful: bool = False, has_socket: bool = False
     ) -> HubConnection | None:
         """A new hub connection for whoever asks; None: too many have no socket already."""
         if not has_socket and (len(self._waiting) >= self.config.waiting_max or len(self.hubs) >= self._hubs_max):
             return None
-        head = TOKEN_HEAD.pack(self.broker.worker, seat_epoch(self.broker.board))
-        token = base64.urlsafe_b64encode(head + secrets.token_bytes(TOKEN_RANDOM_BYTES)).decode().rstrip("=")
-        hub = self.hubs[token] = HubConnection(self, token, request, address, wants_stateful)
+        secret = bytes([self.broker.worker]) + secrets.token_bytes(TOKEN_RANDOM_BYTES)
+        token = base64.urlsafe_b64encode(secret).decode().rstrip("=")
+        hub = self.hubs[token] = HubConnection(self, token, session, request, wants_stateful)
         if self._timer.due_ms > self.now_ms() + LOOK_MS:
             self._timer.set(self.now_ms() + LOOK_MS)
         return hub
@@ -93,13 +90,14 @@ class SignalRDoor:
             self._polling[hub.token] = hub
         elif hub.token not in self._waiting:
             self._waiting[hub.token] = hub
-            self._waiting_by_host[hub.host] += 1
+            self._waiting_by_host[host_of(hub.peer_address)] += 1
 
     def stop_waiting(self, hub: HubConnection) -> None:
         if self._waiting.pop(hub.token, None) is not None:
-            self._waiting_by_host[hub.host] -= 1
-            if not self._waiting_by_host[hub.host]:
-                del self._waiting_by_host[hub.host]
+            host = host_of(hub.peer_address)
+            self._waiting_by_host[host] -= 1
+            if not self._waiting_by_host[host]:
+                del self._waiting_by_host[host]
 
     def has_its_share(self, address: str) -> bool:
         """Do as many hub connections of one host wait already as may of one?"""
@@ -123,4 +121,4 @@ def owner_of(token: str) -> int:
         raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     except (binascii.Error, ValueError):
         return -1
-    return raw[0] if len(raw) == TOKEN_HEAD.size + TOKEN_RANDOM_BYTES else -1
+    return raw[0] if len(raw) == 1 + TOKEN_RANDOM_BYTES else -1

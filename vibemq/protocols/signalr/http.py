@@ -14,34 +14,26 @@ while nobody has to log in the Host must be one that no stranger's name server c
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import ipaddress
-import json
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from vibemq.access.permissions import EVERYTHING
-from vibemq.access.users import GUEST, Verdict
-from vibemq.broker.admission import needs_login, user_without_login
+from vibemq.access.users import Verdict, basic_login
+from vibemq.broker.admission import access_of, check_password, log_closing, needs_login, user_without_login
 from vibemq.errors import LimitExceeded, ProtocolError
-from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import demo
 from vibemq.protocols.signalr.request import BINARY, JSON, NO_CACHE, TEXT, Headers, Refusal, Request, head_of, parse
-from vibemq.protocols.signalr.spec import (
-    LONG_POLLING,
-    NEGOTIATE_VERSION_MAX,
-    SERVER_SENT_EVENTS,
-    WEB_SOCKETS,
-    logins,
-    refusing,
-)
+from vibemq.protocols.signalr.spec import LONG_POLLING, NEGOTIATE_VERSION_MAX, SERVER_SENT_EVENTS, WEB_SOCKETS
 from vibemq.protocols.signalr.transports import LongPollingTransport
 
 if TYPE_CHECKING:
-    from vibemq.broker.parts import Broker
+    from vibemq.access.permissions import Access
     from vibemq.protocols.signalr.door import SignalRDoor
     from vibemq.protocols.signalr.hub import HubConnection
     from vibemq.protocols.signalr.session import HttpSession
@@ -77,22 +69,13 @@ def begin(session: HttpSession, head: bytes) -> Request:
     try:
         _find_route(door, request)
         _check_origin(door, request)
-        owner = door.owner_elsewhere(request)
-        if owner is not None:
+        if (owner := door.owner_elsewhere(request)) is not None:
             session.hand_over(owner)  # who asks, and everything else, is for that worker to find out
-            return request
-        if request.answer not in (preflight, demo_page) and identify(session, request):
-            _allow_body(door, request)
+        elif request.answer not in (preflight, demo_page):
+            identify(session, request)
     except Refusal as refusal:
         request.refusal = refusal
     return request
-
-
-def _allow_body(door: SignalRDoor, request: Request) -> None:
-    """Only what a hub connection that is known will read may be large."""
-    if request.answer is post:
-        _find(door, request)
-        request.body_max = door.config.message_max_bytes * MESSAGES_PER_BODY
 
 
 def answer(session: HttpSession, request: Request) -> bool:
@@ -110,8 +93,7 @@ def answer(session: HttpSession, request: Request) -> bool:
 def refuse(session: HttpSession, request: Request | None, refusal: Refusal, close: bool = False) -> None:
     status = refusal.status
     if status not in (401, 404):  # a wrong login has its own line, and clients come late with a Close
-        what = (host_of(session.peer_address), status)
-        refusing.say(what, "%s: %s: %s", session.peer, request or "a request", refusal)
+        log_closing(session, str(status), "%s: %s", request or "a request", refusal)
     headers = list(refusal.headers)
     if status == 401:
         headers.append(("WWW-Authenticate", "Bearer"))  # of Basic, browsers would ask the user
@@ -178,8 +160,8 @@ def _is_ours(door: SignalRDoor, host: str) -> bool:
     return True
 
 
-def identify(session: HttpSession, request: Request) -> bool:
-    """Find out who asks.  False: a helper thread does, and the session waits for it.  Raises Refusal."""
+def identify(session: HttpSession, request: Request) -> None:
+    """Find out who asks; a helper thread may have to, and the session waits for it.  Raises Refusal."""
     broker = session.door.broker
     scheme, _, credentials = request.header("authorization").partition(" ")
     scheme, credentials = scheme.lower(), credentials.strip()
@@ -187,72 +169,45 @@ def identify(session: HttpSession, request: Request) -> bool:
         scheme, credentials = "bearer", token
     if len(credentials) > SECRET_CHARACTERS_MAX:
         raise Refusal(401)
-    basic = _basic(credentials) if scheme == "basic" else None
+    basic = basic_login(request.header("authorization"))
     if not needs_login(broker):
         user, password = basic or (None, None)
-        request.user = user_without_login(broker, user, password, session.is_loopback)
-        request.access = EVERYTHING
-        return True
-    if scheme == "bearer" and credentials:
-        user = broker.tokens.user_of(credentials, session.is_loopback)
-        if user is None:
-            refusing.say((host_of(session.peer_address), "token"), "%s: an access token was refused", session.peer)
-        if user is None or not _let_in(broker, request, user):
+        _let_in(session, request, user_without_login(broker, user, password, session.is_loopback), EVERYTHING)
+    elif basic is not None:
+        check_password(session, *basic, partial(_judged, session, request, basic[0]))
+    elif scheme == "bearer" and credentials:
+        named = broker.tokens.user_of(credentials, session.is_loopback)
+        if named is None:
+            log_closing(session, "token", "an access token was refused")
             raise Refusal(401)
-        return True
-    if basic is None:
-        raise Refusal(401)
-    verdict = broker.authenticator.check_cached(*basic, session.is_loopback)
-    if verdict is not None:
-        return _judged(session, request, basic[0], verdict)
-
-    def done(verdict: Any, problem: BaseException | None) -> None:
-        if session.ending:
-            return
-        if problem is not None:
-            logger.error("%s: a login could not be checked", session.peer, exc_info=problem)
-            request.refusal = Refusal(500)
-        else:
-            try:
-                if not _judged(session, request, basic[0], verdict):
-                    return
-                _allow_body(session.door, request)
-            except Refusal as refusal:
-                request.refusal = refusal
-        session.waited()
-
-    session.wait()
-    broker.helpers.submit_hash(partial(broker.authenticator.check, *basic, session.is_loopback), done)
-    return False
-
-
-def _basic(credentials: str) -> tuple[str, str] | None:
-    """User and password; None: it is not what Basic is."""
-    try:
-        user, colon, password = base64.b64decode(credentials, validate=True).decode().partition(":")
-    except (binascii.Error, ValueError):
-        return None
-    return (user, password) if colon else None
-
-
-def _let_in(broker: Broker, request: Request, user: str) -> bool:
-    request.user, request.access = user, EVERYTHING if user == GUEST else broker.accesses.of(user)
-    return request.access is not None
-
-
-def _judged(session: HttpSession, request: Request, user: str, verdict: Verdict) -> bool:
-    """Let the user in, or leave the session waiting: then the result is False."""
-    if verdict is Verdict.OK and _let_in(session.door.broker, request, user):
-        return True
-    if verdict is Verdict.LOOPBACK_ONLY:
-        logins.say(host_of(session.peer_address), "%s: user %r may only come from this machine", session.peer, user)
+        _judged(session, request, named, Verdict.OK, None)
     else:
-        logins.say(host_of(session.peer_address), "%s: login refused for user %r", session.peer, user)
-    # Held back, so that guessing gets slow.
-    request.refusal = Refusal(401)
-    session.wait()
-    session.set_deadline(session.door.config.login_failure_delay_s, lambda session: session.waited())
-    return False
+        raise Refusal(401)
+
+
+def _judged(
+    session: HttpSession, request: Request, user: str, verdict: Verdict | None, problem: BaseException | None
+) -> None:
+    if problem is not None or verdict is None:
+        logger.error("%s: a login could not be checked", session.peer, exc_info=problem)
+        request.refusal = Refusal(500)
+    elif (access := access_of(session, user, verdict)) is not None:
+        _let_in(session, request, user, access)
+    else:
+        request.refusal = Refusal(401)
+        delay_ms = session.door.config.login_failure_delay_s * 1000
+        session.wait_until(session.door.now_ms() + delay_ms, lambda session: session.waited())
+
+
+def _let_in(session: HttpSession, request: Request, user: str, access: Access) -> None:
+    """Only what a hub connection that is known will read may be large."""
+    session.client.user, session.client.access = user, access
+    if request.answer is post:
+        try:
+            _find(session, request)
+            request.body_max = session.door.config.message_max_bytes * MESSAGES_PER_BODY
+        except Refusal as refusal:
+            request.refusal = refusal
 
 
 def could_not_hand_over(request: Request) -> None:
@@ -260,22 +215,22 @@ def could_not_hand_over(request: Request) -> None:
     request.refusal = Refusal(503, "Too many connections at once.", [("Retry-After", "1")])
 
 
-def _find(door: SignalRDoor, request: Request) -> HubConnection:
+def _find(session: HttpSession, request: Request) -> HubConnection:
     """The hub connection that a request is about.  Raises Refusal."""
     token = request.connection_token
     if not token:
         raise Refusal(400, "Connection ID required")
-    hub = door.hubs.get(token)
+    hub = session.door.hubs.get(token)
     if hub is None:
         raise Refusal(404, UNKNOWN_ID)
-    if hub.client.user != request.user:
+    if hub.client.user != session.client.user:
         raise Refusal(403, "This connection belongs to another user.")
     return hub
 
 
-def _find_for(kind: str, door: SignalRDoor, request: Request) -> HubConnection:
+def _find_for(kind: str, session: HttpSession, request: Request) -> HubConnection:
     """The same, to be used by a transport of this kind."""
-    hub = _find(door, request)
+    hub = _find(session, request)
     if hub.kind not in ("", kind):
         raise Refusal(400, "Cannot change transports mid-connection")
     return hub
@@ -301,13 +256,13 @@ def negotiate_early(session: HttpSession, request: Request) -> None:
     hub = _negotiated(session, request, wants_stateful=False)
     names = [each["transport"] for each in TRANSPORTS]
     body = {"connectionId": hub.token, "availableTransports": names}
-    reply(session, request, 200, _json(body), JSON, [("Allow", "GET, POST, OPTIONS")])
+    reply(session, request, 200, msgspec.json.encode(body), JSON, [("Allow", "GET, POST, OPTIONS")])
 
 
 def negotiate(session: HttpSession, request: Request) -> None:
     asked = request.query.get("negotiateversion", "0")
     if not (asked.removeprefix("-").isdigit() and asked.isascii() and len(asked) <= 10):
-        reply(session, request, 200, _json({"error": NOT_AN_INTEGER}), JSON)
+        reply(session, request, 200, msgspec.json.encode({"error": NOT_AN_INTEGER}), JSON)
         return
     version = max(0, min(int(asked), NEGOTIATE_VERSION_MAX))
     wants_stateful = request.query.get("usestatefulreconnect", "").lower() == "true"
@@ -318,15 +273,15 @@ def negotiate(session: HttpSession, request: Request) -> None:
     answer["availableTransports"] = TRANSPORTS
     if wants_stateful:
         answer["useStatefulReconnect"] = True
-    reply(session, request, 200, _json(answer), JSON)
+    reply(session, request, 200, msgspec.json.encode(answer), JSON)
 
 
 def _negotiated(session: HttpSession, request: Request, wants_stateful: bool) -> HubConnection:
-    door, address = session.door, session.peer_address
-    if door.has_its_share(address):
+    door = session.door
+    if door.has_its_share(session.peer_address):
         refusal = "Too many connections of this address were negotiated and not used (signalr.waiting_per_address_max)."
         raise Refusal(503, refusal, [("Retry-After", "5")])
-    hub = door.open_hub(request, address, wants_stateful=wants_stateful)
+    hub = door.open_hub(session, request, wants_stateful=wants_stateful)
     if hub is None:
         raise Refusal(503, "Too many connections were negotiated and not used.", [("Retry-After", "5")])
     hub.wait()
@@ -335,23 +290,17 @@ def _negotiated(session: HttpSession, request: Request, wants_stateful: bool) ->
 
 def give_token(session: HttpSession, request: Request) -> None:
     """An access token for who has logged in by password; a token would else live for ever by renewing itself."""
-    if not request.header("authorization").lower().startswith("basic ") or not request.user:
+    if not request.header("authorization").lower().startswith("basic ") or not session.client.user:
         raise Refusal(401)
     lifetime_s = session.door.config.access_token_lifetime_s
-    token = session.door.broker.tokens.issue(request.user, lifetime_s)
-    reply(session, request, 200, _json({"accessToken": token, "expiresIn": lifetime_s}), JSON)
+    token = session.door.broker.tokens.issue(session.client.user, lifetime_s)
+    reply(session, request, 200, msgspec.json.encode({"accessToken": token, "expiresIn": lifetime_s}), JSON)
 
 
 def demo_page(session: HttpSession, request: Request) -> None:
     """A page to try the hub with, for everybody: what it may do is decided when it connects."""
-    found = demo.find(request.path.lower()[len(session.door.path) :])
-    assert found is not None  # or there would be no such route
-    kind, content = found
-    reply(session, request, 200, content, kind)
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    kind, file = demo.FILES[request.path.lower().removeprefix(session.door.path)]
+    reply(session, request, 200, file.read_bytes(), kind)
 
 
 # ---- transports ----
@@ -393,21 +342,21 @@ def upgrade(session: HttpSession, request: Request) -> None:
 def _hub_of_upgrade(session: HttpSession, request: Request) -> HubConnection:
     """A WebSocket may begin without negotiating.  One client sends a connectionId that it has made up."""
     if request.query.get("id") or request.connection_token in session.door.hubs:
-        return _find_for(WEB_SOCKETS, session.door, request)
-    hub = session.door.open_hub(request, session.peer_address, has_socket=True)
+        return _find_for(WEB_SOCKETS, session, request)
+    hub = session.door.open_hub(session, request, has_socket=True)
     assert hub is not None  # only those without a socket are counted
     return hub
 
 
 def open_events(session: HttpSession, request: Request) -> None:
-    hub = _find_for(SERVER_SENT_EVENTS, session.door, request)
+    hub = _find_for(SERVER_SENT_EVENTS, session, request)
     if hub.transport is not None:
         raise Refusal(409, "This connection has an event stream already.")
     hub.attach(session.become_events(hub, request))
 
 
 def poll(session: HttpSession, request: Request) -> None:
-    hub = _find_for(LONG_POLLING, session.door, request)
+    hub = _find_for(LONG_POLLING, session, request)
     if hub.polls is not None:
         hub.stop_waiting()
         hub.polls.poll(session, request)
@@ -419,14 +368,14 @@ def poll(session: HttpSession, request: Request) -> None:
 
 
 def post(session: HttpSession, request: Request) -> bool:
-    hub = _find(session.door, request)
+    hub = _find(session, request)
     if hub.kind == WEB_SOCKETS:
         raise Refusal(405, "POST requests are not allowed for WebSocket connections.", [("Allow", "GET, OPTIONS")])
     if hub.closed:
         raise Refusal(404, UNKNOWN_ID)
     transport = hub.transport
     if transport is not None and not transport.takes_more:
-        session.wait()
+        session.set_busy()
         if not transport.keep_waiting(session):
             session.waited()
             raise Refusal(503, "Too many requests wait for this connection.", [("Retry-After", "5")])
@@ -438,7 +387,7 @@ def post(session: HttpSession, request: Request) -> bool:
     try:
         session.hand_body(hub)
     except (ProtocolError, LimitExceeded) as problem:
-        refusing.say((host_of(session.peer_address), "body"), "%s: hub connection closed: %s", session.peer, problem)
+        log_closing(session, "body", "hub connection closed: %s", problem)
     except Exception:
         logger.exception("%s: hub connection closed by an error of ours", session.peer)
     else:
@@ -449,7 +398,7 @@ def post(session: HttpSession, request: Request) -> bool:
 
 
 def delete(session: HttpSession, request: Request) -> None:
-    hub = _find(session.door, request)
+    hub = _find(session, request)
     if hub.kind != LONG_POLLING:
         raise Refusal(400, "Only a connection that polls is ended by DELETE.")
     reply(session, request, 202)

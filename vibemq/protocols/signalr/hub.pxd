@@ -11,7 +11,7 @@ from vibemq.protocols.signalr.transports cimport Transport
 cdef class HubConnection:
     cdef readonly object door          # SignalRDoor
     cdef readonly str connection_id, token
-    cdef readonly str host             # that it was negotiated from
+    cdef readonly str peer_address     # that it was negotiated from
     cdef readonly str kind             # the name of the transport that it began with
     cdef readonly Transport polls      # where polls fetch what there is, also once it is closed; None: it has another
     cdef public Py_ssize_t early_bytes # posted before there was a transport
@@ -61,10 +61,6 @@ cdef class HubConnection:
     cdef bint room(self) noexcept
 
     cpdef bint holds_back(self)
-    cdef int _is_full(self) except -1
-    cdef int _acknowledged(self, int64_t number) except -1
-    cdef int _socket_lost(self) except -1
-    cdef int _over(self, str why, bint was_lost) except -1
     cdef bint _may_end(self, const uint8_t *data, size_t size) except -1
     cdef Py_ssize_t _take(self, const uint8_t *data, size_t size) except -1
     cdef Py_ssize_t _records(self, const uint8_t *data, size_t size) except -1

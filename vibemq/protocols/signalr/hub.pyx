@@ -14,6 +14,7 @@ import secrets
 
 from libc.string cimport memchr, memcmp
 
+from vibemq.broker.client cimport ClientSession
 from vibemq.protocols.signalr.codec cimport (
     DIALECT_ALPHA2, DIALECT_EARLY, DIALECT_V1, RECORD_SEPARATOR, TYPE_ACK, TYPE_CANCEL_INVOCATION, TYPE_CLOSE,
     TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, integer_of,
@@ -27,14 +28,14 @@ from vibemq.protocols.signalr.wire cimport (
 )
 from vibemq.storage cimport core
 
-from vibemq.broker.admission import check_access
+from vibemq.broker.admission import Ended, check_access, log_closing
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
-from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import methods, records, spec
+from vibemq.protocols.signalr.codec import texts_of
 from vibemq.protocols.signalr.invocations import Call, Invocations
 from vibemq.protocols.signalr.reconnect import Replay
-from vibemq.protocols.signalr.records import group_decode, texts_of, value_of
-from vibemq.protocols.signalr.spec import ENCODING_BY_NAME, LONG_POLLING, NOTHING, closing, refusing
+from vibemq.protocols.signalr.records import group_decode, value_of
+from vibemq.protocols.signalr.spec import ENCODING_BY_NAME, LONG_POLLING, NOTHING, ErrorCode
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +48,14 @@ cdef enum:
     FAILED_CALL_DELAY_MS = 1000  # a peer without a handler would have a message's attempts used up at once
 
 cdef class HubConnection:
-    def __init__(self, door, str token, request, str address, bint wants_stateful):
-        """`request`: who asks for it, and from where."""
-        self.door, self.token, self.host, self.wants_stateful = door, token, host_of(address), wants_stateful
+    def __init__(self, door, str token, ClientSession session not None, request, bint wants_stateful):
+        """`session`: whose request asks for it."""
+        self.door, self.token, self.peer_address = door, token, session.peer_address
+        self.wants_stateful = wants_stateful
         self.connection_id, self.kind = secrets.token_urlsafe(spec.CONNECTION_ID_BYTES), ""
         self.is_alpha2 = request.query.get("dialect") == "alpha2"
         self.client = Client(self, door.broker, door.config.unconfirmed_max)
-        self.client.user, self.client.access = request.user, request.access
+        self.client.user, self.client.access = session.client.user, session.client.access
         self.queues, self.methods = door.broker.queues, door.methods
         self.publishers, self.feeds = {}, {}
         self.subscriptions, self.calls = Subscriptions(self), Invocations(self)
@@ -142,12 +144,11 @@ cdef class HubConnection:
         else:
             self.tick(now_ms)
 
-    cdef int _socket_lost(self) except -1:
+    def _socket_lost(self):
         """A stateful connection waits for its next socket; what was half here comes again."""
         self.unfinished.clear()
         self.replay.lost()
         self.lost_ms = self.queues.now_ms
-        return 0
 
     def close(self, str error=None, bint allow_reconnect=False, int code=CLOSE_NORMAL, str reason=""):
         """Tell the peer, if its dialect has words for it, and end."""
@@ -162,7 +163,7 @@ cdef class HubConnection:
 
     def protocol_error(self, str text):
         """The peer does what the protocol does not allow, and nobody knows what it would mean next."""
-        closing.say((self.host, "closed"), "%s: closed: %s", self.peer, text)
+        log_closing(self, "closed", "closed: %s", text)
         self.close(spec.closed_with_error(f"InvalidDataException: {text}"), code=CLOSE_INTERNAL_ERROR)
 
     def fail(self, problem):
@@ -179,11 +180,11 @@ cdef class HubConnection:
         if self.is_given_up or self.closed:
             return
         self.is_given_up = True
-        closing.say((self.host, "given up"), "%s: closed: %s", self.peer, text)
+        log_closing(self, "given up", "closed: %s", text)
         error = spec.closed_with_error(f"InvalidOperationException: {text}")
         self.queues.timers.timer(lambda _: self.close(error, code=CLOSE_INTERNAL_ERROR)).set(0)
 
-    cdef int _over(self, str why, bint was_lost) except -1:
+    def _over(self, str why, bint was_lost):
         """Give everything back.  `was_lost`: without a goodbye, so what was in flight may have been what went wrong."""
         self.closed, self.is_open, self.was_lost = True, False, was_lost
         logger.debug("%s: over: %s", self.peer, why)
@@ -201,7 +202,6 @@ cdef class HubConnection:
         else:  # what polls have not yet fetched is kept for them
             self.is_left = True
             self.wait()
-        return 0
 
     # ---- receive ----
 
@@ -295,7 +295,7 @@ cdef class HubConnection:
     def _reject(self, error):
         """The handshake comes to nothing; early peers (None) read no answer."""
         cdef Transport transport = self.transport
-        refusing.say((self.host, "handshake"), "%s: closed in the handshake: %s", self.peer, error or "not supported")
+        log_closing(self, "handshake", "closed in the handshake: %s", error or "not supported")
         if error is not None:
             self._write(records.handshake_answer(error), True)
         self._over("handshake", False)
@@ -328,7 +328,7 @@ cdef class HubConnection:
                 self._acknowledged(m.sequence)
         return 0
 
-    cdef int _acknowledged(self, int64_t number) except -1:
+    def _acknowledged(self, int64_t number):
         self.replay.acknowledged(number)
         self.acked_ms = self.queues.now_ms
         if self.was_full and not self.holds_back():
@@ -336,16 +336,14 @@ cdef class HubConnection:
             self.subscriptions.room_again()
             self.calls.go_on()
             self._pause_or_resume()
-        return 0
 
-    cdef int _is_full(self) except -1:
+    def _is_full(self):
         """The peer must acknowledge before it is sent more, so whatever it sends is read."""
         if not self.was_full:
             self.was_full, self.acked_ms = True, self.queues.now_ms
             self._pause_or_resume()
         if self.replay.bytes > HELD_BACK_BYTES_MAX:
             self.give_up(f"More than {HELD_BACK_BYTES_MAX} bytes were sent and never acknowledged.")
-        return 0
 
     cdef int _completed(self, const hub_message *m) except -1:
         """The end of an upload, or the result of what we have called."""
@@ -403,11 +401,10 @@ cdef class HubConnection:
     cdef int _settle(self, const hub_message *m, bint nack) except -1:
         """An Ack or Nack of one tag or an array of them, without options."""
         cdef int64_t tag = 0
-        cdef int64_t settled = 0
         if m.argument_count != 1:
             return self._call(m)
         if integer_of(m.first[0], self.encoding, &tag):
-            settled = self.subscriptions.settle_one(tag, nack)
+            tags = [tag]
         else:
             try:
                 tags = value_of(bytes_of(m.first[0]), self.encoding)
@@ -415,9 +412,9 @@ cdef class HubConnection:
                 return self._call(m)
             if type(tags) is not list or not all([type(one) is int for one in tags]):
                 return self._call(m)
-            settled = self.subscriptions.settle(tags, False, nack, True, 0)
+        settled = self.subscriptions.settle(tags, False, nack, True, 0)
         if m.has_id and not m.nonblocking:
-            self.complete(bytes_of(m.id), settled)
+            self.answer(records.completion, bytes_of(m.id), settled)
         return 0
 
     def keep_published(self):
@@ -434,11 +431,6 @@ cdef class HubConnection:
             del self.publishers[name]
         if self.publisher_cached is publisher:
             self.publisher_cached = None
-
-    def forget_rights(self):
-        cdef HubPublisher publisher
-        for publisher in self.publishers.values():
-            publisher.generation = -1
 
     # ---- what is written ----
 
@@ -487,25 +479,14 @@ cdef class HubConnection:
         put(self._framed(len(record), is_numbered), <const char *> record, len(record))
         return self.written()
 
-    def complete(self, bytes id, value=NOTHING):
-        """The answer to an invocation; NOTHING: it has no result."""
-        self._send(records.completion(self.dialect, self.encoding, id.decode(), value), True)
-
-    def fail_call(self, bytes id, str text):
-        self._send(records.completion(self.dialect, self.encoding, id.decode(), error=text), True)
-
-    def stream_item(self, bytes id, value):
-        self._send(records.stream_item(self.dialect, self.encoding, id.decode(), value), True)
-
-    def stream_end(self, bytes id, text, bint is_modern):
-        """`is_modern`: an early connection that made a StreamInvocation expects a Completion."""
-        cdef int dialect = DIALECT_ALPHA2 if is_modern and self.dialect == DIALECT_EARLY else self.dialect
-        self._send(records.stream_end(dialect, self.encoding, id.decode(), text), True)
+    def answer(self, write, bytes id, *more):
+        """To a call, as one of records' functions writes it: completion, stream_item or stream_end."""
+        self._send(write(self.dialect, self.encoding, id.decode(), *more), True)
 
     def refuse(self, id, str method, code, text):
         """`id`: None when nobody waits for an answer."""
         if id is not None and not self.closed:
-            self.fail_call(id, spec.hub_exception(method, code, text, self.dialect))
+            self.answer(records.completion, id, NOTHING, spec.hub_exception(method, code, text, self.dialect))
 
     def count_waiting(self, Py_ssize_t more):
         """Calls and items of uploads, for a helper thread or the next turn."""
@@ -530,10 +511,18 @@ cdef class HubConnection:
                 self.transport.resume()
 
     def send_off(self, why):
-        methods.send_off(self, why)
+        text = "This user was deleted." if why is Ended.DELETED else "Username and password are required."
+        text = spec.closed_with_error(f"HubException: {ErrorCode.NOT_AUTHORIZED}: {text}")
+        self.close(text, code=spec.CLOSE_POLICY_VIOLATION)
 
     def rights_changed(self):
-        methods.rights_changed(self)
+        """Subscriptions that they do not cover end, and each queue is asked for again."""
+        cdef HubPublisher publisher
+        for publisher in self.publishers.values():
+            publisher.generation = -1
+        for way in list(self.subscriptions.by_id.values()):
+            if not methods.may_read(self, way.name, way.is_stream):
+                way.revoke()
 
     def has_room(self) -> bool:
         return self.room()
@@ -572,7 +561,7 @@ cdef class HubConnection:
                 self.transport.keep_alive()  # the dialect has no pings
         else:
             if self.has_pinged and now_ms - self.heard_ms > config.client_timeout_s * 1000:
-                closing.say((self.host, "silent"), "%s: silent for %d s, closed", self.peer, config.client_timeout_s)
+                log_closing(self, "silent", "silent for %d s, closed", config.client_timeout_s)
                 self.close(spec.closed_with_error("TimeoutException: The client has not sent anything for "
                                                   f"{config.client_timeout_s} s."), True, CLOSE_INTERNAL_ERROR)
                 return 0

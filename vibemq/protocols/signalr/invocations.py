@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import what_failed
+from vibemq.protocols.signalr import records
 from vibemq.protocols.signalr.spec import NOTHING, ErrorCode, HubError, binding_failed, hub_exception, id_in_use
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Call:
                 self.item(value)
             self.end()
         elif self._end_once() and self.id is not None:
-            self.hub.complete(self.id, value)
+            self.hub.answer(records.completion, self.id, value)
 
     def answered_elsewhere(self) -> bytes | None:
         """Somebody else answers it, by this id."""
@@ -77,12 +78,12 @@ class Call:
     def item(self, value: Any) -> None:
         """One more value of a stream."""
         if self.state != "over" and self.id is not None:
-            self.hub.stream_item(self.id, value)
+            self.hub.answer(records.stream_item, self.id, value)
 
     def end(self) -> None:
         """A stream has no more values."""
         if self._end_once() and self.id is not None:
-            self.hub.stream_end(self.id, None, self.ends_with_completion)
+            self.hub.answer(records.stream_end, self.id, None, self.ends_with_completion)
 
     def refuse(self, code: str, text: str) -> None:
         self.fail(hub_exception(self.name, code, text, self.hub.dialect))
@@ -92,9 +93,9 @@ class Call:
         if not self._end_once() or self.id is None:
             return
         if self.is_stream:
-            self.hub.stream_end(self.id, text, self.ends_with_completion)
+            self.hub.answer(records.stream_end, self.id, text, self.ends_with_completion)
         else:
-            self.hub.fail_call(self.id, text)
+            self.hub.answer(records.completion, self.id, NOTHING, text)
 
     def _end_once(self) -> bool:
         """It is over from now on.  False: it was already."""
@@ -228,7 +229,7 @@ class Invocations:
             assert call.id is not None
             text = id_in_use(call.id.decode(errors="replace"))
             if self.hub.is_modern:
-                self.hub.fail_call(call.id, text)
+                self.hub.answer(records.completion, call.id, NOTHING, text)
             else:
                 self.hub.protocol_error(text)
             return

@@ -44,7 +44,7 @@ from vibemq.protocols.signalr.methods import (
 from vibemq.protocols.signalr.options import MESSAGE_OPTIONS, flag, one_of, queue_name, text_of, type_of, whole_from
 from vibemq.protocols.signalr.publisher import open_publisher, ready_publisher
 from vibemq.protocols.signalr.records import MalformedFrame, value_of
-from vibemq.protocols.signalr.spec import NUMBER_MAX, Dialect, Encoding, ErrorCode
+from vibemq.protocols.signalr.spec import NUMBER_MAX, Dialect, ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -448,12 +448,7 @@ class Pull:
         self.call.refuse(ErrorCode.QUEUE_NOT_FOUND, f"Queue '{self.queue.name}' was deleted.")
 
     def finish(self) -> None:
-        if self.hub.encoding == Encoding.JSON:
-            self.call.complete(Raw(b"[" + b",".join(self.deliveries) + b"]"))
-        else:
-            count = len(self.deliveries)
-            head = bytes([0x90 + count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
-            self.call.complete(Raw(head + b"".join(self.deliveries)))
+        self.call.complete([Raw(delivery) for delivery in self.deliveries])
 
     def close(self) -> None:
         """The call is over: consumers with a message stay until that is settled."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.access.permissions import Operation
 from vibemq.broker import admission
-from vibemq.broker.admission import Ended, check_access, has_right, may
+from vibemq.broker.admission import check_access, has_right, may
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.codec import elements_of
 from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
@@ -27,9 +27,6 @@ from vibemq.storage.vhosts import DEFAULT_VHOST
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
     from vibemq.storage.records import StreamRecord
-
-SUBSCRIBE = Operation.Subscribe
-
 
 # ---- parameters ----
 
@@ -189,20 +186,6 @@ METHODS = MethodTable()
 # ---- who may ----
 
 
-def send_off(hub: HubConnection, why: Ended) -> None:
-    text = "This user was deleted." if why is Ended.DELETED else "Username and password are required."
-    text = spec.closed_with_error(f"HubException: {ErrorCode.NOT_AUTHORIZED}: {text}")
-    hub.close(text, code=spec.CLOSE_POLICY_VIOLATION)
-
-
-def rights_changed(hub: HubConnection) -> None:
-    """Subscriptions that they do not cover end, and each queue is asked for again."""
-    hub.forget_rights()
-    for way in list(hub.subscriptions.by_id.values()):
-        if not (stream_right(hub, "read", way.name) if way.is_stream else hub.client.access.may(SUBSCRIBE, way.name)):
-            way.revoke()
-
-
 def require(hub: HubConnection, right: Operation | str, name: str) -> None:
     """Raises HubError unless the user may do this with a queue, or has this right (configure, write, read) to a stream.
 
@@ -220,6 +203,11 @@ def stream_right(hub: HubConnection, right: str, stream: str) -> bool:
     """May the user configure, write or read this stream, which is no queue?"""
     client = hub.client
     return admission.stream_right(client.broker, client.user, client.access, right, stream)
+
+
+def may_read(hub: HubConnection, name: str, is_stream: bool) -> bool:
+    """May the user go on with its subscription to a queue, or to a stream?"""
+    return stream_right(hub, "read", name) if is_stream else hub.client.access.may(Operation.Subscribe, name)
 
 
 def is_stream(record: StreamRecord | None) -> bool:

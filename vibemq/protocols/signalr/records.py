@@ -21,7 +21,6 @@ from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MalformedF
 
 # Of JSON and of MessagePack, as Encoding numbers them.
 VALUES = (msgspec.json.Decoder(), msgspec.msgpack.Decoder())
-TEXTS = (msgspec.json.Decoder(list[str]), msgspec.msgpack.Decoder(list[str]))
 ENCODERS = (msgspec.json.Encoder(), msgspec.msgpack.Encoder())
 
 
@@ -36,11 +35,6 @@ def value_of(raw: bytes, encoding: int) -> Any:
 def raw_of(value: object, encoding: int) -> bytes:
     """Bytes are base64 in JSON."""
     return ENCODERS[encoding].encode(value)
-
-
-def texts_of(raw: bytes, encoding: int) -> list[bytes]:
-    """An array of strings.  Raises ValueError where it is none."""
-    return [text.encode() for text in TEXTS[encoding].decode(raw)]
 
 
 # ---- text groups: what is around MessagePack records on a text transport of the early dialect ----
@@ -141,9 +135,9 @@ def stream_item(dialect: int, encoding: int, id: str, value: Any) -> bytes:
     return _record(dialect, encoding, {"type": MessageType.STREAM_ITEM, "invocationId": id, "item": value}, value)
 
 
-def stream_end(dialect: int, encoding: int, id: str, error: str | None = None) -> bytes:
-    """A Completion, but a StreamCompletion in the early dialect."""
-    if dialect != Dialect.EARLY:
+def stream_end(dialect: int, encoding: int, id: str, error: str | None = None, is_modern: bool = False) -> bytes:
+    """A Completion, but in the early dialect a StreamCompletion, unless it was called as a stream (`is_modern`)."""
+    if dialect != Dialect.EARLY or is_modern:
         return completion(dialect, encoding, id, error=error or None)
     members: dict[str, Any] = {"type": MessageType.STREAM_INVOCATION, "invocationId": id}
     if not error:

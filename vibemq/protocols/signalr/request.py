@@ -43,7 +43,7 @@ class Refusal(Exception):
 
 
 class Request:
-    """One request, as httptools tells about it; later also who asks (http.identify)."""
+    """One request, as httptools tells about it, and what becomes of it."""
 
     def __init__(self) -> None:
         self.target = b""
@@ -56,8 +56,6 @@ class Request:
         self.answer: Any = None  # the function of http.ROUTES that answers it
         self.refusal: Refusal | None = None
         self.body_max = 0
-        self.user = ""
-        self.access: Any = None
         self.cors: Headers = ()
 
     # ---- what httptools calls ----
@@ -105,13 +103,11 @@ def parse(head: bytes) -> Request:
         parser.feed_data(head)
     except httptools.HttpParserUpgrade:
         pass  # what follows is not the parser's business, whatever it is
-    except httptools.HttpParserCallbackError as problem:
-        if isinstance(problem.__context__, Refusal):
-            raise problem.__context__ from None
-        raise Refusal(400, "This is no HTTP request.") from None
     except httptools.HttpParserInvalidMethodError:
         raise Refusal(405, "There is no such method.", [("Allow", "GET, POST, DELETE, OPTIONS")]) from None
-    except httptools.HttpParserError:
+    except httptools.HttpParserError as problem:
+        if isinstance(problem.__context__, Refusal):  # of on_header
+            raise problem.__context__ from None
         raise Refusal(400, "This is no HTTP request.") from None
     version = parser.get_http_version()
     if version not in ("1.1", "1.0"):

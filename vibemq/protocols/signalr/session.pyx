@@ -10,28 +10,25 @@ A pending poll or an event stream holds the socket: what comes meanwhile waits i
 are frames of the WebSocket (MessageReader); their messages go to the hub connection, which knows nothing of all this.
 """
 
-import logging
-import time
 from itertools import islice
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
+from vibemq.broker.client cimport ClientSession
 from vibemq.net.connection cimport Connection
-from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_TURN, PAUSE_UNCONFIRMED, Session
+from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_UNCONFIRMED
 from vibemq.protocols.signalr.hub cimport HubConnection
 from vibemq.protocols.signalr.transports cimport (
     CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_CLOSE, WS_PING,
     WS_PONG, EventsTransport, LongPollingTransport, MessageReader, Transport, WebSocketTransport, header_size,
     header_write, ws_event,
 )
-from vibemq.storage cimport core
-from vibemq.storage.shm cimport Board
 
+from vibemq.broker.admission import log_closing
 from vibemq.errors import ConnectionClosed
-from vibemq.net.hosts import host_of
 from vibemq.protocols.signalr import http
 from vibemq.protocols.signalr.request import BINARY, CONTINUE, HEAD_BYTES_MAX, Refusal
-from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S, refusing
+from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 cdef extern from "string.h" nogil:
@@ -47,13 +44,6 @@ cdef enum:
     DESCRIBED_MAX = 128              # publishers, and subscriptions, of one connection: about a microsecond each
 
 DOOR = "signalr"  # as workers know it
-
-logger = logging.getLogger(__name__)
-
-
-def seat_epoch(Board board) -> int:
-    """Which life of this worker's seat it is; known once the seat is taken."""
-    return core.doorbell_epoch(board.raw, board.index)
 
 
 # ---- WebSocket frames that are rare, whole ----
@@ -73,10 +63,9 @@ def close_frame(int code, str reason="") -> bytes:
     return frame(WS_CLOSE, code.to_bytes(2, "big") + text.encode())
 
 
-cdef class HttpSession(Session):
+cdef class HttpSession(ClientSession):
     """It is paused for a COMMAND while somebody else must answer first, and UNCONFIRMED while its hub takes no more."""
 
-    cdef readonly object door          # door.SignalRDoor
     cdef object request                # whose head was read and whose body is not here or not answered yet; None
     cdef size_t head_size
     cdef bint told_to_continue
@@ -89,18 +78,14 @@ cdef class HttpSession(Session):
     cdef MessageReader reader          # of a WebSocket
     cdef bint saw_close                # the peer's Close has come, or ours has left
     cdef int receiver                  # the worker that this socket goes to once nothing waits to be sent; -1: none
-    cdef int64_t deadline_ms
-    cdef object at_deadline
-    cdef int64_t connected_ms          # since 1970
 
     def __init__(self, Connection connection, door):
-        super().__init__(connection)
-        self.door, self.receiver, self.answered = door, -1, []
-        self.connected_ms = time.time_ns() // 1_000_000
+        super().__init__(connection, door)
+        self.receiver, self.answered = -1, []
 
     cdef int open(self) except -1:
         # Browsers open some before they need them.
-        self.set_deadline(self.door.config.request_timeout_s, HttpSession.finish)
+        self.deadline_in(self.door.config.request_timeout_s, HttpSession.finish)
         return 0
 
     # ---- requests ----
@@ -125,8 +110,7 @@ cdef class HttpSession(Session):
                 return size
             count += 1
             if count >= REQUESTS_PER_TURN:
-                self.pause(PAUSE_TURN)
-                self.connection.want_turn()
+                self.yield_turn()
         return at
 
     cdef Py_ssize_t _request(self, const uint8_t *data, size_t size) except -1:
@@ -152,10 +136,10 @@ cdef class HttpSession(Session):
                 self.told_to_continue = True
                 self.connection.write_bytes(CONTINUE)
             if self.deadline_ms == 0:
-                self.set_deadline(self.door.config.request_timeout_s + request.length // BODY_BYTES_PER_S_MIN,
-                                  http.too_slow)
+                self.deadline_in(self.door.config.request_timeout_s + request.length // BODY_BYTES_PER_S_MIN,
+                                 http.too_slow)
             return 0
-        self.body, self.body_size = data + self.head_size, request.length
+        self.body, self.body_size, self.deadline_ms = data + self.head_size, request.length, 0
         try:
             if not http.answer(self, request):
                 return 0  # the hub takes no more now
@@ -173,7 +157,7 @@ cdef class HttpSession(Session):
         if at:
             return at
         if self.at_deadline is HttpSession.finish:
-            self.set_deadline(self.door.config.request_timeout_s, http.too_slow)
+            self.deadline_in(self.door.config.request_timeout_s, http.too_slow)
         end = memmem(data, min(size, HEAD_MAX), <const char *> b"\r\n\r\n", 4)
         if end == NULL:
             if not (c"A" <= data[0] <= c"Z" or data[0] == c"\r"):
@@ -182,13 +166,11 @@ cdef class HttpSession(Session):
                 return self._refuse_and_close(Refusal(431, f"More than {HEAD_MAX} bytes before the body."), None)
             return 0
         self.head_size = <size_t> (<const uint8_t *> end - data) + 4
-        self.told_to_continue = False
+        self.told_to_continue, self.deadline_ms = False, 0
         try:
             self.request = http.begin(self, (<char *> data)[:self.head_size])
         except Refusal as refusal:
             return self._refuse_and_close(refusal, None)
-        if not self.pauses & PAUSE_COMMAND:
-            self.deadline_ms = 0
         return 0
 
     def _refuse_and_close(self, refusal, request) -> int:
@@ -201,37 +183,29 @@ cdef class HttpSession(Session):
         """Give the body of the request to a hub connection, from where it lies."""
         hub.receive(self.body, self.body_size)
 
-    def write(self, bytes data):
-        self.connection.write_bytes(data)
-
     def answered_whole(self, bint close):
         """The answer is written: the next request may be looked at."""
         if close:
             self.connection.close_after_flush()
         else:
-            self.set_deadline(self.door.config.idle_timeout_s, HttpSession.finish)
+            self.deadline_in(self.door.config.idle_timeout_s, HttpSession.finish)
 
-    def set_deadline(self, double seconds, then):
-        self.deadline_ms = self.door.now_ms() + <int64_t> (seconds * 1000)
-        self.at_deadline = then
+    def deadline_in(self, double seconds, then):
+        self.set_deadline(self.door.now_ms() + <int64_t> (seconds * 1000), then)
 
     # ---- waiting for others ----
 
-    def wait(self):
-        """The request at the front waits for somebody; what comes stays in the buffer."""
-        self.pause(PAUSE_COMMAND)
-        self.deadline_ms = 0
-
     def waited(self):
-        """The loop gives the same bytes again, when nobody is in the middle of anything."""
+        """The request at the front goes on: the loop gives the same bytes again, when nobody is in the middle of
+        anything."""
         self.go_on(PAUSE_COMMAND)
 
     def hand_over(self, int worker):
         """The request at the front is for another worker: it gets the socket, and what was read and not answered."""
         self.receiver = worker
-        self.wait()
+        self.set_busy()
         # For the peer to take earlier answers.
-        self.set_deadline(self.door.config.request_timeout_s, HttpSession.finish)
+        self.deadline_in(self.door.config.request_timeout_s, HttpSession.finish)
         self.connection.want_turn()
 
     cdef int _hand_over(self) except -1:
@@ -243,20 +217,13 @@ cdef class HttpSession(Session):
             self.waited()
         return 0
 
-    def hold(self, bint held):
-        """The hub connection takes no more, or does again."""
-        if held:
-            self.pause(PAUSE_UNCONFIRMED)
-        else:
-            self.go_on(PAUSE_UNCONFIRMED)
-
     # ---- transports ----
 
     def serve(self, Transport transport not None, request):
         """From now on this socket is a transport's, or as long as its poll is pending."""
         self.transport, self.poll, self.deadline_ms = transport, request, 0
         if isinstance(transport, LongPollingTransport):
-            self.set_deadline(self.door.config.poll_timeout_s, HttpSession.poll_over)
+            self.deadline_in(self.door.config.poll_timeout_s, HttpSession.poll_over)
 
     def become_events(self, HubConnection hub, request):
         self.serve(EventsTransport(hub, self, request), None)
@@ -310,7 +277,7 @@ cdef class HttpSession(Session):
                 return size
             elif event.kind == EVENT_FAULT:
                 fault = event.fault.decode()
-                refusing.say((host_of(self.peer_address), "frame"), "%s: closed: %s", self.connection.peer, fault)
+                log_closing(self, "frame", "closed: %s", fault)
                 self._end_messages(event.close_code, fault, fault)
                 return size
             if self.connection.closing or self.connection.closed:
@@ -337,19 +304,18 @@ cdef class HttpSession(Session):
         """Our own Close; the peer answers it before the socket is closed, or it would lose what it had not read."""
         if self.connection.closed or self.connection.closing:
             return
-        self.hold(False)
+        self.go_on(PAUSE_UNCONFIRMED)
         if self.saw_close:
             self.connection.close_after_flush()
             return
         self._say_close(code, reason)
-        self.set_deadline(CLOSE_TIMEOUT_S, HttpSession.finish)
+        self.deadline_in(CLOSE_TIMEOUT_S, HttpSession.finish)
 
     # ---- the turn ----
 
     cdef bint deliver(self) except -1:
         cdef Transport transport = self.transport
-        if self.pauses & PAUSE_TURN:
-            self.go_on(PAUSE_TURN)
+        self.go_on_after_turn()
         if transport is not None and transport.session is self:
             transport.seal()
         self.connection.flush()
@@ -371,9 +337,7 @@ cdef class HttpSession(Session):
         return 0
 
     cdef int tick(self, int64_t now_ms) except -1:
-        if self.deadline_ms and now_ms >= self.deadline_ms:
-            self.deadline_ms = 0
-            self.at_deadline(self)
+        self.look_at_deadline(now_ms)
         if self.transport is not None and not self.transport.over:
             self.transport.hub.tick(now_ms)
         return 0
@@ -389,6 +353,7 @@ cdef class HttpSession(Session):
 
     cdef int close(self) except -1:
         cdef Transport transport = self.transport
+        self.state = "closed"
         self._answers_over(False)
         self.transport = self.request = None
         if transport is None:
@@ -405,16 +370,10 @@ cdef class HttpSession(Session):
         """This connection as the admin side shows it: the socket, and the first of what its hub connection does."""
         hub = None if self.transport is None else self.transport.hub
         publishers, subscriptions = ([], []) if hub is None else (hub.publishers, hub.subscriptions.by_id.values())
-        return {
-            "user": "" if hub is None else hub.client.user,
-            "vhost": DEFAULT_VHOST,
-            "peer_host": self.peer_address,
-            "peer_port": self.connection.peer_port,
-            "is_tls": self.connection.is_tls,
-            "frame_max": self.door.config.message_max_bytes,
-            "connected_at": self.connected_ms,
-            "client_properties": {} if hub is None else {"transport": self.transport.name},
-            "state": self.shown_state,
-            "publishers": [{"stream": name.decode()} for name in islice(publishers, DESCRIBED_MAX)],
-            "subscriptions": [one.describe() for one in islice(subscriptions, DESCRIBED_MAX)],
-        }
+        return self.described(
+            vhost=DEFAULT_VHOST,
+            frame_max=self.door.config.message_max_bytes,
+            client_properties={} if hub is None else {"transport": self.transport.name},
+            publishers=[{"stream": name.decode()} for name in islice(publishers, DESCRIBED_MAX)],
+            subscriptions=[one.describe() for one in islice(subscriptions, DESCRIBED_MAX)],
+        )

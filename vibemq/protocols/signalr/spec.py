@@ -7,13 +7,11 @@ that inline C needs; a test compares them.
 
 from __future__ import annotations
 
-import logging
 from enum import IntEnum, StrEnum
 
 import msgspec
 
 from vibemq.errors import ProtocolError
-from vibemq.once_a_minute import OnceAMinute
 
 # ---- framing ----
 
@@ -90,15 +88,6 @@ class ResultKind(IntEnum):
     VOID = 2
     VALUE = 3
 
-
-# ---- how the door refuses: lines in the log, one a minute with their number ----
-
-#: Requests and handshakes; subjects are (address, what).
-refusing = OnceAMinute(logging.getLogger("vibemq.protocols.signalr.http"), logging.INFO)
-#: Hub connections that end by their peer's doing.
-closing = OnceAMinute(logging.getLogger("vibemq.protocols.signalr.hub"), logging.INFO)
-#: Logins, which operators look for.
-logins = OnceAMinute(logging.getLogger("vibemq.protocols.signalr.http"), logging.WARNING)
 
 # ---- errors of hub methods ----
 

@@ -15,6 +15,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, memset
 from vibemq.grow cimport grow
+from vibemq.net.door cimport PAUSE_UNCONFIRMED
 from vibemq.protocols.signalr.wire cimport ENCODING_JSON
 from vibemq.storage.core cimport bytes_load16, bytes_load64, utf8_is_valid, utf8_step
 
@@ -400,13 +401,13 @@ cdef class WebSocketTransport(Transport):
     cdef int pause(self) except -1:
         self.is_held = True
         if self.session is not None:
-            self.session.hold(True)
+            self.session.pause(PAUSE_UNCONFIRMED)
         return 0
 
     cdef int resume(self) except -1:
         self.is_held = False
         if self.session is not None:
-            self.session.hold(False)
+            self.session.go_on(PAUSE_UNCONFIRMED)
         return 0
 
     def end(self, int close_code, str reason):

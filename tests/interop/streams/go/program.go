@@ -179,7 +179,10 @@ func startingPoint(env *stream.Environment, last int64) stream.OffsetSpecificati
 func consume(env *stream.Environment) error {
 	received, last := 0, int64(-1)
 	enough := make(chan bool, 1)
+	var one sync.Mutex // the partitions of a super stream call from goroutines of their own
 	onMessage := func(context stream.ConsumerContext, message *amqp.Message) {
+		one.Lock()
+		defer one.Unlock()
 		if number("count") > 0 && received == number("count") {
 			return
 		}
