@@ -36,8 +36,8 @@ MAY = {
     "server": {"protocols", "broker", "admin", "access", "storage", "net"},
     "client": set(),
     "bench": {"client"},
-    "spark": {"client"},
-    "cli": {"server", "admin", "access", "storage", "client", "bench"},
+    "spark": {"client", "storage"},
+    "cli": {"server", "admin", "access", "storage", "client", "bench", "spark"},
     "pyspark_vibemq": {"spark"},
 }
 EVERYBODY_MAY = {"errors", "config", "grow", "once_a_minute", "openssl"}

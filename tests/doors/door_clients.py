@@ -309,6 +309,22 @@ def spark_read(spark: Any, served: Running, queue: str, count: int) -> list[Mess
     ]
 
 
+def spark_says(message: Message) -> bool:
+    """Whether a row can be this message of a streams client: its columns are texts and bytes."""
+    is_text = isinstance(message.id, str | None) and all(isinstance(each, str) for each in message.headers.values())
+    return is_text and (message.body is NOTHING or type(message.body) is bytes)
+
+
+def spark_publish(spark: Any, served: Running, queue: str, messages: Sequence[Message]) -> None:
+    columns = "value binary, message_id string, headers map<string, string>, content_type string, key string"
+    rows = [
+        (None if body is NOTHING else body, id, dict(headers), content_type, key)
+        for body, id, headers, content_type, key, *_ in messages
+    ]
+    writer = spark.createDataFrame(rows, columns).coalesce(1).write.format("vibemq").mode("append")
+    writer.option("endpoints", f"{served.host}:{served.port}").option("stream", queue).save()
+
+
 # ---- the table ----
 
 
@@ -326,5 +342,5 @@ DOORS = {
     "signalr": Door(signalr_publish, signalr_consume, signalr_leave),
     "micromsg2": Door(micromsg2_publish, micromsg2_consume, micromsg2_leave),
 }
-SPARK = "spark"
+SPARK = "spark"  # writes what a streams client does, where a row can say it
 TAKERS = [name for name, door in DOORS.items() if door.leave is not None]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from door_clients import DOORS, SPARK, Message, native_client, spark_read, streams_read
-from door_values import OFFSET
+from door_clients import DOORS, SPARK, Message, native_client, spark_publish, spark_read, spark_says, streams_read
+from door_values import OFFSET, Row
 from running import Running
 
 CONSUMERS = [*(pytest.param(door, id=door) for door in DOORS), pytest.param(SPARK, id=SPARK, marks=pytest.mark.spark)]
@@ -17,7 +17,7 @@ PAIRS = [
     pytest.param(publisher, *consumer.values, id=f"{publisher}-{consumer.id}", marks=consumer.marks)
     for publisher in DOORS
     for consumer in CONSUMERS
-]
+] + [pytest.param(SPARK, *each.values, id=f"{SPARK}-{each.id}", marks=pytest.mark.spark) for each in CONSUMERS]
 numbers = itertools.count()
 CLIENTS = {"streams": "rstream", "signalr": "aiosignalr"}  # those of others
 
@@ -36,6 +36,9 @@ class Exchange:
         return self.consume(consumer, len(messages))
 
     def publish(self, publisher: str, messages: Sequence[Message]) -> None:
+        if publisher == SPARK:
+            spark_publish(self.request.getfixturevalue("doors_spark"), self.served, self.queue, messages)
+            return
         need(publisher)
         DOORS[publisher].publish(self.served, self.queue, messages)
 
@@ -56,6 +59,14 @@ class Exchange:
         leave = DOORS[taker].leave
         assert leave is not None
         leave(self.served, self.queue)
+
+
+def sent(row: Row, publisher: str) -> Message | None:
+    """A row of the tables in the words of a publisher; None where it has none for it."""
+    if publisher != SPARK:
+        return row.sent.get(publisher)
+    message = row.sent.get("streams")
+    return message if message is not None and spark_says(message) else None
 
 
 def need(door: str) -> None:

@@ -39,13 +39,13 @@ def children(pid):
 def test_the_demo_ends_well(spark, tmp_path):
     """`spark` only so that it is skipped for the same reasons."""
     ran = subprocess.run(
-        command("--demo", "--seconds", "3", "--messages", "30000", "--output", str(tmp_path)),
+        command("--seconds", "3", "--messages", "30000", "--output", str(tmp_path)),
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert "every confirmed message is there exactly once" in ran.stdout
+    assert "every confirmed message is there exactly once, both ways" in ran.stdout
     assert int(re.search(r"published\s+([\d,]+) messages", ran.stdout)[1].replace(",", "")) >= 30_000
     by_door = re.findall(r"([\d,]+) through the streams door, ([\d,]+) through the native door", ran.stdout)
     assert len(by_door) == 2 and by_door[0] == by_door[1], "confirmed, and in Parquet"
@@ -55,7 +55,7 @@ def test_the_demo_ends_well(spark, tmp_path):
 
 def test_an_interrupt_leaves_nothing_behind(spark, tmp_path):
     process = subprocess.Popen(
-        command("--demo", "--output", str(tmp_path)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command("--output", str(tmp_path)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     try:
         for line in process.stderr:
@@ -77,48 +77,49 @@ def test_an_interrupt_leaves_nothing_behind(spark, tmp_path):
 
 @pytest.fixture(scope="module")
 def sampled(spark, own_broker, tmp_path_factory):
-    """A stream with a little telemetry in it, written to Parquet in this session."""
+    """A stream with a little telemetry in it, written to Parquet and back in this session."""
     import job as work
 
     output = tmp_path_factory.mktemp("ingest")
     native = f"127.0.0.1:{own_broker.native_port}"
-    job = work.Job({"endpoints": own_broker.endpoints}, ("sampled",), output, 0.5, True, 5_000, native=native)
+    job = work.Job({"endpoints": own_broker.endpoints}, output, 0.5, 5_000, native, "sampled")
     work.prepare(job)
     publisher = work.Publisher(job, work.Progress())
     publisher.go.set()
     publisher.run()
     assert publisher.failed is None
-    query = work.start(job, spark, {"availableNow": True})
-    assert query.awaitTermination(60)
+    for start in work.STARTS:
+        assert start(job, spark, {"availableNow": True}).awaitTermination(60)
     return work, job, publisher
 
 
 def test_the_check_finds_nothing_wrong_and_would_find_a_loss(spark, sampled):
     work, job, publisher = sampled
-    outcome = work.check_telemetry(job, spark, publisher)
-    assert outcome.mismatches == [] and outcome.rows == publisher.sampler.count >= 5_000
+    outcome = work.check(job, spark, publisher)
+    count = publisher.sampler.count
+    assert outcome.mismatches == [] and count >= 5_000
+    assert outcome.rows == {work.PARQUET: count, work.BACK: count}
     assert outcome.metrics[0][1] >= outcome.metrics[-1][1]
-    assert sum(metric[1] for metric in outcome.metrics) == outcome.rows
+    assert sum(metric[1] for metric in outcome.metrics) == count
     assert outcome.doors == publisher.progress.confirmed_by and outcome.doors["native"] > 0
 
     tally = publisher.sampler.tallies["load_average", "native"]
     tally.count += 1
-    assert any("load_average" in each for each in work.check_telemetry(job, spark, publisher).mismatches)
+    assert sum("load_average" in each for each in work.check(job, spark, publisher).mismatches) == 2
     tally.count -= 1
     tally.checksums += 1
-    assert len(work.check_telemetry(job, spark, publisher).mismatches) == 1
+    assert len(work.check(job, spark, publisher).mismatches) == 2, "in Parquet and written back"
     tally.checksums -= 1
     publisher.progress.confirmed_by["native"] -= 1
-    assert "confirmed" in work.check_telemetry(job, spark, publisher).mismatches[0]
+    assert "confirmed" in work.check(job, spark, publisher).mismatches[0]
 
 
-def test_streams_of_ones_own_go_into_parquet_too(spark, own_broker, sampled, tmp_path):
-    work, sampled_job, publisher = sampled
-    job = work.Job(sampled_job.options, ("sampled",), tmp_path, partition_by="metric")
-    told = []
-    for _ in range(2):  # the second finds nothing new
-        outcome = work.run(job, spark, work.Progress(), told.append)
-        assert outcome.mismatches == []
-    assert "checking" in told
-    assert spark.read.parquet(str(job.data)).count() == publisher.sampler.count
-    assert (job.data / "metric=load_average").is_dir()
+def test_what_is_written_back_twice_is_found(spark, sampled):
+    work, job, publisher = sampled
+    options = {**job.source_options, "stream": job.back}
+    once_more = spark.read.format("vibemq").options(**options).load().limit(1).select("value", "message_id", "headers")
+    once_more.write.format("vibemq").mode("append").options(**job.options, stream=job.back).save()
+    mismatches = work.check(job, spark, publisher).mismatches
+    assert [each for each in mismatches if work.BACK in each] and not [
+        each for each in mismatches if work.PARQUET in each
+    ]

@@ -6,7 +6,9 @@ import pickle
 import pytest
 
 from vibemq.errors import ConfigError
-from vibemq.spark.options import EARLIEST, LATEST, parse
+from vibemq.spark.logins import secret
+from vibemq.spark.options import parse
+from vibemq.spark.places import EARLIEST, LATEST, Place
 
 LEAST = {"endpoints": "localhost:5552", "stream": "orders"}
 
@@ -16,7 +18,7 @@ def test_the_least_one_must_say():
     assert options.endpoints == (("localhost", 5552),)
     assert options.streams == ("orders",)
     assert options.columns == ("value", "offset", "timestamp", "stream")
-    assert options.fail_on_data_loss and not options.raw
+    assert options.fail_on_data_loss and options.value_format == "binary"
     assert options.start_of("orders", EARLIEST) == EARLIEST
     assert options.end_of("orders") == LATEST
 
@@ -48,7 +50,7 @@ def test_endpoints(text, found):
         ({"endpoints": "a:b"}, "'a:b' is not host:port"),
         ({"endpoints": "a:70000"}, "host:port"),
         ({"subscribe": "a"}, "exactly one"),
-        ({"columns": "value,key"}, "no column 'key'"),
+        ({"columns": "value,keys"}, "no column 'keys'"),
         ({"columns": "value,value"}, "twice"),
         ({"columns": "value", "includeHeaders": "true"}, "give one of the two"),
         ({"includeHeaders": "yes"}, "none of false, true"),
@@ -65,7 +67,20 @@ def test_endpoints(text, found):
         ({"maxOffsetsPerTrigger": "many"}, "not a whole number"),
         ({"failOnDataLoss": "perhaps"}, "option failOnDataLoss"),
         ({"batchRows": "65537"}, "option batchRows"),
-        ({"startingTimestamp": "5", "startingOffsets": "latest"}, "one of the two"),
+        ({"startingOffsets": "last:0"}, "from 1 on"),
+        ({"startingOffsets": "last:x"}, "from 1 on"),
+        ({"startingOffsets": "-10x"}, "such as 15m"),
+        ({"startingOffsets": "-10"}, "is not earliest, latest, last:1000, -10m"),
+        ({"startingOffsetsByTimestamp": "5"}, "is not an object"),
+        ({"startingOffsetsByTimestamp": '{"orders": -5}'}, "milliseconds"),
+        ({"endingOffsets": "earliest"}, "is not latest"),
+        ({"endingOffsets": '{"orders": -2}'}, "-2"),
+        ({"endingTimestamp": "5", "endingOffsets": "latest"}, "give one of them"),
+        ({"superStream": "o"}, "exactly one"),
+        ({"maxTriggerDelay": "5s"}, "needs minOffsetsPerTrigger"),
+        ({"maxTriggerDelay": "5", "minOffsetsPerTrigger": "1"}, "such as 15m"),
+        ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "the least is above the most"),
+        ({"startingTimestamp": "5", "startingOffsets": "latest"}, "give one of them"),
         ({"startingOffsetsByTimestampStrategy": "latest"}, "needs startingTimestamp"),
         ({"password": "a", "passwordEnv": "B"}, "give one of them"),
     ],
@@ -94,7 +109,7 @@ def test_both_selectors_take_a_list_and_a_name_may_have_a_comma(option):
 def test_offsets_by_stream():
     options = parse({"endpoints": "a", "subscribe": "b,a", "startingOffsets": '{"a": 5, "b": -2}'})
     assert options.streams == ("a", "b")
-    assert options.start_of("a", LATEST) == 5
+    assert options.start_of("a", LATEST) == Place("offset", 5)
     assert options.start_of("b", LATEST) == EARLIEST
 
 
@@ -107,18 +122,18 @@ def test_what_only_batches_or_only_streams_may_say():
 
 def test_the_password_is_not_shown_and_comes_from_where_it_was_put(tmp_path, monkeypatch):
     plain = parse({**LEAST, "password": "hunter2"})
-    assert plain.secret() == "hunter2" and "hunter2" not in repr(plain)
+    assert secret(plain) == "hunter2" and "hunter2" not in repr(plain)
     assert pickle.loads(pickle.dumps(plain)) == plain
 
     monkeypatch.setenv("BROKER_PASSWORD", "from env")
     by_name = parse({**LEAST, "passwordEnv": "BROKER_PASSWORD"})
-    assert by_name.secret() == "from env" and b"from env" not in pickle.dumps(by_name)
+    assert secret(by_name) == "from env" and b"from env" not in pickle.dumps(by_name)
     monkeypatch.delenv("BROKER_PASSWORD")
     with pytest.raises(ConfigError, match="BROKER_PASSWORD is not set"):
-        by_name.secret()
+        secret(by_name)
 
     file = tmp_path / "password"
     file.write_text("from file\n")
-    assert parse({**LEAST, "passwordFile": str(file)}).secret() == "from file"
+    assert secret(parse({**LEAST, "passwordFile": str(file)})) == "from file"
     with pytest.raises(ConfigError, match="passwordFile"):
-        parse({**LEAST, "passwordFile": str(tmp_path / "none")}).secret()
+        secret(parse({**LEAST, "passwordFile": str(tmp_path / "none")}))

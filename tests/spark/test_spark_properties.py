@@ -134,3 +134,71 @@ def test_batches_do_not_share_memory_with_later_ones():
     later = decode([message(b"", "zzzz", [("z", "zzzz")])] * 1000)
     assert rows(first) == [(b"", f"id-{n}", [("n", str(n))]) for n in range(100)]
     assert len(rows(later)) == 1000
+
+
+# ---- keys, content types, and headers as Kafka's source has them ----
+
+KAFKA = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
+BESIDE = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("content_type", pa.string()),
+        pa.field("message_id", pa.string()),
+        pa.field("headers", KAFKA, False),
+    ]
+)
+
+
+def full(body, key, content_type, message_id, headers):
+    """A message with the properties that the columns show; each as a text, as bytes with their code, or null."""
+    fields = [b"\x40"] * 11
+    for place, value in ((0, message_id), (6, content_type), (10, key)):
+        if value is not None:
+            fields[place] = text(value) if isinstance(value, str) else value
+    return b"\x00\x53\x73" + listed(b"\xd0", 11, b"".join(fields)) + message(body, None, headers)
+
+
+def binary(data):
+    return b"\xb0" + struct.pack(">I", len(data)) + data
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.binary(max_size=40),
+            st.none() | st.text(st.characters(max_codepoint=127), max_size=20),
+            st.none() | texts,
+            st.lists(st.tuples(texts, st.binary(max_size=40)), max_size=4),
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    st.integers(1, 20),
+)
+def test_keys_content_types_and_binary_headers_are_those_of_the_message(sent, batch_rows):
+    stored = [
+        full(
+            b"x", None if key is None else b"\xb1" + binary(key)[1:], kind, ident, [(n, binary(v)) for n, v in headers]
+        )
+        for key, kind, ident, headers in sent
+    ]
+    found = [row for batch in decode(stored, BESIDE, batch_rows=batch_rows) for row in batch.to_pylist()]
+    names = ("key", "content_type", "message_id")
+    assert [tuple(row[name] for name in names) for row in found] == [each[:3] for each in sent]
+    assert [[(pair["key"], pair["value"]) for pair in row["headers"]] for row in found] == [each[3] for each in sent]
+
+
+def test_kafkas_headers_have_the_text_of_what_is_no_bytes_and_null_of_what_has_none():
+    headers = [("n", b"\x44"), ("list", b"\x45"), ("bytes", binary(b"\xff\x00")), ("n", "again")]
+    (batch,) = decode([full(b"", "k", b"\xa3\x04a/b\xff", None, headers), b"no AMQP"], BESIDE)
+    values = [("n", b"0"), ("list", None), ("bytes", b"\xff\x00"), ("n", b"again")]
+    assert batch.to_pylist() == [
+        {
+            "key": b"k",
+            "content_type": "a/b\N{REPLACEMENT CHARACTER}",
+            "message_id": None,
+            "headers": [{"key": key, "value": value} for key, value in values],
+        },
+        {"key": None, "content_type": None, "message_id": None, "headers": []},
+    ]

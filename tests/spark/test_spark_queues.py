@@ -63,6 +63,12 @@ def test_the_columns_are_asked_for(spark, own_broker, queue):
     assert source(spark.read, own_broker, queue).load().columns == ["value", "offset", "timestamp", "stream"]
     picked = source(spark.read, own_broker, queue).schema("headers MAP<STRING, STRING>, message_id STRING").load()
     assert picked.where("message_id = 'id-7'").collect() == [({"source": "shop", "number": "7"}, "id-7")]
+    as_kafka = source(spark.read, own_broker, queue).option("includeHeaders", "true").option("headersFormat", "kafka")
+    [row] = as_kafka.load().where("message_id = 'id-7'").collect()
+    assert [(pair.key, bytes(pair.value)) for pair in row.headers] == [("source", b"shop"), ("number", b"7")]
+    assert (row.key, row.content_type) == (None, "application/json")
+    ours = source(spark.read, own_broker, queue).schema("headers ARRAY<STRUCT<key: STRING, value: BINARY>>").load()
+    assert ours.where("exists(headers, pair -> pair.value = cast('7' as binary))").count() == 1
 
 
 def test_a_streaming_query_follows_a_queue(spark, own_broker, client, queue, tmp_path):

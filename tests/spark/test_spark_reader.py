@@ -13,25 +13,22 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 import pyarrow as pa
-from spark_fakes import FakeBroker, FakeStream
+from spark_fakes import FakeStream, installed, offsets_of
 
 from vibemq.errors import ConfigError, ConnectionClosed, ProtocolError, StreamNotFound, TimeoutExceeded
 from vibemq.spark import client, ranges
+from vibemq.spark.columns import arrow_schema
+from vibemq.spark.options import parse
 from vibemq.spark.ranges import DataLost, Range
-from vibemq.spark.source import VibeMQDataSource, arrow_schema
+from vibemq.spark.source import VibeMQDataSource
 
 LEAST = {"endpoints": "here:1", "stream": "s", "latestOffsetPollMs": "0"}
 
 
 @pytest.fixture
 def broker(monkeypatch):
-    fake = FakeBroker()
+    fake = installed(monkeypatch)
     fake.streams["s"] = FakeStream(incarnation=7)
-    monkeypatch.setattr(client, "StreamsConnection", fake)
-    monkeypatch.setattr(client, "_pool", {})
-    monkeypatch.setattr(client, "ASK_AGAIN_SECONDS", 0.001)
-    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(client, "PAUSE_SECONDS_MAX", 0.005)
     return fake
 
 
@@ -46,15 +43,6 @@ def stream_reader(**options):
 
 def at(offset, incarnation="7"):
     return {"v": 1, "s": {"s": {"i": incarnation, "o": offset}}}
-
-
-def offsets_of(reader, partitions):
-    return [
-        offset
-        for each in pickle.loads(pickle.dumps(partitions))
-        for batch in reader.read(each)
-        for offset in batch["offset"].to_pylist()
-    ]
 
 
 # ---- a stream, in Spark's order of calls ----
@@ -97,6 +85,14 @@ def test_spark_before_admission_control(broker):
     end = reader.latestOffset()
     reader.partitions(at(0), end)
     assert (end, reader.latestOffset()) == (at(10), at(20))
+
+
+def test_spark_before_admission_control_asks_for_the_end_first(broker):
+    """A restart, and Trigger.AvailableNow: where the batch starts Spark knows, and says it to `partitions` only."""
+    broker.streams["s"].add(25)
+    reader = stream_reader(maxOffsetsPerTrigger="10", startingOffsets="earliest")
+    assert reader.latestOffset() == at(25)
+    assert offsets_of(reader, reader.partitions(at(5), at(25))) == list(range(5, 25))
 
 
 def test_available_now_ends_where_the_stream_ended_when_it_began(broker):
@@ -148,11 +144,38 @@ def test_each_endpoint_that_refuses_is_named_once(monkeypatch):
     assert reasons == "here:1: could not connect: Connection refused; there:2: could not connect: Connection refused"
 
 
-def test_planning_goes_on_while_it_is_away(broker):
-    reader = stream_reader()
+def test_a_batch_that_was_logged_is_not_cut_without_it(broker):
     broker.away = True
-    (partition,) = reader.partitions(at(2), at(5))
-    assert partition.value == Range("s", "7", 2, 5)
+    with pytest.raises(TimeoutExceeded):
+        stream_reader(brokerDownTimeoutMs="50").partitions(at(2), at(5))
+
+
+def test_an_idle_query_costs_one_round_trip_a_poll(broker):
+    broker.streams["s"].add(5)
+    reader = stream_reader()
+    for _ in range(10):
+        reader.latestOffset(at(5), None)
+        reader.reportLatestOffset()
+    assert broker.plans == 10
+
+
+def test_one_stream_is_read_by_many_tasks(broker):
+    broker.streams["s"].add(95)
+    reader = stream_reader(maxRecordsPerPartition="20")
+    partitions = reader.partitions(at(3), at(91))
+    expected = [(3, 20), (20, 40), (40, 60), (60, 80), (80, 91)]
+    assert [(each.value.start, each.value.end) for each in partitions] == expected
+    assert {(each.value.store, each.value.directory) for each in partitions} == {("store", "/streams")}
+    assert offsets_of(reader, partitions) == list(range(3, 91))
+    assert len(make("reader", minPartitions="4").partitions()) >= 4
+
+
+def test_what_a_power_cut_could_take_back_is_not_planned(broker):
+    broker.streams["s"].add(50)
+    broker.streams["s"].lost_by_power_cut = 20
+    reader = stream_reader()
+    assert reader.latestOffset(at(0), None) == at(30)
+    assert offsets_of(make("reader"), make("reader").partitions()) == list(range(30))
 
 
 def test_a_start_waits_for_it_and_gives_up_in_the_end(broker):
@@ -305,7 +328,7 @@ def test_bisection_by_time_finds_each_chunk(broker, incarnation):
 
 
 def test_the_arrow_schema_is_what_spark_will_compare_with():
-    schema = arrow_schema(VibeMQDataSource(LEAST).schema())
+    schema = arrow_schema(VibeMQDataSource(LEAST).schema(), parse(LEAST))
     assert schema.field("timestamp").type == pa.timestamp("us", "UTC")
     assert [(field.name, field.nullable) for field in schema] == [
         ("value", False),

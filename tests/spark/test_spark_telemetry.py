@@ -102,25 +102,19 @@ def test_busy_shares():
 
 def test_the_line_says_what_was_done(capsys):
     progress = Progress(sent=1_200, confirmed_by={"streams": 1_000, "native": 100})
-    progress.batches[0] = 900
+    progress.batches["Parquet", 0] = 900
     progress.history += [(0.0, 0, 0), (2.0, 1_100, 900)]
     with Line(progress) as line:
         line.tell("ingesting")
         line.tell("ingesting")
     (text,) = capsys.readouterr().err.splitlines()
-    for part in ("sent     1,200", "confirmed     1,100", "written       900", "550 confirmed/s", "450 written/s"):
+    rates = ("550 confirmed/s", "450 to Parquet/s")
+    for part in ("sent     1,200", "confirmed     1,100", "in Parquet       900", *rates):
         assert part in text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "--demo"),
-        (["--demo", "--stream", "a"], "broker of its own"),
-        (["--endpoints", "a:1", "--stream", "a"], "--output"),
-        (["--endpoints", "a:1", "--stream", "a", "--stream", "b", "--output", "o", "--sample"], "one stream"),
-        (["--endpoints", "a:1", "--stream", "a", "--output", "o", "--partition-by", "x'y"], "without quotes"),
-    ],
+    ("arguments", "says"), [(["--seconds", "0"], "--seconds"), (["--messages", "x"], "--messages")]
 )
 def test_wrong_usage(arguments, says):
     result = CliRunner().invoke(ingest, arguments)

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types of the compiled decoder."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pyarrow as pa
+
+from vibemq.errors import StorageError
+from vibemq.storage.reading import ChunkReader
 
 SUB_BATCH_BYTES_MAX: int
 TIMESTAMP_MS_MAX: int
 
 class Decoder:
     next_offset: int
+    given: int
     def __init__(
         self, stream: str, schema: pa.Schema, *, raw: bool = False, batch_bytes: int = ..., batch_rows: int = ...
     ) -> None: ...
@@ -23,4 +27,7 @@ class Decoder:
         start_offset: int,
         end_offset: int,
     ) -> Iterator[pa.RecordBatch]: ...
+    def decode_log(
+        self, chunks: ChunkReader, start_offset: int, end_offset: int
+    ) -> Generator[pa.RecordBatch, None, tuple[int, StorageError | None]]: ...
     def finish(self) -> pa.RecordBatch | None: ...

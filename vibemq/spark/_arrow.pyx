@@ -5,15 +5,6 @@ Arrow's C++ library is not linked: a batch is one slab of memory laid out as Arr
 offsets, timestamps, values), filled here and wrapped with `pyarrow.py_buffer` and `Array.from_buffers`, a few
 microseconds for each batch. A payload is copied once, from the chunk into the slab, without the GIL.
 
-Ids and headers are columns of texts: three stretches of memory that grow, where each text ends, the
-texts, and a bit for each that says it is not null. Headers are one map for each row: two such columns
-for all rows together, and where each row's pairs end.
-
-Whatever a publisher wrote becomes text, as the doors that know only text hand it on: numbers in
-decimal, booleans as words, UUIDs in their canonical form, timestamps as milliseconds. Lists, maps and
-other values that have no text are null. Bytes that are no UTF-8, which Arrow and Spark want,
-become U+FFFD. A key that a publisher wrote twice is there twice.
-
 Bounds: a batch ends at `batch_bytes` of values (with their headers, where these are wanted) or `batch_rows` rows,
 whichever comes first (one larger message is a batch of its own); a compressed sub-batch may unpack to at most
 SUB_BATCH_BYTES_MAX, which is checked before anything is unpacked. Ends are 32 bits wide and cannot overflow: a batch
@@ -21,34 +12,22 @@ takes no further message once it is full, at most 64 MiB, and one message, at mo
 much text (7 bytes of a float with a one-byte key become 24; a byte that is no UTF-8 becomes three).
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 import pyarrow as pa
 
-from vibemq.grow cimport c_grow
 from vibemq.client._core cimport (
-    AMQP_NULL, AMQP_OTHER, AMQP_TEXT_MAX_BYTES, amqp_message, amqp_message_id, amqp_pair, amqp_pairs, amqp_pairs_begin,
-    amqp_pairs_next, amqp_parse, amqp_value, amqp_value_text, boolean, bytes_load32, chunk_entry,
-    chunk_entry_next, message_body,
+    amqp_message, amqp_parse, bytes_load32, chunk_entry, chunk_entry_next, message_body,
 )
+from vibemq.spark._columns cimport Properties, Slab
+from vibemq.storage.core cimport ERR_END, OK, err
+from vibemq.storage.reading cimport ChunkReader
 
 from vibemq.errors import ProtocolError
 from vibemq.spark.codecs import NAMES, decompress
-
-
-cdef extern from "base/error.h" nogil:
-    enum:
-        OK
-        ERR_END
-
-
-cdef extern from "message/text.h" nogil:
-    boolean utf8_is_valid(const uint8_t *p, size_t n)
-    boolean utf8_step(const uint8_t **at, const uint8_t *end)
 
 
 cdef enum:
@@ -56,209 +35,10 @@ cdef enum:
     ENDS_BYTES = 262208           # (ROWS_MAX + 1) value ends of 4 bytes, rounded up to 64
     COLUMN_BYTES = 524288         # ROWS_MAX values of 8 bytes
     VALUES_AT = 1310784           # ENDS_BYTES + 2 * COLUMN_BYTES
-    FIRST_BYTES = 4096            # of a column that grows
-    SLABS_KEPT = 4                # what Spark's writer and a prefetching reader hold at once, with room
-    COLUMNS_KEPT = 32             # of a batch there are ten, and two or three batches at a time
-    KEPT_BYTES_MAX = 9699392      # 8 MiB of values; what grew beyond is given back
-    MARK_BYTES = 3                # U+FFFD in UTF-8
+BESIDE = frozenset(("key", "message_id", "content_type", "headers"))
 SUB_BATCH_BYTES_MAX = 268435456   # as csrc/log/chunk.h bounds a chunk: no sub-batch may unpack to more
-TIMESTAMP_MS_MAX = 253402300799999  # the end of the year 9999: the last that Spark can print
-
-# ---- memory, which is kept and used again: what the process has never touched costs ten times as much to write ----
-
-cdef struct Pool:
-    int count, most
-    uint8_t *data[COLUMNS_KEPT]
-    size_t capacity[COLUMNS_KEPT]
-
-cdef Pool slabs, columns
-slabs.most, columns.most = SLABS_KEPT, COLUMNS_KEPT
-
-
-cdef class Memory:
-    """Arrow's buffers keep it alive, then it goes back to its pool. It must not grow once Arrow has seen it."""
-
-    cdef uint8_t *data
-    cdef size_t size, capacity
-    cdef Pool *pool
-
-    cdef int begin(self, Pool *pool, size_t room) except -1:
-        """With what was kept last, if there is any."""
-        self.pool = pool
-        if pool.count:
-            pool.count -= 1
-            self.data, self.capacity = pool.data[pool.count], pool.capacity[pool.count]
-        if not self.room(room):
-            raise MemoryError(f"no memory for {room} bytes of a batch")
-        return 0
-
-    def __dealloc__(self):
-        cdef Pool *pool = self.pool
-        if self.data != NULL and pool.count < pool.most and self.capacity <= KEPT_BYTES_MAX:
-            pool.data[pool.count], pool.capacity[pool.count] = self.data, self.capacity
-            pool.count += 1
-        else:
-            free(self.data)
-
-    cdef bint room(self, size_t more) noexcept nogil:
-        """See to it that `more` bytes fit; False when there is no memory."""
-        return c_grow(&self.data, &self.capacity, self.size + more, 1, "a column", NULL) == 0
-
-    def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.data, self.size, 0, flags)
-
-
-cdef class Slab(Memory):
-    """The columns of one batch whose places are known, and its values behind them."""
-
-    def __cinit__(self, size_t values_capacity):
-        self.begin(&slabs, VALUES_AT + values_capacity)
-        self.size = VALUES_AT + values_capacity
-
-
-cdef class Growing(Memory):
-    """Arrow takes no buffer without an address, so that even an empty one has some room."""
-
-    def __cinit__(self):
-        self.begin(&columns, FIRST_BYTES)
-
-
-# ---- ids and headers ----
-
-cdef inline bint add_end(Growing ends, size_t end) noexcept nogil:
-    if not ends.room(sizeof(int32_t)):
-        return False
-    (<int32_t *>(ends.data + ends.size))[0] = <int32_t>end
-    ends.size += sizeof(int32_t)
-    return True
-
-
-cdef class Texts:
-    """A column of strings. Invariant: `ends` holds a 0 and then the end of each of `count` texts in `bytes`."""
-
-    cdef Growing ends, bytes, valid
-    cdef uint32_t count, nulls
-
-    def __cinit__(self):
-        self.ends, self.bytes, self.valid = Growing(), Growing(), Growing()
-        if not add_end(self.ends, 0):
-            raise MemoryError("no memory for a column of texts")
-
-    cdef bint add(self, const uint8_t *text, size_t size, bint null) noexcept nogil:
-        """Put one text at the end; False when there is no memory."""
-        cdef uint8_t *valid
-        if self.count & 7 == 0:
-            if not self.valid.room(1):
-                return False
-            self.valid.data[self.valid.size] = 0
-            self.valid.size += 1
-        if null:
-            self.nulls += 1
-        else:
-            valid = self.valid.data + (self.count >> 3)
-            valid[0] = <uint8_t>(valid[0] | 1 << (self.count & 7))
-            if not self.bytes.room(size):
-                return False
-            if utf8_is_valid(text, size):
-                if size:
-                    memcpy(self.bytes.data + self.bytes.size, text, size)
-                self.bytes.size += size
-            elif not self._mend(text, text + size):
-                return False
-        self.count += 1
-        return add_end(self.ends, self.bytes.size)
-
-    cdef bint _mend(self, const uint8_t *at, const uint8_t *end) noexcept nogil:
-        cdef const uint8_t *start
-        if not self.bytes.room(MARK_BYTES * <size_t>(end - at)):
-            return False
-        while at != end:
-            start = at
-            if utf8_step(&at, end):
-                memcpy(self.bytes.data + self.bytes.size, start, at - start)
-                self.bytes.size += at - start
-            else:
-                memcpy(self.bytes.data + self.bytes.size, b"\xef\xbf\xbd", MARK_BYTES)
-                self.bytes.size += MARK_BYTES
-                if at == start:
-                    at += 1
-        return True
-
-    cdef buffers(self):
-        return [pa.py_buffer(self.valid) if self.nulls else None, pa.py_buffer(self.ends), pa.py_buffer(self.bytes)]
-
-
-cdef bint add_value(Texts column, const amqp_value *value) noexcept nogil:
-    cdef char text[AMQP_TEXT_MAX_BYTES]
-    cdef size_t size
-    if value.kind == AMQP_NULL or value.kind == AMQP_OTHER:
-        return column.add(NULL, 0, True)
-    size = amqp_value_text(value, text, AMQP_TEXT_MAX_BYTES)
-    if size <= AMQP_TEXT_MAX_BYTES:
-        return column.add(<const uint8_t *>text, size, False)
-    return column.add(value.data, value.bytes, False)
-
-
-cdef class Properties:
-    """The ids and headers of one batch's rows. Invariant between calls: as many of each as there are rows."""
-
-    cdef bint want_ids, want_headers
-    cdef Texts ids, keys, values
-    cdef Growing pair_ends
-
-    def __cinit__(self, bint want_ids, bint want_headers):
-        self.want_ids, self.want_headers = want_ids, want_headers
-        if want_ids:
-            self.ids = Texts()
-        if want_headers:
-            self.keys, self.values, self.pair_ends = Texts(), Texts(), Growing()
-            if not add_end(self.pair_ends, 0):
-                raise MemoryError("no memory for a column of headers")
-
-    cdef bint add(self, const amqp_message *message) noexcept nogil:
-        """One row's; `message` is NULL where the row is no AMQP 1.0 message. False when there is no memory."""
-        cdef amqp_value value
-        cdef amqp_pairs pairs
-        cdef amqp_pair pair
-        if self.want_ids:
-            if message != NULL and amqp_message_id(message, &value):
-                if not add_value(self.ids, &value):
-                    return False
-            elif not self.ids.add(NULL, 0, True):
-                return False
-        if self.want_headers:
-            if message != NULL:
-                amqp_pairs_begin(&pairs, message.application_properties, message.application_properties_size)
-                while amqp_pairs_next(&pairs, &pair):
-                    if not self.keys.add(pair.key, pair.key_bytes, False) or not add_value(self.values, &pair.value):
-                        return False
-            return add_end(self.pair_ends, self.keys.count)
-        return True
-
-    cdef size_t size(self) noexcept nogil:
-        """How many bytes of text there are."""
-        cdef size_t size = 0
-        if self.want_ids:
-            size += self.ids.bytes.size
-        if self.want_headers:
-            size += self.keys.bytes.size + self.values.bytes.size + self.keys.ends.size + self.values.ends.size
-        return size
-
-    cdef ids_array(self, kind):
-        return pa.Array.from_buffers(kind, self.ids.count, self.ids.buffers(), null_count=self.ids.nulls)
-
-    cdef headers_array(self, kind, rows):
-        pairs = pa.StructArray.from_arrays(
-            [
-                pa.Array.from_buffers(kind.key_type, self.keys.count, self.keys.buffers(), null_count=0),
-                pa.Array.from_buffers(
-                    kind.item_type, self.values.count, self.values.buffers(), null_count=self.values.nulls),
-            ],
-            fields=[kind.key_field, kind.item_field],
-        )
-        return pa.Array.from_buffers(
-            kind, rows, [None, pa.py_buffer(self.pair_ends)], null_count=0, children=[pairs])
-
+cdef int64_t TIMESTAMP_MS_LAST = 253402300799999  # the end of the year 9999: the last that Spark can print
+TIMESTAMP_MS_MAX = TIMESTAMP_MS_LAST
 
 # ---- chunks to batches ----
 
@@ -304,21 +84,23 @@ cdef class Decoder:
     cdef object schema, names_buffers
     cdef bytes unpacked
     cdef str stream
-    cdef bint raw, want_value, want_ids, want_headers, no_memory
-    cdef Properties properties        # None where neither ids nor headers are wanted
+    cdef bint raw, want_value, with_properties, is_plain, no_memory
+    cdef Properties properties        # None where none are wanted
     cdef size_t batch_bytes, filled, short_of
     cdef int32_t batch_rows, rows
     cdef readonly int64_t next_offset
+    cdef readonly int64_t given       # rows in all the batches handed on
     cdef int64_t record_offset, end_offset, timestamp_us
     cdef const uint8_t *at
     cdef const uint8_t *end
     cdef const uint8_t *inner_at
     cdef const uint8_t *inner_end
-    cdef uint32_t inner_left, entries_seen
+    cdef int64_t chunk_id
+    cdef uint32_t entries, records, inner_left, entries_seen
     cdef chunk_entry entry
 
     def __init__(self, str stream, schema, *, bint raw=False, size_t batch_bytes=4 << 20, int32_t batch_rows=ROWS_MAX):
-        known = {"value", "offset", "timestamp", "stream", "message_id", "headers"}
+        known = {"value", "offset", "timestamp", "stream", *BESIDE}
         unknown = [name for name in schema.names if name not in known]
         if unknown:
             raise ValueError(f"no column {unknown[0]!r}: there are {', '.join(sorted(known))}")
@@ -328,8 +110,8 @@ cdef class Decoder:
         self.schema = schema
         self.raw = raw
         self.want_value = "value" in schema.names
-        self.want_ids = "message_id" in schema.names
-        self.want_headers = "headers" in schema.names
+        self.with_properties = not BESIDE.isdisjoint(schema.names)
+        self.is_plain = self.want_value and not (raw or self.with_properties)
         self.batch_bytes = max(batch_bytes, <size_t>1)
         self.batch_rows = batch_rows
         self.names_buffers = None
@@ -340,46 +122,91 @@ cdef class Decoder:
         What is left over stays for the next chunk, or for `finish`. `data` is the chunk's
         entries; it is read only while this generator runs.
         """
-        cdef outcome what
         cdef Py_buffer view
-        if abs(timestamp_ms) > TIMESTAMP_MS_MAX:
-            raise ProtocolError(self._where(chunk_id, f"its timestamp is {timestamp_ms} ms"))
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            self._begin(chunk_id, timestamp_ms, entries, records, <const uint8_t *>view.buf, view.len, start_offset,
+                        end_offset)
+            while (batch := self._go_on()) is not None:
+                yield batch
+        finally:
+            PyBuffer_Release(&view)
+            self._end()
+
+    def decode_log(self, ChunkReader chunks, int64_t start_offset, int64_t end_offset):
+        """The same for all chunks of a log from `start_offset` on.
+
+        Returns where it had to stop, with the exception that says why, or None: at `end_offset`, or because there is
+        nothing but what lies behind.
+        """
+        cdef err code
+        cdef int64_t at = start_offset
+        problem = None
+        try:
+            while at < end_offset:
+                with nogil:
+                    code = chunks.next()
+                if code != OK:
+                    problem = chunks.problem(code)
+                    break
+                if <int64_t>chunks.chunk.chunk_id > at:
+                    break
+                self._begin(chunks.chunk.chunk_id, chunks.chunk.timestamp_ms, chunks.chunk.entries,
+                            chunks.chunk.records, chunks.entries, chunks.chunk.data_bytes, at, end_offset)
+                while (batch := self._go_on()) is not None:
+                    yield batch
+                at = max(at, min(end_offset, <int64_t>(chunks.chunk.chunk_id + chunks.chunk.records)))
+        finally:
+            self._end()
+        return at, problem
+
+    cdef int _begin(self, int64_t chunk_id, int64_t timestamp_ms, uint32_t entries, uint32_t records,
+                    const uint8_t *data, size_t size, int64_t start_offset, int64_t end_offset) except -1:
+        """A chunk is at hand. `data`, its entries, must stay until `_go_on` gives None or `_end` is called."""
+        self.chunk_id = chunk_id
+        if not -TIMESTAMP_MS_LAST <= timestamp_ms <= TIMESTAMP_MS_LAST:
+            raise ProtocolError(self._where(f"its timestamp is {timestamp_ms} ms"))
         self.timestamp_us = timestamp_ms * 1000
+        self.entries, self.records = entries, records
         self.record_offset = chunk_id
         self.next_offset = max(chunk_id, start_offset)
         self.end_offset = end_offset
         self.entries_seen = 0
         self.inner_left = 0
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        try:
-            self.at = <const uint8_t *>view.buf
-            self.end = self.at + view.len
-            while True:
-                if self.slab is None:
-                    self._new_slab()
-                with nogil:
-                    what = self._fill()
-                if self.no_memory:
-                    raise MemoryError(f"no memory for the headers of {self.rows} messages")
-                if what == BATCH_FULL:
-                    if self.rows:
-                        yield self._take()
-                    else:
-                        self.slab = Slab(self.short_of)
-                elif what == WANT_UNPACKED:
-                    self._unpack(chunk_id)
-                else:
-                    break
-            if what == CORRUPT:
-                raise ProtocolError(self._where(chunk_id, f"entry {self.entries_seen} cannot be read"))
-            if what == CHUNK_DONE and (self.entries_seen != entries or self.record_offset != chunk_id + records):
-                raise ProtocolError(self._where(
-                    chunk_id, f"it says {entries} entries and {records} records, "
-                              f"but holds {self.entries_seen} and {self.record_offset - chunk_id}"))
-        finally:
-            PyBuffer_Release(&view)
-            self.at = self.end = self.inner_at = self.inner_end = NULL
-            self.unpacked = None
+        self.at = data
+        self.end = data + size
+        return 0
+
+    cdef _go_on(self):
+        """The next batch that fills up, or None when the chunk is done."""
+        cdef outcome what
+        while True:
+            if self.slab is None:
+                self._new_slab()
+            with nogil:
+                what = self._fill()
+            if self.no_memory:
+                raise MemoryError(f"no memory for the headers of {self.rows} messages")
+            if what == BATCH_FULL:
+                if self.rows:
+                    return self._take()
+                self.slab = Slab(VALUES_AT + self.short_of)
+            elif what == WANT_UNPACKED:
+                self._unpack()
+            else:
+                break
+        if what == CORRUPT:
+            raise ProtocolError(self._where(f"entry {self.entries_seen} cannot be read"))
+        if what == CHUNK_DONE and (
+                self.entries_seen != self.entries or self.record_offset != self.chunk_id + self.records):
+            raise ProtocolError(self._where(
+                f"it says {self.entries} entries and {self.records} records, "
+                f"but holds {self.entries_seen} and {self.record_offset - self.chunk_id}"))
+        return None
+
+    cdef void _end(self) noexcept:
+        self.at = self.end = self.inner_at = self.inner_end = NULL
+        self.unpacked = None
 
     def finish(self):
         """The last batch, or None."""
@@ -392,6 +219,11 @@ cdef class Decoder:
         cdef int result
         cdef chunk_entry inner
         while True:
+            if self.is_plain and self.record_offset >= self.next_offset:
+                if self.inner_left:  # but the last one, behind which nothing may follow
+                    self.inner_left -= self._run(&self.inner_at, self.inner_end, self.inner_left - 1)
+                else:
+                    self.entries_seen += self._run(&self.at, self.end, ROWS_MAX)
             if self.inner_left:
                 if self.record_offset >= self.end_offset:
                     return RANGE_DONE
@@ -429,6 +261,43 @@ cdef class Decoder:
             if self.inner_left and self.entry.compression:
                 return WANT_UNPACKED
 
+    cdef inline uint32_t _run(self, const uint8_t **start, const uint8_t *end, int64_t most) noexcept nogil:
+        """Put messages into the slab as long as their bodies need no parser: the usual case, and the shortest way.
+
+        At most `most`, and what fits; returns how many. It stops at whatever is for `_fill` to judge.
+        """
+        cdef const uint8_t *at = start[0]
+        cdef const uint8_t *body
+        cdef uint8_t *values = self.slab.data + VALUES_AT
+        cdef size_t filled = self.filled, room = self.slab.size - VALUES_AT
+        cdef int32_t *ends = <int32_t *>self.slab.data + self.rows + 1
+        cdef int64_t *offsets = <int64_t *>(self.slab.data + ENDS_BYTES) + self.rows
+        cdef int64_t *times = <int64_t *>(self.slab.data + ENDS_BYTES + COLUMN_BYTES) + self.rows
+        cdef int64_t count = 0, i
+        cdef uint32_t size, body_size
+        most = min(most, self.end_offset - self.record_offset, <int64_t>(self.batch_rows - self.rows))
+        while count < most and end - at >= 4:
+            size = bytes_load32(at)
+            if size > <size_t>(end - at - 4):  # as of a sub-batch, whose first bit is set
+                break
+            if not body_of(at + 4, size, &body, &body_size) or body_size > room - filled:
+                break
+            memcpy(values + filled, body, body_size)
+            filled += body_size
+            ends[count] = <int32_t>filled
+            count += 1
+            at += 4 + size
+        for i in range(count):
+            offsets[i] = self.record_offset + i
+        for i in range(count):
+            times[i] = self.timestamp_us
+        start[0] = at
+        self.filled = filled
+        self.rows += <int32_t>count
+        self.record_offset += count
+        self.next_offset = max(self.next_offset, self.record_offset)
+        return <uint32_t>count
+
     cdef inline bint _add(self, const uint8_t *data, uint32_t size) noexcept nogil:
         """Put one record into the slab; False when it has no room for it."""
         cdef uint8_t *slab = self.slab.data
@@ -436,7 +305,7 @@ cdef class Decoder:
         cdef uint32_t body_size = size
         cdef amqp_message message
         cdef bint is_amqp = False
-        cdef bint with_properties = self.want_ids or self.want_headers
+        cdef bint with_properties = self.with_properties
         if self.rows >= self.batch_rows:
             return False
         if with_properties:
@@ -465,23 +334,23 @@ cdef class Decoder:
         return True
 
     cdef _new_slab(self):
-        self.slab = Slab(self.batch_bytes)
-        if self.want_ids or self.want_headers:
-            self.properties = Properties(self.want_ids, self.want_headers)
+        self.slab = Slab(VALUES_AT + self.batch_bytes)
+        if self.with_properties:
+            self.properties = Properties(self.schema)
 
-    cdef _unpack(self, chunk_id):
+    cdef _unpack(self):
         """Replace the compressed body of the sub-batch at hand by its content."""
         if self.entry.uncompressed_bytes > SUB_BATCH_BYTES_MAX:
             raise ProtocolError(self._where(
-                chunk_id, f"a sub-batch says it unpacks to {self.entry.uncompressed_bytes} bytes, "
-                          f"more than the {SUB_BATCH_BYTES_MAX} allowed"))
+                f"a sub-batch says it unpacks to {self.entry.uncompressed_bytes} bytes, "
+                f"more than the {SUB_BATCH_BYTES_MAX} allowed"))
         try:
             self.unpacked = decompress(
                 self.entry.compression, <bytes>self.inner_at[:self.inner_end - self.inner_at],
                 self.entry.uncompressed_bytes)
         except ValueError as failed:
             name = NAMES.get(self.entry.compression, f"compression {self.entry.compression}")
-            raise ProtocolError(self._where(chunk_id, f"its {name} sub-batch cannot be unpacked: {failed}")) from failed
+            raise ProtocolError(self._where(f"its {name} sub-batch cannot be unpacked: {failed}")) from failed
         self.inner_at = <const uint8_t *>PyBytes_AS_STRING(self.unpacked)
         self.inner_end = self.inner_at + PyBytes_GET_SIZE(self.unpacked)
 
@@ -492,11 +361,8 @@ cdef class Decoder:
         (<int32_t *>self.slab.data)[0] = 0
         arrays = []
         for field in self.schema:
-            if field.name == "message_id":
-                arrays.append(self.properties.ids_array(field.type))
-                continue
-            if field.name == "headers":
-                arrays.append(self.properties.headers_array(field.type, rows))
+            if field.name in BESIDE:
+                arrays.append(self.properties.array(field, rows))
                 continue
             if field.name == "value":
                 buffers = [None, slab.slice(0, 4 * (rows + 1)), slab.slice(VALUES_AT, self.filled)]
@@ -509,6 +375,7 @@ cdef class Decoder:
             arrays.append(pa.Array.from_buffers(field.type, rows, buffers, null_count=0))
         self.slab = None
         self.properties = None
+        self.given += rows
         self.rows = 0
         self.filled = 0
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -521,5 +388,5 @@ cdef class Decoder:
             self.names_buffers = (room, names.buffers())
         return self.names_buffers[1]
 
-    def _where(self, chunk_id, what):
-        return f"stream {self.stream!r}, chunk {chunk_id}: {what}"
+    def _where(self, what):
+        return f"stream {self.stream!r}, chunk {self.chunk_id}: {what}"

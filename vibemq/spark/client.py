@@ -15,19 +15,24 @@ import contextlib
 import logging
 import os
 import random
+import re
+import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
+from vibemq.client.plans import NOT_SAID, WantedRange
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import ConnectionClosed, RequestFailed, StreamNotFound, TimeoutExceeded, VibeMQError
-from vibemq.spark.options import Options
+from vibemq.spark import logins
+from vibemq.spark.options import ACCESS, FIELDS, Options
 
 log = logging.getLogger("vibemq.spark")
 
 T = TypeVar("T")
 
+FRAME_BYTES_MAX = 64 << 20  # of a message that is written; a broker's own limit is mostly lower
 IDLE_SECONDS_MAX = 20.0  # nobody reads from an idle connection: an older one may be dead without knowing
 FIRST_PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 2.0
@@ -44,18 +49,28 @@ class BrokerAway(Exception):
 
 
 class Facts(NamedTuple):
-    """What the broker says about a stream: the records [first, next) of one incarnation."""
+    """What the broker says about a stream: the records [first, next) of one incarnation may be planned.
+
+    What a power cut could take back is not among them, where the broker says what that is. `cuts` are offsets where
+    the range that was asked for may be parted; the rest is what a broker of ours answers (client.plans).
+    """
 
     incarnation: str
     first: int
     next: int
+    cuts: tuple[int, ...] = ()
+    at_timestamp: int | None = None
+    limit: int = 0  # the end of so many bytes as were asked for
+    waiting_bytes: int = 0
+    store: str = ""
+    directory: str = ""
 
 
 # Idle, and since when, by the process that made them and by _key. What a parent made is kept, so that no destructor
 # speaks on a socket that the parent still uses.
 _pool: dict[tuple[Any, ...], list[tuple[StreamsConnection, float]]] = {}
 #: Of Options, what tells connections apart.
-_key = attrgetter("endpoints", "vhost", "username", "password", "password_env", "password_file", "fetch_timeout_ms")
+_key = attrgetter(*(FIELDS[name][0] if name in FIELDS else name for name in ACCESS), "fetch_timeout_ms")
 
 
 def _idle(options: Options) -> list[tuple[StreamsConnection, float]]:
@@ -80,17 +95,25 @@ def _connect(options: Options) -> StreamsConnection:
             return StreamsConnection.connect(
                 host,
                 port,
-                user=options.username,
-                password=options.secret(),
+                **logins.arguments(options),
                 virtual_host=options.vhost,
                 timeout_s=options.fetch_timeout_ms / 1000,
+                frame_max=FRAME_BYTES_MAX,
                 client_properties={"product": "VibeMQ", "connection_name": f"vibemq-spark-{os.getpid()}"},
             )
         except AWAY as failed:
+            if isinstance(failed, VibeMQError) and _is_tls_refusal(failed.__cause__):
+                raise with_remedy(failed) from None  # time does not mend that
             refused.append(str(failed))  # it says which endpoint
         except VibeMQError as failed:
-            raise _with_remedy(failed) from None
+            raise with_remedy(failed) from None
     raise BrokerAway("; ".join(refused))
+
+
+def _is_tls_refusal(problem: BaseException | None) -> bool:
+    """Whether one side does not want the other's certificate, or one of them speaks no TLS."""
+    lost = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+    return isinstance(problem, ssl.SSLError) and not isinstance(problem, lost)
 
 
 def _close(connection: StreamsConnection) -> None:
@@ -113,11 +136,11 @@ def connection(options: Options) -> Iterator[StreamsConnection]:
     except RequestFailed as failed:
         if failed.code == CODE_NO_SUBSCRIPTION:
             raise BrokerAway(str(failed)) from failed
-        raise _with_remedy(failed) from None
+        raise with_remedy(failed) from None
     except StreamNotFound as failed:
-        if _all_exist(taken, options.streams):
+        if _all_exist(taken, options):
             raise BrokerAway(str(failed)) from failed
-        raise _with_remedy(failed) from None
+        raise with_remedy(failed) from None
     except AWAY as failed:
         raise BrokerAway(f"{type(failed).__name__}: {failed}") from failed
     finally:
@@ -127,7 +150,7 @@ def connection(options: Options) -> Iterator[StreamsConnection]:
             _close(taken)
 
 
-def _with_remedy(failed: VibeMQError) -> VibeMQError:
+def with_remedy(failed: VibeMQError) -> VibeMQError:
     """The same with its hint in the message: Spark shows nothing else."""
     if failed.hint and failed.hint not in failed.message:
         failed.message = f"{failed.message}. {failed.hint}"
@@ -135,10 +158,12 @@ def _with_remedy(failed: VibeMQError) -> VibeMQError:
     return failed
 
 
-def _all_exist(taken: StreamsConnection, streams: tuple[str, ...]) -> bool:
+def _all_exist(taken: StreamsConnection, options: Options) -> bool:
     """Whether every stream exists, perhaps without a leader at the moment: then to be refused one is no verdict."""
     try:
-        return all(taken.exists(stream) for stream in streams)
+        return all(taken.exists(stream) for stream in names(taken, options))
+    except StreamNotFound:
+        return False  # a super stream
     except AWAY:
         return True  # nobody said that it is gone
 
@@ -150,13 +175,61 @@ def close_all() -> None:
             _close(idle.pop()[0])
 
 
-def facts(taken: StreamsConnection, stream: str, at_least: int = 0) -> Facts:
-    """What the broker says about a stream. Only ours names an incarnation.
+def names(taken: StreamsConnection, options: Options) -> list[str]:
+    """The streams that are to be read, as of now."""
+    if options.super_stream:
+        return taken.partitions(options.super_stream)
+    if options.pattern:
+        return [each.name for each in taken.list_streams() if re.fullmatch(options.pattern, each.name)]
+    return list(options.streams)
 
-    `at_least` is an end that the stream had once, or 1 where it is likely to hold anything.
-    An older broker tells its end by what it delivers, and a late delivery looks like an
-    empty stream: it is asked again before anyone takes it for empty or speaks of lost data.
+
+def ask(
+    taken: StreamsConnection,
+    wanted: Iterable[WantedRange],
+    at_least: Mapping[str, int] | None = None,
+    super_stream: str = "",
+) -> dict[str, Facts]:
+    """What the broker says about streams, or a super stream's partitions; in one round trip if it is ours.
+
+    `at_least`: an end that a stream had once. Where it says nothing, a stream is likely to hold something.
     """
+    ranges = {each.stream: each for each in wanted}
+    if not taken.has_plans:
+        streams = taken.partitions(super_stream) if super_stream else list(ranges)
+        return {
+            name: _found_out(taken, ranges.get(name, WantedRange(name)), (at_least or {}).get(name, 1))
+            for name in streams
+        }
+    plan = taken.plan_reads(list(ranges.values()), super_stream=super_stream)
+    return {
+        name: Facts(
+            f"{int(each.incarnation, 16):x}",
+            each.first,
+            each.durable,
+            each.cuts,
+            each.at_timestamp,
+            each.limit,
+            each.waiting_bytes,
+            plan.store,
+            plan.directory,
+        )
+        for name, each in plan.streams.items()
+    }
+
+
+def facts(taken: StreamsConnection, stream: str, at_least: int = 0) -> Facts:
+    """The same about one stream, for who reads it."""
+    return ask(taken, [WantedRange(stream)], {stream: at_least})[stream]
+
+
+def _found_out(taken: StreamsConnection, wanted: WantedRange, at_least: int) -> Facts:
+    """Of a broker that plans nothing. Only ours names an incarnation.
+
+    An older broker tells its end by what it delivers, and a late delivery looks like an empty stream: it is asked again
+    before anyone takes it for empty or speaks of lost data.
+    """
+    stream = wanted.stream
     for again in range(ASK_AGAIN + 1):
         try:
             stats = taken.stats(stream)
@@ -170,6 +243,16 @@ def facts(taken: StreamsConnection, stream: str, at_least: int = 0) -> Facts:
         if incarnation or has.next >= at_least or again == ASK_AGAIN:
             break
         time.sleep(ASK_AGAIN_SECONDS)
+    start, end = max(wanted.start, has.first), has.next if wanted.end == NOT_SAID else min(wanted.end, has.next)
+    if wanted.split_records:  # nobody knows where chunks begin: tasks drop what they get of their neighbours'
+        has = has._replace(cuts=tuple(range(end - wanted.split_records, start, -wanted.split_records))[::-1])
+    if wanted.bytes_max and start < end:
+        with contextlib.closing(taken.read_chunks(stream, start, start + 1)) as chunks:
+            chunk = next(chunks, None)
+        # Nobody says how many bytes lie there: as many for each record as in the first chunk.
+        records, size = (chunk.records, len(chunk.data)) if chunk else (1, 1)
+        waiting = (end - start) * size // records
+        has = has._replace(limit=min(end, start + max(1, wanted.bytes_max * records // size)), waiting_bytes=waiting)
     return has
 
 

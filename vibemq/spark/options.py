@@ -9,21 +9,25 @@ ignored costs somebody a day. The password is never part of a `repr`, of a parti
 from __future__ import annotations
 
 import difflib
-import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from vibemq.errors import ConfigError
+from vibemq.spark import logins, places
+from vibemq.spark.logins import LOGINS, PASSWORD
+from vibemq.spark.places import ALL, EARLIEST, LATEST, Place, Places, duration_ms
 
-EARLIEST, LATEST = -2, -1  # Kafka's numbers in offset JSON
-COLUMNS = ("value", "offset", "timestamp", "stream", "message_id", "headers")
+COLUMNS = ("value", "offset", "timestamp", "stream", "key", "message_id", "content_type", "headers")
 COLUMNS_DEFAULT = COLUMNS[:4]  # ids and headers triple what a row costs: 141 ns against 48, with two headers
-STREAMS_PORT = 5552
+AUTO, TCP, LOCAL = READ_MODES = ("auto", "tcp", "local")
+BINARY, RAW, STRING, JSON = VALUE_FORMATS = ("binary", "raw", "string", "json")
+MAP, KAFKA = HEADERS_FORMATS = ("map", "kafka")
+PERMISSIVE, FAILFAST = MODES = ("permissive", "failfast")
+STREAMS_PORT, STREAMS_PORT_TLS = 5552, 5551
 NUMBER_MAX = 1 << 62
+FIRST_BATCH_BYTES = 1 << 30
 BATCH_BYTES_MAX = 64 << 20  # larger batches were slower at every size of message, and each is held several times
 
 _COMMA = re.compile(r"(?<!\\),")
@@ -56,80 +60,145 @@ def _choice(**meanings: bool) -> Callable[[str, str], bool]:
     return read
 
 
+def _word(*words: str) -> Callable[[str, str], str]:
+    def read(name: str, text: str) -> str:
+        value = text.strip().lower()
+        if value not in words:
+            raise ConfigError(f"option {name}: {text!r} is none of {', '.join(words)}")
+        return value
+
+    return read
+
+
+def _names(_: str, text: str) -> tuple[str, ...]:
+    return tuple(name.strip().replace("\\,", ",") for name in _COMMA.split(text))
+
+
+def _place_of_function(name: str, text: str) -> str:
+    module, colon, function = text.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise ConfigError(f"option {name}: {text!r} is not module:function")
+    return text
+
+
 # options -> fields, and how they are read; what they mean, README.md says
 FIELDS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "username": ("username", _text),
     "password": ("password", _text),
     "passwordEnv": ("password_env", _text),
     "passwordFile": ("password_file", _text),
+    "tokenProvider": ("token_provider", _place_of_function),
+    "login": ("login", _word(*LOGINS)),
+    "tls": ("tls", _choice(false=False, true=True)),
+    "tlsCa": ("tls_ca", _text),
+    "tlsCert": ("tls_cert", _text),
+    "tlsKey": ("tls_key", _text),
+    "tlsKeyPasswordEnv": ("tls_key_password_env", _text),
     "vhost": ("vhost", _text),
-    "startingTimestamp": ("starting_timestamp_ms", _number(0)),
     "startingOffsetsByTimestampStrategy": ("timestamp_strategy_latest", _choice(error=False, latest=True)),
     "maxOffsetsPerTrigger": ("max_offsets_per_trigger", _number(1)),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", _number(0)),
+    "minOffsetsPerTrigger": ("min_offsets_per_trigger", _number(1)),
+    "maxTriggerDelay": ("max_trigger_delay_ms", duration_ms),
+    "minPartitions": ("min_partitions", _number(1)),
+    "maxRecordsPerPartition": ("max_records_per_partition", _number(1)),
+    "maxBytesPerPartition": ("max_bytes_per_partition", _number(0)),
     "batchBytes": ("batch_bytes", _number(1, BATCH_BYTES_MAX)),
     "batchRows": ("batch_rows", _number(1, 65536)),
     "fetchTimeoutMs": ("fetch_timeout_ms", _number(1)),
     "brokerDownTimeoutMs": ("broker_down_timeout_ms", _number(0)),
     "latestOffsetPollMs": ("latest_offset_poll_ms", _number(0)),
-    "valueFormat": ("raw", _choice(binary=False, raw=True)),
+    "valueFormat": ("value_format", _word(*VALUE_FORMATS)),
+    "valueSchema": ("value_schema", _text),
+    "mode": ("mode", _word(*MODES)),
+    "headersFormat": ("headers_format", _word(*HEADERS_FORMATS)),
+    "readMode": ("read_mode", _word(*READ_MODES)),
+    "filterValues": ("filter_values", _names),
+    "filterMatchUnfiltered": ("filter_match_unfiltered", _choice(false=False, true=True)),
+    "filterPushdown": ("filter_pushdown", _choice(false=False, true=True)),
     "failOnDataLoss": ("fail_on_data_loss", _choice(true=True, false=False)),
 }
-OTHERS = ("endpoints", "stream", "subscribe", "columns", "includeHeaders", "startingOffsets", "endingOffsets")
+SELECTORS = ("stream", "subscribe", "superStream", "subscribePattern")
+STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+SECRETS = ("password", "passwordEnv", "passwordFile", "tokenProvider")
+OTHERS = ("endpoints", *SELECTORS, "columns", "includeHeaders", *STARTS, *ENDS)
 KNOWN = (*OTHERS, *FIELDS)
+#: Those that say where the broker is, and who comes.
+ACCESS = ("endpoints", "username", *SECRETS, "vhost", "login", *(name for name in FIELDS if name.startswith("tls")))
 _BY_LOWER = {name.lower(): name for name in KNOWN}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for. `starting` and `ending` give a stream (or "*", all) an offset, EARLIEST or LATEST."""
+    """What the user asked for. `starting` and `ending` give a stream, or all of them, a place.
+
+    `streams` are those that were named; else they are the partitions of `super_stream`, or all that `pattern` matches.
+    """
 
     endpoints: tuple[tuple[str, int], ...]
-    streams: tuple[str, ...]
+    streams: tuple[str, ...] = ()
+    super_stream: str = ""
+    pattern: str = ""
     username: str = "guest"
     password: str = field(default="guest", repr=False)
     password_env: str = ""
     password_file: str = ""
+    token_provider: str = ""
+    login: str = PASSWORD
+    tls: bool = False
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_key_password_env: str = ""
     vhost: str = "/"
     columns: tuple[str, ...] = COLUMNS_DEFAULT
-    raw: bool = False
-    starting: Mapping[str, int] = field(default_factory=dict)
-    starting_timestamp_ms: int | None = None
+    value_format: str = BINARY
+    value_schema: str = ""
+    mode: str = PERMISSIVE
+    headers_format: str = MAP
+    read_mode: str = AUTO
+    starting: Places = field(default_factory=dict)
     timestamp_strategy_latest: bool = False
-    ending: Mapping[str, int] = field(default_factory=dict)
+    ending: Places = field(default_factory=dict)
     max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 15 * 60_000
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    max_bytes_per_partition: int = 128 << 20
+    filter_values: tuple[str, ...] = ()
+    filter_match_unfiltered: bool = False
+    filter_pushdown: bool = False
     fail_on_data_loss: bool = True
     batch_bytes: int = 4 << 20
     batch_rows: int = 65536
     fetch_timeout_ms: int = 30_000
     broker_down_timeout_ms: int = 120_000
-    latest_offset_poll_ms: int = 50
+    latest_offset_poll_ms: int = 20  # half of it is what a row waits that comes after a pause
 
-    def secret(self) -> str:
-        """The password, from wherever the user put it; read anew, so a rotated file is seen."""
-        if self.password_env:
-            if self.password_env not in os.environ:
-                raise ConfigError(
-                    f"option passwordEnv: the environment variable {self.password_env} is not set in this process"
-                )
-            return os.environ[self.password_env]
-        if self.password_file:
-            try:
-                return Path(self.password_file).read_text(encoding="utf-8").rstrip("\r\n")
-            except OSError as failed:
-                raise ConfigError(f"option passwordFile: {failed}") from failed
-        return self.password
+    def start_of(self, stream: str, default: Place) -> Place:
+        return self.starting.get(stream, self.starting.get(ALL, default))
 
-    def start_of(self, stream: str, default: int) -> int:
-        return self.starting.get(stream, self.starting.get("*", default))
+    def end_of(self, stream: str) -> Place:
+        return self.ending.get(stream, self.ending.get(ALL, LATEST))
 
-    def end_of(self, stream: str) -> int:
-        return self.ending.get(stream, self.ending.get("*", LATEST))
+    @property
+    def bytes_per_trigger(self) -> int:
+        """At most so many bytes of chunks in a batch; 0: any number.
+
+        A query that begins at the first of the retained records would otherwise take all of them in one batch.
+        """
+        if self.max_bytes_per_trigger is not None:
+            return self.max_bytes_per_trigger
+        begins_early = EARLIEST in self.starting.values() and self.max_offsets_per_trigger is None
+        return FIRST_BATCH_BYTES if begins_early else 0
 
     def for_batch(self) -> Options:
         """Check what only a batch read must obey."""
-        for stream in self.streams:
-            if self.start_of(stream, EARLIEST) == LATEST:
-                raise ConfigError("option startingOffsets: a batch read cannot start at the latest offset")
+        if LATEST in self.starting.values():
+            raise ConfigError("option startingOffsets: a batch read cannot start at the latest offset")
         return self
 
     def for_stream(self) -> Options:
@@ -143,20 +212,31 @@ def parse(given: Mapping[str, str]) -> Options:
     """Read Spark's option map. ConfigError names the option and the remedy."""
     options = {_known(name): str(value) for name, value in dict(given).items()}
     streams = _streams(options)
-    if "startingTimestamp" in options and "startingOffsets" in options:
-        raise ConfigError("options startingTimestamp and startingOffsets: give one of the two")
-    if sum(name in options for name in ("password", "passwordEnv", "passwordFile")) > 1:
-        raise ConfigError("options password, passwordEnv and passwordFile: give one of them")
-    if "startingOffsetsByTimestampStrategy" in options and "startingTimestamp" not in options:
-        raise ConfigError("option startingOffsetsByTimestampStrategy: it needs startingTimestamp")
-    return Options(
-        endpoints=_endpoints(options.get("endpoints", "")),
+    for names in (STARTS, ENDS, SECRETS):
+        if sum(name in options for name in names) > 1:
+            raise ConfigError(f"options {', '.join(names[:-1])} and {names[-1]}: give one of them")
+    if "startingOffsetsByTimestampStrategy" in options and not {*STARTS[1:]} & options.keys():
+        raise ConfigError(
+            "option startingOffsetsByTimestampStrategy: it needs startingTimestamp or startingOffsetsByTimestamp"
+        )
+    if "maxTriggerDelay" in options and "minOffsetsPerTrigger" not in options:
+        raise ConfigError("option maxTriggerDelay: it needs minOffsetsPerTrigger, which makes a batch wait")
+    read = Options(
+        endpoints=_endpoints(options.get("endpoints", ""), options.get("tls", "").strip().lower() == "true"),
         streams=streams,
+        super_stream=options.get("superStream", ""),
+        pattern=_pattern(options.get("subscribePattern", "")),
         columns=_columns(options),
-        starting=_offsets(options, "startingOffsets", streams, {"earliest": EARLIEST, "latest": LATEST}),
-        ending=_offsets(options, "endingOffsets", streams, {"latest": LATEST}),
-        **{field: read(name, options[name]) for name, (field, read) in FIELDS.items() if name in options},
+        starting=_places(options, streams, STARTS),
+        ending=_places(options, streams, ENDS),
+        **{field: convert(name, options[name]) for name, (field, convert) in FIELDS.items() if name in options},
     )
+    if (read.min_offsets_per_trigger or 0) > (read.max_offsets_per_trigger or NUMBER_MAX):
+        raise ConfigError("options minOffsetsPerTrigger and maxOffsetsPerTrigger: the least is above the most")
+    if read.filter_match_unfiltered and not read.filter_values:
+        raise ConfigError("option filterMatchUnfiltered: it needs filterValues")
+    logins.check(read)
+    return read
 
 
 def _known(name: str) -> str:
@@ -169,10 +249,13 @@ def _known(name: str) -> str:
 
 
 def _streams(options: Mapping[str, str]) -> tuple[str, ...]:
-    if ("stream" in options) == ("subscribe" in options):
-        raise ConfigError("options stream and subscribe: give exactly one of them")
-    given = options["stream"] if "stream" in options else options["subscribe"]
-    names = [name.strip().replace("\\,", ",") for name in _COMMA.split(given)]
+    chosen = [name for name in SELECTORS if name in options]
+    if len(chosen) != 1 or not options[chosen[0]].strip():
+        raise ConfigError(f"options {', '.join(SELECTORS[:-1])} and {SELECTORS[-1]}: give exactly one of them")
+    if chosen[0] in ("superStream", "subscribePattern"):
+        return ()
+    given = options[chosen[0]]
+    names = _names(chosen[0], given)
     if not all(names) or len(set(names)) < len(names):
         raise ConfigError(
             f"options stream and subscribe: in {given!r} a stream's name is empty or given twice; "
@@ -181,14 +264,22 @@ def _streams(options: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _endpoints(text: str) -> tuple[tuple[str, int], ...]:
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as wrong:
+        raise ConfigError(f"option subscribePattern: {text!r} is no regular expression: {wrong}") from None
+    return text
+
+
+def _endpoints(text: str, tls: bool) -> tuple[tuple[str, int], ...]:
     if not text.strip():
         raise ConfigError("option endpoints: it is needed, as host:port or host:port,host:port")
     found = []
     for each in text.split(","):
         host, colon, port = each.strip().rpartition(":")
         if not colon:
-            host, port = each.strip(), str(STREAMS_PORT)
+            host, port = each.strip(), str(STREAMS_PORT_TLS if tls else STREAMS_PORT)
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ConfigError(f"option endpoints: {each.strip()!r} is not host:port")
@@ -212,26 +303,10 @@ def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
     return names
 
 
-def _offsets(
-    options: Mapping[str, str], name: str, streams: tuple[str, ...], words: Mapping[str, int]
-) -> dict[str, int]:
-    """Kafka's forms: a word for all streams, or an object with an offset for each."""
-    if name not in options:
-        return {}
-    text = options[name].strip()
-    if text.lower() in words:
-        return {"*": words[text.lower()]}
-    wanted = f'{", ".join(words)} or an object such as {{"{streams[0]}": 0}}'
-    try:
-        given: Any = json.loads(text)
-    except json.JSONDecodeError:
-        raise ConfigError(f"option {name}: {text!r} is not {wanted}") from None
-    if not isinstance(given, dict):
-        raise ConfigError(f"option {name}: {text!r} is not {wanted}")
-    if set(given) != set(streams):
-        odd = ", ".join(sorted(set(given) ^ set(streams)))
-        raise ConfigError(f"option {name}: it must name exactly the streams that are read; look at {odd}")
-    for stream, offset in given.items():
-        if type(offset) is not int or not (0 <= offset < 1 << 63 or offset in words.values()):
-            raise ConfigError(f"option {name}: {offset!r} is not an offset of stream {stream!r}")
-    return given
+def _places(options: Mapping[str, str], streams: tuple[str, ...], names: tuple[str, str, str]) -> Places:
+    by_offset, by_time, by_times = names
+    if by_offset in options:
+        return places.offsets(by_offset, options[by_offset], streams, start=names is STARTS)
+    if by_time in options:
+        return {ALL: Place("time", _number(0)(by_time, options[by_time]))}
+    return places.times(by_times, options[by_times], streams) if by_times in options else {}

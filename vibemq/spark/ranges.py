@@ -11,16 +11,21 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Generator, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from vibemq.client.streams import Chunk, StreamsConnection
 from vibemq.errors import ConfigError, ProtocolError, StreamNotFound, VibeMQError
+from vibemq.spark import local, places
 from vibemq.spark.client import BrokerAway, Facts, Patience, connection, facts
 from vibemq.spark.offsets import Position, Positions
-from vibemq.spark.options import EARLIEST, LATEST, Options
+from vibemq.spark.options import LOCAL, RAW, TCP, Options
+from vibemq.spark.places import Place
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from vibemq.spark._arrow import Decoder
 
 log = logging.getLogger("vibemq.spark")
 
@@ -37,7 +42,7 @@ class Range(NamedTuple):
 
     It travels to the executors and into Spark's logs: it holds no secret and is small. `from_first`: it begins at
     whatever the first retained record is, because the records asked for belonged to a stream that is gone and the user
-    said to go on.
+    said to go on. `store` and `directory` are where a broker of ours has its files, for a task on the same machine.
     """
 
     stream: str
@@ -45,6 +50,8 @@ class Range(NamedTuple):
     start: int
     end: int
     from_first: bool = False
+    store: str = ""
+    directory: str = ""
 
 
 class DataLost(VibeMQError):
@@ -74,22 +81,30 @@ def _there(has: Facts) -> str:
 # ---- where to begin and to end ----
 
 
-def start_position(options: Options, taken: StreamsConnection, stream: str, has: Facts, default: int) -> Position:
+def start_position(
+    options: Options, taken: StreamsConnection, stream: str, has: Facts, default: Place, now_ms: int
+) -> Position:
     """Where a new query begins."""
-    if options.starting_timestamp_ms is not None:
-        offset = offset_for_time(taken, stream, has, options.starting_timestamp_ms)
-        if offset >= has.next and not options.timestamp_strategy_latest:
-            raise ConfigError(
-                f"option startingTimestamp: stream {stream!r} has no record as young as "
-                f"{options.starting_timestamp_ms} ms; startingOffsetsByTimestampStrategy=latest begins at the end"
-            )
-        return Position(has.incarnation, offset)
-    wanted = options.start_of(stream, default)
-    if wanted == EARLIEST:
-        return Position(has.incarnation, has.first)
-    if wanted == LATEST:
-        return Position(has.incarnation, has.next)
-    return Position(has.incarnation, wanted)
+    place = options.start_of(stream, default)
+    offset = places.resolve(place, has.first, has.next, partial(_offset_of_time, taken, stream, has), now_ms)
+    if place.kind == "time" and offset >= has.next and not options.timestamp_strategy_latest:
+        raise ConfigError(
+            f"option startingTimestamp: stream {stream!r} has no record as young as {place.value} ms; "
+            "startingOffsetsByTimestampStrategy=latest begins at the end"
+        )
+    return Position(has.incarnation, offset)
+
+
+def end_offset(options: Options, taken: StreamsConnection, stream: str, has: Facts, now_ms: int) -> int:
+    """Where a batch read ends; where no record is as young as it says, at the end of the stream."""
+    place = options.end_of(stream)
+    return places.resolve(place, has.first, has.next, partial(_offset_of_time, taken, stream, has), now_ms)
+
+
+def _offset_of_time(taken: StreamsConnection, stream: str, has: Facts, time_ms: int) -> int:
+    if has.at_timestamp is None:
+        return offset_for_time(taken, stream, has, time_ms)
+    return min(has.at_timestamp, has.next)  # the broker was asked for this very time
 
 
 def offset_for_time(taken: StreamsConnection, stream: str, has: Facts, timestamp_ms: int) -> int:
@@ -111,32 +126,34 @@ def offset_for_time(taken: StreamsConnection, stream: str, has: Facts, timestamp
     return low
 
 
-def batch_range(options: Options, taken: StreamsConnection, stream: str, has: Facts) -> Range:
+def batch_range(options: Options, stream: str, start: int, end: int, has: Facts) -> Range:
     """The range of a batch read, checked against what is there."""
-    start = start_position(options, taken, stream, has, EARLIEST).offset
-    end = options.end_of(stream)
-    if end == LATEST:
-        end = has.next
     if start > end:
         raise ConfigError(f"stream {stream!r}: startingOffsets {start} is beyond the end, {end}")
-    wanted = Range(stream, has.incarnation, start, end)
+    wanted = Range(stream, has.incarnation, start, end, store=has.store, directory=has.directory)
     if start < end:
         start, end = check(options, wanted, start, has)
-    return Range(stream, has.incarnation, start, end)
+    return wanted._replace(start=start, end=end)
 
 
-def between(options: Options, stream: str, start: Position, end: Position) -> Range:
+def between(options: Options, stream: str, start: Position | None, end: Position) -> Range:
     """The range of a micro-batch. A function of the logged offsets alone, so that a replay is the same.
 
+    A stream that the query did not know before begins at its first record.
     A batch that ends in another incarnation than it began in (or, where the broker names none,
     before it began) holds what the new stream has: only failOnDataLoss=false plans one.
     """
+    if start is None:
+        return Range(stream, end.incarnation, 0, end.offset, from_first=True)
     recreated = start.incarnation not in ("", end.incarnation)
     if recreated or (not end.incarnation and end.offset < start.offset):
         wanted = _span(start.offset, end.offset, start.incarnation)
         if options.fail_on_data_loss:
             _lost(options, stream, wanted, _span(0, end.offset, end.incarnation), RECREATED)
         return Range(stream, end.incarnation, 0, end.offset, from_first=True)
+    if end.offset < start.offset:  # Spark before 4.2 does not say where it stands until now
+        wanted, there = _span(start.offset, start.offset, start.incarnation), _span(0, end.offset, end.incarnation)
+        _lost(options, stream, wanted, there, TRUNCATED)
     return Range(stream, end.incarnation, start.offset, end.offset)
 
 
@@ -144,10 +161,13 @@ def advance(options: Options, here: Positions, tail: Mapping[str, Facts]) -> tup
     """From where, and to where at most, the next batch goes."""
     begin: Positions = {}
     end: Positions = {}
-    for stream, has in tail.items():
+    for stream in sorted(here.keys() - tail.keys()):
         at = here[stream]
+        _lost(options, stream, _span(at.offset, at.offset, at.incarnation), "nothing", "it is not read any more")
+    for stream, has in tail.items():
         end[stream] = Position(has.incarnation, has.next)
         first = Position(has.incarnation, has.first)
+        at = here.get(stream, first)
         gone = ""
         if at.incarnation not in ("", has.incarnation):
             gone, begin[stream] = RECREATED, first
@@ -185,16 +205,37 @@ def check(options: Options, wanted: Range, at: int, has: Facts) -> tuple[int, in
 def read(options: Options, schema: pa.Schema, wanted: Range) -> Iterator[pa.RecordBatch]:
     """Yield exactly the records of a range, as Arrow batches, or raise.
 
-    A lost connection is made again and reading continues at the next record: what was decoded stays in the decoder.
+    From the broker's files where that can be, else from the broker.
     """
     from vibemq.spark._arrow import Decoder  # compiled, and needs pyarrow: only tasks do
 
     decoder = Decoder(
-        wanted.stream, schema, raw=options.raw, batch_bytes=options.batch_bytes, batch_rows=options.batch_rows
+        wanted.stream,
+        schema,
+        raw=options.value_format == RAW,
+        batch_bytes=options.batch_bytes,
+        batch_rows=options.batch_rows,
     )
+    at = wanted.start
+    if options.read_mode != TCP:
+        at = yield from local.read(decoder, wanted, must=options.read_mode == LOCAL)
+    due = at - wanted.start
+    due += yield from _read_remote(options, wanted, at, decoder)
+    last = decoder.finish()
+    if last is not None:
+        yield last
+    if decoder.given != due:
+        gave = f"gave {decoder.given} rows, not {due}"
+        raise ProtocolError(f"stream {wanted.stream!r}: {_span(wanted.start, wanted.end)} {gave}")
+
+
+def _read_remote(options: Options, wanted: Range, at: int, decoder: Decoder) -> Generator[pa.RecordBatch, None, int]:
+    """What is left of a range from `at` on, from the broker; returns how many records there were.
+
+    A lost connection is made again and reading continues at the next record: what was decoded stays in the decoder.
+    """
     patience = Patience(options)
-    at, end = wanted.start, wanted.end
-    due = rows = 0
+    end, due = wanted.end, 0
     while at < end:
         try:
             with connection(options) as taken:
@@ -204,11 +245,9 @@ def read(options: Options, schema: pa.Schema, wanted: Range) -> Iterator[pa.Reco
                     for chunk in chunks if at < end else ():
                         if chunk.chunk_id > at:
                             at = _over_gap(options, wanted, at, min(chunk.chunk_id, end))
-                        for batch in decoder.decode(
+                        yield from decoder.decode(
                             chunk.chunk_id, chunk.timestamp_ms, chunk.entries, chunk.records, chunk.data, at, end
-                        ):
-                            rows += batch.num_rows
-                            yield batch
+                        )
                         reached = max(at, min(end, chunk.chunk_id + chunk.records))
                         due += reached - at
                         at = reached
@@ -222,12 +261,7 @@ def read(options: Options, schema: pa.Schema, wanted: Range) -> Iterator[pa.Reco
             break
         except BrokerAway as failed:
             patience.wait(failed)
-    last = decoder.finish()
-    if last is not None:
-        rows += last.num_rows
-        yield last
-    if rows != due:
-        raise ProtocolError(f"stream {wanted.stream!r}: {_span(wanted.start, wanted.end)} gave {rows} rows, not {due}")
+    return due
 
 
 def _chunks(taken: StreamsConnection, stream: str, start: int, end: int) -> Generator[Chunk, None, None]:

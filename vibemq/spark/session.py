@@ -43,20 +43,28 @@ appender.console.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
 
 def register(spark: SparkSession) -> None:
     """Make `format("vibemq")` known to a session. Does no harm when it is known already."""
+    from pyspark.errors import AnalysisException
+
     from vibemq.spark.source import VibeMQDataSource
 
-    spark.dataSource.register(VibeMQDataSource)
+    try:
+        spark.dataSource.register(VibeMQDataSource)
+    except AnalysisException as known:  # Spark 4.0 has found pyspark_vibemq by itself and takes no name twice
+        if known.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def local_session(
     name: str = "vibemq",
     *,
     cores: str | int = "*",
+    master: str = "",
     log_file: str | Path | None = None,
     log_level: str = "error",
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session on this machine. `log_file` takes what the JVM would write to standard error.
+    """A session on this machine, unless `master` names a cluster's. `log_file` takes what the JVM would write to
+    standard error.
 
     SetupError when pyspark or a Java runtime is missing.
     """
@@ -81,7 +89,7 @@ def local_session(
         log4j.write_text(QUIET_LOG4J.format(level=log_level), encoding="utf-8")
         java_options = settings.get("spark.driver.extraJavaOptions", "")
         settings["spark.driver.extraJavaOptions"] = f"{java_options} -Dlog4j2.configurationFile={log4j}".strip()
-        builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
+        builder = SparkSession.builder.master(master or f"local[{cores}]").appName(name)
         for key, value in settings.items():
             builder = builder.config(key, value)
         with _standard_error_to(log_file):

@@ -10,40 +10,78 @@ record.
 
 from __future__ import annotations
 
+import functools
+import gc
+import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import types
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
-from vibemq.errors import ConfigError
-from vibemq.spark import offsets, ranges
-from vibemq.spark.client import BrokerAway, Facts, Patience, close_all, connection, facts, patiently
+from vibemq.client.plans import NOT_SAID, WantedRange
+from vibemq.errors import StreamNotFound
+from vibemq.spark import offsets, plans, pushdown, ranges
+from vibemq.spark.client import BrokerAway, Facts, Patience, ask, close_all, connection, names, patiently
+from vibemq.spark.columns import arrow_schema, spark_schema
 from vibemq.spark.offsets import Position, Positions
-from vibemq.spark.options import COLUMNS, LATEST, Options, parse
+from vibemq.spark.options import JSON, STRING, Options, parse
+from vibemq.spark.places import LATEST
+from vibemq.spark.pushdown import Bounds
 from vibemq.spark.ranges import Range
+from vibemq.spark.sink import JobWriter, QueryWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter
 
 # Spark before 4.2 has neither read limits nor AvailableNow for Python sources.
 try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
 except ImportError:
-    ReadAllAvailable = ReadLimit = ReadMaxRows = None  # type: ignore[assignment,misc]
+    ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = ReadMinRows = None  # type: ignore[assignment,misc]
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Stands in where Spark has none."""
 
 
-def plan(wanted: Iterable[Range]) -> list[InputPartition]:
-    """A task for each range that is not empty; always in the same order, so that a replayed batch is cut alike."""
-    return [InputPartition(each) for each in sorted(wanted) if each.start < each.end]
+T = TypeVar("T")
+
+#: Spark runs a plan in this worker where filters are pushed down, and in another one where they are not.
+PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+PATTERN_SECONDS = 10.0  # how long a new stream may wait for a query that reads by a pattern: each look is a listing
+
+
+def tasks(options: Options, parts: Iterable[Range]) -> list[InputPartition]:
+    """A task for each part; with filter values for what there may be of them in it."""
+    if options.filter_values:
+        return [InputPartition(spans) for spans in patiently(options, partial(plans.filtered, options, some=parts))]
+    return [InputPartition(each) for each in parts]
 
 
 def _ends(tail: dict[str, Facts]) -> Positions:
     return {name: Position(there.incarnation, there.next) for name, there in tail.items()}
+
+
+@functools.cache
+def _spare_the_collector() -> None:
+    """Once in a process: what it has imported by now is not looked at again.
+
+    Spark's workers collect garbage after each task, which takes 8 ms of all that lies there, and there is a task in
+    each micro-batch.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class Reader:
@@ -52,21 +90,40 @@ class Reader:
         self.arrow_schema = schema
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is None:  # what Spark makes of an empty list of partitions
+        if partition is None or partition.value is None:  # what Spark makes of an empty list; the former before 4.2
             return iter(())
-        return ranges.read(self.options, self.arrow_schema, partition.value)
+        _spare_the_collector()
+        spans = (partition.value,) if isinstance(partition.value, Range) else partition.value
+        return chain.from_iterable(map(self._read, spans))
+
+    def _read(self, wanted: Range) -> Iterator[pa.RecordBatch]:
+        if self.options.value_format in (STRING, JSON) and "value" in self.arrow_schema.names:
+            from vibemq.spark import values  # compiled, and needs pyarrow: only tasks do
+
+            return values.read(self.options, self.arrow_schema, wanted)
+        return ranges.read(self.options, self.arrow_schema, wanted)
 
 
 class BatchReader(Reader, DataSourceReader):
     """Reads a fixed range of each stream once."""
 
-    def partitions(self) -> list[InputPartition]:  # type: ignore[override]
-        return plan([self._range(stream) for stream in self.options.streams])
+    bounds: Bounds | None = None
 
-    def _range(self, stream: str) -> Range:
-        return patiently(
-            self.options, lambda taken: ranges.batch_range(self.options, taken, stream, facts(taken, stream, 1))
-        )
+    def partitions(self) -> list[InputPartition]:  # type: ignore[override]
+        parts = patiently(self.options, lambda taken: plans.batch(self.options, taken, self.bounds))
+        return tasks(self.options, parts)
+
+
+class FilteredReader(BatchReader):
+    """The same, for a Spark that pushes conditions down. With that switched off, to have the method is an error.
+
+    Only where the user asks for it, too: Spark 4.3 keeps the tasks of a filtered read for whatever else reads the same
+    DataFrame, so a second query on it would miss records without a word.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self.bounds = pushdown.bounds(filters)
+        return filters  # Spark goes by all of them again: they only made ranges smaller
 
 
 class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -78,26 +135,33 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.here: Positions | None = None  # where the next batch begins; Spark before 4.2 does not say
         self.seen: dict[str, Facts] | None = None  # the newest answer of the broker
         self.frozen: dict[str, Facts] | None = None  # where an AvailableNow run ends
+        self.asked_from: dict[str, int] = {}  # from where on `seen` has limits in bytes
+        self.names: list[str] = []  # what a pattern matched when it was looked up
+        self.named_at = float("-inf")
+        self.now_ms = time.time_ns() // 1_000_000  # what times before now count from
         self.patience = Patience(options)
         self.idle_since = float("-inf")
+        self.planned_at = float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:
         if self.initial is None:
-            starts = {stream: self._initial(stream) for stream in self.options.streams}
+            starts = patiently(self.options, self._starts)
             self.initial = offsets.to_dict(starts)
             self.here = starts
         return self.initial
 
-    def _initial(self, stream: str) -> Position:
-        frozen = (self.frozen or {}).get(stream)
-        return patiently(
-            self.options,
-            lambda taken: ranges.start_position(self.options, taken, stream, frozen or facts(taken, stream, 1), LATEST),
-        )
+    def _starts(self, taken: Any) -> Positions:
+        return plans.starts(self.options, taken, self.frozen or self._ask(taken), LATEST, self.now_ms)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        if self.options.max_offsets_per_trigger is not None:
-            return ReadMaxRows(self.options.max_offsets_per_trigger)
+        """One of the limits, for there is none that holds several; `latestOffset` goes by all of them."""
+        options = self.options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.bytes_per_trigger:
+            return ReadMaxBytes(options.bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -107,26 +171,51 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch, or `start` itself when there is nothing new: Spark compares them as strings."""
         if start is not None:
             self.here = self._known(offsets.from_dict(start))
+        elif self.here is None:
+            return self._unsaid()
         here = self.here
-        nothing_new = start if start is not None else offsets.to_dict(here or {})
+        nothing_new = start if start is not None else offsets.to_dict(here)
         tail = self.frozen or self._tail()
-        if tail is None and here is not None:
+        if tail is None:
             return nothing_new
-        tail = tail or patiently(self.options, self._ask)
-        if here is None:  # Spark before 4.2, restarted after a finished batch
-            here = _ends(tail)
-        if self.frozen and any(tail[name].next < here[name].offset for name in tail):
+        if self.frozen and any(name in here and there.next < here[name].offset for name, there in tail.items()):
             # Asked before the start was known, so make sure before anyone speaks of lost data.
             tail = self.frozen = patiently(self.options, self._ask)
         begin, end = ranges.advance(self.options, here, tail)
-        rows_max = self.options.max_offsets_per_trigger
-        if rows_max is not None and (limit is None or not isinstance(limit, ReadAllAvailable)):
-            end = offsets.limited(begin, end, rows_max)
-        if end == here:
+        if limit is None or not isinstance(limit, ReadAllAvailable):
+            end = self._limited(begin, end) or begin
+        if {name: there for name, there in end.items() if name in here or there != begin[name]} == here:
             self.idle_since = time.monotonic()
             return nothing_new
         self.idle_since = float("-inf")
+        self.planned_at = time.monotonic()
         return offsets.to_dict(end)
+
+    def _unsaid(self) -> dict[str, Any]:
+        """The end of the first batch for Spark before 4.2, which does not say where it begins, and asks afterwards.
+
+        It may be new or go on from a checkpoint, so no limit can be counted.
+        """
+        self.initialOffset()
+        return offsets.to_dict(_ends(self.frozen or self.seen or {}))
+
+    def _limited(self, begin: Positions, end: Positions) -> Positions | None:
+        """The end of a batch that obeys every limit; None: there shall be none yet, or the broker is away."""
+        options = self.options
+        least, waiting = options.min_offsets_per_trigger, sum(offsets.backlog(begin, end).values())
+        delayed_s = time.monotonic() - self.planned_at
+        if waiting < (least or 0) and not self.frozen and delayed_s < options.max_trigger_delay_ms / 1000:
+            return None
+        if options.max_offsets_per_trigger is not None:
+            end = offsets.limited(begin, end, options.max_offsets_per_trigger)
+        if not options.bytes_per_trigger:
+            return end
+        is_told = not self.frozen and all(self.asked_from.get(name) == at.offset for name, at in begin.items())
+        has = self.seen if is_told else None
+        call = partial(plans.within_bytes, options, begin=begin, end=end, has=has)
+        if self.frozen:  # nothing new would be the end of the query
+            return patiently(options, call)
+        return self._try(call)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The tail as last heard, without asking again: Spark calls this as often as latestOffset."""
@@ -135,64 +224,80 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.to_dict(_ends(self.seen))
 
     def _known(self, start: Positions) -> Positions:
-        """The checkpoint's position of every stream that is read; one that it does not know begins at its first."""
-        return {stream: start.get(stream, Position("", 0)) for stream in self.options.streams}
+        """The checkpoint's positions, of streams that are named only while they are; new ones begin at their first."""
+        named = self.options.streams
+        return {stream: position for stream, position in start.items() if not named or stream in named}
 
     def _ask(self, taken: Any) -> dict[str, Facts]:
-        had = self.here or {}
-        self.seen = {
-            stream: facts(taken, stream, had[stream].offset if stream in had else 1) for stream in self.options.streams
-        }
+        here, options = self.here, self.options
+        if here is None:
+            self.seen = ask(taken, plans.questions_at(options, self._names(taken, anew=True), LATEST, self.now_ms), {})
+            return self.seen
+        self.asked_from = {stream: position.offset for stream, position in here.items()}
+        at_least, most = self.asked_from, options.bytes_per_trigger
+
+        def questions(streams: Iterable[str]) -> list[WantedRange]:
+            return [WantedRange(stream, at_least.get(stream, NOT_SAID), bytes_max=most) for stream in streams]
+
+        if options.super_stream:
+            self.seen = ask(taken, questions(here), at_least, options.super_stream)
+            return self.seen
+        try:
+            self.seen = ask(taken, questions(self._names(taken)), at_least)
+        except StreamNotFound:
+            if not options.pattern:
+                raise
+            self.seen = ask(taken, questions(self._names(taken, anew=True)), at_least)
         return self.seen
+
+    def _names(self, taken: Any, anew: bool = False) -> list[str]:
+        """The streams that are read; a pattern is looked up again after a while."""
+        if anew or not self.options.pattern or time.monotonic() - self.named_at > PATTERN_SECONDS:
+            self.names, self.named_at = names(taken, self.options), time.monotonic()
+        return self.names
 
     def _tail(self) -> dict[str, Facts] | None:
         """What the broker has, or None while it is away. Slows down a query that has nothing to do."""
         pause = self.idle_since + self.options.latest_offset_poll_ms / 1000 - time.monotonic()
         if pause > 0:
             time.sleep(pause)
+        return self._try(self._ask)
+
+    def _try(self, call: Callable[[Any], T]) -> T | None:
+        """The result, or None while the broker is away."""
         try:
             with connection(self.options) as taken:
-                tail = self._ask(taken)
+                result = call(taken)
         except BrokerAway as failed:
             self.patience.wait(failed)
             return None
         self.patience.well()
-        return tail
+        return result
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # type: ignore[override]
         ends = offsets.from_dict(end)
         starts = offsets.from_dict(start)
         self.here = ends
-        wanted = [
-            ranges.between(self.options, stream, starts.get(stream, Position("", 0)), ends[stream])
-            for stream in sorted(ends)
-        ]
-        try:
-            with connection(self.options) as taken:
-                for each in wanted:
-                    if each.start < each.end:
-                        ranges.check(self.options, each, each.start, facts(taken, each.stream, each.end))
-        except BrokerAway as failed:
-            self.patience.away(failed)  # the tasks check again, and wait for the broker
-        return plan(wanted)
+        wanted = [ranges.between(self.options, stream, starts.get(stream), ends[stream]) for stream in sorted(ends)]
+        questions = plans.with_cuts(self.options, wanted)
+        if not questions:
+            return []
+        ended = {each.stream: each.end for each in questions}
+        has = patiently(self.options, lambda taken: ask(taken, questions, ended))
+        for number, each in enumerate(wanted):
+            if each.start < each.end:
+                there = has[each.stream]
+                first, _ = ranges.check(self.options, each, each.start, there)
+                found = each._replace(store=there.store, directory=there.directory)
+                # From here on its first record is a place like any other: tasks tell what retention takes behind it.
+                wanted[number] = found._replace(start=first, from_first=False) if each.from_first else found
+        return tasks(self.options, plans.parts(wanted, has))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing is kept at the broker: the checkpoint is the truth."""
 
     def stop(self) -> None:
         close_all()
-
-
-TYPES: dict[str, types.DataType] = {
-    "value": types.BinaryType(),
-    "offset": types.LongType(),
-    "timestamp": types.TimestampType(),
-    "stream": types.StringType(),
-    "message_id": types.StringType(),
-    "headers": types.MapType(types.StringType(), types.StringType()),
-}
-assert tuple(TYPES) == COLUMNS
-NULLABLE = {"message_id"}
 
 
 class VibeMQDataSource(DataSource):
@@ -204,34 +309,22 @@ class VibeMQDataSource(DataSource):
 
     def schema(self) -> types.StructType:
         """The columns asked for. Spark calls this in `.load()`, so bad options are told there."""
-        columns = self._options().columns
-        return types.StructType([types.StructField(name, TYPES[name], nullable=name in NULLABLE) for name in columns])
+        return spark_schema(self._options())
 
     def reader(self, schema: types.StructType) -> BatchReader:
-        return BatchReader(self._options().for_batch(), arrow_schema(schema))
+        options = self._options().for_batch()
+        kind = FilteredReader if options.filter_pushdown and PUSHDOWN_WORKER in sys.modules else BatchReader
+        return kind(options, arrow_schema(schema, options))
 
     def streamReader(self, schema: types.StructType) -> StreamReader:
-        return StreamReader(self._options().for_stream(), arrow_schema(schema))
+        options = self._options().for_stream()
+        return StreamReader(options, arrow_schema(schema, options))
+
+    def writer(self, schema: types.StructType, overwrite: bool) -> JobWriter:
+        return JobWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: types.StructType, overwrite: bool) -> QueryWriter:
+        return QueryWriter(self.options, schema, overwrite)
 
     def _options(self) -> Options:
         return parse(self.options)
-
-
-def arrow_schema(schema: types.StructType) -> pa.Schema:
-    """What the batches must look like: a user's `.schema(…)` picks and orders columns by name."""
-    for field in schema.fields:
-        wanted = TYPES.get(field.name)
-        if wanted is None:
-            raise ConfigError(f"schema: there is no column {field.name!r}; there are {', '.join(COLUMNS)}")
-        if field.dataType != wanted:
-            raise ConfigError(
-                f"schema: column {field.name} is {wanted.simpleString()}, not {field.dataType.simpleString()}"
-            )
-    if not schema.fields or len(set(schema.names)) < len(schema.names):
-        raise ConfigError(f"schema: each column at most once, and at least one of {', '.join(COLUMNS)}")
-    from pyspark.sql.pandas.types import to_arrow_schema  # imports pyarrow, which `import vibemq.spark` must not need
-
-    try:
-        return to_arrow_schema(schema, timezone="UTC")
-    except TypeError:  # Spark 4.0 and 4.1 have no such argument
-        return to_arrow_schema(schema)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vibemq ingest` and `vibemq spark-check` as an operator runs them, and the sums behind what they show."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+from test_spark_ingest import children
+
+from vibemq.spark.ingest import State, Watch, lag_of, line, metrics
+
+REMEDY = re.compile(r"--package io\.delta:delta-spark_2\.1\d:VERSION")
+
+
+def offset(**streams):
+    return json.dumps({"v": 1, "s": {name: {"i": "a", "o": at} for name, at in streams.items()}})
+
+
+def batch(number, rows, end, tail):
+    sources = [{"endOffset": offset(orders=end), "latestOffset": offset(orders=tail)}]
+    return {"batchId": number, "numInputRows": rows, "batchDuration": 500, "sources": sources}
+
+
+class Query:
+    def __init__(self, *batches):
+        self.recentProgress = list(batches)
+
+
+# ---- how far it is ----
+
+
+def test_lag_is_what_lies_between_the_end_of_a_batch_and_the_tail():
+    source = {"endOffset": offset(a=10, b=7), "latestOffset": offset(a=25, b=7, c=3)}
+    assert lag_of([source]) == {"a": 15, "b": 0, "c": 3}
+    assert lag_of([{"endOffset": None, "latestOffset": offset(a=5)}]) == {"a": 5}
+    assert lag_of([{"endOffset": offset(a=9), "latestOffset": offset(a=5)}]) == {"a": 0}, "a tail that is gone"
+    assert lag_of([{"endOffset": None, "latestOffset": None}]) == {}
+
+
+def test_a_batch_is_counted_once_however_often_it_is_seen():
+    watch, query = Watch(), Query(batch(0, 100, 100, 400))
+    assert watch.look(query, 0.0).rows == 100
+    assert watch.look(query, 1.0).rows == 100
+    query.recentProgress += [batch(1, 100, 200, 400), batch(1, 0, 200, 450)]
+    state = watch.look(query, 10.0)
+    assert (state.rows, state.batch, state.behind, state.rows_per_second) == (200, 1, 250, 10.0)
+
+
+def test_the_estimate_is_by_how_fast_the_lag_becomes_less():
+    watch = Watch()
+    watch.look(Query(batch(0, 100, 100, 400)), 0.0)
+    closing = watch.look(Query(batch(0, 100, 100, 400), batch(1, 100, 200, 400)), 10.0)
+    assert closing.caught_up_in_seconds == 20.0  # 200 behind, 10 a second
+    falling = watch.look(Query(batch(1, 100, 200, 400), batch(2, 100, 300, 900)), 20.0)
+    assert falling.caught_up_in_seconds is None and "falling behind" in line(falling)
+    done = watch.look(Query(batch(3, 600, 900, 900)), 30.0)
+    assert done.caught_up_in_seconds == 0.0 and "caught up" in line(done)
+
+
+def test_metrics_name_each_stream_once():
+    text = metrics(State(5, 2, 0.25, 1.5, {"a": 1, 'b"\n': 2}, None))
+    assert 'vibemq_ingest_lag_records{stream="a"} 1\n' in text
+    assert 'vibemq_ingest_lag_records{stream="b\\"\\n"} 2\n' in text
+    assert text.count("# TYPE vibemq_ingest_lag_records gauge") == 1 and "vibemq_ingest_rows_total 5\n" in text
+
+
+# ---- the commands ----
+
+
+@pytest.fixture
+def vibemq(own_broker):
+    environment = os.environ | {"VIBEMQ_URL": f"rabbitmq-stream://{own_broker.endpoints}"}
+
+    def start(*arguments, **more):
+        return subprocess.Popen(
+            [sys.executable, "-m", "vibemq.cli", *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **more,
+        )  # fmt: skip
+
+    def run(*arguments):
+        process = start(*arguments)
+        out, err = process.communicate(timeout=280)
+        return process.returncode, out, err
+
+    run.start = start
+    return run
+
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+def test_ingest_goes_on_where_it_was(spark, own_broker, vibemq, stream, tmp_path):
+    other, lake = f"{stream}-2", tmp_path / "lake"
+    own_broker.publish(stream, [b"%d" % n for n in range(1000)])
+    own_broker.publish(other, [b"%d" % n for n in range(10)])
+    arguments = ("ingest", stream, other, "--output", lake, "--partition-by", "stream", "--available-now")
+    code, _, err = vibemq(*arguments)
+    assert code == 0, err
+    assert "1,010 rows" in err and "caught up" in err
+    own_broker.publish(stream, [b"more"] * 5)
+    code, out, err = vibemq(*arguments, "--json")
+    assert code == 0, err
+    state = json.loads(out.splitlines()[-1])
+    assert (state["rows"], state["lag"]) == (5, {stream: 0, other: 0})
+    found = {row.stream: row["count"] for row in spark.read.parquet(str(lake)).groupBy("stream").count().collect()}
+    assert found == {stream: 1005, other: 10}
+    assert (tmp_path / "lake.checkpoint" / "commits").is_dir()
+    kept = [path.read_bytes() for path in (tmp_path / "lake.checkpoint").rglob("*") if path.is_file()]
+    assert kept and not any(b"guest" in each for each in kept)
+
+
+def test_an_interrupt_ends_ingest_in_order_and_metrics_are_served_meanwhile(
+    spark, own_broker, vibemq, stream, tmp_path
+):
+    own_broker.publish(stream, [b"x"] * 100)
+    process = vibemq.start("ingest", stream, "--output", tmp_path / "lake", "--metrics-port", "0", "--json")
+    try:
+        assert process.stderr is not None and process.stdout is not None
+        url = next(found[0] for text in process.stderr if (found := re.search(r"http://\S+", text)))
+        rows = 0
+        while rows < 100:
+            assert process.poll() is None
+            with urllib.request.urlopen(url) as answer:
+                rows = int(re.search(r"^vibemq_ingest_rows_total (\d+)$", answer.read().decode(), re.M)[1])
+            time.sleep(0.1)
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(url.removesuffix("metrics"))
+        below = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.wait()
+    assert spark.read.parquet(str(tmp_path / "lake")).count() == 100
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in below if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+def test_delta_is_refused_with_what_adds_it(spark, own_broker, vibemq, stream, tmp_path):
+    own_broker.publish(stream, [b"x"])
+    code, _, err = vibemq("ingest", stream, "--output", tmp_path / "table", "--format", "delta", "--available-now")
+    assert code == 1 and REMEDY.search(err), err
+    assert not (tmp_path / "table").exists()
+
+
+def test_fields_of_json_become_columns_and_folders(spark, own_broker, vibemq, stream, tmp_path):
+    own_broker.publish(
+        stream, [b'{"id": %d, "country": "%s", "offset": "own"}' % (n, b"DEFR"[n % 2 * 2 :][:2]) for n in range(50)]
+    )
+    arguments = ("--schema", "infer", "--partition-by", "country", "--available-now")
+    code, _, err = vibemq("ingest", stream, "--output", tmp_path / "lake", *arguments)
+    assert code == 0 and ": struct<id:bigint,country:string,offset:string>" in err, err
+    frame = spark.read.parquet(str(tmp_path / "lake"))
+    assert frame.columns == ["id", "offset", "timestamp", "stream", "country"]
+    found = {tuple(row) for row in frame.select("id", "country", "offset").collect()}
+    assert found == {(n, ("DE", "FR")[n % 2], "own") for n in range(50)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((), "name streams, or one --super-stream"),
+        (("a", "--super-stream", "b"), "name streams, or one --super-stream"),
+        (("a", "--trigger", "1 second", "--available-now"), "exclude each other"),
+        (("a", "--option", "x"), "NAME=VALUE is needed"),
+    ],
+)
+def test_ingest_says_at_once_what_is_wrong_with_its_arguments(vibemq, arguments, why, tmp_path):
+    code, _, err = vibemq("ingest", *arguments, "--output", tmp_path)
+    assert (code, why in err) == (2, True), err
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(spark, own_broker, vibemq, stream, tmp_path):
+    own_broker.publish(stream, [b"x"])
+    code, _, err = vibemq(
+        "ingest", stream, "--output", tmp_path / "lake", "--partition-by", "country", "--available-now"
+    )
+    assert code == 1 and "'country'" in err and "There are value, " in err, err
+
+
+def test_spark_check_finds_nothing_wrong_here(spark, own_broker, vibemq, stream):
+    own_broker.publish(stream, [b"x"] * 7)
+    code, out, err = vibemq("spark-check", "--stream", stream, "--json")
+    found = {each["check"]: each for each in json.loads(out)}
+    assert code == 0, (out, err)
+    assert found[f"read {stream}"]["text"] == "7 records"
+    executors = next(each for check, each in found.items() if check.startswith("executors on "))
+    assert executors["works"] and "tasks in" in executors["text"]
+    assert found["write"]["works"] and found["read over TCP"]["works"] and found["read locally"]["works"]
+    with own_broker.connect() as connection:
+        assert not [each.name for each in connection.list_streams("vibemq-spark-check")
+                    if each.name.startswith("vibemq-spark-check")]  # fmt: skip
+
+
+def test_spark_check_of_a_broker_that_is_not_there_fails_and_says_so(spark, vibemq):
+    code, out, _ = vibemq("spark-check", "--port", "1", "--json", "--option", "brokerDownTimeoutMs=1000")
+    driver = next(each for each in json.loads(out) if each["check"] == "driver")
+    assert code == 1 and driver["works"] is False and "127.0.0.1:1" in driver["text"]

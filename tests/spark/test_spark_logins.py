@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TLS and every way to log in, against a broker that has them; and secrets are where they were put, nowhere else."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import closing
+
+import pytest
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+from authority import Authority
+from running import broker
+from spark_jobs import messages
+
+from vibemq.client.streams import StreamsConnection
+from vibemq.errors import ConfigError, ConnectionClosed, VibeMQError
+from vibemq.server.datadir import metadata_path
+from vibemq.spark.client import close_all
+from vibemq.spark.source import VibeMQDataSource
+from vibemq.storage.metadata import Metadata
+
+SECRET = "hunter2 and a half"
+
+
+def token():
+    """What tokenProvider names in these tests."""
+    return SECRET
+
+
+def no_token():
+    raise RuntimeError("the issuer is away")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory, authority):
+    """A broker with TLS, user `ada` with a password and the user whom a certificate names; stream `s` of ten."""
+    from vibemq.access.passwords import hash_password
+
+    server = authority.issue("server")
+    settings = {
+        "tls.certificate": server.certificate,
+        "tls.key": server.key,
+        "tls.verify": "optional",
+        "tls.client_ca": authority.certificate,
+        "streams.tls_port": 0,
+        "signalr.tls_port": 0,
+        "streams.login_failure_delay_s": 2,
+        "streams.certificate_user": "common_name",
+    }
+    flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    folder = tmp_path_factory.mktemp("secured") / "data"
+    with broker(folder, *flags) as running:
+        with closing(Metadata(metadata_path(str(folder)))) as metadata:
+            for user, password in (("ada", hash_password(SECRET).password_hash), ("client", "")):
+                metadata.add_user(user, password, is_superuser=False)
+                metadata.set_permissions("/", user, ".*", ".*", ".*")
+        with StreamsConnection.connect("127.0.0.1", running.port) as connection:
+            connection.create("s")
+            with connection.publisher("s") as publisher:
+                publisher.publish(messages(10))
+                publisher.flush()
+        yield running
+        close_all()
+
+
+def rows(running, **options):
+    """How many records a batch read finds."""
+    given = {"endpoints": f"localhost:{running.tls_port or running.port}", "stream": "s", "tls": "true", **options}
+    known = VibeMQDataSource(given)
+    reader = known.reader(known.schema())
+    return sum(each.num_rows for part in reader.partitions() for each in reader.read(part))
+
+
+def test_each_way_to_log_in_over_tls(secured, authority, tmp_path, monkeypatch):
+    mine = authority.issue("client")
+    monkeypatch.setenv("ADAS_PASSWORD", SECRET)
+    file = tmp_path / "password"
+    file.write_text(SECRET + "\n")
+    ada = {"tlsCa": authority.certificate, "username": "ada"}
+    assert rows(secured, **ada, password=SECRET) == 10
+    assert rows(secured, **ada, passwordEnv="ADAS_PASSWORD") == 10
+    assert rows(secured, **ada, passwordFile=str(file)) == 10
+    assert rows(secured, **ada, tokenProvider="test_spark_logins:token") == 10
+    certificate = {"tlsCa": authority.certificate, "tlsCert": mine.certificate, "tlsKey": mine.key}
+    assert rows(secured, **certificate, login="certificate") == 10
+    assert rows(secured, tlsCa=authority.certificate, login="anonymous") == 10
+
+
+def test_what_is_wrong_with_a_login_is_told_at_once(secured, authority, tmp_path):
+    ca = {"tlsCa": authority.certificate}
+    with pytest.raises(VibeMQError, match="Check user name and password"):
+        rows(secured, **ca, username="ada", password="wrong")
+    with pytest.raises(ConnectionClosed, match="certificate verify failed"):
+        rows(secured)  # an authority that the system does not trust
+    other = Authority(tmp_path, "other").issue("client")
+    with pytest.raises(ConnectionClosed, match="unknown ca"):
+        rows(secured, **ca, login="certificate", tlsCert=other.certificate, tlsKey=other.key)
+    nobody = authority.issue("nobody")
+    with pytest.raises(VibeMQError, match="logging in with EXTERNAL"):
+        rows(secured, **ca, login="certificate", tlsCert=nobody.certificate, tlsKey=nobody.key)
+    with pytest.raises(ConfigError, match="the issuer is away"):
+        rows(secured, **ca, tokenProvider="test_spark_logins:no_token")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tlsCa": "x"}, "need tls=true"),
+        ({"tls": "true", "tlsKey": "x"}, "needs tlsCert"),
+        ({"login": "certificate"}, "needs tls=true and tlsCert"),
+        ({"login": "magic"}, "none of password, certificate, anonymous"),
+        ({"tokenProvider": "os.system"}, "is not module:function"),
+        ({"tokenProvider": "a:b", "password": "x"}, "give one of them"),
+    ],
+)
+def test_options_that_cannot_be(options, says):
+    with pytest.raises(ConfigError, match=says):
+        VibeMQDataSource({"endpoints": "here", "stream": "s", **options}).schema()
+
+
+def test_files_that_cannot_be_read_are_named(secured, authority, tmp_path):
+    with pytest.raises(ConfigError, match="option tlsCa: /nowhere"):
+        rows(secured, tlsCa="/nowhere")
+    with pytest.raises(ConfigError, match="options tlsCert and tlsKey: /nowhere"):
+        rows(secured, tlsCert="/nowhere")
+
+
+def test_no_secret_is_in_a_pickle_or_in_what_is_shown(monkeypatch):
+    monkeypatch.setenv("ADAS_PASSWORD", SECRET)
+    known = VibeMQDataSource({"endpoints": "here", "stream": "s", "passwordEnv": "ADAS_PASSWORD"})
+    reader = known.streamReader(known.schema())
+    assert SECRET.encode() not in pickle.dumps(reader)
+    with_it = VibeMQDataSource({"endpoints": "here", "stream": "s", "password": SECRET})
+    assert SECRET not in repr(with_it.reader(with_it.schema()).options)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_no_secret_is_in_a_plan_a_checkpoint_or_the_progress(spark, secured, authority, tmp_path):
+    given = {
+        "endpoints": f"localhost:{secured.tls_port}",
+        "stream": "s",
+        "tls": "true",
+        "tlsCa": authority.certificate,
+        "username": "ada",
+        "password": SECRET,
+        "startingOffsets": "earliest",
+    }
+    batch = spark.read.format("vibemq").options(**given).load()
+    assert batch.count() == 10
+    shown = [batch._jdf.queryExecution().toString()]
+    stream = spark.readStream.format("vibemq").options(**given).load()
+    query = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = query.trigger(availableNow=True).start(str(tmp_path / "output"))
+    assert query.awaitTermination(90)
+    shown += [progress.json for progress in query.recentProgress]
+    shown += [path.read_text(errors="replace") for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert len(shown) > 4
+    assert not any(SECRET in text for text in shown)

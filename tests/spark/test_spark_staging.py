@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a task and a driver do with a real broker when connections end, brokers die, or another driver is there."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+from spark_brokers import VibeMQ
+from spark_chunks import data_section, simple
+
+from vibemq.client._streams import read_message
+from vibemq.client.streams import Staging, TransactionState
+from vibemq.errors import ConnectionClosed, VibeMQError
+from vibemq.spark import staging
+from vibemq.spark.sink_options import parse
+from vibemq.spark.staging import Batch
+
+pytestmark = pytest.mark.timeout(120)
+
+SEED = 20261123
+names = itertools.count()
+
+
+def options_of(broker, stream, **more):
+    return parse({"endpoints": broker.endpoints, "stream": stream, "brokerDownTimeoutMs": "30000", **more})
+
+
+def batch_of(stream, version=0, run=None, application=None):
+    return Batch(application or f"app:{stream}", version, run or uuid.uuid4().hex, (stream,))
+
+
+def blocks(numbers, at_once=50):
+    """Blocks of so many rows each, which are their numbers."""
+    rows = [simple(data_section(b"%d" % number)) for number in numbers]
+    for at in range(0, len(rows), at_once):
+        yield 0, b"".join(rows[at : at + at_once])
+
+
+def name() -> str:
+    return uuid.uuid4().hex
+
+
+def rows_of(broker, stream) -> list[int]:
+    with broker.connect() as connection:
+        return [
+            int(read_message(bytes(message))[0])
+            for chunk in connection.read_chunks(stream, 0)
+            for _, message in chunk.messages()
+        ]
+
+
+@pytest.fixture
+def there(own_broker, stream):
+    own_broker.publish(stream, [])
+    return stream
+
+
+# ---- connections that end ----
+
+
+def test_a_task_goes_on_where_its_lost_connection_ended(own_broker, there, monkeypatch):
+    random_ = random.Random(SEED)
+    real = Staging.stage
+
+    def stage(self, target, entries, timeout_s=None):
+        if random_.random() < 0.1:
+            self._connection._transport.close()
+        real(self, target, entries, timeout_s)
+        if random_.random() < 0.1:  # the block is on its way, its confirm will not be heard
+            self._connection._transport.close()
+
+    monkeypatch.setattr(Staging, "stage", stage)
+    options, batch = options_of(own_broker, there), batch_of(there)
+    transaction = name()
+    count = staging.stage(options, batch, transaction, blocks(range(10_000)))
+    assert count == 200
+    assert rows_of(own_broker, there) == [], "nothing shows before it is decided"
+    assert staging.decide(options, batch, [(transaction, count)], last=True).rows == 10_000
+    assert rows_of(own_broker, there) == list(range(10_000)), f"seed {SEED}"
+
+
+def test_a_broker_that_is_killed_while_staging_and_while_deciding_costs_only_time(tmp_path, stream, monkeypatch):
+    broker = VibeMQ(tmp_path).start()
+    try:
+        broker.publish(stream, [])
+        options, batch = options_of(broker, stream), batch_of(stream)
+
+        def rows():
+            for at, block in enumerate(blocks(range(5_000))):
+                if at in (20, 60):
+                    broker.kill()
+                    broker.start()
+                yield block
+
+        transaction = name()
+        count = staging.stage(options, batch, transaction, rows())
+        asked = []
+        real = staging.StreamsConnection.commit_transactions
+
+        def commit(self, *args, **more):
+            asked.append(args)
+            if len(asked) == 1:
+                broker.kill()
+                broker.start()
+            found = real(self, *args, **more)
+            if len(asked) == 2:  # it is decided, and nobody has heard it
+                broker.kill()
+                broker.start()
+                raise ConnectionClosed("the answer was lost")
+            return found
+
+        monkeypatch.setattr(staging.StreamsConnection, "commit_transactions", commit)
+        assert staging.decide(options, batch, [(transaction, count)]).state == TransactionState.ALREADY
+        assert rows_of(broker, stream) == list(range(5_000))
+    finally:
+        broker.kill()
+
+
+def test_what_is_wrong_with_the_rows_is_not_taken_for_a_lost_connection(own_broker, there):
+    def rows():
+        yield next(blocks(range(10)))
+        raise OSError("the JVM is gone")
+
+    with pytest.raises(OSError, match="the JVM is gone"):
+        staging.stage(options_of(own_broker, there), batch_of(there), name(), rows())
+
+
+# ---- decided once ----
+
+
+def test_a_batch_is_decided_once_and_staging_for_it_again_is_refused(own_broker, there):
+    options, batch = options_of(own_broker, there), batch_of(there, version=7)
+    first, second, late = name(), name(), name()
+    for transaction in (first, second):
+        assert staging.stage(options, batch, transaction, blocks(range(100))) == 2
+    assert staging.decide(options, batch, [(first, 2)]).state == TransactionState.OK
+    assert staging.decide(options, batch, [(second, 2)]).state == TransactionState.ALREADY
+    assert staging.stage(options, batch, late, blocks(range(100))) is None
+    assert rows_of(own_broker, there) == list(range(100))
+
+
+def test_rows_of_attempts_that_do_not_count_never_show(own_broker, there):
+    options, batch = options_of(own_broker, there), batch_of(there)
+    attempts = [name() for _ in range(4)]
+    for at, transaction in enumerate(attempts):
+        staging.stage(options, batch, transaction, blocks(range(100 * at, 100 * at + 100)))
+    staging.decide(options, batch, [(attempts[2], 2), (attempts[1], 2)])
+    assert rows_of(own_broker, there) == [*range(200, 300), *range(100, 200)], "in the order of the commit"
+
+
+def test_what_was_given_up_is_not_decided(own_broker, there):
+    options, batch = options_of(own_broker, there), batch_of(there)
+    transaction = name()
+    staging.stage(options, batch, transaction, blocks(range(100)))
+    staging.give_up(options, batch)
+    with pytest.raises(VibeMQError, match=r"cannot be decided as it was staged"):
+        staging.decide(options, batch, [(transaction, 2)])
+    assert rows_of(own_broker, there) == []
+
+
+def test_giving_up_does_not_need_the_broker(tmp_path, caplog):
+    broker = VibeMQ(tmp_path).start()
+    broker.kill()
+    staging.give_up(options_of(broker, "gone", fetchTimeoutMs="500"), batch_of("gone"))
+    assert "left to the broker" in caplog.text
+
+
+def test_more_tasks_than_a_commit_can_name_are_told_before_anything_is_asked(own_broker, there):
+    with pytest.raises(VibeMQError, match=r"7000 tasks with rows.*fewer tasks \(coalesce\)"):
+        staging.decide(options_of(own_broker, there), batch_of(there), [(name(), 1)] * 7_000)
+
+
+# ---- two drivers ----
+
+
+def test_a_second_driver_on_one_checkpoint_is_refused_with_words_that_say_so(own_broker, there, monkeypatch):
+    monkeypatch.setattr(staging, "RUN_WAIT_SECONDS_MAX", 1.0)
+    options = options_of(own_broker, there)
+    first, second = batch_of(there, run="one"), batch_of(there, run="two")
+
+    def rows():
+        yield from blocks(range(50))
+        with pytest.raises(VibeMQError, match=r"two drivers use one checkpoint.*being written by run one.*Stop one"):
+            staging.stage(options, second, name(), blocks(range(50)))
+        with pytest.raises(VibeMQError, match="two drivers use one checkpoint"):
+            staging.decide(options, second, [])
+
+    transaction = name()
+    count = staging.stage(options, first, transaction, rows())
+    staging.decide(options, first, [(transaction, count)])
+    assert rows_of(own_broker, there) == list(range(50))
+
+
+def test_a_driver_that_was_taken_over_hears_it(own_broker, there):
+    options = options_of(own_broker, there)
+    old, new = batch_of(there, run="one"), batch_of(there, run="two")
+    lost = name()
+    staging.stage(options, old, lost, blocks(range(50)))
+    transaction = name()  # which waits until nobody has heard of the old one for some seconds
+    count = staging.stage(options, new, transaction, blocks(range(50)))
+    with pytest.raises(VibeMQError, match=r"another driver has taken over.*run two.*the older and ends here"):
+        staging.decide(options, old, [(lost, 1)])
+    staging.decide(options, new, [(transaction, count)])
+    assert rows_of(own_broker, there) == list(range(50))
+
+
+# ---- bounds ----
+
+HUNGRY = """
+import sys, uuid
+import pyarrow as pa
+from pyspark.sql import types
+from vibemq.spark.sink import Writer
+from vibemq.spark.staging import Batch
+
+endpoints, streams, size, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+names = streams.split(",")
+schema = types.StructType([types.StructField(name, types.StringType()) for name in ("value", "stream")])
+writer = Writer({"endpoints": endpoints, "stream": streams, "createStream": "true"}, schema)
+rows = min(10_000, (16 << 20) // size)
+
+def batches():
+    value = "x" * size
+    for at in range(count // rows):
+        columns = [pa.array([value] * rows), pa.array([names[row % len(names)] for row in range(rows)])]
+        yield pa.RecordBatch.from_arrays(columns, ["value", "stream"])
+
+batch = Batch("app:" + uuid.uuid4().hex, 0, uuid.uuid4().hex, writer.targets.names)
+staged = writer.stage(batch, batches())
+writer.decide([staged], last=True)
+# Of this program alone: getrusage also counts the process that started it.
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(staged.rows // rows * rows, int(peak.split()[1]) // 1024)
+"""
+TASK_MEMORY_MB_MAX = 200
+
+
+@pytest.mark.parametrize(("streams", "size", "count"), [(1, 100, 1_500_000), (1, 900_000, 400), (300, 900_000, 400)])
+def test_a_task_needs_less_memory_than_its_rows(own_broker, stream, streams, size, count):
+    targets = ",".join(f"{stream}-{at}" for at in range(streams))
+    command = [sys.executable, "-c", HUNGRY, own_broker.endpoints, targets, str(size), str(count)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    rows, megabytes = map(int, ran.stdout.split())
+    assert rows >= count * 9 // 10
+    assert megabytes < TASK_MEMORY_MB_MAX
+
+
+# ---- a broker without room ----
+
+
+def test_a_full_broker_slows_a_task_until_there_is_room_or_its_patience_ends(own_broker, there, monkeypatch):
+    options = options_of(own_broker, there, confirmTimeoutMs="1500")
+    answers = iter([TransactionState.FULL, TransactionState.FULL])
+    real = staging.Task._begin
+
+    def begin(self, taken):
+        found = real(self, taken)
+        if (state := next(answers, None)) is not None:
+            found.close()
+            found.state, found.holder = state, "staged bytes: 34 of 32 allowed"
+        return found
+
+    monkeypatch.setattr(staging.Task, "_begin", begin)
+    assert staging.stage(options, batch_of(there), name(), blocks(range(50))) == 1
+    answers = itertools.repeat(TransactionState.FULL)
+    with pytest.raises(VibeMQError, match=r"no room.*confirmTimeoutMs.*34 of 32"):
+        staging.stage(options, batch_of(there), name(), blocks(range(50)))
+
+
+def test_a_target_that_is_made_anew_between_staging_and_commit_is_noticed(own_broker, there):
+    options, batch = options_of(own_broker, there), batch_of(there)
+    transaction = name()
+    staging.stage(options, batch, transaction, blocks(range(50)))
+    own_broker.delete(there)
+    own_broker.publish(there, [])
+    with pytest.raises(VibeMQError, match="cannot be decided as it was staged"):
+        staging.decide(options, batch, [(transaction, 1)])

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of writing with `format("vibemq")`, and what the columns of the rows are for.
+
+Where and as whom to connect is said as for reading (options.py). All is checked on the driver, before a task runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import types
+
+from vibemq.errors import ConfigError
+from vibemq.spark import options as reading
+from vibemq.spark.codecs import CODES
+from vibemq.spark.options import Options
+
+#: Options that mean the same as for reading.
+ACCESS = (*reading.ACCESS, "fetchTimeoutMs", "brokerDownTimeoutMs")
+OWN = (
+    "stream", "superStream", "valueFormat", "compression", "createStream", "ignoreUnknownColumns", "confirmTimeoutMs",
+    "txnAppId", "txnVersion",
+)  # fmt: skip
+SPARKS = ("checkpointLocation", "queryName", "path")  # Spark hands these on, too
+KNOWN = (*ACCESS, *OWN)
+_BY_LOWER = {name.lower(): name for name in (*KNOWN, *SPARKS)}
+
+TEXTS = (types.StringType, types.BinaryType)
+#: What a column of each name may be; `headers` has a form of its own.
+ATTRIBUTES: dict[str, tuple[type[types.DataType], ...]] = {
+    "value": TEXTS,
+    "stream": (types.StringType,),
+    "key": TEXTS,
+    "message_id": TEXTS,
+    "content_type": (types.StringType,),
+    "timestamp": (types.TimestampType,),
+}
+NEVER_DATA = ("stream", "headers", "message_id", "content_type")  # with valueFormat=json all others are in the value
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What the user asked for."""
+
+    access: Options  # and the names of the streams, or of the super stream
+    is_json: bool = False
+    compression: str = "none"
+    create_stream: bool = False
+    ignore_unknown: bool = False
+    confirm_timeout_ms: int = 120_000
+    txn_app_id: str = ""
+    txn_version: int = 0
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns say something of the message, and which are the fields of its JSON value."""
+
+    attributes: tuple[str, ...]
+    fields: tuple[str, ...]
+
+
+def parse(given: Mapping[str, str]) -> SinkOptions:
+    """Read Spark's option map. ConfigError names the option and the remedy."""
+    options = {_known(name): str(value) for name, value in dict(given).items()}
+    for name in SPARKS:
+        options.pop(name, None)
+    if ("stream" in options) == ("superStream" in options):
+        raise ConfigError("options stream and superStream: give exactly one of them to say where the rows go")
+    if ("txnAppId" in options) != ("txnVersion" in options):
+        raise ConfigError("options txnAppId and txnVersion: only both together make a second run write nothing")
+    # The reader's rules hold for names of streams, too.
+    access = reading.parse({name: options[name] for name in (*ACCESS, "stream", "superStream") if name in options})
+    choice = reading._choice
+    return SinkOptions(
+        access=access,
+        is_json=choice(binary=False, string=False, json=True)("valueFormat", options.get("valueFormat", "binary")),
+        compression=_compression(options.get("compression", "none")),
+        create_stream=choice(true=True, false=False)("createStream", options.get("createStream", "false")),
+        ignore_unknown=choice(true=True, false=False)(
+            "ignoreUnknownColumns", options.get("ignoreUnknownColumns", "false")
+        ),
+        confirm_timeout_ms=reading._number(1)("confirmTimeoutMs", options.get("confirmTimeoutMs", "120000")),
+        txn_app_id=options.get("txnAppId", ""),
+        txn_version=reading._number(0)("txnVersion", options.get("txnVersion", "0")),
+    )
+
+
+def _known(name: str) -> str:
+    known = _BY_LOWER.get(name.lower())
+    if known is None:
+        near = difflib.get_close_matches(name.lower(), map(str.lower, KNOWN), n=1, cutoff=0.5)
+        meant = f"did you mean {_BY_LOWER[near[0]]}?" if near else f"there are {', '.join(KNOWN)}"
+        raise ConfigError(f"option {name}: not known to writing with format('vibemq'); {meant}")
+    return known
+
+
+def _compression(text: str) -> str:
+    if text not in ("none", *CODES):
+        raise ConfigError(f"option compression: {text!r} is none of none, {', '.join(CODES)}")
+    return text
+
+
+# ---- columns ----
+
+
+def columns(options: SinkOptions, schema: types.StructType) -> Columns:
+    """What each column is for. ConfigError names one that has no use, is missing or is of another type."""
+    if len(set(schema.names)) < len(schema.names):
+        raise ConfigError("columns: each name once")
+    attributes = [field.name for field in schema.fields if _is_attribute(options, field)]
+    fields = [name for name in schema.names if options.is_json and name not in NEVER_DATA]
+    if not options.is_json:
+        unknown = [name for name in schema.names if name not in attributes]
+        if unknown and not options.ignore_unknown:
+            raise ConfigError(
+                f"columns: {', '.join(unknown)} cannot be part of a message; there are "
+                f"{', '.join((*ATTRIBUTES, 'headers'))}. Select those, or have all columns in the value with "
+                "valueFormat=json, or leave the others out with ignoreUnknownColumns=true"
+            )
+        if "value" not in attributes:
+            raise ConfigError("columns: value is needed; valueFormat=json makes one of the other columns")
+    elif not fields:
+        raise ConfigError("columns: none is left for the JSON value")
+    if options.access.super_stream and "key" not in attributes:
+        raise ConfigError(
+            "columns: superStream needs a column key, a string or binary, by which rows find their partition"
+        )
+    if len(options.access.streams) > 1 and "stream" not in attributes:
+        raise ConfigError("columns: option stream names several, so a column stream must say for each row which")
+    if len(options.access.streams) == 1 or options.access.super_stream:
+        attributes = [name for name in attributes if name != "stream"]  # as Kafka's: the option is stronger
+    return Columns(tuple(attributes), tuple(fields))
+
+
+def _is_attribute(options: SinkOptions, field: types.StructField) -> bool:
+    if field.name == "headers":
+        if not _is_headers(field.dataType):
+            raise ConfigError(
+                "column headers: it must be map<string, string>, or array<struct<key: string, value: binary>>, with "
+                f"strings or binaries, not {field.dataType.simpleString()}"
+            )
+        return True
+    wanted = ATTRIBUTES.get(field.name)
+    if wanted is None or (options.is_json and field.name == "value"):
+        return False
+    if isinstance(field.dataType, wanted):
+        return True
+    if options.is_json and field.name not in NEVER_DATA:
+        return False  # a field of the value, and nothing else
+    names = " or ".join(each().simpleString() for each in wanted)
+    raise ConfigError(f"column {field.name}: it must be {names}, not {field.dataType.simpleString()}; cast it")
+
+
+def _is_headers(kind: types.DataType) -> bool:
+    if isinstance(kind, types.MapType):
+        return isinstance(kind.keyType, TEXTS) and isinstance(kind.valueType, TEXTS)
+    if not isinstance(kind, types.ArrayType) or not isinstance(kind.elementType, types.StructType):
+        return False
+    pair = kind.elementType
+    return pair.names == ["key", "value"] and all(isinstance(field.dataType, TEXTS) for field in pair.fields)
