@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams into Parquet with Spark on this machine; with `--demo` it needs nothing prepared.
+"""A demonstration that needs nothing prepared: a broker, this host's telemetry, and Spark reading and writing it.
 
-    python examples/ingest/ingest.py --demo
-    python examples/ingest/ingest.py --endpoints localhost:5552 --stream orders --output orders-parquet
+    python examples/ingest/ingest.py
 
-It needs "vibemq[spark-local]" and, for the plot, what stands in requirements.txt.
+For streams of your own there is `vibemq ingest`. It needs "vibemq[spark-local]" and, for the plot, what stands in
+requirements.txt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from demo import broker
 from job import Job, Progress, prepare, run
 from report import Line, plot, show
 
-from vibemq.errors import SetupError, VibeMQError
+from vibemq.errors import VibeMQError
 from vibemq.spark import local_session
 
 DEMO_SECONDS = 15.0
@@ -32,101 +32,24 @@ MISMATCH_EXIT_CODE = 3
 
 
 @click.command()
-@click.option(
-    "--demo", is_flag=True, help="Start a broker of its own and ingest this host's telemetry, through two doors."
-)
-@click.option("--endpoints", metavar="HOST:PORT,…", help="The streams doors of your brokers.")
-@click.option(
-    "--stream", "streams", multiple=True, metavar="NAME", help="A stream to read; may be given several times."
-)
-@click.option("--output", type=click.Path(path_type=Path), help="Folder for Parquet, checkpoint and plot.")
-@click.option("--seconds", type=click.FloatRange(0), help="Follow the streams so long; 0: until their end now.")
-@click.option("--sample", is_flag=True, help="Publish this host's telemetry into the stream meanwhile.")
-@click.option("--messages", type=click.IntRange(0), help="Sample at the pace that gives at least so many messages.")
-@click.option("--partition-by", default="", metavar="FIELD", help="Partition by this field of JSON messages.")
-@click.option("--starting-offsets", default="earliest", show_default=True, help="Where a new checkpoint begins.")
-@click.option("--username", default="guest", show_default=True)
-@click.option("--password-env", metavar="NAME", help="The environment variable that holds the password.")
-@click.option("--password-file", metavar="FILE", help="The file that holds the password.")
-@click.option("--vhost", default="/", show_default=True)
-@click.option(
-    "--no-data-loss-check", is_flag=True, help="Go on where retention has removed records (failOnDataLoss=false)."
-)
-def ingest(
-    demo: bool,
-    endpoints: str | None,
-    streams: tuple[str, ...],
-    output: Path | None,
-    seconds: float | None,
-    sample: bool,
-    messages: int | None,
-    partition_by: str,
-    starting_offsets: str,
-    username: str,
-    password_env: str | None,
-    password_file: str | None,
-    vhost: str,
-    no_data_loss_check: bool,
-) -> None:
-    """Read streams into Parquet with Spark, check the result, and plot it.
-
-    \b
-    ingest.py --demo
-    ingest.py --endpoints localhost:5552 --stream orders --output orders-parquet
-    """
-    if demo and (endpoints or streams):
-        raise click.UsageError("--demo starts a broker of its own: leave --endpoints and --stream out")
-    if not demo and not (endpoints and streams and output):
-        raise click.UsageError("give --endpoints, --stream and --output, or --demo")
-    if sample and len(streams) > 1:
-        raise click.UsageError("--sample publishes into one stream")
-    if "'" in partition_by:
-        raise click.UsageError("--partition-by takes the name of a field, without quotes")
-    options = {"username": username, "vhost": vhost, "startingOffsets": starting_offsets}
-    if password_env:
-        options["passwordEnv"] = password_env
-    if password_file:
-        options["passwordFile"] = password_file
-    if no_data_loss_check:
-        options["failOnDataLoss"] = "false"
-    sampling = demo or sample
+@click.option("--output", type=click.Path(path_type=Path), help="Folder for Parquet, checkpoints and plot.")
+@click.option("--seconds", type=click.FloatRange(1), default=DEMO_SECONDS, show_default=True, help="Publish so long.")
+@click.option("--messages", type=click.IntRange(0), default=DEMO_MESSAGES, show_default=True, help="And so many.")
+def ingest(output: Path | None, seconds: float, messages: int) -> None:
+    """Publish this host's telemetry into a broker of its own, let Spark read it, write it to Parquet, transform it and
+    write that back, and check that each message is there exactly once, both ways."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ended_by_terminate())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vibemq-ingest-")))
-        native = ""
-        if demo:
-            endpoints, native = stack.enter_context(broker(folder, DEMO_WORKERS))
-            streams = ("telemetry",)
-        assert endpoints is not None
-        clean = _run(
-            folder,
-            {**options, "endpoints": endpoints},
-            streams,
-            output or Path(tempfile.mkdtemp(prefix="vibemq-telemetry-")),
-            seconds if seconds is not None else (DEMO_SECONDS if sampling else 0.0),
-            sampling,
-            messages if messages is not None else (DEMO_MESSAGES if demo else 0),
-            partition_by,
-            native,
-        )
+        doors = stack.enter_context(broker(folder, DEMO_WORKERS))
+        kept = (output or Path(tempfile.mkdtemp(prefix="vibemq-telemetry-"))).absolute()
+        job = Job({"endpoints": doors.streams}, kept, seconds, messages, doors.native)
+        clean = _run(folder, job)
     sys.exit(0 if clean else MISMATCH_EXIT_CODE)
 
 
-def _run(
-    folder: Path,
-    options: dict[str, str],
-    streams: tuple[str, ...],
-    output: Path,
-    seconds: float,
-    sample: bool,
-    messages: int,
-    partition_by: str,
-    native: str,
-) -> bool:
+def _run(folder: Path, job: Job) -> bool:
     """Do the job in a session of its own; whether what was found is what must be."""
-    if sample and not seconds:
-        raise SetupError("--sample needs a time", hint="for example --seconds 15")
-    job = Job(options, streams, output.absolute(), seconds, sample, messages, partition_by, native)
     prepare(job)
     progress = Progress()
     with Line(progress) as line:

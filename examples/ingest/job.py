@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job: streams into Parquet with Spark, and proof that nothing is missing or twice.
+"""The job: a stream to Parquet and, transformed, back into a stream; and proof that nothing is lost or twice.
 
-One query reads the streams and writes Parquet with a checkpoint. It runs for as long as
-is asked, is stopped, and is started again from its checkpoint with Trigger.AvailableNow until
-it has everything: so every run also shows a restart. Then the Parquet is read back.
+This host's telemetry is published by a thread that notes for each metric how many messages were confirmed and the
+sums of their checksums. Every other sweep goes through the native door, into the queue of the stream's name, and says
+so in a header; the numbers must hold for each door.
 
-With `sample`, this host's telemetry is published meanwhile, by a thread that notes for each
-metric how many messages were confirmed and the sums of their checksums; the Parquet must give
-the same numbers. Where the broker's native door is known, every other sweep goes through it, into
-the queue of the stream's name, and says so in a header; the numbers must hold for each door.
-Without, the rows that Spark says it wrote must be there, no offset twice.
+Two queries read the stream meanwhile: one writes Parquet, the other makes a reading of each message and writes it
+back into a second stream, with the exactly-once sink. Both are stopped, and started again from their checkpoints with
+Trigger.AvailableNow until they have everything: so every run also shows a restart. Then the Parquet and the second
+stream are read, and each must give the numbers of what was confirmed.
 """
 
 from __future__ import annotations
@@ -18,15 +17,17 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from telemetry import SPARK_SCHEMA, Sampler
 
+from vibemq.client import connect as connect_native
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import SetupError, VibeMQError
+from vibemq.spark.logins import arguments
 from vibemq.spark.options import Options, parse
 
 if TYPE_CHECKING:
@@ -42,29 +43,33 @@ DRAIN_SECONDS_MAX = 600.0
 FIRST_BATCH_SECONDS_MAX = 30.0
 STREAMS, NATIVE = "streams", "native"
 DOOR_HEADER = "door"  # of what comes through the native door
+PARQUET, BACK = "Parquet", "the second stream"  # the queries, by where they write
+READING_SCHEMA = "value DOUBLE, checksum BIGINT"  # what is compared of a reading
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done. `options` are those of format("vibemq"), without the streams."""
+    """What is to be done. `options` are those of format("vibemq"), without the stream; `native` is host:port."""
 
     options: Mapping[str, str]
-    streams: tuple[str, ...]
     output: Path
-    seconds: float = 0.0
-    sample: bool = False
-    sample_count_min: int = 0
-    partition_by: str = ""
-    native: str = ""  # host:port of the native door, to publish the sample through as well
+    seconds: float
+    count_min: int
+    native: str
+    stream: str = "telemetry"
 
     @property
     def data(self) -> Path:
         return self.output / "data"
 
     @property
+    def back(self) -> str:
+        """The stream that is written back into."""
+        return f"{self.stream}.readings"
+
+    @property
     def source_options(self) -> dict[str, str]:
-        asked = {**self.options, "subscribe": ",".join(self.streams)}
-        return {**asked, "includeHeaders": "true"} if self.sample else asked
+        return {"startingOffsets": "earliest", **self.options, "stream": self.stream, "includeHeaders": "true"}
 
 
 @dataclass
@@ -78,16 +83,15 @@ class Progress:
     confirmed_by: dict[str, int] = field(default_factory=dict)  # door -> messages
     bytes: int = 0
     publish_seconds: float = 0.0
-    batches: dict[int, int] = field(default_factory=dict)  # batch number -> rows
-    history: list[tuple[float, int, int]] = field(default_factory=list)  # seconds, confirmed, written
+    batches: dict[tuple[str, int], int] = field(default_factory=dict)  # name of the query, batch number -> rows
+    history: list[tuple[float, int, int]] = field(default_factory=list)  # seconds, confirmed, written to Parquet
 
     @property
     def confirmed(self) -> int:
         return sum(self.confirmed_by.copy().values())
 
-    @property
-    def written(self) -> int:
-        return sum(self.batches.values())
+    def rows(self, query: str) -> int:
+        return sum(count for (name, _), count in self.batches.items() if name == query)
 
     @property
     def seconds(self) -> float:
@@ -96,13 +100,13 @@ class Progress:
 
 @dataclass
 class Outcome:
-    """What was found in the Parquet, and every way in which it differs from what it must be."""
+    """What was found in the Parquet and in the second stream, and every way in which either is not what it must be."""
 
-    rows: int
-    bytes: int
+    rows: Mapping[str, int]  # of which query's
+    bytes: int  # of Parquet
     mismatches: list[str]
     metrics: list[tuple[str, int, float, float, float]]  # name, messages, min, mean, max; busiest first
-    doors: Mapping[str, int] = field(default_factory=dict)  # door -> rows that came through it
+    doors: Mapping[str, int]  # door -> rows that came through it
 
 
 class Publisher(threading.Thread):
@@ -121,20 +125,16 @@ class Publisher(threading.Thread):
         try:
             with contextlib.ExitStack() as stack:
                 streams = stack.enter_context(connect(parse(self.job.source_options)))
-                client = None
-                if self.job.native:
-                    from vibemq.client import connect as connect_native
-
-                    client = stack.enter_context(connect_native(f"vibemq://{self.job.native}", reconnect=False))
+                client = stack.enter_context(connect_native(f"vibemq://{self.job.native}", reconnect=False))
                 self._publish(streams, client)
         except VibeMQError as failed:
             self.failed = failed
         finally:
             self.sampler.close()
 
-    def _publish(self, connection: StreamsConnection, client: Client | None) -> None:
+    def _publish(self, connection: StreamsConnection, client: Client) -> None:
         progress, seconds = self.progress, self.job.seconds
-        with connection.publisher(self.job.streams[0]) as publisher:
+        with connection.publisher(self.job.stream) as publisher:
             progress.published_at = progress.seconds
             # One sweep wakes the query, whose first batch is the slow one; the clock runs from its end.
             publisher.publish(self.sampler.sweep(STREAMS))
@@ -145,22 +145,20 @@ class Publisher(threading.Thread):
             through_native = False
             while not self.stop.is_set():
                 taken = time.monotonic() - started
-                enough = self.sampler.count >= self.job.sample_count_min
+                enough = self.sampler.count >= self.job.count_min
                 if taken >= seconds and (enough or taken >= seconds * SAMPLE_SECONDS_MAX_FACTOR):
                     break
-                through_native = client is not None and not through_native
+                through_native = not through_native
                 messages = self.sampler.sweep(NATIVE if through_native else STREAMS)
                 acknowledged = 0
-                if through_native and client is not None:
-                    summary = client.publish_many(
-                        self.job.streams[0], messages, headers={DOOR_HEADER: NATIVE}, raw=True
-                    )
+                if through_native:
+                    summary = client.publish_many(self.job.stream, messages, headers={DOOR_HEADER: NATIVE}, raw=True)
                     acknowledged = summary.raise_failed().published
                 else:
                     publisher.publish(messages)
                 self._note(publisher.confirmed, acknowledged)
                 # The pace that reaches the number in time, with a tenth to spare; at least ten sweeps a second.
-                sweeps = 1.1 * self.job.sample_count_min / len(messages)
+                sweeps = 1.1 * self.job.count_min / len(messages)
                 due += min(0.1, seconds / sweeps) if sweeps else 0.1
                 time.sleep(max(0.0, due - time.monotonic()))
             publisher.flush()
@@ -172,8 +170,7 @@ class Publisher(threading.Thread):
         progress = self.progress
         progress.sent, progress.bytes = self.sampler.count, self.sampler.bytes
         progress.confirmed_by[STREAMS] = confirmed
-        if self.job.native:
-            progress.confirmed_by[NATIVE] = progress.confirmed_by.get(NATIVE, 0) + acknowledged
+        progress.confirmed_by[NATIVE] = progress.confirmed_by.get(NATIVE, 0) + acknowledged
 
 
 def connect(options: Options) -> StreamsConnection:
@@ -184,8 +181,7 @@ def connect(options: Options) -> StreamsConnection:
             return StreamsConnection.connect(
                 host,
                 port,
-                user=options.username,
-                password=options.secret(),
+                **arguments(options),
                 virtual_host=options.vhost,
                 timeout_s=options.fetch_timeout_ms / 1000,
                 client_properties={"product": "VibeMQ", "connection_name": "vibemq-ingest"},
@@ -197,86 +193,86 @@ def connect(options: Options) -> StreamsConnection:
 
 
 def prepare(job: Job) -> None:
-    """Make the stream that is sampled into; others must be there."""
+    """Make both streams."""
     with connect(parse(job.source_options)) as connection:
-        if job.sample:
-            connection.create(job.streams[0], exist_ok=True)
-        for stream in job.streams:
-            if not connection.exists(stream):
-                raise SetupError(f"there is no stream {stream!r}", hint="--sample would create it and publish into it.")
+        connection.create(job.stream, exist_ok=True)
+        connection.create(job.back, exist_ok=True)
 
 
 def run(job: Job, spark: SparkSession, progress: Progress, tell: Callable[[str], None]) -> Outcome:
     """Do the job; `tell` is called about four times a second with what is being done."""
-    before = spark.read.parquet(str(job.data)).count() if _has_rows(job) else 0
-    publisher = Publisher(job, progress) if job.sample else None
-    query = None
+    publisher = Publisher(job, progress)
+    queries = [start(job, spark, {"processingTime": f"{TRIGGER_SECONDS} seconds"}) for start in STARTS]
     try:
-        if job.seconds:
-            query = start(job, spark, {"processingTime": f"{TRIGGER_SECONDS} seconds"})
-            if publisher:
-                publisher.start()
-            _watch(progress, query, tell, publisher, job.seconds)
+        publisher.start()
+        _watch(progress, queries, tell, publisher)
+        for query in queries:
             query.stop()
-        tell("draining")
-        query = start(job, spark, {"availableNow": True})
-        _drain(progress, query, tell)
+        queries = []
+        for start in STARTS:
+            queries.append(start(job, spark, {"availableNow": True}))
+            _drain(progress, queries[-1], tell)
     finally:
-        if publisher:
-            publisher.stop.set()
-            publisher.go.set()
-        if query is not None:
+        publisher.stop.set()
+        publisher.go.set()
+        for query in queries:
             query.stop()
     tell("checking")
-    return check_telemetry(job, spark, publisher) if publisher else check_rows(job, spark, before, progress)
+    return check(job, spark, publisher)
 
 
-def start(job: Job, spark: SparkSession, trigger: dict[str, Any]) -> StreamingQuery:
-    frame = spark.readStream.format("vibemq").options(**{"startingOffsets": "earliest", **job.source_options}).load()
-    shaped, partition = shape(job, frame)
-    writer = shaped.writeStream.format("parquet").partitionBy(partition)
+def read(job: Job, spark: SparkSession) -> DataFrame:
+    """The stream's messages as columns."""
+    from pyspark.sql import functions as F
+
+    frame = spark.readStream.format("vibemq").options(**job.source_options).load()
+    door = F.coalesce(F.col("headers")[DOOR_HEADER], F.lit(STREAMS)).alias("door")
+    message = F.from_json(F.col("value").cast("string"), SPARK_SCHEMA).alias("m")
+    body = frame.select("offset", door, F.crc32("value").alias("checksum"), message)
+    time_column = F.timestamp_micros("m.timestamp").alias("time")
+    labels: list[str | Column] = ["m.metric", time_column, "m.host", "m.labels.device", "m.labels.field"]
+    return body.select(*labels, "m.value", "m.sequence", "door", "offset", "checksum")
+
+
+def to_parquet(job: Job, spark: SparkSession, trigger: dict[str, Any]) -> StreamingQuery:
+    writer = read(job, spark).writeStream.queryName(PARQUET).format("parquet").partitionBy("metric")
     writer = writer.option("checkpointLocation", str(job.output / "checkpoint"))
     return writer.trigger(**trigger).start(str(job.data))
 
 
-def shape(job: Job, frame: DataFrame) -> tuple[DataFrame, str]:
-    """The columns of the Parquet, and the one that it is partitioned by."""
+def to_stream(job: Job, spark: SparkSession, trigger: dict[str, Any]) -> StreamingQuery:
+    """A reading of each message, written back: fewer fields, the metric as header, the sequence as message id."""
     from pyspark.sql import functions as F
 
-    text = F.col("value").cast("string")
-    if job.sample:
-        door = F.coalesce(F.col("headers")[DOOR_HEADER], F.lit(STREAMS)).alias("door")
-        message = F.from_json(text, SPARK_SCHEMA).alias("m")
-        body = frame.select("offset", door, F.crc32("value").alias("checksum"), message)
-        time_column = F.timestamp_micros("m.timestamp").alias("time")
-        labels: list[str | Column] = ["m.metric", time_column, "m.host", "m.labels.device", "m.labels.field"]
-        return body.select(*labels, "m.value", "m.sequence", "door", "offset", "checksum"), "metric"
-    if job.partition_by:
-        key = F.get_json_object(text, f"$['{job.partition_by}']").alias(job.partition_by)
-        return frame.select(key, "stream", "offset", "timestamp", "value"), job.partition_by
-    return frame.select("stream", "offset", "timestamp", "value"), "stream"
+    readings = read(job, spark).select(
+        F.to_json(F.struct("time", "device", "field", "value", "checksum")).alias("value"),
+        F.col("sequence").cast("string").alias("message_id"),
+        F.create_map(F.lit("metric"), F.col("metric"), F.lit(DOOR_HEADER), F.col("door")).alias("headers"),
+    )
+    writer = readings.writeStream.queryName(BACK).format("vibemq").options(**job.options).option("stream", job.back)
+    writer = writer.option("checkpointLocation", str(job.output / "checkpoint-back"))
+    return writer.trigger(**trigger).start()
+
+
+STARTS = (to_parquet, to_stream)
 
 
 def _watch(
-    progress: Progress,
-    query: StreamingQuery,
-    tell: Callable[[str], None],
-    publisher: Publisher | None,
-    seconds: float,
+    progress: Progress, queries: list[StreamingQuery], tell: Callable[[str], None], publisher: Publisher
 ) -> None:
-    """Until the publisher is done, or the time is up; the query must stay alive."""
-    end = time.monotonic() + seconds
-    while publisher.is_alive() if publisher else time.monotonic() < end:
-        _note(progress, query)
-        if publisher and progress.written:
+    """Until the publisher is done; the queries must stay alive."""
+    while publisher.is_alive():
+        _note(progress, *queries)
+        if all(progress.rows(query.name) for query in queries):
             publisher.go.set()
-        tell("ingesting" if progress.written or not publisher else "first batch")
-        if not query.isActive:
-            query.awaitTermination()  # raises what ended it
-            raise SetupError("the query ended by itself")
+        tell("ingesting" if publisher.go.is_set() else "first batch")
+        for query in queries:
+            if not query.isActive:
+                query.awaitTermination()  # raises what ended it
+                raise SetupError(f"the query {query.name!r} ended by itself")
         time.sleep(POLL_SECONDS)
-    _note(progress, query)
-    if publisher and publisher.failed:
+    _note(progress, *queries)
+    if publisher.failed:
         raise publisher.failed
 
 
@@ -286,57 +282,73 @@ def _drain(progress: Progress, query: StreamingQuery, tell: Callable[[str], None
         _note(progress, query)
         tell("draining")
         if time.monotonic() > end:
-            raise SetupError(f"the streams were not read to their end within {DRAIN_SECONDS_MAX:.0f} s")
+            raise SetupError(f"the stream was not read to its end within {DRAIN_SECONDS_MAX:.0f} s")
         time.sleep(POLL_SECONDS)
     query.awaitTermination()  # raises what ended it, if it was an error
     _note(progress, query)
 
 
-def _note(progress: Progress, query: StreamingQuery) -> None:
-    for batch in query.recentProgress:
-        if batch.numInputRows:
-            progress.batches[batch.batchId] = batch.numInputRows
-    progress.history.append((progress.seconds, progress.confirmed, progress.written))
+def _note(progress: Progress, *queries: StreamingQuery) -> None:
+    for query in queries:
+        for batch in query.recentProgress:
+            if batch.numInputRows:
+                progress.batches[query.name, batch.batchId] = batch.numInputRows
+    progress.history.append((progress.seconds, progress.confirmed, progress.rows(PARQUET)))
 
 
 # ---- reading back ----
 
 
-def _has_rows(job: Job) -> bool:
-    return any(job.data.glob("_spark_metadata/*"))
-
-
-def _parquet_files(folder: Path) -> Iterator[Path]:
-    return folder.rglob("*.parquet")
-
-
-def check_telemetry(job: Job, spark: SparkSession, publisher: Publisher) -> Outcome:
-    """Every confirmed message is in the Parquet exactly once: counts, sequences and two sums, by metric and door."""
-    from pyspark.sql import functions as F
-
-    sampler = publisher.sampler
-    rows = []
-    if _has_rows(job):
-        own = F.col("sequence").between(sampler.first_sequence, sampler.sequence - 1)
-        frame = spark.read.parquet(str(job.data)).where(own)
-        rows = (
-            frame.groupBy("metric", "door")
-            .agg(
-                F.count("*").alias("count"),
-                F.countDistinct("sequence").alias("distinct"),
-                F.sum("checksum").alias("checksums"),
-                F.sum(F.col("sequence") - sampler.first_sequence).alias("sequences"),
-                F.min("value").alias("least"),
-                F.avg("value").alias("mean"),
-                F.max("value").alias("most"),
-            )
-            .collect()
-        )
-    found = {(row.metric, row.door): row for row in rows}
+def check(job: Job, spark: SparkSession, publisher: Publisher) -> Outcome:
+    """Every confirmed message is in the Parquet exactly once, and so is its reading in the second stream."""
     mismatches = []
-    confirmed = publisher.progress.confirmed
+    confirmed, sampler = publisher.progress.confirmed, publisher.sampler
     if confirmed != sampler.count:
         mismatches.append(f"{sampler.count} messages were sent, {confirmed} confirmed")
+    frames = {PARQUET: spark.read.parquet(str(job.data)), BACK: written_back(job, spark)}
+    tallies = {where: _tally(frame, sampler) for where, frame in frames.items()}
+    for where, rows in tallies.items():
+        mismatches += compare(where, rows, sampler)
+    doors = Counter[str]()
+    for row in tallies[PARQUET]:
+        doors[row.door] += row["count"]
+    rows_found = {where: sum(row["count"] for row in rows) for where, rows in tallies.items()}
+    return Outcome(rows_found, _bytes(job), mismatches, _by_metric(tallies[PARQUET]), doors)
+
+
+def written_back(job: Job, spark: SparkSession) -> DataFrame:
+    """The readings with the columns that the Parquet has, as far as they are compared."""
+    from pyspark.sql import functions as F
+
+    frame = spark.read.format("vibemq").options(**job.source_options).option("stream", job.back).load()
+    reading = F.from_json(F.col("value").cast("string"), READING_SCHEMA).alias("r")
+    headers = [F.col("headers")[name].alias(name) for name in ("metric", DOOR_HEADER)]
+    return frame.select(*headers, F.col("message_id").cast("bigint").alias("sequence"), reading).select(
+        "metric", "door", "sequence", "r.value", "r.checksum"
+    )
+
+
+def _tally(frame: DataFrame, sampler: Sampler) -> list[Row]:
+    """By metric and door, what a message that is missing, twice or another one would change."""
+    from pyspark.sql import functions as F
+
+    own = F.col("sequence").between(sampler.first_sequence, sampler.sequence - 1)
+    sums = (
+        F.count("*").alias("count"),
+        F.countDistinct("sequence").alias("distinct"),
+        F.sum("checksum").alias("checksums"),
+        F.sum(F.col("sequence") - sampler.first_sequence).alias("sequences"),
+        F.min("value").alias("least"),
+        F.avg("value").alias("mean"),
+        F.max("value").alias("most"),
+    )
+    return frame.where(own).groupBy("metric", "door").agg(*sums).collect()
+
+
+def compare(where: str, rows: list[Row], sampler: Sampler) -> list[str]:
+    """What is not as it was sent."""
+    found = {(row.metric, row.door): row for row in rows}
+    mismatches = []
     for key in sorted(sampler.tallies.keys() | found.keys(), key=str):
         sent, row = sampler.tallies.get(key), found.get(key)
         wanted = (
@@ -348,13 +360,10 @@ def check_telemetry(job: Job, spark: SparkSession, publisher: Publisher) -> Outc
         if wanted != has:
             mismatches.append(
                 f"{key[0]} through {key[1]}: "
-                f"confirmed {wanted[0]}, in Parquet {has[0]} of which {has[1]} are distinct; "
+                f"confirmed {wanted[0]}, in {where} {has[0]} of which {has[1]} are distinct; "
                 f"checksums {wanted[2]} and {has[2]}, sequences {wanted[3]} and {has[3]}"
             )
-    doors = Counter[str]()
-    for row in rows:
-        doors[row.door] += row["count"]
-    return Outcome(doors.total(), _bytes(job), mismatches, _by_metric(rows), doors)
+    return mismatches
 
 
 def _by_metric(rows: list[Row]) -> list[tuple[str, int, float, float, float]]:
@@ -370,27 +379,5 @@ def _by_metric(rows: list[Row]) -> list[tuple[str, int, float, float, float]]:
     return sorted(metrics, key=lambda metric: -metric[1])
 
 
-def check_rows(job: Job, spark: SparkSession, before: int, progress: Progress) -> Outcome:
-    """What Spark says it wrote is there, and no offset of a stream is there twice."""
-    from pyspark.sql import functions as F
-
-    if not _has_rows(job):
-        mismatches = [f"{progress.written} rows were written, there is no Parquet"] if progress.written else []
-        return Outcome(0, 0, mismatches, [])
-    frame = spark.read.parquet(str(job.data))
-    rows = (
-        frame.groupBy("stream").agg(F.count("*").alias("count"), F.countDistinct("offset").alias("distinct")).collect()
-    )
-    total = sum(row["count"] for row in rows)
-    mismatches = [
-        f"stream {row.stream}: {row['count']} rows, but only {row.distinct} different offsets"
-        for row in rows
-        if row["count"] != row.distinct
-    ]
-    if total < before + progress.written:  # more: Spark does not count a batch again that a restart found written
-        mismatches.append(f"{before} rows were there and {progress.written} written, now there are {total}")
-    return Outcome(total - before, _bytes(job), mismatches, [])
-
-
 def _bytes(job: Job) -> int:
-    return sum(file.stat().st_size for file in _parquet_files(job.data))
+    return sum(file.stat().st_size for file in job.data.rglob("*.parquet"))

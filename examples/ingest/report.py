@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from job import Job, Outcome, Progress
+from job import BACK, PARQUET, Job, Outcome, Progress
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -53,14 +53,11 @@ class Line:
 
     def _text(self, doing: str) -> str:
         progress = self.progress
+        confirmed, written = self._rates()
         parts = [f"{progress.seconds:5.1f} s  {doing:<16}"]
-        if progress.sent:
-            parts.append(f"sent {progress.sent:>9,}  confirmed {progress.confirmed:>9,}")
-        if progress.sent or progress.written:
-            parts.append(f"written {progress.written:>9,}")
-            confirmed, written = self._rates()
-            rates = ([f"{confirmed:,.0f} confirmed/s"] if progress.sent else []) + [f"{written:,.0f} written/s"]
-            parts.append(", ".join(rates))
+        parts.append(f"sent {progress.sent:>9,}  confirmed {progress.confirmed:>9,}")
+        parts.append(f"in Parquet {progress.rows(PARQUET):>9,}  written back {progress.rows(BACK):>9,}")
+        parts.append(f"{confirmed:,.0f} confirmed/s, {written:,.0f} to Parquet/s")
         return "  ".join(parts)
 
     def _rates(self) -> tuple[float, float]:
@@ -78,30 +75,23 @@ def show(job: Job, progress: Progress, outcome: Outcome, plot_file: Path | None)
     """The table, on standard output."""
     console = Console(highlight=False)
     facts = Table.grid(padding=(0, 2))
-    if progress.sent:
-        seconds = max(progress.publish_seconds, 0.001)
-        rate = f"{progress.confirmed / seconds:,.0f} messages/s"
-        facts.add_row("published", f"{progress.sent:,} messages, {progress.confirmed:,} confirmed")
-        if len(progress.confirmed_by) > 1:
-            facts.add_row("", _by_door(progress.confirmed_by))
-        facts.add_row("", f"{progress.bytes / 1e6:,.1f} MB in {seconds:.1f} s: {rate}")
-    facts.add_row("in Parquet", f"{outcome.rows:,} rows, {outcome.bytes / 1e6:,.1f} MB, {job.data}")
-    if len(progress.confirmed_by) > 1:
-        facts.add_row("", _by_door(outcome.doors))
+    seconds = max(progress.publish_seconds, 0.001)
+    rate = f"{progress.confirmed / seconds:,.0f} messages/s"
+    facts.add_row("published", f"{progress.sent:,} messages, {progress.confirmed:,} confirmed")
+    facts.add_row("", _by_door(progress.confirmed_by))
+    facts.add_row("", f"{progress.bytes / 1e6:,.1f} MB in {seconds:.1f} s: {rate}")
+    facts.add_row("in Parquet", f"{outcome.rows[PARQUET]:,} rows, {outcome.bytes / 1e6:,.1f} MB, {job.data}")
+    facts.add_row("", _by_door(outcome.doors))
+    facts.add_row("written back", f"{outcome.rows[BACK]:,} readings, into stream {job.back}")
     busy = [each for each in progress.history if each[2]]
     if busy:
         seconds = max(busy[-1][0] - progress.history[0][0], 0.001)
-        restarted = ", with a restart from the checkpoint" if job.seconds else ""
-        facts.add_row("", f"{progress.written / seconds:,.0f} rows/s over {seconds:.1f} s{restarted}")
+        rows = progress.rows(PARQUET) + progress.rows(BACK)
+        facts.add_row("", f"{rows / seconds:,.0f} rows/s by both over {seconds:.1f} s, with a restart of each")
     if outcome.mismatches:
         facts.add_row("check", "FAILED")
     else:
-        facts.add_row(
-            "check",
-            "every confirmed message is there exactly once"
-            if progress.sent
-            else "every row that was written is there, no offset twice",
-        )
+        facts.add_row("check", "every confirmed message is there exactly once, both ways")
     if plot_file:
         facts.add_row("plot", str(plot_file))
     console.print(facts, soft_wrap=True)
@@ -137,17 +127,16 @@ def plot(job: Job, spark: SparkSession, progress: Progress) -> Path | None:
         from matplotlib.ticker import StrMethodFormatter
     except ImportError:
         return None
-    busy = _busy_processors(job, spark) if job.sample else {}
+    busy = _busy_processors(job, spark)
     figure, axes = pyplot.subplots(
         2 if busy else 1, 1, figsize=(9, 7 if busy else 4), layout="constrained", squeeze=False, sharex=True
     )
-    start = progress.published_at  # 0 where nothing was published
+    start = progress.published_at
     upper: Any = axes[0][0]
     times = [each[0] - start for each in progress.history]
-    if progress.sent:
-        upper.plot(times, [each[1] for each in progress.history], label="confirmed by the broker")
+    upper.plot(times, [each[1] for each in progress.history], label="confirmed by the broker")
     upper.step(times, [each[2] for each in progress.history], where="post", label="written to Parquet")
-    upper.set(title=f"vibemq ingest: {', '.join(job.streams)}", ylabel="messages")
+    upper.set(title=f"stream {job.stream}", ylabel="messages")
     upper.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     upper.legend(loc="upper left")
     upper.grid(alpha=0.3)
@@ -159,9 +148,7 @@ def plot(job: Job, spark: SparkSession, progress: Progress) -> Path | None:
         lower.set(title="processor time not idle, from the Parquet", ylabel="%", ylim=(0, 105))
         lower.legend(loc="lower right", ncols=4)
         lower.grid(alpha=0.3)
-    axes[-1][0].set(
-        xlabel="seconds since the first message" if progress.sent else "seconds", xlim=(min(0.0, *times), None)
-    )
+    axes[-1][0].set(xlabel="seconds since the first message", xlim=(min(0.0, *times), None))
     file = job.output / "ingest.png"
     figure.savefig(file, dpi=110)
     pyplot.close(figure)

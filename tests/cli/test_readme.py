@@ -43,7 +43,7 @@ def shell(block, folder, **environment):
     """A block as printed, with `vibemq` of these sources; gives what it prints. Each line must succeed."""
     script = f'set -eu\nvibemq() {{ "{sys.executable}" -m vibemq.cli "$@"; }}\n{block}'
     done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, env=ENVIRONMENT | environment, cwd=folder, timeout=120
+        ["bash", "-c", script], capture_output=True, text=True, env=ENVIRONMENT | environment, cwd=folder, timeout=400
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
@@ -132,7 +132,7 @@ def test_the_certificate_to_try_tls_with_is_one(tmp_path):
 
 def test_every_example_for_a_shell_is_run_here_or_needs_a_machine_of_its_own():
     run = ["queues create", "streams create", "users add admin", "users add carol", "ctl status", "openssl", "log list"]
-    run.append("ctl set_policy")
+    run += ["ctl set_policy", "vibemq ingest"]
     its_own = ["make run", "pip install", "useradd"]
     assert [block for block in SHELL if not any(words in block for words in run + its_own)] == []
     assert len(SHELL) == len(run) + len(its_own), "a block for each"
@@ -160,16 +160,19 @@ def test_bulk_client_publishes_and_reads(running, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_the_example_of_the_spark_sources_own_readme_runs(running, tmp_path):
+def test_the_examples_of_sparks_own_readme_run(running, tmp_path):
     pytest.importorskip("pyspark", reason="pyspark is not installed")
     example(RSTREAM, running, tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", (Path(vibemq.spark.__file__).parent / "README.md").read_text(), re.S)
-    code = code.replace("5552", str(running.port)) + "\nprint(orders.isStreaming, orders.columns)\n"
+    readme = (Path(vibemq.spark.__file__).parent / "README.md").read_text()
+    reads, *_, writes = re.findall(r"```python\n(.*?)```", readme, re.S)
+    source = 'spark.read.format("vibemq").option("endpoints", "localhost:5552").option("stream", "copies")'
+    code = f"{reads}\nprint(orders.isStreaming, orders.columns)\n{writes}\nprint({source}.load().count() % 10)\n"
+    code = code.replace("5552", str(running.port))
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, timeout=240
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout == "True ['value', 'offset', 'timestamp', 'stream']\n"
+    assert done.stdout == "True ['value', 'offset', 'timestamp', 'stream']\n0\n"
 
 
 @pytest.mark.spark
@@ -179,6 +182,25 @@ def test_spark_reads_what_rstream_published(running, tmp_path):
     example(RSTREAM, running, tmp_path)
     orders = int(example(SPARK, running, tmp_path).stdout.split()[0])
     assert orders in (10, 20, 30)  # ten for each of these tests that ran before
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_spark_jobs_without_code_run_as_printed(running, tmp_path):
+    """The last one goes on until it is stopped, which the tests of the command show."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    with StreamsConnection.connect("127.0.0.1", running.port) as connection:
+        for name in ("orders", "orders.upper"):
+            connection.create(name, exist_ok=True)
+    block, until_stopped = the_block("vibemq ingest"), "--trigger '10 seconds' --metrics-port 9464"
+    assert until_stopped in block
+    printed = shell(
+        block.replace(until_stopped, "--available-now"),
+        tmp_path,
+        VIBEMQ_URL=f"rabbitmq-stream://127.0.0.1:{running.port}",
+    )
+    assert "FAILED" not in printed and "read locally" in printed
+    assert (tmp_path / "lake" / "all.checkpoint" / "commits").is_dir()
 
 
 def test_an_address_in_use_is_the_first_thing_a_newcomer_may_meet(tmp_path):

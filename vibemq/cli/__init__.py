@@ -46,10 +46,12 @@ class _Main(Group):
         "config": ("vibemq.cli.serve", "Print every option with its default, unit and reason, as a file for --config."),
         "consume": ("vibemq.cli.messages", "Print a queue's messages, and acknowledge them."),
         "ctl": ("vibemq.cli.ctl", "Manage a broker with the words of rabbitmqctl and rabbitmq-streams."),
+        "ingest": ("vibemq.cli.spark", "Write streams into Parquet, Delta or Iceberg with Spark, each message once."),
         "log": ("vibemq.cli.log", "Find and look into the files of streams and queues."),
         "publish": ("vibemq.cli.messages", "Publish arguments, or lines, into a queue."),
         "queues": ("vibemq.cli.queues", "The queues of a broker, wherever it is."),
         "serve": ("vibemq.cli.serve", "Run the broker until SIGTERM or Ctrl-C."),
+        "spark-check": ("vibemq.cli.spark", "Try what Spark needs here, on its executors and of the broker."),
         "streams": ("vibemq.cli.streams", "The streams of a broker, wherever it is."),
         "users": ("vibemq.cli.users", "Add, list and remove users, change passwords, and grant permissions."),
     }
@@ -68,7 +70,7 @@ class _Main(Group):
         if ctx.meta.get("vibemq.listing"):
             return click.Command(cmd_name, short_help=line)
         try:
-            command: click.Command = getattr(importlib.import_module(module), cmd_name)
+            command: click.Command = getattr(importlib.import_module(module), cmd_name.replace("-", "_"))
         except ModuleNotFoundError as problem:
             missing = UserError(
                 f"{cmd_name} needs the module {problem.name}, which is not installed", hint="pip install 'vibemq'"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import ssl
 
     from vibemq.client import Client
+    from vibemq.client.settings import Settings
     from vibemq.client.streams import StreamsConnection
 
 
@@ -64,15 +65,21 @@ class StreamsBroker(Broker):
     certificate: str | None
     key: str | None
 
-    def connect(self) -> "StreamsConnection":  # type: ignore[override]
+    def address(self) -> "Settings":
+        """Where it is, and who comes; a password that is missing is asked for."""
         from vibemq.client import settings
-        from vibemq.client.streams import StreamsConnection
 
         who, password = self._login()
         login = {"user": who, "password": password, "virtual_host": self.vhost}
         where = settings.streams_address(self.url, host=self.host, port=self.port, tls=self.tls, **login)
         if (self.ca_file or self.certificate or self.key) and not where.tls:
             raise click.UsageError("--ca-file, --certificate and --key are for TLS: add --tls")
+        return where
+
+    def connect(self) -> "StreamsConnection":  # type: ignore[override]
+        from vibemq.client.streams import StreamsConnection
+
+        where = self.address()
         return StreamsConnection.connect(
             where.host,
             where.port,

@@ -9,6 +9,7 @@ import click
 
 from vibemq.cli.data import DataDir, json_data_options
 from vibemq.errors import StorageError, UserError
+from vibemq.storage.transactions import STAGING
 
 
 @click.group()
@@ -24,9 +25,11 @@ def log_list(as_json: bool, data: DataDir) -> None:
     Sizes are those of the segments, with all that retention has not yet removed.
     """
     found = []
-    for record in data.open().streams():
+    for record in data.open().logs():
         segments, size = _segments(record.directory)
         about = {"name": record.name, "vhost": record.vhost, "kind": "stream" if record.queue is None else "queue"}
+        if record.vhost == STAGING:  # what a transaction has staged so far
+            about = {"name": record.name, "vhost": record.arguments["vhost"], "kind": "staged"}
         found.append({**about, "segments": segments, "bytes": size, "directory": record.directory})
     if as_json:
         click.echo(json.dumps(found))

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vibemq ingest`` and ``vibemq spark-check``: jobs for a user's own streams, without code.
+
+Both run in a Spark session of their own, on this machine unless ``--master`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vibemq.cli.connection import StreamsBroker, streams_options
+from vibemq.cli.terminal import EXIT_INTERRUPTED, print_table
+from vibemq.errors import SetupError, UserError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from vibemq.spark.ingest import State
+
+LOOK_S = 0.5
+LINE_S = 10.0  # where nothing can be redrawn, a line this often
+#: The variable in which Spark's workers on this machine find the password: options show up in plans and checkpoints.
+PASSWORD_VARIABLE = "VIBEMQ_SPARK_PASSWORD"
+METRICS_HOST = "127.0.0.1"
+INFER = "infer"
+
+
+# ---- what both share ----
+
+
+def _pairs(kind: str, given: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"--{kind} {pair}: NAME=VALUE is needed")
+        found[name] = value
+    return found
+
+
+def _source_options(broker: StreamsBroker) -> dict[str, str]:
+    """Where the broker is and who comes, as options of format("vibemq"); the password goes by the environment."""
+    where = broker.address()
+    os.environ[PASSWORD_VARIABLE] = where.password or ""
+    options = {
+        "endpoints": f"{where.host}:{where.port}",
+        "username": where.user or "",
+        "passwordEnv": PASSWORD_VARIABLE,
+        "vhost": where.virtual_host,
+    }
+    if where.tls:
+        files = {"tlsCa": broker.ca_file, "tlsCert": broker.certificate, "tlsKey": broker.key}
+        options |= {"tls": "true", **{name: os.path.abspath(file) for name, file in files.items() if file}}
+    return options
+
+
+def _with(options: dict[str, str], more: dict[str, str]) -> dict[str, str]:
+    """What is given by name wins, also another way to log in: executors elsewhere have not our environment."""
+    if {"password", "passwordfile", "tokenprovider", "login"} & {name.lower() for name in more}:
+        options = {name: value for name, value in options.items() if name != "passwordEnv"}
+    return options | more
+
+
+@contextlib.contextmanager
+def _session(name: str, master: str, config: dict[str, str], packages: tuple[str, ...]) -> Iterator[SparkSession]:
+    """A Spark that is gone at the end; what it logs lies in a file, which stays when it fails."""
+    from vibemq.spark import local_session
+
+    folder = tempfile.mkdtemp(prefix="vibemq-spark-")
+    log_file = Path(folder, "spark.log")
+    settings = {"spark.local.dir": folder, "spark.sql.warehouse.dir": f"{folder}/warehouse"}
+    if packages:
+        settings["spark.jars.packages"] = ",".join(packages)
+    try:
+        spark = local_session(name, master=master, log_file=log_file, config=settings | config)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+    except (UserError, click.ClickException, SystemExit):
+        _remove(folder)
+        raise
+    except Exception:
+        click.echo(f"vibemq: what Spark said is in {log_file}", err=True)
+        raise
+    _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # what is left of a folder for temporary files harms nobody
+
+
+_MASTER = click.option("--master", default="local[*]", show_default=True, help="Spark's master; a cluster has its own.")
+_CONFIG = click.option("--spark-config", "config", multiple=True, metavar="NAME=VALUE", help="Of Spark; repeatable.")
+_PACKAGE = click.option("--package", "packages", multiple=True, metavar="GROUP:NAME:VERSION", help="For its classpath.")
+_OPTION = click.option("--option", "more", multiple=True, metavar="NAME=VALUE", help="Of the source; repeatable.")
+
+
+# ---- ingest ----
+
+
+@click.command("ingest")
+@click.argument("streams", nargs=-1, metavar="[STREAM]...")
+@click.option("--super-stream", metavar="NAME", help="All partitions of a super stream, instead of streams.")
+@click.option("--output", required=True, metavar="PATH", help="The folder to write to; with --format iceberg a table.")
+@click.option("--format", "form", type=click.Choice(["parquet", "delta", "iceberg"]), default="parquet")
+@click.option(
+    "--schema", metavar="DDL", help="Make columns of JSON's fields, as in 'id BIGINT, name STRING', or 'infer' them."
+)
+@click.option("--partition-by", multiple=True, metavar="COLUMN", help="A folder for each value; repeatable.")
+@click.option("--checkpoint", metavar="PATH", help="Where the query remembers how far it is [OUTPUT.checkpoint].")
+@click.option("--trigger", metavar="TIME", help="A batch this often, as in '10 seconds'; else as soon as there is any.")
+@click.option("--available-now", is_flag=True, help="Read what is there now, then end.")
+@click.option("--starting-offsets", default="earliest", show_default=True, help="Where a new checkpoint begins.")
+@click.option("--metrics-port", type=click.IntRange(0, 65_535), help="Serve /metrics for Prometheus, on loopback.")
+@_OPTION
+@_PACKAGE
+@_CONFIG
+@_MASTER
+@streams_options
+def ingest(
+    streams: tuple[str, ...], super_stream: str | None, output: str, form: str, schema: str | None,
+    partition_by: tuple[str, ...], checkpoint: str | None, trigger: str | None, available_now: bool,
+    starting_offsets: str, metrics_port: int | None, more: tuple[str, ...], packages: tuple[str, ...],
+    config: tuple[str, ...], master: str, as_json: bool, broker: StreamsBroker,
+) -> None:  # fmt: skip
+    """Write streams into Parquet, Delta or Iceberg with Spark, each message once, and go on after a restart.
+
+    \b
+    vibemq ingest orders clicks --output lake/events --partition-by stream
+    vibemq ingest orders --schema infer --partition-by country --output lake/orders --available-now
+    """
+    from vibemq.spark.ingest import Ingest, start
+
+    if bool(streams) == bool(super_stream):
+        raise click.UsageError("name streams, or one --super-stream")
+    if trigger and available_now:
+        raise click.UsageError("--trigger and --available-now exclude each other")
+    options = _source_options(broker) | {"startingOffsets": starting_offsets}
+    names = ",".join(name.replace("\\", "\\\\").replace(",", "\\,") for name in streams)
+    options |= {"superStream": super_stream} if super_stream else {"subscribe": names}
+    options = _with(options, _pairs("option", more))
+    checkpoint = checkpoint or f"{output.rstrip('/')}.checkpoint"
+    if schema:
+        found = _inferred(options, checkpoint) if schema == INFER else schema
+        options |= {"valueFormat": "json", "valueSchema": found}
+    with _session("vibemq ingest", master, _pairs("spark-config", config), packages) as spark:
+        job = Ingest(
+            options,
+            output,
+            checkpoint,
+            form,
+            partition_by,
+            {"availableNow": True} if available_now else {"processingTime": trigger} if trigger else {},
+        )
+        done = _follow(start(job, spark), metrics_port, as_json)
+    if not done:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _inferred(options: dict[str, str], checkpoint: str) -> str:
+    """As it was found the first time: what was written so far has these columns."""
+    from vibemq.spark import infer_schema
+
+    if "://" in checkpoint:
+        raise click.UsageError("--schema infer needs a checkpoint in a folder of this machine: list the fields instead")
+    kept = Path(f"{checkpoint.rstrip('/')}.schema")
+    if kept.exists():
+        return kept.read_text(encoding="utf-8")
+    seen: dict[str, Any] = {**options, "startingOffsets": "earliest"}
+    schema = infer_schema(**seen)
+    click.echo(f"vibemq: fields as found, and kept in {kept}: {schema.simpleString()}", err=True)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(schema.json(), encoding="utf-8")
+    return schema.json()
+
+
+def _follow(query: StreamingQuery, metrics_port: int | None, as_json: bool) -> bool:
+    """Show how far it is until it ends by itself (True) or is interrupted (False). Raises what made it fail."""
+    from vibemq.spark.ingest import Watch, line
+
+    stop = threading.Event()
+    watch = Watch()
+    shown = _Line(as_json)
+    with _interrupted(stop), _serving(metrics_port, watch) as served:
+        try:
+            while query.isActive and not stop.wait(LOOK_S):
+                served.state = watch.look(query)
+                shown.show(line(served.state), served.state)
+            if query.isActive:
+                query.stop()
+            else:
+                query.awaitTermination()  # raises what ended it, if it was an error
+        finally:
+            shown.show(line(watch.look(query)), watch.look(query), last=True)
+    return not stop.is_set()
+
+
+class _Line:
+    """One line that is redrawn; where standard error is no terminal, a line now and then; with --json an object."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.is_terminal = sys.stderr.isatty()
+        self.due = 0.0
+
+    def show(self, text: str, state: State, last: bool = False) -> None:
+        if self.is_terminal and not self.as_json:
+            click.echo(f"\r\x1b[K{text}", err=True, nl=last)
+        elif last or time.monotonic() >= self.due:
+            self.due = time.monotonic() + LINE_S
+            click.echo(json.dumps(asdict(state)) if self.as_json else text, err=not self.as_json)
+
+
+@contextlib.contextmanager
+def _interrupted(stop: threading.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the query in order; Spark's own Java does not hear them."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():  # the second time: at once
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Served:
+    state: State
+
+
+@contextlib.contextmanager
+def _serving(port: int | None, watch: Any) -> Iterator[_Served]:
+    """GET /metrics on loopback, while the query runs."""
+    from vibemq.spark.ingest import metrics
+
+    served = _Served()
+    served.state = watch.state(time.monotonic())
+    if port is None:
+        yield served
+        return
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = metrics(served.state).encode() if self.path == "/metrics" else b"there is only /metrics\n"
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Each scrape is no news."""
+
+    try:
+        server = http.server.ThreadingHTTPServer((METRICS_HOST, port), Handler)
+    except OSError as problem:
+        raise SetupError(
+            f"--metrics-port {port}: {problem.strerror}", hint="Another program has it: choose another."
+        ) from None
+    click.echo(f"vibemq: metrics at http://{METRICS_HOST}:{server.server_port}/metrics", err=True)
+    threading.Thread(target=server.serve_forever, name="vibemq metrics", daemon=True).start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+# ---- spark-check ----
+
+
+@click.command("spark-check")
+@click.option("--stream", metavar="NAME", help="Read this one, too.")
+@click.option("--read-only", is_flag=True, help="Make no stream to try writing with.")
+@_OPTION
+@_CONFIG
+@_MASTER
+@streams_options
+def spark_check(
+    stream: str | None, read_only: bool, more: tuple[str, ...], config: tuple[str, ...], master: str, as_json: bool,
+    broker: StreamsBroker,
+) -> None:  # fmt: skip
+    """Try what Spark needs of this machine, its executors and the broker, and print what works and what does not."""
+    from vibemq.spark.check import Finding, environment, in_session
+
+    found: list[Finding] = []
+    shown: Callable[[Finding], None] = found.append
+    options = _with(_source_options(broker), _pairs("option", more))
+    if environment(shown):
+        with _session("vibemq spark-check", master, _pairs("spark-config", config), ()) as spark:
+            in_session(spark, options, stream, not read_only, shown)
+    if as_json:
+        click.echo(json.dumps([each._asdict() for each in found]))
+    else:
+        print_table(("", "check", "what was found"), [(each.mark, each.check, each.text) for each in found])
+    if any(each.works is False for each in found):
+        sys.exit(1)
