@@ -7,6 +7,7 @@ import click
 
 from benchmarks import features, micromsg2, queues, queues_scale, scale, signalr, streams
 from benchmarks.peers import PEERS, run
+from benchmarks.spark.pipeline import spark
 from vibemq.bench.cli import one_run
 from vibemq.bench.queues import QueueLoad
 from vibemq.cli import Group
@@ -33,6 +34,7 @@ for command in (
     features.features,
     scale.scale,
     queues_scale.queues_scale,
+    spark,
 ):
     main.add_command(command)
 

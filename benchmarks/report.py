@@ -132,7 +132,7 @@ def markdown(report: dict[str, Any]) -> str:
             rate = next((rate for rate in RATES if result["median"].get(rate)), RATES[-1])
             percentiles = (f"{scenario['percentiles']}.{percentile}" for percentile in ("p50", "p99", "p999"))
             figures = (rate, rate.replace("_msg_", "_mb_"), "broker_cpu_us_per_msg", *percentiles)
-            cells = [_cell(result, figure) for figure in figures]
+            cells = [cell(result, figure) for figure in figures]
             if result["failed"]:
                 cells[0] += f" **{result['failed']} failed**"
             ratio = scenario["ratio"][name]
@@ -141,21 +141,23 @@ def markdown(report: dict[str, Any]) -> str:
         f"Measured {report['created']} on {report['machine']['system']}, {report['machine']['cores']} cores; "
         f"median of {report['rounds']} rounds in alternation, smallest and largest in parentheses.",
         "",
-        *_table([("server", "version", "durability of a confirm"), *servers]),
+        *table([("server", "version", "durability of a confirm"), *servers]),
         "",
-        *_table(rows),
+        *table(rows),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of markdown; the first row is the heading."""
     first, *others = (f"| {' | '.join(row)} |" for row in rows)
     return [first, "|" + "---|" * len(rows[0]), *others]
 
 
-def _cell(result: dict[str, Any], figure: str) -> str:
+def cell(result: dict[str, Any], figure: str, unit: float = 1) -> str:
+    """A figure's median, smallest and largest, in so many of its unit."""
     if figure not in result["median"]:
         return ""
-    numbers = (result["median"][figure], *result["spread"][figure])
+    numbers = [number / unit for number in (result["median"][figure], *result["spread"][figure])]
     middle, low, high = (f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}" for number in numbers)
     return f"{middle} ({low}..{high})"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.spark.kafka import Kafka
 
 ROOT = Path(__file__).parent.parent.parent
 #: Each command with what makes it small.  Peers that are not installed are left out by the commands, which say so.
@@ -25,7 +26,7 @@ COMMANDS = {
     "signalr-idle": ["--connections", "20"],
     "streams": [*SMALL, "--scenario", "pubsub-100"],
 }
-ELSEWHERE = {"run", "targets"}  # need a server that runs: test_queue_bench.py, test_compare.py
+ELSEWHERE = {"run", "targets", "spark"}  # test_queue_bench.py, test_compare.py, below
 TIMEOUT_S = 500
 
 
@@ -45,10 +46,15 @@ def test_a_benchmark_runs(command: str) -> None:
     assert run("-m", "benchmarks", command, *COMMANDS[command]).strip(), "it reports nothing"
 
 
-def test_the_batch_read_of_spark_runs() -> None:
+@pytest.mark.parametrize("peers", ["parquet", "kafka"])
+def test_the_spark_pipeline_runs(peers: str) -> None:
     if importlib.util.find_spec("pyspark") is None:
         pytest.skip("pyspark is not installed")
-    assert run(str(ROOT / "benchmarks" / "spark" / "batch_read.py"), "--rows", "2000", "--rounds", "1").strip()
+    if peers == "kafka" and (why := Kafka.missing()):
+        pytest.skip(why)
+    works = "scan,drain,latency" if peers == "parquet" else "scan,drain,sink"
+    small = ["--rounds", "1", "--rows", "2000", "--sizes", "100", "--latency-s", "1"]
+    assert "| batch scan, 100 B |" in run("-m", "benchmarks", "spark", "--work", works, "--peers", peers, *small)
 
 
 def test_every_command_is_run_here() -> None:
