@@ -230,7 +230,7 @@ rows = min(10_000, (16 << 20) // size)
 def batches():
     value = "x" * size
     for at in range(count // rows):
-        columns = [pa.array([value] * rows), pa.array([names[row % len(names)] for row in range(rows)])]
+        columns = [pa.array([value] * rows), pa.array([names[(at * rows + row) % len(names)] for row in range(rows)])]
         yield pa.RecordBatch.from_arrays(columns, ["value", "stream"])
 
 batch = Batch("app:" + uuid.uuid4().hex, 0, uuid.uuid4().hex, writer.targets.names)

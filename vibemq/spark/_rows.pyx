@@ -2,8 +2,8 @@
 """Arrow columns to blocks of messages, without a Python object for a row.
 
 A block is what a transaction stages at once: messages for one stream, each with the four bytes of length that it has in
-a Publish frame. Every target has the block that is being filled; one that is full is handed on. What a block takes is
-allocated once and given away with it, so a value is copied once, from the column into the block.
+a Publish frame. Every target has the block that is being filled; one that is full is handed on at once. What a block
+takes is allocated once and given away with it, so a value is copied once, from the column into the block.
 
 Bounds: blocks have BLOCK_BYTES, or less where there are so many targets that they would be more than OPEN_BYTES_MAX
 together. A message that does not fit such a block has one of its own, of at most `block_max` bytes.
@@ -73,8 +73,6 @@ cdef enum:
 BLOCK_BYTES = 256 << 10        # some thousand rows: a round trip's cost is spread, and a lost connection repeats little
 BLOCK_BYTES_MIN = 16 << 10     # with very many targets; smaller ones would cost more for each row
 OPEN_BYTES_MAX = 16 << 20      # of all blocks that are being filled
-
-
 
 
 def crc32c(const uint8_t[::1] data not None):
@@ -160,7 +158,8 @@ cdef class Encoder:
     cdef int64_t header_first, time_first  # the rows that these arrays begin with
     cdef block *blocks
     cdef uint32_t *partitions
-    cdef uint32_t partition_count, full
+    cdef uint32_t partition_count
+    cdef int64_t full              # the target whose block must be taken now; -1: none
     cdef readonly uint64_t rows
     cdef size_t block_bytes, block_max
     cdef bint by_name, plain
@@ -178,7 +177,7 @@ cdef class Encoder:
         self.targets, self.by_name, self.compression = targets, by_name, compression
         self.indexes = {name.encode(): at for at, name in enumerate(targets)}
         self.usual_type = content_type.encode()
-        self.block_max = block_max
+        self.block_max, self.full = block_max, -1
         self.block_bytes = min(block_max, max(BLOCK_BYTES_MIN, min(BLOCK_BYTES, OPEN_BYTES_MAX // max(1, len(targets)))))
         self.kept = [None] * len(targets)
         self.blocks = <block *>calloc(len(targets), sizeof(block))
@@ -197,11 +196,10 @@ cdef class Encoder:
         """Yield (index of the target, block) for each block that fills up; `columns` are arrays by name."""
         cdef int64_t row = 0
         self._open(columns)
-        while True:
+        while row < rows:
             row = self._run(row, rows)
-            if row == rows:
-                break
-            yield self.full, self._take(self.full)
+            if self.full >= 0:
+                yield self.full, self._take(self.full)
         self.columns = None
 
     def finish(self):
@@ -256,8 +254,8 @@ cdef class Encoder:
 
     cdef int64_t _run(self, int64_t row, int64_t rows) except -1:
         """Write rows until there are no more or a block is `full`; gives the row that comes next."""
-        while row < rows and self._row(row):
-            row += 1
+        while row < rows and self.full < 0:
+            row += self._row(row)
         return row
 
     cdef int _row(self, int64_t row) except -1:
@@ -310,6 +308,8 @@ cdef class Encoder:
             out.capacity = self.block_max  # it was for this message, whose size was only estimated
         out.records += 1
         self.rows += 1
+        if out.size >= self.block_bytes:
+            self.full = target
         return 1
 
     cdef int _whole_row(self, int64_t row, uint32_t target, const uint8_t *value, uint32_t value_size, bint has_value,
@@ -423,7 +423,7 @@ cdef class Encoder:
         cdef block *out = &self.blocks[target]
         cdef uint32_t records = out.records
         data = memoryview(self.kept[target])[:out.size]
-        self.kept[target] = None
+        self.kept[target], self.full = None, -1
         memset(out, 0, sizeof(block))
         if self.compression != "none":
             # No message takes less than 8 bytes, so a block has no more of them than a sub-batch can count.
