@@ -34,6 +34,7 @@ OPTIONS = {
     "queues.segment_size_bytes": SEGMENT_BYTES,
     "queues.max_messages": 0,
 }
+WORKERS = 2  # each looks at the disk for itself
 
 
 class Full(NamedTuple):
@@ -47,7 +48,7 @@ def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Full]:
     logged = ("sh", "-c", f"exec \"$@\" 2> '{tmp_path}/log'", "sh")
     with (
         small_disk(tmp_path, DISK_BYTES, request.param) as disk,
-        broker(disk / "data", *flags, workers=2, through=logged) as served,
+        broker(disk / "data", *flags, workers=WORKERS, through=logged) as served,
     ):
         yield Full(served, disk)
 
@@ -90,6 +91,8 @@ def test_publishers_hear_why_consumers_empty_the_disk_and_publishers_go_on(full:
         assert len(confirmed) * BODY_BYTES > DISK_BYTES / 3, "it was refused too early"
         assert free_bytes(disk) > FLOOR_BYTES / 2, "far below the floor"
 
+        log = tmp_path / "log"
+        wait_until(lambda: log.read_text().count("no messages are taken") >= WORKERS, "every worker has the alarm")
         with native_client(served) as client:
             for _ in range(500):
                 with pytest.raises(ServerFailed):
@@ -132,8 +135,7 @@ def test_publishers_hear_why_consumers_empty_the_disk_and_publishers_go_on(full:
         while len(found) < 2:
             found += [message for _, message in subscription.next_chunk(WAIT_S).messages()]
         assert found == [b"before", b"while"]
-    log = (tmp_path / "log").read_text()
-    warnings = [line for line in log.splitlines() if " WARNING " in line or " ERROR " in line]
+    warnings = [line for line in log.read_text().splitlines() if " WARNING " in line or " ERROR " in line]
     assert any("publishes are refused" in line for line in warnings)
     assert len(warnings) < 20, "the log says it once a minute"
     wait_until(lambda: (disk / "data" / "reserve").stat().st_size == FLOOR_BYTES // 2, "the reserve is whole again")
