@@ -7,6 +7,7 @@ Each job runs against our broker and, where it is installed, against RabbitMQ.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 
 import pytest
@@ -16,7 +17,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from spark_brokers import VibeMQ
-from spark_jobs import Job, batch, expected, messages, several_batches, source, sums
+from spark_jobs import Job, batch, expected, forget_last_commit, messages, several_batches, source, sums
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 
@@ -143,10 +144,7 @@ def test_limited_batches_and_restarts_read_each_record_once(job, broker, stream)
     assert job.run(broker, stream) == [500]
     assert sums(job.result()) == expected(sent)
 
-    # As if the driver had died after the batch was written and before it was noted as done.
-    newest = max((job.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    newest.unlink()
-    newest.with_name(f".{newest.name}.crc").unlink()
+    forget_last_commit(job.checkpoint)
     sent += messages(70, 1_500)
     broker.publish(stream, sent[1_500:])
     job.run(broker, stream)
@@ -166,6 +164,18 @@ def test_a_query_that_starts_at_the_end_sees_only_what_comes_then(spark, job, br
     assert sums(job.result()) == expected(messages(50, 100), 100)
 
 
+def test_a_first_batch_that_is_replayed_begins_where_it_began(job, own_broker, stream):
+    sent = messages(300)
+    own_broker.publish(stream, sent[:100])
+    assert job.run(own_broker, stream, startingOffsets="last:50") == [50]
+    forget_last_commit(job.checkpoint)
+    shutil.rmtree(job.output)
+    own_broker.publish(stream, sent[100:])
+    for _ in range(2):  # before 4.2 a run is one batch
+        job.run(own_broker, stream, startingOffsets="last:50")
+    assert sums(job.result()) == expected(sent[50:], 50)
+
+
 def test_a_stream_made_anew_is_never_mistaken_for_the_old_one(job, broker, stream):
     broker.publish(stream, messages(300))
     job.run(broker, stream)
@@ -177,6 +187,40 @@ def test_a_stream_made_anew_is_never_mistaken_for_the_old_one(job, broker, strea
     rows = job.result()
     assert rows.count() == 420
     assert rows.where("cast(value as string) like '5%' and offset < 120").count() >= 120
+
+
+@pytest.mark.parametrize("option", ["subscribe", "subscribePattern"])
+def test_a_batch_that_is_replayed_without_one_of_its_streams_says_so_or_goes_on(job, own_broker, stream, option):
+    gone, left = f"{stream}-gone", f"{stream}-left"
+    selected = {option: f"{gone},{left}" if option == "subscribe" else f"{stream}-.*"}
+    sent = messages(200)
+    own_broker.publish(gone, sent[:100])
+    own_broker.publish(left, sent[100:])
+    assert job.run(own_broker, None, **selected) == [200]
+    forget_last_commit(job.checkpoint)
+    shutil.rmtree(job.output)
+    own_broker.delete(gone)
+    with pytest.raises(PySparkException, match=rf"{gone}.*(STREAM_DOES_NOT_EXIST|it was deleted)"):
+        job.run(own_broker, None, **selected)
+    job.run(own_broker, None, **selected, failOnDataLoss="false")
+    assert sums(job.result()) == expected(sent[100:])
+
+
+def test_a_query_goes_on_without_a_stream_that_is_deleted_under_it_where_it_may(spark, job, own_broker, stream):
+    gone, left = f"{stream}-gone", f"{stream}-left"
+    own_broker.publish(gone, messages(100))
+    own_broker.publish(left, messages(100))
+    options = {"subscribe": f"{gone},{left}", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    query = job.write(source(spark.readStream, own_broker, None, **options).load()).start(job.output)
+    try:
+        query.processAllAvailable()
+        own_broker.delete(gone)
+        own_broker.publish(left, messages(50, 100))
+        query.processAllAvailable()
+        assert query.exception() is None
+    finally:
+        query.stop()
+    assert job.result().groupBy("stream").count().orderBy("stream").collect() == [(gone, 100), (left, 150)]
 
 
 def test_what_retention_removed_is_told_or_skipped(job, broker, stream):

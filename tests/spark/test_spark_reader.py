@@ -41,8 +41,9 @@ def stream_reader(**options):
     return make("streamReader", **options)
 
 
-def at(offset, incarnation="7"):
-    return {"v": 1, "s": {"s": {"i": incarnation, "o": offset}}}
+def at(offset, incarnation="7", began=None):
+    found = {"v": 1, "s": {"s": {"i": incarnation, "o": offset}}}
+    return found if began is None else {**found, "b": at(began, incarnation)["s"]}
 
 
 # ---- a stream, in Spark's order of calls ----
@@ -84,15 +85,15 @@ def test_spark_before_admission_control(broker):
     reader.initialOffset()
     end = reader.latestOffset()
     reader.partitions(at(0), end)
-    assert (end, reader.latestOffset()) == (at(10), at(20))
+    assert (end, reader.latestOffset()) == (at(10, began=0), at(20))
 
 
 def test_spark_before_admission_control_asks_for_the_end_first(broker):
     """A restart, and Trigger.AvailableNow: where the batch starts Spark knows, and says it to `partitions` only."""
     broker.streams["s"].add(25)
     reader = stream_reader(maxOffsetsPerTrigger="10", startingOffsets="earliest")
-    assert reader.latestOffset() == at(25)
-    assert offsets_of(reader, reader.partitions(at(5), at(25))) == list(range(5, 25))
+    assert reader.latestOffset() == at(25, began=0)
+    assert offsets_of(reader, reader.partitions(at(5), at(25, began=0))) == list(range(5, 25))
 
 
 def test_available_now_ends_where_the_stream_ended_when_it_began(broker):
@@ -102,13 +103,26 @@ def test_available_now_ends_where_the_stream_ended_when_it_began(broker):
     start = reader.initialOffset()
     broker.streams["s"].add(20)
     end = reader.latestOffset(start, None)
-    assert end == at(20)
+    assert end == at(20, began=0)
     assert reader.latestOffset(end, None) is end
     latest = stream_reader()
     latest.prepareForTriggerAvailableNow()
     broker.streams["s"].add(20)
     start = latest.initialOffset()
     assert latest.latestOffset(start, None) is start
+
+
+def test_a_first_batch_is_replayed_from_where_it_began_though_the_end_has_moved(broker):
+    broker.streams["s"].add(30)
+    reader = stream_reader()
+    start = reader.initialOffset()
+    broker.streams["s"].add(10)
+    end = reader.latestOffset(start, None)
+    broker.streams["s"].add(50)
+    again = stream_reader()
+    assert again.initialOffset() == at(90)
+    assert offsets_of(again, again.partitions(again.initialOffset(), end)) == list(range(30, 40))
+    assert again.latestOffset(end, None) == at(90)
 
 
 def test_a_reader_can_be_pickled_after_use(broker):

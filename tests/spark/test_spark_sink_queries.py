@@ -9,7 +9,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
-from spark_jobs import several_batches
+from spark_jobs import forget_last_commit, several_batches
 
 from vibemq.client._streams import read_message, write_message
 from vibemq.spark import sink
@@ -21,7 +21,7 @@ class Pipeline:
     """A query from one stream into another that can be run to its end again and again."""
 
     def __init__(self, spark, broker, folder, stream):
-        self.spark, self.broker, self.folder = spark, broker, folder
+        self.spark, self.broker, self.checkpoint = spark, broker, folder / "checkpoint"
         self.source, self.target = f"{stream}-source", f"{stream}-target"
         self.rows = 0
         broker.publish(self.target, [])
@@ -40,7 +40,7 @@ class Pipeline:
 
     def start(self, frame, **more):
         writer = frame.writeStream.format("vibemq").option("endpoints", self.broker.endpoints)
-        options = {"stream": self.target, "checkpointLocation": str(self.folder / "checkpoint"), **more}
+        options = {"stream": self.target, "checkpointLocation": str(self.checkpoint), **more}
         for name, value in options.items():
             writer = writer.option(name, value)
         return writer.trigger(availableNow=True).start()
@@ -51,13 +51,6 @@ class Pipeline:
             assert query.awaitTermination(150), "the query did not end"
         finally:
             query.stop()
-
-    def forget_last_commit(self):
-        """As if the driver had died after the sink's commit and before Spark's own."""
-        commits = self.folder / "checkpoint" / "commits"
-        newest = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
-        newest.unlink()
-        newest.with_name(f".{newest.name}.crc").unlink()
 
     def written(self, *streams):
         found = []
@@ -83,12 +76,12 @@ def test_restarts_and_replays_in_another_order_write_each_row_once(pipeline):
     pipeline.publish(1_000)
     pipeline.run(shuffled(pipeline.read()))
     assert pipeline.written() == list(range(1_000))
-    pipeline.forget_last_commit()
+    forget_last_commit(pipeline.checkpoint)
     pipeline.publish(500)
     for _ in range(3):  # before 4.2 a run is one batch, and the first one only ends the batch that was begun
         pipeline.run(shuffled(pipeline.read()))
     assert pipeline.written() == list(range(1_500))
-    pipeline.forget_last_commit()
+    forget_last_commit(pipeline.checkpoint)
     pipeline.run(shuffled(pipeline.read()))
     assert pipeline.written() == list(range(1_500))
 
@@ -107,7 +100,7 @@ def test_a_stream_cannot_be_written_anew_with_each_batch(pipeline):
     writer = counts.writeStream.format("vibemq").outputMode("complete").option("valueFormat", "json")
     writer = writer.option("endpoints", pipeline.broker.endpoints).option("stream", pipeline.target)
     pipeline.publish(10)
-    query = writer.option("checkpointLocation", str(pipeline.folder / "checkpoint")).trigger(availableNow=True).start()
+    query = writer.option("checkpointLocation", str(pipeline.checkpoint)).trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match=r"outputMode\('append'\)"):
         query.awaitTermination(150)
 
@@ -126,7 +119,7 @@ def test_a_super_stream_gets_each_row_in_the_partition_of_its_key(pipeline, stre
     writer = frame.writeStream.format("vibemq").option("endpoints", pipeline.broker.endpoints)
     query = (
         writer.option("superStream", name)
-        .option("checkpointLocation", str(pipeline.folder / "checkpoint"))
+        .option("checkpointLocation", str(pipeline.checkpoint))
         .trigger(availableNow=True)
         .start()
     )

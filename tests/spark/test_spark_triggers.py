@@ -219,10 +219,10 @@ def test_a_pattern_finds_streams_that_come_later(broker, monkeypatch):
     assert positions(start) == {"in.a": 0, "in.b": 0}
     made(broker, "in.c", count=10)
     assert positions(reader.latestOffset(start, None)) == {"in.a": 10, "in.b": 10}
-    monkeypatch.setattr(source, "PATTERN_SECONDS", 0)
+    monkeypatch.setattr(source, "LOOK_UP_SECONDS", 0)
     assert positions(reader.latestOffset(start, None)) == {"in.a": 10, "in.b": 10, "in.c": 10}
     del broker.streams["in.b"]
-    monkeypatch.setattr(source, "PATTERN_SECONDS", 100)
+    monkeypatch.setattr(source, "LOOK_UP_SECONDS", 100)
     with pytest.raises(DataLost, match=r"'in\.b'"):
         reader.latestOffset(start, None)
 

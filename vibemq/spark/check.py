@@ -181,6 +181,7 @@ def _round_trip(spark: SparkSession, options: Mapping[str, str], parsed: Options
 
     name, version = f"vibemq-spark-check-{secrets.token_hex(4)}", str(time.time_ns())
     rows = spark.range(ROWS).select(F.col("id").cast("string").alias("value"))
+
     def write() -> str:
         asked = {**options, "stream": name, "createStream": "true", "txnAppId": APPLICATION, "txnVersion": version}
         for _ in range(2):  # the second one writes nothing

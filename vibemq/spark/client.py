@@ -18,7 +18,7 @@ import random
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -122,11 +122,11 @@ def _close(connection: StreamsConnection) -> None:
 
 
 @contextlib.contextmanager
-def connection(options: Options) -> Iterator[StreamsConnection]:
+def connection(options: Options, streams: Sequence[str] = ()) -> Iterator[StreamsConnection]:
     """A connection for one use. It goes back to the pool only when the use ended well.
 
-    BrokerAway stands for every failure after which trying again makes sense, StreamNotFound
-    for a stream that is really not there.
+    BrokerAway stands for every failure after which trying again makes sense, StreamNotFound for a stream that is really
+    not there: one of `streams`, or of all that are read.
     """
     taken = _take(options)
     well = False
@@ -138,7 +138,7 @@ def connection(options: Options) -> Iterator[StreamsConnection]:
             raise BrokerAway(str(failed)) from failed
         raise with_remedy(failed) from None
     except StreamNotFound as failed:
-        if _all_exist(taken, options):
+        if _all_exist(taken, options, streams):
             raise BrokerAway(str(failed)) from failed
         raise with_remedy(failed) from None
     except AWAY as failed:
@@ -158,10 +158,10 @@ def with_remedy(failed: VibeMQError) -> VibeMQError:
     return failed
 
 
-def _all_exist(taken: StreamsConnection, options: Options) -> bool:
+def _all_exist(taken: StreamsConnection, options: Options, streams: Sequence[str]) -> bool:
     """Whether every stream exists, perhaps without a leader at the moment: then to be refused one is no verdict."""
     try:
-        return all(taken.exists(stream) for stream in names(taken, options))
+        return all(taken.exists(stream) for stream in streams or names(taken, options))
     except StreamNotFound:
         return False  # a super stream
     except AWAY:
@@ -293,12 +293,12 @@ class Patience:
         self.pause_seconds = min(PAUSE_SECONDS_MAX, self.pause_seconds * 2)
 
 
-def patiently(options: Options, call: Callable[[StreamsConnection], T]) -> T:
-    """The result of `call`, tried until the broker has been away for too long."""
+def patiently(options: Options, call: Callable[[StreamsConnection], T], streams: Sequence[str] = ()) -> T:
+    """The result of `call`, which is about `streams`, or all; tried until the broker has been away for too long."""
     patience = Patience(options)
     while True:
         try:
-            with connection(options) as taken:
+            with connection(options, streams) as taken:
                 return call(taken)
         except BrokerAway as failed:
             patience.wait(failed)

@@ -7,6 +7,10 @@ made again counts from 0 and an old position would silently mean other records.
 
     {"v":1,"s":{"orders":{"i":"5f2c9b","o":1200345}}}
 
+The end of a query's first batch also holds where that batch began, under "b" in the same shape as under "s". Spark logs
+only ends, and asks a new query anew where it begins when it replays its first batch; by then the end of a stream, or
+ten minutes ago, is another place.
+
 All functions are pure.
 """
 
@@ -31,10 +35,14 @@ class Position(NamedTuple):
 Positions = dict[str, Position]
 
 
-def to_dict(positions: Mapping[str, Position]) -> dict[str, Any]:
-    """The canonical form: what is equal is written in the same bytes."""
-    streams = {name: {"i": positions[name].incarnation, "o": positions[name].offset} for name in sorted(positions)}
-    return {"v": VERSION, "s": streams}
+def to_dict(positions: Mapping[str, Position], began: Mapping[str, Position] | None = None) -> dict[str, Any]:
+    """The canonical form: what is equal is written in the same bytes. `began`: where the query's first batch did."""
+    written = {"v": VERSION, "s": _streams(positions)}
+    return written if began is None else {**written, "b": _streams(began)}
+
+
+def _streams(positions: Mapping[str, Position]) -> dict[str, Any]:
+    return {name: {"i": positions[name].incarnation, "o": positions[name].offset} for name in sorted(positions)}
 
 
 def from_dict(written: Any) -> Positions:
@@ -49,6 +57,11 @@ def from_dict(written: Any) -> Positions:
     if written["v"] != VERSION or not isinstance(streams, dict):
         raise ConfigError(f"a checkpoint offset must hold version {VERSION} and streams, not {written!r:.200}")
     return {name: _position(name, streams[name]) for name in sorted(streams)}
+
+
+def began(written: Any) -> Positions | None:
+    """Where the first batch of a query began, from the offset that it ends at; None in any other."""
+    return from_dict({"v": written["v"], "s": written["b"]}) if "b" in written else None
 
 
 def _position(name: str, written: Any) -> Position:

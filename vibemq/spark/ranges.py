@@ -199,6 +199,11 @@ def check(options: Options, wanted: Range, at: int, has: Facts) -> tuple[int, in
     return at, wanted.end
 
 
+def deleted(options: Options, wanted: Range) -> None:
+    """The stream of a range is not there at all."""
+    _lost(options, wanted.stream, _span(wanted.start, wanted.end, wanted.incarnation), "nothing", "it was deleted")
+
+
 # ---- reading ----
 
 
@@ -238,7 +243,7 @@ def _read_remote(options: Options, wanted: Range, at: int, decoder: Decoder) -> 
     end, due = wanted.end, 0
     while at < end:
         try:
-            with connection(options) as taken:
+            with connection(options, (wanted.stream,)) as taken:
                 at, end = check(options, wanted, at, facts(taken, wanted.stream, end))
                 began = at
                 with contextlib.closing(_chunks(taken, wanted.stream, at, end)) as chunks:

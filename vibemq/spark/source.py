@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -57,9 +58,11 @@ except ImportError:
 
 T = TypeVar("T")
 
+log = logging.getLogger("vibemq.spark")
+
 #: Spark runs a plan in this worker where filters are pushed down, and in another one where they are not.
 PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
-PATTERN_SECONDS = 10.0  # how long a new stream may wait for a query that reads by a pattern: each look is a listing
+LOOK_UP_SECONDS = 10.0  # how long a stream that is made now may wait for a running query: each look is a listing
 
 
 def tasks(options: Options, parts: Iterable[Range]) -> list[InputPartition]:
@@ -136,7 +139,8 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.seen: dict[str, Facts] | None = None  # the newest answer of the broker
         self.frozen: dict[str, Facts] | None = None  # where an AvailableNow run ends
         self.asked_from: dict[str, int] = {}  # from where on `seen` has limits in bytes
-        self.names: list[str] = []  # what a pattern matched when it was looked up
+        self.names: list[str] = []  # that are read, when this was looked up
+        self.missing: set[str] = set()
         self.named_at = float("-inf")
         self.now_ms = time.time_ns() // 1_000_000  # what times before now count from
         self.patience = Patience(options)
@@ -189,15 +193,16 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
             return nothing_new
         self.idle_since = float("-inf")
         self.planned_at = time.monotonic()
-        return offsets.to_dict(end)
+        is_first = self.initial is not None and here == offsets.from_dict(self.initial)
+        return offsets.to_dict(end, here if is_first else None)
 
     def _unsaid(self) -> dict[str, Any]:
         """The end of the first batch for Spark before 4.2, which does not say where it begins, and asks afterwards.
 
         It may be new or go on from a checkpoint, so no limit can be counted.
         """
-        self.initialOffset()
-        return offsets.to_dict(_ends(self.frozen or self.seen or {}))
+        began = offsets.from_dict(self.initialOffset())
+        return offsets.to_dict(_ends(self.frozen or self.seen or {}), began)
 
     def _limited(self, begin: Positions, end: Positions) -> Positions | None:
         """The end of a batch that obeys every limit; None: there shall be none yet, or the broker is away."""
@@ -245,16 +250,30 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             self.seen = ask(taken, questions(self._names(taken)), at_least)
         except StreamNotFound:
-            if not options.pattern:
+            if options.streams and options.fail_on_data_loss:
                 raise
             self.seen = ask(taken, questions(self._names(taken, anew=True)), at_least)
         return self.seen
 
     def _names(self, taken: Any, anew: bool = False) -> list[str]:
-        """The streams that are read; a pattern is looked up again after a while."""
-        if anew or not self.options.pattern or time.monotonic() - self.named_at > PATTERN_SECONDS:
+        """The streams that are read; which there are is looked up again after a while."""
+        if anew or time.monotonic() - self.named_at > LOOK_UP_SECONDS:
             self.names, self.named_at = names(taken, self.options), time.monotonic()
+            if self.options.streams and not self.options.fail_on_data_loss:
+                self._leave_out_missing(taken)
         return self.names
+
+    def _leave_out_missing(self, taken: Any) -> None:
+        """Go on without what was deleted, and with it again once it is there."""
+        missing = {name for name in self.names if not taken.exists(name)}
+        self.names = [name for name in self.names if name not in missing]
+        if not self.names and self.here is None:
+            raise StreamNotFound(
+                f"none of the streams exists that option subscribe names: {', '.join(sorted(missing))}"
+            )
+        if missing - self.missing:
+            log.warning("streams that do not exist are read once they do: %s", ", ".join(sorted(missing)))
+        self.missing = missing
 
     def _tail(self) -> dict[str, Facts] | None:
         """What the broker has, or None while it is away. Slows down a query that has nothing to do."""
@@ -276,22 +295,35 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # type: ignore[override]
         ends = offsets.from_dict(end)
-        starts = offsets.from_dict(start)
+        # Only in the first batch is the start what initialOffset has just said, in this life of the query.
+        starts = (start == self.initial and offsets.began(end)) or offsets.from_dict(start)
         self.here = ends
         wanted = [ranges.between(self.options, stream, starts.get(stream), ends[stream]) for stream in sorted(ends)]
-        questions = plans.with_cuts(self.options, wanted)
-        if not questions:
-            return []
-        ended = {each.stream: each.end for each in questions}
-        has = patiently(self.options, lambda taken: ask(taken, questions, ended))
-        for number, each in enumerate(wanted):
-            if each.start < each.end:
+        has = self._facts([each for each in wanted if each.start < each.end])
+        found = []
+        for each in wanted:
+            if each.stream in has:
                 there = has[each.stream]
                 first, _ = ranges.check(self.options, each, each.start, there)
-                found = each._replace(store=there.store, directory=there.directory)
+                part = each._replace(store=there.store, directory=there.directory)
                 # From here on its first record is a place like any other: tasks tell what retention takes behind it.
-                wanted[number] = found._replace(start=first, from_first=False) if each.from_first else found
-        return tasks(self.options, plans.parts(wanted, has))
+                found.append(part._replace(start=first, from_first=False) if each.from_first else part)
+        return tasks(self.options, plans.parts(found, has))
+
+    def _facts(self, wanted: list[Range]) -> dict[str, Facts]:
+        """What the broker says about these ranges and where they may be cut; without those whose stream is gone."""
+        while wanted:
+            questions = plans.with_cuts(self.options, wanted)
+            ends = {each.stream: each.end for each in wanted}
+            try:
+                return patiently(self.options, partial(ask, wanted=questions, at_least=ends), tuple(ends))
+            except StreamNotFound:
+                there = patiently(self.options, lambda taken: {name for name in ends if taken.exists(name)})  # noqa: B023
+                for each in wanted:
+                    if each.stream not in there:
+                        ranges.deleted(self.options, each)
+                wanted = [each for each in wanted if each.stream in there]
+        return {}
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing is kept at the broker: the checkpoint is the truth."""
