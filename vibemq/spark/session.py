@@ -82,6 +82,8 @@ def local_session(
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+        # By TCP, which Spark before 4.1 has alone, each task waits 40 ms for an acknowledgement that the kernel delays.
+        "spark.python.unix.domain.socket.enabled": "true",
         **(config or {}),
     }
     with tempfile.TemporaryDirectory(prefix="vibemq-spark-") as folder:
