@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import SetupError
 
@@ -97,8 +97,28 @@ def local_session(
         with _standard_error_to(log_file):
             spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level.upper())
+    if not master and CHECKPOINT_MANAGER not in settings:
+        _write_checkpoints_without_processes(spark)
     register(spark)
     return spark
+
+
+CHECKPOINT_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_STREAMING = "org.apache.spark.sql.execution.streaming."
+
+
+def _write_checkpoints_without_processes(spark: SparkSession) -> None:
+    """For each file of a checkpoint on a local disk Spark's usual way starts six processes (chmod, readlink).
+
+    The other one, which it takes itself for file systems that have only that, promises the same there.
+    """
+    jvm: Any = spark._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    for package in ("checkpointing.", ""):  # newer, older Spark
+        name = f"{_STREAMING}{package}FileSystemBasedCheckpointFileManager"
+        if loader.getResource(f"{name.replace('.', '/')}.class") is not None:
+            spark.conf.set(CHECKPOINT_MANAGER, name)
+            return
 
 
 @contextlib.contextmanager
