@@ -21,6 +21,7 @@ from staging import amqp, begun, entries, rows, staged
 
 import vibemq.client
 import vibemq.storage.log as logs
+from vibemq.access.users import add_user
 from vibemq.broker.staged import EPHEMERAL_KEPT_S
 from vibemq.broker.transactions import Run, Transactions
 from vibemq.client.streams import StreamsConnection
@@ -172,11 +173,33 @@ def test_too_much_that_is_staged_is_refused_until_there_is_room(tmp_path):
                 staging.stage(0, entries(bytes(900_000)))
         assert refused.value.code == Code.PRECONDITION_FAILED
         full = client.begin_transaction(uuid.uuid4().hex, "app", 0, "run", ["one"])
-        assert (full.state, "1000000" in full.holder) == (State.FULL, True)
+        assert (full.state, "of at most 1000000" in full.holder) == (State.FULL, True)
         client.abort_transactions("app", "run")
         wait_until(
             lambda: client.begin_transaction(uuid.uuid4().hex, "app", 0, "run", ["one"]).state == State.OK, "room"
         )
+
+
+def test_one_user_leaves_room_for_others_to_stage(tmp_path):
+    folder, little = tmp_path / "data", "transactions.staged_size_max_bytes=40000000"
+    with broker(folder, "--set", little) as served, connected(served) as client:
+        with closing(Metadata(metadata_path(str(folder)))) as metadata:
+            add_user(metadata, "other", "correct horse", is_superuser=True)
+        client.create("one")
+        staging = begun(client, "app", 0, "one")
+        for _ in range(35):
+            staging.stage(0, entries(bytes(900_000)))
+        staging.flush()
+        name = uuid.uuid4().hex
+
+        def more() -> tuple[State, str]:
+            with client.begin_transaction(name, "again", 0, "run", ["one"]) as answer:
+                return answer.state, answer.holder
+
+        wait_until(lambda: more()[0] == State.FULL, "what is staged to be measured")
+        assert "by user 'guest', of at most 30000000" in more()[1]
+        with StreamsConnection.connect(served.host, served.port, user="other", password="correct horse") as other:
+            begun(other, "theirs", 0, "one")
 
 
 def test_a_queue_with_a_time_to_live_lets_committed_rows_expire_though_nobody_uses_it(tmp_path):

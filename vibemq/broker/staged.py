@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OPEN_MAX = 4096  # transactions: a stream each, of 65,536; as many tasks as any cluster runs at once
+USER_PERCENT = 75  # of the limits, for one user: the rest is there for others, whatever one does
 EPHEMERAL_KEPT_S = 86_400  # a commit whose answer was lost is asked for again within a day
 MEASURED_FOR_S = 0.5  # what is staged was added up so long ago at most; it costs microseconds a file
 LOOK_EVERY_MS = 2000  # for decisions that a killed worker has left
@@ -80,20 +81,36 @@ class Staged:
         self.options = config.transactions
         self.metadata = metadata
         self.decisions = decisions
-        self._measured = 0.0, 0, 0  # when, how many, bytes
+        self._measured: tuple[float, dict[str, tuple[int, int]]] = 0.0, {}  # when; by user how many, and bytes
 
-    def excess(self) -> str:
-        """Why nothing more may be staged now; "" where it may."""
-        when, count, size = self._measured
+    def excess(self, user: str) -> str:
+        """Why this user may stage nothing more now; "" where one may."""
+        when, by_user = self._measured
         if time.monotonic() - when > MEASURED_FOR_S:
-            records = self.metadata.staging()
-            count, size = len(records), size_bytes(records)
-            self._measured = time.monotonic(), count, size
-        if count >= OPEN_MAX:
-            return f"{count} transactions are open, of at most {OPEN_MAX}"
-        if size >= self.options.staged_size_max_bytes:
-            return f"{size} bytes are staged, of at most {self.options.staged_size_max_bytes}"
+            by_user = self._measure()
+            self._measured = time.monotonic(), by_user
+        every = sum(count for count, _ in by_user.values()), sum(size for _, size in by_user.values())
+        own = by_user.get(user, (0, 0))
+        for whose, (count, size), percent in (("", every, 100), (f" by user {user!r}", own, USER_PERCENT)):
+            count_max, size_max = OPEN_MAX * percent // 100, self.options.staged_size_max_bytes * percent // 100
+            if count >= count_max:
+                return f"{count} transactions are open{whose}, of at most {count_max}"
+            if size >= size_max:
+                return f"{size} bytes are staged{whose}, of at most {size_max}"
         return ""
+
+    def _measure(self) -> dict[str, tuple[int, int]]:
+        by_application: dict[tuple[str, str], list[StreamRecord]] = {}
+        for record in self.metadata.staging():
+            of = record.arguments["vhost"], record.arguments["application"]
+            by_application.setdefault(of, []).append(record)
+        by_user: dict[str, tuple[int, int]] = {}
+        for of, records in by_application.items():
+            known = self.metadata.application(*of)
+            user = "" if known is None else known.user
+            count, size = by_user.get(user, (0, 0))
+            by_user[user] = count + len(records), size + size_bytes(records)
+        return by_user
 
     def needed(self) -> set[str]:
         """Staging streams that a decision stands for."""

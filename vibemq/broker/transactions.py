@@ -96,7 +96,7 @@ class Transactions:
         result = Result(State.OK)
         try:
             self._let_in(run, version)  # first of all: a batch that is decided needs no room, nor its targets
-            if why := self.staged.excess():
+            if why := self.staged.excess(run.user):
                 raise _Refused(State.FULL, why)
             found = [self._target(run.virtual_host, target) for target in targets]
             incarnations = [target.incarnation for target in found]

@@ -109,7 +109,7 @@ cdef class StreamsPublisher(Publisher):
         """Before its first entry in a batch."""
         if self.held is not None and self.connection.bytes_in - self.looked_bytes > STAGED_LOOK_BYTES:
             self.looked_bytes = self.connection.bytes_in
-            look_at_staged(self.session.door, self)
+            look_at_staged(self.session, self)
         self.join_batch()
         return self.intern(self.reference) if len(self.reference) else 0
 

@@ -108,8 +108,8 @@ def abort(session: StreamsSession, request: Any) -> Outcome:
     return Later(lambda: session.door.broker.transactions.abort(run, names, is_last=is_last))
 
 
-def look_at_staged(door: Any, publisher: Any) -> None:
-    """Let who stages end where too much is staged all in all: what comes is refused, and Begin says why."""
+def look_at_staged(session: StreamsSession, publisher: Any) -> None:
+    """Let who stages end where too much is staged: what comes is refused, and Begin says why."""
 
     def told(excess: str | None, problem: BaseException | None) -> None:
         if problem is not None:
@@ -118,7 +118,8 @@ def look_at_staged(door: Any, publisher: Any) -> None:
             logger.warning("what is staged is too much: %s", excess)
             publisher.is_full = True
 
-    door.helpers.submit(door.broker.transactions.staged.excess, told)
+    door, user = session.door, session.client.user
+    door.helpers.submit(lambda: door.broker.transactions.staged.excess(user), told)
 
 
 def _run(session: StreamsSession, request: Any) -> Run:
