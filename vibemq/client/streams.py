@@ -369,7 +369,8 @@ class StreamsConnection(Frames):
         with self._patience(timeout_s):
             if self.has_stats:
                 statistics = self.stats(stream)
-                if "committed_offset" in statistics:
+                # What RabbitMQ has committed may be a record of its own, which it delivers to nobody.
+                if "committed_offset" in statistics and "incarnation" in statistics:
                     return statistics["committed_offset"] + 1
                 if statistics.get("committed_chunk_id", -1) < 0:
                     return 0

@@ -236,7 +236,8 @@ def _found_out(taken: StreamsConnection, wanted: WantedRange, at_least: int) -> 
         except RequestFailed:
             stats = {}  # a broker that does not know the command
         incarnation = format(stats["incarnation"] & (1 << 64) - 1, "x") if "incarnation" in stats else ""
-        if "first_chunk_id" in stats and "committed_offset" in stats:
+        # What another broker has committed may be a record of its own, which it delivers to nobody.
+        if incarnation and "first_chunk_id" in stats and "committed_offset" in stats:
             has = Facts(incarnation, max(0, stats["first_chunk_id"]), stats["committed_offset"] + 1)
         else:
             has = Facts(incarnation, taken.first_offset(stream), taken.next_offset(stream))
