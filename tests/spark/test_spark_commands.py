@@ -117,8 +117,9 @@ def test_ingest_goes_on_where_it_was(spark, own_broker, vibemq, stream, tmp_path
     assert kept and not any(b"guest" in each for each in kept)
 
 
-def test_an_interrupt_ends_ingest_in_order_and_metrics_are_served_meanwhile(
-    spark, own_broker, vibemq, stream, tmp_path
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_ingest_in_order_and_metrics_are_served_meanwhile(
+    spark, own_broker, vibemq, stream, tmp_path, number, code
 ):
     own_broker.publish(stream, [b"x"] * 100)
     process = vibemq.start("ingest", stream, "--output", tmp_path / "lake", "--metrics-port", "0", "--json")
@@ -134,9 +135,9 @@ def test_an_interrupt_ends_ingest_in_order_and_metrics_are_served_meanwhile(
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(url.removesuffix("metrics"))
         below = children(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.stderr.read()
-        assert process.wait(60) == 130
+        assert process.wait(60) == code
     finally:
         process.kill()
         process.wait()
@@ -174,6 +175,10 @@ def test_fields_of_json_become_columns_and_folders(spark, own_broker, vibemq, st
         (("a", "--super-stream", "b"), "name streams, or one --super-stream"),
         (("a", "--trigger", "1 second", "--available-now"), "exclude each other"),
         (("a", "--option", "x"), "NAME=VALUE is needed"),
+        (
+            ("a", "--url", "vibemq://here/?tls=true&skipCertValidation=true"),
+            "Spark checks the broker's certificate: add --ca-file",
+        ),
     ],
 )
 def test_ingest_says_at_once_what_is_wrong_with_its_arguments(vibemq, arguments, why, tmp_path):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vibemq.cli.connection import StreamsBroker, streams_options
-from vibemq.cli.terminal import EXIT_INTERRUPTED, print_table
+from vibemq.cli.terminal import EXIT_INTERRUPTED, EXIT_TERMINATED, print_table
 from vibemq.errors import SetupError, UserError
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ def _pairs(kind: str, given: tuple[str, ...]) -> dict[str, str]:
 def _source_options(broker: StreamsBroker) -> dict[str, str]:
     """Where the broker is and who comes, as options of format("vibemq"); the password goes by the environment."""
     where = broker.address()
+    if where.tls and where.skip_cert_validation:
+        raise click.UsageError(
+            "skipCertValidation: Spark checks the broker's certificate; --ca-file names who signed it"
+        )
     os.environ[PASSWORD_VARIABLE] = where.password or ""
     options = {
         "endpoints": f"{where.host}:{where.port}",
@@ -85,6 +89,7 @@ def _session(name: str, master: str, config: dict[str, str], packages: tuple[str
 
     folder = tempfile.mkdtemp(prefix="vibemq-spark-")
     log_file = Path(folder, "spark.log")
+    click.echo(f"vibemq: until this ends, Spark's log is {log_file}", err=True)
     settings = {"spark.local.dir": folder, "spark.sql.warehouse.dir": f"{folder}/warehouse"}
     if packages:
         settings["spark.jars.packages"] = ",".join(packages)
@@ -170,9 +175,11 @@ def ingest(
             partition_by,
             {"availableNow": True} if available_now else {"processingTime": trigger} if trigger else {},
         )
-        done = _follow(start(job, spark), metrics_port, as_json)
-    if not done:
+        heard = _follow(start(job, spark), metrics_port, as_json)
+    if heard == signal.SIGINT:
         sys.exit(EXIT_INTERRUPTED)
+    if heard == signal.SIGTERM and available_now:  # not all of it is read; else that is how a service ends
+        sys.exit(EXIT_TERMINATED)
 
 
 def _inferred(options: dict[str, str], checkpoint: str) -> str:
@@ -192,14 +199,13 @@ def _inferred(options: dict[str, str], checkpoint: str) -> str:
     return schema.json()
 
 
-def _follow(query: StreamingQuery, metrics_port: int | None, as_json: bool) -> bool:
-    """Show how far it is until it ends by itself (True) or is interrupted (False). Raises what made it fail."""
+def _follow(query: StreamingQuery, metrics_port: int | None, as_json: bool) -> int | None:
+    """Show how far it is until it ends by itself (None) or by a signal (its number). Raises what made it fail."""
     from vibemq.spark.ingest import Watch, line
 
-    stop = threading.Event()
     watch = Watch()
     shown = _Line(as_json)
-    with _interrupted(stop), _serving(metrics_port, watch) as served:
+    with _interrupted() as stop, _serving(metrics_port, watch) as served:
         try:
             while query.isActive and not stop.wait(LOOK_S):
                 served.state = watch.look(query)
@@ -210,7 +216,7 @@ def _follow(query: StreamingQuery, metrics_port: int | None, as_json: bool) -> b
                 query.awaitTermination()  # raises what ended it, if it was an error
         finally:
             shown.show(line(watch.look(query)), watch.look(query), last=True)
-    return not stop.is_set()
+    return stop.heard
 
 
 class _Line:
@@ -229,18 +235,24 @@ class _Line:
             click.echo(json.dumps(asdict(state)) if self.as_json else text, err=not self.as_json)
 
 
+class _Stop(threading.Event):
+    heard: int | None = None  # the signal
+
+
 @contextlib.contextmanager
-def _interrupted(stop: threading.Event) -> Iterator[None]:
+def _interrupted() -> Iterator[_Stop]:
     """Ctrl-C and SIGTERM end the query in order; Spark's own Java does not hear them."""
+    stop = _Stop()
 
     def end(number: int, frame: FrameType | None) -> None:
         if stop.is_set():  # the second time: at once
             raise KeyboardInterrupt
+        stop.heard = number
         stop.set()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

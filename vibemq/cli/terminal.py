@@ -19,7 +19,7 @@ from vibemq.errors import UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-EXIT_INTERRUPTED = 130  # as a shell says it of a command that SIGINT ended
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143  # as a shell says it of a command that SIGINT or SIGTERM ended
 
 
 def _sure(context: click.Context, _: click.Parameter, yes: bool) -> bool:
