@@ -151,6 +151,24 @@ def test_limited_batches_and_restarts_read_each_record_once(job, broker, stream)
     assert sums(job.result()) == expected(sent)
 
 
+def test_offsets_that_consumers_store_are_no_records(spark, job, broker, stream):
+    """RabbitMQ writes them into the stream, where they take up offsets."""
+    sent = messages(100)
+    broker.publish(stream, sent)
+    with broker.connect() as connection:
+        for offset in (10, 20):
+            connection.store_offset("reader", stream, offset)
+            while connection.query_offset("reader", stream) != offset:
+                time.sleep(0.01)
+    assert batch(spark, broker, stream).load().count() == 100
+    assert sum(job.run(broker, stream)) == 100
+    sent += messages(50, 100)
+    broker.publish(stream, sent[100:])
+    assert sum(job.run(broker, stream)) == 50
+    values = sorted(int(row[0].split(b":")[0]) for row in job.result().select("value").collect())
+    assert values == list(range(150))
+
+
 def test_a_query_that_starts_at_the_end_sees_only_what_comes_then(spark, job, broker, stream):
     broker.publish(stream, messages(100))
     frame = source(spark.readStream, broker, stream).load()

@@ -156,6 +156,20 @@ def test_a_schema_is_read_as_ddl_and_as_json(spark):
         assert schemas.read(wanted.json()) == wanted
 
 
+def test_what_a_schema_says_is_never_null_may_be_missing_from_a_message():
+    inner = types.StructType().add("b", types.LongType(), False)
+    strict = types.StructType().add("a", types.ArrayType(inner, False), False)
+    assert schemas.read(strict.json()) == schemas.read("a ARRAY<STRUCT<b: BIGINT>>")
+    plain = options.parse({**LEAST, "includeHeaders": "true"})
+    for bad in (
+        types.StructType().add("value", strict),
+        types.StructType().add("value", schemas.read("a BIGINT"), False),
+        types.StructType().add("key", types.BinaryType(), False),
+    ):
+        with pytest.raises(ConfigError, match=rf"column {bad.names[0]} is NOT NULL, or something in it.*leave"):
+            columns.arrow_schema(bad, plain)
+
+
 @pytest.mark.parametrize(
     ("ddl", "words"),
     [

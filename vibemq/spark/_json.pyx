@@ -9,6 +9,7 @@ Arrow's own casts make text of numbers, dates and times, a column at a time; wha
 the pieces together.
 """
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free
@@ -37,13 +38,16 @@ cdef const char *DIGITS_64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 
 
 cdef class Text:
-    """Bytes that grow."""
+    """Bytes that grow, until somebody has them as a buffer."""
 
     cdef uint8_t *data
     cdef size_t size, capacity
 
     def __dealloc__(self):
         free(self.data)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, <Py_ssize_t>self.size, True, flags)
 
     cdef uint8_t *room(self, size_t more) except NULL:
         grow(&self.data, &self.capacity, self.size + more, 1)
@@ -222,6 +226,9 @@ cdef class Column:
                 part.write(row, out)
         return out.byte(b"}")
 
+    cdef int write_or_null(self, int64_t row, Text out) except -1:
+        return self.write(row, out) if self.has(row) else out.add(b"null", 4)
+
     cdef int _write_items(self, int64_t at, int64_t end, Text out) except -1:
         cdef Column items = <Column>self.parts[0]
         cdef int64_t row
@@ -229,10 +236,7 @@ cdef class Column:
         for row in range(at, end):
             if row != at:
                 out.byte(b",")
-            if items.has(row):
-                items.write(row, out)
-            else:
-                out.add(b"null", 4)
+            items.write_or_null(row, out)
         return out.byte(b"]")
 
     cdef int _write_map(self, int64_t at, int64_t end, Text out) except -1:
@@ -246,10 +250,7 @@ cdef class Column:
             begin = keys.end(row)
             out.string(keys.bytes + begin, keys.end(row + 1) - begin)
             out.byte(b":")
-            if values.has(row):
-                values.write(row, out)
-            else:
-                out.add(b"null", 4)
+            values.write_or_null(row, out)
         return out.byte(b"}")
 
 
@@ -279,5 +280,5 @@ def objects(columns, Py_ssize_t rows):
     for row in range(rows):
         all_of_it._write_struct(row, out)
         end[row + 1] = <int64_t>out.size
-    data = (<const char *>out.data)[:out.size] if out.size else b""
-    return pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(data)], null_count=0)
+    data = pa.py_buffer(out if out.size else b"")
+    return pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(ends), data], null_count=0)

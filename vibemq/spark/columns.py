@@ -58,13 +58,20 @@ def arrow_schema(schema: types.StructType, options: Options) -> pa.Schema:
     for field in schema.fields:
         if field.name not in COLUMNS:
             raise ConfigError(f"schema: there is no column {field.name!r}; there are {', '.join(COLUMNS)}")
-        if field.name == "value" and options.value_format == JSON:
+        is_json = field.name == "value" and options.value_format == JSON
+        if is_json:
             schemas.check(field.dataType, "schema: column value")
-            continue
-        wanted = _field(field.name, options).dataType
-        if field.dataType != wanted and not (field.name == "headers" and field.dataType in HEADERS.values()):
+        else:
+            wanted = _field(field.name, options).dataType
+            if field.dataType != wanted and not (field.name == "headers" and field.dataType in HEADERS.values()):
+                raise ConfigError(
+                    f"schema: column {field.name} is {wanted.simpleString()}, not {field.dataType.simpleString()}"
+                )
+        may_be_null = is_json or field.name in NULLABLE
+        if may_be_null and (not field.nullable or (is_json and field.dataType != schemas.nullable(field.dataType))):
             raise ConfigError(
-                f"schema: column {field.name} is {wanted.simpleString()}, not {field.dataType.simpleString()}"
+                f"schema: column {field.name} is NOT NULL, or something in it is, which messages do not promise; "
+                "leave NOT NULL out, or Spark would believe it and return wrong rows"
             )
     if not schema.fields or len(set(schema.names)) < len(schema.names):
         raise ConfigError(f"schema: each column at most once, and at least one of {', '.join(COLUMNS)}")

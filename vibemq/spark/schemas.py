@@ -39,7 +39,15 @@ def read(text: str) -> types.StructType:
             raise ConfigError(f"option valueSchema: this is not a schema in Spark's JSON: {failed!r}") from failed
     else:
         schema = _Ddl(text).schema()
-    return check(schema, "option valueSchema")
+    return nullable(check(schema, "option valueSchema"))
+
+
+def nullable(kind: Any) -> Any:
+    """The same type, of which any part may be null: a message need not have what a schema promises."""
+    if isinstance(kind, types.StructType):
+        fields = [(field.name, nullable(field.dataType), True, field.metadata) for field in kind]
+        return types.StructType([types.StructField(*field) for field in fields])
+    return types.ArrayType(nullable(kind.elementType)) if isinstance(kind, types.ArrayType) else kind
 
 
 def check(schema: types.DataType, where: str) -> types.StructType:
