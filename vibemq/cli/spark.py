@@ -59,9 +59,7 @@ def _source_options(broker: StreamsBroker) -> dict[str, str]:
     """Where the broker is and who comes, as options of format("vibemq"); the password goes by the environment."""
     where = broker.address()
     if where.tls and where.skip_cert_validation:
-        raise click.UsageError(
-            "skipCertValidation: Spark checks the broker's certificate; --ca-file names who signed it"
-        )
+        raise click.UsageError("skipCertValidation: Spark checks the broker's certificate: add --ca-file")
     os.environ[PASSWORD_VARIABLE] = where.password or ""
     options = {
         "endpoints": f"{where.host}:{where.port}",
