@@ -32,7 +32,7 @@ SEGMENT_SIZE_BYTES_MIN = 4096
 SEGMENT_SIZE_BYTES_MAX = 3_000_000_000
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Durability = Literal["os", "disk"]
+Durability = Literal["os", "disk", "remote"]
 CertificateName = Literal["distinguished_name", "common_name", "subject_alternative_name"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -192,6 +192,27 @@ class Store(Struct, frozen=True, kw_only=True):
     memory_high_watermark_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)] = 0
 
 
+class Remote(Struct, frozen=True, kw_only=True):
+    """The object store: what a lost machine does not take with it, and what does not fit on its disk."""
+
+    url: Annotated[str, Meta(max_length=2048)] = ""  # "": there is none
+    options: Annotated[str, Meta(max_length=4096, pattern=r"^([a-z_]+=[^,]*(,[a-z_]+=[^,]*)*)?$")] = ""
+    # The same on every machine that this broker may be started on: what lies in the bucket is found by it.
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] = "vibemq"
+    # Of a request's price and of a confirm's latency: PUTs a second are one by this, whatever the number of streams.
+    interval_ms: Annotated[int, Meta(ge=5, le=60_000)] = 100
+    batch_size_bytes: Annotated[int, Meta(ge=65_536, le=268_435_456)] = 8_388_608
+    puts_max: Annotated[int, Meta(ge=1, le=64)] = 8
+    # A store that is away for longer is not coming back by itself: publishers are told.  0: they wait for ever.
+    timeout_s: Annotated[int, Meta(ge=0, le=86_400)] = 0
+    segment_age_s: Annotated[int, Meta(ge=10, le=604_800)] = 600
+    tier: bool = True
+    local_size_max_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)] = 0
+    local_age_max_s: Annotated[int, Meta(ge=0, le=3_153_600_000)] = 0
+    cache_size_max_bytes: Annotated[int, Meta(ge=67_108_864, le=1_000_000_000_000_000)] = 1_073_741_824
+    encryption_keys: Annotated[str, Meta(max_length=2048)] = ""  # "": objects are as they are
+
+
 class Transactions(Struct, frozen=True, kw_only=True):
     """What is staged and not decided yet."""
 
@@ -234,6 +255,7 @@ class Config(Struct, frozen=True, kw_only=True):
     micromsg2: Micromsg2 = Micromsg2()
     queues: Queues = Queues()
     store: Store = Store()
+    remote: Remote = Remote()
     transactions: Transactions = Transactions()
     tls: Tls = Tls()
     guest: Guest = Guest()
@@ -258,6 +280,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "micromsg2": Micromsg2,
     "queues": Queues,
     "store": Store,
+    "remote": Remote,
     "transactions": Transactions,
     "tls": Tls,
     "guest": Guest,

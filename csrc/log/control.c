@@ -106,6 +106,8 @@ void control_limits_set(struct control *c, const struct log_options *limits)
     atomic_store_explicit(&c->segment_bytes_max, limits->segment_bytes_max, memory_order_relaxed);
     atomic_store_explicit(&c->retention_bytes_max, limits->retention_bytes_max, memory_order_relaxed);
     atomic_store_explicit(&c->retention_age_ms_max, limits->retention_age_ms_max, memory_order_relaxed);
+    atomic_store_explicit(&c->local_bytes_max, limits->local_bytes_max, memory_order_relaxed);
+    atomic_store_explicit(&c->local_age_ms_max, limits->local_age_ms_max, memory_order_relaxed);
     atomic_store_explicit(&c->filter_bytes, limits->filter_bytes, memory_order_relaxed);
     atomic_store_explicit(&c->chunk_messages_max, limits->chunk_messages_max, memory_order_relaxed);
 }

@@ -22,7 +22,7 @@
 #define CONTROL_VERSION 1u
 
 enum control_state { CONTROL_LIVE = 1, CONTROL_DELETED = 2 };
-enum control_durability { DURABILITY_OS = 0, DURABILITY_DISK = 1 };
+enum control_durability { DURABILITY_OS = 0, DURABILITY_DISK = 1, DURABILITY_REMOTE = 2 };
 
 /* What is committed.  All of it describes one instant. */
 struct commit {
@@ -76,6 +76,10 @@ struct control {
     /* Ranges of offsets whose fdatasync failed: they are never confirmed, though durable moves past them. */
     _Atomic uint64_t failed_count;
     _Atomic uint64_t failed[CONTROL_FAILED_MAX][2];
+    /* What lies in the object store.  With durability `remote` offsets below the first are there; written by the
+     * archiver alone.  The others: how much of what is there stays here as well; 0: no limit. */
+    _Alignas(128) _Atomic uint64_t remote_offset;
+    _Atomic uint64_t local_bytes_max, local_age_ms_max;
 };
 _Static_assert(sizeof(struct control) <= CONTROL_BYTES, "the control block is one page");
 
@@ -87,6 +91,8 @@ struct log_options {
     uint64_t segment_chunks_max;  /* 0: default */
     uint64_t retention_bytes_max; /* 0: none */
     uint64_t retention_age_ms_max; /* 0: none */
+    uint64_t local_bytes_max;      /* 0: none */
+    uint64_t local_age_ms_max;     /* 0: none */
     uint32_t durability;          /* enum control_durability */
     uint32_t filter_bytes;        /* 0: default */
     uint32_t chunk_messages_max;  /* 0: CHUNK_MESSAGES_MAX */

@@ -253,8 +253,9 @@ static err dump_control(struct dump *d, int fd, uint64_t size)
     struct durable durable;
     control_committed(c, &commit);
     control_durable(c, &durable);
+    static const char *const durabilities[] = {"os", "disk", "remote"};
     say(d, "control: version %" PRIu32 ", state %" PRIu32 ", durability %s, epoch %" PRIu32, c->version,
-        atomic_load(&c->state), c->durability == DURABILITY_DISK ? "disk" : "os", c->epoch);
+        atomic_load(&c->state), c->durability <= DURABILITY_REMOTE ? durabilities[c->durability] : "unknown", c->epoch);
     say(d, "committed: segment %" PRIu64 ", bytes %" PRIu64 " to %" PRIu64 " are the newest batch, %" PRIu64 " chunks",
         commit.segment, commit.batch_position, commit.position, commit.chunks);
     say(d, "next offset %" PRIu64 ", last chunk %" PRId64 ", newest %" PRId64 " ms, first offset %" PRIu64,

@@ -30,7 +30,8 @@ static err directory_allowed(const char *directory, struct fault *f)
 
 err log_options_check(const struct log_options *o, struct log_options *out, struct fault *f)
 {
-    if (o->durability > DURABILITY_DISK) return fault_set(f, ERR_INVALID, 0, "durability", 0, DURABILITY_DISK, o->durability);
+    if (o->durability > DURABILITY_REMOTE)
+        return fault_set(f, ERR_INVALID, 0, "durability", 0, DURABILITY_REMOTE, o->durability);
     if (o->segment_bytes_max > LOG_SEGMENT_BYTES_MAX)
         return fault_set(f, ERR_LIMIT, 0, "segment_bytes_max", 0, LOG_SEGMENT_BYTES_MAX, o->segment_bytes_max);
     if (o->filter_bytes > FILTER_BYTES_MAX || (o->filter_bytes && o->filter_bytes < FILTER_BYTES_MIN))

@@ -208,7 +208,7 @@ cdef extern from "log/chunk.h" nogil:
 
 cdef extern from "log/control.h" nogil:
     enum:
-        DURABILITY_OS, DURABILITY_DISK
+        DURABILITY_OS, DURABILITY_DISK, DURABILITY_REMOTE
 
     struct commit:
         uint64_t segment, position, next_offset, last_chunk, chunks
@@ -217,7 +217,7 @@ cdef extern from "log/control.h" nogil:
     struct control:
         uint32_t durability
         uint64_t segment_bytes_max
-        shared_word retention_age_ms_max, readers, holders
+        shared_word retention_age_ms_max, readers, holders, remote_offset
 
     bint control_is_deleted(const control *c)
     void control_committed(const control *c, commit *out)
@@ -334,6 +334,7 @@ cdef extern from "log/batch.h" nogil:
 cdef extern from "log/log.h" nogil:
     struct log_options:
         uint64_t segment_bytes_max, segment_chunks_max, retention_bytes_max, retention_age_ms_max
+        uint64_t local_bytes_max, local_age_ms_max
         uint32_t durability, filter_bytes, chunk_messages_max
 
     struct log "log":

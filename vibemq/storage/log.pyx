@@ -45,7 +45,7 @@ REFERENCE_BYTES_MAX = core.OFFSETS_REFERENCE_BYTES_MAX
 OPEN_MAX = 256
 EVICTIONS_TOLD_EVERY_S = 60.0  # of one stream: consumers with ever new names do not fill the disk with lines
 #: The level of durability that a name in the configuration stands for.
-DURABILITIES = {"os": core.DURABILITY_OS, "disk": core.DURABILITY_DISK}
+DURABILITIES = {"os": core.DURABILITY_OS, "disk": core.DURABILITY_DISK, "remote": core.DURABILITY_REMOTE}
 OPTIONS = LogOptions.__annotations__.keys()
 
 cdef enum:
@@ -108,6 +108,8 @@ cdef core.log_options _options(dict given) except *:
     o.segment_chunks_max = 0
     o.retention_bytes_max = given.get("retention_bytes_max", 0)
     o.retention_age_ms_max = given.get("retention_age_ms_max", 0)
+    o.local_bytes_max = given.get("local_bytes_max", 0)
+    o.local_age_ms_max = given.get("local_age_ms_max", 0)
     o.durability = DURABILITIES[given.get("durability", "os")]
     o.filter_bytes = given.get("filter_size_bytes", 0)
     o.chunk_messages_max = given.get("chunk_messages_max", 0)
