@@ -30,14 +30,15 @@ MAY = {
     "storage": set(),
     "net": set(),
     "access": {"storage"},
+    "remote": {"access", "storage"},
     "broker": {"access", "storage", "net"},
     "admin": {"broker", "access", "storage"},
     "protocols": {"broker", "access", "storage", "net"},
-    "server": {"protocols", "broker", "admin", "access", "storage", "net"},
+    "server": {"protocols", "broker", "admin", "remote", "access", "storage", "net"},
     "client": set(),
     "bench": {"client"},
     "spark": {"client", "storage"},
-    "cli": {"server", "admin", "access", "storage", "client", "bench", "spark"},
+    "cli": {"server", "admin", "remote", "access", "storage", "client", "bench", "spark"},
     "pyspark_vibemq": {"spark"},
 }
 EVERYBODY_MAY = {"errors", "config", "grow", "once_a_minute", "openssl"}

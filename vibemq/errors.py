@@ -100,6 +100,10 @@ class StorageError(VibeMQError):
         self.code = code
 
 
+class RemoteError(VibeMQError):
+    """The object store did not do what was asked, or holds what cannot be used: which object, and why."""
+
+
 class StreamExists(VibeMQError):
     """The stream exists already; ``record`` is its storage.metadata.StreamRecord."""
 

@@ -50,6 +50,7 @@ PARKED_TOO_MUCH = b"The queue is full, and as much as may wait for room waits al
                   b"connection without subscriptions."
 cdef bytes WAS_DELETED = b"The queue was deleted."
 cdef bytes NOT_STORED = b"The message could not be stored."
+cdef bytes NOT_IN_STORE = b"The object store did not take the message in time; it may come there later."
 cdef bytes NOT_REDIRECTED = b"The message could not be redirected to the dead-letter queue."
 cdef list ADDED = [b"x-original-queue", b"x-failure-reason", b"x-failed-at", b"x-attempts"]
 
@@ -115,7 +116,7 @@ cdef class Publisher(StreamUser):
             if core.control_is_deleted(self.stream.log.control):
                 return self.refuse_notes(notes, size, QUEUE_NOT_FOUND, WAS_DELETED)
             return self.refuse_notes(notes, size, SERVER_ERROR, NOT_STORED)
-        if not self.stream.is_disk_durable:
+        if not self.stream.confirms_later:
             return self.confirm(notes, size, first_offset, offsets_known)
         self.stream.await_sync(self, ((<char *> notes)[:size], count, first_offset, offsets_known), first_offset,
                                next_offset)
@@ -127,7 +128,8 @@ cdef class Publisher(StreamUser):
         if ok:
             self.confirm(<const uint8_t *> <char *> notes, len(notes), first_offset, offsets_known)
         else:
-            self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), SERVER_ERROR, b"The disk refused a sync.")
+            self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), SERVER_ERROR,
+                              NOT_IN_STORE if self.stream.is_remote else b"The disk refused a sync.")
         return self.client.count_unconfirmed(-<Py_ssize_t> count)
 
     cdef int on_deleted(self) except -1:
@@ -551,7 +553,7 @@ cdef class DeadLetters(StreamUser):
 
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
         tokens, self.tokens = self.tokens, []
-        if ok and self.stream.is_disk_durable:
+        if ok and self.stream.confirms_later:
             self.stream.await_sync(self, tokens, first_offset, next_offset)
         else:
             self.owner.letters_kept(tokens, ok)

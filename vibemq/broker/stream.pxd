@@ -40,6 +40,8 @@ cdef class Stream:
     cdef bint syncing               # a helper thread is in fdatasync for this stream
     cdef bint sync_again            # the last one failed: not at once, but with the next tick
     cdef readonly bint is_disk_durable
+    cdef readonly bint is_remote    # a confirm waits for the object store
+    cdef readonly bint confirms_later  # one of the two
     cdef bint has_appended          # since the last tick
     cdef bint appending             # its log holds descriptors, and stands in the table's list of those
     cdef uint32_t restarts          # of the board, when its users came
@@ -55,6 +57,7 @@ cdef class Stream:
     cdef int persist(self) except -1
     cdef int news(self) except -1
     cdef int _start_sync(self) except -1
+    cdef int _settle_remote(self) except -1
     cdef int _tell_synced(self, StreamUser user, uint64_t durable) except -1
     cdef int _tell(self, list users, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
 
@@ -65,6 +68,7 @@ cdef class StreamTable:
     cdef object says                # OnceAMinute
     cdef Board board
     cdef uint32_t worker
+    cdef uint64_t archiver          # its bit in masks of workers; 0: there is no object store
     cdef dict by_name
     cdef list by_slot
     cdef list dirty

@@ -71,6 +71,8 @@ cdef class Stream:
         self.waiting, self.readers, self.holders, self.unsynced = [], [], set(), {}
         self.log = Log(directory)
         self.is_disk_durable = self.log.is_disk_durable
+        self.is_remote = self.log.control.durability == core.DURABILITY_REMOTE
+        self.confirms_later = self.is_disk_durable or self.is_remote
         self.chunk_messages = CHUNK_MESSAGES_FIRST
         core.word_bit_set(&self.log.control.holders, table.worker)
         self.restarts = core.doorbell_restarts(table.board.raw, self.slot)  # who restarts it now sees us holding it
@@ -187,6 +189,8 @@ cdef class Stream:
         if appended.rolled:
             self._segment_closed()
         others = core.word_bits(&self.log.control.readers) & ~(<uint64_t> 1 << self.table.worker)
+        if self.is_remote or appended.rolled:
+            others |= self.table.archiver
         if others:
             self.table.board.mark(others, self.slot)
         self.news()
@@ -242,6 +246,17 @@ cdef class Stream:
         user.unsynced = waiting + user.unsynced
         if user.unsynced:
             self.unsynced[user] = None
+        return 0
+
+    cdef int _settle_remote(self) except -1:
+        """Tell those who wait what the object store has by now."""
+        cdef StreamUser user
+        cdef uint64_t upto = core.word_load(&self.log.control.remote_offset)
+        users, self.unsynced = self.unsynced, {}
+        for user in users:
+            self._tell_synced(user, upto)
+        if not self.unsynced:
+            self.table.release_if_unused(self)
         return 0
 
     cdef int _start_sync(self) except -1:
@@ -302,6 +317,10 @@ cdef class Stream:
         self.has_appended = False
         if self.sync_again:
             self._start_sync()
+        if self.is_remote and self.unsynced:
+            self._settle_remote()
+            if self.log.raw == NULL:
+                return
         # A closed segment of an `os` stream, once the kernel has written it back anyway.
         if self.rolled_ms and now_ms - self.rolled_ms > SYNC_CLOSED_AFTER_MS and not self.syncing:
             self.rolled_ms = 0
@@ -311,10 +330,11 @@ cdef class Stream:
 cdef class StreamTable:
     """The streams this worker has open, by (virtual host, name) and by slot."""
 
-    def __init__(self, metadata, Board board, helpers, log_directory):
+    def __init__(self, metadata, Board board, helpers, log_directory, int archiver_seat=-1):
         self.metadata = metadata
         self.board = board
         self.worker = board.index
+        self.archiver = 0 if archiver_seat < 0 else <uint64_t> 1 << archiver_seat
         self.helpers = helpers
         self.log_directory = log_directory
         self.by_name = {}
@@ -477,6 +497,8 @@ cdef class StreamTable:
                 stream = <Stream> found
                 if not self._look(stream):
                     stream.news()
+                    if stream.is_remote and stream.unsynced:
+                        stream._settle_remote()
         return 0
 
     def readers_after(self, int slot):

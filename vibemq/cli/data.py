@@ -73,6 +73,7 @@ class DataDir:
 
     def open(self) -> Metadata:
         """It must exist."""
+        from vibemq.remote.asking import publisher
         from vibemq.server.datadir import metadata_path
         from vibemq.storage.metadata import Metadata
 
@@ -88,10 +89,13 @@ class DataDir:
                 if missing
                 else "run this as the account that serves, or as root",
             ) from None
-        return Metadata(found)
+        metadata = Metadata(found)
+        metadata.publish = publisher(self.path)
+        return metadata
 
     def make(self, add: Callable[[Metadata], Result]) -> Result:
         """Make the directory and its database where they are missing, and ``add`` to it."""
+        from vibemq.remote.asking import publisher
         from vibemq.server.datadir import metadata_path, prepare
         from vibemq.storage.metadata import Metadata
 
@@ -101,6 +105,7 @@ class DataDir:
         missing = [name for name in ours if not os.path.lexists(name)]
         prepare(path)
         metadata = Metadata(metadata_path(path))
+        metadata.publish = publisher(path)
         try:
             return add(metadata)
         finally:

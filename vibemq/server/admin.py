@@ -23,6 +23,7 @@ from vibemq.admin.workers import Workers
 from vibemq.broker.disk import Reserve
 from vibemq.config import Config
 from vibemq.once_a_minute import say_due, say_rest
+from vibemq.remote.asking import publisher
 from vibemq.server import listeners
 from vibemq.server.context import Context
 from vibemq.storage.metadata import Metadata
@@ -43,6 +44,7 @@ async def _serve(context: Context) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     metadata = Metadata(context.metadata_path)
+    metadata.publish = publisher(context.data_dir)
     # Deleting a stream is a way to empty a full disk.
     reserve = Reserve(context.data_dir, context.config.store.disk_free_min_bytes)
     metadata.make_room, metadata.retry = reserve.make_room, reserve.retry

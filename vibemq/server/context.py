@@ -31,7 +31,8 @@ class World:
     board_fd: int  # memfd with the board of doorbells (csrc/shm/doorbell.h), already laid out
     mail_fd: int  # memfd with the rings of letters between workers (vibemq.storage.shm), already laid out
     groups_fd: int  # memfd with the single-active-consumer groups (csrc/shm/groups.h), already laid out
-    doorbell_fds: list[int]  # one eventfd for each worker, by index; non-blocking
+    doorbell_fds: list[int]  # one eventfd for each worker, by index, and the archiver's behind them; non-blocking
+    archiver_seat: int  # on the board, behind the workers'; -1: there is no object store
     supervisor_pid: int  # when os.getppid() is another, the supervisor is dead
     beats: Beats  # each worker counts its own up BEATS_PER_S times a second: else it is taken for one that hangs
     handovers: list[Channel]  # by index of the worker: how connections go to it from another (server/handover.py)
@@ -49,14 +50,14 @@ class World:
     @property
     def worker_count(self) -> int:
         """As the broker started: the processor cores that config.worker_count goes by may be others by now."""
-        return len(self.doorbell_fds)
+        return len(self.doorbell_fds) - (self.archiver_seat >= 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context(World):
     """One process's part of it."""
 
-    index: int  # 0 .. worker_count - 1: the seat on the board, kept over restarts; -1: the admin process
+    index: int  # 0 .. worker_count - 1: the seat on the board, kept over restarts; -1: the admin process or the archiver
     # Door name ("streams", "streams-tls", "admin", "ctl") -> listening socket, non-blocking, of this process alone.
     # The supervisor keeps a copy, so connections that wait in it survive the process.
     listeners: dict[str, socket.socket]

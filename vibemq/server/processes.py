@@ -36,12 +36,14 @@ class Process:
 
     name: str  # as which it logs
     label: str  # which it is, in the log
-    index: int  # of a worker; -1: the admin process
+    index: int  # of a worker; -1: another
     selector: selectors.BaseSelector
     in_child: Callable[["Process"], None]  # first of all: lets go of what is the supervisor's, and others'
     life: Callable[["Process", int], int]  # with the descriptor that takes a byte when it is ready; its exit code
     on_ready: Callable[[], None]
     on_broken: Callable[["Process"], None]  # it has died so often, or could not be started, that it has to wait now
+    #: By exit codes after which another one would be of no use: the broker ends.
+    final: dict[int, Callable[[], None]] = field(default_factory=dict)
     listeners: dict[str, socket.socket] = field(default_factory=dict)
     pid: int = 0
     pidfd: int = -1
@@ -66,7 +68,7 @@ class Process:
             self.in_child(self)
 
         try:
-            self.pid = _fork(self.name, prepare, lambda: self.life(self, ready_write))
+            self.pid = fork(self.name, prepare, lambda: self.life(self, ready_write))
         except OSError as problem:
             os.close(ready_read)
             self.quick_deaths += QUICK_DEATHS_FREE
@@ -130,6 +132,9 @@ class Process:
             log.log(logging.INFO if code == 0 else logging.WARNING, "%s, pid %d, %s", self.label, pid, how)
             return
         log.error("%s, pid %d, %s after %.1f s", self.label, pid, how, lived_s)
+        if (end := self.final.get(code)) is not None:
+            end()
+            return
         is_broken = lived_s <= QUICK_DEATH_S and not (code == -signal.SIGKILL and served)
         self.quick_deaths = self.quick_deaths + 1 if is_broken else 0
         if self.quick_deaths <= QUICK_DEATHS_FREE:
@@ -151,7 +156,7 @@ class Process:
             self.ready_fd = -1
 
 
-def _fork(name: str, prepare: Callable[[], None], life: Callable[[], int]) -> int:
+def fork(name: str, prepare: Callable[[], None], life: Callable[[], int]) -> int:
     """Start a process that logs as ``name``; returns its pid.  OSError when the machine cannot.
 
     In the child ``prepare()`` lets go of what is the supervisor's, then ``life()`` is its whole life; neither

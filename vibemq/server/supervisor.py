@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING
 
 from vibemq.broker.alarms import Conditions, MemoryWatch
 from vibemq.broker.disk import Reserve
-from vibemq.config import Config, Tls
+from vibemq.config import WORKERS_MAX, Config, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import datadir, handover, listeners, logs
 from vibemq.server.context import Context, Run, World
+from vibemq.server.opening import open_bucket
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.processes import OUR_SIGNALS, Process
 from vibemq.storage.metadata import Metadata
@@ -45,6 +46,10 @@ FILES_RESERVED = 4096
 CERTIFICATES_SAID_EACH_S = 86400.0  # that they end soon: a line a day is seen and does not bury others
 ADMIN = "admin"
 ADMIN_BACKLOG = 128
+#: With which the archiver ends when another broker has the bucket.
+DEPOSED = 3
+#: How long the archiver may send up what the workers have taken last.
+ARCHIVER_END_S = 15.0
 #: How long the admin process may finish answers after the last worker has ended.
 ADMIN_END_S = 2.0
 #: timeout(1) and service managers send SIGTERM to a process and then to its group: that is one request.
@@ -71,6 +76,12 @@ def serve(config: Config, *, run: Run | None = None, reload: Callable[[], Config
     return Supervisor(config, worker, admin, reload).serve()
 
 
+def _archiver_run(context: Context) -> int:
+    # Imported in its own process: few brokers have an object store, and its client makes threads.
+    run: Run = importlib.import_module("vibemq.server.archiver").run
+    return run(context)
+
+
 class Supervisor:
     def __init__(self, config: Config, run: Run, admin_run: Run | None, reload: Callable[[], Config] | None) -> None:
         self.config = config
@@ -94,6 +105,7 @@ class Supervisor:
         self.run, self.admin_run = run, admin_run
         self.workers: list[Process] = []
         self.admin: Process | None = None
+        self.archiver: Process | None = None
         self.processes: list[Process] = []  # all of these
         self.killed = 0  # workers that had to be killed at shutdown
         self.conditions = Conditions()
@@ -109,6 +121,7 @@ class Supervisor:
                 "no door is open: streams.enabled, native.enabled, signalr.enabled and micromsg2.enabled are false",
                 hint="set one of them to true",
             )
+        self._require_bucket()
         datadir.require_proc()
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
@@ -119,6 +132,8 @@ class Supervisor:
             self.certificates = Certificates(self.config.tls)  # while root, if we are, may read the key
             self.certificates_said_s = time.monotonic()
         metadata = Metadata(datadir.metadata_path(self.data_dir))
+        if self.config.remote.url:
+            open_bucket(self.config)
         self._ensure_superuser(metadata)
         self._refuse_strangers(metadata)
         self._bind()
@@ -155,6 +170,19 @@ class Supervisor:
         if password and ensure_superuser(metadata, name, password):
             log.info("user %r is the superuser, with the password of the configuration", name)
 
+    def _require_bucket(self) -> None:
+        """Raises ConfigError where options ask for more of an object store than there is."""
+        config = self.config
+        if config.store.durability == "remote" and not config.remote.url:
+            raise ConfigError(
+                "store.durability is remote, and there is no object store", hint="remote.url says where one is"
+            )
+        if config.remote.url and config.worker_count >= WORKERS_MAX:
+            raise ConfigError(
+                f"{config.worker_count} workers and an archiver: they have {WORKERS_MAX} seats together",
+                hint=f"set server.workers to {WORKERS_MAX - 1} at most",
+            )
+
     def _refuse_strangers(self, metadata: Metadata) -> None:
         hosts = [self.config.server.host, *([self.config.admin.host] if self.config.admin.enabled else [])]
         for host in hosts:
@@ -188,6 +216,10 @@ class Supervisor:
                 http = self.admin.listeners[ADMIN] = listeners.bind(ADMIN, admin.host, admin.port, 1)[0]
                 self.addresses[ADMIN] = listeners.shown(http)
             self.admin.listeners["ctl"] = listeners.bind_ctl(self.data_dir)
+        if self.config.remote.url:
+            self.archiver = Process("archiver", "the archiver", -1, *calls, lambda _: None)
+            self.archiver.final[DEPOSED] = self._on_deposed
+            self.processes.append(self.archiver)
 
     def _keep_reserve(self) -> Reserve:
         """Before recovery, which writes, too: where the disk is full it gets what was kept for it."""
@@ -229,12 +261,12 @@ class Supervisor:
     def _share(self) -> None:
         import vibemq.storage.shm as shm
 
-        count = len(self.workers)
+        count, seats = len(self.workers), len(self.workers) + (self.archiver is not None)
         kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         board, mail, groups = (
             os.memfd_create(f"vibemq-{name}", os.MFD_CLOEXEC) for name in ("board", "mail", "groups")
         )
-        shm.board_init(board, count)
+        shm.board_init(board, seats)
         shm.mail_init(mail, count)
         shm.groups_init(groups)
         self.world = World(
@@ -243,7 +275,8 @@ class Supervisor:
             board_fd=board,
             mail_fd=mail,
             groups_fd=groups,
-            doorbell_fds=[os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(count)],
+            doorbell_fds=[os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(seats)],
+            archiver_seat=count if self.archiver else -1,
             supervisor_pid=self.pid,
             beats=self.beats,
             handovers=handover.channels(count),
@@ -259,7 +292,7 @@ class Supervisor:
 
     def _live(self, process: Process, ready_fd: int) -> int:
         """The whole life of a process."""
-        run = self.run if process is not self.admin else self.admin_run
+        run = self.admin_run if process is self.admin else _archiver_run if process is self.archiver else self.run
         assert run is not None
         return run(Context(**vars(self.world), index=process.index, listeners=process.listeners, ready_fd=ready_fd))
 
@@ -332,7 +365,11 @@ class Supervisor:
         if self.stop_deadline_s is not None:
             if not self.without_workers and not any(worker.alive for worker in self.workers):
                 self.without_workers = True
-                self.stop_deadline_s = min(self.stop_deadline_s, now_s + ADMIN_END_S)
+                if self.archiver is not None:  # until now they waited for what it confirms
+                    self.archiver.stop()
+                    self.stop_deadline_s = now_s + ARCHIVER_END_S
+                else:
+                    self.stop_deadline_s = min(self.stop_deadline_s, now_s + ADMIN_END_S)
             if now_s >= self.stop_deadline_s:
                 self._kill(f"it did not end within {self.config.server.shutdown_timeout_s} s")
                 self.stop_deadline_s = now_s + 3600.0  # SIGKILL cannot be refused, only be slow to take effect
@@ -353,7 +390,8 @@ class Supervisor:
             self.certificates.say_ends(time.time())
 
     def _announce(self) -> None:
-        if self.announced or not all(worker.ready for worker in self.workers):
+        needed = [*self.workers, *([self.archiver] if self.archiver else [])]
+        if self.announced or not all(process.ready for process in needed):
             return
         self.announced = True
         doors = " ".join(f"{door}={address}" for door, address in self.addresses.items())
@@ -372,6 +410,12 @@ class Supervisor:
         if not self.announced and self.stop_deadline_s is None:
             self.failed = True
             self._stop(f"worker {worker.index} cannot start (the lines above say why)")
+
+    def _on_deposed(self) -> None:
+        """Another broker was started under this one's name: whatever is taken now could not be confirmed."""
+        self.failed = True
+        if self.stop_deadline_s is None:
+            self._stop("another broker has this one's place in the object store")
 
     # ---- signals ----
 
@@ -392,14 +436,15 @@ class Supervisor:
         self.stop_began_s = time.monotonic()
         self.stop_deadline_s = self.stop_began_s + timeout_s
         for process in self.processes:
-            process.stop()
+            if process is not self.archiver:
+                process.stop()
         if self.admin is not None:
             with contextlib.suppress(OSError):
                 os.unlink(f"{self.data_dir}/{datadir.CTL_SOCKET}")
 
     def _kill(self, why: str) -> None:
         for process in self.processes:
-            if process.alive and process is self.admin:  # nothing is lost with it
+            if process.alive and process in (self.admin, self.archiver):  # nothing is lost with it
                 log.warning("%s, pid %d, is killed: it has not ended yet", process.label, process.pid)
             elif process.alive:
                 log.error("%s, pid %d, is killed: %s", process.label, process.pid, why)

@@ -43,6 +43,7 @@ from vibemq.protocols.micromsg2.door import Micromsg2Door
 from vibemq.protocols.native.door import NativeDoor
 from vibemq.protocols.signalr.door import SignalRDoor
 from vibemq.protocols.streams.door import StreamsDoor
+from vibemq.remote.asking import publisher
 from vibemq.server import listeners
 from vibemq.server.context import Context
 from vibemq.server.handover import Handovers
@@ -73,8 +74,10 @@ class Worker:
         board = self.board = Board(context.board_fd, context.index, context.doorbell_fds)
         helpers = self.helpers = Helpers(board.work_done)
         metadata = Metadata(context.metadata_path)
+        metadata.publish = publisher(context.data_dir)
         config = context.config
-        streams = StreamTable(metadata, board, helpers, partial(os.path.join, metadata.streams_dir))
+        streams_dir = partial(os.path.join, metadata.streams_dir)
+        streams = StreamTable(metadata, board, helpers, streams_dir, context.archiver_seat)
         self.catalog = Catalog(config, streams)
         self.mail = Mail(context.mail_fd, board, context.worker_count)
         self.groups = Groups(GroupTable(context.groups_fd, board))

@@ -139,7 +139,7 @@ cdef extern from "ledger/words.h" nogil:
 
 cdef extern from "ledger/ledger.h" nogil:
     enum:
-        LEDGER_MAGIC, LEDGER_VERSION
+        LEDGER_MAGIC, LEDGER_VERSION, LEDGER_BLOCK_ENTRIES
 
     struct ledger_control:
         uint32_t magic, version
@@ -215,9 +215,9 @@ cdef extern from "log/control.h" nogil:
         int64_t timestamp_ms
 
     struct control:
-        uint32_t durability
+        uint32_t durability, epoch
         uint64_t segment_bytes_max
-        shared_word retention_age_ms_max, readers, holders, remote_offset
+        shared_word retention_age_ms_max, readers, holders, first_offset, remote_offset
 
     bint control_is_deleted(const control *c)
     void control_committed(const control *c, commit *out)

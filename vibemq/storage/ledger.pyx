@@ -13,7 +13,8 @@ from typing import NamedTuple
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 from vibemq.storage cimport core
-from vibemq.storage.core cimport LEDGER_MAGIC, LEDGER_NOBODY, LEDGER_VERSION, ledger_control
+from vibemq.storage.core cimport LEDGER_MAGIC, LEDGER_NOBODY, LEDGER_SETTLED, LEDGER_VERSION, fault, ledger_control
+from vibemq.storage.log cimport check
 
 from vibemq.errors import StorageError
 
@@ -66,6 +67,82 @@ def disown(str directory) -> None:
                 file.write((<char *> &page)[:sizeof(page)])
         except OSError as problem:
             raise StorageError("ERR_IO", f"{path}: {problem.strerror}") from problem
+
+
+# ---- what is settled, for a copy of it elsewhere ----
+
+#: Ranges that are told one by one; what is settled behind more of them is told when those before it are.
+RANGES_MAX = 1024
+
+
+def settled_count(str directory) -> int:
+    """How many messages have left the queue for good; it changes whenever `settled` may."""
+    cdef ledger_control page
+    _read(directory, &page)
+    return (core.word_load(&page.base) + core.word_load(&page.acked) + core.word_load(&page.expired)
+            + core.word_load(&page.dropped) + core.word_load(&page.dead_lettered) + core.word_load(&page.purged))
+
+
+def settled(str directory) -> tuple[int, list[tuple[int, int]]]:
+    """Everything below the first number is settled, and these ranges above it.  Raises StorageError."""
+    cdef core.ledger *held = NULL
+    cdef core.ledger_entry *entry
+    cdef fault f
+    cdef bytes path = os.fsencode(directory)
+    cdef uint64_t base, end, at, begin = 0
+    cdef bint is_in = False, is_settled
+    check(core.ledger_open(path, &held, &f), &f)
+    found = []
+    try:
+        base, end = core.word_load(&held.control.base), core.word_load(&held.control.next)
+        at = base
+        while at < end and len(found) < RANGES_MAX:
+            entry = core.ledger_entry_of(held, at, &f)
+            if entry == NULL:
+                check(f.code, &f)  # else its block is gone, so it is settled
+            is_settled = entry == NULL or core.ledger_state_of(core.word_load(&entry.word)) == LEDGER_SETTLED
+            if is_settled and not is_in:
+                begin = at
+            elif is_in and not is_settled:
+                found.append((begin, at))
+            is_in = is_settled
+            at += 1
+        if is_in:
+            found.append((begin, at))
+    finally:
+        core.ledger_close(held)
+    return base, found
+
+
+def restore(str directory, uint64_t base, list ranges):
+    """Make the ledger of a queue whose log is restored, with what `settled` told.  Raises StorageError.
+
+    Before the log's recovery, and the ledger's, which gives what is not settled its entries' other words.
+    """
+    cdef core.ledger *held = NULL
+    cdef core.ledger_entry *entry
+    cdef fault f
+    cdef bytes path = os.fsencode(directory)
+    cdef uint64_t end = base, at, first, last
+    for first, last in ranges:
+        end = max(end, last)
+    check(core.ledger_create(path, base, False, &f), &f)
+    check(core.ledger_open(path, &held, &f), &f)
+    try:
+        at = base
+        while at < end:
+            at = min(end, at + core.LEDGER_BLOCK_ENTRIES)
+            check(core.ledger_reserve(held, at, &f), &f)
+            core.word_store(&held.control.next, at)
+        for first, last in ranges:
+            for at in range(first, last):
+                entry = core.ledger_entry_of(held, at, &f)
+                if entry == NULL:
+                    raise StorageError("ERR_CORRUPT", f"{directory}: offset {at} cannot be settled: no entry was made")
+                core.ledger_set_state(entry, LEDGER_SETTLED)
+    finally:
+        core.ledger_close(held)
+    check(core.ledger_sync(path, &f), &f)  # what is missing below is settled from now on, and nothing else
 
 
 cdef uint32_t _home(ledger_control *page) noexcept:

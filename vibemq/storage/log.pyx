@@ -368,6 +368,14 @@ cdef class Log:
         """Was an fdatasync refused for anything below the offset `end`?  For good."""
         return core.log_sync_failed(self.raw, 0, end)
 
+    def begin_segment(self):
+        """Close the active segment, unless nothing is in it.  May block."""
+        cdef fault f
+        cdef err e
+        with nogil:
+            e = roll(self, AGE_OF_ALL_MS, &f)
+        check(e, &f)
+
     def apply_retention(self) -> tuple[int, int]:
         """Drop segments by size and age; returns (segments, bytes).  May block."""
         cdef core.retention_report report

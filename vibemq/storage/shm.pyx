@@ -89,6 +89,30 @@ cdef class Board:
             workers &= workers - 1
             core.doorbell_mark(self.raw, w, slot, self.fds[w])
 
+    # For who has a seat and no loop (the archiver):
+
+    def tell(self, uint64_t workers, uint32_t slot):
+        """`mark`, called from Python."""
+        self.mark(workers, slot)
+
+    def take(self) -> list[int]:
+        """The slots of streams with news for this seat."""
+        cdef uint32_t slots[64]
+        cdef uint32_t count = 64, i
+        cdef list found = []
+        while count == 64:
+            count = core.doorbell_take(self.raw, self.index, slots, 64)
+            found += [slots[i] for i in range(count)]
+        return found
+
+    def sleep(self) -> bool:
+        """Say that the doorbell must be rung from now on; False: there is news."""
+        return core.doorbell_sleep(self.raw, self.index)
+
+    def wake(self):
+        core.doorbell_wake(self.raw, self.index)
+        core.doorbell_requests_take(self.raw, self.index)  # they are all for workers
+
     def request_others(self, uint32_t bits):
         """Raise request bits for every other worker."""
         cdef uint32_t w

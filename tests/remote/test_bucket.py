@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bucket over a folder: create once, read whole and in parts, with and without encryption; epochs and their seals."""
+
+import asyncio
+import os
+
+import pytest
+
+from vibemq.config import Remote
+from vibemq.errors import ConfigError, RemoteError
+from vibemq.remote.bucket import Bucket, Missing, Taken
+from vibemq.remote.cipher import PIECE_BYTES, read_keys
+from vibemq.remote.epochs import Epochs
+from vibemq.remote.objects import Kind
+from vibemq.remote.write_ahead import Deposed, WriteAhead
+from vibemq.storage import identity
+
+pytest.importorskip("obstore", reason="needs the extra remote")
+
+KEY = "streams/00ff00ff00ff00ff/a.segment"
+
+
+@pytest.fixture(params=["plain", "encrypted"])
+def config(request, tmp_path):
+    keys = ""
+    if request.param == "encrypted":
+        keys = str(tmp_path / "keys")
+        with open(keys, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(f"1 {'11' * 32}\n7 {'22' * 32}\n")
+    return Remote(url=f"file://{tmp_path}/bucket", encryption_keys=keys)
+
+
+def test_only_one_of_many_creators_of_a_key_wins(config):
+    async def race():
+        bucket = Bucket(config)
+        bodies = [b"%d" % number for number in range(20)]
+        results = await asyncio.gather(
+            *(bucket.create("meta/1", Kind.CHANGE, body) for body in bodies), return_exceptions=True
+        )
+        won = [body for body, result in zip(bodies, results, strict=True) if result is None]
+        assert [type(result) for result in results if result is not None] == [Taken] * 19
+        assert bytes(await bucket.read("meta/1", Kind.CHANGE)) == won[0] and len(won) == 1
+
+    asyncio.run(race())
+
+
+def test_whose_answer_was_lost_finds_that_it_created_the_object(tmp_path):
+    async def twice():
+        bucket = Bucket(Remote(url=f"file://{tmp_path}/bucket"))
+        await bucket.create("meta/1", Kind.CHANGE, b"mine")
+        await bucket.create("meta/1", Kind.CHANGE, b"mine")
+        with pytest.raises(Taken):
+            await bucket.create("meta/1", Kind.CHANGE, b"hers")
+
+    asyncio.run(twice())
+
+
+def test_parts_of_a_large_object_are_those_of_the_whole(config):
+    body = os.urandom(3 * PIECE_BYTES + 12345)
+
+    async def parts():
+        bucket = Bucket(config)
+        await bucket.write(KEY, Kind.SEGMENT, [body[at : at + 700_001] for at in range(0, len(body), 700_001)])
+        assert bytes(await bucket.read(KEY, Kind.SEGMENT)) == body
+        for start, end in [(0, 1), (PIECE_BYTES - 1, PIECE_BYTES + 1), (5, len(body)), (len(body) - 1, len(body) + 99)]:
+            assert bytes(await bucket.read_part(KEY, Kind.SEGMENT, start, end)) == body[start:end]
+        assert bytes(await bucket.read_part(KEY, Kind.SEGMENT, len(body), len(body) + 1)) == b""
+
+    asyncio.run(parts())
+
+
+def test_what_is_not_there_is_missing_and_what_was_damaged_is_named(tmp_path):
+    async def look():
+        bucket = Bucket(Remote(url=f"file://{tmp_path}/bucket"))
+        with pytest.raises(Missing, match="meta/7"):
+            await bucket.read("meta/7", Kind.CHANGE)
+        await bucket.create("meta/7", Kind.CHANGE, b"body")
+        path = tmp_path / "bucket/meta/7"
+        path.write_bytes(path.read_bytes().replace(b"body", b"bodY"))
+        with pytest.raises(RemoteError, match=r"meta/7.*damaged"):
+            await bucket.read("meta/7", Kind.CHANGE)
+        await bucket.delete(["meta/7", "meta/8"])
+        assert await bucket.listed("meta/") == []
+
+    asyncio.run(look())
+
+
+def test_an_encrypted_body_is_not_readable_without_its_key(tmp_path):
+    path = tmp_path / "keys"
+    path.touch(mode=0o600)
+    path.write_text("1 " + "11" * 32)
+
+    async def look():
+        url = f"file://{tmp_path}/bucket"
+        await Bucket(Remote(url=url, encryption_keys=str(path))).create("meta/1", Kind.CHANGE, b"secret words")
+        assert b"secret" not in (tmp_path / "bucket/meta/1").read_bytes()
+        with pytest.raises(RemoteError, match="encrypted with key 1"):
+            await Bucket(Remote(url=url)).read("meta/1", Kind.CHANGE)
+        path.write_text("1 " + "33" * 32)
+        with pytest.raises(RemoteError, match="does not decrypt"):
+            await Bucket(Remote(url=url, encryption_keys=str(path))).read("meta/1", Kind.CHANGE)
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        ("", 0o600, "has no key"),
+        ("1 abc", 0o600, "line 1"),
+        ("1 " + "11" * 32 + "\n1 " + "22" * 32, 0o600, "line 2"),
+        ("1 " + "11" * 32, 0o644, "other accounts"),
+    ],
+)
+def test_a_file_of_keys_that_cannot_be_used_is_refused_without_showing_a_key(tmp_path, text, mode, said):
+    path = tmp_path / "keys"
+    path.write_text(text)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=said) as refused:
+        read_keys(str(path))
+    assert "11" * 32 not in str(refused.value)
+
+
+def test_who_takes_the_next_epoch_ends_the_sequence_of_the_one_before(tmp_path):
+    config = Remote(url=f"file://{tmp_path}/bucket")
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        identity.make(str(tmp_path / name))
+
+    async def two():
+        bucket = Bucket(config)
+        first = Epochs(bucket, "vibemq", str(tmp_path / "old"))
+        assert await first.take() == 1
+        ahead = WriteAhead(bucket, config, 1)
+        told = []
+
+        async def send(body):
+            made = await ahead.begin()
+            made.put(body)
+            made.marks.append(lambda: told.append(body))
+            ahead.send(made)
+
+        await send(b"")
+        await asyncio.wait_for(ahead.close(10), 20)
+        assert told == [b""]
+        second = Epochs(bucket, "vibemq", str(tmp_path / "new"))
+        assert await second.take() == 2
+        await send(b"")
+        with pytest.raises(Deposed) as deposed:
+            await asyncio.wait_for(ahead.failure, 20)
+        assert deposed.value.by["data"] == second.identity and told == [b""]
+        assert await second.take() == 3
+        assert [(found.epoch, found.number) for found in await second.objects()] == [(1, 0), (1, 1), (2, 0)]
+        await second.forget_before(3)
+        assert [(found.epoch, found.number) for found in await second.objects()] == [(1, 1), (2, 0)]
+
+    asyncio.run(two())

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The archiver: the one process that talks to the object store.
+
+It sits on a seat of the board of doorbells, behind the workers'.  Who appends to a stream of durability `remote` marks it
+there; every `remote.interval_ms` what has come goes up in one object, whatever the number of streams, and when the store has
+it, and all before it, `remote_offset` of each stream moves on and its workers are told.  Closed segments follow in the
+background (tier.py); who needs something of the store asks through a socket (service.py).
+
+Killed at any moment it loses nothing: the next one takes a new epoch, ends the sequence of this one with a seal, and
+begins again with what is not in a segment of the store yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from vibemq.config import Remote
+from vibemq.errors import StorageError
+from vibemq.once_a_minute import OnceAMinute, say_due
+from vibemq.remote.bucket import Bucket
+from vibemq.remote.followed import Followed
+from vibemq.remote.service import Service
+from vibemq.remote.tier import Tier
+from vibemq.remote.write_ahead import Object, WriteAhead
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.records import StreamRecord
+from vibemq.storage.shm import Board
+
+#: Streams whose stored offsets and ledgers are looked at in one interval: some microseconds each.
+STATES_PER_LOOK = 500
+STATE_LOOK_S = 1.0
+#: Of a segment that is brought together instead of being closed: what is small costs a copy, and not three requests.
+CARRIED_BYTES_MAX = 4 << 20
+TROUBLE_SAID_EACH_S = 60.0
+#: A store that has not answered for so long is said to be away.
+TROUBLE_AFTER_S = 5.0
+END_TIMEOUT_S = 10.0
+IDLE_S = 0.2
+GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
+
+log = logging.getLogger("vibemq.remote")
+
+
+class Archiver:
+    """For one epoch.  ``board``: from its own seat."""
+
+    def __init__(self, config: Remote, data_dir: str, metadata: Metadata, board: Board, bucket: Bucket, epoch: int):
+        self.config, self.metadata, self.board, self.bucket = config, metadata, board, bucket
+        self.write_ahead = WriteAhead(bucket, config, epoch)
+        self.tier = Tier(config, bucket, metadata, self._uploaded)
+        self.service = Service(data_dir, bucket, self.tier, self.status)
+        self.by_slot: dict[int, Followed] = {}
+        self._dirty: dict[int, None] = {}  # slots with chunks to send, in order
+        self._rung = asyncio.Event()
+        self._states_at = 0
+        self._state_due_s = 0.0
+        self._again_due_s = time.monotonic() + self.config.segment_age_s
+        self._again_below = 0
+        self._last_trouble_s = -TROUBLE_SAID_EACH_S
+        self._says = OnceAMinute(log, logging.ERROR)
+
+    # ---- the loop ----
+
+    async def serve(self, is_over: Callable[[], bool], ready: Callable[[], None]) -> None:
+        """Until ``is_over()``, which is asked some times a second.  Raises Deposed."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self.board.doorbell_fd, self._on_doorbell)
+        self.board.sit()
+        self._follow_all()
+        await self.service.listen()
+        self.tier.start()
+        ready()
+        log.info("epoch %d of broker %r in %s", self.write_ahead.epoch, self.config.name, self.config.url)
+        try:
+            while not is_over():
+                await self._wait_for_news()
+                await self._turn()
+            deadline_s = time.monotonic() + END_TIMEOUT_S
+            while self._take_news() and time.monotonic() < deadline_s:  # what workers have taken before they ended
+                await self._turn()
+        finally:
+            await self.tier.close()
+            await self.service.close()
+            await self.write_ahead.close(END_TIMEOUT_S)
+
+    def _on_doorbell(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.board.doorbell_fd, 8)
+        self._rung.set()
+
+    async def _wait_for_news(self) -> None:
+        """Sleep until somebody appends; then wait for an interval, for who comes meanwhile."""
+        self._check()
+        if not self._take_news():
+            self._rung.clear()
+            if self.board.sleep():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._rung.wait(), IDLE_S)
+                self.board.wake()
+        if self._take_news():
+            await asyncio.sleep(self.config.interval_ms / 1000)
+
+    def _take_news(self) -> bool:
+        for slot in self.board.take():
+            self._note(slot)
+        return bool(self._dirty)
+
+    def _note(self, slot: int) -> None:
+        """The stream in that slot has news: chunks, or a closed segment."""
+        known = self.by_slot.get(slot)
+        if known is not None and known.tail.log.is_deleted:
+            self._forget(known)
+            known = None
+        if known is None:
+            record = self.metadata.stream_at(slot)
+            if record is None:
+                return
+            if record.durability != "remote":
+                self.tier.look_at(record)
+                return
+            known = self._follow(record)
+        if known is not None:
+            self._dirty[slot] = None
+
+    async def _turn(self) -> None:
+        """One object: chunks of every stream that has some, and states that have changed."""
+        self._due()
+        if not self._dirty and not self._has_state_news():
+            return
+        made = await self.write_ahead.begin()
+        self._take_news()  # what came while there was no room on the way
+        try:
+            self._fill(made)
+        finally:
+            if made.size:
+                self.write_ahead.send(made)
+            else:
+                self.write_ahead.give_up(made)
+
+    def _fill(self, made: Object) -> None:
+        most = len(made.left)
+        for slot in list(self._dirty):
+            followed = self.by_slot.get(slot)
+            del self._dirty[slot]
+            if followed is None:
+                continue
+            try:
+                if not followed.put_chunks(made, most, self._created):
+                    self._dirty[slot] = None  # at the end: every stream in its turn
+                if followed.take_closed():
+                    self.tier.look_at(followed.record)
+            except (StorageError, OSError) as problem:
+                self._failed(followed, problem)
+            if made.size >= most - made.size // 8 and self._dirty:
+                break
+        self._put_states(made)
+
+    def _created(self, followed: Followed) -> None:
+        self.board.tell(followed.tail.log.holders(), followed.slot)
+
+    # ---- which streams ----
+
+    def _follow_all(self) -> None:
+        for record in self.metadata.logs():
+            if record.durability == "remote":
+                followed = self._follow(record)
+                if followed is not None and followed.has_chunks:
+                    self._dirty[record.slot] = None
+            self.tier.look_at(record)
+
+    def _follow(self, record: StreamRecord) -> Followed | None:
+        try:
+            made = self.by_slot[record.slot] = Followed(record)
+        except (StorageError, OSError) as problem:
+            if getattr(problem, "code", "") not in GONE:
+                self._says.say(record.name, "stream %r cannot be sent to the object store: %s", record.name, problem)
+            return None
+        return made
+
+    def _forget(self, followed: Followed) -> None:
+        self.by_slot.pop(followed.slot, None)
+        followed.close()
+
+    def _failed(self, followed: Followed, problem: Exception) -> None:
+        self._forget(followed)
+        if getattr(problem, "code", "") not in GONE:
+            name = followed.record.name
+            self._says.say(name, "stream %r cannot be sent to the object store: %s", name, problem)
+            if (record := self.metadata.stream_of(followed.incarnation)) is not None and self._follow(record):
+                self._dirty[record.slot] = None
+
+    def _uploaded(self, incarnation: str, next_offset: int) -> None:
+        """By the tier: the store has closed segments of that stream up to there."""
+        for followed in self.by_slot.values():
+            if followed.incarnation == incarnation:
+                followed.uploaded(next_offset)
+                return
+
+    # ---- states, and what objects need not hold any more ----
+
+    def _has_state_news(self) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._state_due_s:
+            return False
+        self._state_due_s = now_s + STATE_LOOK_S
+        return any(followed.has_state_news for followed in self._states())
+
+    def _states(self) -> list[Followed]:
+        """Those whose turn it is."""
+        all_of_them = list(self.by_slot.values())
+        self._states_at = self._states_at if self._states_at < len(all_of_them) else 0
+        return all_of_them[self._states_at : self._states_at + STATES_PER_LOOK]
+
+    def _put_states(self, made: Object) -> None:
+        for followed in self._states():
+            try:
+                followed.put_state(made)
+            except (StorageError, OSError) as problem:
+                self._failed(followed, problem)
+        self._states_at += STATES_PER_LOOK
+
+    def _due(self) -> None:
+        now_s = time.monotonic()
+        say_due()
+        if now_s >= self._again_due_s:
+            self._again_due_s = now_s + self.config.segment_age_s
+            for followed in self.by_slot.values():
+                followed.uploaded(followed.tail.first_offset)  # what retention has taken
+                followed.again(self._again_below, CARRIED_BYTES_MAX)
+                self.tier.look_at(followed.record, is_aged=True)
+                if followed.has_chunks:
+                    self._dirty[followed.slot] = None
+            self._again_below = self.write_ahead.confirmed
+            self._prune()
+
+    def _prune(self) -> None:
+        numbers = [number for followed in self.by_slot.values() if (number := followed.needs_from()) is not None]
+        below = min([self.write_ahead.confirmed, *numbers])
+        self.tier.in_background(self.write_ahead.prune(below))
+
+    def _check(self) -> None:
+        """Raises what ended the sequence; says that the store is away."""
+        if self.write_ahead.failure.done():
+            self.write_ahead.failure.result()
+        since_s, now_s = self.bucket.counts.trouble_since_s, time.monotonic()
+        if since_s is None or now_s - since_s < TROUBLE_AFTER_S or now_s < self._last_trouble_s + TROUBLE_SAID_EACH_S:
+            return
+        self._last_trouble_s = now_s
+        log.error(
+            "the object store has not answered for %.0f s: %s; publishers to streams of durability remote wait, "
+            "%d objects are on their way",
+            now_s - since_s,
+            self.bucket.counts.last_error,
+            self.write_ahead.waiting,
+        )
+
+    def status(self) -> dict[str, object]:
+        counts = self.bucket.counts
+        waiting = sum(max(0, f.tail.committed[2] - f.tail.remote_offset) for f in self.by_slot.values())
+        since_s = counts.trouble_since_s
+        return {
+            "url": self.config.url,
+            "broker": self.config.name,
+            "epoch": self.write_ahead.epoch,
+            "streams": len(self.by_slot),
+            "messages_waiting": waiting,
+            "objects_on_their_way": self.write_ahead.waiting,
+            "write_ahead_objects": self.write_ahead.confirmed - self.write_ahead.first,
+            "away_s": 0.0 if since_s is None else round(time.monotonic() - since_s, 1),
+            "last_error": counts.last_error,
+            "requests": {"put": counts.puts, "get": counts.gets, "list": counts.lists, "delete": counts.deletes},
+            "errors": counts.errors,
+            "sent_bytes": counts.sent_bytes,
+            "received_bytes": counts.received_bytes,
+            **self.tier.status(),
+        }

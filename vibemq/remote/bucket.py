@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bucket: objects by key, each checked as it is read, over obstore (S3, Google Cloud Storage, Azure, a folder).
+
+All that is asked of a store: create an object only if there is none of that key, list, read, read a part, delete.  What a
+store answers becomes a RemoteError that says which object and what to do; `Taken` and `Missing` are answers, too.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+from vibemq.config import Remote
+from vibemq.errors import ConfigError, RemoteError, SetupError
+from vibemq.remote import cipher
+from vibemq.remote.objects import Buffer, Kind, damaged, opened, read_trailer, seal, tail_bytes
+from vibemq.storage.tail import crc32
+
+#: Of one request; who waits for it has a limit of his own.
+REQUEST_TIMEOUT_S = 30
+CONNECT_TIMEOUT_S = 5
+LIST_TIMEOUT_S = 600  # of all pages: a million names take a minute
+#: Within obstore, for what may be repeated without a thought; beyond that whoever asked decides.
+RETRIES, RETRY_TIMEOUT_S = 2, 10
+#: Of what is sent in several parts: S3 takes 10,000 parts of 5 MiB or more.
+PART_BYTES = 16 << 20
+PARTS_AT_A_TIME = 2
+LISTED_AT_A_TIME = 1000
+#: What obstore takes as settings of the HTTP client rather than of the store.
+CLIENT_OPTIONS = {"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout"}
+
+log = logging.getLogger("vibemq.remote")
+Result = TypeVar("Result")
+
+
+class Taken(RemoteError):
+    """An object of this key exists, and is not what was to be created."""
+
+
+class Missing(RemoteError):
+    """There is no object of this key."""
+
+
+class Listed(NamedTuple):
+    key: str
+    size: int
+
+
+@dataclass
+class Counts:
+    """What was asked of the store since this process started."""
+
+    puts: int = 0
+    gets: int = 0
+    lists: int = 0
+    deletes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    errors: int = 0
+    last_error: str = ""
+    trouble_since_s: float | None = field(default=None)  # by the loop's clock; None: the last request was answered
+
+
+class Bucket:
+    """One store with its prefix.  For one event loop."""
+
+    def __init__(self, config: Remote) -> None:
+        """Raises SetupError where obstore is not installed, ConfigError for a URL that is none."""
+        try:
+            self._obstore = importlib.import_module("obstore")
+            stores = importlib.import_module("obstore.store")
+        except ImportError:
+            raise SetupError(
+                "remote.url is set, but the Python package obstore is not installed",
+                hint='pip install "vibemq[remote]"',
+            ) from None
+        self.url = config.url
+        self.keys = cipher.read_keys(config.encryption_keys) if config.encryption_keys else None
+        self.counts = Counts()
+        self._trailers: dict[str, Any] = {}  # of objects that parts are read of
+        given = dict(pair.split("=", 1) for pair in config.options.split(",") if pair)
+        client: dict[str, Any] = {"timeout": f"{REQUEST_TIMEOUT_S}s", "connect_timeout": f"{CONNECT_TIMEOUT_S}s"}
+        for name in CLIENT_OPTIONS & given.keys():
+            value = given.pop(name)
+            client[name] = value.lower() == "true" if value.lower() in ("true", "false") else value
+        try:
+            if config.url.startswith("file:"):
+                # Its folders are made as objects need them.
+                self._store = stores.LocalStore.from_url(config.url, mkdir=True)
+            else:
+                retry = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)}
+                self._store = stores.from_url(config.url, config=given, client_options=client, retry_config=retry)
+        except Exception as problem:
+            raise ConfigError(
+                f"remote.url {config.url!r} cannot be used: {_first_line(problem)}",
+                hint="it is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER; "
+                "remote.options are KEY=VALUE,KEY=VALUE as obstore names them",
+            ) from None
+
+    # ---- one request ----
+
+    async def _ask(self, what: str, key: str, request: Callable[[], Awaitable[Result]]) -> Result:
+        try:
+            result = await asyncio.wait_for(request(), REQUEST_TIMEOUT_S * (RETRIES + 1))
+        except Exception as problem:
+            raise self._problem(what, key, problem) from None
+        self.counts.trouble_since_s = None
+        return result
+
+    def _problem(self, what: str, key: str, problem: Exception) -> RemoteError:
+        kinds, counts = self._obstore.exceptions, self.counts
+        if isinstance(problem, kinds.AlreadyExistsError | kinds.NotFoundError | FileNotFoundError):
+            counts.trouble_since_s = None
+            if isinstance(problem, kinds.AlreadyExistsError):
+                return Taken(f"object {key} exists already")
+            return Missing(f"object {key} does not exist in {self.url}")
+        counts.errors += 1
+        counts.last_error = f"{what} {key}: {_first_line(problem)}"
+        if counts.trouble_since_s is None:
+            counts.trouble_since_s = asyncio.get_running_loop().time()
+        is_denied = isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError)
+        return RemoteError(
+            f"cannot {what} {key} in {self.url}: {_first_line(problem)}",
+            hint="look at the credentials and the rights on the bucket" if is_denied else "it is tried again",
+        )
+
+    # ---- writing ----
+
+    async def create(self, key: str, kind: Kind, body: Buffer) -> None:
+        """Raises Taken where another object has the key; one with these very bytes is ours, whose answer was lost."""
+        await self.create_parts(key, kind, bytearray(body), len(body))
+
+    async def create_parts(self, key: str, kind: Kind, room: bytearray, size: int) -> None:
+        """The same of the first ``size`` bytes of ``room``, which gets what follows them and must stay as it is."""
+        whole, crc = self._seal_in(key, kind, room, size)
+        self.counts.puts += 1
+        self.counts.sent_bytes += len(whole)
+        put = self._obstore.put_async
+        try:
+            await self._ask(
+                "create", key, lambda: put(self._store, key, whole, mode="create", use_multipart=False)
+            )  # fmt: skip
+        except Taken:
+            if self.keys is not None or not await self._is(key, kind, size, crc):
+                raise
+
+    def _seal_in(self, key: str, kind: Kind, room: bytearray, size: int) -> tuple[memoryview, int]:
+        number, nonce = 0, bytes(12)
+        if self.keys is not None:
+            number, nonce, encrypted = self.keys.encrypt(key, memoryview(room)[:size])
+            room, size = bytearray(encrypted), len(encrypted)
+        crc = crc32(memoryview(room)[:size]) if size else 0
+        tail = seal(key, kind, size, crc, number, nonce)
+        room[size : size + len(tail)] = tail
+        return memoryview(room)[: size + len(tail)], crc
+
+    async def _is(self, key: str, kind: Kind, size: int, crc: int) -> bool:
+        there = await self.size(key)
+        tail = await self._part(key, max(0, there - tail_bytes(key)), there)
+        trailer = read_trailer(key, kind, tail, there)
+        return (trailer.size, trailer.crc) == (size, crc)
+
+    async def write(self, key: str, kind: Kind, pieces: Iterable[Buffer]) -> None:
+        """An object of any size, in parts; one that is there is the same and is written again."""
+        parts = self._sealed_pieces(key, kind, iter(pieces))
+        put = self._obstore.put_async
+        self.counts.puts += 1
+        await self._ask(
+            "write", key, lambda: put(self._store, key, parts, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_A_TIME)
+        )
+
+    def _sealed_pieces(self, key: str, kind: Kind, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
+        size = crc = number = 0
+        nonce = bytes(12)
+        if self.keys is not None:
+            number, nonce, pieces = self.keys.encrypt_pieces(key, pieces)
+        for piece in pieces:
+            crc = crc32(piece, crc) if len(piece) else crc
+            size += len(piece)
+            yield piece
+        self.counts.sent_bytes += size
+        yield seal(key, kind, size, crc, number, nonce)
+
+    async def delete(self, keys: list[str]) -> None:
+        """Those that are not there are no error."""
+        for at in range(0, len(keys), LISTED_AT_A_TIME):
+            some = keys[at : at + LISTED_AT_A_TIME]
+            self.counts.deletes += 1
+            for key in some:
+                self._trailers.pop(key, None)
+            with contextlib.suppress(Missing):
+                await self._ask("delete", some[0], lambda some=some: self._obstore.delete_async(self._store, some))
+
+    # ---- reading ----
+
+    async def read(self, key: str, kind: Kind) -> memoryview:
+        """The whole body, checked.  Raises Missing, RemoteError."""
+        self.counts.gets += 1
+
+        async def get() -> Any:
+            return await (await self._obstore.get_async(self._store, key)).bytes_async()
+
+        whole = memoryview(await self._ask("read", key, get))
+        self.counts.received_bytes += len(whole)
+        body = opened(key, kind, whole)
+        trailer = read_trailer(key, kind, whole[-tail_bytes(key) :], len(whole))
+        return memoryview(self._keys(key, trailer).decrypt(key, trailer, 0, body)) if trailer.key_number else body
+
+    async def read_part(self, key: str, kind: Kind, start: int, end: int) -> memoryview:
+        """Bytes [start, end) of a body, as far as it goes; checked is the object's trailer, and what is encrypted."""
+        trailer = self._trailers.get(key)
+        if trailer is None:
+            size = await self.size(key)
+            tail = await self._part(key, max(0, size - tail_bytes(key)), size)
+            trailer = self._trailers[key] = read_trailer(key, kind, tail, size)
+        if not trailer.key_number:
+            end = min(end, trailer.size)
+            return await self._part(key, start, end) if start < end else memoryview(b"")
+        first, last = cipher.span(start, end, trailer.size)
+        plain = self._keys(key, trailer).decrypt(key, trailer, first, await self._part(key, first, last))
+        begin = start - cipher.plain_position(first)
+        return memoryview(plain)[begin : begin + end - start]
+
+    def _keys(self, key: str, trailer: Any) -> "cipher.Keys":
+        if self.keys is None:
+            raise RemoteError(
+                f"object {key} is encrypted with key {trailer.key_number}",
+                hint="remote.encryption_keys names the file that has it",
+            )
+        return self.keys
+
+    async def _part(self, key: str, start: int, end: int) -> memoryview:
+        self.counts.gets += 1
+        get = self._obstore.get_range_async
+        found = memoryview(await self._ask("read", key, lambda: get(self._store, key, start=start, end=end)))
+        self.counts.received_bytes += len(found)
+        if len(found) != end - start:
+            raise damaged(key, f"bytes {start} to {end} were asked for, {len(found)} came")
+        return found
+
+    async def size(self, key: str) -> int:
+        """Of the object, in bytes.  Raises Missing."""
+        self.counts.gets += 1
+        return int((await self._ask("look at", key, lambda: self._obstore.head_async(self._store, key)))["size"])
+
+    async def listed(self, prefix: str, after: str = "") -> list[Listed]:
+        """What is there below a prefix, by key; keys behind ``after`` only."""
+        self.counts.lists += 1
+        found: list[Listed] = []
+        try:
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                pages = self._obstore.list(self._store, prefix, offset=after or None, chunk_size=LISTED_AT_A_TIME)
+                async for page in pages:
+                    found += [Listed(one["path"], one["size"]) for one in page]
+        except Exception as problem:
+            raise self._problem("list", prefix, problem) from None
+        self.counts.trouble_since_s = None
+        return sorted(found)
+
+
+def _first_line(problem: BaseException) -> str:
+    """obstore's errors go on with pages for developers."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:500]

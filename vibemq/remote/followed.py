@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stream as the archiver follows it: how far it has come with its chunks, its stored offsets and its ledger.
+
+What one object holds of a stream, a later one may have to hold again, so that the earlier can be deleted: `again` says so.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+
+from vibemq.errors import StorageError
+from vibemq.remote.objects import CHUNKS_HEAD_BYTES, chunks_head, ledger_section, offsets_section, segment_section
+from vibemq.remote.write_ahead import Object
+from vibemq.storage import ledger
+from vibemq.storage.log import StoredOffsets, segments
+from vibemq.storage.records import StreamRecord
+from vibemq.storage.tail import Tail
+
+#: A look at a long ledger may take this part of the archiver's time.
+LEDGER_SHARE = 0.05
+TICK_NS = 20_000_000
+
+
+class Followed:
+    """A stream of durability `remote`.  Raises StorageError as its log does.
+
+    Invariant: every chunk below `remote_offset` lies in a segment of the store or in an object that is not deleted.
+    """
+
+    def __init__(self, record: StreamRecord) -> None:
+        self.record = record
+        self.incarnation, self.slot, self.directory = record.incarnation, record.slot, record.directory
+        self.tail = Tail(record.directory)
+        #: Segments whose chunks are in objects: [first offset, number of the object where they begin, when].
+        self.begun: deque[tuple[int, int, float]] = deque()
+        self._begin_with: int | None = None
+        self._has_closed = False
+        self._offsets_seen: tuple[int, int] | None = None
+        self._ledger_seen: int | None = None
+        self._ledger_due_s = 0.0
+        self.offsets_in: int | None = None  # the object that has them
+        self.ledger_in: int | None = None
+        self._go_back()
+
+    def close(self) -> None:
+        self.tail.close()
+
+    def _go_back(self) -> None:
+        """To the segment from which on not everything is known to be in the store, or else the active one."""
+        active, _, next_offset = self.tail.committed
+        known, done = segments(self.directory), self.tail.remote_offset
+        begin = active
+        if done < next_offset:
+            begin = max((first for first in known if first <= max(done, known[0])), default=active)
+        self._begin(begin)
+
+    def _begin(self, segment: int) -> None:
+        self.tail.begin(segment)
+        self._begin_with = segment
+
+    @property
+    def has_chunks(self) -> bool:
+        return self.tail.committed[2] > self.tail.next
+
+    def take_closed(self) -> bool:
+        """Has it come to the end of a segment since this was asked last?"""
+        had, self._has_closed = self._has_closed, False
+        return had
+
+    def put_chunks(self, made: Object, most_bytes: int, created: Callable[["Followed"], None]) -> bool:
+        """Copy what was committed since the last time, up to the object's size; is all of it there now?"""
+        before = self.tail.next
+        while True:
+            if self.tail.waiting_bytes() == 0:
+                after = self.tail.ended_by()
+                if after is None:
+                    break
+                self._begin(after)
+                self._has_closed = True
+                continue
+            if not self._put_piece(made, most_bytes):
+                break
+        if self.tail.next > before:
+            upto = self.tail.next
+            made.marks.append(lambda: self._created(upto, created))
+        return not self.has_chunks
+
+    def _put_piece(self, made: Object, most_bytes: int) -> bool:
+        head = None
+        if self._begin_with is not None:
+            head = segment_section(self.incarnation, self._begin_with, self.tail.header(), self.tail.tracking())
+        overhead = CHUNKS_HEAD_BYTES + len(head or b"")
+        room = min(len(made.left), most_bytes - made.size) - overhead
+        needed = self.tail.next_bytes()
+        if needed > room:
+            if made.size:
+                return False  # the next object has room
+            made.grow(needed + overhead)
+            room = needed
+        if head is not None:
+            made.put(head)
+            self.begun.append((self.tail.segment, made.number, time.monotonic()))
+            self._begin_with = None
+        piece = self.tail.take(made.left[CHUNKS_HEAD_BYTES : CHUNKS_HEAD_BYTES + room])
+        if piece is None:
+            return False
+        size = made.size
+        made.put(
+            chunks_head(self.incarnation, piece.segment, piece.position, piece.first, piece.next, piece.size)
+        )  # fmt: skip
+        made.size = size + CHUNKS_HEAD_BYTES + piece.size
+        return True
+
+    def _created(self, upto: int, created: Callable[["Followed"], None]) -> None:
+        self.tail.set_remote_offset(upto)
+        created(self)
+
+    # ---- what objects need not keep any more ----
+
+    def uploaded(self, next_offset: int) -> None:
+        """Segments of the store reach up to there."""
+        while self.begun and (self._first_end() or next_offset + 1) <= next_offset:
+            self.begun.popleft()
+
+    def _first_end(self) -> int | None:
+        """Where the oldest segment that objects have ends; None: it is the active one."""
+        if len(self.begun) > 1:
+            return self.begun[1][0]
+        return self.tail.segment if self.tail.segment > self.begun[0][0] else self.tail.ended_by()
+
+    def needs_from(self) -> int | None:
+        """The first object that somebody who restores this stream needs; None: none."""
+        numbers = [self.begun[0][1]] if self.begun else []
+        numbers += [number for number in (self.offsets_in, self.ledger_in) if number is not None]
+        return min(numbers, default=None)
+
+    def again(self, below: int, carried_bytes_max: int) -> None:
+        """Let the next object hold what lies in those below that number, of chunks at most so many bytes.
+
+        With more of them a new segment begins, and the one that is closed is sent up.
+        """
+        if self.offsets_in is not None and self.offsets_in < below:
+            self._offsets_seen = None
+        if self.ledger_in is not None and self.ledger_in < below:
+            self._ledger_seen, self._ledger_due_s = None, 0.0
+        if not self.begun or self.begun[0][1] >= below or self._first_end() is not None:
+            return
+        if self.tail.position > carried_bytes_max:
+            self.tail.log.begin_segment()
+        else:
+            self._begin(self.begun.popleft()[0])
+
+    # ---- offsets and ledger ----
+
+    def put_state(self, made: Object) -> None:
+        """Stored offsets and what is settled, where they are others than last time."""
+        seen = self._look_at_offsets()
+        if seen is not None and seen != self._offsets_seen:
+            held = StoredOffsets(self.directory)
+            try:
+                made.put(offsets_section(self.incarnation, held.all()))
+            finally:
+                held.close()
+            self._offsets_seen, self.offsets_in = seen, made.number
+        if self.record.queue is not None and time.monotonic() >= self._ledger_due_s:
+            self._put_ledger(made)
+
+    def _look_at_offsets(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(os.path.join(self.directory, "offsets"))
+        except FileNotFoundError:
+            return None
+        # A clock's tick may hold several stores: what was written just now is looked at once more.
+        is_fresh = abs(time.time_ns() - found.st_mtime_ns) < TICK_NS
+        return found.st_mtime_ns + is_fresh, found.st_size
+
+    def _put_ledger(self, made: Object) -> None:
+        began_s = time.monotonic()
+        try:
+            count = ledger.settled_count(self.directory)
+            if count == self._ledger_seen:
+                return
+            base, ranges = ledger.settled(self.directory)
+        except StorageError as problem:
+            if problem.code == "ERR_NOT_FOUND":  # it is becoming a queue
+                return
+            raise
+        made.put(ledger_section(self.incarnation, base, ranges))
+        self._ledger_seen, self.ledger_in = count, made.number
+        now_s = time.monotonic()
+        self._ledger_due_s = now_s + (now_s - began_s) / LEDGER_SHARE
+
+    @property
+    def has_state_news(self) -> bool:
+        """Would `put_state` put anything?  Some microseconds."""
+        seen = self._look_at_offsets()
+        if seen is not None and seen != self._offsets_seen:
+            return True
+        if self.record.queue is None or time.monotonic() < self._ledger_due_s:
+            return False
+        try:
+            return ledger.settled_count(self.directory) != self._ledger_seen
+        except StorageError:
+            return False

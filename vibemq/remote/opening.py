@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening the bucket at a start, before any worker lives.
+
+It reads like this.  **whose**: the data directory belongs to the bucket's cluster, or is empty and is to be that broker again,
+or the bucket is empty and is theirs from now on; anything else is refused before a byte is written.  **alone**: an epoch is
+taken and all before it are sealed, so what lies in the bucket now is all that was ever confirmed.  **metadata**: restored
+from the newest snapshot, and brought up to the last change.  **logs**: see restoring.py.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+
+import zstandard
+
+from vibemq.access.users import ensure_superuser
+from vibemq.config import Config
+from vibemq.errors import ConfigError, RemoteError
+from vibemq.remote.bucket import Bucket, Missing, Taken
+from vibemq.remote.epochs import Epochs
+from vibemq.remote.objects import FORMAT_KEY, Kind, change_key, from_json, snapshot_key, to_json
+from vibemq.remote.restoring import restore_logs
+from vibemq.storage.metadata import Metadata, restore
+
+#: A store that does not answer for so long keeps the broker from starting: who supervises it tries again.
+ANSWER_TIMEOUT_S = 60.0
+RETRY_S = 1.0
+#: Changes behind the newest snapshot, at a start, with which another one is made.
+SNAPSHOT_EACH = 256
+SNAPSHOTS_KEPT = 3
+META_DB_MAX_BYTES = 1 << 32
+
+log = logging.getLogger("vibemq.remote")
+
+
+async def open_bucket(config: Config) -> None:
+    """Raises ConfigError, RemoteError, StorageError."""
+    bucket = Bucket(config.remote)
+    cluster = await _patiently(bucket)
+    path = os.path.join(config.data_path, "meta.db")
+    metadata = Metadata(path)
+    await _own(config, bucket, cluster, metadata, path)
+    epochs = Epochs(bucket, config.remote.name, config.data_path)
+    await epochs.take()
+    await _catch_up(bucket, metadata)
+    await _snapshot(bucket, metadata)
+    await restore_logs(config, bucket, epochs, metadata)
+    metadata.close()
+
+
+async def _patiently(bucket: Bucket) -> str:
+    """The cluster that the bucket belongs to; an empty one gets a number.  Raises RemoteError."""
+    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+    while True:
+        try:
+            try:
+                body = await bucket.read(FORMAT_KEY, Kind.FORMAT)
+            except Missing:
+                await bucket.create(FORMAT_KEY, Kind.FORMAT, to_json(cluster=secrets.token_hex(8)))
+                continue
+            return str(from_json(FORMAT_KEY, body)["cluster"])
+        except Taken:
+            continue  # somebody else has just made it
+        except RemoteError as problem:
+            if time.monotonic() >= deadline_s:
+                raise
+            log.warning("the object store does not answer yet: %s", problem)
+            await asyncio.sleep(RETRY_S)
+
+
+async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata, path: str) -> None:
+    """Bind the data directory to the bucket, or restore it from there.  Raises ConfigError."""
+    name, found = config.remote.name, metadata.binding() if os.path.exists(path) else None
+    if found is not None:
+        if (found[0], found[1]) != (cluster, name):
+            raise ConfigError(
+                f"{config.data_path} belongs to broker {found[1]!r} of cluster {found[0]}, but remote.url and "
+                f"remote.name say broker {name!r} of cluster {cluster}",
+                hint="set both as they were, or give this broker a data directory of its own",
+            )
+        return
+    newest = await _newest_snapshot(bucket)
+    if newest is None:
+        native = config.native
+        if native.superuser_password:  # part of what the bucket begins with
+            ensure_superuser(metadata, native.superuser_name, native.superuser_password)
+        metadata.bind(cluster, name)
+        metadata.own_all(name, 1)
+        log.info("%s is the bucket of %s from now on, cluster %s", config.remote.url, config.data_path, cluster)
+        return
+    if os.path.exists(path):
+        if next(metadata.streams(), None) is not None or metadata.users():
+            raise ConfigError(
+                f"{config.data_path} has streams or users of its own, and the bucket {config.remote.url} belongs to "
+                f"cluster {cluster}",
+                hint="start with an empty data directory to be that cluster's broker again, or give this one an empty prefix",
+            )
+        metadata.close()
+        for suffix in ("-wal", "-shm", ""):
+            if os.path.exists(path + suffix):
+                os.unlink(path + suffix)
+    log.warning("%s is empty: restoring broker %r of cluster %s", config.data_path, name, cluster)
+    await _restore_metadata(bucket, newest, path)
+    bound = metadata.binding()
+    if bound is None or bound[1] != name:
+        raise ConfigError(
+            f"the bucket's broker is {bound and bound[1]!r}, and remote.name is {name!r}", hint="set remote.name to that"
+        )
+
+
+async def _restore_metadata(bucket: Bucket, number: int, path: str) -> None:
+    key, copy = snapshot_key(number), f"{path}.restored"
+    body = await bucket.read(key, Kind.SNAPSHOT)
+    with open(copy, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        left = META_DB_MAX_BYTES
+        with zstandard.ZstdDecompressor().stream_reader(bytes(body)) as plain:
+            while piece := plain.read(1 << 20):
+                left -= len(piece)
+                if left < 0:
+                    raise RemoteError(f"object {key} is larger than {META_DB_MAX_BYTES} bytes when it is unpacked")
+                file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    restore(copy, path)
+    os.unlink(copy)
+
+
+async def _newest_snapshot(bucket: Bucket) -> int | None:
+    return max(await _snapshots(bucket), default=None)
+
+
+async def _snapshots(bucket: Bucket) -> list[int]:
+    prefix = snapshot_key(0).rpartition("-")[0]
+    listed = await bucket.listed("meta/", after=prefix)
+    return sorted(int(one.key.rpartition("-")[2]) for one in listed if one.key.startswith(prefix))
+
+
+async def _catch_up(bucket: Bucket, metadata: Metadata) -> None:
+    """Apply the changes that others made, or this broker before it was cut off."""
+    bound = metadata.binding()
+    assert bound is not None
+    number = bound[2]
+    for one in await bucket.listed("meta/", after=change_key(number)):
+        if one.key.startswith("meta/snapshot-"):
+            continue
+        if one.key != change_key(number + 1):
+            raise RemoteError(
+                f"object {change_key(number + 1)} is missing in the bucket, and {one.key} is there",
+                hint="the metadata cannot be brought up to date without it: restore that object",
+            )
+        body = from_json(one.key, await bucket.read(one.key, Kind.CHANGE))
+        metadata.apply(number + 1, body["changes"])
+        number += 1
+
+
+async def _snapshot(bucket: Bucket, metadata: Metadata) -> None:
+    """So that a restore need not read every change since the beginning."""
+    bound, there = metadata.binding(), await _snapshots(bucket)
+    assert bound is not None
+    if there and bound[2] - there[-1] < SNAPSHOT_EACH:
+        return
+    copy = f"{metadata.path}.snapshot"
+    metadata.snapshot_to(copy)
+    try:
+        with open(copy, "rb") as file:
+            packed = zstandard.ZstdCompressor().compress(file.read())
+    finally:
+        os.unlink(copy)
+    try:
+        await bucket.create(snapshot_key(bound[2]), Kind.SNAPSHOT, packed)
+    except Taken:
+        raise ConfigError(
+            "another broker has begun to use this bucket at the same moment", hint="start this one again"
+        ) from None
+    old = there[: -(SNAPSHOTS_KEPT - 1)]
+    if old:
+        superfluous = [one.key for one in await bucket.listed("meta/") if one.key <= change_key(old[-1])]
+        await bucket.delete([*superfluous, *map(snapshot_key, old)])

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The second tier: closed segments go up in the background, and what is read of them later comes back in blocks.
+
+A segment is sent up once, whole: the table behind it first, then its index, then itself, so one that a listing shows is
+complete.  A stub beside it in the log's directory (csrc/log/FORMAT.md) says that the store has it: from then on retention
+may take the file here.  Objects of segments that retention has taken altogether, and of streams that were deleted, go too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from vibemq.config import Remote
+from vibemq.errors import RemoteError, StorageError
+from vibemq.once_a_minute import OnceAMinute
+from vibemq.remote.bucket import Bucket
+from vibemq.remote.objects import Kind, Place, read_place
+from vibemq.storage import cold
+from vibemq.storage.log import Log, segments
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.records import StreamRecord
+from vibemq.storage.transactions import STAGING
+
+#: What is read of a file at a time.
+PIECE_BYTES = 4 << 20
+RETRY_S_MIN, RETRY_S_MAX = 1.0, 60.0
+#: How often it looks which objects retention has made superfluous.
+SWEEP_S = 30.0
+SUFFIXES = {"tracking": Kind.TRACKING, "index": Kind.INDEX, "segment": Kind.SEGMENT}
+GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
+
+log = logging.getLogger("vibemq.remote")
+
+
+@dataclass
+class Cached:
+    """Blocks of one cold segment that are here."""
+
+    directory: str
+    place: Place
+    bytes: int = 0
+    last: int = -1  # the block that was asked for last
+
+
+class Tier:
+    def __init__(
+        self, config: Remote, bucket: Bucket, metadata: Metadata, uploaded: Callable[[str, int], None]
+    ) -> None:
+        """``uploaded(incarnation, offset)``: the store has closed segments up to there."""
+        self.config, self.bucket, self.metadata = config, bucket, metadata
+        self._uploaded = uploaded
+        self._looks: OrderedDict[str, StreamRecord] = OrderedDict()
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._places: dict[str, list[Place]] = {}  # of each stream, rising
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._cache: OrderedDict[tuple[str, int], Cached] = OrderedDict()
+        self._cached_bytes = 0
+        self._says = OnceAMinute(log, logging.ERROR)
+        self.segments = self.segment_bytes = 0
+
+    def start(self) -> None:
+        self.in_background(self._upload_all())
+        self.in_background(self._sweep_all())
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (RemoteError, StorageError, OSError) as problem:
+            self._says.say(type(problem).__name__, "in the object store: %s", problem)
+        except Exception:
+            log.exception("in the object store")
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- up ----
+
+    def look_at(self, record: StreamRecord, is_aged: bool = False) -> None:
+        """It may have closed segments that are not in the store yet.
+
+        Of a queue most are settled and gone soon, so only those that have stayed for long go up, and of durability
+        `remote` alone; nor does what transactions have staged.
+        """
+        if record.durability == "remote":
+            is_wanted = is_aged or (record.queue is None and record.vhost != STAGING)
+        else:
+            is_wanted = self.config.tier and record.queue is None and record.vhost != STAGING
+        if is_wanted:
+            self._looks[record.incarnation] = record
+            self._wake.set()
+
+    async def _upload_all(self) -> None:
+        pause_s = RETRY_S_MIN
+        while True:
+            while self._looks:
+                incarnation, record = self._looks.popitem(last=False)
+                try:
+                    await self._upload_closed(record)
+                    pause_s = RETRY_S_MIN
+                except (RemoteError, StorageError, OSError) as problem:
+                    if getattr(problem, "code", "") in GONE:
+                        continue
+                    self._says.say(incarnation, "segments of stream %r are not sent up yet: %s", record.name, problem)
+                    self._looks.setdefault(incarnation, record)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 2, RETRY_S_MAX)
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _upload_closed(self, record: StreamRecord) -> None:
+        directory = record.directory
+        here = await asyncio.to_thread(segments, directory)
+        known = self._known(record)
+        have = {place.first for place in known}
+        for first, after in zip(here, here[1:], strict=False):
+            if first not in have and os.path.getsize(_path(directory, first, "segment")) > 64:
+                await self._upload(record, first, after)
+        if known:
+            self._uploaded(record.incarnation, known[-1].next)
+        await asyncio.to_thread(cold.drop_local, directory)
+
+    def _known(self, record: StreamRecord) -> list[Place]:
+        if record.incarnation not in self._places:
+            stubs = cold.stubs(record.directory)
+            self._places[record.incarnation] = [_place(record.incarnation, stub) for stub in stubs]
+            self.segments += len(stubs)
+            self.segment_bytes += sum(stub.size_bytes for stub in stubs)
+        return self._places[record.incarnation]
+
+    async def _upload(self, record: StreamRecord, first: int, after: int) -> None:
+        directory = record.directory
+        epoch = await asyncio.to_thread(_make_durable, directory)
+        oldest_ms, newest_ms = cold.times(directory, first)
+        place = Place(record.incarnation, first, after, epoch, oldest_ms, newest_ms)
+        size = os.path.getsize(_path(directory, first, "segment"))
+        files = {
+            "tracking": _path(directory, after, "tracking"),
+            "index": _path(directory, first, "index"),
+            "segment": _path(directory, first, "segment"),
+        }
+        for suffix, path in files.items():
+            await self.bucket.write(place.key(suffix), SUFFIXES[suffix], _pieces(path))
+        there = await self.bucket.size(place.key())
+        if there < size:
+            raise RemoteError(f"object {place.key()} has {there} bytes, {size} were sent", hint="it is sent again")
+        await asyncio.to_thread(
+            cold.write_stub, directory, first, after, size, oldest_ms, newest_ms, epoch
+        )  # fmt: skip
+        self._places[record.incarnation].append(place)
+        self.segments += 1
+        self.segment_bytes += size
+        self._uploaded(record.incarnation, after)
+
+    # ---- away ----
+
+    def deleted_by(self, changes: list[Any]) -> list[str]:
+        """The streams that a change of the metadata takes away, before it is committed; by their incarnations."""
+        keys = [one[2] for one in changes if one[:2] == ["delete", "streams"]]
+        found = [self.metadata.stream_at(key["slot"]) for key in keys]
+        return [record.incarnation for record in found if record is not None]
+
+    def forget(self, incarnations: list[str]) -> None:
+        """Streams that are gone leave no objects."""
+        for incarnation in incarnations:
+            self._places.pop(incarnation, None)
+            self._looks.pop(incarnation, None)
+            self.in_background(self._delete_below(f"streams/{incarnation}/"))
+
+    async def _delete_below(self, prefix: str) -> None:
+        listed = await self.bucket.listed(prefix)
+        await self.bucket.delete([found.key for found in sorted(listed, key=_segments_first)])
+
+    async def _sweep_all(self) -> None:
+        await self._reconcile()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for incarnation in list(self._places):
+                await self._sweep(incarnation)
+
+    async def _sweep(self, incarnation: str) -> None:
+        places = self._places.get(incarnation)
+        if not places:
+            return
+        first = await asyncio.to_thread(_first_offset, self._directory(incarnation))
+        gone = [place for place in places if place.next <= first]
+        if gone:
+            del places[: len(gone)]
+            self.segments -= len(gone)
+            await self._delete(gone)
+
+    async def _delete(self, places: list[Place]) -> None:
+        for suffix in ("segment", "index", "tracking"):
+            await self.bucket.delete([place.key(suffix) for place in places])
+
+    async def _reconcile(self) -> None:
+        """Once: what an archiver that was killed had sent up without a stub, and what it had not deleted yet."""
+        for incarnation, places in (await places_of_all(self.bucket)).items():
+            directory = self._directory(incarnation)
+            if not os.path.isdir(directory):
+                continue  # another broker's, or one that was deleted: `vibemq remote prune`
+            have = {place.key() for place in self._places.get(incarnation) or []}
+            try:
+                first = await asyncio.to_thread(_first_offset, directory)
+            except StorageError:
+                continue
+            await self._delete([place for place in places if place.next <= first and place.key() not in have])
+
+    def _directory(self, incarnation: str) -> str:
+        return os.path.join(self.metadata.streams_dir, incarnation)
+
+    # ---- back ----
+
+    async def fetch(self, incarnation: str, segment: int, start: int, end: int) -> None:
+        """Have bytes [start, end) of a cold segment here.  Raises RemoteError, StorageError."""
+        cached = self._cached(incarnation, segment)
+        block = cold.BLOCK_BYTES
+        wanted = range(start // block, -(-end // block))
+        await asyncio.gather(*(self._fetch_once(cached, number) for number in wanted))
+        if wanted and cached.last in (wanted[0] - 1, wanted[0]):  # it reads on
+            self.in_background(self._fetch_once(cached, wanted[-1] + 1))
+        cached.last = wanted[-1] if wanted else cached.last
+        self._make_room()
+
+    def _cached(self, incarnation: str, segment: int) -> Cached:
+        found = self._cache.get((incarnation, segment))
+        if found is None:
+            directory = self._directory(incarnation)
+            stub = next((stub for stub in cold.stubs(directory) if stub.first == segment), None)
+            if stub is None:
+                raise RemoteError(f"segment {segment} of {incarnation} is not in the object store")
+            found = self._cache[incarnation, segment] = Cached(directory, _place(incarnation, stub))
+        self._cache.move_to_end((incarnation, segment))
+        return found
+
+    async def _fetch_once(self, cached: Cached, number: int) -> None:
+        """Several readers may want one block at once."""
+        key = f"{cached.place.key()} {number}"
+        task = self._fetching.get(key)
+        if task is None:
+            task = self._fetching[key] = asyncio.get_running_loop().create_task(self._fetch_block(cached, number))
+            task.add_done_callback(lambda _: self._fetching.pop(key, None))
+        await asyncio.shield(task)
+
+    async def _fetch_block(self, cached: Cached, number: int) -> None:
+        place, first = cached.place, cached.place.first
+        if cold.has_block(cached.directory, first, number):
+            return
+        at = number * cold.BLOCK_BYTES
+        data = await self.bucket.read_part(place.key(), Kind.SEGMENT, at, at + cold.BLOCK_BYTES)
+        if len(data):
+            await asyncio.to_thread(cold.put_block, cached.directory, first, number, data)
+            cached.bytes += len(data)
+            self._cached_bytes += len(data)
+
+    def _make_room(self) -> None:
+        """The segment that was asked for longest ago makes room; whoever reads it goes on with what is here."""
+        while self._cached_bytes > self.config.cache_size_max_bytes and len(self._cache) > 1:
+            _, oldest = self._cache.popitem(last=False)
+            cold.evict(oldest.directory, oldest.place.first)
+            self._cached_bytes -= oldest.bytes
+
+    async def fetch_index(self, incarnation: str, segment: int) -> None:
+        """Have a segment's index in its log's directory."""
+        cached = self._cached(incarnation, segment)
+        path = _path(cached.directory, segment, "index")
+        if not os.path.exists(path):
+            body = await self.bucket.read(cached.place.key("index"), Kind.INDEX)
+            await asyncio.to_thread(_write_whole, path, body)
+
+    def status(self) -> dict[str, object]:
+        return {
+            "segments": self.segments,
+            "segment_bytes": self.segment_bytes,
+            "streams_waiting_to_be_sent": len(self._looks),
+            "cache_bytes": self._cached_bytes,
+        }
+
+
+async def places_of_all(bucket: Bucket) -> dict[str, list[Place]]:
+    """The segments in the store, by incarnation; in no order."""
+    found: dict[str, list[Place]] = {}
+    for one in await bucket.listed("streams/"):
+        named = read_place(one.key)
+        if named is not None and named[1] == "segment":
+            found.setdefault(named[0].incarnation, []).append(named[0])
+    return found
+
+
+def _place(incarnation: str, stub: cold.Stub) -> Place:
+    return Place(incarnation, stub.first, stub.next, stub.epoch, stub.oldest_ms, stub.newest_ms)
+
+
+def _path(directory: str, first: int, suffix: str) -> str:
+    return os.path.join(directory, f"{first:020}.{suffix}")
+
+
+def _segments_first(found: Any) -> tuple[bool, str]:
+    return (not found.key.endswith(".segment"), found.key)
+
+
+def _make_durable(directory: str) -> int:
+    """What is in the store must not be lost here afterwards, or there would be two histories; returns the epoch."""
+    held = Log(directory)
+    try:
+        held.sync()
+        return held.epoch
+    finally:
+        held.close()
+
+
+def _first_offset(directory: str) -> int:
+    held = Log(directory)
+    try:
+        return held.stats().first_offset
+    finally:
+        held.close()
+
+
+def _pieces(path: str) -> Iterator[bytes]:
+    try:
+        file = open(path, "rb", buffering=0)
+    except FileNotFoundError:
+        if path.endswith(".tracking"):
+            return  # none was kept
+        raise
+    with file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
+
+
+def _write_whole(path: str, body: memoryview) -> None:
+    half_made = f"{path}.tmp"
+    with open(half_made, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(body)
+    os.rename(half_made, path)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The archiver's process: takes an epoch in the bucket, then works for as long as the supervisor lives (vibemq/remote)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+from vibemq.broker.disk import Reserve
+from vibemq.errors import RemoteError
+from vibemq.once_a_minute import say_rest
+from vibemq.remote.archiver import Archiver
+from vibemq.remote.bucket import Bucket
+from vibemq.remote.epochs import Epochs
+from vibemq.remote.write_ahead import Deposed
+from vibemq.server.context import Context
+from vibemq.storage.metadata import Metadata
+from vibemq.storage.shm import Board
+
+RETRY_S = 2.0
+#: The exit code that tells the supervisor that another broker has the bucket now.
+DEPOSED = 3
+
+log = logging.getLogger("vibemq.remote")
+
+
+def run(context: Context) -> int:
+    """Returns the exit code."""
+    try:
+        return asyncio.run(_run(context))
+    finally:
+        say_rest()
+
+
+async def _run(context: Context) -> int:
+    config = context.config.remote
+    bucket = Bucket(config)
+    epochs = Epochs(bucket, config.name, context.data_dir)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+
+    def is_over() -> bool:
+        return stop.is_set() or os.getppid() != context.supervisor_pid
+
+    def ready() -> None:
+        os.write(context.ready_fd, b"R")
+        os.close(context.ready_fd)
+
+    epoch = await _take_epoch(epochs, is_over, stop)
+    if epoch is None:
+        return 0
+    metadata = Metadata(context.metadata_path)
+    reserve = Reserve(context.data_dir, context.config.store.disk_free_min_bytes)
+    metadata.make_room, metadata.retry = reserve.make_room, reserve.retry
+    board = Board(context.board_fd, context.archiver_seat, context.doorbell_fds)
+    try:
+        await Archiver(config, context.data_dir, metadata, board, bucket, epoch).serve(is_over, ready)
+    except Deposed as problem:
+        if problem.by.get("data") == epochs.identity:
+            log.info("another archiver of this broker has taken over: %s", problem)
+            return 0
+        log.error("another broker has taken this one's place in %s: %s", config.url, problem)
+        return DEPOSED
+    return 0
+
+
+async def _take_epoch(epochs: Epochs, is_over: Callable[[], bool], stop: asyncio.Event) -> int | None:
+    while not is_over():
+        try:
+            return await epochs.take()
+        except RemoteError as problem:
+            log.error("no epoch can be taken, so nothing of durability remote is confirmed: %s", problem)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), RETRY_S)
+    return None
