@@ -100,6 +100,10 @@ class StorageError(VibeMQError):
         self.code = code
 
 
+class MetadataRace(StorageError):
+    """Another broker of the same bucket changed the metadata at the same moment: look again, then try again."""
+
+
 class StreamExists(VibeMQError):
     """The stream exists already; ``record`` is its storage.metadata.StreamRecord."""
 
