@@ -86,8 +86,8 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
         native = config.native
         if native.superuser_password:  # part of what the bucket begins with
             ensure_superuser(metadata, native.superuser_name, native.superuser_password)
-        metadata.bind(cluster, name)
         metadata.own_all(name, 1)
+        metadata.bind(cluster, name)
         log.info("%s is the bucket of %s from now on, cluster %s", config.remote.url, config.data_path, cluster)
         return
     if os.path.exists(path):

@@ -11,6 +11,9 @@ can delete the write-ahead log under the others.  Who forks closes its connectio
 
 Durability: commits are atomic always.  A synced one also survives a power cut; others may be
 undone by it.
+
+A database may be bound to a bucket (remote/FORMAT.md).  Then each transaction that changes a row is published there, as
+the next one of all brokers, before it is committed here: what is there and not here is applied when that is noticed.
 """
 
 import os
@@ -20,14 +23,16 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
-from vibemq.errors import StorageError
-from vibemq.storage import ownership
+from vibemq.errors import MetadataRace, StorageError
+from vibemq.storage import changes, ownership
+from vibemq.storage.changes import Binding, Changes, NumberTaken
 from vibemq.storage.records import Record, Table
 
 REFUSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")  # and their kinds, which begin so
-BUSY_TIMEOUT_MS = 10_000  # writers of other processes hold the lock for milliseconds
+BUSY_TIMEOUT_MS = 10_000  # writers of other processes hold the lock for milliseconds, with a bucket for one PUT
+RACES_MAX = 8  # against other brokers, that one request may lose: each change is rare, so more is no coincidence
 
 Self = TypeVar("Self", bound="Database")
 Words = ParamSpec("Words")
@@ -39,12 +44,20 @@ def again_when_full(
 ) -> Callable[Concatenate[Self, Words], Result]:
     """For a method that is one transaction and does nothing else: it is run again as ``retry`` says.
 
-    SQLite undoes a transaction that meets a full disk, so it is begun anew.
+    SQLite undoes a transaction that meets a full disk, so it is begun anew; and so is one to which another broker's
+    came first.
     """
 
     @wraps(method)
     def again(self: Self, /, *args: Words.args, **kwargs: Words.kwargs) -> Result:
-        found: Result = self.retry(partial(method, self, *args, **kwargs))
+        found: Result
+        for lost in range(RACES_MAX):
+            try:
+                found = self.retry(partial(method, self, *args, **kwargs))
+                break
+            except MetadataRace:
+                if lost == RACES_MAX - 1:
+                    raise
         return found
 
     return again
@@ -63,6 +76,9 @@ class Database:
         self.make_room: Callable[[], None] = lambda: None
         #: Does a transaction, again where it raised ERR_DISK_FULL and there is more of what was kept.
         self.retry: Callable[[Callable[[], Any]], Any] = lambda write: write()
+        #: Makes a change durable in the bucket under its number, or raises; NumberTaken where there is another already.
+        #: The write lock is held meanwhile.  None: there is nobody here who can.
+        self.publish: Callable[[int, Changes], None] | None = None
         self._local = threading.local()
         self._is_ours = False  # looked at once: a newer one cannot come while a broker runs
 
@@ -91,7 +107,7 @@ class Database:
         except BaseException:
             db.close()
             raise
-        self._local.db, self._local.pid = db, os.getpid()
+        self._local.db, self._local.pid, self._local.is_watched = db, os.getpid(), False
         return db
 
     @contextmanager
@@ -123,8 +139,8 @@ class Database:
         return self._rows(f"SELECT {what} FROM accounts")[0][0]
 
     @contextmanager
-    def _writing(self, synced: bool) -> Iterator[sqlite3.Connection]:
-        """One transaction; ``synced`` makes it survive a power cut before it returns."""
+    def _transaction(self, synced: bool) -> Iterator[sqlite3.Connection]:
+        """As ``_writing``, for what is not to be published."""
         try:
             db = self._connection()
             self.make_room()
@@ -146,6 +162,103 @@ class Database:
                 _sync_directory(os.path.dirname(self.path))
         except sqlite3.Error as problem:
             raise _storage_error(self.path, problem) from problem
+
+    @contextmanager
+    def _writing(self, synced: bool) -> Iterator[sqlite3.Connection]:
+        """One transaction; ``synced`` makes it survive a power cut before it returns.
+
+        Of a bound database its changes lie in the bucket before.  Raises MetadataRace: another broker's came first and
+        is applied now, so all that was looked up may be otherwise.
+        """
+        published = None
+        try:
+            with self._transaction(synced) as db:
+                if not self._local.is_watched and changes.binding(db):  # known only here: others bind it too
+                    db.execute("ROLLBACK")
+                    changes.watch(db)
+                    self._local.is_watched = True
+                    db.execute("BEGIN IMMEDIATE")
+                yield db
+                if self._local.is_watched:
+                    published = self._publish(db)
+        except NumberTaken as taken:
+            self._follow(taken)
+        except StorageError:
+            if published is None:
+                raise
+            self.retry(partial(self.apply, *published))  # it is made, and only missing here
+
+    def _publish(self, db: sqlite3.Connection) -> tuple[int, Changes] | None:
+        """What was changed, if anything was."""
+        bound, made = changes.binding(db), changes.made(db)
+        if not made or bound is None:
+            return None
+        if self.publish is None:
+            raise StorageError(
+                "ERR_INVALID",
+                f"{self.path}: this data directory belongs to the bucket of cluster {bound.cluster}, "
+                "so what is changed goes there first, through the running broker; nothing was changed",
+                hint="start the broker, then do it again",
+            )
+        self.publish(bound.number + 1, made)
+        db.execute("UPDATE remote SET number = ?", (bound.number + 1,))
+        return bound.number + 1, made
+
+    def _follow(self, taken: NumberTaken) -> NoReturn:
+        """Apply what another broker was quicker with, and say so."""
+        bound = self.binding()
+        if bound is not None and bound.number + 1 == taken.number:  # else another process was quicker with that too
+            self.retry(partial(self.apply, taken.number, taken.body.get("changes")))
+        raise MetadataRace(
+            "ERR_EXISTS",
+            f"{self.path}: another broker changed the metadata at the same moment; nothing was changed",
+            hint="try again",
+        )
+
+    # ---- the bucket to which it belongs ----
+
+    def bind(self, cluster: str, name: str) -> None:
+        """From now on changes are published, as of the broker ``name``; again: under another name.
+
+        Raises StorageError: it belongs to another cluster.
+        """
+        with self._transaction(synced=True) as db:
+            bound = changes.binding(db)
+            if bound is None:
+                db.execute("INSERT INTO remote (cluster, name, number) VALUES (?, ?, 0)", (cluster, name))
+            elif bound.cluster == cluster:
+                db.execute("UPDATE remote SET name = ?", (name,))
+            else:
+                raise StorageError(
+                    "ERR_INVALID",
+                    f"{self.path}: this data directory belongs to the bucket of cluster {bound.cluster}, "
+                    f"and not of {cluster}",
+                    hint="set remote.url to the bucket that it had, or start with an empty data directory",
+                )
+
+    def binding(self) -> Binding | None:
+        with self._reading() as db:
+            return changes.binding(db)
+
+    def apply(self, number: int, made: object) -> bool:
+        """Do what meta object ``number`` says, and be as of it; False: that was so already.
+
+        Raises StorageError: it is not the next one, or a newer VibeMQ's, or of another past; nothing was changed.
+        """
+        with self._transaction(synced=False) as db:
+            bound = changes.binding(db)
+            if bound is None:
+                raise StorageError("ERR_INVALID", f"{self.path}: this data directory belongs to no bucket")
+            if number <= bound.number:
+                return False
+            if number != bound.number + 1:
+                said = f"{self.path}: change {bound.number + 1} of the metadata is needed next, and there is {number}"
+                raise StorageError("ERR_INVALID", said)
+            changes.write(db, made, f"meta/{number:016}")
+            if self._local.is_watched:
+                changes.forget(db)
+            db.execute("UPDATE remote SET number = ?", (number,))
+        return True
 
     def _refuse_newer(self) -> None:
         """Raises StorageError where the schema is newer than ours, and changes no byte of any file.

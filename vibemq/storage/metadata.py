@@ -5,7 +5,7 @@ A queue is a stream with options of its own, so both have one table and one spac
 each virtual host.  Here is what concerns streams, and the schema of everything; the other tables'
 functions are in storage.users, vhosts, routing and policies.
 
-Durability: a commit that concerns a stream with "disk" durability, or a user, is synced before it
+Durability: a commit that concerns a stream with "disk" or "remote" durability, or a user, is synced before it
 is confirmed; others may be undone by a power cut, like the messages of such streams.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from vibemq.config import STREAMS_MAX
 from vibemq.errors import LimitExceeded, StreamExists, StreamNotFound
+from vibemq.storage import changes, snapshots
 from vibemq.storage.database import again_when_full
 from vibemq.storage.policies import Policies
 from vibemq.storage.records import StreamRecord, Table, as_column
@@ -167,9 +168,28 @@ MIGRATIONS = (
     ALTER TABLE accounts ADD COLUMN batches_decided INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE accounts ADD COLUMN messages_decided INTEGER NOT NULL DEFAULT 0;
     """,
+    # durability may be `remote` (a column takes its CHECK with it).  owner: the broker that takes a stream's writes, ''
+    # without a bucket.  remote: one row where this database belongs to a bucket, see storage.database.
+    #
+    # From here on a migration may only add: changes that were made before it are also applied after it.
+    """
+    ALTER TABLE streams ADD COLUMN kept TEXT NOT NULL DEFAULT 'os' CHECK (kept IN ('os', 'disk', 'remote'));
+    UPDATE streams SET kept = durability;
+    ALTER TABLE streams DROP COLUMN durability;
+    ALTER TABLE streams RENAME COLUMN kept TO durability;
+    ALTER TABLE streams ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+    ALTER TABLE streams ADD COLUMN owner_epoch INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE remote (
+        id      INTEGER PRIMARY KEY DEFAULT 1 CHECK (id = 1),
+        cluster TEXT NOT NULL,
+        name    TEXT NOT NULL,
+        number  INTEGER NOT NULL
+    );
+    """,
 )
 
 STREAMS = Table("streams", StreamRecord, directory=None)
+SYNCED = ("disk", "remote")  # durabilities of streams whose changes are synced
 _NAMED = "WHERE vhost = ? AND name = ?"
 
 Prepare = Callable[[StreamRecord], None]
@@ -181,6 +201,19 @@ class Metadata(Routing, Policies, Transactions):
     def __init__(self, path: str) -> None:
         super().__init__(path, MIGRATIONS)
         self.streams_dir = os.path.join(os.path.dirname(self.path), "streams")
+
+    # ---- as part of a bucket ----
+
+    def snapshot_to(self, path: str) -> None:
+        """Copy the database as of one moment, with its number, while others write.  Nothing may be at ``path``."""
+        with self._reading() as db:
+            snapshots.copy(db, path)
+
+    @again_when_full
+    def own_all(self, name: str, epoch: int) -> int:
+        """Give the streams that have no owner to the broker ``name``; how many there were."""
+        with self._writing(synced=True) as db:
+            return db.execute("UPDATE streams SET owner = ?, owner_epoch = ? WHERE owner = ''", (name, epoch)).rowcount
 
     # ---- streams ----
 
@@ -202,14 +235,14 @@ class Metadata(Routing, Policies, Transactions):
 
         Raises StreamExists (with the record), LimitExceeded, VhostNotFound, StorageError, or what prepare raises.
         """
-        with self._writing(synced=durability == "disk") as db:
+        with self._writing(synced=durability in SYNCED) as db:
             self._refuse(db, vhost, [name], streams_max, vhost_streams_max)
             record = self._insert(db, self._draft(vhost, name, arguments, durability, queue), prepare)
         return record
 
     def _insert(self, db: sqlite3.Connection, draft: StreamRecord, prepare: Prepare | None) -> StreamRecord:
         record = replace(draft, slot=next(_free_slots(db)))
-        STREAMS.insert(db, record)
+        _insert_stream(db, record)
         if prepare is not None:
             prepare(record)
         return record
@@ -237,12 +270,12 @@ class Metadata(Routing, Policies, Transactions):
         drafts = [self._draft(vhost, stream, arguments, durability) for stream in names]
         for draft in drafts:
             prepare(draft)
-        with self._writing(synced=durability == "disk") as db:
+        with self._writing(synced=durability in SYNCED) as db:
             self._refuse(db, vhost, names, streams_max, vhost_streams_max, name)
             insert_exchange(db, vhost, name, {SUPER_STREAM: True})
             records = [replace(draft, slot=slot) for draft, slot in zip(drafts, _free_slots(db), strict=False)]
             for order, (record, (stream, key)) in enumerate(zip(records, partitions, strict=True)):
-                STREAMS.insert(db, record)
+                _insert_stream(db, record)
                 insert_binding(db, vhost, name, stream, key, {PARTITION_ORDER: order})
         return records
 
@@ -338,7 +371,7 @@ class Metadata(Routing, Policies, Transactions):
 
     def _is_durable(self, vhost: str, name: str) -> bool:
         known = self.find_stream(vhost, name)
-        return known is not None and known.durability == "disk"
+        return known is not None and known.durability in SYNCED
 
     def queue_changes(self) -> int:
         """How often options of queues were changed; some microseconds."""
@@ -425,11 +458,23 @@ class Metadata(Routing, Policies, Transactions):
         return STREAMS.record(row, os.path.join(self.streams_dir, row[2]))
 
 
+def restore(snapshot: str, path: str) -> None:
+    """Make the database at ``path``, where there is none, of a snapshot.  StorageError: nothing was made."""
+    snapshots.restore(snapshot, path, len(MIGRATIONS))
+
+
 def _paged(page_after: Callable[[int], list[StreamRecord]]) -> Iterator[StreamRecord]:
     slot = -1
     while page := page_after(slot):
         yield from page
         slot = page[-1].slot
+
+
+def _insert_stream(db: sqlite3.Connection, record: StreamRecord) -> None:
+    """In a bucket's database a new stream is this broker's."""
+    STREAMS.insert(db, record)
+    if bound := changes.binding(db):
+        db.execute("UPDATE streams SET owner = ? WHERE slot = ?", (bound.name, record.slot))
 
 
 def _no_stream(vhost: str, name: str) -> StreamNotFound:

@@ -48,7 +48,7 @@ class Decision:
     vhost: str
     application: str
     version: int
-    is_durable: bool  # some target has durability `disk`
+    is_durable: bool  # some target has durability `disk` or `remote`
     targets: tuple[list[Any], ...]  # [name, incarnation or "" where it is done, number of the first message]
     staged: tuple[list[Any], ...]  # [name, incarnation, blocks], in their order
     decided_ms: int
@@ -57,6 +57,8 @@ class Decision:
 APPLICATIONS = Table("applications", Application)
 DECISIONS = Table("decisions", Decision)
 _OF = "WHERE vhost = ? AND name = ?"
+_OTHERS = ", ".join(f"{column} = excluded.{column}" for column in APPLICATIONS.columns.split(", ")[2:])
+_UPDATE = f"ON CONFLICT (vhost, name) DO UPDATE SET {_OTHERS}"
 
 
 class Transactions(Database):
@@ -77,8 +79,8 @@ class Transactions(Database):
         return self._records(APPLICATIONS, "ORDER BY vhost, name")
 
     def put_application(self, record: Application) -> None:
-        """Within ``writing``."""
-        APPLICATIONS.insert(self._connection(), record, how="INSERT OR REPLACE")
+        """Within ``writing``.  Updated, and not replaced: where only `seen_ms` is another, nothing is to be published."""
+        APPLICATIONS.insert(self._connection(), record, then=_UPDATE)
 
     def application_to_forget(self, user: str, most: int) -> Application | None:
         """Of ``most`` the one to go: this user's first, with a name that was nobody's, then what decided longest ago.
