@@ -102,6 +102,8 @@ class StorageError(VibeMQError):
 
 class RemoteError(VibeMQError):
     """The object store did not do what was asked, or holds what cannot be used: which object, and why."""
+
+
 class MetadataRace(StorageError):
     """Another broker of the same bucket changed the metadata at the same moment: look again, then try again."""
 

@@ -16,7 +16,7 @@ from vibemq.storage.arguments import LogOptions, log_options
 
 POSITIVE = re.compile(r"[1-9][0-9]{0,9}")
 LEADER_LOCATORS = ("client-local", "balanced", "random", "least-leaders", "min-masters")
-DURABILITIES = ("os", "disk")
+DURABILITIES = ("os", "disk", "remote")
 
 
 class BadArgument(ValueError):
