@@ -45,6 +45,8 @@ cdef class Stream:
     cdef bint has_appended          # since the last tick
     cdef bint appending             # its log holds descriptors, and stands in the table's list of those
     cdef uint32_t restarts          # of the board, when its users came
+    cdef uint64_t remote_seen       # how far the object store had it with the last tick,
+    cdef int64_t remote_moved_ms    # and when that was less, or nobody waited
     cdef int64_t rolled_ms          # when this worker closed a segment that is not synced yet; 0: none
 
     cdef int attach(self, StreamUser user) except -1
@@ -58,6 +60,7 @@ cdef class Stream:
     cdef int news(self) except -1
     cdef int _start_sync(self) except -1
     cdef int _settle_remote(self) except -1
+    cdef int _look_at_store(self, int64_t now_ms) except -1
     cdef int _tell_synced(self, StreamUser user, uint64_t durable) except -1
     cdef int _tell(self, list users, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
 
@@ -68,6 +71,7 @@ cdef class StreamTable:
     cdef object says                # OnceAMinute
     cdef Board board
     cdef uint32_t worker
+    cdef int64_t remote_timeout_ms  # how long publishers wait for a store that takes nothing; 0: for ever
     cdef uint64_t archiver          # its bit in masks of workers; 0: there is no object store
     cdef dict by_name
     cdef list by_slot

@@ -259,6 +259,27 @@ cdef class Stream:
             self.table.release_if_unused(self)
         return 0
 
+    cdef int _look_at_store(self, int64_t now_ms) except -1:
+        """With each tick: tell those whose doorbell was not heard; and, where nothing has come there for too long, no."""
+        cdef StreamUser user
+        cdef uint64_t upto = core.word_load(&self.log.control.remote_offset)
+        if not self.unsynced or upto != self.remote_seen:
+            self.remote_seen, self.remote_moved_ms = upto, now_ms
+        if self.unsynced:
+            self._settle_remote()
+        if (self.unsynced and self.table.remote_timeout_ms
+                and now_ms - self.remote_moved_ms > self.table.remote_timeout_ms):
+            users, self.unsynced = self.unsynced, {}
+            for user in users:
+                batches, user.unsynced = user.unsynced, []
+                for what, _, _ in batches or ():
+                    try:
+                        user.on_synced(what, False)
+                    except Exception as problem:
+                        user.failed(problem)
+            self.table.release_if_unused(self)
+        return self.log.raw == NULL
+
     cdef int _start_sync(self) except -1:
         if self.syncing:
             return 0
@@ -317,10 +338,8 @@ cdef class Stream:
         self.has_appended = False
         if self.sync_again:
             self._start_sync()
-        if self.is_remote and self.unsynced:
-            self._settle_remote()
-            if self.log.raw == NULL:
-                return
+        if self.is_remote and self._look_at_store(now_ms):
+            return
         # A closed segment of an `os` stream, once the kernel has written it back anyway.
         if self.rolled_ms and now_ms - self.rolled_ms > SYNC_CLOSED_AFTER_MS and not self.syncing:
             self.rolled_ms = 0
@@ -330,10 +349,11 @@ cdef class Stream:
 cdef class StreamTable:
     """The streams this worker has open, by (virtual host, name) and by slot."""
 
-    def __init__(self, metadata, Board board, helpers, log_directory, int archiver_seat=-1):
+    def __init__(self, metadata, Board board, helpers, log_directory, int archiver_seat=-1, int64_t remote_timeout_s=0):
         self.metadata = metadata
         self.board = board
         self.worker = board.index
+        self.remote_timeout_ms = remote_timeout_s * 1000
         self.archiver = 0 if archiver_seat < 0 else <uint64_t> 1 << archiver_seat
         self.helpers = helpers
         self.log_directory = log_directory

@@ -23,6 +23,7 @@ from vibemq.config import Remote
 from vibemq.errors import StorageError
 from vibemq.once_a_minute import OnceAMinute, say_due
 from vibemq.remote.bucket import Bucket
+from vibemq.remote.epochs import Epochs
 from vibemq.remote.followed import Followed
 from vibemq.remote.service import Service
 from vibemq.remote.tier import Tier
@@ -34,13 +35,12 @@ from vibemq.storage.shm import Board
 #: Streams whose stored offsets and ledgers are looked at in one interval: some microseconds each.
 STATES_PER_LOOK = 500
 STATE_LOOK_S = 1.0
-#: Of a segment that is brought together instead of being closed: what is small costs a copy, and not three requests.
-CARRIED_BYTES_MAX = 4 << 20
 TROUBLE_SAID_EACH_S = 60.0
 #: A store that has not answered for so long is said to be away.
 TROUBLE_AFTER_S = 5.0
 END_TIMEOUT_S = 10.0
 IDLE_S = 0.2
+EARLIER_LOOK_S = 10.0
 GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
 
 log = logging.getLogger("vibemq.remote")
@@ -49,18 +49,20 @@ log = logging.getLogger("vibemq.remote")
 class Archiver:
     """For one epoch.  ``board``: from its own seat."""
 
-    def __init__(self, config: Remote, data_dir: str, metadata: Metadata, board: Board, bucket: Bucket, epoch: int):
-        self.config, self.metadata, self.board, self.bucket = config, metadata, board, bucket
+    def __init__(self, config: Remote, metadata: Metadata, board: Board, bucket: Bucket, epochs: Epochs, epoch: int):
+        self.config, self.metadata, self.board, self.bucket, self.epochs = config, metadata, board, bucket, epochs
         self.write_ahead = WriteAhead(bucket, config, epoch)
         self.tier = Tier(config, bucket, metadata, self._uploaded)
-        self.service = Service(data_dir, bucket, self.tier, self.status)
+        self.service = Service(os.path.dirname(metadata.path), bucket, self.tier, self.status)
         self.by_slot: dict[int, Followed] = {}
         self._dirty: dict[int, None] = {}  # slots with chunks to send, in order
         self._rung = asyncio.Event()
         self._states_at = 0
         self._state_due_s = 0.0
+        self._earlier_due_s = time.monotonic() + EARLIER_LOOK_S
         self._again_due_s = time.monotonic() + self.config.segment_age_s
         self._again_below = 0
+        self._has_earlier = True  # objects of earlier epochs
         self._last_trouble_s = -TROUBLE_SAID_EACH_S
         self._says = OnceAMinute(log, logging.ERROR)
 
@@ -171,7 +173,7 @@ class Archiver:
                 followed = self._follow(record)
                 if followed is not None and followed.has_chunks:
                     self._dirty[record.slot] = None
-            self.tier.look_at(record)
+            self.tier.look_at(record, is_aged=True)
 
     def _follow(self, record: StreamRecord) -> Followed | None:
         try:
@@ -227,16 +229,30 @@ class Archiver:
     def _due(self) -> None:
         now_s = time.monotonic()
         say_due()
+        if self._has_earlier and now_s >= self._earlier_due_s:
+            self._earlier_due_s = now_s + EARLIER_LOOK_S
+            self._forget_earlier()
         if now_s >= self._again_due_s:
             self._again_due_s = now_s + self.config.segment_age_s
             for followed in self.by_slot.values():
                 followed.uploaded(followed.tail.first_offset)  # what retention has taken
-                followed.again(self._again_below, CARRIED_BYTES_MAX)
+                followed.again(self._again_below)
                 self.tier.look_at(followed.record, is_aged=True)
                 if followed.has_chunks:
                     self._dirty[followed.slot] = None
             self._again_below = self.write_ahead.confirmed
             self._prune()
+
+    def _forget_earlier(self) -> None:
+        """Once this epoch, or segments of the store, have all that earlier ones did."""
+        of_remote = [record for record in self.metadata.logs() if record.durability == "remote"]
+        if self.tier.is_busy or any(
+            (followed := self.by_slot.get(record.slot)) is None or not followed.is_sent for record in of_remote
+        ):
+            return
+        if self.write_ahead.waiting == 0:
+            self._has_earlier = False
+            self.tier.in_background(self.epochs.forget_before(self.write_ahead.epoch))
 
     def _prune(self) -> None:
         numbers = [number for followed in self.by_slot.values() if (number := followed.needs_from()) is not None]

@@ -17,6 +17,8 @@ from vibemq.storage.log import StoredOffsets, segments
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.tail import Tail
 
+#: Of a segment that is sent again instead of being closed: what is small costs a copy, and not three requests.
+CARRIED_BYTES_MAX = 4 << 20
 #: A look at a long ledger may take this part of the archiver's time.
 LEDGER_SHARE = 0.05
 TICK_NS = 20_000_000
@@ -48,12 +50,16 @@ class Followed:
 
     def _go_back(self) -> None:
         """To the segment from which on not everything is known to be in the store, or else the active one."""
-        active, _, next_offset = self.tail.committed
-        known, done = segments(self.directory), self.tail.remote_offset
-        begin = active
+        active, position, next_offset = self.tail.committed
+        done = self.tail.remote_offset
         if done < next_offset:
-            begin = max((first for first in known if first <= max(done, known[0])), default=active)
-        self._begin(begin)
+            known = segments(self.directory)
+            self._begin(max((first for first in known if first <= max(done, known[0])), default=active))
+            return
+        # All of it is there, in objects of an earlier epoch: what is large goes up as a segment.
+        if position > CARRIED_BYTES_MAX:
+            self.tail.log.begin_segment()
+        self._begin(self.tail.committed[0])
 
     def _begin(self, segment: int) -> None:
         self.tail.begin(segment)
@@ -62,6 +68,11 @@ class Followed:
     @property
     def has_chunks(self) -> bool:
         return self.tail.committed[2] > self.tail.next
+
+    @property
+    def is_sent(self) -> bool:
+        """Does this epoch's sequence, or a segment of the store, have all of it?"""
+        return self.tail.remote_offset >= self.tail.committed[2] and not self.has_chunks and not self.has_state_news
 
     def take_closed(self) -> bool:
         """Has it come to the end of a segment since this was asked last?"""
@@ -135,10 +146,10 @@ class Followed:
         numbers += [number for number in (self.offsets_in, self.ledger_in) if number is not None]
         return min(numbers, default=None)
 
-    def again(self, below: int, carried_bytes_max: int) -> None:
-        """Let the next object hold what lies in those below that number, of chunks at most so many bytes.
+    def again(self, below: int) -> None:
+        """Let the next object hold what lies in those below that number.
 
-        With more of them a new segment begins, and the one that is closed is sent up.
+        Where that is much, a new segment begins instead, and the one that is closed is sent up.
         """
         if self.offsets_in is not None and self.offsets_in < below:
             self._offsets_seen = None
@@ -146,7 +157,7 @@ class Followed:
             self._ledger_seen, self._ledger_due_s = None, 0.0
         if not self.begun or self.begun[0][1] >= below or self._first_end() is not None:
             return
-        if self.tail.position > carried_bytes_max:
+        if self.tail.position > CARRIED_BYTES_MAX:
             self.tail.log.begin_segment()
         else:
             self._begin(self.begun.popleft()[0])

@@ -56,6 +56,7 @@ class Tier:
         """``uploaded(incarnation, offset)``: the store has closed segments up to there."""
         self.config, self.bucket, self.metadata = config, bucket, metadata
         self._uploaded = uploaded
+        self.is_busy = True  # there may be closed segments that are not in the store
         self._looks: OrderedDict[str, StreamRecord] = OrderedDict()
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,6 +103,7 @@ class Tier:
             is_wanted = self.config.tier and record.queue is None and record.vhost != STAGING
         if is_wanted:
             self._looks[record.incarnation] = record
+            self.is_busy = True
             self._wake.set()
 
     async def _upload_all(self) -> None:
@@ -120,6 +122,7 @@ class Tier:
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 2, RETRY_S_MAX)
             self._wake.clear()
+            self.is_busy = False
             await self._wake.wait()
 
     async def _upload_closed(self, record: StreamRecord) -> None:

@@ -58,7 +58,7 @@ async def _run(context: Context) -> int:
     metadata.make_room, metadata.retry = reserve.make_room, reserve.retry
     board = Board(context.board_fd, context.archiver_seat, context.doorbell_fds)
     try:
-        await Archiver(config, context.data_dir, metadata, board, bucket, epoch).serve(is_over, ready)
+        await Archiver(config, metadata, board, bucket, epochs, epoch).serve(is_over, ready)
     except Deposed as problem:
         if problem.by.get("data") == epochs.identity:
             log.info("another archiver of this broker has taken over: %s", problem)

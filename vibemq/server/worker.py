@@ -77,7 +77,7 @@ class Worker:
         metadata.publish = publisher(context.data_dir)
         config = context.config
         streams_dir = partial(os.path.join, metadata.streams_dir)
-        streams = StreamTable(metadata, board, helpers, streams_dir, context.archiver_seat)
+        streams = StreamTable(metadata, board, helpers, streams_dir, context.archiver_seat, config.remote.timeout_s)
         self.catalog = Catalog(config, streams)
         self.mail = Mail(context.mail_fd, board, context.worker_count)
         self.groups = Groups(GroupTable(context.groups_fd, board))
