@@ -155,3 +155,14 @@ def test_who_takes_the_next_epoch_ends_the_sequence_of_the_one_before(tmp_path):
         assert [(found.epoch, found.number) for found in await second.objects()] == [(1, 1), (2, 0)]
 
     asyncio.run(two())
+
+
+def test_the_size_of_what_was_written_is_known_of_every_object(config):
+    async def sizes():
+        bucket = Bucket(config)
+        for size in (0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES):
+            key = f"streams/{size}"
+            await bucket.write(key, Kind.SEGMENT, [bytes(size)])
+            assert await bucket.plain_size(key, Kind.SEGMENT, await bucket.size(key)) == size
+
+    asyncio.run(sizes())

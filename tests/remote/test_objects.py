@@ -61,7 +61,7 @@ def test_random_bytes_are_never_an_object():
 
 def test_a_place_is_read_from_its_key():
     for times in ((1_700_000_000_000, 1_700_000_000_001), (0, 9_999_999_999_999)):
-        place = Place(INCARNATION, 5, 17, 3, *times)
+        place = Place(INCARNATION, 5, 17, 3, 0xFEED, *times)
         assert objects.read_place(place.key("index")) == (place, "index")
     for key in ("streams/x/1-2-3.segment", "meta/0000000000000001", place.key() + "x", "a/" + place.key()):
         assert objects.read_place(key) is None

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from vibemq.config import Remote
 from vibemq.errors import ConfigError, RemoteError, SetupError
 from vibemq.remote import cipher
-from vibemq.remote.objects import Buffer, Kind, damaged, opened, read_trailer, seal, tail_bytes
+from vibemq.remote.objects import Buffer, Kind, Trailer, damaged, opened, read_trailer, seal, tail_bytes
 from vibemq.storage.tail import crc32
 
 #: Of one request; who waits for it has a limit of his own.
@@ -81,7 +81,7 @@ class Bucket:
         self.url = config.url
         self.keys = cipher.read_keys(config.encryption_keys) if config.encryption_keys else None
         self.counts = Counts()
-        self._trailers: dict[str, Any] = {}  # of objects that parts are read of
+        self._trailers: dict[str, Trailer] = {}  # of objects that parts are read of
         given = dict(pair.split("=", 1) for pair in config.options.split(",") if pair)
         client: dict[str, Any] = {"timeout": f"{REQUEST_TIMEOUT_S}s", "connect_timeout": f"{CONNECT_TIMEOUT_S}s"}
         for name in CLIENT_OPTIONS & given.keys():
@@ -212,11 +212,7 @@ class Bucket:
 
     async def read_part(self, key: str, kind: Kind, start: int, end: int) -> memoryview:
         """Bytes [start, end) of a body, as far as it goes; checked is the object's trailer, and what is encrypted."""
-        trailer = self._trailers.get(key)
-        if trailer is None:
-            size = await self.size(key)
-            tail = await self._part(key, max(0, size - tail_bytes(key)), size)
-            trailer = self._trailers[key] = read_trailer(key, kind, tail, size)
+        trailer = await self._trailer(key, kind)
         if not trailer.key_number:
             end = min(end, trailer.size)
             return await self._part(key, start, end) if start < end else memoryview(b"")
@@ -225,7 +221,7 @@ class Bucket:
         begin = start - cipher.plain_position(first)
         return memoryview(plain)[begin : begin + end - start]
 
-    def _keys(self, key: str, trailer: Any) -> "cipher.Keys":
+    def _keys(self, key: str, trailer: Trailer) -> "cipher.Keys":
         if self.keys is None:
             raise RemoteError(
                 f"object {key} is encrypted with key {trailer.key_number}",
@@ -246,6 +242,21 @@ class Bucket:
         """Of the object, in bytes.  Raises Missing."""
         self.counts.gets += 1
         return int((await self._ask("look at", key, lambda: self._obstore.head_async(self._store, key)))["size"])
+
+    async def _trailer(self, key: str, kind: Kind) -> Trailer:
+        found = self._trailers.get(key)
+        if found is None:
+            size = await self.size(key)
+            tail = await self._part(key, max(0, size - tail_bytes(key)), size)
+            found = self._trailers[key] = read_trailer(key, kind, tail, size)
+        return found
+
+    async def plain_size(self, key: str, kind: Kind, size: int) -> int:
+        """How many bytes an object of ``size`` bytes was made of; asks only where it may be encrypted."""
+        if self.keys is None:
+            return size - tail_bytes(key)
+        trailer = await self._trailer(key, kind)
+        return cipher.plain_size(trailer.size) if trailer.key_number else trailer.size
 
     async def listed(self, prefix: str, after: str = "") -> list[Listed]:
         """What is there below a prefix, by key; keys behind ``after`` only."""

@@ -96,6 +96,11 @@ def span(start: int, end: int, sealed_size: int) -> tuple[int, int]:
     return start // PIECE_BYTES * _SEALED_BYTES, min(-(-end // PIECE_BYTES) * _SEALED_BYTES, sealed_size)
 
 
+def plain_size(sealed_size: int) -> int:
+    """Of a whole encrypted body."""
+    return sealed_size - -(-sealed_size // _SEALED_BYTES) * TAG_BYTES
+
+
 def plain_position(sealed_position: int) -> int:
     """Of a piece's beginning."""
     return sealed_position // _SEALED_BYTES * PIECE_BYTES

@@ -119,7 +119,7 @@ def to_json(**fields: object) -> bytes:
 
 FORMAT_KEY = "format"
 _PLACE = re.compile(
-    r"streams/([0-9a-f]{16})/([0-9]{20})-([0-9]{20})-([0-9]{8})-([0-9]{13})-([0-9]{13})\.(segment|index|tracking)"
+    r"streams/([0-9a-f]{16})/([0-9]{20})-([0-9]{20})-([0-9]{8})-([0-9a-f]{8})-([0-9]{13})-([0-9]{13})\.(segment|index|tracking)"
 )
 
 
@@ -150,18 +150,22 @@ class Place(NamedTuple):
     first: int
     next: int
     epoch: int
+    seed: int  # of its checks
     oldest_ms: int
     newest_ms: int
 
     def key(self, suffix: str = "segment") -> str:
         times = f"{max(0, self.oldest_ms):013}-{max(0, self.newest_ms):013}"
-        return f"streams/{self.incarnation}/{self.first:020}-{self.next:020}-{self.epoch:08}-{times}.{suffix}"
+        return f"streams/{self.incarnation}/{self.first:020}-{self.next:020}-{self.epoch:08}-{self.seed:08x}-{times}.{suffix}"
 
 
 def read_place(key: str) -> tuple[Place, str] | None:
     """The place that a key names, and its suffix; None where it names none."""
     match = _PLACE.fullmatch(key)
-    return (Place(match[1], *map(int, match.groups()[1:6])), match[7]) if match else None
+    if match is None:
+        return None
+    incarnation, first, after, epoch, seed, oldest_ms, newest_ms, suffix = match.groups()
+    return Place(incarnation, int(first), int(after), int(epoch), int(seed, 16), int(oldest_ms), int(newest_ms)), suffix
 
 
 # ---- write-ahead objects ----

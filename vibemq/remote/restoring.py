@@ -11,14 +11,14 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from vibemq.config import Config
 from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import Chunks, Kind, LedgerState, Offsets, Place, Sections, SegmentBegins
-from vibemq.remote.tier import places_of_all
+from vibemq.remote.tier import places_of_all, stub_of
 from vibemq.storage import cold, ledger
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, StoredOffsets
 from vibemq.storage.metadata import Metadata
@@ -39,7 +39,7 @@ async def restore_logs(config: Config, bucket: Bucket, epochs: Epochs, metadata:
     places = await places_of_all(bucket)
     tables = asyncio.Semaphore(READS_AT_A_TIME)
     await asyncio.gather(
-        *(one.take_places(bucket, places.get(incarnation, []), tables) for incarnation, one in wanted.items())
+        *(one.take_places(bucket, places.get(incarnation, {}), tables) for incarnation, one in wanted.items())
     )
     async for found in _all_sections(epochs):
         if (one := wanted.get(found.incarnation)) is not None:
@@ -102,25 +102,19 @@ class Restored:
         self._offsets: dict[bytes, int] = {}
         self._ledger: LedgerState | None = None
 
-    async def take_places(self, bucket: Bucket, places: list[Place], tables: asyncio.Semaphore) -> None:
+    async def take_places(self, bucket: Bucket, places: dict[Place, int], tables: asyncio.Semaphore) -> None:
         """Write stubs for the segments of the store, and the table of publishing ids behind the last one."""
         self.places = _history(places)
         if self.is_missing and (self.places or self.record.durability == "remote"):
             os.makedirs(self.directory, mode=0o750)
         if not self.places:
             return
-        sizes = {place: bucket.size(place.key()) for place in self.places}
         known = {stub.first for stub in cold.stubs(self.directory)}
-        for place, size in sizes.items():
-            if place.first in known:
-                size.close()
-                continue
-            async with tables:
-                total = await size
-            body = total - len(place.key().encode()) - 48
-            cold.write_stub(
-                self.directory, place.first, place.next, body, place.oldest_ms, place.newest_ms, place.epoch
-            )  # fmt: skip
+        for place in self.places:
+            if place.first not in known:
+                async with tables:
+                    size = await bucket.plain_size(place.key(), Kind.SEGMENT, places[place])
+                cold.write_stub(self.directory, stub_of(place, size))
         last = self.places[-1]
         self._in_store = last.next
         if self.is_missing:
@@ -182,7 +176,7 @@ class Restored:
             ledger.restore(self.directory, known.base, list(known.ranges))
 
 
-def _history(places: list[Place]) -> list[Place]:
+def _history(places: Iterable[Place]) -> list[Place]:
     """Rising, without a segment that another one covers."""
     kept: list[Place] = []
     for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):

@@ -148,8 +148,7 @@ class Tier:
     async def _upload(self, record: StreamRecord, first: int, after: int) -> None:
         directory = record.directory
         epoch = await asyncio.to_thread(_make_durable, directory)
-        oldest_ms, newest_ms = cold.times(directory, first)
-        place = Place(record.incarnation, first, after, epoch, oldest_ms, newest_ms)
+        place = Place(record.incarnation, first, after, epoch, *cold.index_facts(directory, first))
         size = os.path.getsize(_path(directory, first, "segment"))
         files = {
             "tracking": _path(directory, after, "tracking"),
@@ -161,9 +160,7 @@ class Tier:
         there = await self.bucket.size(place.key())
         if there < size:
             raise RemoteError(f"object {place.key()} has {there} bytes, {size} were sent", hint="it is sent again")
-        await asyncio.to_thread(
-            cold.write_stub, directory, first, after, size, oldest_ms, newest_ms, epoch
-        )  # fmt: skip
+        await asyncio.to_thread(cold.write_stub, directory, stub_of(place, size))
         self._places[record.incarnation].append(place)
         self.segments += 1
         self.segment_bytes += size
@@ -294,18 +291,25 @@ class Tier:
         }
 
 
-async def places_of_all(bucket: Bucket) -> dict[str, list[Place]]:
-    """The segments in the store, by incarnation; in no order."""
-    found: dict[str, list[Place]] = {}
+async def places_of_all(bucket: Bucket) -> dict[str, dict[Place, int]]:
+    """The segments in the store, by incarnation, with the sizes of their objects in bytes; in no order."""
+    found: dict[str, dict[Place, int]] = {}
     for one in await bucket.listed("streams/"):
         named = read_place(one.key)
         if named is not None and named[1] == "segment":
-            found.setdefault(named[0].incarnation, []).append(named[0])
+            found.setdefault(named[0].incarnation, {})[named[0]] = one.size
     return found
 
 
+def stub_of(place: Place, size_bytes: int) -> cold.Stub:
+    """What stands for a segment of the store in the log's directory."""
+    return cold.Stub(
+        place.first, place.next, size_bytes, place.oldest_ms, place.newest_ms, place.seed, place.epoch
+    )  # fmt: skip
+
+
 def _place(incarnation: str, stub: cold.Stub) -> Place:
-    return Place(incarnation, stub.first, stub.next, stub.epoch, stub.oldest_ms, stub.newest_ms)
+    return Place(incarnation, stub.first, stub.next, stub.epoch, stub.seed, stub.oldest_ms, stub.newest_ms)
 
 
 def _path(directory: str, first: int, suffix: str) -> str:
