@@ -169,7 +169,7 @@ class Alarms:
             self._timer.set(now_ms + self._next_look_ms(self._free))
 
         self._is_asking = True
-        self._helpers.submit(self._work, back)
+        self._helpers.submit_sync(self._work, back)
 
     def _work(self) -> int:
         if self._fills_reserve:

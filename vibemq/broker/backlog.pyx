@@ -560,7 +560,7 @@ cdef class Backlog:
             while len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
                 del self.segments[0]
             drop = partial(drop_before, self.queue.stream.log.directory, base)
-            self.queue.table.helpers.submit(drop, self.segments_dropped)
+            self.queue.table.helpers.submit_sync(drop, self.segments_dropped)
         return 0
 
     def segments_dropped(self, result, error):

@@ -106,7 +106,7 @@ cdef class Home:
         cdef int64_t now_ms = queue.table.now_ms
         if self.unsynced and queue.stream.is_disk_durable and now_ms - self.synced_ms > SYNC_EVERY_MS:
             self.unsynced, self.synced_ms = False, now_ms
-            queue.table.helpers.submit(partial(ledger_sync, queue.stream.log.directory), self._synced)
+            queue.table.helpers.submit_sync(partial(ledger_sync, queue.stream.log.directory), self._synced)
         if queue.table.makes_room:
             self._make_room()
         return self.backlog.tick()
@@ -127,7 +127,7 @@ cdef class Home:
             queue.stream.rest()  # its descriptors would keep the room
             drop = partial(drop_settled, queue.stream.log.directory, base)  # which makes a new segment first
             self.making_room = True
-            queue.table.helpers.submit(partial(queue.table.reserve.retry, drop), self._made_room)
+            queue.table.helpers.submit_sync(partial(queue.table.reserve.retry, drop), self._made_room)
 
     def _made_room(self, result, error):
         self.making_room = False

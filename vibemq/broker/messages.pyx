@@ -219,7 +219,7 @@ cdef class Messages:
                 logger.error("while reading ahead: %s", error)
             then()
 
-        self.helpers.submit(read, done)
+        self.helpers.submit_read(read, done)
 
     def _unpack_ahead(self, then):
         (place, compression, body, size), self.to_unpack = self.to_unpack, None

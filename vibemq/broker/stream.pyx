@@ -284,7 +284,7 @@ cdef class Stream:
         if self.syncing:
             return 0
         self.syncing, self.sync_again = True, False
-        self.table.helpers.submit(self.log.sync, self._synced)
+        self.table.helpers.submit_sync(self.log.sync, self._synced)
         return 0
 
     def _synced(self, durable, error):
@@ -310,7 +310,7 @@ cdef class Stream:
     def _segment_closed(self):
         self.rolled_ms = time.monotonic_ns() // 1_000_000
         # With a handle of its own: ours may be closed, or list segments, while the helper does.
-        self.table.helpers.submit(partial(housekeep, self.log.directory), self._retention_applied)
+        self.table.helpers.submit_sync(partial(housekeep, self.log.directory), self._retention_applied)
 
     def _retention_applied(self, dropped, error):
         if error is not None:

@@ -22,7 +22,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from vibemq.errors import VibeMQError
+from vibemq.errors import RemoteError, VibeMQError
 from vibemq.remote.asking import FRAME_MAX_BYTES, LENGTH, SOCKET
 from vibemq.remote.bucket import Bucket, Taken
 from vibemq.remote.objects import Kind, change_key, from_json
@@ -31,6 +31,8 @@ from vibemq.remote.tier import Tier
 #: A question comes in one go; who is slower than this is not one of ours.
 QUESTION_TIMEOUT_S = 10.0
 CONNECTIONS_MAX = 1024
+#: Whoever changes the metadata holds its lock meanwhile, and people wait.
+CHANGE_TIMEOUT_S = 10.0
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 log = logging.getLogger("vibemq.remote")
@@ -111,7 +113,9 @@ class Service:
         key, body = change_key(int(asked["number"])), asked["body"].encode()
         gone = self.tier.deleted_by(from_json(key, body)["changes"])
         try:
-            await self.bucket.create(key, Kind.CHANGE, body)
+            await asyncio.wait_for(self.bucket.create(key, Kind.CHANGE, body), CHANGE_TIMEOUT_S)
+        except TimeoutError:
+            raise RemoteError(f"the object store has not taken {key} within {CHANGE_TIMEOUT_S:.0f} s") from None
         except Taken:
             return {"taken": bytes(await self.bucket.read(key, Kind.CHANGE)).decode()}
         self.tier.forget(gone)

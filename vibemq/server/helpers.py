@@ -15,42 +15,43 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-THREADS_MAX = 8  # fdatasync of several streams at once; more only queue up in the device
-HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine, and delays no fdatasync
-PLAN_THREADS_MAX = 2  # indexes of large streams, perhaps from a cold disk
-COMMIT_THREADS_MAX = 1  # commits of transactions wait for each other in any case, and delay no fdatasync
+Work = Callable[[], Any]
+Done = Callable[[Any, BaseException | None], None]
+Submit = Callable[[Work, Done], None]
 
 
 class Helpers:
+    """Pools of threads, so that what waits for one thing delays nothing that waits for another."""
+
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
-        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="helper")
-        self._hash_pool = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
-        self._commit_pool = ThreadPoolExecutor(COMMIT_THREADS_MAX, thread_name_prefix="commit")
-        self._plan_pool = ThreadPoolExecutor(PLAN_THREADS_MAX, thread_name_prefix="plan")
-        self._finished: deque[tuple[Callable[[Any, BaseException | None], None], Any, BaseException | None]] = deque()
+        self._pools: list[ThreadPoolExecutor] = []
+        self._finished: deque[tuple[Done, Any, BaseException | None]] = deque()
         self.running = 0  # jobs whose `done` has not run yet
+        #: Commands, and what else is rare; with a bucket, changes of the metadata wait for its answer here.
+        self.submit = self._pool("helper", 8)
+        #: fdatasync of several logs at once; more only queue up in the device.
+        self.submit_sync = self._pool("sync", 8)
+        #: Reads from a cold disk, or from the object store, which may be slow or away.
+        self.submit_read = self._pool("read", 8)
+        #: What costs processor time by design: a flood of logins may take this much of the machine.
+        self.submit_hash = self._pool("hash", 2)
+        #: Indexes of large logs, perhaps from a cold disk: plans of large reads.
+        self.submit_plan = self._pool("plan", 2)
+        #: Commits of transactions, which wait for each other in any case and take as long as there is to copy.
+        self.submit_commit = self._pool("commit", 1)
 
-    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        self.running += 1
-        self._pool.submit(self._run, work, done)
+    def _pool(self, name: str, threads_max: int) -> Submit:
+        pool = ThreadPoolExecutor(threads_max, thread_name_prefix=name)
+        self._pools.append(pool)
 
-    def submit_hash(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """As submit, for what costs processor time by design."""
-        self.running += 1
-        self._hash_pool.submit(self._run, work, done)
+        def submit(work: Work, done: Done) -> None:
+            self.running += 1
+            pool.submit(self._run, work, done)
 
-    def submit_commit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """As submit, for what waits for others of its kind and takes as long as there is to copy."""
-        self.running += 1
-        self._commit_pool.submit(self._run, work, done)
+        return submit
 
-    def submit_plan(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """As submit, for what reads many indexes: plans of large reads delay no fdatasync."""
-        self.running += 1
-        self._plan_pool.submit(self._run, work, done)
-
-    def _run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def _run(self, work: Work, done: Done) -> None:
         try:
             outcome: tuple[Any, BaseException | None] = (work(), None)
         except BaseException as error:  # carried to the loop, which answers for it
@@ -69,7 +70,5 @@ class Helpers:
                 logger.exception("after a helper thread's work")
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True)
-        self._hash_pool.shutdown(wait=True)
-        self._commit_pool.shutdown(wait=True)
-        self._plan_pool.shutdown(wait=True)
+        for pool in self._pools:
+            pool.shutdown(wait=True)

@@ -491,7 +491,7 @@ cdef class Deliveries:
             self.go_on(subscription)
 
         subscription.cold = True
-        self.helpers.submit(read, done)
+        self.helpers.submit_read(read, done)
         return NOTHING
 
     cdef int _finish_frame(self, Subscription subscription) except -1:
