@@ -304,7 +304,8 @@ def test_a_database_is_of_one_cluster(paths):
 
 def test_changes_are_applied_in_order_and_once(pair, bucket):
     first, other = pair
-    stream(first, "s")
+    assert first.add_first_superuser("bob", "hash") is True
+    assert first.add_first_superuser("eve", "hash") is False  # asked at each start, and no change
     stream(first, "t")
     changes = {number: json.loads(body)["changes"] for number, body in bucket.items()}
     with pytest.raises(StorageError, match="change 1 of the metadata is needed next, and there is 2"):
@@ -537,7 +538,7 @@ def test_a_database_of_before_buckets_keeps_all_it_has(paths, monkeypatch):
     assert metadata.find_stream("/", "b").durability == "disk"
     stream(metadata, "c", durability="remote")
     for insert in (
-        "INSERT INTO streams (slot, vhost, name, incarnation, durability, arguments, created_ms) VALUES {}".format(row)
+        f"INSERT INTO streams (slot, vhost, name, incarnation, durability, arguments, created_ms) VALUES {row}"
         for row in (
             "(9, '/', 'z', 'zz', 'tape', '{}', 1)",  # CHECK
             "(9, '/', 'z', 'bb', 'os', '{}', 1)",  # UNIQUE

@@ -62,7 +62,8 @@ def plan_reads(session: StreamsSession, request: Any) -> Outcome:
         each = wanted.get(name)
         asked = each[1:] if each else (NOT_SAID, NOT_SAID, NOT_SAID, 0, 0, 0)
         seen = look(record.directory, *asked, cuts_most, time.time_ns() // 1_000_000)
-        told = {"incarnation": record.incarnation, "durability": DURABILITIES.index(record.durability), **seen._asdict()}
+        durability = DURABILITIES.index(record.durability)
+        told = {"incarnation": record.incarnation, "durability": durability, **seen._asdict()}
         return {**told, "stored": _stored(record.directory, reference)}
 
     def work() -> dict[str, Any]:
