@@ -25,9 +25,9 @@ class Bucket(dict):
     """The meta/ objects, as JSON, as that is what lies there."""
 
     def publish(self, number, changes):
-        if number in self:
-            raise NumberTaken(number, json.loads(self[number]))
-        self[number] = json.dumps({"changes": changes})
+        body = json.dumps({"changes": changes})
+        if (there := self.setdefault(number, body)) is not body:
+            raise NumberTaken(number, json.loads(there))
 
     def broker(self, path, name="a") -> Metadata:
         found = Metadata(str(path))
@@ -369,6 +369,26 @@ def test_what_another_broker_did_first_is_applied_and_the_request_looked_at_agai
         stream(other, "s")
     stream(other, "s")
     assert other.find_user("ann").tags == ("x",)
+
+
+def test_brokers_that_write_at_once_have_one_history(pair, bucket):
+    def write(metadata, name):
+        for n in range(30):
+            while True:
+                with suppress(MetadataRace):
+                    metadata.add_user(f"{name}{n}", "hash", is_superuser=False)
+                    break
+        metadata.close()
+
+    pair[1].publish = bucket.publish
+    threads = [threading.Thread(target=write, args=of) for of in zip((*pair, *pair), "abcd", strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for metadata in pair:
+        bucket.catch_up(metadata)
+    assert dump(pair[0]) == dump(pair[1]) and len(pair[0].users()) == len(bucket) == 120
 
 
 def test_what_the_store_refuses_is_not_committed(bucket, paths):
