@@ -70,7 +70,7 @@ err log_create(const char *directory, const struct log_options *options, struct 
     if (e) return e;
     if (sys->mkdir(directory, 0750) < 0) return fault_from_errno(f, directory, 0, 0, 0);
 
-    bool sync = options->durability == DURABILITY_DISK;
+    bool sync = options->durability != DURABILITY_OS; /* its record is synced too, and must not stand alone */
     init.commit = (struct commit){.batch_position = SEGMENT_HEADER_BYTES, .position = SEGMENT_HEADER_BYTES,
                                   .last_chunk = UINT64_MAX, .timestamp_ms = INT64_MIN};
     init.durable = (struct durable){.position = SEGMENT_HEADER_BYTES};

@@ -33,7 +33,7 @@
 
 struct log;
 
-/* Make the directory and an empty log in it.  With DURABILITY_DISK the directory and
+/* Make the directory and an empty log in it.  But for DURABILITY_OS the directory and
  * its parent are synced.  ERR_EXISTS, ERR_IO, ERR_DISK_FULL, ERR_LIMIT, ERR_INVALID. */
 err log_create(const char *directory, const struct log_options *options, struct fault *f);
 

@@ -88,7 +88,7 @@ def test_arguments_of_another_type_are_refused_at_once(server, client, options, 
         ({"message_ttl_ms": datetime.timedelta(seconds=1)}, "message_ttl_ms: needed a whole number, had datetime"),
         ({"dead_letter": "yes"}, "dead_letter: needed True or False, had 'yes'"),
         ({"dead_letter": True, "dead_letter_queue": 7}, "dead_letter_queue: needed the name of a queue, had 7"),
-        ({"durability": 1}, "durability: needed 'os' or 'disk', had 1"),
+        ({"durability": 1}, "durability: needed 'os', 'disk' or 'remote', had 1"),
     ],
 )
 def test_an_option_of_a_queue_of_another_type_is_refused_before_it_is_sent(server, client, options, message):

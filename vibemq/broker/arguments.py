@@ -2,7 +2,7 @@
 """A stream's arguments as a client gives them: which are valid, and when two sets are equivalent.
 
 Rules: the RabbitMQ Streams protocol.  What they mean for the log is storage.arguments';
-here is what only a declaration needs.  ``durability`` (``os`` or ``disk``) is our own addition.
+here is what only a declaration needs.  ``durability`` is our own addition.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vibemq.config import Store
+from vibemq.config import Remote, Store
 from vibemq.errors import LimitExceeded
 from vibemq.storage.arguments import LogOptions, log_options
 
 POSITIVE = re.compile(r"[1-9][0-9]{0,9}")
 LEADER_LOCATORS = ("client-local", "balanced", "random", "least-leaders", "min-masters")
-DURABILITIES = ("os", "disk", "remote")
+DURABILITIES = ("os", "disk", "remote")  # each promises more than the one before; their places are on the wire
 
 
 class BadArgument(ValueError):
@@ -53,8 +53,17 @@ def stream_arguments(given: dict[str, str], store: Store) -> StreamArguments:
         raise BadArgument(f"queue-leader-locator is {locator!r}: needs one of {', '.join(LEADER_LOCATORS)}")
     durability = given.get("durability", store.durability)
     if durability not in DURABILITIES:
-        raise BadArgument(f"durability is {durability!r}: needs {' or '.join(DURABILITIES)}")
+        raise BadArgument(f"durability is {durability!r}: needs one of {', '.join(DURABILITIES)}")
     try:
         return StreamArguments(dict(given), _options(given, durability, store))
     except LimitExceeded as problem:
         raise BadArgument(str(problem)) from problem
+
+
+def require_store(durability: str, remote: Remote) -> None:
+    """Raises BadArgument: what is to lie in the object store needs one.  Every door's new streams come by here."""
+    if durability == "remote" and not remote.url:
+        raise BadArgument(
+            "durability is 'remote', and this broker has no object store: needs os or disk, or remote.url in the "
+            "broker's configuration"
+        )

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vibemq.storage.log as logs
-from vibemq.broker.arguments import BadArgument, stream_arguments
+from vibemq.broker.arguments import BadArgument, require_store, stream_arguments
 from vibemq.broker.options import NAME_SIZE_MAX_BYTES as NAME_SIZE_MAX_BYTES
 from vibemq.broker.options import OF_DEAD_LETTERS, altered
 from vibemq.config import Config
@@ -81,7 +81,8 @@ class Catalog:
         }
 
     def create_stream(self, virtual_host: str, name: str, wanted: StreamArguments) -> StreamRecord:
-        """Blocks.  Raises StreamExists, LimitExceeded, VhostNotFound, StorageError."""
+        """Blocks.  Raises BadArgument, StreamExists, LimitExceeded, VhostNotFound, StorageError."""
+        require_store(wanted.durability, self.config.remote)
         with self._making_logs() as make:
             return self.metadata.create_stream(
                 virtual_host, name, wanted.given, wanted.durability, prepare=make, **self._limits
@@ -101,6 +102,7 @@ class Catalog:
         LimitExceeded, VhostNotFound, StorageError.
         """
         wanted = stream_arguments(dict(arguments), self.config.store)
+        require_store(wanted.durability, self.config.remote)
         name = checked_name(name)
         names = [checked_name(partition) for partition in partitions]
         if not names or len(names) != len(binding_keys):
@@ -176,15 +178,17 @@ class Catalog:
         """Make a queue, or with ``may_convert`` make one of a stream that is there already.  Blocks.
 
         ``options`` are kept as given (vibemq.broker.options), ``durability`` among them.  Raises StreamExists when
-        there is such a queue or may be no other, LimitExceeded, StorageError.
+        there is such a queue or may be no other, BadArgument where its durability cannot be had, LimitExceeded,
+        StorageError.
         """
         durability = options.get("durability") or self.config.store.durability
+        require_store(durability, self.config.remote)
         kept = {key: value for key, value in options.items() if value is not None}
 
         def prepare(record: StreamRecord) -> None:
             segment, messages = self.config.queues.segment_size_bytes, self.config.store.chunk_messages_max
             logs.create(record.directory, **log_options({}, durability, segment, messages))
-            logs.ledger_create(record.directory, 0, durability == "disk")
+            logs.ledger_create(record.directory, 0, durability != "os")
 
         try:
             return self.metadata.create_stream(
@@ -216,7 +220,7 @@ class Catalog:
         finally:
             log.close()
         try:
-            logs.ledger_create(record.directory, first, record.durability == "disk")
+            logs.ledger_create(record.directory, first, record.durability != "os")
         except StorageError as problem:
             if problem.code != "ERR_EXISTS":  # left from a commit that failed: as good as new
                 raise

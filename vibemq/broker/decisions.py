@@ -22,6 +22,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vibemq.storage.log as logs
+from vibemq.broker.durable import remote_deadline, wait_durable
 from vibemq.errors import StorageError, VibeMQError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.apply import Apply
@@ -46,11 +47,11 @@ class _Target(NamedTuple):
     slot: int
     problem: StorageError | None  # why it cannot be opened
 
-    def settle(self, rolled: bool) -> StorageError | None:
+    def settle(self, rolled: bool, until: float) -> StorageError | None:
         """Everything is appended: keep what was promised, and no more than is kept.  Why that could not be."""
         try:
-            if self.log is not None and self.log.is_disk_durable:
-                self.log.sync()
+            if self.log is not None:
+                wait_durable(self.log, until)
             if self.log is not None and rolled:
                 self.log.apply_retention()
         except StorageError as problem:
@@ -126,8 +127,9 @@ class Decisions:
             is_stuck = all(target.log is None for target in targets) and any(target.problem for target in targets)
             for name, incarnation, blocks in () if is_stuck else decision.staged:
                 self._walk(decision, walk, name, incarnation, blocks, targets)
+            until = remote_deadline()
             for i, target in enumerate(targets):
-                failure = target.problem or walk.problem(i) or target.settle(walk.rolled(i))
+                failure = target.problem or walk.problem(i) or target.settle(walk.rolled(i), until)
                 if failure is None or failure.code in GONE:
                     places[i][1] = ""
                 else:
@@ -174,7 +176,9 @@ class Decisions:
                 while more:
                     more = walk.step()
                     for target in targets:
-                        if target.log is not None and target.slot >= 0 and (readers := target.log.readers()):
+                        if target.log is None or target.slot < 0:
+                            continue
+                        if (readers := target.log.readers()) or target.log.is_remote:
                             self.table.tell(readers, target.slot)
         except StorageError as problem:
             since = self._unreadable.setdefault((decision.id, decision.decided_ms), time.monotonic())

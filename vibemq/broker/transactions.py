@@ -18,7 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vibemq.storage.log as logs
+from vibemq.broker.arguments import DURABILITIES
 from vibemq.broker.decisions import Decisions
+from vibemq.broker.durable import wait_durable
 from vibemq.broker.options import Overflow, options_of
 from vibemq.broker.staged import Staged, is_held
 from vibemq.errors import LimitExceeded, PreconditionFailed, StorageError, StreamNotFound
@@ -223,7 +225,7 @@ class Transactions:
         parts = [[record.name, record.incarnation, blocks] for record, (_, blocks) in zip(records, staged, strict=True)]
         self._require_room(found, parts)
         places = [[target.name, target.incarnation, _next_number(target)] for target in found]
-        is_durable = _durability(found) == "disk"
+        is_durable = _durability(found) != "os"
         with self.metadata.writing(synced=is_durable):
             known = self._enter(run, version)
             for target in found:
@@ -280,9 +282,7 @@ class Transactions:
         if record.arguments != wanted:
             raise _Refused(State.CHANGED, f"transaction {name}: it was staged for something else, or a target is new")
         with closing(logs.Log(record.directory)) as log:
-            had = log.stats().next_offset
-            if log.is_disk_durable:
-                had = min(had, log.sync())
+            had = wait_durable(log)
             if had < blocks or log.sync_failed(blocks):
                 raise _Refused(State.CHANGED, f"transaction {name}, of which {had} blocks of {blocks} are staged")
         return record
@@ -317,7 +317,8 @@ def _unfinished(decision: Decision, why: str) -> _Refused:
 
 
 def _durability(targets: Iterable[StreamRecord]) -> str:
-    return "disk" if any(target.durability == "disk" for target in targets) else "os"
+    """The strongest: what is staged and decided for all must be as safe as what any of them promises."""
+    return max((target.durability for target in targets), key=DURABILITIES.index, default="os")
 
 
 def _next_number(target: StreamRecord) -> int:

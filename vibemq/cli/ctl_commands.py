@@ -507,8 +507,8 @@ COMMANDS = {command.name: command for command in (
     Command("list_queues [<column> ...]", "Lists streams and queues.", "Listing queues for vhost {vhost} ...",
             "GET /queues/{vhost}", columns="name messages",
             also="messages_ready messages_unacknowledged messages_dropped messages_refused consumers type arguments "
-            "options policy state durable auto_delete exclusive vhost first_offset next_offset message_bytes "
-            "segments"),
+            "options policy state durable durability auto_delete exclusive vhost first_offset next_offset "
+            "message_bytes segments"),
     Command("list_exchanges [<column> ...]", "Lists exchanges: super streams have one each.",
             "Listing exchanges for vhost {vhost} ...", "GET /exchanges/{vhost}", columns="name type",
             also="durable auto_delete internal arguments"),

@@ -134,7 +134,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     help="Who gets a message (default round_robin).",
 )
 @limit_options(is_new=True)
-@click.option("--durability", type=click.Choice(["os", "disk"]), help="What an acknowledgement means.")
+@click.option("--durability", type=click.Choice(["os", "disk", "remote"]), help="What an acknowledgement means.")
 @click.option(
     "--on-conflict",
     type=click.Choice(["ignore", "fail", "override"]),

@@ -30,7 +30,7 @@ def _port(door: str, title: str) -> Any:
                  help="Address that stream clients are told, behind NAT or a proxy."),
     click.option("--advertised-port", "streams_advertised_port", type=int, metavar="PORT",
                  help="Port that stream clients are told."),
-    click.option("--durability", "store_durability", metavar="os|disk",
+    click.option("--durability", "store_durability", metavar="os|disk|remote",
                  help="What a confirm means where a stream does not say."),
     click.option("--shutdown-timeout", "server_shutdown_timeout_s", type=int, metavar="SECONDS",
                  help="How long workers may finish at shutdown."),

@@ -55,7 +55,7 @@ def streams() -> None:
 @click.option("--max-age", metavar="AGE", help="Drop what is older: a number and one of Y M D h m s, such as 12h.")
 @click.option("--max-length-bytes", metavar="SIZE", help="Drop the oldest beyond this size, such as 20GB or 512MiB.")
 @click.option("--segment-size", metavar="SIZE", help="Of a file of the log: what is dropped is dropped file by file.")
-@click.option("--durability", type=click.Choice(["os", "disk"]), help="What a confirm means; of VibeMQ only.")
+@click.option("--durability", type=click.Choice(["os", "disk", "remote"]), help="What a confirm means; of VibeMQ only.")
 @click.option("--argument", "more", multiple=True, metavar="NAME=VALUE", help="Any other argument; repeatable.")
 @streams_options
 def streams_create(

@@ -23,7 +23,7 @@ class WantedRange(NamedTuple):
 
 
 class PlannedStream(NamedTuple):
-    """One stream: it has the offsets [first, next); those from `durable` on a power cut may take back.
+    """One stream: it has the offsets [first, next); a power cut or a lost machine may take those from `durable` on.
 
     `limit` is the end of at most bytes_max bytes of chunks from the start on, of one chunk at least. `cuts` rise, each
     is the offset of a chunk's first message: they depend on the end, the limits and the chunks alone.

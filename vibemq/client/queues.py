@@ -158,7 +158,7 @@ KINDS: dict[str, tuple[type, str]] = {
     "overflow": (OverflowStrategy, "an OverflowStrategy or its name"),
     "dead_letter": (bool, "True or False"),
     "dead_letter_queue": (str, "the name of a queue"),
-    "durability": (str, "'os' or 'disk'"),
+    "durability": (str, "'os', 'disk' or 'remote'"),
 }
 
 

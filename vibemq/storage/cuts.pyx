@@ -23,7 +23,7 @@ FILTER_VALUES_MAX = core.FILTER_VALUES_MAX
 
 
 class LogLook(NamedTuple):
-    """Offsets [first, next) are there, those below ``durable`` whatever happens; ``cuts`` rise.
+    """Offsets [first, next) are there, those below ``durable`` whatever its durability promises; ``cuts`` rise.
 
     ``limit``: the end of at most so many bytes from the start on; ``waiting_bytes``: how many there are in all;
     ``uncut``: below it nothing was cut yet; ``at_timestamp``: -1 where no time was said.
@@ -64,6 +64,8 @@ def look(
             core.control_committed(held.control, &committed)
             if durable < committed.next_offset and abs(now_ms - committed.timestamp_ms) > SYNC_OVERDUE_MS:
                 durable = held.sync()
+        elif held.is_remote:  # not below the first: what is gone is no longer waited for
+            durable = min(durable, max(core.word_load(&held.control.remote_offset), <uint64_t> stats.first_offset))
         begin = stats.first_offset if start < 0 else start
         until = durable if end < 0 else end
         with nogil:

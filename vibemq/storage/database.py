@@ -76,8 +76,9 @@ class Database:
         self.make_room: Callable[[], None] = lambda: None
         #: Does a transaction, again where it raised ERR_DISK_FULL and there is more of what was kept.
         self.retry: Callable[[Callable[[], Any]], Any] = lambda write: write()
-        #: Makes a change durable in the bucket under its number, or raises; NumberTaken where there is another already.
-        #: The write lock is held meanwhile.  None: there is nobody here who can.
+        #: Makes a change durable in the bucket under its number, or raises StorageError; NumberTaken where there is
+        #: another already, be it an earlier one of ours: its bytes tell.  The write lock is held meanwhile, so it takes
+        #: less than BUSY_TIMEOUT_MS.  None: there is nobody here who can.
         self.publish: Callable[[int, Changes], None] | None = None
         self._local = threading.local()
         self._is_ours = False  # looked at once: a newer one cannot come while a broker runs

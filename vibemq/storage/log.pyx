@@ -284,6 +284,15 @@ cdef class Log:
         return self.control.durability == core.DURABILITY_DISK
 
     @property
+    def is_remote(self) -> bool:
+        return self.control.durability == core.DURABILITY_REMOTE
+
+    @property
+    def remote_offset(self) -> int:
+        """Of a remote log: what is below it lies in the object store."""
+        return core.word_load(&self.control.remote_offset)
+
+    @property
     def filter_size_bytes(self) -> int:
         """Of the Bloom filters that new chunks get."""
         return core.log_filter_bytes(self.raw)

@@ -79,7 +79,7 @@ class Transactions(Database):
         return self._records(APPLICATIONS, "ORDER BY vhost, name")
 
     def put_application(self, record: Application) -> None:
-        """Within ``writing``.  Updated, and not replaced: where only `seen_ms` is another, nothing is to be published."""
+        """Within ``writing``.  Updated, not replaced: where only `seen_ms` is another, there is nothing to publish."""
         APPLICATIONS.insert(self._connection(), record, then=_UPDATE)
 
     def application_to_forget(self, user: str, most: int) -> Application | None:

@@ -193,8 +193,10 @@ class Users(Database):
     @contextmanager
     def _changing_accounts(self) -> Iterator[sqlite3.Connection]:
         with self._writing(synced=True) as db:
-            db.execute("UPDATE accounts SET changes = changes + 1")
+            before = db.total_changes
             yield db
+            if db.total_changes != before:  # else it would be published for nothing
+                db.execute("UPDATE accounts SET changes = changes + 1")
 
 
 def _insert(

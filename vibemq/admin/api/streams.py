@@ -303,6 +303,7 @@ def _queue(api: Api, record: StreamRecord, readers: Counter[tuple[str, str]]) ->
         **{key: [api.node] for key in ("members", "online")},
         "state": state,
         **dict.fromkeys(("type", "types"), kind),
+        "durability": record.durability,
         "messages": counts.messages,
         "messages_ready": counts.ready,
         "messages_unacknowledged": counts.unacknowledged,

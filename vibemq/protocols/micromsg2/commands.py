@@ -28,6 +28,7 @@ from vibemq.broker.admission import (
     what_failed,
     with_queue,
 )
+from vibemq.broker.arguments import BadArgument
 from vibemq.broker.helping import in_helper
 from vibemq.broker.messages import offset_of_word
 from vibemq.broker.options import FAN_OUTS, DeliveryMode, letters_named, options_of
@@ -160,6 +161,8 @@ def refused_by(session: Micromsg2Session, problem: BaseException, name: str) -> 
         return Refused(ErrorCode.QUEUE_NOT_FOUND, f"there is no queue or topic '{name}'")
     if isinstance(problem, BadFilter):
         return Refused(ErrorCode.BAD_FILTER, str(problem))
+    if isinstance(problem, BadArgument):
+        return Refused(ErrorCode.BAD_COMMAND, str(problem))
     return Refused(ErrorCode.SERVER_ERROR, what_failed(session.peer, problem))
 
 

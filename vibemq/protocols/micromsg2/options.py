@@ -7,6 +7,7 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vibemq.broker.arguments import DURABILITIES
 from vibemq.broker.options import ACK_TIMEOUT_MS_MIN, ATTEMPTS_MAX, DeliveryMode, Overflow
 from vibemq.errors import Refused
 from vibemq.protocols.micromsg2.spec import ErrorCode
@@ -47,7 +48,7 @@ def member(kind: type[enum.IntEnum]) -> Callable[[str, str], int]:
 flag = choice("0 or 1", {"0": False, "1": True, "false": False, "true": True})
 #: Key -> the field that a queue's metadata keeps it in (broker.options), and how it is read.
 OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "durability": ("durability", choice("os or disk", {"os": "os", "disk": "disk"})),
+    "durability": ("durability", choice("os, disk or remote", {one: one for one in DURABILITIES})),
     "mode": ("mode", member(DeliveryMode)),
     "max-messages": ("max_messages", whole(0, COUNT_MAX)),
     "message-ttl-ms": ("message_ttl_ms", whole(0, MS_MAX)),

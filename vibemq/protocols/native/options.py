@@ -25,7 +25,7 @@ INT32_MAX = 2**31 - 1  # counts are 32 bits wide in .NET peers
 TIME_SPAN_MS_MAX = 922_337_203_685_477  # as far as the time spans of .NET peers go
 TICKS_PER_MS = 10_000
 DAY_MS = 86_400_000
-DURABILITIES = ("os", "disk")
+DURABILITIES = ("os", "disk", "remote")
 
 TIME_SPAN = re.compile(r"(-?)(?:(\d{1,8})\.)?([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:\.(\d{1,7}))?", re.ASCII)
 DECIMAL = re.compile(r"\d{1,15}", re.ASCII)
@@ -151,7 +151,7 @@ def _queue_name(value: object) -> str | None:
 
 def _durability(value: object) -> str:
     if not isinstance(value, str) or value.lower() not in DURABILITIES:
-        raise ValueError(" or ".join(DURABILITIES))
+        raise ValueError(f"one of {', '.join(DURABILITIES)}")
     return value.lower()
 
 

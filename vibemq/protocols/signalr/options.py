@@ -118,7 +118,7 @@ def member_of(members: type[IntEnum]) -> Reader:
     return lambda value: by_name[read(value)]
 
 
-COMMON: dict[str, Reader] = {"type": one_of(*TYPES), "durable": flag, "durability": one_of("os", "disk")}
+COMMON: dict[str, Reader] = {"type": one_of(*TYPES), "durable": flag, "durability": one_of("os", "disk", "remote")}
 #: Option of a queue or topic -> the field of its policy, and how it is read.
 QUEUE_OPTIONS: dict[str, tuple[str, Reader]] = {
     "maxLength": ("max_messages", whole_from(0, NUMBER_MAX)),

@@ -122,6 +122,8 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
             _check_same(record_of(hub, name))
         elif isinstance(made, LimitExceeded):
             raise HubError(ErrorCode.LIMIT_EXCEEDED, str(made))
+        elif isinstance(made, BadArgument):
+            raise HubError(ErrorCode.INVALID_ARGUMENT, f"{made}.")
         elif isinstance(made, BaseException):
             raise made
         return described(hub, record_of(hub, name))

@@ -14,6 +14,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vibemq.broker.arguments import DURABILITIES
 from vibemq.errors import StorageError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
@@ -61,7 +62,8 @@ def plan_reads(session: StreamsSession, request: Any) -> Outcome:
         each = wanted.get(name)
         asked = each[1:] if each else (NOT_SAID, NOT_SAID, NOT_SAID, 0, 0, 0)
         seen = look(record.directory, *asked, cuts_most, time.time_ns() // 1_000_000)
-        told = {"incarnation": record.incarnation, "durability": int(record.durability == "disk"), **seen._asdict()}
+        durability = DURABILITIES.index(record.durability)
+        told = {"incarnation": record.incarnation, "durability": durability, **seen._asdict()}
         return {**told, "stored": _stored(record.directory, reference)}
 
     def work() -> dict[str, Any]:
