@@ -52,7 +52,7 @@ class Load(threading.Thread):
 
 def flags(bucket: Path, *more: str) -> list[str]:
     options = {"remote.url": f"file://{bucket}", "store.durability": "remote", "remote.interval_ms": "10"}
-    small = {"store.segment_size_bytes": "200000", "queues.segment_size_bytes": "200000", "remote.segment_age_s": "10"}
+    small = {"store.segment_size_bytes": "100000000", "remote.segment_age_s": "10"}
     return [word for pair in (options | small).items() for word in ("--set", "=".join(pair))] + list(more)
 
 
@@ -112,7 +112,7 @@ def test_a_lost_machine_loses_nothing_confirmed(tmp_path):
             connection, publish_events = stream_of(running)
             client, publish_tasks = queue_of(running)
             sequence = connection.query_publisher_sequence("load", "events")
-            there = [int(m.split()[1]) for m in messages(connection)]
+            there = [int(body.split()[1]) for body in messages(connection)]
             assert there == list(range(len(there))), "events are there once and in order"
             assert sequence == len(there), "publishing ids are those of the messages"
             assert len(there) >= sure_events, f"events from {len(there)} to {sure_events} were confirmed and are lost"
@@ -144,7 +144,7 @@ def test_a_lost_machine_loses_nothing_confirmed(tmp_path):
         settled |= {*range(1_000_000 * number, sure_tasks)}
     with broker(folder, *flags(bucket)) as running:
         connection, _ = stream_of(running)
-        there = [int(m.split()[1]) for m in messages(connection)]
+        there = [int(body.split()[1]) for body in messages(connection)]
         assert there == list(range(len(there))) and len(there) >= sure_events
         client, _ = queue_of(running)
         for message in client.consume("tasks", auto_ack=True, timeout_s=3, create=True):
@@ -155,4 +155,4 @@ def test_a_lost_machine_loses_nothing_confirmed(tmp_path):
 
 
 def messages(connection: StreamsConnection) -> list[bytes]:
-    return [body for chunk in connection.read_chunks("events", 0) for body in chunk.messages()]
+    return [body for chunk in connection.read_chunks("events", 0) for _, body in chunk.messages()]

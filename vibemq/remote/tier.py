@@ -26,6 +26,7 @@ from vibemq.storage import cold
 from vibemq.storage.log import Log, segments
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
+from vibemq.storage.tail import Tail
 from vibemq.storage.transactions import STAGING
 
 #: What is read of a file at a time.
@@ -322,9 +323,9 @@ def _segments_first(found: Any) -> tuple[bool, str]:
 
 def _make_durable(directory: str) -> int:
     """What is in the store must not be lost here afterwards, or there would be two histories; returns the epoch."""
-    held = Log(directory)
+    held = Tail(directory)
     try:
-        held.sync()
+        held.log.sync()
         return held.epoch
     finally:
         held.close()
