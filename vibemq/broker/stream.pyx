@@ -531,8 +531,8 @@ cdef class StreamTable:
                 yield at, stream.virtual_host, stream.name, len(stream.readers)
 
     def tell(self, uint64_t workers, uint32_t slot):
-        """Ring the workers in the mask for the stream in `slot`, this one included."""
-        self.board.mark(workers, slot)
+        """Ring the workers in the mask for the stream in `slot`, this one included, and the archiver."""
+        self.board.mark(workers | self.archiver, slot)
 
     def tick(self, int64_t now_ms):
         """A look at each stream in its turn: at all of them twice a second while they are few."""
