@@ -14,7 +14,6 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from vibemq.config import Remote
@@ -23,7 +22,7 @@ from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.objects import Kind, Place, read_place
 from vibemq.storage import cold
-from vibemq.storage.log import Log, segments
+from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, housekeep, segments
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.tail import Tail
@@ -34,20 +33,30 @@ PIECE_BYTES = 4 << 20
 RETRY_S_MIN, RETRY_S_MAX = 1.0, 60.0
 #: How often it looks which objects retention has made superfluous.
 SWEEP_S = 30.0
+#: Blocks that are fetched before a reader who reads on asks for them.
+AHEAD_BLOCKS = 2
 SUFFIXES = {"tracking": Kind.TRACKING, "index": Kind.INDEX, "segment": Kind.SEGMENT}
 GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
 
 log = logging.getLogger("vibemq.remote")
 
 
-@dataclass
 class Cached:
-    """Blocks of one cold segment that are here."""
+    """Blocks of one cold segment that are here.  Raises StorageError."""
 
-    directory: str
-    place: Place
-    bytes: int = 0
-    last: int = -1  # the block that was asked for last
+    def __init__(self, directory: str, place: Place) -> None:
+        self.directory, self.place = directory, place
+        self.blocks = cold.Blocks(directory, place.first)
+        self.there = bytearray(self.blocks.marks())
+        self.last = -1  # the block that was asked for last
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.there) * cold.BLOCK_BYTES
+
+    def put(self, number: int, data: memoryview) -> None:
+        self.blocks.put(number, data)
+        self.there[number] = 1
 
 
 class Tier:
@@ -132,11 +141,11 @@ class Tier:
         known = self._known(record)
         have = {place.first for place in known}
         for first, after in zip(here, here[1:], strict=False):
-            if first not in have and os.path.getsize(_path(directory, first, "segment")) > 64:
+            if first not in have and os.path.getsize(_path(directory, first, "segment")) > SEGMENT_HEADER_BYTES:
                 await self._upload(record, first, after)
         if known:
             self._uploaded(record.incarnation, known[-1].next)
-        await asyncio.to_thread(cold.drop_local, directory)
+        await asyncio.to_thread(housekeep, directory)  # what is there need not be here
 
     def _known(self, record: StreamRecord) -> list[Place]:
         if record.incarnation not in self._places:
@@ -149,8 +158,8 @@ class Tier:
     async def _upload(self, record: StreamRecord, first: int, after: int) -> None:
         directory = record.directory
         epoch = await asyncio.to_thread(_make_durable, directory)
-        place = Place(record.incarnation, first, after, epoch, *cold.index_facts(directory, first))
-        size = os.path.getsize(_path(directory, first, "segment"))
+        stub = await asyncio.to_thread(cold.describe, directory, first, after, epoch)
+        place = _place(record.incarnation, stub)
         files = {
             "tracking": _path(directory, after, "tracking"),
             "index": _path(directory, first, "index"),
@@ -159,12 +168,14 @@ class Tier:
         for suffix, path in files.items():
             await self.bucket.write(place.key(suffix), SUFFIXES[suffix], _pieces(path))
         there = await self.bucket.size(place.key())
-        if there < size:
-            raise RemoteError(f"object {place.key()} has {there} bytes, {size} were sent", hint="it is sent again")
-        await asyncio.to_thread(cold.write_stub, directory, stub_of(place, size))
+        if there < stub.size_bytes:
+            raise RemoteError(
+                f"object {place.key()} has {there} bytes, {stub.size_bytes} were sent", hint="it is sent again"
+            )
+        await asyncio.to_thread(cold.write_stub, directory, stub)
         self._places[record.incarnation].append(place)
         self.segments += 1
-        self.segment_bytes += size
+        self.segment_bytes += stub.size_bytes
         self._uploaded(record.incarnation, after)
 
     # ---- away ----
@@ -229,12 +240,14 @@ class Tier:
     async def fetch(self, incarnation: str, segment: int, start: int, end: int) -> None:
         """Have bytes [start, end) of a cold segment here.  Raises RemoteError, StorageError."""
         cached = self._cached(incarnation, segment)
-        block = cold.BLOCK_BYTES
-        wanted = range(start // block, -(-end // block))
+        last = min(-(-end // cold.BLOCK_BYTES), cached.blocks.count)
+        wanted = range(start // cold.BLOCK_BYTES, last)
         await asyncio.gather(*(self._fetch_once(cached, number) for number in wanted))
-        if wanted and cached.last in (wanted[0] - 1, wanted[0]):  # it reads on
-            self.in_background(self._fetch_once(cached, wanted[-1] + 1))
-        cached.last = wanted[-1] if wanted else cached.last
+        if wanted:
+            if cached.last in (wanted[0] - 1, wanted[0]):  # it reads on
+                for number in range(last, min(last + AHEAD_BLOCKS, cached.blocks.count)):
+                    self.in_background(self._fetch_once(cached, number))
+            cached.last = wanted[-1]
         self._make_room()
 
     def _cached(self, incarnation: str, segment: int) -> Cached:
@@ -245,11 +258,14 @@ class Tier:
             if stub is None:
                 raise RemoteError(f"segment {segment} of {incarnation} is not in the object store")
             found = self._cache[incarnation, segment] = Cached(directory, _place(incarnation, stub))
+            self._cached_bytes += found.bytes
         self._cache.move_to_end((incarnation, segment))
         return found
 
     async def _fetch_once(self, cached: Cached, number: int) -> None:
         """Several readers may want one block at once."""
+        if cached.there[number]:
+            return
         key = f"{cached.place.key()} {number}"
         task = self._fetching.get(key)
         if task is None:
@@ -258,22 +274,19 @@ class Tier:
         await asyncio.shield(task)
 
     async def _fetch_block(self, cached: Cached, number: int) -> None:
-        place, first = cached.place, cached.place.first
-        if cold.has_block(cached.directory, first, number):
-            return
         at = number * cold.BLOCK_BYTES
-        data = await self.bucket.read_part(place.key(), Kind.SEGMENT, at, at + cold.BLOCK_BYTES)
-        if len(data):
-            await asyncio.to_thread(cold.put_block, cached.directory, first, number, data)
-            cached.bytes += len(data)
-            self._cached_bytes += len(data)
+        until = min(at + cold.BLOCK_BYTES, cached.blocks.size_bytes)
+        data = await self.bucket.read_part(cached.place.key(), Kind.SEGMENT, at, until)
+        await asyncio.to_thread(cached.put, number, data)
+        self._cached_bytes += cold.BLOCK_BYTES
 
     def _make_room(self) -> None:
-        """The segment that was asked for longest ago makes room; whoever reads it goes on with what is here."""
+        """The segment that was asked for longest ago makes room: who still reads it asks again."""
         while self._cached_bytes > self.config.cache_size_max_bytes and len(self._cache) > 1:
             _, oldest = self._cache.popitem(last=False)
-            cold.evict(oldest.directory, oldest.place.first)
             self._cached_bytes -= oldest.bytes
+            oldest.blocks.close()
+            cold.evict(oldest.directory, oldest.place.first)
 
     async def fetch_index(self, incarnation: str, segment: int) -> None:
         """Have a segment's index in its log's directory."""
