@@ -27,7 +27,7 @@ class InTurn:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] in READS:
-            return self._application(environ, start_response)  # type: ignore[no-any-return]
+            return self._application(environ, start_response)
         body = get_input_stream(environ).read()
         environ |= {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
         with self._turn:

@@ -2,6 +2,7 @@
 """The bucket over S3 that is slow, refuses, loses answers or hands out what nobody wrote."""
 
 import asyncio
+import errno
 import os
 import time
 
@@ -37,7 +38,7 @@ def requests(bucket):
         lambda: bucket.create(KEY, Kind.CHANGE, b"mine"),
         lambda: bucket.read(KEY, Kind.CHANGE),
         lambda: bucket.listed("meta/"),
-        lambda: bucket.delete([KEY]),
+        lambda: bucket.delete([change_key(number) for number in range(100)]),
         lambda: bucket.write(SEGMENT, Kind.SEGMENT, [b"mine"]),
     ]
 
@@ -215,6 +216,7 @@ def test_a_store_that_is_silent_is_given_up_after_a_time(faulty):
                 await request()
             assert time.monotonic() - began < 20
         faulty.up()
+        bucket = Bucket(faulty.remote())
         await bucket.create(KEY, Kind.CHANGE, b"mine")
 
     asyncio.run(ask())
@@ -279,6 +281,23 @@ def test_what_is_written_in_parts_is_read_in_parts(faulty, keys):
         assert bytes(await bucket.read(SEGMENT, Kind.SEGMENT)) == body
         for start, end in places:
             assert bytes(await bucket.read_part(SEGMENT, Kind.SEGMENT, start, end)) == body[start:end]
+        await bucket.write(SEGMENT, Kind.SEGMENT, [body])
+        assert bytes(await bucket.read_part(SEGMENT, Kind.SEGMENT, 1, 9)) == body[1:9]
+
+    asyncio.run(write())
+
+
+@pytest.mark.parametrize("problem", [FileNotFoundError("of this machine"), OSError(errno.EIO, "of this machine")])
+def test_a_file_that_cannot_be_read_here_is_no_matter_of_the_store(s3, problem):
+    def pieces():
+        yield bytes(20 << 20)
+        raise problem
+
+    async def write():
+        bucket = Bucket(s3.remote())
+        with pytest.raises(type(problem), match="of this machine"):
+            await bucket.write(SEGMENT, Kind.SEGMENT, pieces())
+        assert s3.keys() == []
 
     asyncio.run(write())
 

@@ -19,7 +19,7 @@ def client(store):
 
     given = dict(pair.split("=", 1) for pair in store.remote().options.split(",") if not pair.startswith("allow_http"))
     return from_url(
-        store.url, config=given, client_options={"allow_http": True, "timeout": "2s"}, retry_config={"max_retries": 0}
+        store.url, config=given, client_options={"allow_http": True, "timeout": "30s"}, retry_config={"max_retries": 0}
     )
 
 

@@ -32,6 +32,7 @@ RETRIES, RETRY_TIMEOUT_S = 2, 10
 PART_BYTES = 16 << 20
 PARTS_AT_A_TIME = 2
 LISTED_AT_A_TIME = 1000
+SAID_MAX = 600  # characters of what a store says: a line of a log that one still reads
 #: What obstore takes as settings of the HTTP client rather than of the store.
 CLIENT_OPTIONS = {"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout"}
 #: Known by what stores say: for a list that is denied, and for a bucket that is not there, obstore has no error of its
@@ -178,16 +179,27 @@ class Bucket:
             ) from None
 
     async def write(self, key: str, kind: Kind, pieces: Iterable[Buffer]) -> None:
-        """An object of any size, in parts; one that is there is the same and is written again."""
-        parts = self._sealed_pieces(key, kind, iter(pieces))
+        """An object of any size, in parts; one that is there is the same and is written again.
+
+        Raises what ``pieces`` raise, too.
+        """
+        failures: list[Exception] = []
+        parts = self._sealed_pieces(key, kind, _watched(pieces, failures))
         put = self._obstore.put_async
         self.counts.puts += 1
-        await self._ask(
-            "write",
-            key,
-            lambda: put(self._store, key, parts, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_A_TIME),
-            WRITE_TIMEOUT_S,
-        )
+        try:
+            await self._ask(
+                "write",
+                key,
+                lambda: put(self._store, key, parts, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_A_TIME),
+                WRITE_TIMEOUT_S,
+            )
+        except RemoteError:
+            if failures:
+                raise failures[0] from None
+            raise
+        finally:
+            self._trailers.pop(key, None)  # encrypted again, it has another
 
     def _sealed_pieces(self, key: str, kind: Kind, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
         size = crc = number = 0
@@ -285,13 +297,23 @@ class Bucket:
         return sorted(found)
 
 
+def _watched(pieces: Iterable[Buffer], failures: list[Exception]) -> Iterator[Buffer]:
+    """The pieces; what stops them is kept, lest a file that is not there is taken for an object that is not."""
+    try:
+        yield from pieces
+    except Exception as problem:
+        failures.append(problem)
+        raise
+
+
 def _taken(key: str) -> Taken:
     return Taken(f"object {key} exists already")
 
 
 def _said(problem: BaseException) -> str:
-    """One line; obstore's errors go on with pages for developers."""
+    """One line; obstore's errors go on with pages for developers, and may begin with the names of 1000 objects."""
     if isinstance(problem, TimeoutError):
         return "it was not done in time"
     said = str(problem).partition("\n\nDebug source:")[0]
-    return " ".join(re.sub(r"<\?xml.*?\?>", "", said).split())[:500] or type(problem).__name__
+    said = " ".join(re.sub(r"<\?xml.*?\?>", "", said).split()) or type(problem).__name__
+    return said if len(said) <= SAID_MAX else f"{said[: SAID_MAX // 3]} ... {said[-SAID_MAX * 2 // 3 :]}"
