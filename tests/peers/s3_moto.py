@@ -10,7 +10,6 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 import boto3
@@ -25,7 +24,7 @@ class InTurn:
     def __init__(self, application: Any) -> None:
         self._application, self._turn = application, threading.Lock()
 
-    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         if environ["REQUEST_METHOD"] in READS:
             return self._application(environ, start_response)
         body = get_input_stream(environ).read()
@@ -34,7 +33,7 @@ class InTurn:
             return list(self._application(environ, start_response))
 
 
-class Handler(MotoRequestHandler):  # type: ignore[misc]
+class Handler(MotoRequestHandler):
     disable_nagle_algorithm = True  # head and body are two calls, and the second would wait 40 ms for an answer
 
     def log(self, *_: Any, **__: Any) -> None:
