@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bucket: objects by key, each checked as it is read, over obstore (S3, Google Cloud Storage, Azure, a folder).
 
-All that is asked of a store: create an object only if there is none of that key, list, read, read a part, delete.  What a
-store answers becomes a RemoteError that says which object and what to do; `Taken` and `Missing` are answers, too.
+All that is asked of a store: create an object only if there is none of that key, list, read, read a part, delete.  What
+a store answers becomes a RemoteError that says which object and what to do; `Taken` and `Missing` are answers, too.
 """
 
 import asyncio
 import contextlib
 import importlib
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,14 +25,20 @@ from vibemq.storage.tail import crc32
 REQUEST_TIMEOUT_S = 30
 CONNECT_TIMEOUT_S = 5
 LIST_TIMEOUT_S = 600  # of all pages: a million names take a minute
+WRITE_TIMEOUT_S = 3600  # of all parts: 3 GB, the largest segment, in that time are 7 Mbit/s; each part is a request
 #: Within obstore, for what may be repeated without a thought; beyond that whoever asked decides.
 RETRIES, RETRY_TIMEOUT_S = 2, 10
 #: Of what is sent in several parts: S3 takes 10,000 parts of 5 MiB or more.
 PART_BYTES = 16 << 20
 PARTS_AT_A_TIME = 2
 LISTED_AT_A_TIME = 1000
+SAID_MAX = 600  # characters of what a store says: a line of a log that one still reads
 #: What obstore takes as settings of the HTTP client rather than of the store.
 CLIENT_OPTIONS = {"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout"}
+#: Known by what stores say: for a list that is denied, and for a bucket that is not there, obstore has no error of its
+#: own; who has no credentials at all asks for some at an address that only a machine of a cloud reaches.
+DENIED = re.compile(r"status code: 40[13]\b|//169\.254\.169\.254/")
+NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)<|specified bucket does not exist")
 
 log = logging.getLogger("vibemq.remote")
 Result = TypeVar("Result")
@@ -96,37 +103,40 @@ class Bucket:
                 self._store = stores.from_url(config.url, config=given, client_options=client, retry_config=retry)
         except Exception as problem:
             raise ConfigError(
-                f"remote.url {config.url!r} cannot be used: {_first_line(problem)}",
+                f"remote.url {config.url!r} cannot be used: {_said(problem)}",
                 hint="it is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER; "
                 "remote.options are KEY=VALUE,KEY=VALUE as obstore names them",
             ) from None
 
     # ---- one request ----
 
-    async def _ask(self, what: str, key: str, request: Callable[[], Awaitable[Result]]) -> Result:
+    async def _ask(
+        self, what: str, key: str, request: Callable[[], Awaitable[Result]], limit_s: float | None = None
+    ) -> Result:
         try:
-            result = await asyncio.wait_for(request(), REQUEST_TIMEOUT_S * (RETRIES + 1))
+            result = await asyncio.wait_for(request(), limit_s or REQUEST_TIMEOUT_S * (RETRIES + 1))
         except Exception as problem:
             raise self._problem(what, key, problem) from None
         self.counts.trouble_since_s = None
         return result
 
     def _problem(self, what: str, key: str, problem: Exception) -> RemoteError:
-        kinds, counts = self._obstore.exceptions, self.counts
-        if isinstance(problem, kinds.AlreadyExistsError | kinds.NotFoundError | FileNotFoundError):
+        kinds, counts, said = self._obstore.exceptions, self.counts, _said(problem)
+        is_missing = isinstance(problem, kinds.NotFoundError | FileNotFoundError)
+        has_bucket = NO_BUCKET.search(said) is None
+        if has_bucket and (is_missing or isinstance(problem, kinds.AlreadyExistsError)):
             counts.trouble_since_s = None
-            if isinstance(problem, kinds.AlreadyExistsError):
-                return Taken(f"object {key} exists already")
-            return Missing(f"object {key} does not exist in {self.url}")
+            return Missing(f"object {key} does not exist in {self.url}") if is_missing else _taken(key)
         counts.errors += 1
-        counts.last_error = f"{what} {key}: {_first_line(problem)}"
+        counts.last_error = f"{what} {key}: {said}"
         if counts.trouble_since_s is None:
             counts.trouble_since_s = asyncio.get_running_loop().time()
-        is_denied = isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError)
-        return RemoteError(
-            f"cannot {what} {key} in {self.url}: {_first_line(problem)}",
-            hint="look at the credentials and the rights on the bucket" if is_denied else "it is tried again",
-        )
+        hint = "it is tried again"
+        if not has_bucket:
+            hint = "create the bucket, or name another one in remote.url"
+        elif isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or DENIED.search(said):
+            hint = "look at the credentials and the rights on the bucket"
+        return RemoteError(f"cannot {what} {key} in {self.url}: {said}", hint=hint)
 
     # ---- writing ----
 
@@ -136,7 +146,7 @@ class Bucket:
 
     async def create_parts(self, key: str, kind: Kind, room: bytearray, size: int) -> None:
         """The same of the first ``size`` bytes of ``room``, which gets what follows them and must stay as it is."""
-        whole, crc = self._seal_in(key, kind, room, size)
+        whole = self._seal_in(key, kind, room, size)
         self.counts.puts += 1
         self.counts.sent_bytes += len(whole)
         put = self._obstore.put_async
@@ -145,10 +155,11 @@ class Bucket:
                 "create", key, lambda: put(self._store, key, whole, mode="create", use_multipart=False)
             )  # fmt: skip
         except Taken:
-            if self.keys is not None or not await self._is(key, kind, size, crc):
+            # Each encryption has bytes of its own, so it is what they mean that is compared.
+            if not await self._is(key, kind, room[:size]):
                 raise
 
-    def _seal_in(self, key: str, kind: Kind, room: bytearray, size: int) -> tuple[memoryview, int]:
+    def _seal_in(self, key: str, kind: Kind, room: bytearray, size: int) -> memoryview:
         number, nonce = 0, bytes(12)
         if self.keys is not None:
             number, nonce, encrypted = self.keys.encrypt(key, memoryview(room)[:size])
@@ -156,22 +167,39 @@ class Bucket:
         crc = crc32(memoryview(room)[:size]) if size else 0
         tail = seal(key, kind, size, crc, number, nonce)
         room[size : size + len(tail)] = tail
-        return memoryview(room)[: size + len(tail)], crc
+        return memoryview(room)[: size + len(tail)]
 
-    async def _is(self, key: str, kind: Kind, size: int, crc: int) -> bool:
-        there = await self.size(key)
-        tail = await self._part(key, max(0, there - tail_bytes(key)), there)
-        trailer = read_trailer(key, kind, tail, there)
-        return (trailer.size, trailer.crc) == (size, crc)
+    async def _is(self, key: str, kind: Kind, body: bytearray) -> bool:
+        try:
+            return bytes(await self.read(key, kind)) == body
+        except Missing:
+            raise RemoteError(
+                f"object {key} could not be created, as if it existed, and cannot be read, as if it did not",
+                hint="the store lets nobody create it while others try, or it was deleted meanwhile: it is tried again",
+            ) from None
 
     async def write(self, key: str, kind: Kind, pieces: Iterable[Buffer]) -> None:
-        """An object of any size, in parts; one that is there is the same and is written again."""
-        parts = self._sealed_pieces(key, kind, iter(pieces))
+        """An object of any size, in parts; one that is there is the same and is written again.
+
+        Raises what ``pieces`` raise, too.
+        """
+        failures: list[Exception] = []
+        parts = self._sealed_pieces(key, kind, _watched(pieces, failures))
         put = self._obstore.put_async
         self.counts.puts += 1
-        await self._ask(
-            "write", key, lambda: put(self._store, key, parts, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_A_TIME)
-        )
+        try:
+            await self._ask(
+                "write",
+                key,
+                lambda: put(self._store, key, parts, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_A_TIME),
+                WRITE_TIMEOUT_S,
+            )
+        except RemoteError:
+            if failures:
+                raise failures[0] from None
+            raise
+        finally:
+            self._trailers.pop(key, None)  # encrypted again, it has another
 
     def _sealed_pieces(self, key: str, kind: Kind, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
         size = crc = number = 0
@@ -189,11 +217,18 @@ class Bucket:
         """Those that are not there are no error."""
         for at in range(0, len(keys), LISTED_AT_A_TIME):
             some = keys[at : at + LISTED_AT_A_TIME]
-            self.counts.deletes += 1
             for key in some:
                 self._trailers.pop(key, None)
-            with contextlib.suppress(Missing):
-                await self._ask("delete", some[0], lambda some=some: self._obstore.delete_async(self._store, some))
+            try:
+                await self._delete(some)
+            except Missing:  # not S3, which takes many at once: the others of them may be there still
+                for key in some:
+                    with contextlib.suppress(Missing):
+                        await self._delete([key])
+
+    async def _delete(self, keys: list[str]) -> None:
+        self.counts.deletes += 1
+        await self._ask("delete", keys[0], lambda: self._obstore.delete_async(self._store, keys))
 
     # ---- reading ----
 
@@ -273,6 +308,23 @@ class Bucket:
         return sorted(found)
 
 
-def _first_line(problem: BaseException) -> str:
-    """obstore's errors go on with pages for developers."""
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:500]
+def _watched(pieces: Iterable[Buffer], failures: list[Exception]) -> Iterator[Buffer]:
+    """The pieces; what stops them is kept, lest a file that is not there is taken for an object that is not."""
+    try:
+        yield from pieces
+    except Exception as problem:
+        failures.append(problem)
+        raise
+
+
+def _taken(key: str) -> Taken:
+    return Taken(f"object {key} exists already")
+
+
+def _said(problem: BaseException) -> str:
+    """One line; obstore's errors go on with pages for developers, and may begin with the names of 1000 objects."""
+    if isinstance(problem, TimeoutError):
+        return "it was not done in time"
+    said = str(problem).partition("\n\nDebug source:")[0]
+    said = " ".join(re.sub(r"<\?xml.*?\?>", "", said).split()) or type(problem).__name__
+    return said if len(said) <= SAID_MAX else f"{said[: SAID_MAX // 3]} ... {said[-SAID_MAX * 2 // 3 :]}"
