@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bucket over a folder: create once, read whole and in parts, with and without encryption; epochs and their seals."""
+"""The bucket over a folder: create once, read whole and in parts, plain and encrypted; epochs and their seals."""
 
 import asyncio
 import os

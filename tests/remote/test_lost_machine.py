@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(120 + ROUNDS * 60)
 
 
 class Load(threading.Thread):
-    """Publishes numbers, a batch after the other, until it is told to stop or loses the broker; knows what was confirmed."""
+    """Publishes numbers, a batch after the other, until it is told to stop or loses the broker; knows what is sure."""
 
     def __init__(self, publish: Callable[[list[int]], None], first: int) -> None:
         super().__init__(daemon=True)

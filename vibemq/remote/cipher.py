@@ -65,10 +65,8 @@ class Keys:
         cipher, name = self._ciphers[self.current], key.encode()
 
         def pieces() -> Iterator[bytes]:
-            number = 0
-            for piece in _cut(body):
+            for number, piece in enumerate(_cut(body)):
                 yield cipher.encrypt(_nonce(nonce, number), piece, name)
-                number += 1
 
         return self.current, nonce, pieces()
 

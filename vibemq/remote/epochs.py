@@ -105,7 +105,7 @@ class Epochs:
     async def forget_before(self, epoch: int) -> None:
         """Delete the sequences of earlier epochs: all in them is in segments, or in objects of this one.
 
-        Their last objects, the seals, stay: without one a broker that slept all the while would go on with its sequence.
+        Their last objects, the seals, stay: without one a broker that slept all the while would go on with its own.
         """
         earlier = [found for found in await self.objects() if found.epoch < epoch]
         last = {found.epoch: found.key for found in earlier}

@@ -119,7 +119,8 @@ def to_json(**fields: object) -> bytes:
 
 FORMAT_KEY = "format"
 _PLACE = re.compile(
-    r"streams/([0-9a-f]{16})/([0-9]{20})-([0-9]{20})-([0-9]{8})-([0-9a-f]{8})-([0-9]{13})-([0-9]{13})\.(segment|index|tracking)"
+    r"streams/([0-9a-f]{16})/([0-9]{20})-([0-9]{20})-([0-9]{8})-([0-9a-f]{8})-([0-9]{13})-([0-9]{13})"
+    r"\.(segment|index|tracking)"
 )
 
 
@@ -156,7 +157,8 @@ class Place(NamedTuple):
 
     def key(self, suffix: str = "segment") -> str:
         times = f"{max(0, self.oldest_ms):013}-{max(0, self.newest_ms):013}"
-        return f"streams/{self.incarnation}/{self.first:020}-{self.next:020}-{self.epoch:08}-{self.seed:08x}-{times}.{suffix}"
+        place = f"{self.first:020}-{self.next:020}-{self.epoch:08}-{self.seed:08x}-{times}"
+        return f"streams/{self.incarnation}/{place}.{suffix}"
 
 
 def read_place(key: str) -> tuple[Place, str] | None:

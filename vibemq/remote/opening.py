@@ -95,7 +95,7 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
             raise ConfigError(
                 f"{config.data_path} has streams or users of its own, and the bucket {config.remote.url} belongs to "
                 f"cluster {cluster}",
-                hint="start with an empty data directory to be that cluster's broker again, or give this one an empty prefix",
+                hint="start with an empty data directory to be that broker again, or give this one an empty prefix",
             )
         metadata.close()
         for suffix in ("-wal", "-shm", ""):
@@ -106,7 +106,8 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
     bound = metadata.binding()
     if bound is None or bound[1] != name:
         raise ConfigError(
-            f"the bucket's broker is {bound and bound[1]!r}, and remote.name is {name!r}", hint="set remote.name to that"
+            f"the bucket's broker is {bound and bound[1]!r}, and remote.name is {name!r}",
+            hint="set remote.name to that",
         )
 
 

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
+from itertools import pairwise
 
 from vibemq.config import Config
 from vibemq.errors import RemoteError, StorageError
@@ -71,7 +72,7 @@ def _is_wanted(record: StreamRecord) -> bool:
 async def _all_sections(epochs: Epochs) -> AsyncIterator[SegmentBegins | Chunks | Offsets | LedgerState]:
     """Of every write-ahead object that is left, in their order; some are read ahead."""
     objects = await epochs.objects()
-    for before, after in zip(objects, objects[1:], strict=False):
+    for before, after in pairwise(objects):
         if before.epoch == after.epoch and after.number != before.number + 1:
             log.error("objects are missing in the bucket between %s and %s", before.key, after.key)
     for at in range(0, len(objects), READS_AT_A_TIME):
@@ -148,12 +149,14 @@ class Restored:
                 os.close(file)
                 aside = f"{path}.{time.time_ns()}.quarantine"
                 os.rename(path, aside)
-                log.error("stream %r: %s is not the segment that was confirmed; kept as %s", self.record.name, path, aside)
+                said = "stream %r: %s is not the segment that was confirmed; kept as %s"
+                log.error(said, self.record.name, path, aside)
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
             os.pwrite(file, found.header, 0)
         self._files[found.first] = file
-        if len(found.tracking) and not os.path.exists(table := os.path.join(self.directory, f"{found.first:020}.tracking")):
-            self._write(os.path.basename(table), found.tracking)
+        table = f"{found.first:020}.tracking"
+        if len(found.tracking) and not os.path.exists(os.path.join(self.directory, table)):
+            self._write(table, found.tracking)
 
     def _write(self, name: str, body: memoryview) -> None:
         path = os.path.join(self.directory, name)

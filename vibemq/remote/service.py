@@ -55,7 +55,8 @@ class Service:
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(SOCKET, dir_fd=folder)
-            self._server = await asyncio.start_unix_server(self._answer, f"/proc/self/fd/{folder}/{SOCKET}", backlog=128)
+            address = f"/proc/self/fd/{folder}/{SOCKET}"
+            self._server = await asyncio.start_unix_server(self._answer, address, backlog=128)
             os.chmod(SOCKET, 0o600, dir_fd=folder)
         finally:
             os.close(folder)

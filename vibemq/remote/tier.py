@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
+from itertools import pairwise
 from typing import Any
 
 from vibemq.config import Remote
@@ -140,7 +140,7 @@ class Tier:
         here = await asyncio.to_thread(segments, directory)
         known = self._known(record)
         have = {place.first for place in known}
-        for first, after in zip(here, here[1:], strict=False):
+        for first, after in pairwise(here):
             if first not in have and os.path.getsize(_path(directory, first, "segment")) > SEGMENT_HEADER_BYTES:
                 await self._upload(record, first, after)
         if known:
@@ -353,13 +353,9 @@ def _first_offset(directory: str) -> int:
 
 
 def _pieces(path: str) -> Iterator[bytes]:
-    try:
-        file = open(path, "rb", buffering=0)
-    except FileNotFoundError:
-        if path.endswith(".tracking"):
-            return  # none was kept
-        raise
-    with file:
+    if path.endswith(".tracking") and not os.path.exists(path):
+        return  # none was kept
+    with open(path, "rb", buffering=0) as file:
         while piece := file.read(PIECE_BYTES):
             yield piece
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archiver's process: takes an epoch in the bucket, then works for as long as the supervisor lives (vibemq/remote)."""
+"""The archiver's process: takes an epoch in the bucket, then works as long as the supervisor lives (vibemq/remote)."""
 
 from __future__ import annotations
 

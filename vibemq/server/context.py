@@ -57,7 +57,7 @@ class World:
 class Context(World):
     """One process's part of it."""
 
-    index: int  # 0 .. worker_count - 1: the seat on the board, kept over restarts; -1: the admin process or the archiver
+    index: int  # 0 .. worker_count - 1: the seat on the board, kept over restarts; -1: another process
     # Door name ("streams", "streams-tls", "admin", "ctl") -> listening socket, non-blocking, of this process alone.
     # The supervisor keeps a copy, so connections that wait in it survive the process.
     listeners: dict[str, socket.socket]

@@ -33,8 +33,8 @@ from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import datadir, handover, listeners, logs
 from vibemq.server.context import Context, Run, World
-from vibemq.server.opening import open_bucket
 from vibemq.server.hangs import Beats, HangWatch
+from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process
 from vibemq.storage.metadata import Metadata
 
