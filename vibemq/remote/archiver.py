@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The archiver: the one process that talks to the object store.
 
-It sits on a seat of the board of doorbells, behind the workers'.  Who appends to a stream of durability `remote` marks it
-there; every `remote.interval_ms` what has come goes up in one object, whatever the number of streams, and when the store has
-it, and all before it, `remote_offset` of each stream moves on and its workers are told.  Closed segments follow in the
-background (tier.py); who needs something of the store asks through a socket (service.py).
+It sits on a seat of the board of doorbells, behind the workers'. Who appends to a stream of durability `remote` marks
+it there; every `remote.interval_ms` what has come goes up in one object, whatever the number of streams, and when the
+store has it, and all before it, `remote_offset` of each stream moves on and its workers are told. Closed segments
+follow in the background (tier.py); who needs something of the store asks through a socket (service.py).
 
 Killed at any moment it loses nothing: the next one takes a new epoch, ends the sequence of this one with a seal, and
 begins again with what is not in a segment of the store yet.

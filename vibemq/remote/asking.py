@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How other processes ask the archiver: JSON in frames over a Unix socket in the data directory.
 
-A frame is a length (u32, big-endian) and a JSON object.  A question has `do`, and what that needs; an answer has `ok`, and
-`why` where that is false.  What readers of cold segments ask is asked in C (csrc/log), in the same words.
+A frame is a length (u32, big-endian) and a JSON object. A question has `do`, and what that needs; an answer has `ok`,
+and `why` where that is false. What readers of cold segments ask is asked in C (csrc/log), in the same words.
 """
 
 import json

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encryption of objects on this side of the store (FORMAT.md, Encryption): AES-256-GCM in pieces, by keys of a file.
 
-The file has a line for each key: a number from 1 on, a blank, 64 hex digits.  The last line's key encrypts; to rotate,
-add a line, and take an old one away when no object needs it any more (`vibemq remote verify` says which numbers are used).
+The file has a line for each key: a number from 1 on, a blank, 64 hex digits. The last line's key encrypts; to rotate,
+add a line, and take an old one away when no object needs it any more (`vibemq remote verify` says which numbers are
+used).
 """
 
 import os

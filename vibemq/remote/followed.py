@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stream as the archiver follows it: how far it has come with its chunks, its stored offsets and its ledger.
 
-What one object holds of a stream, a later one may have to hold again, so that the earlier can be deleted: `again` says so.
+What one object holds of a stream, a later one may have to hold again, so that the earlier can be deleted: `again`
+says so.
 """
 
 import os

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening the bucket at a start, before any worker lives.
 
-It reads like this.  **whose**: the data directory belongs to the bucket's cluster, or is empty and is to be that broker again,
-or the bucket is empty and is theirs from now on; anything else is refused before a byte is written.  **alone**: an epoch is
-taken and all before it are sealed, so what lies in the bucket now is all that was ever confirmed.  **metadata**: restored
-from the newest snapshot, and brought up to the last change.  **logs**: see restoring.py.
+It reads like this. **whose**: the data directory belongs to the bucket's cluster, or is empty and is to be that
+broker again, or the bucket is empty and is theirs from now on; anything else is refused before a byte is written.
+**alone**: an epoch is taken and all before it are sealed, so what lies in the bucket now is all that was ever
+confirmed. **metadata**: restored from the newest snapshot, and brought up to the last change. **logs**: see
+restoring.py.
 """
 
 import asyncio

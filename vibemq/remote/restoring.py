@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bringing logs back from the bucket: on an empty machine all of them, after a power cut what this disk has lost.
 
-Segments that the store has get a stub and are read from there.  What is not in a segment of the store yet is laid from the
-write-ahead objects into the segment's file, at the very places where it was: the bytes are those that were written, so
-laying some that are there already changes nothing.  What comes of it is an ordinary log of another boot, which recovery
-makes whole.
+Segments that the store has get a stub and are read from there. What is not in a segment of the store yet is laid from
+the write-ahead objects into the segment's file, at the very places where it was: the bytes are those that were
+written, so laying some that are there already changes nothing. What comes of it is an ordinary log of another boot,
+which recovery makes whole.
 """
 
 import asyncio

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The second tier: closed segments go up in the background, and what is read of them later comes back in blocks.
 
-A segment is sent up once, whole: the table behind it first, then its index, then itself, so one that a listing shows is
-complete.  A stub beside it in the log's directory (csrc/log/FORMAT.md) says that the store has it: from then on retention
-may take the file here.  Objects of segments that retention has taken altogether, and of streams that were deleted, go too.
+A segment is sent up once, whole: the table behind it first, then its index, then itself, so one that a listing shows
+is complete. A stub beside it in the log's directory (csrc/log/FORMAT.md) says that the store has it: from then on
+retention may take the file here. Objects of segments that retention has taken altogether, and of streams that were
+deleted, go too.
 """
 
 from __future__ import annotations
