@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make run      a broker, this host's telemetry and a Spark job, end to end, with real data
+#   make run-remote  the same with an object store in a folder: half-way the broker loses its machine, and nothing else
 #   make test     every test but tests/packaging and tests/interop, which VIBEMQ_INTEROP=1 or CI=true adds
 #   make interop  the clients of others, all of them built; writes the matrices of the doors' READMEs
 #   make check    ruff, mypy, and the tests of the house rules
 #   make san      the C core under the address, undefined and thread sanitizers
 #   make fuzz     every fuzz target for FUZZ_SECONDS each
 #   make spark-soak  drivers and brokers of a Spark query killed at random, SOAK_ROUNDS times
+#   make remote-soak  brokers of an object store lose processes and machines at random, SOAK_ROUNDS times
 #   make spark-versions  the Spark tests' core with each older Spark that is supported
 #   make bench    the figures of benchmarks/README.md on this machine, RabbitMQ beside it if installed
 #   make clean    remove everything that was built, and the virtual environment
@@ -21,6 +23,7 @@ SPARK_VERSIONS := 4.0 4.1 4.2
 SPARK_TESTS := $(addprefix tests/spark/test_spark_,jobs.py sink.py sink_queries.py)
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+RUN_ARGS ?=
 SOAK_ROUNDS ?= 30
 CC := $(shell command -v gcc || command -v cc || echo gcc)
 
@@ -30,12 +33,15 @@ export VIBEMQ_CYTHON_CACHE ?= $(CURDIR)/build/translated
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vibemq/*.c' -o -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run test interop check san fuzz kills spark-soak spark-versions bench clean requirements
+.PHONY: run run-remote test interop check san fuzz kills spark-soak remote-soak spark-versions bench clean requirements
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 run: $(VENV)/.run $(VENV)/.built
-	$(BIN)/python examples/ingest/ingest.py
+	$(BIN)/python examples/ingest/ingest.py $(RUN_ARGS)
+
+run-remote: RUN_ARGS += --lose-machine
+run-remote: run
 
 test: $(VENV)/.test $(VENV)/.built
 	$(MAKE) -C csrc -j $(shell nproc) test CC=$(CC)
@@ -62,6 +68,9 @@ kills: $(VENV)/.test $(VENV)/.built
 
 spark-soak: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_SOAK_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q -s tests/spark/test_spark_killed.py
+
+remote-soak: $(VENV)/.test $(VENV)/.built
+	VIBEMQ_SOAK_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q -s tests/remote/test_lost_machine.py
 
 # Half a gigabyte each, fetched once.
 build/spark-%: | $(VENV)/.test
@@ -106,7 +115,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.made pyproject.toml setup.py examples/ingest/requirements.txt
-	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local]" -r examples/ingest/requirements.txt
+	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local,remote]" -r examples/ingest/requirements.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml setup.py examples/ingest/requirements.txt

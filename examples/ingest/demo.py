@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,22 +29,50 @@ class Doors(NamedTuple):
     native: str
 
 
+class Broker:
+    """`vibemq serve` with two doors that matter; with a bucket, a confirm means that this has the message."""
+
+    def __init__(self, folder: Path, workers: int, bucket: Path | None) -> None:
+        self._log, self._data = folder / "broker.log", folder / "broker"
+        self._command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", str(workers)]
+        self._command += ["--data-dir", str(self._data)]
+        self._command += [word for door in ("signalr", "micromsg2", "admin") for word in (f"--{door}-port", "0")]
+        if bucket is not None:
+            options = (f"remote.url=file://{bucket}", "store.durability=remote")
+            self._command += [word for option in options for word in ("--set", option)]
+        self._process = self._start("0", "0")
+        try:
+            self.doors = _doors(self._process, self._log)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, streams: str, native: str) -> subprocess.Popen[bytes]:
+        command = [*self._command, "--streams-port", streams, "--native-port", native]
+        with open(self._log, "ab") as log:
+            # A session of its own: Ctrl-C at the terminal is for the job, which then stops the broker last.
+            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+
+    def lose_machine(self) -> None:
+        """All processes die at once and the data directory goes; then another broker is started on the same ports."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self.stop()
+        shutil.rmtree(self._data)
+        self._process = self._start(*(door.rpartition(":")[2] for door in self.doors))
+        _doors(self._process, self._log)
+
+    def stop(self) -> None:
+        _stop(self._process)
+
+
 @contextlib.contextmanager
-def broker(folder: Path, workers: int) -> Iterator[Doors]:
-    """Run a broker on free ports; gives its doors. It is ended by its own process id, however the job ends."""
-    log_file = folder / "broker.log"
-    command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", str(workers)]
-    command += [
-        word for door in ("streams", "native", "signalr", "micromsg2", "admin") for word in (f"--{door}-port", "0")
-    ]
-    command += ["--data-dir", str(folder / "broker")]
-    with open(log_file, "wb") as log:
-        # A session of its own: Ctrl-C at the terminal is for the job, which then stops the broker last.
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+def broker(folder: Path, workers: int, bucket: Path | None = None) -> Iterator[Broker]:
+    """Run a broker on free ports. It is ended by its own process id, however the job ends."""
+    made = Broker(folder, workers, bucket)
     try:
-        yield _doors(process, log_file)
+        yield made
     finally:
-        _stop(process)
+        made.stop()
 
 
 def _doors(process: subprocess.Popen[bytes], log_file: Path) -> Doors:

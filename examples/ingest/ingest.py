@@ -10,6 +10,7 @@ requirements.txt.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import sys
 import tempfile
@@ -35,15 +36,19 @@ MISMATCH_EXIT_CODE = 3
 @click.option("--output", type=click.Path(path_type=Path), help="Folder for Parquet, checkpoints and plot.")
 @click.option("--seconds", type=click.FloatRange(1), default=DEMO_SECONDS, show_default=True, help="Publish so long.")
 @click.option("--messages", type=click.IntRange(0), default=DEMO_MESSAGES, show_default=True, help="And so many.")
-def ingest(output: Path | None, seconds: float, messages: int) -> None:
+@click.option("--lose-machine", is_flag=True, help="With a bucket in a folder: lose the broker and its data half-way.")
+def ingest(output: Path | None, seconds: float, messages: int, lose_machine: bool) -> None:
     """Publish this host's telemetry into a broker of its own, let Spark read it, write it to Parquet, transform it and
     write that back, and check that each message is there exactly once, both ways."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ended_by_terminate())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vibemq-ingest-")))
-        doors = stack.enter_context(broker(folder, DEMO_WORKERS))
+        served = stack.enter_context(broker(folder, DEMO_WORKERS, folder / "bucket" if lose_machine else None))
+        doors = served.doors
         kept = (output or Path(tempfile.mkdtemp(prefix="vibemq-telemetry-"))).absolute()
         job = Job({"endpoints": doors.streams}, kept, seconds, messages, doors.native)
+        if lose_machine:
+            job = dataclasses.replace(job, lose_machine=served.lose_machine)
         clean = _run(folder, job)
     sys.exit(0 if clean else MISMATCH_EXIT_CODE)
 

@@ -57,6 +57,7 @@ class Job:
     count_min: int
     native: str
     stream: str = "telemetry"
+    lose_machine: Callable[[], None] | None = None  # called when half of it is published
 
     @property
     def data(self) -> Path:
@@ -123,29 +124,38 @@ class Publisher(threading.Thread):
 
     def run(self) -> None:
         try:
-            with contextlib.ExitStack() as stack:
-                streams = stack.enter_context(connect(parse(self.job.source_options)))
-                client = stack.enter_context(connect_native(f"vibemq://{self.job.native}", reconnect=False))
-                self._publish(streams, client)
+            if self.job.lose_machine is None:
+                self._publish(self.job.seconds, self.job.count_min)
+            else:
+                self._publish(self.job.seconds / 2, self.job.count_min // 2)
+                self.job.lose_machine()
+                self._publish(self.job.seconds / 2, self.job.count_min)
         except VibeMQError as failed:
             self.failed = failed
         finally:
             self.sampler.close()
 
-    def _publish(self, connection: StreamsConnection, client: Client) -> None:
-        progress, seconds = self.progress, self.job.seconds
+    def _publish(self, seconds: float, count_min: int) -> None:
+        """For so long, and until there are so many in all."""
+        with contextlib.ExitStack() as stack:
+            streams = stack.enter_context(connect(parse(self.job.source_options)))
+            client = stack.enter_context(connect_native(f"vibemq://{self.job.native}", reconnect=False))
+            self._publish_by(streams, client, seconds, count_min)
+
+    def _publish_by(self, connection: StreamsConnection, client: Client, seconds: float, count_min: int) -> None:
+        progress, before = self.progress, self.progress.confirmed_by.get(STREAMS, 0)
         with connection.publisher(self.job.stream) as publisher:
-            progress.published_at = progress.seconds
+            progress.published_at = progress.published_at or progress.seconds
             # One sweep wakes the query, whose first batch is the slow one; the clock runs from its end.
             publisher.publish(self.sampler.sweep(STREAMS))
             publisher.flush()
-            self._note(publisher.confirmed, 0)
+            self._note(before + publisher.confirmed, 0)
             self.go.wait(FIRST_BATCH_SECONDS_MAX)
             due = started = time.monotonic()
             through_native = False
             while not self.stop.is_set():
                 taken = time.monotonic() - started
-                enough = self.sampler.count >= self.job.count_min
+                enough = self.sampler.count >= count_min
                 if taken >= seconds and (enough or taken >= seconds * SAMPLE_SECONDS_MAX_FACTOR):
                     break
                 through_native = not through_native
@@ -156,14 +166,14 @@ class Publisher(threading.Thread):
                     acknowledged = summary.raise_failed().published
                 else:
                     publisher.publish(messages)
-                self._note(publisher.confirmed, acknowledged)
+                self._note(before + publisher.confirmed, acknowledged)
                 # The pace that reaches the number in time, with a tenth to spare; at least ten sweeps a second.
-                sweeps = 1.1 * self.job.count_min / len(messages)
+                sweeps = 1.1 * count_min / len(messages)
                 due += min(0.1, seconds / sweeps) if sweeps else 0.1
                 time.sleep(max(0.0, due - time.monotonic()))
             publisher.flush()
-            self._note(publisher.confirmed, 0)
-        progress.publish_seconds = time.monotonic() - started
+            self._note(before + publisher.confirmed, 0)
+        progress.publish_seconds += time.monotonic() - started
 
     def _note(self, confirmed: int, acknowledged: int) -> None:
         """`confirmed` is all of the streams door so far, `acknowledged` what the native door has taken since."""

@@ -282,7 +282,8 @@ def _read_section(kind: Section, rest: memoryview) -> Sections:
         return SegmentBegins(raw.hex(), first, header, rest[_SEGMENT.size + size :])
     if kind == Section.CHUNKS:
         raw, *numbers = _CHUNKS.unpack_from(rest)
-        return Chunks(raw.hex(), *numbers, rest[_CHUNKS.size :])
+        segment, position, first, after = numbers
+        return Chunks(raw.hex(), segment, position, first, after, rest[_CHUNKS.size :])
     if kind == Section.LEDGER:
         raw, base = _LEDGER.unpack_from(rest)
         return LedgerState(raw.hex(), base, tuple(_RANGE.iter_unpack(rest[_LEDGER.size :])))  # type: ignore[arg-type]
