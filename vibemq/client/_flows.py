@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vibemq.client._failures import STREAM_HINTS, failure
+from vibemq.client._failures import HINTS, failure
 from vibemq.client._streams import Chunk, Inbox, confirm_count, encode_publish, open_chunk
 from vibemq.client._transport import Deadline, Transport
 from vibemq.errors import (
@@ -41,7 +41,7 @@ RIGHTS: dict[int, str] = {
 _RAISE: Any = object()  # as default of next_chunk: no chunk is an error
 
 
-class Publisher:
+class Publisher(contextlib.AbstractContextManager["Publisher"]):
     """Publishes to one stream, pipelined: at most `unconfirmed_max` messages are on their way without a confirm.
 
     What is refused is raised by the next publish, flush or close as RequestFailed.
@@ -63,8 +63,12 @@ class Publisher:
         self._failure: VibeMQError | None = None
 
     @property
+    def _settled(self) -> int:
+        return self.confirmed + self.errored
+
+    @property
     def unconfirmed(self) -> int:
-        return self.published - self.confirmed - self.errored
+        return self.published - self._settled
 
     def publish(self, messages: Sequence[bytes], timeout_s: float | None = None) -> int:
         """Sends all of them, waiting only for room in the window; gives the publishing id of the first.
@@ -76,30 +80,39 @@ class Publisher:
         connection = self._connection
         deadline = connection._deadline(timeout_s, f"publishing to stream {self.stream}")
         while start < len(pending):
-            settled = self.confirmed + self.errored
-            room = self._unconfirmed_max - self.unconfirmed
+            self._await_room(deadline, len(pending) - start)
+            settled = self._settled
+            most = min(self._unconfirmed_max - self.unconfirmed, PUBLISH_FRAME_MESSAGES_COUNT_MAX)
+            frame, count = encode_publish(self.publisher_id, pending, start, self.next_id, connection.frame_max, most)
+            start += count
             try:
-                if room <= 0:
-                    connection._wait(deadline)
-                else:
-                    most = min(room, PUBLISH_FRAME_MESSAGES_COUNT_MAX)
-                    frame, count = encode_publish(
-                        self.publisher_id, pending, start, self.next_id, connection.frame_max, most
-                    )
-                    start += count
-                    self.next_id += count
-                    self.published += count  # before sending, which may already bring confirms
-                    connection._check()
-                    connection._transport.send(frame, deadline)
+                self._send(frame, count, deadline)
             except TimeoutExceeded as late:
                 raise self._late(late, len(pending) - start) from None
-            if self._errors or self._failure:
-                self._raise()
-            if self.confirmed + self.errored != settled:  # it goes on, so the patience starts anew
-                deadline = Deadline(deadline.timeout_s, deadline.what)
+            self._raise()
+            if self._settled != settled:
+                deadline.begin()
         if connection._transport.poll_input():
             connection._handle_frames()
         return first_id
+
+    def _await_room(self, deadline: Deadline, unsent: int) -> None:
+        """Until one more message may be on its way; whenever some are settled the patience starts anew."""
+        while self.unconfirmed >= self._unconfirmed_max:
+            settled = self._settled
+            try:
+                self._connection._wait(deadline)
+            except TimeoutExceeded as late:
+                raise self._late(late, unsent) from None
+            self._raise()
+            if self._settled != settled:
+                deadline.begin()
+
+    def _send(self, frame: bytes, count: int, deadline: Deadline) -> None:
+        self.next_id += count
+        self.published += count  # before sending, which may already bring confirms
+        self._connection._check()
+        self._connection._transport.send(frame, deadline)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Until every message is confirmed; raises what was refused, and PublishTimeout when that took too long."""
@@ -132,7 +145,7 @@ class Publisher:
                 f"publishing to stream {self.stream}: {len(errors)} messages refused, the first with id "
                 f"{first.publishing_id}: {code_name(first.code)}",
                 code=first.code,
-                hint=STREAM_HINTS.get(first.code, "The messages that were not refused are stored."),
+                hint=HINTS.get(first.code, "The messages that were not refused are stored."),
             )
         if self._failure is not None:
             raise self._failure
@@ -150,15 +163,12 @@ class Publisher:
         finally:
             del self._connection._publishers[self.publisher_id]
 
-    def __enter__(self) -> Publisher:
-        return self
-
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()  # after an error the connection is of no more use to this publisher
 
 
-class Subscription:
+class Subscription(contextlib.AbstractContextManager["Subscription"]):
     """The chunks of one subscription, in order. Credit is given back as chunks are taken.
 
     `credit` is the number of chunks that may be on their way. With `until`, an offset, no more is given once the chunks
@@ -227,10 +237,7 @@ class Subscription:
             if not keep:
                 self._chunks.clear()
 
-    def __enter__(self) -> Subscription:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -255,7 +262,7 @@ class Frames:
         self._failure: VibeMQError | None = None
         self._publishers: dict[int, Publisher] = {}
         self._subscriptions: dict[int, Subscription] = {}
-        self._next_subscription_id = 0
+        self._last_subscription_id = 0
         transport.on_input = self._handle_frames
         self._handlers: dict[int, Callable[[Any], None]] = {
             Key.PUBLISH_ERROR: self._on_publish_error,
@@ -269,15 +276,6 @@ class Frames:
     @property
     def closed(self) -> bool:
         return self._transport.closed
-
-    @contextlib.contextmanager
-    def _patience(self, timeout_s: float | None) -> Iterator[None]:
-        before = self.timeout_s
-        self.timeout_s = before if timeout_s is None else timeout_s
-        try:
-            yield
-        finally:
-            self.timeout_s = before
 
     def request(self, key: int, *, where: str = "", timeout_s: float | None = None, **fields: Any) -> Any:
         """Any command with an answer: the named tuple of the answer, or the error that fits its code."""

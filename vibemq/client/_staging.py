@@ -7,8 +7,7 @@ import struct
 from typing import Any, NamedTuple
 
 from vibemq.client._flows import Frames, Publisher
-from vibemq.client._transport import Deadline
-from vibemq.errors import LimitExceeded, TimeoutExceeded
+from vibemq.errors import LimitExceeded
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.spec import Key, TransactionState
 
@@ -53,23 +52,10 @@ class Staging(Publisher):
         if size > most:
             raise LimitExceeded("entries of a block in bytes", size, most, hint="Stage them in several blocks.")
         deadline = connection._deadline(timeout_s, f"staging transaction {self.name}")
-        while True:
-            if self._errors or self._failure:
-                self._raise()
-            if self.unconfirmed < UNCONFIRMED_BLOCKS_MAX:
-                break
-            settled = self.confirmed
-            try:
-                connection._wait(deadline)
-            except TimeoutExceeded as late:
-                raise self._late(late, 1) from None
-            if self.confirmed != settled:  # it goes on, so the patience starts anew
-                deadline = Deadline(deadline.timeout_s, deadline.what)
+        self._raise()
+        self._await_room(deadline, 1)
         head = _HEAD.pack(_HEAD.size - 4 + size, Key.PUBLISH, 1, self.publisher_id, 1, self.next_id, 2 + size, target)
-        self.next_id += 1
-        self.published += 1  # before sending, which may already bring confirms
-        connection._check()
-        connection._transport.send(b"".join((head, entries)), deadline)
+        self._send(b"".join((head, entries)), 1, deadline)
         if connection._transport.poll_input():
             connection._handle_frames()
 

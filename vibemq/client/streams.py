@@ -20,7 +20,8 @@ from __future__ import annotations
 import shlex
 import socket
 import ssl
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ class ListedStream(NamedTuple):
     arguments: dict[str, str]
 
 
-class StreamsConnection(Frames):
+class StreamsConnection(Frames, AbstractContextManager["StreamsConnection"]):
     """One connection, opened and authenticated. Made by `connect`."""
 
     # ---- opening and closing ----
@@ -173,10 +174,7 @@ class StreamsConnection(Frames):
         self._failure = ConnectionClosed(f"{self._transport.peer}: the socket was handed on", hint="Use the socket.")
         return self._transport.detach()
 
-    def __enter__(self) -> StreamsConnection:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- commands ----
@@ -358,26 +356,24 @@ class StreamsConnection(Frames):
 
     def first_offset(self, stream: str, *, timeout_s: float | None = None) -> int:
         """Offset of the first message that is still there; 0 on an empty stream."""
-        with self._patience(timeout_s):
-            if self.has_stats:
-                return max(0, self.stats(stream)["first_chunk_id"])
-            chunk = self._probe(stream, OffsetType.FIRST)
-            return chunk.chunk_id if chunk else 0
+        if self.has_stats:
+            return max(0, self.stats(stream, timeout_s=timeout_s)["first_chunk_id"])
+        chunk = self._probe(stream, OffsetType.FIRST, timeout_s)
+        return chunk.chunk_id if chunk else 0
 
     def next_offset(self, stream: str, *, timeout_s: float | None = None) -> int:
         """The offset after the last committed message; 0 on an empty stream."""
-        with self._patience(timeout_s):
-            if self.has_stats:
-                statistics = self.stats(stream)
-                # What RabbitMQ has committed may be a record of its own, which it delivers to nobody.
-                if "committed_offset" in statistics and "incarnation" in statistics:
-                    return statistics["committed_offset"] + 1
-                if statistics.get("committed_chunk_id", -1) < 0:
-                    return 0
-            chunk = self._probe(stream, OffsetType.LAST)
-            return chunk.next_offset if chunk else 0
+        if self.has_stats:
+            statistics = self.stats(stream, timeout_s=timeout_s)
+            # What RabbitMQ has committed may be a record of its own, which it delivers to nobody.
+            if "committed_offset" in statistics and "incarnation" in statistics:
+                return statistics["committed_offset"] + 1
+            if statistics.get("committed_chunk_id", -1) < 0:
+                return 0
+        chunk = self._probe(stream, OffsetType.LAST, timeout_s)
+        return chunk.next_offset if chunk else 0
 
-    def _probe(self, stream: str, offset_type: OffsetType) -> Chunk | None:
+    def _probe(self, stream: str, offset_type: OffsetType, timeout_s: float | None) -> Chunk | None:
         """The first chunk that a subscription would get, or None if there is none now.
 
         A server sends the answer to Subscribe, then what its credit allows, then the answer to the next request: so
@@ -385,10 +381,10 @@ class StreamsConnection(Frames):
         still be on its way from another thread of the server.
         """
         for wait_s in (0.0, 0.2):
-            with self.subscribe(stream, offset_type, credit=1) as subscription:
+            with self.subscribe(stream, offset_type, credit=1, timeout_s=timeout_s) as subscription:
                 if wait_s:
                     subscription._receive(wait_s, must=False)
-                subscription.close(keep=True)
+                subscription.close(keep=True, timeout_s=timeout_s)
                 chunk = subscription.next_chunk(0.0, default=None)
             if chunk is not None:
                 return chunk
@@ -405,20 +401,16 @@ class StreamsConnection(Frames):
         timeout_s: float | None = None,
     ) -> Publisher:
         """With a reference the broker drops what was published under it before; ids then go on from there."""
-        publisher_id = self._free_publisher_id()
-        with self._patience(timeout_s):
-            first_id = self.query_publisher_sequence(reference, stream) + 1 if reference else 1
-            self.request(Key.DECLARE_PUBLISHER, publisher_id=publisher_id, reference=reference, stream=stream)
-        publisher = Publisher(self, publisher_id, stream, first_id, unconfirmed_max, reference)
-        self._publishers[publisher_id] = publisher
+        last = self.query_publisher_sequence(reference, stream, timeout_s=timeout_s) if reference else 0
+        id = self._free_publisher_id()
+        self.request(
+            Key.DECLARE_PUBLISHER, timeout_s=timeout_s, publisher_id=id, reference=reference, stream=stream
+        )
+        publisher = self._publishers[id] = Publisher(self, id, stream, last + 1, unconfirmed_max, reference)
         return publisher
 
     def _free_publisher_id(self) -> int:
-        for publisher_id in range(spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX):
-            if publisher_id not in self._publishers:
-                return publisher_id
-        limit = spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX
-        raise LimitExceeded("publishers on a connection", limit + 1, limit, hint="Open a second connection.")
+        return free_number(self._publishers, 0, spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX, "publishers")
 
     # ---- transactions, of our brokers only ----
 
@@ -517,8 +509,7 @@ class StreamsConnection(Frames):
         timeout_s: float | None = None,
     ) -> Subscription:
         """Chunks from a place on, without an end. Offset N gives the chunk that contains N, from its beginning."""
-        with self._patience(timeout_s):
-            return self._subscribe(stream, offset_type, offset_value, credit, properties or {})
+        return self._subscribe(stream, offset_type, offset_value, credit, properties or {}, timeout_s)
 
     def _subscribe(
         self,
@@ -527,22 +518,20 @@ class StreamsConnection(Frames):
         offset_value: int,
         credit: int,
         properties: Mapping[str, str],
+        timeout_s: float | None,
         until: int | None = None,
     ) -> Subscription:
-        for _ in range(spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX):
-            # Always another id, so that nothing of an old subscription can be taken for the new one's.
-            self._next_subscription_id = (self._next_subscription_id + 1) % spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX
-            if self._next_subscription_id not in self._subscriptions:
-                break
-        else:
-            limit = spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX
-            raise LimitExceeded("subscriptions on a connection", limit + 1, limit, hint="Open a second connection.")
-        subscription = Subscription(self, self._next_subscription_id, stream, credit, until)
-        self._subscriptions[subscription.subscription_id] = subscription  # chunks may come with the answer
-        try:
+        # Always another id, so that nothing of an old subscription can be taken for the new one's.
+        most = spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX
+        id = self._last_subscription_id = free_number(
+            self._subscriptions, self._last_subscription_id + 1, most, "subscriptions"
+        )
+        subscription = self._subscriptions[id] = Subscription(self, id, stream, credit, until)
+        try:  # chunks may come with the answer
             self.request(
                 Key.SUBSCRIBE,
-                subscription_id=subscription.subscription_id,
+                timeout_s=timeout_s,
+                subscription_id=id,
                 stream=stream,
                 offset_type=offset_type,
                 offset_value=offset_value,
@@ -550,7 +539,7 @@ class StreamsConnection(Frames):
                 properties=dict(properties),
             )
         except BaseException:
-            del self._subscriptions[subscription.subscription_id]
+            del self._subscriptions[id]
             raise
         return subscription
 
@@ -573,9 +562,9 @@ class StreamsConnection(Frames):
             end_offset = self.next_offset(stream, timeout_s=timeout_s)
         if start_offset >= end_offset:
             return
-        with self._patience(timeout_s):
-            found = self._subscribe(stream, OffsetType.OFFSET, start_offset, credit, {}, end_offset)
-        with found as subscription:
+        with self._subscribe(
+            stream, OffsetType.OFFSET, start_offset, credit, {}, timeout_s, end_offset
+        ) as subscription:
             position = start_offset
             while position < end_offset:
                 chunk = subscription.next_chunk(self.timeout_s if timeout_s is None else timeout_s)
@@ -584,3 +573,11 @@ class StreamsConnection(Frames):
                 position = chunk.next_offset
                 if position > start_offset:
                     yield chunk
+
+
+def free_number(taken: Container[int], first: int, count: int, what: str) -> int:
+    """Of the numbers below `count` the first that is not taken, from `first` on and round again."""
+    for number in range(first, first + count):
+        if number % count not in taken:
+            return number % count
+    raise LimitExceeded(f"{what} on a connection", count + 1, count, hint="Open a second connection.")
