@@ -27,8 +27,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from vibemq.client._failures import wrong_door
 from vibemq.client._transport import Deadline, Transport
@@ -82,7 +81,7 @@ class Message(NamedTuple):
     sequence: int
 
 
-class Micromsg2Client:
+class Micromsg2Client(contextlib.AbstractContextManager["Micromsg2Client"]):
     """A connection whose handshake is done; see the module for an example.
 
     require, offer: items of extension lists. `agreed` says what came out of them.
@@ -113,11 +112,11 @@ class Micromsg2Client:
         self._sequence = 0
         self._refused_numbers: set[int] = set()  # of those
         self._sent_type: str | None = None
-        self._messages: deque[Message] = deque()  # received, not yet handed out
-        self._received: deque[tuple[int, bool]] = deque()  # unacknowledged: number, and whether it ends a message
-        self._handed = 0  # how many of these go with messages that were handed out
+        self._messages: deque[tuple[Message, list[int]]] = deque()  # received, not yet handed out; and their frames
+        self._handed: list[int] = []  # the unacknowledged frames of messages that were
         self._part: codec.Message | None = None  # the first fragment of a message that goes on
         self._part_payload = bytearray()
+        self._part_numbers: list[int] = []  # its unacknowledged frames
         self._received_type: str | None = None
         self._answers: dict[str, Command] = {}
         self._ids = itertools.count(1)
@@ -335,7 +334,7 @@ class Micromsg2Client:
         deadline = self._deadline(math.inf if timeout_s is None else timeout_s)
         if not self._messages:  # else they would only become more, as many as the broker can send
             self._take_input()
-        if self.auto_ack and (not self._messages or self._handed >= self._ack_count):
+        if self.auto_ack and (not self._messages or len(self._handed) >= self._ack_count):
             self.ack()
         while not self._messages:
             for one in self.refused:
@@ -343,16 +342,15 @@ class Micromsg2Client:
                     self.refused.remove(one)
                     raise one
             # The beginning of a large message, before it is whole: else a small window would never let its end come.
-            if not self._handed and self._part is not None and len(self._received) >= self._ack_count:
-                self._acknowledge(len(self._received))
+            if not self._handed and len(self._part_numbers) >= self._ack_count:
+                self._acknowledge(self._part_numbers)
             try:
                 self._read_more(deadline, "a message")
             except TimeoutExceeded:
                 return None
-        if self._window:  # its fragments, too
-            unhanded = itertools.islice(self._received, self._handed, None)
-            self._handed += next(count for count, (_, is_last) in enumerate(unhanded, 1) if is_last)
-        return self._messages.popleft()
+        message, numbers = self._messages.popleft()
+        self._handed += numbers
+        return message
 
     def __iter__(self) -> Iterator[Message]:
         while (message := self.receive()) is not None:
@@ -360,16 +358,17 @@ class Micromsg2Client:
 
     def ack(self, message: Message | None = None, *, timeout_s: float | None = None) -> None:
         """Acknowledge this message and all before it; without one, all that receive() has given."""
-        handed = [number for number, _ in itertools.islice(self._received, self._handed)]
+        count = len(self._handed)
         if message is not None:
-            handed = handed[: handed.index(message.sequence) + 1] if message.sequence in handed else []
-        self._acknowledge(len(handed), timeout_s)
-        self._handed -= len(handed)
+            count = self._handed.index(message.sequence) + 1 if message.sequence in self._handed else 0
+        acknowledged, self._handed = self._handed[:count], self._handed[count:]
+        self._acknowledge(acknowledged, timeout_s)
 
-    def _acknowledge(self, count: int, timeout_s: float | None = None) -> None:
-        """The oldest `count` frames that are unacknowledged."""
-        if count:
-            number = [self._received.popleft()[0] for _ in range(count)][-1]
+    def _acknowledge(self, numbers: list[int], timeout_s: float | None = None) -> None:
+        """These frames, which are the oldest."""
+        if numbers:
+            number = numbers[-1]
+            numbers.clear()
             self._write(codec.encode_ack(self.agreed.ack_id, number), self._deadline(timeout_s))
 
     # ---- bytes ----
@@ -465,7 +464,7 @@ class Micromsg2Client:
 
     def _take_message(self, frame: codec.Message) -> None:
         if self._window:
-            self._received.append((frame.sequence, not frame.continued))
+            self._part_numbers.append(frame.sequence)
         first = self._part or frame
         if self._part is not None and frame.destination not in (b"", first.destination):
             raise ProtocolError("a message to another destination in the middle of a continued one")
@@ -479,7 +478,9 @@ class Micromsg2Client:
         self._part = None
         self._part_payload.clear()
         where, properties = first.destination.decode("utf-8", "replace"), dict(codec.parse_properties(first.properties))
-        self._messages.append(Message(where, payload, properties, self._received_type, frame.sequence))
+        message = Message(where, payload, properties, self._received_type, frame.sequence)
+        self._messages.append((message, self._part_numbers))
+        self._part_numbers = []
 
     def _take_extension(self, number: int, payload: bytes) -> None:
         if not 1 <= number <= len(self.agreed.ids):
@@ -519,10 +520,7 @@ class Micromsg2Client:
                 self._input.clear()
         self._link.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """Without an error it waits until everything is accepted; with one the last message comes again."""
         if kind is not None:
             self._leave(GOODBYE_S)

@@ -20,20 +20,20 @@ from __future__ import annotations
 import shlex
 import socket
 import ssl
-from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
 from vibemq.client._failures import failure, not_a_broker, wrong_door
-from vibemq.client._flows import Frames, Publisher, Subscription
-from vibemq.client._staging import Committed, Staging, flags
+from vibemq.client._flows import Publisher, Subscription
+from vibemq.client._frames import free_number
+from vibemq.client._staging import Committed, Staging, Transactions
 from vibemq.client._streams import Chunk, Inbox
 from vibemq.client._transport import Deadline, TlsContext, Transport
 from vibemq.client.plans import Plan, WantedRange, plan
 from vibemq.errors import (
     ConnectionClosed,
-    LimitExceeded,
     ProtocolError,
     RequestFailed,
     StreamExists,
@@ -46,6 +46,7 @@ from vibemq.protocols.streams.spec import Code, ExtensionKey, Key, OffsetType, T
 
 __all__ = [
     "Chunk", "Committed", "ListedStream", "Publisher", "Staging", "StreamLocation", "StreamsConnection", "Subscription",
+    "TransactionState",
 ]  # fmt: skip
 
 CREDIT_DEFAULT_COUNT = 16  # chunks on the way: enough to hide the round trip, little to throw away at the end
@@ -70,7 +71,7 @@ class ListedStream(NamedTuple):
     arguments: dict[str, str]
 
 
-class StreamsConnection(Frames, AbstractContextManager["StreamsConnection"]):
+class StreamsConnection(Transactions, AbstractContextManager["StreamsConnection"]):
     """One connection, opened and authenticated. Made by `connect`."""
 
     # ---- opening and closing ----
@@ -313,17 +314,6 @@ class StreamsConnection(Frames, AbstractContextManager["StreamsConnection"]):
         """Whether the broker is one of ours that knows list_streams, find_stream and list_offsets."""
         return ExtensionKey.LIST_STREAMS in self.commands
 
-    def _extension(self, key: ExtensionKey, **fields: Any) -> Any:
-        if key not in self.commands:
-            raise RequestFailed(
-                f"{self._transport.peer}: {spec.COMMAND_BY_KEY[key].name} is a command of VibeMQ's, and this broker "
-                f"({self.server_properties.get('product', 'unknown')} "
-                f"{self.server_properties.get('version', 'unknown')}) does not have it",
-                code=Code.UNKNOWN_FRAME,
-                hint="Ask it for what you know by name, or use its own tools.",
-            )
-        return self.request(key, **fields)
-
     def query_publisher_sequence(self, reference: str, stream: str, *, timeout_s: float | None = None) -> int:
         """The highest publishing id that is stored under `reference`; 0 if there is none."""
         fields = {"reference": reference, "stream": stream}
@@ -409,95 +399,6 @@ class StreamsConnection(Frames, AbstractContextManager["StreamsConnection"]):
         publisher = self._publishers[id] = Publisher(self, id, stream, last + 1, unconfirmed_max, reference)
         return publisher
 
-    def _free_publisher_id(self) -> int:
-        return free_number(self._publishers, 0, spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX, "publishers")
-
-    # ---- transactions, of our brokers only ----
-
-    @property
-    def has_transactions(self) -> bool:
-        return ExtensionKey.BEGIN_TRANSACTION in self.commands
-
-    def begin_transaction(
-        self,
-        name: str,
-        application: str,
-        version: int,
-        run: str,
-        targets: Sequence[str],
-        *,
-        ephemeral: bool = False,
-        timeout_s: float | None = None,
-    ) -> Staging:
-        """Begins to stage, or goes on where another connection ended; look at its `state` first.
-
-        name: 32 hex digits. application: whose versions rise, which `run` counts up. targets: streams and queues; every
-        transaction of a version names the same ones in the same order. ephemeral: the application will not come again.
-        """
-        publisher_id = self._free_publisher_id()
-        answer = self._extension(
-            ExtensionKey.BEGIN_TRANSACTION,
-            timeout_s=timeout_s,
-            publisher_id=publisher_id,
-            transaction=name,
-            application=application,
-            batch=version,
-            run=run,
-            flags=flags(ephemeral, last=False),
-            targets=list(targets),
-        )
-        staging = Staging(self, publisher_id, name, answer)
-        if staging.state == TransactionState.OK:
-            self._publishers[publisher_id] = staging
-        return staging
-
-    def commit_transactions(
-        self,
-        application: str,
-        version: int,
-        run: str,
-        targets: Sequence[str],
-        transactions: Sequence[tuple[str, int]],
-        *,
-        ephemeral: bool = False,
-        last: bool = False,
-        timeout_s: float | None = None,
-    ) -> Committed:
-        """Decides that so many blocks of each of these are the version, and has them appended in this order.
-
-        last: nothing more comes of this run. It takes as long as there is to copy: let timeout_s be in proportion.
-        """
-        answer = self._extension(
-            ExtensionKey.COMMIT_TRANSACTIONS,
-            timeout_s=timeout_s,
-            application=application,
-            batch=version,
-            run=run,
-            flags=flags(ephemeral, last),
-            targets=list(targets),
-            transactions=list(transactions),
-        )
-        return Committed(TransactionState(answer.state), answer.rows, answer.holder)
-
-    def abort_transactions(
-        self,
-        application: str,
-        run: str,
-        names: Sequence[str] = (),
-        *,
-        last: bool = False,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Throws away what the run has staged: these, or without names all of it."""
-        self._extension(
-            ExtensionKey.ABORT_TRANSACTIONS,
-            timeout_s=timeout_s,
-            application=application,
-            run=run,
-            flags=flags(ephemeral=False, last=last),
-            transactions=list(names),
-        )
-
     def subscribe(
         self,
         stream: str,
@@ -573,11 +474,3 @@ class StreamsConnection(Frames, AbstractContextManager["StreamsConnection"]):
                 position = chunk.next_offset
                 if position > start_offset:
                     yield chunk
-
-
-def free_number(taken: Container[int], first: int, count: int, what: str) -> int:
-    """Of the numbers below `count` the first that is not taken, from `first` on and round again."""
-    for number in range(first, first + count):
-        if number % count not in taken:
-            return number % count
-    raise LimitExceeded(f"{what} on a connection", count + 1, count, hint="Open a second connection.")
