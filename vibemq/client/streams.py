@@ -393,9 +393,7 @@ class StreamsConnection(Transactions, AbstractContextManager["StreamsConnection"
         """With a reference the broker drops what was published under it before; ids then go on from there."""
         last = self.query_publisher_sequence(reference, stream, timeout_s=timeout_s) if reference else 0
         id = self._free_publisher_id()
-        self.request(
-            Key.DECLARE_PUBLISHER, timeout_s=timeout_s, publisher_id=id, reference=reference, stream=stream
-        )
+        self.request(Key.DECLARE_PUBLISHER, timeout_s=timeout_s, publisher_id=id, reference=reference, stream=stream)
         publisher = self._publishers[id] = Publisher(self, id, stream, last + 1, unconfirmed_max, reference)
         return publisher
 
