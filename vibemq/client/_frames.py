@@ -50,8 +50,7 @@ class Frames:
         self.commands: dict[int, int] = {}  # key to highest version, from ExchangeCommandVersions
         self._transport, self._inbox = transport, inbox
         self._correlation_id = 0
-        self._responses: dict[int, tuple[int, int, bytes]] = {}
-        self._awaited: set[int] = set()
+        self._answers: dict[int, tuple[int, int, bytes] | None] = {}  # of those who wait; None until it comes
         self._tune: Any = None
         self._failure: VibeMQError | None = None
         self._publishers: dict[int, Publisher] = {}
@@ -92,20 +91,20 @@ class Frames:
         """Sends a request and gives its answer, whatever the code."""
         self._correlation_id = (self._correlation_id + 1) & 0x3FFF_FFFF  # the upper ranges are the server's
         correlation_id = self._correlation_id
-        self._awaited.add(correlation_id)
+        self._answers[correlation_id] = None
         fate = "It was not sent as a whole, so it was not done."
         try:
             self._check()
             self._transport.send(codec.encode_request(key, correlation_id, **fields), deadline)
             fate = "It was sent, so it may have been done."
-            while correlation_id not in self._responses:
+            while (answer := self._answers[correlation_id]) is None:
                 self._wait(deadline)
         except TimeoutExceeded as late:
             late.hint = f"{fate} {late.hint}"
             raise
         finally:
-            self._awaited.discard(correlation_id)
-        answer_key, version, body = self._responses.pop(correlation_id)
+            del self._answers[correlation_id]
+        answer_key, version, body = answer
         if answer_key != key | RESPONSE_BIT:
             raise self._broken(
                 ProtocolError(f"{deadline.what}: needed key {key | RESPONSE_BIT:#06x}, had {answer_key:#06x}")
@@ -171,8 +170,8 @@ class Frames:
                     continue
                 elif key & RESPONSE_BIT and len(body) >= 4:
                     correlation_id = int.from_bytes(body[:4], "big")
-                    if correlation_id in self._awaited:  # else nobody waits for it any longer
-                        self._responses[correlation_id] = frame
+                    if correlation_id in self._answers:  # else nobody waits for it any longer
+                        self._answers[correlation_id] = frame
                 else:
                     raise ProtocolError(
                         f"{self._transport.peer}: needed a frame of a streams server, had key {key:#06x}"
