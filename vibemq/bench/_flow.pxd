@@ -162,11 +162,9 @@ cdef class Tunnel:
     cdef uint8_t *sealed                    # what goes out, in [sealed_begin, sealed_end):
     cdef size_t sealed_begin, sealed_end
     cdef size_t covered                     # so many bytes that `write` was given, and has not said to be sent
-    cdef uint8_t *wire                      # what came and OpenSSL does not have yet, in [wire_begin, wire_end)
-    cdef size_t wire_begin, wire_end
+    cdef uint8_t *wire                      # what one receive brings
     cdef Py_ssize_t write(self, const uint8_t *p, size_t size) noexcept nogil
     cdef Py_ssize_t read(self, uint8_t *p, size_t size, bint block) noexcept nogil
-    cdef Py_ssize_t decrypt(self, uint8_t *p, size_t size, size_t fed) noexcept nogil
 
 
 cdef class Flow:
