@@ -148,8 +148,6 @@ class Client(ClientFace, contextlib.AbstractContextManager["Client"]):
     def _stop(self) -> None:
         asyncio.run_coroutine_threadsafe(_stop(self._loop), self._loop)
         self._thread.join(STOP_TIMEOUT_S)
-        if not self._thread.is_alive():
-            self._loop.close()
 
     def close(self, timeout_s: float = GOODBYE_TIMEOUT_S) -> None:
         """Says goodbye and ends the client's thread. Consumers end; what is not settled goes back to its queue.
