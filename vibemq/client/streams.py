@@ -120,8 +120,7 @@ class StreamsConnection(Transactions, AbstractContextManager["StreamsConnection"
             problem.hint = wrong_door("streams", self._inbox.first_bytes())
             raise
         except ProtocolError as problem:
-            heard = self._inbox.first_bytes()
-            raise not_a_broker(self._transport.peer, "streams", heard, problem) from None
+            raise not_a_broker(self._transport.peer, "streams", self._inbox.first_bytes(), problem) from None
         self.server_properties = answer.properties
         self.request(Key.SASL_HANDSHAKE)
         data = b"\0" + user.encode() + b"\0" + password.encode() if mechanism == "PLAIN" else b""
@@ -232,20 +231,18 @@ class StreamsConnection(Transactions, AbstractContextManager["StreamsConnection"
 
     def list_streams(self, first: str = "", *, timeout_s: float | None = None) -> Iterator[ListedStream]:
         """The streams and queues that the user may read or write, by name, from `first` on. Of our brokers only."""
-        while True:
-            fields = {"first": first, "count": spec.LIST_STREAMS_COUNT_MAX}
-            page = self._extension(ExtensionKey.LIST_STREAMS, timeout_s=timeout_s, **fields).streams
-            for item in page:
-                yield ListedStream(item.name, bool(item.is_queue), item.arguments)
-            if not page:
-                return
+        while page := self._listed(first, spec.LIST_STREAMS_COUNT_MAX, timeout_s):
+            yield from page
             first = page[-1].name + "\0"  # the next name that there can be
 
     def find_stream(self, stream: str, *, timeout_s: float | None = None) -> ListedStream | None:
         """One of them, or None where there is none that the user may read or write."""
-        page = self._extension(ExtensionKey.LIST_STREAMS, first=stream, count=1, timeout_s=timeout_s).streams
-        item = page[0] if page and page[0].name == stream else None
-        return ListedStream(item.name, bool(item.is_queue), item.arguments) if item else None
+        page = self._listed(stream, 1, timeout_s)
+        return page[0] if page and page[0].name == stream else None
+
+    def _listed(self, first: str, count: int, timeout_s: float | None) -> list[ListedStream]:
+        page = self._extension(ExtensionKey.LIST_STREAMS, first=first, count=count, timeout_s=timeout_s).streams
+        return [ListedStream(item.name, bool(item.is_queue), item.arguments) for item in page]
 
     def list_offsets(self, stream: str, *, timeout_s: float | None = None) -> dict[str, int]:
         """Every reference for which the stream has a stored offset. Of our brokers only."""
