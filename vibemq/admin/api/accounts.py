@@ -225,20 +225,15 @@ def _permissions(api: Api, vhost: str | None, user: str | None) -> list[VhostPer
 
 
 def list_policies(api: Api, call: Call) -> Any:
-    vhost = api.vhost_of(call)
-    seen = [policy for policy in api.metadata.policies(vhost) if api.sees(call.caller, policy.vhost)]
-    return chosen(call, "name", [_policy(policy) for policy in seen])
+    return chosen(call, "name", [_policy(policy) for policy in api.seen(call, api.metadata.policies())])
 
 
 def put_policy(api: Api, call: Call) -> bool:
     _require_policymaker(api, call)
     priority = call.body.get("priority", 0)
     with _changing_policies(api):
-        pattern, definition, where = (
-            text(call, "pattern"),
-            calls.mapping(call, "definition"),
-            text(call, "apply-to", "all"),
-        )
+        pattern, where = text(call, "pattern"), text(call, "apply-to", "all")
+        definition = calls.mapping(call, "definition")
         return api.metadata.set_policy(call.path["vhost"], call.path["name"], pattern, definition, priority, where)
 
 

@@ -15,6 +15,7 @@ from vibemq.admin.api.calls import Answer, Call, bad_request
 from vibemq.admin.api.connections import PROTOCOLS
 from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm, in_effect
+from vibemq.broker.disk import free_bytes
 
 OK: dict[str, Any] = {"status": "ok"}
 
@@ -22,6 +23,19 @@ OK: dict[str, Any] = {"status": "ok"}
 def alarms_of(api: Api) -> list[Alarm]:
     data_dir = os.path.dirname(api.metadata.path)
     return in_effect(data_dir, api.config.store.disk_free_min_bytes, api.conditions)
+
+
+def disk_free(api: Api) -> int:
+    """In bytes, where the data lies."""
+    try:
+        return free_bytes(os.path.dirname(api.metadata.path))
+    except OSError:
+        return 0
+
+
+def memory_of(api: Api) -> tuple[int, int]:
+    """Bytes that are used, and above which there is an alarm."""
+    return (0, 0) if api.conditions is None else api.conditions.memory
 
 
 def is_drained(api: Api) -> bool:

@@ -19,7 +19,17 @@ from typing import Any
 from urllib.parse import unquote
 
 from vibemq import errors
-from vibemq.admin.api import accounts, connections, definitions, health, overview, streams, transactions
+from vibemq.admin.api import (
+    accounts,
+    connections,
+    definitions,
+    health,
+    metrics,
+    overview,
+    routing,
+    streams,
+    transactions,
+)
 from vibemq.admin.api.calls import (
     ADMINISTRATOR,
     MANAGEMENT,
@@ -62,7 +72,7 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/health/checks/node-is-quorum-critical", MONITORING, health.quorum),
     ("GET", "/healthchecks/node", MONITORING, health.node),
     ("GET", "/aliveness-test/{vhost}", MANAGEMENT, health.node),
-    ("GET", "/metrics", MONITORING, overview.metrics),
+    ("GET", "/metrics", MONITORING, metrics.metrics),
     ("GET", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.export),
     ("POST", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.import_),
     # ---- connections ----
@@ -78,12 +88,12 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", _CONNECTION + "/publishers", MANAGEMENT, connections.list_publishers),
     ("GET", "/stream/consumers[/{vhost}]", MANAGEMENT, connections.list_stream_consumers),
     ("GET", "/stream/publishers[/{vhost}[/{name}]]", MANAGEMENT, connections.list_publishers),
-    ("PUT", "/stream/super-streams/{vhost}/{name}", MANAGEMENT, streams.put_super_stream),
+    ("PUT", "/stream/super-streams/{vhost}/{name}", MANAGEMENT, routing.put_super_stream),
     ("GET", "/stream/{vhost}/{name}/tracking", MANAGEMENT, streams.tracking),
     # ---- of our own ----
     ("PUT", "/maintenance", ADMINISTRATOR, health.set_drained(True)),
     ("DELETE", "/maintenance", ADMINISTRATOR, health.set_drained(False)),
-    ("DELETE", "/stream/super-streams/{vhost}/{name}", MANAGEMENT, streams.delete_super_stream),
+    ("DELETE", "/stream/super-streams/{vhost}/{name}", MANAGEMENT, routing.delete_super_stream),
     ("GET", "/stream/groups[/{vhost}]", MANAGEMENT, connections.list_groups),
     ("GET", "/stream/transactions[/{vhost}]", MANAGEMENT, transactions.list_transactions),
     ("GET", "/stream/{vhost}/{name}/status", MANAGEMENT, streams.status),
@@ -101,15 +111,15 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("DELETE", "/queues/{vhost}/{name}/contents", MANAGEMENT, streams.purge_queue),
     ("POST", "/queues/{vhost}/{name}/get", MANAGEMENT, streams.get_messages),
     ("POST", "/exchanges/{vhost}/{exchange}/publish", MANAGEMENT, streams.publish),
-    ("GET", "/queues/{vhost}/{name}/bindings", MANAGEMENT, streams.list_bindings),
-    ("GET", "/exchanges[/{vhost}[/{exchange}]]", MANAGEMENT, streams.list_exchanges),
-    ("PUT", "/exchanges/{vhost}/{exchange}", MANAGEMENT, streams.put_exchange),
-    ("DELETE", "/exchanges/{vhost}/{exchange}", MANAGEMENT, streams.delete_exchange),
-    ("GET", "/exchanges/{vhost}/{exchange}/bindings/source", MANAGEMENT, streams.list_bindings),
-    ("GET", "/bindings[/{vhost}]", MANAGEMENT, streams.list_bindings),
-    ("GET", "/bindings/{vhost}/e/{exchange}/q/{name}", MANAGEMENT, streams.list_bindings),
-    ("POST", "/bindings/{vhost}/e/{exchange}/q/{name}", MANAGEMENT, streams.post_binding),
-    ("DELETE", "/bindings/{vhost}/e/{exchange}/q/{name}/{properties}", MANAGEMENT, streams.delete_binding),
+    ("GET", "/queues/{vhost}/{name}/bindings", MANAGEMENT, routing.list_bindings),
+    ("GET", "/exchanges[/{vhost}[/{exchange}]]", MANAGEMENT, routing.list_exchanges),
+    ("PUT", "/exchanges/{vhost}/{exchange}", MANAGEMENT, routing.put_exchange),
+    ("DELETE", "/exchanges/{vhost}/{exchange}", MANAGEMENT, routing.delete_exchange),
+    ("GET", "/exchanges/{vhost}/{exchange}/bindings/source", MANAGEMENT, routing.list_bindings),
+    ("GET", "/bindings[/{vhost}]", MANAGEMENT, routing.list_bindings),
+    ("GET", "/bindings/{vhost}/e/{exchange}/q/{name}", MANAGEMENT, routing.list_bindings),
+    ("POST", "/bindings/{vhost}/e/{exchange}/q/{name}", MANAGEMENT, routing.post_binding),
+    ("DELETE", "/bindings/{vhost}/e/{exchange}/q/{name}/{properties}", MANAGEMENT, routing.delete_binding),
     # ---- vhosts, users, permissions, policies ----
     ("GET", "/vhosts[/{vhost}]", MANAGEMENT, accounts.list_vhosts),
     ("PUT", "/vhosts/{vhost}", ADMINISTRATOR, accounts.put_vhost),

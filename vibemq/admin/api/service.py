@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from vibemq.access.rights import Rights, VhostRights
 from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, Call, Caller, Refused, not_authorised
@@ -19,6 +19,8 @@ from vibemq.broker.alarms import Conditions
 from vibemq.broker.catalog import Catalog, Deleted
 from vibemq.config import Config
 from vibemq.storage.metadata import Metadata
+
+R = TypeVar("R", bound=Any)  # a record of the database that has a vhost
 
 log = logging.getLogger("vibemq.admin")
 
@@ -79,6 +81,11 @@ class Api:
         if vhost is not None:
             self.require_seen(call.caller, vhost)
         return vhost
+
+    def seen(self, call: Call, records: Iterable[R]) -> list[R]:
+        """Those in the vhost of the path, if it has one, that the caller may look at.  Raises Refused."""
+        vhost = self.vhost_of(call)
+        return [each for each in records if vhost in (None, each.vhost) and self.sees(call.caller, each.vhost)]
 
     def require(self, caller: Caller, vhost: str, *, level: int = MANAGEMENT) -> VhostRights:
         """The rights of a caller who may use this vhost.  Raises Refused."""
