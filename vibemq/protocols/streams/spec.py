@@ -383,9 +383,9 @@ EXTENSIONS: tuple[Command, ...] = (
         "ranges array<WantedRange{ stream string, start i64, end i64, timestamp i64, bytes_max u64, split_bytes u64,"
         " split_records u64 }> = ()",
         "store string; directory string; "
-        "streams array<PlannedStream{ stream string, code u16, incarnation string, durability u8, first u64, next u64,"
-        " durable u64, stored i64, at_timestamp i64, limit u64, waiting_bytes u64, size_bytes u64, host string,"
-        " port u32, uncut u64, cuts array<u64> }>",
+        "streams array<PlannedStream{ stream string, code u16, incarnation string = '', durability u8 = 0,"
+        " first u64 = 0, next u64 = 0, durable u64 = 0, stored i64 = -1, at_timestamp i64 = -1, limit u64 = 0,"
+        " waiting_bytes u64 = 0, size_bytes u64 = 0, host string, port u32, uncut u64 = 0, cuts array<u64> = () }>",
     ),
     # Publish to this publisher stages blocks: u16 index of the target, then entries as they lie in a chunk.
     _exchange(
@@ -424,7 +424,7 @@ def markdown_table(commands: tuple[Command, ...] = COMMANDS) -> str:
 
 
 def _row(key: int, layout: Layout, sent_by: frozenset[str], versions: str) -> str:
-    text = re.sub(r" = [^;]+|(?<=array<)\w+(?=\{)", "", layout.text)
+    text = re.sub(r" = [^ ;,]+|(?<=array<)\w+(?=\{)", "", layout.text)
     fields = re.sub(r"(^|; )(\w+)", r"\1`\2`", text) or "none"
     return f"| {key:#06x} | {layout.name} | {' and '.join(sorted(sent_by))} | {versions} | {fields} |"
 
@@ -451,4 +451,3 @@ CHUNK_HEADER = _fields(
 CHUNK_HEADER_SIZE_BYTES = 48
 
 ENTRY_SUB_BATCH_BIT = 0x8000_0000  # set: a sub-batch; clear: the other 31 bits are the message's size
-SUB_BATCH_HEADER_SIZE_BYTES = 11  # flags u8, records u16, uncompressed size u32, size u32

@@ -10,6 +10,7 @@ answers about streams whose names one knows.
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -220,10 +221,7 @@ def list_offsets(session: StreamsSession, request: Any) -> Outcome:
 
     def stored() -> list[tuple[str, int]]:
         """With a handle of its own: those of the worker belong to its thread."""
-        offsets = StoredOffsets(directory)
-        try:
+        with closing(StoredOffsets(directory)) as offsets:
             return sorted((reference.decode(errors="replace"), offset) for reference, offset in offsets.all().items())
-        finally:
-            offsets.close()
 
     return Later(stored, lambda found: {"offsets": found}, failure=Code.STREAM_NOT_AVAILABLE)
