@@ -75,9 +75,6 @@ class Authenticator:
         self._remembered: dict[str, tuple[str, bytes]] = {}
         self._told_of: set[str] = set()  # users without a verifier whom the log has named
 
-    def __repr__(self) -> str:
-        return f"Authenticator(guest_allowed={self._guest_allowed})"
-
     def check_cached(self, user: str, password: str, loopback: bool) -> Verdict | None:
         """The verdict if it can be given within a millisecond; None: ask ``check`` on a helper thread."""
         if self._is_guest(user):
@@ -159,7 +156,7 @@ def has_guest(metadata: Metadata, guest_allowed: bool) -> bool:
 
 
 def add_user(
-    metadata: Metadata, name: str, password: str, tags: tuple[str, ...] = (), is_superuser: bool | None = None,
+    metadata: Metadata, name: str, password: str, is_superuser: bool | None = None,
     password_min: int = PASSWORD_CHARACTERS_MIN,
 ) -> bool:  # fmt: skip
     """Make a user; the result is whether it is a superuser.  None: only if it is the first user of all.
@@ -168,7 +165,7 @@ def add_user(
     """
     _check_name(name)
     password_hash, verifier = hash_password(password, password_min)
-    return metadata.add_user(name, password_hash, tags, is_superuser, verifier)
+    return metadata.add_user(name, password_hash, is_superuser=is_superuser, verifier=verifier)
 
 
 def change_password(metadata: Metadata, name: str, password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> None:
