@@ -25,7 +25,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from vibemq import errors
 from vibemq.errors import UnencodableValue
 from vibemq.protocols.streams import spec
-from vibemq.protocols.streams.spec import CHUNK_HEADER, COMMANDS, EXTENSIONS, RESPONSE_BIT, Items, Key, field_of
+from vibemq.protocols.streams.layout import Items, field_of
+from vibemq.protocols.streams.spec import CHUNK_HEADER, COMMANDS, EXTENSIONS, RESPONSE_BIT, Key
 
 
 class MalformedFrame(errors.MalformedFrame):

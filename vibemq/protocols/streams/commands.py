@@ -56,20 +56,19 @@ def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> N
         if key != Key.HEARTBEAT and session.state != "closing":
             refuse(session, f"command {key:#06x} in state {session.state}")
         return
-    if len(payload) > spec.COMMAND_SIZE_MAX_BYTES:
-        refuse(session, MalformedFrame("command", f"{spec.COMMAND_SIZE_MAX_BYTES} bytes or fewer", str(len(payload))))
-        return
+    state = session.state
     try:
+        if len(payload) > spec.COMMAND_SIZE_MAX_BYTES:
+            raise MalformedFrame("command", f"{spec.COMMAND_SIZE_MAX_BYTES} bytes or fewer", str(len(payload)))
         request = decode_request(key, version, payload)
+        # A secret that is renewed looks the rights up itself, and says so when they are gone.
+        is_stale = state == "open" and session.rights_generation != session.door.broker.rights.generation
+        if is_stale and key != Key.SASL_AUTHENTICATE and not rights_changed(session):
+            return
+        obey(session, key, request, command)
     except MalformedFrame as problem:
         refuse(session, problem)
         return
-    state = session.state
-    # A secret that is renewed looks the rights up itself, and says so when they are gone.
-    is_stale = state == "open" and session.rights_generation != session.door.broker.rights.generation
-    if is_stale and key != Key.SASL_AUTHENTICATE and not rights_changed(session):
-        return
-    obey(session, key, request, command)
     if session.state == state and state in NEXT:
         session.state = NEXT[state]
         step_begins(session)
