@@ -2,8 +2,8 @@
 """The ``vibemq`` command.
 
 Expected errors are one line on standard error, with a hint where there is one, and exit code
-1; wrong usage is 2.  A traceback therefore always means a mistake of ours.  A command is imported when it is
-called, and what it needs inside it: ``vibemq serve`` must not wait for the clients.
+1; wrong usage is 2.  A traceback therefore always means a mistake of ours.  A command's module is imported when it
+is called: ``vibemq serve`` must not wait for the clients.
 """
 
 import importlib

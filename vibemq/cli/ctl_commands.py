@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -180,23 +181,16 @@ def ping(order: Order) -> Any:
     return "Ping succeeded"
 
 
-def _alarms(order: Order) -> tuple[list[str], str]:
-    """Those in effect, in words; and what to say where there are none."""
+def alarms(order: Order, may_be: bool = True) -> Any:
+    """Those in effect, in words, which is what it fails with unless they ``may_be``."""
     (node,) = order.ask("GET /nodes", needs_broker=True)
-    found = [f"{said} on node {node['name']}" for key, said in _ALARMS.values() if node[key]]
-    return found, f"Node {node['name']} reported no alarms, local or clusterwide"
+    found = "\n".join(f"{said} on node {node['name']}" for key, said in _ALARMS.values() if node[key])
+    if found and not may_be:
+        raise Refused(UNAVAILABLE, found, "`vibemq ctl status` shows what is free and what is needed")
+    return found or f"Node {node['name']} reported no alarms, local or clusterwide"
 
 
-def alarms(order: Order) -> Any:
-    found, none = _alarms(order)
-    return "\n".join(found) or none
-
-
-def check_alarms(order: Order) -> Any:
-    found, none = _alarms(order)
-    if found:
-        raise Refused(UNAVAILABLE, "\n".join(found), "`vibemq ctl status` shows what is free and what is needed")
-    return none
+check_alarms = partial(alarms, may_be=False)
 
 
 # ---- definitions ----

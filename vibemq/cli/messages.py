@@ -21,7 +21,7 @@ from vibemq.cli.terminal import EXIT_INTERRUPTED, messages_text, nobody_reads, p
 from vibemq.errors import RequestFailed, UserError
 
 if TYPE_CHECKING:
-    from vibemq.client import Client, Message, Publisher, Summary
+    from vibemq.client import Client, Consumer, Message, Publisher, Summary
 
 T = TypeVar("T")
 
@@ -197,22 +197,23 @@ def consume(
             stored, idle_s = as_json and client.gives_stored, None if follow else IDLE_S
             with client.consume(queue, prefetch=wanted, create=create, stored=stored, timeout_s=idle_s) as consumer:
                 watch_reader(consumer.stop)
-                left, silent_s = count, 0.0
-                while left is None or left > 0:
-                    message = next(consumer, None)
-                    if message is None:
-                        if follow or no_ack or nobody_reads() or _is_empty(client, queue):
-                            break
-                        if (silent_s := silent_s + IDLE_S) >= PATIENCE_S:
-                            said = f"vibemq: what is left in {queue} is put off, or too large for a client"
-                            click.echo(said, err=True)
-                            break
-                        continue
-                    silent_s = 0.0
+                given = consumer if follow else _until_empty(client, queue, consumer, no_ack)
+                for message in itertools.islice(given, count):
                     click.echo(_line(message, as_json, stored))  # before the broker is told to forget it
                     if not no_ack:
                         message.ack()
-                    left = None if left is None else left - 1
+
+
+def _until_empty(client: "Client", queue: str, consumer: "Consumer", no_ack: bool) -> "Iterator[Message]":
+    silent_s = 0.0
+    while silent_s < PATIENCE_S:
+        for message in consumer:  # until it is silent
+            silent_s = 0.0
+            yield message
+        if no_ack or nobody_reads() or _is_empty(client, queue):
+            return
+        silent_s += IDLE_S
+    click.echo(f"vibemq: what is left in {queue} is put off, or too large for a client", err=True)
 
 
 def _is_empty(client: "Client", queue: str) -> bool:

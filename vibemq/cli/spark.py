@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vibemq.cli.connection import StreamsBroker, streams_options
-from vibemq.cli.terminal import EXIT_INTERRUPTED, EXIT_TERMINATED, print_table
+from vibemq.cli.terminal import EXIT_INTERRUPTED, EXIT_TERMINATED, named_values, print_table
 from vibemq.errors import SetupError, UserError
 
 if TYPE_CHECKING:
@@ -43,16 +43,6 @@ INFER = "infer"
 
 
 # ---- what both share ----
-
-
-def _pairs(kind: str, given: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for pair in given:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise click.UsageError(f"--{kind} {pair}: NAME=VALUE is needed")
-        found[name] = value
-    return found
 
 
 def _source_options(broker: StreamsBroker) -> dict[str, str]:
@@ -111,9 +101,10 @@ def _remove(folder: str) -> None:
 
 
 _MASTER = click.option("--master", default="local[*]", show_default=True, help="Spark's master; a cluster has its own.")
-_CONFIG = click.option("--spark-config", "config", multiple=True, metavar="NAME=VALUE", help="Of Spark; repeatable.")
+_NAMED: dict[str, Any] = {"multiple": True, "metavar": "NAME=VALUE", "callback": named_values}
+_CONFIG = click.option("--spark-config", "config", **_NAMED, help="Of Spark; repeatable.")
 _PACKAGE = click.option("--package", "packages", multiple=True, metavar="GROUP:NAME:VERSION", help="For its classpath.")
-_OPTION = click.option("--option", "more", multiple=True, metavar="NAME=VALUE", help="Of the source; repeatable.")
+_OPTION = click.option("--option", "more", **_NAMED, help="Of the source; repeatable.")
 
 
 # ---- ingest ----
@@ -141,8 +132,8 @@ _OPTION = click.option("--option", "more", multiple=True, metavar="NAME=VALUE", 
 def ingest(
     streams: tuple[str, ...], super_stream: str | None, output: str, form: str, schema: str | None,
     partition_by: tuple[str, ...], checkpoint: str | None, trigger: str | None, available_now: bool,
-    starting_offsets: str, metrics_port: int | None, more: tuple[str, ...], packages: tuple[str, ...],
-    config: tuple[str, ...], master: str, as_json: bool, broker: StreamsBroker,
+    starting_offsets: str, metrics_port: int | None, more: dict[str, str], packages: tuple[str, ...],
+    config: dict[str, str], master: str, as_json: bool, broker: StreamsBroker,
 ) -> None:  # fmt: skip
     """Write streams into Parquet, Delta or Iceberg with Spark, each message once, and go on after a restart.
 
@@ -159,12 +150,12 @@ def ingest(
     options = _source_options(broker) | {"startingOffsets": starting_offsets}
     names = ",".join(name.replace("\\", "\\\\").replace(",", "\\,") for name in streams)
     options |= {"superStream": super_stream} if super_stream else {"subscribe": names}
-    options = _with(options, _pairs("option", more))
+    options = _with(options, more)
     checkpoint = checkpoint or f"{output.rstrip('/')}.checkpoint"
     if schema:
         found = _inferred(options, checkpoint) if schema == INFER else schema
         options |= {"valueFormat": "json", "valueSchema": found}
-    with _session("vibemq ingest", master, _pairs("spark-config", config), packages) as spark:
+    with _session("vibemq ingest", master, config, packages) as spark:
         job = Ingest(
             options,
             output,
@@ -199,38 +190,41 @@ def _inferred(options: dict[str, str], checkpoint: str) -> str:
 
 def _follow(query: StreamingQuery, metrics_port: int | None, as_json: bool) -> int | None:
     """Show how far it is until it ends by itself (None) or by a signal (its number). Raises what made it fail."""
-    from vibemq.spark.ingest import Watch, line
+    from vibemq.spark.ingest import Watch
 
     watch = Watch()
-    shown = _Line(as_json)
-    with _interrupted() as stop, _serving(metrics_port, watch) as served:
+    shown = _Line(watch.state(time.monotonic()), as_json)
+    with _interrupted() as stop, _serving(metrics_port, shown):
         try:
             while query.isActive and not stop.wait(LOOK_S):
-                served.state = watch.look(query)
-                shown.show(line(served.state), served.state)
+                shown.show(watch.look(query))
             if query.isActive:
                 query.stop()
             else:
                 query.awaitTermination()  # raises what ended it, if it was an error
         finally:
-            shown.show(line(watch.look(query)), watch.look(query), last=True)
+            shown.show(watch.look(query), last=True)
     return stop.heard
 
 
 class _Line:
     """One line that is redrawn; where standard error is no terminal, a line now and then; with --json an object."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, state: State, as_json: bool) -> None:
+        self.state = state
         self.as_json = as_json
         self.is_terminal = sys.stderr.isatty()
         self.due = 0.0
 
-    def show(self, text: str, state: State, last: bool = False) -> None:
+    def show(self, state: State, last: bool = False) -> None:
+        from vibemq.spark.ingest import line
+
+        self.state = state
         if self.is_terminal and not self.as_json:
-            click.echo(f"\r\x1b[K{text}", err=True, nl=last)
+            click.echo(f"\r\x1b[K{line(state)}", err=True, nl=last)
         elif last or time.monotonic() >= self.due:
             self.due = time.monotonic() + LINE_S
-            click.echo(json.dumps(asdict(state)) if self.as_json else text, err=not self.as_json)
+            click.echo(json.dumps(asdict(state)) if self.as_json else line(state), err=not self.as_json)
 
 
 class _Stop(threading.Event):
@@ -256,24 +250,18 @@ def _interrupted() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-class _Served:
-    state: State
-
-
 @contextlib.contextmanager
-def _serving(port: int | None, watch: Any) -> Iterator[_Served]:
+def _serving(port: int | None, shown: _Line) -> Iterator[None]:
     """GET /metrics on loopback, while the query runs."""
     from vibemq.spark.ingest import metrics
 
-    served = _Served()
-    served.state = watch.state(time.monotonic())
     if port is None:
-        yield served
+        yield
         return
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = metrics(served.state).encode() if self.path == "/metrics" else b"there is only /metrics\n"
+            body = metrics(shown.state).encode() if self.path == "/metrics" else b"there is only /metrics\n"
             self.send_response(200 if self.path == "/metrics" else 404)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
@@ -292,7 +280,7 @@ def _serving(port: int | None, watch: Any) -> Iterator[_Served]:
     click.echo(f"vibemq: metrics at http://{METRICS_HOST}:{server.server_port}/metrics", err=True)
     threading.Thread(target=server.serve_forever, name="vibemq metrics", daemon=True).start()
     try:
-        yield served
+        yield
     finally:
         server.shutdown()
         server.server_close()
@@ -309,7 +297,7 @@ def _serving(port: int | None, watch: Any) -> Iterator[_Served]:
 @_MASTER
 @streams_options
 def spark_check(
-    stream: str | None, read_only: bool, more: tuple[str, ...], config: tuple[str, ...], master: str, as_json: bool,
+    stream: str | None, read_only: bool, more: dict[str, str], config: dict[str, str], master: str, as_json: bool,
     broker: StreamsBroker,
 ) -> None:  # fmt: skip
     """Try what Spark needs of this machine, its executors and the broker, and print what works and what does not."""
@@ -317,9 +305,9 @@ def spark_check(
 
     found: list[Finding] = []
     shown: Callable[[Finding], None] = found.append
-    options = _with(_source_options(broker), _pairs("option", more))
+    options = _with(_source_options(broker), more)
     if environment(shown):
-        with _session("vibemq spark-check", master, _pairs("spark-config", config), ()) as spark:
+        with _session("vibemq spark-check", master, config, ()) as spark:
             in_session(spark, options, stream, not read_only, shown)
     if as_json:
         click.echo(json.dumps([each._asdict() for each in found]))

@@ -22,6 +22,7 @@ from vibemq.cli.connection import StreamsBroker, streams_options
 from vibemq.cli.terminal import (
     EXIT_INTERRUPTED,
     messages_text,
+    named_values,
     nobody_reads,
     print_facts,
     print_rows,
@@ -29,12 +30,11 @@ from vibemq.cli.terminal import (
     yes_option,
 )  # fmt: skip
 from vibemq.errors import RequestFailed, StreamExists, StreamNotFound, TimeoutExceeded, UserError, VibeMQError
+from vibemq.protocols.streams.spec import Code, OffsetType
 
 if TYPE_CHECKING:
     from vibemq.client._streams import Chunk
     from vibemq.client.streams import ListedStream, StreamsConnection
-    from vibemq.protocols.streams.spec import OffsetType
-
 READ_BYTES = 65_536  # of standard input at a time: what is there goes out at once, however little it is
 LOOK_S = 0.5  # while following: how soon it is noticed that nobody reads what is printed
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -56,24 +56,18 @@ def streams() -> None:
 @click.option("--max-length-bytes", metavar="SIZE", help="Drop the oldest beyond this size, such as 20GB or 512MiB.")
 @click.option("--segment-size", metavar="SIZE", help="Of a file of the log: what is dropped is dropped file by file.")
 @click.option("--durability", type=click.Choice(["os", "disk"]), help="What a confirm means; of VibeMQ only.")
-@click.option("--argument", "more", multiple=True, metavar="NAME=VALUE", help="Any other argument; repeatable.")
+@click.option("--argument", "more", multiple=True, metavar="NAME=VALUE", callback=named_values,
+              help="Any other argument; repeatable.")  # fmt: skip
 @streams_options
 def streams_create(
     name: str, max_age: str | None, max_length_bytes: str | None, segment_size: str | None, durability: str | None,
-    more: tuple[str, ...], as_json: bool, broker: StreamsBroker,
+    more: dict[str, str], as_json: bool, broker: StreamsBroker,
 ) -> None:  # fmt: skip
     """Make a stream, unless it is there with the same arguments.
 
     Without --max-age and --max-length-bytes nothing is ever dropped.
     """
-    from vibemq.protocols.streams.spec import Code
-
-    arguments: dict[str, str] = {}
-    for pair in more:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise click.UsageError(f"--argument {pair}: NAME=VALUE is needed")
-        arguments[key.removeprefix("x-")] = value
+    arguments = {argument.removeprefix("x-"): value for argument, value in more.items()}
     if max_age is not None and not re.fullmatch(r"[1-9][0-9]{0,8}[YMDhms]", max_age):
         raise click.UsageError(f"--max-age {max_age}: a number and one of Y M D h m s is needed, such as 12h")
     named = {
@@ -308,37 +302,29 @@ def _lines(file: IO[bytes], interrupts: _Interrupts) -> Iterator[list[bytes]]:
 class Start(NamedTuple):
     """Where to begin to read."""
 
-    type: "OffsetType"
+    type: OffsetType
     value: int = 0
 
 
-class _From(click.ParamType[Start]):
-    name = "where"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Start:
-        from vibemq.protocols.streams.spec import OffsetType
-
-        if isinstance(value, Start):
-            return value
-        text = str(value).strip()
-        words = {"first": OffsetType.FIRST, "last": OffsetType.LAST, "next": OffsetType.NEXT}
-        if text.lower() in words:
-            return Start(words[text.lower()])
-        if text.isascii() and text.isdigit() and int(text) < 2**63:
-            return Start(OffsetType.OFFSET, int(text))
-        try:
-            if match := re.fullmatch(r"([0-9]{1,9})([smhd])(?: ago)?", text):
-                when_s = max(0.0, time.time() - int(match[1]) * AGO[match[2]])
-            else:
-                when_s = max(0.0, datetime.fromisoformat(text).timestamp())
-        except (ValueError, OverflowError):  # the latter of years that there are not in every time zone
-            self.fail(
-                f"{text!r} is none of first, last, next, an offset, a time such as 2026-01-31T12:00:00Z, "
-                "or how long ago, such as 10m",
-                param,
-                ctx,
-            )
-        return Start(OffsetType.TIMESTAMP, int(when_s * 1000))
+def _start(_: click.Context, option: click.Parameter, given: str) -> Start:
+    text = given.strip()
+    words = {"first": OffsetType.FIRST, "last": OffsetType.LAST, "next": OffsetType.NEXT}
+    if text.lower() in words:
+        return Start(words[text.lower()])
+    if text.isascii() and text.isdigit() and int(text) < 2**63:
+        return Start(OffsetType.OFFSET, int(text))
+    try:
+        if match := re.fullmatch(r"([0-9]{1,9})([smhd])(?: ago)?", text):
+            when_s = max(0.0, time.time() - int(match[1]) * AGO[match[2]])
+        else:
+            when_s = max(0.0, datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError):  # the latter of years that there are not in every time zone
+        raise click.BadParameter(
+            f"{text!r} is none of first, last, next, an offset, a time such as 2026-01-31T12:00:00Z, "
+            "or how long ago, such as 10m",
+            param=option,
+        ) from None
+    return Start(OffsetType.TIMESTAMP, int(when_s * 1000))
 
 
 @streams.command("tail")
@@ -346,7 +332,7 @@ class _From(click.ParamType[Start]):
 @click.option(
     "--from",
     "start",
-    type=_From(),
+    callback=_start,
     default="last",
     metavar="WHERE",
     help="first, last (what was written last; default), next (what comes from now on), an offset, a time such as "
@@ -364,8 +350,6 @@ def streams_tail(
     message's chunk, the id, the headers and the body: as text, or in base64 where it is none.  Times are those of
     chunks, so --from a time may begin with some messages that are older.
     """
-    from vibemq.protocols.streams.spec import OffsetType
-
     follow = follow or start.type == OffsetType.NEXT
     # Ctrl-C is how one ends --follow.
     with broker.connect() as client, contextlib.suppress(KeyboardInterrupt):
@@ -383,8 +367,6 @@ def streams_tail(
 
 def _chunks(client: "StreamsConnection", name: str, start: Start, follow: bool) -> "Iterator[Chunk]":
     """The chunks from there on; without `follow` up to where the stream ends now, or ended when this began."""
-    from vibemq.protocols.streams.spec import OffsetType
-
     if not follow:
         ends = _ends(client, name)
         end = ends.end or 0

@@ -42,21 +42,15 @@ def is_drained(api: Api) -> bool:
     return api.conditions is not None and api.conditions.is_drained
 
 
-def node(api: Api, call: Call) -> Answer:
-    """No alarm, and every worker answers."""
-    found = alarms_of(api)
-    if found:
-        names = ", ".join(found)
-        return _failed(f"resource alarm(s) in effect: {names}", alarms=_shown(api, found))
-    return _workers(api)
-
-
 def alarms(reason: str) -> Callable[[Api, Call], Answer]:
-    """A check that fails with these words while an alarm is in effect."""
+    """Every worker answers, and no alarm is in effect: else it fails with these words, {} being the alarms' names."""
 
     def check(api: Api, call: Call) -> Answer:
         found = alarms_of(api)
-        return _failed(reason, alarms=_shown(api, found)) if found else _workers(api)
+        if not found:
+            return _workers(api)
+        shown = [{"node": api.node, "resource": str(alarm)} for alarm in found]
+        return _failed(reason.format(", ".join(found)), alarms=shown)
 
     return check
 
@@ -123,10 +117,6 @@ def _workers(api: Api) -> Answer:
     if down:
         return _failed(f"{down} of {len(api.workers)} workers do not answer")
     return Answer(200, OK)
-
-
-def _shown(api: Api, found: list[Alarm]) -> list[dict[str, str]]:
-    return [{"node": api.node, "resource": str(alarm)} for alarm in found]
 
 
 def _failed(reason: str, **more: Any) -> Answer:

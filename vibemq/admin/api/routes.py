@@ -70,8 +70,8 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/health/checks/protocol-listener/{protocol}", MONITORING, health.protocol_listener),
     ("GET", "/health/checks/virtual-hosts", MONITORING, health.virtual_hosts),
     ("GET", "/health/checks/node-is-quorum-critical", MONITORING, health.quorum),
-    ("GET", "/healthchecks/node", MONITORING, health.node),
-    ("GET", "/aliveness-test/{vhost}", MANAGEMENT, health.node),
+    ("GET", "/healthchecks/node", MONITORING, health.alarms("resource alarm(s) in effect: {}")),
+    ("GET", "/aliveness-test/{vhost}", MANAGEMENT, health.alarms("resource alarm(s) in effect: {}")),
     ("GET", "/metrics", MONITORING, metrics.metrics),
     ("GET", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.export),
     ("POST", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.import_),
@@ -141,10 +141,10 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
 )
 
 #: What an error of ours is in HTTP: the first that fits.
-_STATUS: tuple[tuple[tuple[type[errors.VibeMQError], ...], int, str], ...] = (
+_STATUS: tuple[tuple[tuple[type[Exception], ...], int, str], ...] = (
     ((errors.UserNotFound, errors.VhostNotFound, errors.StreamNotFound, errors.ExchangeNotFound), 404, "not_found"),
     ((errors.UserExists,), 409, "conflict"),
-    ((errors.StreamExists, errors.ExchangeExists, errors.LimitExceeded, errors.UserError), 400, "bad_request"),
+    ((errors.StreamExists, errors.LimitExceeded, errors.UserError, BadArgument), 400, "bad_request"),
     ((NoAnswer,), 503, "unavailable"),
 )
 
@@ -167,9 +167,7 @@ def handle(
         return Answer(201 if answer else 204)
     except Refused as refused:
         return refused.answer
-    except BadArgument as problem:
-        return bad_request(str(problem)).answer
-    except errors.VibeMQError as problem:
+    except (BadArgument, errors.VibeMQError) as problem:
         for kinds, status, error in _STATUS:
             if isinstance(problem, kinds):
                 return Refused(status, error, str(problem)).answer
