@@ -109,9 +109,6 @@ def set_drained(drained: bool) -> Callable[[Api, Call], None]:
     return change
 
 
-# ---- how it is said ----
-
-
 def _workers(api: Api) -> Answer:
     down = len(api.workers) - len(api.workers.ask_all("status"))
     if down:
