@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 #: Of our Close, as RabbitMQ numbers it.
 SERVER_CORRELATION_ID = 1
 
-# ---- peers that do not keep to the protocol ----
-
 
 def refuse(session: StreamsSession, why: object) -> None:
     """Before Open the socket closes without a word; afterwards with Close 13."""
@@ -36,9 +34,6 @@ def frame_too_large(session: StreamsSession, size: int, first: bytes) -> None:
     else:
         log_closing(session, "size", "a frame of %d bytes, at most %d allowed", size, session.frame_max)
     close(session, Code.FRAME_TOO_LARGE, "frame too large")
-
-
-# ---- the ends of a session, and of its streams ----
 
 
 def internal_error(session: StreamsSession, problem: BaseException) -> None:
