@@ -14,7 +14,7 @@ from vibemq.access import tool_users
 from vibemq.access.users import GUEST
 from vibemq.admin.api import calls
 from vibemq.admin.api.calls import Call, Caller, Refused, bad_request, chosen, not_found, text
-from vibemq.admin.api.service import Api
+from vibemq.admin.api.service import Api, no_access
 from vibemq.errors import UserExists, UserNotFound, VhostNotFound
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import PolicyRecord, VhostPermission, VhostRecord
@@ -256,9 +256,9 @@ def _changing_policies(api: Api) -> Iterator[None]:
 
 
 def _require_policymaker(api: Api, call: Call) -> None:
-    api.require(
-        call.caller, call.path["vhost"], level=calls.MANAGEMENT if call.caller.makes_policies else calls.ADMINISTRATOR
-    )
+    api.require(call.caller, call.path["vhost"])
+    if not call.caller.makes_policies:
+        raise no_access(call.caller, call.path["vhost"])
 
 
 def _policy(policy: PolicyRecord) -> dict[str, Any]:

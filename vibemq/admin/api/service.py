@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vibemq.access.rights import Rights, VhostRights
-from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, Call, Caller, Refused, not_authorised
+from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, Caller, Refused, not_authorised
 from vibemq.admin.workers import NoAnswer, Workers
 from vibemq.broker.alarms import Conditions
 from vibemq.broker.catalog import Catalog, Deleted
@@ -73,7 +73,7 @@ class Api:
         if not self.metadata.has_vhost(vhost):
             raise Refused(404, "not_found", "vhost_not_found")
         if not self.sees(caller, vhost):
-            raise _no_access(caller, vhost)
+            raise no_access(caller, vhost)
 
     def vhost_of(self, call: Call) -> str | None:
         """That of the path, which the caller may look into; None: the path is about all of them.  Raises Refused."""
@@ -87,12 +87,12 @@ class Api:
         vhost = self.vhost_of(call)
         return [each for each in records if vhost in (None, each.vhost) and self.sees(call.caller, each.vhost)]
 
-    def require(self, caller: Caller, vhost: str, *, level: int = MANAGEMENT) -> VhostRights:
+    def require(self, caller: Caller, vhost: str) -> VhostRights:
         """The rights of a caller who may use this vhost.  Raises Refused."""
         self.require_seen(caller, vhost)
         found = self.rights(caller, vhost)
-        if found is None or caller.level < level:
-            raise _no_access(caller, vhost)
+        if found is None:
+            raise no_access(caller, vhost)
         return found
 
     def require_rights(
@@ -136,5 +136,5 @@ class Api:
             self.catalog.deleted(one)
 
 
-def _no_access(caller: Caller, vhost: str) -> Refused:
+def no_access(caller: Caller, vhost: str) -> Refused:
     return not_authorised(f"access to vhost '{vhost}' refused for user '{caller.name}'")

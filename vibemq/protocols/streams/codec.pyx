@@ -109,7 +109,7 @@ cdef dict WIRE_TYPES = {
 cdef dict VALUES_OF_PAIRS = {"map": "string", "map_to_end": "string", "statistics": "i64"}
 cdef int PAIR_NAME_SIZE_MIN = 2
 
-TYPES = {}  # the named tuples of all commands, responses and items, by name
+TYPES = {"Chunk": Chunk}  # the named tuples of all commands, responses and items, by name
 
 
 cdef Step make_step(str owner, field, list before):
@@ -138,17 +138,16 @@ cdef Step make_step(str owner, field, list before):
     return step
 
 
-cdef Plan make_plan(str name, fields, bint has_type=True):
+cdef Plan make_plan(str name, fields):
     cdef Plan plan = Plan()
     plan.name, plan.steps = name, []
     for field in fields:
         plan.steps.append(make_step(name, field, plan.steps))
     plan.names = {(<Step>step).name for step in plan.steps}
     plan.size_min = sum([(<Step>step).size_min for step in plan.steps])
-    if has_type:
-        if name not in TYPES:  # a request and its response may be one layout, as in Tune
-            TYPES[name] = namedtuple(name, [field.name for field in fields], module="vibemq.protocols.streams.codec")
-        plan.type = TYPES[name]
+    if name not in TYPES:  # a request and its response may be one layout, as in Tune
+        TYPES[name] = namedtuple(name, [field.name for field in fields], module="vibemq.protocols.streams.codec")
+    plan.type = TYPES[name]
     return plan
 
 
@@ -165,7 +164,7 @@ for command in COMMANDS + EXTENSIONS:
     PLANS[int(command.key)] = make_frame(command.request, command.sent_by, command.version_max)
     if command.response is not None:
         PLANS[command.key | RESPONSE_BIT] = make_frame(command.response, command.answered_by, 1)
-cdef Plan CHUNK_PLAN = make_plan("Chunk", CHUNK_HEADER, False)
+cdef Plan CHUNK_PLAN = make_plan("Chunk", CHUNK_HEADER)
 
 globals().update(TYPES)  # Create, CreateResponse, ...: whoever decodes can name what it gets
 
