@@ -297,7 +297,6 @@ cdef class NativeSession(QueueSession):
     cdef public str connection_id
     cdef public str client_version
     cdef public bint text_layout       # what is written: mirrors the peer
-    cdef public bint layout_fixed
     cdef public str compression        # negotiated name, None: nothing is compressed
     cdef public uint8_t flags_max      # highest compression flag that this peer may use
     cdef public frozenset features
@@ -320,7 +319,7 @@ cdef class NativeSession(QueueSession):
         super().__init__(connection, door)
         self.state, self.client_version = commands.FIRST_STATE, ""
         self.connection_id = door.next_connection_id()
-        self.text_layout, self.layout_fixed = door.text_layout, door.layout_fixed
+        self.text_layout = door.text_layout
         self.flags_max, self.features = 2, frozenset()
         self.frame_max = door.config.frame_max_bytes
         self.read_max, connection.is_trusted = min(self.frame_max, LOGIN_FRAME_BYTES_MAX), False
@@ -391,7 +390,7 @@ cdef class NativeSession(QueueSession):
             is_publish = frame.type == TYPE_PUBLISH
         if not is_publish:
             if (frame.type == TYPE_CONNECT or self.state == "connecting") and frame.type != TYPE_ERROR \
-                    and not self.layout_fixed:
+                    and not self.door.layout_fixed:
                 self.text_layout = frame.text_layout  # up to and with Connect the peer shows which layout it speaks
             if frame.type == TYPE_PING:
                 pong_write(self.connection.outbox_reserve(pong_size(frame.id_size, self.text_layout)), frame.id,

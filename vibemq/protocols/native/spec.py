@@ -149,7 +149,7 @@ class ErrorCode(StrEnum):
 
 
 class Header(StrEnum):
-    """Names of headers, case-sensitive as all keys are. All other headers are the publisher's own."""
+    """Names of headers that a side of ours sets or reads, case-sensitive as all keys are."""
 
     AUTH_USERNAME = "authUsername"
     AUTH_PASSWORD = "authPassword"
@@ -164,17 +164,11 @@ class Header(StrEnum):
     CREATE = "vibemq-create"  # ours: whether Subscribe makes a queue, also of a stream
     REASON = "reason"
     PRIORITY = "priority"
-    CORRELATION_ID = "correlationId"
-    TIMESTAMP = "timestamp"
-    DELIVERY_ATTEMPTS = "deliveryAttempts"
     MESSAGE_ID = "messageId"
     QUEUE_NAME = "queueName"
     SUBSCRIPTION_ID = "subscriptionId"
     PAYLOAD_ENCODING = "payload-encoding"
     ORIGINAL_QUEUE = "x-original-queue"
-    FAILURE_REASON = "x-failure-reason"
-    FAILED_AT = "x-failed-at"
-    ATTEMPTS = "x-attempts"
 
 
 REASON_SERVER_SHUTDOWN = "server_shutdown"

@@ -74,7 +74,6 @@ cdef enum:
 
 # Zero-length fields have size 0; then the pointer is not to be followed.
 cdef struct native_frame:
-    uint8_t version
     uint8_t type
     bint text_layout           # exactly two strings follow the headers of a type other than 99
     const uint8_t *id
@@ -146,8 +145,7 @@ cdef inline int frame_parse(const uint8_t *body, size_t size, native_frame *out)
     memset(out, 0, sizeof(native_frame))
     if size < 2:
         return is_short(2, size, FRAME_SHORT_HEAD, out)
-    out.version = at[0]
-    out.type = at[1]
+    out.type = at[1]  # behind the version
     at += 2
     if not take_str16(&at, end, &out.id, &out.id_size, out):
         return FRAME_SHORT_ID
