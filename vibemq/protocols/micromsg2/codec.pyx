@@ -21,9 +21,9 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from vibemq import errors
 from vibemq.errors import UnencodableValue
 from vibemq.protocols.micromsg2.wire cimport (
-    ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_ERROR, FRAME_EXTENSION, PARSE_NEEDS_MORE, PARSE_OK, PARSE_TOO_LARGE,
-    SEQUENCE_MAX, ack_frame_write, ack_number, frame_parse, message_frame_size, message_frame_write, mm_frame,
-    mm_property, property_next,
+    ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_ERROR, FRAME_EXTENSION, FRAME_KIND_BITS, PARSE_NEEDS_MORE, PARSE_OK,
+    PARSE_TOO_LARGE, SEQUENCE_MAX, ack_frame_write, ack_number, frame_parse, message_frame_size, message_frame_write,
+    mm_frame, mm_property, property_next,
 )
 from vibemq.protocols.micromsg2.wire cimport percent_decode as decode_to
 from vibemq.protocols.micromsg2.wire cimport percent_encode as encode_to
@@ -130,11 +130,9 @@ def decode_handshake(data):
 def encode_handshake(handshake):
     """The whole of it, which has to go out in a single write: the .NET implementation looks at each chunk anew."""
     major, minor, flags, identity, required, optional = handshake
-    if len(identity) > spec.IDENTITY_BYTES_MAX:
-        raise UnencodableValue("identity", f"at most {spec.IDENTITY_BYTES_MAX} bytes", f"{len(identity)}")
-    for where, text in (("required extensions", required), ("optional extensions", optional)):
-        if len(text) > spec.HANDSHAKE_LIST_BYTES_MAX:
-            raise UnencodableValue(where, f"at most {spec.HANDSHAKE_LIST_BYTES_MAX} bytes", f"{len(text)}")
+    check_size("identity", len(identity), spec.IDENTITY_BYTES_MAX)
+    check_size("required extensions", len(required), spec.HANDSHAKE_LIST_BYTES_MAX)
+    check_size("optional extensions", len(optional), spec.HANDSHAKE_LIST_BYTES_MAX)
     return b"%c%c%c%c%b%b%b%b%b" % (
         major, minor, flags, len(identity), identity,
         len(required).to_bytes(2, "big"), required, len(optional).to_bytes(2, "big"), optional,
@@ -160,11 +158,7 @@ cdef object frame_in(const uint8_t *data, size_t size, uint32_t payload_max):
     if found == PARSE_NEEDS_MORE:
         return None
     if found != PARSE_OK:
-        where, needed = spec.FRAME_FAULTS[<object>found]
-        if found == PARSE_TOO_LARGE:
-            limit = spec.CONTROL_BYTES_MAX if frame.kind else payload_max
-            raise MalformedFrame(where, needed.format(limit=limit), f"{frame.payload_size}")
-        raise MalformedFrame(where, needed, f"{data[0]:#04x}")
+        raise malformed(found, data[0], frame.payload_size, payload_max)
     payload = (<const char *>frame.payload)[:frame.payload_size]
     if frame.kind == FRAME_ERROR:
         return ErrorFrame(payload.decode("utf-8", "replace")), frame.size
@@ -175,6 +169,15 @@ cdef object frame_in(const uint8_t *data, size_t size, uint32_t payload_max):
     destination = (<const char *>frame.destination)[:frame.destination_size]
     properties = (<const char *>frame.properties)[:frame.properties_size]
     return Message(frame.sequence, destination, properties, payload, bool(frame.continued)), frame.size
+
+
+def malformed(int fault, int flags, size, payload_max):
+    """The MalformedFrame for what frame_parse has found in a frame with these flags and a payload of this size."""
+    where, needed = spec.FRAME_FAULTS[fault]
+    if fault == PARSE_TOO_LARGE:
+        limit = spec.CONTROL_BYTES_MAX if flags & FRAME_KIND_BITS else payload_max
+        return MalformedFrame(where, needed.format(limit=limit), f"{size}")
+    return MalformedFrame(where, needed, f"{flags:#04x}")
 
 
 def last_error(data):

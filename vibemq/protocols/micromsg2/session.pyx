@@ -24,15 +24,17 @@ from vibemq.protocols.micromsg2.window cimport (
     DUPLICATE, OVERRUN, Outlet, ReceiveWindow, Sender, SendWindow, Subscription, TopicReader,
 )
 from vibemq.protocols.micromsg2.wire cimport (
-    ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_EXTENSION, FRAME_MESSAGE, PARSE_NEEDS_MORE, PARSE_OK, ack_frame_write,
-    ack_number, frame_parse, mm_frame,
+    ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_EXTENSION, FRAME_MESSAGE, PARSE_NEEDS_MORE, PARSE_OK, PARSE_TOO_LARGE,
+    ack_frame_write, ack_number, frame_parse, mm_frame,
 )
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK
 
+from functools import partial
+
 from vibemq.broker.admission import check_access
 from vibemq.protocols.micromsg2 import commands, handshake
-from vibemq.protocols.micromsg2.codec import encode_command, encode_error
+from vibemq.protocols.micromsg2.codec import encode_command, encode_error, malformed
 from vibemq.protocols.micromsg2.spec import (
     HANDSHAKE_HEAD_BYTES, HANDSHAKE_LIST_BYTES_MAX, IDENTITY_BYTES_MAX, SHARP_PAYLOAD_BYTES_MAX,
     SHARP_PAYLOAD_BYTES_MAX_SERIALIZED, ErrorCode,
@@ -65,13 +67,13 @@ cdef class Micromsg2Publisher(QueuePublisher):
         self.generation = -1  # its first message asks whether it is allowed
         self.begin(stream, queue, name)
 
-    cdef int publish(self, const uint8_t *properties, uint32_t properties_size, const uint8_t *payload,
-                     uint32_t payload_size, bytes dotnet_type, uint64_t index) except -1:
+    cdef int publish(self, const mm_frame *message, bytes dotnet_type, uint64_t index) except -1:
         """1 when that took Python.  `index` is its place in the receive window; 0 without acknowledgements."""
         cdef uint8_t *entry = NULL
         cdef int room = self.room_for(1)  # first: making room may use the memory that the entry is written into
-        cdef size_t size = message_write(properties, properties_size, payload, payload_size, self.session.out.type_data,
-                                         self.session.out.type_size, dotnet_type, &entry)
+        cdef size_t size = message_write(message.properties, message.properties_size, message.payload,
+                                         message.payload_size, self.session.out.type_data, self.session.out.type_size,
+                                         dotnet_type, &entry)
         if room == ROOM:
             return self._append(entry, size, index)
         self.put_off((index, (<const char *> entry)[:size]), size, room)
@@ -214,7 +216,8 @@ cdef class Micromsg2Session(QueueSession):
                     self.wanted = frame.size
                     break
                 if fault != PARSE_OK:
-                    commands.refuse_frame(self, fault, data[at], frame.payload_size)
+                    code = ErrorCode.MESSAGE_TOO_LARGE if fault == PARSE_TOO_LARGE else ErrorCode.PROTOCOL_ERROR
+                    self._wrong(code, str(malformed(fault, data[at], frame.payload_size, self.message_max)))
                     return size
                 controls += self._frame(&frame)
                 at += frame.size
@@ -260,8 +263,7 @@ cdef class Micromsg2Session(QueueSession):
                 self.connection.want_turn()
         if self.part is not None or frame.continued:
             return self._fragment(frame, index)
-        return self._publish(frame.destination, frame.destination_size, frame.properties, frame.properties_size,
-                             frame.payload, frame.payload_size, index)
+        return self._publish(frame, index)
 
     cdef int _fragment(self, const mm_frame *frame, uint64_t index) except -1:
         """One of the frames of a large message; it is published with the last."""
@@ -284,40 +286,43 @@ cdef class Micromsg2Session(QueueSession):
                 self.kept(index)  # it is acknowledged like any frame, or a small window would never go on
             return 0
         part, self.part = self.part, None
-        self._publish_whole(self.part_destination, self.part_properties, part, len(part), self.part_dotnet_type, index)
+        self.publish_whole(self.part_destination, self.part_properties, part, self.part_dotnet_type, index)
         self.part_destination = self.part_properties = None
         return 1
 
-    cdef int _publish(self, const uint8_t *destination, uint32_t destination_size, const uint8_t *properties,
-                      uint32_t properties_size, const uint8_t *payload, uint32_t payload_size,
-                      uint64_t index) except -1:
+    cdef int _publish(self, const mm_frame *message, uint64_t index) except -1:
         """A whole message, into its queue if this user may; 1 when that took Python."""
         cdef Micromsg2Publisher publisher = <Micromsg2Publisher> self.publisher_cached
-        if publisher is None or <uint32_t> len(publisher.destination) != destination_size \
-                or memcmp(<const char *> publisher.destination, destination, destination_size) != 0:
-            publisher = self.publishers.get((<const char *> destination)[:destination_size])
+        if publisher is None or <uint32_t> len(publisher.destination) != message.destination_size \
+                or memcmp(<const char *> publisher.destination, message.destination, message.destination_size) != 0:
+            publisher = self.publishers.get((<const char *> message.destination)[:message.destination_size])
             self.publisher_cached = publisher
         # One that is deleted: its doorbell may not have been heard yet, but whoever deleted it has had the answer.
         if publisher is None or core.control_is_deleted(publisher.stream.log.control):
-            commands.first_send(self, (<const char *> destination)[:destination_size],
-                                (<const char *> properties)[:properties_size], (<const char *> payload)[:payload_size],
-                                self.dotnet_type, index)
+            destination = (<const char *> message.destination)[:message.destination_size]
+            properties = (<const char *> message.properties)[:message.properties_size]
+            payload = (<const char *> message.payload)[:message.payload_size]
+            commands.first_send(self, destination, index, partial(
+                self.publish_whole, destination, properties, payload, self.dotnet_type, index))
             return 1
         if publisher.generation != self.queues.access_generation:
             if not commands.may_publish(self, publisher, index):
                 return 1
             publisher.generation = self.queues.access_generation
-        return publisher.publish(properties, properties_size, payload, payload_size, self.dotnet_type, index)
+        return publisher.publish(message, self.dotnet_type, index)
 
-    cdef int _publish_whole(self, bytes destination, bytes properties, const char *payload, size_t payload_size,
-                            bytes dotnet_type, uint64_t index) except -1:
-        """One that came before: a type that was told since is that of the next message."""
+    def publish_whole(self, bytes destination, bytes properties, payload, bytes dotnet_type, uint64_t index):
+        """A message that came before: a type that was told since is that of the next one."""
+        cdef mm_frame message
+        message.destination = <const uint8_t *> <const char *> destination
+        message.destination_size = <uint32_t> len(destination)
+        message.properties = <const uint8_t *> <const char *> properties
+        message.properties_size = <uint32_t> len(properties)
+        message.payload = <const uint8_t *> <const char *> payload
+        message.payload_size = <uint32_t> len(payload)
         next_type, self.dotnet_type = self.dotnet_type, dotnet_type
-        self._publish(<const uint8_t *> <const char *> destination, <uint32_t> len(destination),
-                      <const uint8_t *> <const char *> properties, <uint32_t> len(properties),
-                      <const uint8_t *> payload, <uint32_t> payload_size, index)
+        self._publish(&message, index)
         self.dotnet_type = next_type
-        return 0
 
     cdef int _extension(self, const mm_frame *frame) except -1:
         cdef int64_t number
@@ -392,10 +397,6 @@ cdef class Micromsg2Session(QueueSession):
 
     def write_command(self, name, pairs):
         self.connection.write_bytes(encode_command(name, pairs))
-
-    def publish_again(self, bytes destination, bytes properties, bytes payload, bytes dotnet_type, uint64_t index):
-        """A message whose queue had to be opened first."""
-        self._publish_whole(destination, properties, payload, len(payload), dotnet_type, index)
 
     def add_publisher(self, Stream stream, Queue queue, bytes name, bytes destination):
         publisher = Micromsg2Publisher(self, stream, queue, name, destination)
