@@ -25,8 +25,8 @@ from vibemq.errors import Refused, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.micromsg2.codec import BadCommand, parse_command
 from vibemq.protocols.micromsg2.destinations import Target, check_new, target_of
 from vibemq.protocols.micromsg2.extensions import number_in
+from vibemq.protocols.micromsg2.filters import BadFilter, compile_filter
 from vibemq.protocols.micromsg2.options import queue_options
-from vibemq.protocols.micromsg2.properties import BadFilter, compile_filter
 from vibemq.protocols.micromsg2.spec import TOPIC_PREFIX, ErrorCode, ExtensionName
 from vibemq.storage.vhosts import DEFAULT_VHOST
 

@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from vibemq.broker.client cimport Consumer, QueueSession
 from vibemq.broker.messages cimport LogReader, message_view
 from vibemq.broker.queue_table cimport QueueTable
-from vibemq.protocols.micromsg2.properties cimport Filter
+from vibemq.protocols.micromsg2.filters cimport Filter
 
 
 # What becomes of a message that the peer sends.
