@@ -155,8 +155,7 @@ cdef class Micromsg2Session(QueueSession):
     cdef object ack_timer
     cdef uint64_t ack_timer_index      # of the newest message when it was set
     cdef bytes dotnet_type             # of the messages that come; None: none was told
-    cdef bytearray part                # of a message whose last frame has not come; None: there is none
-    cdef bytes part_destination, part_properties, part_dotnet_type
+    cdef tuple part                    # what publish_whole() gets when the last frame has come; None: none is to come
     cdef Sender out                    # what goes out
     # Signs of life.
     cdef readonly int64_t heartbeat_ms # 0: none agreed
@@ -267,27 +266,25 @@ cdef class Micromsg2Session(QueueSession):
 
     cdef int _fragment(self, const mm_frame *frame, uint64_t index) except -1:
         """One of the frames of a large message; it is published with the last."""
-        cdef bytearray part
+        cdef bytes destination = (<const char *> frame.destination)[:frame.destination_size]
+        cdef bytearray payload
         if self.part is None:
-            self.part = bytearray()
-            self.part_destination = (<const char *> frame.destination)[:frame.destination_size]
-            self.part_properties = (<const char *> frame.properties)[:frame.properties_size]
-            self.part_dotnet_type = self.dotnet_type
-        elif frame.destination_size \
-                and (<const char *> frame.destination)[:frame.destination_size] != self.part_destination:
+            properties = (<const char *> frame.properties)[:frame.properties_size]
+            self.part = (destination, properties, bytearray(), self.dotnet_type)
+        elif destination and destination != self.part[0]:
             return self._wrong(ErrorCode.PROTOCOL_ERROR,
                                "a message to another destination in the middle of a continued one")
-        if len(self.part) + <size_t> frame.payload_size > self.message_max:
+        payload = self.part[2]
+        if len(payload) + <size_t> frame.payload_size > self.message_max:
             return self._wrong(ErrorCode.MESSAGE_TOO_LARGE, f"needed at most {self.message_max} bytes in all frames of "
-                               f"a message, had {len(self.part) + frame.payload_size}")
-        self.part += (<const char *> frame.payload)[:frame.payload_size]
+                               f"a message, had {len(payload) + frame.payload_size}")
+        payload += (<const char *> frame.payload)[:frame.payload_size]
         if frame.continued:
             if index:
                 self.kept(index)  # it is acknowledged like any frame, or a small window would never go on
             return 0
         part, self.part = self.part, None
-        self.publish_whole(self.part_destination, self.part_properties, part, self.part_dotnet_type, index)
-        self.part_destination = self.part_properties = None
+        self.publish_whole(*part, index)
         return 1
 
     cdef int _publish(self, const mm_frame *message, uint64_t index) except -1:
@@ -410,7 +407,7 @@ cdef class Micromsg2Session(QueueSession):
 
     def add_subscription(self, str name, bytes destination, filter, Queue queue, uint32_t prefetch):
         """To a queue or topic."""
-        subscription = Subscription(self.out, name, Outlet(self.out, destination, filter), self.free_number())
+        subscription = Subscription(name, Outlet(self.out, destination, filter), self.free_number())
         self.remember_subscription(name, subscription)
         try:
             queue.add_consumer(subscription, prefetch)
@@ -421,7 +418,7 @@ cdef class Micromsg2Session(QueueSession):
     def add_reader(self, str name, bytes destination, filter, Stream stream, uint64_t offset, bint is_plain):
         """Of a log from this offset on, instead of any other; it takes nothing away from anybody."""
         outlet = Outlet(self.out, destination, filter)
-        reader = TopicReader(self.out, name, outlet, self.free_number(), stream, offset, is_plain)
+        reader = TopicReader(name, outlet, self.free_number(), stream, offset, is_plain)
         self.remove_subscription(name)  # not before: a stream that nobody reads any more is closed
         self.remember_subscription(name, reader)
         reader.pump()

@@ -52,13 +52,12 @@ cdef class ReceiveWindow:
     cdef readonly bint lenient             # for a peer whose window is its own business: only WINDOW_MAX is an overrun
     cdef readonly uint64_t index           # of the message taken last
     cdef readonly uint16_t last            # its number
-    cdef readonly uint32_t unacknowledged  # taken, and the peer still waits for an acknowledgement
     cdef received_message *ring            # the n-th message lies at n modulo capacity
     cdef uint32_t capacity
     cdef uint64_t *seen                    # a bit for each number that is remembered; NULL before the first message
     cdef uint64_t forgotten                # up to this index numbers are no longer remembered
     cdef uint64_t answered                 # up to this index the peer waits for nothing
-    cdef uint64_t decided            # up to this index everything is accepted or refused
+    cdef uint64_t decided                  # up to this index everything is accepted or refused
     cdef uint64_t due                      # the message whose number the next acknowledgement bears; 0: none
     cdef uint64_t acknowledged             # that of the last one; 0: none yet
     cdef int64_t acknowledged_number
@@ -81,7 +80,6 @@ cdef class ReceiveWindow:
     cdef bint _is_behind(self, uint16_t number) noexcept
     cdef int _remember(self, uint16_t number) except -1
     cdef void _decide(self, uint64_t index, uint8_t state) noexcept
-    cdef void _answer(self) noexcept
 
 
 cdef class Outlet
@@ -138,15 +136,12 @@ cdef class Outlet:
 
 # What a connection has subscribed to: a queue or a topic.
 cdef class Subscription(Consumer):
-    cdef Sender sender
     cdef readonly str name            # of the queue
     cdef readonly Outlet outlet
-    cdef readonly bint is_auto        # settled when the socket has taken it
 
 
 # Or a log that is read from a place on.
 cdef class TopicReader(LogReader):
-    cdef Sender sender
     cdef readonly str name
     cdef readonly Outlet outlet
     cdef readonly int32_t number      # among the connection's subscriptions

@@ -139,10 +139,9 @@ cdef class ReceiveWindow:
             if self.seen != NULL and self.seen[number >> 6] >> (number & 63) & 1:
                 self.waits = self._is_behind(number)
                 return DUPLICATE
-            if self.unacknowledged >= (window_max if self.lenient else self.size):
+            if self.index - self.answered >= (window_max if self.lenient else self.size):
                 return OVERRUN
             self._remember(number)
-            self.unacknowledged += 1
         self.index += 1
         self.last = number
         return TAKEN
@@ -197,18 +196,13 @@ cdef class ReceiveWindow:
             if message.state == ACCEPTED:
                 self.due = self.decided
         if self.due == 0:
-            self._answer()
-
-    cdef void _answer(self) noexcept:
-        self.answered = self.decided
-        self.unacknowledged = <uint32_t> (self.index - self.answered)
+            self.answered = self.decided
 
     cpdef int64_t acknowledge(self) noexcept:
         if self.due == 0:
             return -1
         self.acknowledged_number = self.ring[self.due & (self.capacity - 1)].number
-        self.acknowledged, self.due = self.due, 0
-        self._answer()
+        self.acknowledged, self.due, self.answered = self.due, 0, self.decided
         return self.acknowledged_number
 
     cpdef int64_t again(self) noexcept:
@@ -217,8 +211,13 @@ cdef class ReceiveWindow:
     cpdef uint16_t number_of(self, uint64_t index) noexcept:
         return self.ring[index & (self.capacity - 1)].number if self.forgotten < index <= self.index else 0
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many messages were taken for which the peer still waits."""
+        return self.index - self.answered if self.size else 0
+
     cpdef bint is_full(self) noexcept:
-        return self.size != 0 and self.unacknowledged >= self.size
+        return self.size != 0 and self.index - self.answered >= self.size
 
     cpdef bint is_decided(self) noexcept:
         return self.size == 0 or self.decided == self.index
@@ -401,14 +400,13 @@ cdef dict described(int number, str name, bint active, properties, prefetch=0, i
 
 
 cdef class Subscription(Consumer):
-    def __init__(self, Sender sender, str name, Outlet outlet not None, int number):
-        self.sender, self.name, self.outlet, self.number = sender, name, outlet, number
-        self.is_auto = sender.window.size == 0
-        self.deliveries = sender.session.in_flight
-        self.peer = peer_key(sender.session.client.user, sender.session.peer_address)
+    def __init__(self, str name, Outlet outlet not None, int number):
+        cdef QueueSession session = outlet.sender.session
+        self.name, self.outlet, self.number, self.deliveries = name, outlet, number, session.in_flight
+        self.peer = peer_key(session.client.user, session.peer_address)
 
     def __str__(self):
-        return self.sender.session.peer
+        return self.outlet.sender.session.peer
 
     def leave(self, bint lost):
         if self.queue is not None:
@@ -418,7 +416,8 @@ cdef class Subscription(Consumer):
         return self.outlet.room()
 
     cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
-        self.sender.has_autos |= self.is_auto
+        if self.outlet.sender.window.size == 0:
+            self.outlet.sender.has_autos = True
         return self.outlet.write(m, self.number, self.own.last)
 
     def describe(self) -> dict:
@@ -426,22 +425,21 @@ cdef class Subscription(Consumer):
         return described(self.number, self.name, self.queue is not None, properties, self.prefetch, self.own.count)
 
     cdef int on_deleted(self) except -1:
-        self.sender.session.subscription_ended(self, None)
+        self.outlet.sender.session.subscription_ended(self, None)
         return 0
 
     cdef int failed(self, object problem) except -1:
-        self.sender.session.fail(problem)
+        self.outlet.sender.session.fail(problem)
         return 0
 
 
 cdef class TopicReader(LogReader):
-    def __init__(self, Sender sender, str name, Outlet outlet not None, int number, Stream stream,
-                 uint64_t offset, bint is_plain):
-        self.sender, self.name, self.outlet, self.number, self.is_plain = sender, name, outlet, number, is_plain
-        super().__init__(sender.queues, stream, offset)
+    def __init__(self, str name, Outlet outlet not None, int number, Stream stream, uint64_t offset, bint is_plain):
+        self.name, self.outlet, self.number, self.is_plain = name, outlet, number, is_plain
+        super().__init__(outlet.sender.queues, stream, offset)
 
     def __str__(self):
-        return self.sender.session.peer
+        return self.outlet.sender.session.peer
 
     def leave(self, bint lost):
         self.close()
@@ -456,8 +454,8 @@ cdef class TopicReader(LogReader):
         return described(self.number, self.name, True, {"offset": str(self.next_offset)})
 
     def ended(self, problem):
-        self.sender.session.subscription_ended(self, problem)
+        self.outlet.sender.session.subscription_ended(self, problem)
 
     cdef int failed(self, object problem) except -1:
-        self.sender.session.fail(problem)
+        self.outlet.sender.session.fail(problem)
         return 0
