@@ -44,7 +44,7 @@ PEER_ERRORS_LOGGED_MAX = 16  # of one connection: a flood must not fill the disk
 # ---- ends ----
 
 
-def protocol_error(session: Micromsg2Session, code: ErrorCode, text: str) -> None:
+def protocol_error(session: Micromsg2Session, code: str, text: str) -> None:
     """Nobody knows what the next bytes would mean: say so, and close."""
     log_closing(session, code, "closed: %s: %s", code, text)
     session.write_error(code, text)
@@ -56,8 +56,7 @@ def refuse_message(session: Micromsg2Session, code: str, text: str) -> None:
 
     SharpMessaging reads none, and would send the message or wait for ever, so its connection ends."""
     if session.is_sharp:
-        log_closing(session, code, "closed: %s: %s", code, text)
-        session.finish()
+        protocol_error(session, code, text)
     else:
         session.write_error(code, text)
 
@@ -289,12 +288,10 @@ class Command:
         """Do the work in a helper thread, then ``answer(result)``."""
 
         def done(result: Any, problem: BaseException | None) -> None:
-            try:
-                if problem is not None:
-                    raise problem
-                answer(result)
-            except Exception as why:
-                self.refuse(why)
+            if problem is not None:
+                self.refuse(problem)
+            else:
+                self.run(lambda _: answer(result))
 
         in_helper(self.session, work, done, **how)
 

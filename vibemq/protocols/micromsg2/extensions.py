@@ -195,8 +195,8 @@ def negotiate_server(
     lists = lists_of(c1)
     # Serializers are lacking together or not at all.
     serializer = first_of(lists.required, known & spec.SERIALIZERS.keys())
-    missing = [item.name for item in lists.required if item.name not in known]
-    missing = [name for name in missing if serializer is None or name not in spec.SERIALIZERS]
+    may_lack = spec.SERIALIZERS if serializer else {}
+    missing = [name for name in names(lists.required) if name not in known and name not in may_lack]
     if missing:
         raise unsupported("Server", "does not support", missing)
     not_listed = [name for name in required if name not in names(lists)]

@@ -82,11 +82,13 @@ def _check_queue(session: NativeSession, request: Message, rule: CommandRule) ->
 # ---- answers ----
 
 
-def reply(session: NativeSession, request: Message, command: Command, **fields: Any) -> None:
+def reply(session: NativeSession, request: Message, **fields: Any) -> None:
     """The answer to a request, compressed when that was agreed and is worth it; never larger than clients read.
 
-    The fields are those of encode_body."""
-    body = encode_body(command, request.id, text_layout=session.text_layout, **fields)
+    Its number and its queue follow from the request, other fields are those of encode_body."""
+    rule = spec.COMMAND_BY_TYPE[request.type]
+    queue = request.queue if rule.needs_queue else None
+    body = encode_body(rule.reply or rule.command, request.id, queue=queue, text_layout=session.text_layout, **fields)
     if session.compression and len(body) >= session.compression_threshold:
         packed = compression.compress(session.compression, body)
         if packed is not None and len(packed) <= session.frame_max:
@@ -121,12 +123,12 @@ def later(
     session: NativeSession,
     request: Message,
     work: Callable[[], Any],
-    answer: Callable[[Any], None],
+    answer: Callable[[Any], bytes | None] = lambda result: None,
     *,
     tolerated: type[Exception] | None = None,
     **how: Any,
 ) -> None:
-    """Do the work in a helper thread, then ``answer(result)``.
+    """Do the work in a helper thread, then reply with what ``answer(result)`` gives as payload.
 
     `tolerated`: an error that the declarations of .NET peers would break on; it is answered as if all was well.
     """
@@ -134,7 +136,7 @@ def later(
     def done(result: Any, problem: BaseException | None) -> None:
         is_tolerated = tolerated is not None and isinstance(problem, tolerated) and not session.text_layout
         if problem is None or is_tolerated:
-            answer(result)
+            reply(session, request, payload=answer(result))
         else:
             failed(session, request, problem)
 
@@ -249,10 +251,6 @@ def _connected(session: NativeSession, request: Message, user: str, access: Acce
     rights_changed(session)
 
 
-def disconnect(session: NativeSession, request: Message) -> None:
-    session.leave()
-
-
 def send_off(session: NativeSession, why: Ended) -> None:
     if why is Ended.DELETED:
         session.refuse_frame(FRESH_ID, ErrorCode.AUTH_FAILED, "This user was deleted.")
@@ -365,7 +363,7 @@ def subscribe(session: NativeSession, request: Message) -> None:
         # The acknowledgement goes first: clients see nothing else while a handler runs.
         number = request.id.decode(errors="surrogateescape")
         headers = {Header.QUEUE_NAME: request.queue, Header.SUBSCRIPTION_ID: number}
-        reply(session, request, Command.SUBSCRIBE_ACK, queue=request.queue, headers=headers)
+        reply(session, request, headers=headers)
         known = session.subscriptions.get(name)
         if known is None:
             stored = FORM_STORED in session.features and request.headers.get(Header.FORM) == FORM_STORED
@@ -378,8 +376,7 @@ def subscribe(session: NativeSession, request: Message) -> None:
 
 def unsubscribe(session: NativeSession, request: Message) -> None:
     session.remove_subscription((request.queue or "").encode())
-    headers = {Header.QUEUE_NAME: request.queue}
-    reply(session, request, Command.UNSUBSCRIBE_ACK, queue=request.queue, headers=headers)
+    reply(session, request, headers={Header.QUEUE_NAME: request.queue})
 
 
 def wake_dormant(session: NativeSession) -> None:
@@ -412,12 +409,8 @@ def create_queue(session: NativeSession, request: Message) -> None:
     if request.payload in (None, b"null"):
         # What was not said is not stored, so it follows the configuration; a payload says everything but the limit.
         stored = {key: value for key, value in stored.items() if not request.headers.keys().isdisjoint(READERS[key][0])}
-
-    def answer(_: Any) -> None:
-        reply(session, request, Command.CREATE_QUEUE, queue=name)
-
     work = partial(session.door.catalog.create_queue, DEFAULT_VHOST, name, stored)
-    later(session, request, work, answer, tolerated=StreamExists)
+    later(session, request, work, tolerated=StreamExists)
 
 
 def alter_queue(session: NativeSession, request: Message) -> None:
@@ -432,20 +425,18 @@ def alter_queue(session: NativeSession, request: Message) -> None:
     def answer(_: Any) -> None:
         broker.tell_access_changed()
         logger.info("%s: user %r changes queue %s: %s", session.peer, session.client.user, name, changes)
-        reply(session, request, Command.ALTER_QUEUE, queue=name)
 
     later(session, request, partial(session.door.catalog.alter_queue, DEFAULT_VHOST, name, changes), answer)
 
 
 def delete_queue(session: NativeSession, request: Message) -> None:
-    name, catalog = request.queue or "", session.door.catalog
+    catalog = session.door.catalog
 
     def answer(gone: Any) -> None:
         if gone is not None:
             catalog.deleted(gone)
-        reply(session, request, Command.DELETE_QUEUE, queue=name)
 
-    work = partial(catalog.delete_queue, DEFAULT_VHOST, name)
+    work = partial(catalog.delete_queue, DEFAULT_VHOST, request.queue or "")
     later(session, request, work, answer, tolerated=StreamNotFound, left=catalog.deleted)
 
 
@@ -459,7 +450,7 @@ def info(session: NativeSession, request: Message) -> None:
     except StreamNotFound:
         if session.text_layout:
             raise
-        reply(session, request, Command.QUEUE_INFO, queue=name)  # an Error would break .NET declarations
+        reply(session, request)  # an Error would break .NET declarations
         return
     waiting, in_flight, consumers = queue.counts()
     dropped, refused = queue.losses()
@@ -476,15 +467,14 @@ def info(session: NativeSession, request: Message) -> None:
         prefetch_max=door.queues.defaults.prefetch_max,
         text_layout=session.text_layout,
     )
-    reply(session, request, Command.QUEUE_INFO, queue=name, payload=payload)
+    reply(session, request, payload=payload)
 
 
 def list_queues(session: NativeSession, request: Message) -> None:
     metadata, access = session.door.queues.metadata, session.client.access
 
-    def answer(names: Any) -> None:
-        seen = sorted(name for name in names if access.sees(name))
-        reply(session, request, Command.LIST_QUEUES, payload=msgspec.json.encode(seen))
+    def answer(names: Any) -> bytes:
+        return msgspec.json.encode(sorted(name for name in names if access.sees(name)))
 
     # Thousands of rows: not in the loop.
     later(session, request, lambda: [record.name for record in metadata.queues(DEFAULT_VHOST)], answer)
@@ -494,23 +484,22 @@ def purge_queue(session: NativeSession, request: Message) -> None:
     queue = session.door.queues.find(DEFAULT_VHOST, request.queue or "")
     count = queue.purge()
     queue.close_if_unused()
-    payload = msgspec.json.encode({"purged": count})
-    reply(session, request, Command.PURGE_QUEUE, queue=request.queue, payload=payload)
+    reply(session, request, payload=msgspec.json.encode({"purged": count}))
 
 
 # ---- users ----
 
 
 def manage_users(session: NativeSession, request: Message) -> None:
-    broker, command = session.door.broker, Command(request.type)
+    broker = session.door.broker
 
-    def answer(result: Any) -> None:
-        if command not in (Command.ADMIN_LIST_USERS, Command.ADMIN_GET_USER_PERMISSIONS):
+    def answer(result: Any) -> bytes:
+        if request.type not in (Command.ADMIN_LIST_USERS, Command.ADMIN_GET_USER_PERMISSIONS):
             broker.tell_access_changed()
-        reply(session, request, command, payload=msgspec.json.encode(result))
+        return msgspec.json.encode(result)
 
     fields = accounts.fields_of(request)
-    work = partial(accounts.COMMANDS[command], broker.queues.metadata, session.client.access, fields)
+    work = partial(accounts.COMMANDS[request.type], broker.queues.metadata, session.client.access, fields)
     later(session, request, work, answer, submit=broker.helpers.submit_hash)
 
 
@@ -518,7 +507,7 @@ def manage_users(session: NativeSession, request: Message) -> None:
 
 FIRST_STATE = "connecting"
 Answer = Callable[[Any, Message], None]
-BEFORE: dict[int, Answer] = {Command.CONNECT: connect, Command.DISCONNECT: disconnect}
+BEFORE: dict[int, Answer] = {Command.CONNECT: connect, Command.DISCONNECT: lambda session, request: session.leave()}
 STATES: dict[str, dict[int, Answer]] = {
     "connecting": BEFORE,
     "refused": {},  # an answer is held back; nothing is read meanwhile
