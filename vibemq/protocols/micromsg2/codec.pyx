@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.stdint cimport INT64_MIN, UINT64_MAX, uint8_t, uint16_t, uint32_t
 
 from vibemq import errors
 from vibemq.errors import UnencodableValue
+from vibemq.protocols.micromsg2.values cimport TYPE_DATE, TYPE_NUMBER, TYPE_TEXT
 from vibemq.protocols.micromsg2.wire cimport (
     ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_ERROR, FRAME_EXTENSION, FRAME_KIND_BITS, PARSE_NEEDS_MORE, PARSE_OK,
     PARSE_TOO_LARGE, SEQUENCE_MAX, ack_frame_write, ack_number, frame_parse, message_frame_size, message_frame_write,
@@ -302,8 +303,7 @@ MICROSECOND = timedelta(microseconds=1)
 INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 SECONDS = re.compile(r"([+-]?)([0-9]{1,12})(?:\.([0-9]*))?")
-INT64_MIN = -(2**63)
-UINT64_MAX = 2**64 - 1
+TYPE_LETTERS = frozenset(map(chr, (TYPE_NUMBER, TYPE_DATE, TYPE_TEXT)))
 
 
 def parse_properties(bytes properties not None):
@@ -316,27 +316,27 @@ def parse_properties(bytes properties not None):
     cdef mm_property item
     cdef list pairs = []
     while property_next(&at, end, &item):
-        kind = chr(item.value[0]) if item.value_size else ""
+        kind = item.value[0] if item.value_size else 0
         name = decoded(item.key, item.key_size).decode("utf-8", "surrogateescape")
         pairs.append((name, typed(kind, decoded(item.value, item.value_size))))
     return pairs
 
 
-cdef object typed(str kind, bytes data):
+cdef object typed(int kind, bytes data):
     """`kind`: the octet before decoding, since an encoded letter is no type."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        return data[1:] if kind == spec.PropertyType.TEXT else data
+        return data[1:] if kind == TYPE_TEXT else data
     rest = text[1:]
-    if kind == spec.PropertyType.TEXT:
+    if kind == TYPE_TEXT:
         return rest
-    if kind == spec.PropertyType.NUMBER and DECIMAL.fullmatch(rest):
+    if kind == TYPE_NUMBER and DECIMAL.fullmatch(rest):
         if INTEGER.fullmatch(rest) and INT64_MIN <= int(rest) <= UINT64_MAX:
             return int(rest)
         if isfinite(float(rest)):
             return float(rest)
-    if kind == spec.PropertyType.DATE and (match := SECONDS.fullmatch(rest)):
+    if kind == TYPE_DATE and (match := SECONDS.fullmatch(rest)):
         sign, seconds, fraction = match.groups(default="")
         since = timedelta(seconds=int(seconds), microseconds=int(fraction[:6].ljust(6, "0")))
         try:
@@ -368,7 +368,7 @@ cdef str property_text(key, value):
         return "true" if value else "false"
     if isinstance(value, Untyped):
         text = percent_encode(value)
-        return f"%{ord(text[0]):X}{text[1:]}" if text[:1] in spec.TYPE_LETTERS else text
+        return f"%{ord(text[0]):X}{text[1:]}" if text[:1] in TYPE_LETTERS else text
     if isinstance(value, (str, bytes)):
         return "T" + percent_encode(value)
     if isinstance(value, int):
