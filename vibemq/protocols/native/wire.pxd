@@ -45,6 +45,7 @@ cdef enum:
     HEADERS_MAX = 50
     DELIVER_ADDED_BYTES = 4 + 16 + 4   # "deliveryAttempts" and the longest number: a Deliver has more than its Publish
     HEADER_VALUE_UNITS_MAX = 4096
+    DECIMAL_BYTES_MAX = 10
     JSON_DEPTH_MAX = 64
 
 # What frame_header and frame_parse find. spec.FRAME_FAULTS has the sentence for each negative one.
@@ -374,17 +375,11 @@ cdef inline uint8_t *error_write(
     p = frame_payload(p, NULL, 0, 0)
     return put_str16(put_str16(p, code, code_size), message, message_size)
 
-cdef inline uint32_t decimal_size(uint32_t number) noexcept nogil:
-    cdef uint32_t size = 1
-    while number >= 10:
+cdef inline uint8_t *decimal_before(uint8_t *end, uint32_t number) noexcept nogil:
+    """The first of its digits, of which there are at most DECIMAL_BYTES_MAX."""
+    while True:
+        end -= 1
+        end[0] = <uint8_t> (0x30 + number % 10)
         number = number // 10
-        size += 1
-    return size
-
-cdef inline uint8_t *put_decimal(uint8_t *p, uint32_t number) noexcept nogil:
-    cdef uint32_t size = decimal_size(number)
-    cdef uint32_t i
-    for i in range(size):
-        p[size - 1 - i] = <uint8_t> (0x30 + number % 10)
-        number = number // 10
-    return p + size
+        if number == 0:
+            return end
