@@ -22,7 +22,7 @@ from vibemq.broker.helping import in_helper
 from vibemq.broker.messages import offset_of_word
 from vibemq.broker.options import FAN_OUTS, DeliveryMode, letters_named, options_of
 from vibemq.errors import Refused, StorageError, StreamExists, StreamNotFound
-from vibemq.protocols.micromsg2.codec import BadCommand, parse_command
+from vibemq.protocols.micromsg2.codec import BadCommand, encode_command, parse_command
 from vibemq.protocols.micromsg2.destinations import Target, check_new, target_of
 from vibemq.protocols.micromsg2.extensions import number_in
 from vibemq.protocols.micromsg2.filters import BadFilter, compile_filter
@@ -269,7 +269,7 @@ class Command:
 
     def done(self, **pairs: str) -> None:
         if self.wants_answer:
-            self.session.write_command("ok", [("id", self.id), *pairs.items()])
+            self.session.write(encode_command("ok", {"id": self.id, **pairs}))
 
     def refuse(self, problem: BaseException) -> None:
         try:
@@ -278,7 +278,7 @@ class Command:
             subject = ""
         why = refused_by(self.session, problem, subject)
         if self.wants_answer:
-            self.session.write_command("error", [("id", self.id), ("code", why.code), ("text", why.message)])
+            self.session.write(encode_command("error", {"id": self.id, "code": why.code, "text": why.message}))
         elif self.name == ExtensionName.SUBSCRIBE:  # or a peer that reads no ERROR would wait for messages for ever
             refuse_message(self.session, why.code, why.message)
         else:
@@ -297,7 +297,6 @@ class Command:
 
 
 def handle(session: Micromsg2Session, payload: bytes) -> None:
-    """One COMMAND frame."""
     if not check_access(session.client):
         return
     try:

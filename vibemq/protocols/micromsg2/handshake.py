@@ -49,12 +49,10 @@ class Shake:
 
 def opened(session: Micromsg2Session) -> None:
     """The connection is there: the peer has a while to finish its handshake."""
-    session.set_deadline(session.door.queues.now_ms + session.door.config.handshake_timeout_s * 1000, _too_slow)
-
-
-def _too_slow(session: Micromsg2Session) -> None:
     seconds = session.door.config.handshake_timeout_s
-    commands.protocol_error(session, ErrorCode.HANDSHAKE_TIMEOUT, f"needed a whole handshake within {seconds} s")
+    text = f"needed a whole handshake within {seconds} s"
+    too_slow = partial(commands.protocol_error, code=ErrorCode.HANDSHAKE_TIMEOUT, text=text)
+    session.set_deadline(session.door.queues.now_ms + seconds * 1000, too_slow)
 
 
 def take(session: Micromsg2Session, data: bytes) -> int:
@@ -92,10 +90,9 @@ def hello(session: Micromsg2Session, c1: Handshake) -> None:
     door, shake = session.door, session.shake
     broker, shake.c1 = door.broker, c1
     session.identity = "".join(c if c.isprintable() else "?" for c in c1.identity.decode(errors="replace"))
-    listed = extensions.lists_of(c1)
     login = admission.needs_login(broker)
     answers: dict[str, dict[str, str]] = {}
-    wanted = next((item for item in listed if item.name == ExtensionName.MICROAUTH), None)
+    wanted = next((item for item in extensions.lists_of(c1) if item.name == ExtensionName.MICROAUTH), None)
     user = wanted.property("user") if wanted is not None else None
     if login and user is not None:
         shake.challenge = broker.authenticator.challenge(user[:USER_CHARACTERS_MAX])
@@ -166,7 +163,6 @@ def judged(session: Micromsg2Session, user: str, verdict: Verdict) -> None:
 
 
 def let_in(session: Micromsg2Session, user: str, access: Access) -> None:
-    """The connection is open."""
     shake = session.shake
     session.client.user, session.client.access = user, access
     session.agree(shake.agreed, shake.c1.minor == MINOR_SHARP_MESSAGING)

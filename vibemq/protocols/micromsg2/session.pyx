@@ -34,7 +34,7 @@ from functools import partial
 
 from vibemq.broker.admission import check_access
 from vibemq.protocols.micromsg2 import commands, handshake
-from vibemq.protocols.micromsg2.codec import encode_command, encode_error, malformed
+from vibemq.protocols.micromsg2.codec import encode_error, malformed
 from vibemq.protocols.micromsg2.spec import (
     HANDSHAKE_HEAD_BYTES, HANDSHAKE_LIST_BYTES_MAX, IDENTITY_BYTES_MAX, SHARP_PAYLOAD_BYTES_MAX,
     SHARP_PAYLOAD_BYTES_MAX_SERIALIZED, ErrorCode,
@@ -392,9 +392,6 @@ cdef class Micromsg2Session(QueueSession):
         if not self.is_sharp and not self.connection.closed:
             self.connection.write_bytes(encode_error(f"{code}: {text}"))
 
-    def write_command(self, name, pairs):
-        self.connection.write_bytes(encode_command(name, pairs))
-
     def add_publisher(self, Stream stream, Queue queue, bytes name, bytes destination):
         publisher = Micromsg2Publisher(self, stream, queue, name, destination)
         self.publishers[destination] = self.publisher_cached = publisher
@@ -479,7 +476,6 @@ cdef class Micromsg2Session(QueueSession):
         return QueueSession.close(self)
 
     def describe(self) -> dict:
-        """This connection as the admin side shows it."""
         shown = {} if self.agreed is None else {
             "connection_name": self.identity, "extensions": ";".join(self.agreed.ids),
         }

@@ -32,8 +32,6 @@ DECIMAL = re.compile(r"\d{1,15}", re.ASCII)
 
 
 class BadOption(Refused, ValueError):
-    """An option has a value that it cannot have."""
-
     def __init__(self, name: str, needed: str, had: object, *, in_payload: bool) -> None:
         shown = str(had)
         text = f"{name}: needed {needed}, had {shown if len(shown) <= 60 else shown[:57] + '...'}"
@@ -61,7 +59,7 @@ class QueueOptions:
         return self.dead_letter_queue or queue + DEAD_LETTER_SUFFIX
 
     def stored(self) -> dict[str, int | str | bool]:
-        """Plain values for the metadata, without what was not said."""
+        """What the metadata keeps: nothing of what was not said."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

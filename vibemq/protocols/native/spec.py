@@ -33,8 +33,6 @@ COMMAND_TIMEOUT_S = 10
 
 
 class Command(IntEnum):
-    """Which command a frame is."""
-
     CONNECT = 0
     CONNECT_ACK = 1
     DISCONNECT = 2
@@ -251,9 +249,8 @@ CLIENT, SERVER, BOTH = frozenset({"client"}), frozenset({"server"}), frozenset({
 
 def _queue(command: Command, reply: Command, operation: QueueOperation, feature: str | None = None) -> CommandRule:
     """A command on one queue. Reply and request share a number where the protocol says so."""
-    return CommandRule(
-        command, BOTH if reply == command else CLIENT, reply, operation, needs_queue=True, feature=feature
-    )
+    sent_by = BOTH if reply == command else CLIENT
+    return CommandRule(command, sent_by, reply, operation, needs_queue=True, feature=feature)
 
 
 COMMANDS: tuple[CommandRule, ...] = (
