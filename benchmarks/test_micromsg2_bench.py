@@ -9,7 +9,7 @@ A call from Python is in every figure, and those of a codec make Python values b
 import pytest
 
 from vibemq.protocols.micromsg2 import codec, properties
-from vibemq.protocols.micromsg2.properties import compile_filter
+from vibemq.protocols.micromsg2.filters import compile_filter
 from vibemq.protocols.micromsg2.window import ReceiveWindow, SendWindow
 
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")

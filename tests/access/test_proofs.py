@@ -3,6 +3,7 @@
 
 import base64
 import hashlib
+import hmac
 import logging
 import secrets
 
@@ -10,7 +11,7 @@ import pytest
 
 from vibemq.access import proofs, tool_users, users
 from vibemq.access.permissions import Access
-from vibemq.access.proofs import Challenge, Verifier, client_proof, make_verifier
+from vibemq.access.proofs import Challenge, Verifier, make_verifier
 from vibemq.access.users import Authenticator, Verdict
 from vibemq.protocols.native import accounts
 from vibemq.storage import metadata as module
@@ -37,6 +38,16 @@ def metadata(tmp_path):
 @pytest.fixture
 def door(metadata):
     return Authenticator(metadata, guest_allowed=True)
+
+
+def client_proof(user, password, challenge):
+    """The client's side, with any text."""
+    user, password = (text.encode(errors="surrogatepass") for text in (user, password))
+    salted = hashlib.pbkdf2_hmac("sha256", password, challenge.salt, challenge.rounds)
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    stored_key = hashlib.sha256(client_key).digest()
+    mask = hmac.digest(stored_key, user + b"," + challenge.nonce, "sha256")
+    return bytes(a ^ b for a, b in zip(client_key, mask, strict=True))
 
 
 def login(door, user, password, loopback=False):

@@ -21,7 +21,7 @@ import vibemq.client
 from vibemq.client import aio, consuming, publishing, queues, settings, sync
 
 FACES = {module.__name__: module for module in (sync, aio, publishing, consuming)}
-NOT_FOR_USERS = {"Connecting", "batch_count", "batches", "fields_of", "summary"}
+NOT_FOR_USERS = {"Connecting", "batch_count", "batches", "fields_of", "summary", "told_as"}
 
 
 @pytest.fixture(scope="module")

@@ -265,7 +265,7 @@ def test_answers_that_nobody_awaits_are_dropped(server):
     ]
     with connect(server) as connection:
         connection.delete("s", missing_ok=True)
-        assert connection._responses == {}
+        assert connection._answers == {}
 
 
 # ---- requests ----

@@ -18,7 +18,7 @@ import pytest
 from vibemq.protocols.micromsg2 import codec, extensions, properties, spec
 from vibemq.protocols.micromsg2.codec import Command, ErrorFrame, ExtensionFrame, Handshake, MalformedFrame, Message
 from vibemq.protocols.micromsg2.extensions import Refusal
-from vibemq.protocols.micromsg2.properties import BadFilter, compile_filter
+from vibemq.protocols.micromsg2.filters import BadFilter, compile_filter
 
 pytestmark = [pytest.mark.fuzz]
 

@@ -17,6 +17,7 @@ from running import broker, resident_bytes
 
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams import codec, spec
+from vibemq.protocols.streams.layout import Field, Items
 from vibemq.protocols.streams.spec import Code, Key, OffsetType
 
 pytestmark = [pytest.mark.fuzz]
@@ -47,11 +48,11 @@ FIELDS = {  # of the types that are not numbers
 }
 
 
-def value(field: spec.Field, version: int) -> object:
+def value(field: Field, version: int) -> object:
     """Something that a broker acts upon, of the type of this field."""
     if field.since > version:
         return None
-    if isinstance(field.type, spec.Items):
+    if isinstance(field.type, Items):
         return [tuple(value(each, version) for each in field.type.fields)] * 2
     if field.type == "string":
         return NAMES.get(field.name, "text")

@@ -26,7 +26,7 @@ def chunk_of(first_offset: int, messages: list[bytes], **changes: Any) -> codec.
     data = b"".join(len(message).to_bytes(4, "big") + message for message in messages)
     chunk = codec.Chunk(
         spec.CHUNK_MAGIC_VERSION,
-        spec.ChunkType.USER,
+        0,  # of messages
         len(messages),
         len(messages),
         1_700_000_000_000,

@@ -86,11 +86,10 @@ def imported_hash(password_hash: str, hashing: str) -> str:
 def _own_hash(password_hash: str) -> str:
     """One by argon2id, no dearer to check than a login may be.  Raises UserError."""
     from argon2 import Type, extract_parameters
-    from argon2.exceptions import InvalidHashError
 
     try:
         found = extract_parameters(password_hash)
-    except (InvalidHashError, ValueError):
+    except ValueError:
         raise UserError("the password hash is not one by argon2id") from None
     if (
         found.type is not Type.ID

@@ -78,7 +78,8 @@ class Verifier:
 def make_verifier(password: str, salt: bytes | None = None, rounds: int | None = None) -> Verifier:
     """With a random salt and ROUNDS unless others are given.  Blocks for as long as the rounds take."""
     salt, rounds = salt or secrets.token_bytes(SALT_BYTES), rounds or ROUNDS
-    return Verifier(rounds, salt, sha256(_client_key(password, salt, rounds)).digest())
+    client_key = hmac.digest(pbkdf2_hmac("sha256", _bytes(password), salt, rounds), b"Client Key", sha256)
+    return Verifier(rounds, salt, sha256(client_key).digest())
 
 
 def decoy(key: bytes, user: str) -> Verifier:
@@ -88,16 +89,6 @@ def decoy(key: bytes, user: str) -> Verifier:
     """
     salt = hmac.digest(key, _DECOY_PURPOSE + _bytes(user), sha256)[:SALT_BYTES]
     return Verifier(ROUNDS, salt, bytes(KEY_BYTES))
-
-
-def client_proof(user: str, password: str, challenge: Challenge) -> bytes:
-    """The client's side.  Blocks for as long as the rounds take."""
-    client_key = _client_key(password, challenge.salt, challenge.rounds)
-    return _masked(client_key, sha256(client_key).digest(), user, challenge)
-
-
-def _client_key(password: str, salt: bytes, rounds: int) -> bytes:
-    return hmac.digest(pbkdf2_hmac("sha256", _bytes(password), salt, rounds), b"Client Key", sha256)
 
 
 def _masked(key: bytes, stored_key: bytes, user: str, challenge: Challenge) -> bytes:

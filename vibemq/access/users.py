@@ -15,7 +15,6 @@ something.
 """
 
 import base64
-import binascii
 import enum
 import hmac
 import logging
@@ -58,7 +57,7 @@ def basic_login(header: str) -> tuple[str, str] | None:
         return None
     try:
         user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
-    except (binascii.Error, ValueError):
+    except ValueError:
         return None
     return (user, password) if colon else None
 
@@ -74,9 +73,6 @@ class Authenticator:
         # user -> (hash in the user's row when the password was right, keyed hash of that password)
         self._remembered: dict[str, tuple[str, bytes]] = {}
         self._told_of: set[str] = set()  # users without a verifier whom the log has named
-
-    def __repr__(self) -> str:
-        return f"Authenticator(guest_allowed={self._guest_allowed})"
 
     def check_cached(self, user: str, password: str, loopback: bool) -> Verdict | None:
         """The verdict if it can be given within a millisecond; None: ask ``check`` on a helper thread."""
@@ -159,7 +155,7 @@ def has_guest(metadata: Metadata, guest_allowed: bool) -> bool:
 
 
 def add_user(
-    metadata: Metadata, name: str, password: str, tags: tuple[str, ...] = (), is_superuser: bool | None = None,
+    metadata: Metadata, name: str, password: str, is_superuser: bool | None = None,
     password_min: int = PASSWORD_CHARACTERS_MIN,
 ) -> bool:  # fmt: skip
     """Make a user; the result is whether it is a superuser.  None: only if it is the first user of all.
@@ -168,7 +164,7 @@ def add_user(
     """
     _check_name(name)
     password_hash, verifier = hash_password(password, password_min)
-    return metadata.add_user(name, password_hash, tags, is_superuser, verifier)
+    return metadata.add_user(name, password_hash, is_superuser=is_superuser, verifier=verifier)
 
 
 def change_password(metadata: Metadata, name: str, password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> None:

@@ -20,8 +20,8 @@ from aiohttp import web
 
 from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login
 from vibemq.admin.api.accounts import caller_of
+from vibemq.admin.api.answering import handle
 from vibemq.admin.api.calls import OWNER, Answer, Caller, Refused, bad_request, not_found
-from vibemq.admin.api.routes import handle
 from vibemq.admin.api.service import Api
 
 PREFIX = "/api"

@@ -89,9 +89,9 @@ class Workers:
             log.warning("%s", problem)
             return None
 
-    def ask_all(self, what: str, **details: object) -> list[Any]:
+    def ask_all(self, what: str) -> list[Any]:
         """The answers of those that answer."""
-        answers = (self._ask_one(worker, what, **details) for worker in range(len(self._channels)))
+        answers = (self._ask_one(worker, what) for worker in range(len(self._channels)))
         return [answer for answer in answers if answer is not None]
 
     def sessions(self) -> Iterator[dict[str, Any]]:

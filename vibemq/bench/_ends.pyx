@@ -50,8 +50,13 @@ STAMP_SIZE_BYTES = STAMP_SIZE  # sending time, number, producer: smaller message
 assert spec.CHUNK_HEADER_SIZE_BYTES == CHUNK_HEADER_SIZE
 
 
-cdef size_t whole_frame(const uint8_t *p, const uint8_t *end, size_t head, size_t least, bint *wrong) noexcept nogil:
-    """The size of the frame at p, or 0 where it is not whole yet or, `wrong`, is no frame.
+cdef size_t no_frame(Flow flow) noexcept nogil:
+    fail_with(flow, NULL, b"needed a frame, had other bytes")
+    return 0
+
+
+cdef size_t whole_frame(Flow flow, const uint8_t *p, const uint8_t *end, size_t head, size_t least) noexcept nogil:
+    """The size of the frame at p, or 0 where it is not whole yet or is no frame, which ends the flow.
 
     head: what stands before the bytes that its first field counts; least: the fewest of these.
     """
@@ -60,12 +65,16 @@ cdef size_t whole_frame(const uint8_t *p, const uint8_t *end, size_t head, size_
         return 0
     size = get_u32(p)
     if size < least or size > FRAME_SIZE_MAX:
-        wrong[0] = True
-        return 0
+        return no_frame(flow)
     return head + size if <size_t>(end - p) >= head + size else 0
 
 
 # ---- the native protocol ----
+
+
+cdef size_t native_whole(Flow flow, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    cdef size_t size = whole_frame(flow, p, end, FRAME_HEADER_BYTES, BODY_FIXED_BYTES)
+    return size if size == 0 or not p[4] else no_frame(flow)  # compressed, which nobody has asked for
 
 
 cdef int native_fault(Flow flow, const uint8_t *p, size_t size, const char *other) noexcept nogil:
@@ -84,12 +93,7 @@ cdef class NativePublisher(Publisher):
 
     cdef const uint8_t *take(self, const uint8_t *p, const uint8_t *end) noexcept nogil:
         cdef size_t size, id_size, count = 0
-        cdef bint wrong = False
-        while True:
-            size = whole_frame(p, end, FRAME_HEADER_BYTES, BODY_FIXED_BYTES, &wrong)
-            if size == 0 or p[4]:
-                wrong = wrong or size != 0  # compressed, which nobody has asked for
-                break
+        while size := native_whole(self, p, end):
             if p[6] == TYPE_PUBLISH_ACK:
                 if self.named:
                     id_size = get_u16(p + 7)
@@ -104,7 +108,7 @@ cdef class NativePublisher(Publisher):
                 return p
             p += size
         self.settle(count)
-        return fail_with(self, p, b"needed a frame, had other bytes") if wrong else p
+        return p
 
 
 cdef class NativeConsumer(Consumer):
@@ -112,14 +116,9 @@ cdef class NativeConsumer(Consumer):
 
     cdef const uint8_t *take(self, const uint8_t *p, const uint8_t *end) noexcept nogil:
         cdef size_t size, id_size, queue_size, body_size, ack_size, head
-        cdef bint wrong = False
         cdef uint8_t *out
         cdef long long count = 0
-        while True:
-            size = whole_frame(p, end, FRAME_HEADER_BYTES, BODY_FIXED_BYTES, &wrong)
-            if size == 0 or p[4]:
-                wrong = wrong or size != 0  # compressed, which nobody has asked for
-                break
+        while size := native_whole(self, p, end):
             if p[6] == TYPE_DELIVER:
                 id_size = get_u16(p + 7)
                 head = ID_AT + id_size + 6
@@ -146,7 +145,7 @@ cdef class NativeConsumer(Consumer):
                 return p
             p += size
         self.gain(count)
-        return fail_with(self, p, b"needed a frame, had other bytes") if wrong else p
+        return p
 
 
 # ---- the streams protocol ----
@@ -222,11 +221,7 @@ cdef class StreamsPublisher(Publisher):
         cdef size_t size, count, i
         cdef uint32_t key
         cdef uint64_t frame
-        cdef bint wrong = False
-        while True:
-            size = whole_frame(p, end, KEY_AT, 4, &wrong)
-            if size == 0:
-                break
+        while size := whole_frame(self, p, end, KEY_AT, 4):
             key = get_u16(p + KEY_AT)
             if key == KEY_PUBLISH_CONFIRM and size >= LIST_AT:
                 count = min(<size_t>get_u32(p + COUNT_AT), (size - LIST_AT) // PUBLISHING_ID_BYTES)
@@ -244,7 +239,7 @@ cdef class StreamsPublisher(Publisher):
             elif streams_fault(self, p, size, key):
                 return p
             p += size
-        return fail_with(self, p, b"needed a frame, had other bytes") if wrong else p
+        return p
 
 
 cdef class StreamsConsumer(Consumer):
@@ -272,12 +267,8 @@ cdef class StreamsConsumer(Consumer):
     cdef const uint8_t *take(self, const uint8_t *p, const uint8_t *end) noexcept nogil:
         cdef size_t size, head, owed = 0    # owed: the bytes of the chunks whose credits wait to be sent
         cdef uint32_t key
-        cdef bint wrong = False
         cdef uint8_t *out
-        while True:
-            size = whole_frame(p, end, KEY_AT, 4, &wrong)
-            if size == 0:
-                break
+        while size := whole_frame(self, p, end, KEY_AT, 4):
             key = get_u16(p + KEY_AT)
             if key == KEY_DELIVER:
                 head = 9 if p[KEY_AT + 3] == 1 else 17  # behind the subscription's id; v2: the last committed chunk's
@@ -302,7 +293,7 @@ cdef class StreamsConsumer(Consumer):
             elif streams_fault(self, p, size, key):
                 return p
             p += size
-        return fail_with(self, p, b"needed a frame, had other bytes") if wrong else p
+        return p
 
     cdef void walk(self, const uint8_t *chunk, const uint8_t *end) noexcept nogil:
         """Each message of a chunk."""

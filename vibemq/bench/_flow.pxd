@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the protocols' load threads share: bytes, the patches of a frame, counting, checking, latencies. See _flow.pyx."""
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport strlen
 
+from vibemq.client._core cimport bytes_load16 as get_u16, bytes_load32 as get_u32, bytes_load64 as get_u64
+from vibemq.client._core cimport bytes_store32 as put_u32, bytes_store64 as put_u64
 from vibemq.openssl cimport OpensslEnd
 
 cdef extern from *:
@@ -74,13 +76,6 @@ cdef extern from *:
     uint32_t get_hex8 "flow_get_hex8"(const uint8_t *p) noexcept nogil
     int leading_zeros "__builtin_clzll"(uint64_t value) noexcept nogil
 
-
-cdef extern from "base/bytes.h" nogil:
-    uint16_t get_u16 "bytes_load16"(const uint8_t *p)
-    uint32_t get_u32 "bytes_load32"(const uint8_t *p)
-    uint64_t get_u64 "bytes_load64"(const uint8_t *p)
-    void put_u32 "bytes_store32"(uint8_t *p, uint32_t value)
-    void put_u64 "bytes_store64"(uint8_t *p, uint64_t value)
 
 cdef enum:
     PATCHES_MAX = 8        # in a frame
@@ -162,11 +157,9 @@ cdef class Tunnel:
     cdef uint8_t *sealed                    # what goes out, in [sealed_begin, sealed_end):
     cdef size_t sealed_begin, sealed_end
     cdef size_t covered                     # so many bytes that `write` was given, and has not said to be sent
-    cdef uint8_t *wire                      # what came and OpenSSL does not have yet, in [wire_begin, wire_end)
-    cdef size_t wire_begin, wire_end
+    cdef uint8_t *wire                      # what one receive brings
     cdef Py_ssize_t write(self, const uint8_t *p, size_t size) noexcept nogil
     cdef Py_ssize_t read(self, uint8_t *p, size_t size, bint block) noexcept nogil
-    cdef Py_ssize_t decrypt(self, uint8_t *p, size_t size, size_t fed) noexcept nogil
 
 
 cdef class Flow:

@@ -259,28 +259,16 @@ cdef class Tunnel:
         return sent
 
     cdef Py_ssize_t read(self, uint8_t *p, size_t size, bint block) noexcept nogil:
-        cdef Py_ssize_t got = 0, more
-        if self.unread:
-            got = self.decrypt(p, size, 0)
+        cdef Py_ssize_t got = openssl_decrypt(&self.end, p, size) if self.unread else 0
         while got == 0 and not self.end.ended:
-            if self.wire_begin == self.wire_end:
-                more = receive_some(self.fd, self.wire, WIRE_BYTES, block)
-                if more <= 0:
-                    return more
-                self.wire_begin, self.wire_end = 0, more
-            while self.wire_begin < self.wire_end and 0 <= got < <Py_ssize_t>size:
-                more = self.decrypt(p + got, size - got, min(self.wire_end - self.wire_begin, <size_t>RECORD_BYTES))
-                got = got + more if more >= 0 else more
+            got = receive_some(self.fd, self.wire, WIRE_BYTES, block)
+            if got <= 0:
+                return got
+            got = -1 if openssl_feed(&self.end, self.wire, got) else openssl_decrypt(&self.end, p, size)
+        if got < 0:
+            return refused_by_openssl()
         self.unread = got == <Py_ssize_t>size
         return got if got else -1
-
-    cdef Py_ssize_t decrypt(self, uint8_t *p, size_t size, size_t fed) noexcept nogil:
-        """Of what was fed and the next `fed` bytes of the wire."""
-        cdef Py_ssize_t got = -1
-        if not openssl_feed(&self.end, self.wire + self.wire_begin, fed):
-            got = openssl_decrypt(&self.end, p, size)
-        self.wire_begin += fed
-        return refused_by_openssl() if got < 0 else got
 
 
 # ---- connections and their threads ----

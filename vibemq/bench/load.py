@@ -26,6 +26,7 @@ MODES = {
     "lat": "publish at --rate and measure each message from its scheduled sending to its arrival",
 }
 READ_SIZE = 1 << 16
+COUNTS = ("sent", "confirmed", "consumed", "chunks", "disordered", "repeated")
 PERCENTILES = {"p50": 50.0, "p99": 99.0, "p999": 99.9, "p9999": 99.99}
 
 
@@ -143,12 +144,7 @@ class Result:
             "group": load.group,
             **load.settings(),
             "rate_msg_s": load.rate,
-            "sent": self.sent,
-            "confirmed": self.confirmed,
-            "consumed": self.consumed,
-            "chunks": self.chunks,
-            "disordered": self.disordered,
-            "repeated": self.repeated,
+            **{name: getattr(self, name) for name in COUNTS},
             "wall_s": round(self.wall_s, 3),
             "publish_msg_s": round(published_per_s),
             "publish_mb_s": round(published_per_s * load.size_bytes / 1e6, 1),

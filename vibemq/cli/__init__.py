@@ -2,8 +2,8 @@
 """The ``vibemq`` command.
 
 Expected errors are one line on standard error, with a hint where there is one, and exit code
-1; wrong usage is 2.  A traceback therefore always means a mistake of ours.  A command is imported when it is
-called, and what it needs inside it: ``vibemq serve`` must not wait for the clients.
+1; wrong usage is 2.  A traceback therefore always means a mistake of ours.  A command's module is imported when it
+is called: ``vibemq serve`` must not wait for the clients.
 """
 
 import importlib
@@ -44,11 +44,11 @@ class _Main(Group):
     lazy: ClassVar[dict[str, tuple[str, str]]] = {
         "bench": ("vibemq.bench.cli", "Measure a broker: rates, latencies, CPU."),
         "config": ("vibemq.cli.serve", "Print every option with its default, unit and reason, as a file for --config."),
-        "consume": ("vibemq.cli.messages", "Print a queue's messages, and acknowledge them."),
+        "consume": ("vibemq.cli.consume", "Print a queue's messages, and acknowledge them."),
         "ctl": ("vibemq.cli.ctl", "Manage a broker with the words of rabbitmqctl and rabbitmq-streams."),
         "ingest": ("vibemq.cli.spark", "Write streams into Parquet, Delta or Iceberg with Spark, each message once."),
         "log": ("vibemq.cli.log", "Find and look into the files of streams and queues."),
-        "publish": ("vibemq.cli.messages", "Publish arguments, or lines, into a queue."),
+        "publish": ("vibemq.cli.publish", "Publish arguments, or lines, into a queue."),
         "queues": ("vibemq.cli.queues", "The queues of a broker, wherever it is."),
         "serve": ("vibemq.cli.serve", "Run the broker until SIGTERM or Ctrl-C."),
         "spark-check": ("vibemq.cli.spark", "Try what Spark needs here, on its executors and of the broker."),

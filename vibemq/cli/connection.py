@@ -95,7 +95,7 @@ class StreamsBroker(Broker):
 
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
-        except (OSError, ssl.SSLError) as problem:
+        except OSError as problem:
             reason = problem.strerror or problem
             raise SetupError(f"--ca-file {self.ca_file}: {reason}", hint="It needs certificates as PEM.") from None
         if trust_all:  # by the URL's skipCertValidation=true
@@ -103,7 +103,7 @@ class StreamsBroker(Broker):
         if self.certificate:
             try:
                 context.load_cert_chain(self.certificate, self.key)
-            except (OSError, ssl.SSLError) as problem:
+            except OSError as problem:
                 raise SetupError(
                     f"--certificate {self.certificate}: {problem.strerror or problem}",
                     hint="It needs a certificate and, there or in --key, the key that belongs to it, as PEM.",

@@ -15,7 +15,8 @@ import click
 from click.core import ParameterSource
 
 from vibemq.admin.api.shown import at
-from vibemq.cli.ctl_commands import COMMANDS, STANDARD_OUTPUT, UNAVAILABLE, USAGE, Command, Order, Refused
+from vibemq.cli.ctl_commands import COMMANDS, STANDARD_OUTPUT
+from vibemq.cli.ctl_orders import UNAVAILABLE, USAGE, Command, Order, Refused
 from vibemq.cli.data import DataDir, data_options
 from vibemq.errors import VibeMQError
 

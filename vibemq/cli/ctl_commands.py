@@ -2,30 +2,24 @@
 """The commands of `vibemq ctl`: what each takes, asks and says, as rabbitmqctl and rabbitmq-streams do.
 
 Most are one request to the management API and the columns of its answer; the others have a function of an ``Order``.
-What is refused becomes ``Refused``, with the exit code and the words of RabbitMQ's tools.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 
-from vibemq.cli.data import DataDir, Failed
+from vibemq.cli.ctl_orders import DATA, NO_USER, SOFTWARE, UNAVAILABLE, USAGE, Codes, Command, Order, Refused
+from vibemq.cli.data import Failed
 from vibemq.cli.terminal import ask_password
-
-#: Exit codes as RabbitMQ's tools have them (sysexits.h).
-USAGE, DATA, NO_USER, UNAVAILABLE, SOFTWARE = 64, 65, 67, 69, 70
 
 STANDARD_OUTPUT = "-"  # and standard input, where a file is read
 #: What a super stream's partitions may be given, as options of `add_super_stream`.
@@ -33,104 +27,9 @@ STREAM_ARGUMENTS = "max-length-bytes max-age stream-max-segment-size-bytes queue
 PARTITIONS_DEFAULT = 3
 BOXES = "pretty_table"
 
-#: For an HTTP status: the exit code, what is said, perhaps a hint; with what was typed, as in a banner.
-Codes = Mapping[int, tuple[int, str] | tuple[int, str, str]]
-NO_CODES: Codes = {}
 _NO_USER: Codes = {404: (NO_USER, 'User "{name}" does not exist')}
 _NO_STREAM: Codes = {404: (UNAVAILABLE, "There is no stream or queue {name} in virtual host {vhost}",
                            "`vibemq ctl list_queues` lists those that are there")}  # fmt: skip
-
-
-class Refused(Exception):
-    """The command failed; ``code`` is the exit code."""
-
-    def __init__(self, code: int, reason: str, hint: str = "") -> None:
-        super().__init__(reason)
-        self.code = code
-        self.hint = hint
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What was typed: ``words`` by the names in the command's usage, and the options."""
-
-    data: DataDir
-    words: Mapping[str, str]
-    more: tuple[str, ...]  # columns, tags
-    options: Mapping[str, Any]
-
-    @property
-    def typed(self) -> Mapping[str, Any]:
-        """All by name; ``name`` is the first word, of what the command is about."""
-        first = next(iter(self.words.values()), "")
-        return {**self.options, "name": first, "more": ", ".join(self.more), **self.words}
-
-    def ask(self, request: str, *, codes: Codes = NO_CODES, **how: Any) -> Any:
-        """``"DELETE /users/{username}"``, as DataDir.ask, with RabbitMQ's exit codes and words for what is refused."""
-        method, path = request.split()
-        typed = self.typed
-        where = re.sub(r"{(\w+)}", lambda named: quote(typed[named[1]], safe=""), path)
-        try:
-            return self.data.ask(method, where, **how)
-        except Failed as failed:
-            code, reason, *hint = codes.get(failed.status, (SOFTWARE if failed.status == 500 else UNAVAILABLE, ""))
-            if str(failed) == "vhost_not_found":
-                reason, hint = "Virtual host {vhost} does not exist", ["`vibemq ctl list_vhosts` lists all"]
-            raise Refused(code, reason.format_map(typed) or str(failed), *hint) from failed
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """Lists have spaces between.  A column that has another name in the rows is ``column=name`` or ``=name.name``."""
-
-    typed: str  # its name and words in <>, perhaps [<one>] that may be missing, [<column> ...] for more at the end
-    about: str
-    banner: str  # may name words, {vhost} and options
-    asks: str | Callable[[Order], Any]  # the request, or what gives rows, text, one object or nothing
-    codes: Codes = field(default_factory=dict)
-    body: Callable[[Order], dict[str, Any]] | None = None
-    columns: str = ""  # shown unless others are asked for
-    also: str = ""  # which may be asked for as well
-    formatter: str = "table"
-    options: str = ""  # of its own
-    says: str | None = None  # when it is done
-    needs_broker: bool = False
-    makes_data: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.typed.partition(" ")[0]
-
-    @property
-    def words(self) -> list[str]:
-        return [word.strip("<>") for word in self.typed.split() if word.startswith("<") and word.endswith(">")]
-
-    @property
-    def optional_words(self) -> list[str]:
-        return [word.strip("[]<>") for word in self.typed.split() if word.startswith("[<") and word.endswith(">]")]
-
-    @property
-    def places(self) -> dict[str, str]:
-        """Where each column stands in a row."""
-        pairs = [column.partition("=") for column in f"{self.columns} {self.also}".split()]
-        return {name: place or name for name, _, place in pairs}
-
-    @property
-    def shown(self) -> list[str]:
-        """The names of the columns that are shown unless others are asked for."""
-        return [column.partition("=")[0] for column in self.columns.split()]
-
-    @property
-    def takes_more(self) -> bool:
-        return "..." in self.typed
-
-    def run(self, order: Order) -> Any:
-        if not isinstance(self.asks, str):
-            return self.asks(order)
-        sent = None if self.body is None else self.body(order)
-        how = {"needs_broker": self.needs_broker, "makes_data": self.makes_data}
-        answer = order.ask(self.asks, codes=self.codes, body=sent, reason=order.words.get("explanation", ""), **how)
-        return answer if self.says is None else self.says.format_map(order.typed)
 
 
 def _json_of(text: str, otherwise: Refused) -> Any:
@@ -180,23 +79,16 @@ def ping(order: Order) -> Any:
     return "Ping succeeded"
 
 
-def _alarms(order: Order) -> tuple[list[str], str]:
-    """Those in effect, in words; and what to say where there are none."""
+def alarms(order: Order, may_be: bool = True) -> Any:
+    """Those in effect, in words, which is what it fails with unless they ``may_be``."""
     (node,) = order.ask("GET /nodes", needs_broker=True)
-    found = [f"{said} on node {node['name']}" for key, said in _ALARMS.values() if node[key]]
-    return found, f"Node {node['name']} reported no alarms, local or clusterwide"
+    found = "\n".join(f"{said} on node {node['name']}" for key, said in _ALARMS.values() if node[key])
+    if found and not may_be:
+        raise Refused(UNAVAILABLE, found, "`vibemq ctl status` shows what is free and what is needed")
+    return found or f"Node {node['name']} reported no alarms, local or clusterwide"
 
 
-def alarms(order: Order) -> Any:
-    found, none = _alarms(order)
-    return "\n".join(found) or none
-
-
-def check_alarms(order: Order) -> Any:
-    found, none = _alarms(order)
-    if found:
-        raise Refused(UNAVAILABLE, "\n".join(found), "`vibemq ctl status` shows what is free and what is needed")
-    return none
+check_alarms = partial(alarms, may_be=False)
 
 
 # ---- definitions ----

@@ -80,18 +80,16 @@ class DataDir:
         found = metadata_path(self.path)
         try:
             os.stat(found)
+        except (FileNotFoundError, NotADirectoryError):
+            why = f"there is no {os.path.basename(found)} in it"
+            hint = "is it the right one (--data-dir)?  `vibemq users add NAME` and `vibemq serve` make it"
         except OSError as problem:
-            missing = isinstance(problem, FileNotFoundError | NotADirectoryError)
-            raise UserError(
-                f"cannot use the data directory {self.path}: "
-                + (f"there is no {os.path.basename(found)} in it" if missing else f"{problem.strerror}"),
-                hint="is it the right one (--data-dir)?  `vibemq users add NAME` and `vibemq serve` make it"
-                if missing
-                else "run this as the account that serves, or as root",
-            ) from None
-        metadata = Metadata(found)
-        metadata.publish = publisher(self.path)
-        return metadata
+            why, hint = str(problem.strerror), "run this as the account that serves, or as root"
+        else:
+            metadata = Metadata(found)
+            metadata.publish = publisher(self.path)
+            return metadata
+        raise UserError(f"cannot use the data directory {self.path}: {why}", hint=hint)
 
     def make(self, add: Callable[[Metadata], Result]) -> Result:
         """Make the directory and its database where they are missing, and ``add`` to it."""
@@ -196,8 +194,8 @@ class DataDir:
             ) from None
 
     def _ask_files(self, method: str, where: str, body: Any, makes_data: bool) -> tuple[int, Any]:
+        from vibemq.admin.api.answering import handle
         from vibemq.admin.api.calls import OWNER
-        from vibemq.admin.api.routes import handle
         from vibemq.admin.api.service import Api
         from vibemq.admin.workers import Workers
 

@@ -7,52 +7,32 @@ Both run in a Spark session of their own, on this machine unless ``--master`` sa
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from vibemq.cli.connection import StreamsBroker, streams_options
-from vibemq.cli.terminal import EXIT_INTERRUPTED, EXIT_TERMINATED, print_table
-from vibemq.errors import SetupError, UserError
+from vibemq.cli.following import follow
+from vibemq.cli.terminal import EXIT_INTERRUPTED, EXIT_TERMINATED, named_values, print_table
+from vibemq.errors import UserError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
-    from vibemq.spark.ingest import State
-
-LOOK_S = 0.5
-LINE_S = 10.0  # where nothing can be redrawn, a line this often
 #: The variable in which Spark's workers on this machine find the password: options show up in plans and checkpoints.
 PASSWORD_VARIABLE = "VIBEMQ_SPARK_PASSWORD"
-METRICS_HOST = "127.0.0.1"
 INFER = "infer"
 
 
 # ---- what both share ----
-
-
-def _pairs(kind: str, given: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for pair in given:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise click.UsageError(f"--{kind} {pair}: NAME=VALUE is needed")
-        found[name] = value
-    return found
 
 
 def _source_options(broker: StreamsBroker) -> dict[str, str]:
@@ -111,9 +91,10 @@ def _remove(folder: str) -> None:
 
 
 _MASTER = click.option("--master", default="local[*]", show_default=True, help="Spark's master; a cluster has its own.")
-_CONFIG = click.option("--spark-config", "config", multiple=True, metavar="NAME=VALUE", help="Of Spark; repeatable.")
+_NAMED: dict[str, Any] = {"multiple": True, "metavar": "NAME=VALUE", "callback": named_values}
+_CONFIG = click.option("--spark-config", "config", **_NAMED, help="Of Spark; repeatable.")
 _PACKAGE = click.option("--package", "packages", multiple=True, metavar="GROUP:NAME:VERSION", help="For its classpath.")
-_OPTION = click.option("--option", "more", multiple=True, metavar="NAME=VALUE", help="Of the source; repeatable.")
+_OPTION = click.option("--option", "more", **_NAMED, help="Of the source; repeatable.")
 
 
 # ---- ingest ----
@@ -141,8 +122,8 @@ _OPTION = click.option("--option", "more", multiple=True, metavar="NAME=VALUE", 
 def ingest(
     streams: tuple[str, ...], super_stream: str | None, output: str, form: str, schema: str | None,
     partition_by: tuple[str, ...], checkpoint: str | None, trigger: str | None, available_now: bool,
-    starting_offsets: str, metrics_port: int | None, more: tuple[str, ...], packages: tuple[str, ...],
-    config: tuple[str, ...], master: str, as_json: bool, broker: StreamsBroker,
+    starting_offsets: str, metrics_port: int | None, more: dict[str, str], packages: tuple[str, ...],
+    config: dict[str, str], master: str, as_json: bool, broker: StreamsBroker,
 ) -> None:  # fmt: skip
     """Write streams into Parquet, Delta or Iceberg with Spark, each message once, and go on after a restart.
 
@@ -159,12 +140,12 @@ def ingest(
     options = _source_options(broker) | {"startingOffsets": starting_offsets}
     names = ",".join(name.replace("\\", "\\\\").replace(",", "\\,") for name in streams)
     options |= {"superStream": super_stream} if super_stream else {"subscribe": names}
-    options = _with(options, _pairs("option", more))
+    options = _with(options, more)
     checkpoint = checkpoint or f"{output.rstrip('/')}.checkpoint"
     if schema:
         found = _inferred(options, checkpoint) if schema == INFER else schema
         options |= {"valueFormat": "json", "valueSchema": found}
-    with _session("vibemq ingest", master, _pairs("spark-config", config), packages) as spark:
+    with _session("vibemq ingest", master, config, packages) as spark:
         job = Ingest(
             options,
             output,
@@ -173,7 +154,7 @@ def ingest(
             partition_by,
             {"availableNow": True} if available_now else {"processingTime": trigger} if trigger else {},
         )
-        heard = _follow(start(job, spark), metrics_port, as_json)
+        heard = follow(start(job, spark), metrics_port, as_json)
     if heard == signal.SIGINT:
         sys.exit(EXIT_INTERRUPTED)
     if heard == signal.SIGTERM and available_now:  # not all of it is read; else that is how a service ends
@@ -197,107 +178,6 @@ def _inferred(options: dict[str, str], checkpoint: str) -> str:
     return schema.json()
 
 
-def _follow(query: StreamingQuery, metrics_port: int | None, as_json: bool) -> int | None:
-    """Show how far it is until it ends by itself (None) or by a signal (its number). Raises what made it fail."""
-    from vibemq.spark.ingest import Watch, line
-
-    watch = Watch()
-    shown = _Line(as_json)
-    with _interrupted() as stop, _serving(metrics_port, watch) as served:
-        try:
-            while query.isActive and not stop.wait(LOOK_S):
-                served.state = watch.look(query)
-                shown.show(line(served.state), served.state)
-            if query.isActive:
-                query.stop()
-            else:
-                query.awaitTermination()  # raises what ended it, if it was an error
-        finally:
-            shown.show(line(watch.look(query)), watch.look(query), last=True)
-    return stop.heard
-
-
-class _Line:
-    """One line that is redrawn; where standard error is no terminal, a line now and then; with --json an object."""
-
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
-        self.is_terminal = sys.stderr.isatty()
-        self.due = 0.0
-
-    def show(self, text: str, state: State, last: bool = False) -> None:
-        if self.is_terminal and not self.as_json:
-            click.echo(f"\r\x1b[K{text}", err=True, nl=last)
-        elif last or time.monotonic() >= self.due:
-            self.due = time.monotonic() + LINE_S
-            click.echo(json.dumps(asdict(state)) if self.as_json else text, err=not self.as_json)
-
-
-class _Stop(threading.Event):
-    heard: int | None = None  # the signal
-
-
-@contextlib.contextmanager
-def _interrupted() -> Iterator[_Stop]:
-    """Ctrl-C and SIGTERM end the query in order; Spark's own Java does not hear them."""
-    stop = _Stop()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():  # the second time: at once
-            raise KeyboardInterrupt
-        stop.heard = number
-        stop.set()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class _Served:
-    state: State
-
-
-@contextlib.contextmanager
-def _serving(port: int | None, watch: Any) -> Iterator[_Served]:
-    """GET /metrics on loopback, while the query runs."""
-    from vibemq.spark.ingest import metrics
-
-    served = _Served()
-    served.state = watch.state(time.monotonic())
-    if port is None:
-        yield served
-        return
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = metrics(served.state).encode() if self.path == "/metrics" else b"there is only /metrics\n"
-            self.send_response(200 if self.path == "/metrics" else 404)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Each scrape is no news."""
-
-    try:
-        server = http.server.ThreadingHTTPServer((METRICS_HOST, port), Handler)
-    except OSError as problem:
-        raise SetupError(
-            f"--metrics-port {port}: {problem.strerror}", hint="Another program has it: choose another."
-        ) from None
-    click.echo(f"vibemq: metrics at http://{METRICS_HOST}:{server.server_port}/metrics", err=True)
-    threading.Thread(target=server.serve_forever, name="vibemq metrics", daemon=True).start()
-    try:
-        yield served
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 # ---- spark-check ----
 
 
@@ -309,7 +189,7 @@ def _serving(port: int | None, watch: Any) -> Iterator[_Served]:
 @_MASTER
 @streams_options
 def spark_check(
-    stream: str | None, read_only: bool, more: tuple[str, ...], config: tuple[str, ...], master: str, as_json: bool,
+    stream: str | None, read_only: bool, more: dict[str, str], config: dict[str, str], master: str, as_json: bool,
     broker: StreamsBroker,
 ) -> None:  # fmt: skip
     """Try what Spark needs of this machine, its executors and the broker, and print what works and what does not."""
@@ -317,9 +197,9 @@ def spark_check(
 
     found: list[Finding] = []
     shown: Callable[[Finding], None] = found.append
-    options = _with(_source_options(broker), _pairs("option", more))
+    options = _with(_source_options(broker), more)
     if environment(shown):
-        with _session("vibemq spark-check", master, _pairs("spark-config", config), ()) as spark:
+        with _session("vibemq spark-check", master, config, ()) as spark:
             in_session(spark, options, stream, not read_only, shown)
     if as_json:
         click.echo(json.dumps([each._asdict() for each in found]))

@@ -55,6 +55,17 @@ def options_as(
     return add
 
 
+def named_values(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """The callback of an option that is NAME=VALUE and may be repeated."""
+    found = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"{option.opts[0]} {pair}: NAME=VALUE is needed")
+        found[name] = value
+    return found
+
+
 def ask_password(name: str, from_stdin: bool, *, twice: bool = False) -> str:
     """The password of `name`, from the first line of standard input or typed unseen; `twice` where it is a new one."""
     if from_stdin:

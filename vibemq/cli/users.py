@@ -4,13 +4,19 @@
 Only ``add`` makes a data directory.
 """
 
+import getpass
 import json
+from datetime import UTC, datetime
 
 import click
 
+from vibemq.access.permissions import check_pattern, operation_names, operations_named
+from vibemq.access.tokens import Tokens
+from vibemq.access.users import add_user, change_password
 from vibemq.cli.data import DataDir, json_data_options
 from vibemq.cli.terminal import ask_password, print_rows, print_table
 from vibemq.errors import UserError, VibeMQError
+from vibemq.storage.users import no_user
 
 TELL_TIMEOUT_S = 5.0  # for a line in the broker's log: the change itself is done by then
 
@@ -37,8 +43,6 @@ def users_add(name: str, superuser: bool, password_stdin: bool, as_json: bool, d
     The first user of all is a superuser.  Others may do nothing but what `vibemq users grant` lets
     them on the native door, and `vibemq ctl set_permissions` on the streams door.
     """
-    from vibemq.access.users import add_user
-
     _ = data.path  # before the password is asked for
     password = ask_password(name, password_stdin, twice=True)  # before anything is made
     is_superuser = data.make(lambda metadata: add_user(metadata, name, password, is_superuser=superuser or None))
@@ -57,8 +61,6 @@ def users_add(name: str, superuser: bool, password_stdin: bool, as_json: bool, d
 @json_data_options
 def users_list(as_json: bool, data: DataDir) -> None:
     """Show all users, except the built-in guest."""
-    from datetime import UTC, datetime
-
     metadata = data.open()
     counts = metadata.permission_counts()
     found = [
@@ -103,8 +105,6 @@ def users_remove(name: str, as_json: bool, data: DataDir) -> None:
 @json_data_options
 def users_passwd(name: str, password_stdin: bool, as_json: bool, data: DataDir) -> None:
     """Change a user's password; asks for it."""
-    from vibemq.access.users import change_password
-
     metadata = data.open()
     change_password(metadata, name, ask_password(name, password_stdin, twice=True))
     _say(data, as_json, f"user {name} has a new password", user=name, result="has a new password")
@@ -121,8 +121,6 @@ def users_token(name: str, lifetime_s: int, as_json: bool, data: DataDir) -> Non
     SignalR clients give it instead of a password, browsers as ?access_token=.  It ends early when the user is
     removed or gets another password.
     """
-    from vibemq.access.tokens import Tokens
-
     token = Tokens(data.open(), None).issue(name, lifetime_s)
     click.echo(json.dumps({"accessToken": token, "expiresIn": lifetime_s}) if as_json else token)
     _tell_broker(data, f"user {name} has an access token for {lifetime_s} s")
@@ -143,8 +141,6 @@ def users_grant(name: str, pattern: str, operations: tuple[str, ...], as_json: b
     Subscribe, CreateQueue, DeleteQueue, PurgeQueue, GetQueueInfo or ListQueues.  What was granted by the
     same pattern before is replaced.
     """
-    from vibemq.access.permissions import check_pattern, operation_names, operations_named
-
     try:
         wanted = operations_named(operations)
     except UserError as problem:
@@ -181,9 +177,6 @@ def users_revoke(name: str, pattern: str, as_json: bool, data: DataDir) -> None:
 @json_data_options
 def users_permissions(name: str, as_json: bool, data: DataDir) -> None:
     """Show what a user may do with which queues."""
-    from vibemq.access.permissions import operation_names
-    from vibemq.storage.users import no_user
-
     rights = data.open().rights(name)
     if rights is None:
         raise no_user(name)
@@ -211,8 +204,6 @@ def _say(data: DataDir, as_json: bool, told: str, **done: object) -> None:
 
 def _tell_broker(data: DataDir, told: str) -> None:
     """For its log, where it runs: it would notice the change without knowing what was changed, and by whom."""
-    import getpass
-
     body = {"change": told, "by": f"vibemq users of {getpass.getuser()}"}
     data.timeout_s = TELL_TIMEOUT_S
     try:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import threading
 from collections import deque
@@ -126,7 +127,7 @@ class Engine:
         self._beside: dict[Feed, Engine] = {}
         self._begun: set[str] = set()  # queues whose subscription was asked for on a connection that is being opened
         self._abandoning: set[asyncio.Task[None]] = set()
-        self._connected: asyncio.Future[None] = self.loop.create_future()
+        self._decided = asyncio.Event()  # there is a connection, or there will be none
         self._reconnecting: asyncio.Task[None] | None = None
         self._failure: VibeMQError | None = None
 
@@ -161,8 +162,7 @@ class Engine:
         # From here to the end of this function nothing else runs: no message can slip in between.
         link.write(self.core.unacknowledged())
         self._tell(State.CONNECTED, None)
-        if not self._connected.done():
-            self._connected.set_result(None)
+        self._decided.set()
         link.keep_alive()
 
     async def _provision(self, first: bool) -> None:
@@ -184,14 +184,13 @@ class Engine:
         if not self.settings.reconnect:
             self.end(why)
             return
-        self._connected = self.loop.create_future()
+        self._decided.clear()
         self._tell(State.RECONNECTING, why)
         self._reconnecting = self.loop.create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        attempt, most = 0, self.settings.reconnect_max_attempts
-        while True:
-            attempt += 1
+        most = self.settings.reconnect_max_attempts
+        for attempt in itertools.count(1):
             await asyncio.sleep(self.settings.delay_s(attempt))
             try:
                 await self._establish(first=False)
@@ -236,11 +235,9 @@ class Engine:
         if why is not None:
             self._link.end(why)
         self._link.fail(failure)
-        for future in (self._connected, *(future for flow in self._flows for future in flow.waiters)):
-            if not future.done():
-                future.set_exception(failure)
-        if self._connected.done() and not self._connected.cancelled():
-            self._connected.exception()  # nobody may be waiting for it
+        self._decided.set()
+        for flow in self._flows:
+            self._wake(flow)
         feeds, self._feeds = self._feeds, {}
         for feed in feeds.values():
             feed.end(why)
@@ -276,7 +273,7 @@ class Engine:
         try:
             events = self.core.feed(data)
         except VibeMQError as error:
-            for flow in list(self._flows):  # acknowledgements before the damage count
+            for flow in self._flows:  # acknowledgements before the damage count
                 self._wake(flow)
             link.damaged(error, data)
             return
@@ -304,14 +301,13 @@ class Engine:
 
     async def ready(self, timeout_s: float | None = None, what: str = "") -> None:
         """Until there is a connection; raises when there will be none, or none came in time."""
-        if self.is_connected:
-            return
+        if not self._decided.is_set():
+            patience_s = self.patience_s(timeout_s)
+            told = f"{self.settings.peer}: {what} was never sent: there was no connection for {patience_s:g} s"
+            async with within(patience_s, told, "Nothing was changed. Is the broker there?"):
+                await self._decided.wait()
         if self._failure is not None:
             raise self._failure
-        patience_s = self.patience_s(timeout_s)
-        told = f"{self.settings.peer}: {what} was never sent: there was no connection for {patience_s:g} s"
-        async with within(patience_s, told, "Nothing was changed. Is the broker there?"):
-            await asyncio.shield(self._connected)
 
     def need(self, feature: str, lacking: str, hint: str) -> None:
         """InvalidRequest where the broker does not know it."""

@@ -115,12 +115,11 @@ class Link(asyncio.Protocol):
 
     def keep_alive(self) -> None:
         """Pings from now on, and ends when nothing comes any more."""
-        interval = self._settings.keep_alive_s
-        self._ping = self._loop.call_later(interval, self._keep_alive, interval)
+        self._ping = self._loop.call_later(self._settings.keep_alive_s, self._keep_alive)
 
-    def _keep_alive(self, interval: float) -> None:
+    def _keep_alive(self) -> None:
         silent = self._loop.time() - self._received_at
-        if silent > 2 * interval:
+        if silent > 2 * self._settings.keep_alive_s:
             told = f"{self.peer}: nothing came for {silent:.0f} s, not even the answer to a ping"
             self.end(ConnectionClosed(told, hint="The broker or the network between is down."))
             return

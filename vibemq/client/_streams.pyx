@@ -97,13 +97,10 @@ cdef class Chunk:
     The offset of a record is chunk_id plus the number of records before it.
     """
 
-    cdef readonly int subscription_id
-    cdef readonly int chunk_type
-    cdef readonly uint32_t entries
-    cdef readonly uint32_t records
+    cdef readonly int subscription_id, chunk_type
+    cdef readonly uint32_t entries, records
     cdef readonly int64_t timestamp_ms
-    cdef readonly uint64_t epoch
-    cdef readonly uint64_t chunk_id
+    cdef readonly uint64_t epoch, chunk_id
     cdef readonly object data
     cdef Py_ssize_t data_at  # where it begins in its bytes
 

@@ -36,7 +36,11 @@ class Deadline:
 
     def __init__(self, timeout_s: float, what: str) -> None:
         self.timeout_s, self.what = timeout_s, what
-        self._end = time.monotonic() + timeout_s
+        self.begin()
+
+    def begin(self) -> None:
+        """The patience starts anew."""
+        self._end = time.monotonic() + self.timeout_s
 
     def left_s(self) -> float:
         left = self._end - time.monotonic()

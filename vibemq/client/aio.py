@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import AsyncIterable, Callable, Generator, Iterable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -117,7 +118,7 @@ def aconnect(
     return Connecting(parse(url, **settings), options)
 
 
-class AsyncClient(ClientFace):
+class AsyncClient(ClientFace, AbstractAsyncContextManager["AsyncClient"]):
     """A client that is connected, and connects again by itself. Made by `aconnect`."""
 
     must_be_closed = True
@@ -134,10 +135,7 @@ class AsyncClient(ClientFace):
         if self.must_be_closed and not self._engine.is_over:
             warn(f"unclosed {self!r} of {self._engine.settings.peer}", ResourceWarning, source=self)
 
-    async def __aenter__(self) -> AsyncClient:
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # ---- publishing ----
@@ -207,7 +205,8 @@ class AsyncClient(ClientFace):
         >>> async with client.publisher("docs-async") as publisher:
         ...     for number in range(10):
         ...         await publisher.publish({"number": number})
-        ...     print((await publisher.flush()).published)
+        ...     summary = await publisher.flush()
+        >>> summary.published
         10
         """
         return AsyncPublisher(self._engine, queue, window, raw)

@@ -17,7 +17,7 @@ from typing import Any
 
 from vibemq.client._engine import Engine, Feed
 from vibemq.client._native import Message
-from vibemq.client.publishing import Call
+from vibemq.client.publishing import Call, told_as
 from vibemq.errors import VibeMQError
 
 log = logging.getLogger("vibemq.client")
@@ -184,9 +184,11 @@ class AsyncSubscription:
             log.warning("subscription to queue %s ended: %s", self._consumer.queue, error)
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Unsubscribes once the message at hand is done, however long that takes; timeout_s is for the broker's answer.
+        """Unsubscribes once the message at hand is done, however long that takes. The handler itself may call it.
 
-        >>> subscription = await client.subscribe("docs-async", print)
+        timeout_s is for the broker's answer.
+
+        >>> subscription = await client.subscribe("docs-async-closed", print, create=True)
         >>> await subscription.close()
         """
         self._consumer.stop()
@@ -210,13 +212,8 @@ class Consumer(AnyConsumer):
         super().__init__(*options)
         self._call, self._news = call, threading.Event()
 
+    @told_as(AsyncConsumer.open)
     def open(self, timeout_s: float | None = None) -> None:
-        """Subscribes now.
-
-        >>> consumer = client.consume("docs")
-        >>> consumer.open()
-        >>> consumer.close()
-        """
         self._call(self._engine.subscribe(self._feed, timeout_s))
         self._open = True
 
@@ -239,12 +236,8 @@ class Consumer(AnyConsumer):
             if self._over or not self._news.wait(None if self._timeout_s == math.inf else self._timeout_s):
                 raise StopIteration
 
+    @told_as(AsyncConsumer.close)
     def close(self, timeout_s: float | None = None) -> None:
-        """Unsubscribes; messages that are not settled go back to the queue.
-
-        >>> with client.consume("docs", timeout_s=0.1) as consumer:
-        ...     pass
-        """
         self.stop()
         if not self._engine.loop.is_closed():
             self._call(self._engine.unsubscribe(self._feed, timeout_s))
@@ -281,14 +274,8 @@ class Subscription:
         except VibeMQError as error:
             log.warning("subscription to queue %s ended: %s", self._consumer.queue, error)
 
+    @told_as(AsyncSubscription.close)
     def close(self, timeout_s: float | None = None) -> None:
-        """Unsubscribes once the message at hand is done, however long that takes. The handler itself may call it.
-
-        timeout_s is for the broker's answer.
-
-        >>> subscription = client.subscribe("docs-closed", print, create=True)
-        >>> subscription.close()
-        """
         self._consumer.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()

@@ -19,70 +19,35 @@ another and subscribe anew; what was delivered and not acknowledged comes again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
-import itertools
 import math
-import re
 import ssl
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from vibemq.client._failures import wrong_door
-from vibemq.client._transport import Deadline, Transport
+from vibemq.client._micromsg2 import Conversation, Message, Refused, client_proof, lists_of
+from vibemq.client._transport import Deadline
 from vibemq.errors import (
     AuthenticationFailed,
     ConfigError,
     ConnectionClosed,
     LimitExceeded,
-    ProtocolError,
     PublishTimeout,
-    RequestFailed,
     TimeoutExceeded,
     VibeMQError,
 )
-from vibemq.protocols.micromsg2 import codec, extensions, spec
-from vibemq.protocols.micromsg2.codec import Command, ErrorFrame, ExtensionFrame, Handshake, MalformedFrame
-from vibemq.protocols.micromsg2.spec import ErrorCode, ExtensionName
+from vibemq.protocols.micromsg2 import codec, spec
+from vibemq.protocols.micromsg2.codec import MalformedFrame
+from vibemq.protocols.micromsg2.spec import ExtensionName
 
-__all__ = ["Message", "Micromsg2Client", "Refused"]
+__all__ = ["Message", "Micromsg2Client", "Refused", "client_proof"]
 
 OFFERS = ("batch-ack:max-count=1000", "dotnet", "pub-sub", "x-reply")
-# What this client knows how to keep. A heartbeat would need a thread.
-SUPPORTED = frozenset(ExtensionName) - {ExtensionName.HEARTBEAT}
-RECEIVE_BYTES = 65_536  # a Transport asks for so much several times, and no more than that until it is understood
 GOODBYE_S = 2.0  # for the broker to close its half
-PASSWORD_ROUNDS_MAX = 10_000_000  # of a challenge: a broker that asks for more wants our processor
-ERROR_TEXT = re.compile(r"([A-Z_]+): (.*)", re.S)
-REFUSED_NUMBER = re.compile(r"message ([0-9]{1,5}): ")
 SUBSCRIPTION_OVER = "the subscription to "
 
 
-class Refused(RequestFailed):
-    """An ERROR of the peer, or its answer to a command: `code` (empty where the text has none) and `text`.
-
-    `others` are refusals that came together with this one.
-    """
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(f"{code}: {text}" if code else text, code=code)
-        self.text = text
-        self.others: tuple[Refused, ...] = ()
-
-
-class Message(NamedTuple):
-    """What was delivered; of a property that is there twice the last."""
-
-    destination: str
-    payload: bytes
-    properties: dict[str, codec.PropertyValue]
-    dotnet_type: str | None
-    sequence: int
-
-
-class Micromsg2Client:
+class Micromsg2Client(Conversation, contextlib.AbstractContextManager["Micromsg2Client"]):
     """A connection whose handshake is done; see the module for an example.
 
     require, offer: items of extension lists. `agreed` says what came out of them.
@@ -106,25 +71,9 @@ class Micromsg2Client:
         timeout_s: float = 10.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.peer = f"{host}:{port}"
-        self.timeout_s, self.auto_ack = timeout_s, auto_ack
-        self.refused: list[Refused] = []
-        self._unacknowledged: deque[int] = deque()  # sent; consecutive numbers
-        self._sequence = 0
-        self._refused_numbers: set[int] = set()  # of those
-        self._sent_type: str | None = None
-        self._messages: deque[Message] = deque()  # received, not yet handed out
-        self._received: deque[tuple[int, bool]] = deque()  # unacknowledged: number, and whether it ends a message
-        self._handed = 0  # how many of these go with messages that were handed out
-        self._part: codec.Message | None = None  # the first fragment of a message that goes on
-        self._part_payload = bytearray()
-        self._received_type: str | None = None
-        self._answers: dict[str, Command] = {}
-        self._ids = itertools.count(1)
-        self._input = bytearray()  # what came and was not yet understood
-        self._ended = ""  # why nothing goes any more
-        c1 = extensions.first(_list_of(require), _list_of(offer))
-        self._link = Transport(host, port, tls, timeout_s, "MicroMsg2", self._receive)
+        c1 = lists_of(require, offer)
+        super().__init__(host, port, tls, timeout_s)
+        self.auto_ack = auto_ack
         try:
             self._handshake(identity.encode(), c1, user, password or "")
             if user is not None and self.agreed.reply:
@@ -138,67 +87,6 @@ class Micromsg2Client:
             elif isinstance(problem, ConnectionClosed | TimeoutExceeded | MalformedFrame):
                 problem.hint = wrong_door("MicroMsg2", bytes(self._input[:16]))
             raise
-
-    # ---- the handshake ----
-
-    def _handshake(self, identity: bytes, c1: extensions.Lists, user: str | None, password: str) -> None:
-        if user is not None:
-            login = extensions.Extension(ExtensionName.MICROAUTH, {"user": user})
-            c1 = extensions.Lists((*c1.required, login), c1.optional)
-        deadline = self._deadline()
-        self._write(codec.encode_handshake(extensions.handshake_of(c1, identity=identity)), deadline)
-        self._s1 = self._read_handshake(deadline)
-        try:
-            answers = {} if user is None else {str(ExtensionName.MICROAUTH): self._login(user, password)}
-            lists = extensions.answer(c1, self._s1, supported=SUPPORTED, answers=answers)
-            c2 = extensions.handshake_of(lists, identity=identity)
-            self.agreed = extensions.agree(c2)
-        except extensions.Refusal as problem:
-            self._say_last(problem.text)
-            raise
-        self._window = self.agreed.window
-        is_sharp = self._s1.minor == spec.MINOR_SHARP_MESSAGING
-        self._ack_count = self._window if is_sharp else max(1, self._window // 2)
-        self._write(codec.encode_handshake(c2), deadline)
-
-    @property
-    def server(self) -> str:
-        """What the server calls itself."""
-        return self._s1.identity.decode("ascii", "replace")
-
-    def _read_handshake(self, deadline: Deadline) -> Handshake:
-        while True:
-            try:
-                found = codec.decode_handshake(self._input)
-            except MalformedFrame as problem:
-                self._check_last_error()
-                self._say_last(f"{problem.error_code}: {problem}")
-                raise
-            if found is not None:
-                message, used = found
-                del self._input[:used]
-                if isinstance(message, ErrorFrame):
-                    raise refusal_of(message.text)
-                return message
-            self._wait_input(deadline, "the handshake")
-
-    def _login(self, user: str, password: str) -> dict[str, str]:
-        """The properties of microauth in C2."""
-        if self._link.is_private:
-            return {"user": user, "password": password}
-        item = next((item for item in extensions.lists_of(self._s1) if item.name == ExtensionName.MICROAUTH), None)
-        asked = [item and item.property(key) for key in ("mechanism", "salt", "rounds", "nonce")]
-        mechanism, salt, rounds, nonce = (value or "" for value in asked)
-        try:
-            if mechanism != "hmac-sha256" or not 0 < int(rounds) <= PASSWORD_ROUNDS_MAX:
-                raise ValueError
-            proof = client_proof(user, password, bytes.fromhex(salt), int(rounds), bytes.fromhex(nonce))
-        except ValueError:
-            raise AuthenticationFailed(
-                f"{self.peer}: microauth: needed a challenge of hmac-sha256, had {item or 'none'}",
-                hint="Without one the password would go over the network for all to read; connect with TLS.",
-            ) from None
-        return {"user": user, "proof": proof.hex()}
 
     # ---- sending ----
 
@@ -281,11 +169,6 @@ class Micromsg2Client:
                     "overloaded or out of disk space? A longer timeout_s waits longer.",
                 ) from None
 
-    def _drop_refused(self) -> None:
-        """No acknowledgement comes for what was refused and everything before it has one."""
-        while self._unacknowledged and self._unacknowledged[0] in self._refused_numbers:
-            self._refused_numbers.discard(self._unacknowledged.popleft())
-
     # ---- commands ----
 
     def command(self, name: str, *, timeout_s: float | None = None, **pairs: Any) -> dict[str, str]:
@@ -335,7 +218,7 @@ class Micromsg2Client:
         deadline = self._deadline(math.inf if timeout_s is None else timeout_s)
         if not self._messages:  # else they would only become more, as many as the broker can send
             self._take_input()
-        if self.auto_ack and (not self._messages or self._handed >= self._ack_count):
+        if self.auto_ack and (not self._messages or len(self._handed) >= self._ack_count):
             self.ack()
         while not self._messages:
             for one in self.refused:
@@ -343,16 +226,15 @@ class Micromsg2Client:
                     self.refused.remove(one)
                     raise one
             # The beginning of a large message, before it is whole: else a small window would never let its end come.
-            if not self._handed and self._part is not None and len(self._received) >= self._ack_count:
-                self._acknowledge(len(self._received))
+            if not self._handed and len(self._part_numbers) >= self._ack_count:
+                self._acknowledge(self._part_numbers)
             try:
                 self._read_more(deadline, "a message")
             except TimeoutExceeded:
                 return None
-        if self._window:  # its fragments, too
-            unhanded = itertools.islice(self._received, self._handed, None)
-            self._handed += next(count for count, (_, is_last) in enumerate(unhanded, 1) if is_last)
-        return self._messages.popleft()
+        message, numbers = self._messages.popleft()
+        self._handed += numbers
+        return message
 
     def __iter__(self) -> Iterator[Message]:
         while (message := self.receive()) is not None:
@@ -360,141 +242,18 @@ class Micromsg2Client:
 
     def ack(self, message: Message | None = None, *, timeout_s: float | None = None) -> None:
         """Acknowledge this message and all before it; without one, all that receive() has given."""
-        handed = [number for number, _ in itertools.islice(self._received, self._handed)]
+        count = len(self._handed)
         if message is not None:
-            handed = handed[: handed.index(message.sequence) + 1] if message.sequence in handed else []
-        self._acknowledge(len(handed), timeout_s)
-        self._handed -= len(handed)
+            count = self._handed.index(message.sequence) + 1 if message.sequence in self._handed else 0
+        acknowledged, self._handed = self._handed[:count], self._handed[count:]
+        self._acknowledge(acknowledged, timeout_s)
 
-    def _acknowledge(self, count: int, timeout_s: float | None = None) -> None:
-        """The oldest `count` frames that are unacknowledged."""
-        if count:
-            number = [self._received.popleft()[0] for _ in range(count)][-1]
+    def _acknowledge(self, numbers: list[int], timeout_s: float | None = None) -> None:
+        """These frames, which are the oldest."""
+        if numbers:
+            number = numbers[-1]
+            numbers.clear()
             self._write(codec.encode_ack(self.agreed.ack_id, number), self._deadline(timeout_s))
-
-    # ---- bytes ----
-
-    def _deadline(self, timeout_s: float | None = None) -> Deadline:
-        return Deadline(self.timeout_s if timeout_s is None else timeout_s, f"{self.peer}: waiting for the broker")
-
-    def _write(self, data: bytes, deadline: Deadline) -> None:
-        try:
-            self._link.send(data, deadline)
-        except TimeoutExceeded:
-            self._end("the broker did not read on in time")
-            raise
-        except ConnectionClosed as lost:
-            self._take_frames()  # it may have said why
-            self._lost(lost.message.removeprefix(f"{self.peer}: "))
-
-    def _receive(self, receive_into: Callable[[bytearray], int]) -> int:
-        room = bytearray(RECEIVE_BYTES)
-        got = receive_into(room)
-        self._input += room[:got]
-        return got
-
-    def _say_last(self, text: str) -> None:
-        """As much of an ERROR as the socket takes, and the end."""
-        with contextlib.suppress(VibeMQError):
-            self._link.send(codec.encode_error(text), Deadline(0.0, "the last words"))
-        self._link.close()
-
-    def _wait_input(self, deadline: Deadline, what: str) -> None:
-        deadline.what = f"{self.peer}: waiting for {what}"
-        try:
-            self._link.wait_input(deadline)
-        except ConnectionClosed:
-            self._check_last_error()
-            self._lost("the broker closed the connection")
-
-    def _check_last_error(self) -> None:
-        """What an early release of the .NET implementation says last has a form of its own."""
-        if (error := codec.last_error(self._input)) is not None:
-            raise refusal_of(error.text)
-
-    def _read_more(self, deadline: Deadline, what: str) -> None:
-        self._wait_input(deadline, what)
-        self._take_frames()
-
-    def _take_input(self) -> None:
-        """What is there already, without waiting; who waits hears of an end."""
-        with contextlib.suppress(ConnectionClosed):
-            self._link.poll_input()
-        self._take_frames()
-
-    def _end(self, why: str) -> None:
-        """The first reason is the one to tell."""
-        self._ended = self._ended or why
-        self._link.close()
-
-    def _lost(self, why: str) -> None:
-        self._end(why)
-        if self.refused:  # its last words
-            raise self.refused.pop()
-        hint = "What is unacknowledged may or may not be accepted. Connect again with another client."
-        raise ConnectionClosed(f"{self.peer}: {self._ended}", hint=hint)
-
-    def _take_frames(self) -> None:
-        at = 0
-        try:
-            with memoryview(self._input) as data:
-                while (found := codec.decode_frame(data[at:])) is not None:
-                    at += found[1]
-                    self._take(found[0])
-        except ProtocolError as problem:
-            code = getattr(problem, "error_code", ErrorCode.PROTOCOL_ERROR)
-            self._input.clear()
-            self._say_last(f"{code}: {problem}")
-            raise
-        del self._input[:at]
-
-    def _take(self, frame: codec.Frame) -> None:
-        match frame:
-            case codec.Message():
-                self._take_message(frame)
-            case ExtensionFrame(number, payload):
-                self._take_extension(number, payload)
-            case ErrorFrame(text):
-                self.refused.append(refusal_of(text))
-                said = REFUSED_NUMBER.match(self.refused[-1].text)
-                if said is not None and int(said[1]) in self._unacknowledged:
-                    self._refused_numbers.add(int(said[1]))
-                    self._drop_refused()
-            case Command(name, pairs) if name in ("ok", "error"):
-                self._answers[dict(pairs).get("id", "")] = frame
-
-    def _take_message(self, frame: codec.Message) -> None:
-        if self._window:
-            self._received.append((frame.sequence, not frame.continued))
-        first = self._part or frame
-        if self._part is not None and frame.destination not in (b"", first.destination):
-            raise ProtocolError("a message to another destination in the middle of a continued one")
-        if len(self._part_payload) + len(frame.payload) > spec.PAYLOAD_BYTES_MAX_DEFAULT:
-            raise ProtocolError(f"a continued message of more than {spec.PAYLOAD_BYTES_MAX_DEFAULT} bytes")
-        if frame.continued:
-            self._part = first
-            self._part_payload += frame.payload
-            return
-        payload = bytes(self._part_payload) + frame.payload if self._part else frame.payload
-        self._part = None
-        self._part_payload.clear()
-        where, properties = first.destination.decode("utf-8", "replace"), dict(codec.parse_properties(first.properties))
-        self._messages.append(Message(where, payload, properties, self._received_type, frame.sequence))
-
-    def _take_extension(self, number: int, payload: bytes) -> None:
-        if not 1 <= number <= len(self.agreed.ids):
-            raise ProtocolError(f"extension id: needed 1 to {len(self.agreed.ids)}, had {number}")
-        if number == self.agreed.dotnet_id:
-            text = payload.decode("utf-8", "replace")
-            self._received_type = None if text == spec.DOTNET_TYPE_NONE else text
-        elif number == self.agreed.ack_id and self._unacknowledged:
-            # All up to this number; one that nobody waits for is late, and means nothing.
-            last = codec.ack_sequence(payload)
-            position = (last - self._unacknowledged[0]) % spec.SEQUENCE_MAX
-            if 1 <= last <= spec.SEQUENCE_MAX and position < len(self._unacknowledged):
-                for _ in range(position + 1):
-                    self._refused_numbers.discard(self._unacknowledged.popleft())
-                self._drop_refused()
 
     # ---- the end ----
 
@@ -519,10 +278,7 @@ class Micromsg2Client:
                 self._input.clear()
         self._link.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """Without an error it waits until everything is accepted; with one the last message comes again."""
         if kind is not None:
             self._leave(GOODBYE_S)
@@ -532,30 +288,6 @@ class Micromsg2Client:
                 self.flush()
         finally:
             self.close()
-
-
-# ---- helpers ----
-
-
-def refusal_of(text: str) -> Refused:
-    found = ERROR_TEXT.fullmatch(text)
-    return Refused(found[1], found[2]) if found else Refused("", text)
-
-
-def client_proof(user: str, password: str, salt: bytes, rounds: int, nonce: bytes) -> bytes:
-    """That we know the password: nobody who hears it can say it again, since the nonce is another one each time."""
-    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, rounds)
-    client_key = hmac.digest(salted, b"Client Key", "sha256")
-    stored_key = hashlib.sha256(client_key).digest()
-    mask = hmac.digest(stored_key, user.encode() + b"," + nonce, "sha256")
-    return bytes(a ^ b for a, b in zip(client_key, mask, strict=True))
-
-
-def _list_of(items: Iterable[str]) -> tuple[extensions.Extension, ...]:
-    found = extensions.parse_list(";".join(items))
-    if unknown := [item.name for item in found if item.name not in SUPPORTED]:
-        raise ConfigError(f"extensions: needed {', '.join(sorted(SUPPORTED))}, had {', '.join(unknown)}")
-    return found
 
 
 def _pairs_of(pairs: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -59,20 +59,18 @@ class Plan(NamedTuple):
 def plan(ask: Callable[..., Any], ranges: list[WantedRange], reference: str, super_stream: str) -> Plan:
     """Ask, in pieces of RANGES_COUNT_MAX, and again where there were more cuts than go into one answer."""
     found: dict[str, PlannedStream] = {}
-    asked = ranges[:RANGES_COUNT_MAX]
-    answer = told = ask(ranges=asked, reference=reference, super_stream=super_stream)
-    while True:
+    told: Any = None
+    for begin in range(0, max(len(ranges), 1), RANGES_COUNT_MAX):
+        asked = ranges[begin : begin + RANGES_COUNT_MAX]
+        answer = ask(ranges=asked, reference=reference, super_stream="" if told else super_stream)
+        told = told or answer
         found |= {item.stream: _planned(item) for item in answer.streams}
         while again := _uncut(asked, answer):
             asked, answer = again, ask(ranges=again, reference="", super_stream="")
             for item in answer.streams:
                 had = found[item.stream]
                 found[item.stream] = had._replace(cuts=(*item.cuts, *had.cuts))
-        ranges = ranges[RANGES_COUNT_MAX:]
-        if not ranges:
-            return Plan(told.store, told.directory, found)
-        asked = ranges[:RANGES_COUNT_MAX]
-        answer = ask(ranges=asked, reference=reference, super_stream="")
+    return Plan(told.store, told.directory, found)
 
 
 def _uncut(asked: list[WantedRange], answer: Any) -> list[WantedRange]:
@@ -87,19 +85,6 @@ def _uncut(asked: list[WantedRange], answer: Any) -> list[WantedRange]:
 
 
 def _planned(item: Any) -> PlannedStream:
-    return PlannedStream(
-        item.stream,
-        item.code,
-        item.incarnation,
-        bool(item.durability),
-        item.first,
-        item.next,
-        item.durable,
-        None if item.stored == NOT_SAID else item.stored,
-        item.at_timestamp,
-        item.limit,
-        item.waiting_bytes,
-        item.size_bytes,
-        (item.host, item.port),
-        tuple(item.cuts),
-    )
+    said = {name: getattr(item, name) for name in PlannedStream._fields if hasattr(item, name)}
+    said |= {"stored": None if item.stored == NOT_SAID else item.stored, "cuts": tuple(item.cuts)}
+    return PlannedStream(is_disk_durable=bool(item.durability), address=(item.host, item.port), **said)

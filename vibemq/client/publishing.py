@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from vibemq.client._engine import Engine
 from vibemq.client._failures import refusal
@@ -28,6 +29,20 @@ LINGER_S = 0.002  # how long a Publisher's batch that is not full waits for more
 Headers = Mapping[str, str] | None
 Priority = int | str | None
 Call = Callable[[Coroutine[Any, Any, Any]], Any]  # has the client's event loop do it, and waits
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def told_as(twin: Callable[..., Any], more: str = "") -> Callable[[F], F]:
+    """Gives a method without asyncio the docstring of its twin with asyncio; `more` goes before the example."""
+    text = twin.__doc__ or ""
+    for theirs, ours in (("await anext", "next"), ("await ", ""), ("async ", ""), ("docs-async", "docs")):
+        text = text.replace(theirs, ours)
+
+    def tell(method: F) -> F:
+        method.__doc__ = text.replace(">>>", f"{more}\n\n        >>>", 1) if more else text
+        return method
+
+    return tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +150,7 @@ class _Publisher:
         return found
 
 
-class AsyncPublisher(_Publisher):
+class AsyncPublisher(_Publisher, AbstractAsyncContextManager["AsyncPublisher"]):
     """Publishes to one queue, pipelined; made by AsyncClient.publisher. Leaving `async with` flushes."""
 
     async def publish(
@@ -175,9 +190,6 @@ class AsyncPublisher(_Publisher):
         await self._engine.room(self._flow, 0, timeout_s)
         return self._summary()
 
-    async def __aenter__(self) -> AsyncPublisher:
-        return self
-
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             (await self.flush()).raise_failed()
@@ -185,7 +197,7 @@ class AsyncPublisher(_Publisher):
             self._engine.forget(self._flow)
 
 
-class Publisher(_Publisher):
+class Publisher(_Publisher, AbstractContextManager["Publisher"]):
     """Publishes to one queue, pipelined; made by Client.publisher. Leaving `with` flushes. Threads may share it."""
 
     def __init__(self, call: Call, engine: Engine, queue: str, window: int, raw: bool, stored: bool) -> None:
@@ -193,6 +205,7 @@ class Publisher(_Publisher):
         self._call = call
         self._lock = threading.Lock()  # around the batch; the loop's thread never waits for it
 
+    @told_as(AsyncPublisher.publish)
     def publish(
         self,
         payload: Any,
@@ -202,13 +215,6 @@ class Publisher(_Publisher):
         priority: Priority = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Publishes without waiting for the broker, unless the window is full.
-
-        PublishTimeout when it stays full for timeout_s: no message that is not acknowledged by then is sent any more.
-
-        >>> with client.publisher("docs") as publisher:
-        ...     publisher.publish({"number": 1}, headers={"source": "docs"})
-        """
         with self._lock:
             if self._add(payload, headers, id, priority):
                 self._call(self._engine.send_batch(self._take(), self._flow, self._window, timeout_s))
@@ -229,22 +235,13 @@ class Publisher(_Publisher):
         finally:
             self._lock.release()
 
+    @told_as(AsyncPublisher.flush)
     def flush(self, timeout_s: float | None = None) -> Summary:
-        """Waits until every message is acknowledged or refused: what happened since the last flush.
-
-        PublishTimeout, which says what may be stored, when nothing was acknowledged for timeout_s.
-
-        >>> client.publisher("docs").flush()
-        Summary(published=0, failed=[])
-        """
         with self._lock:
             batch = self._take()
             self._call(self._engine.send_batch(batch, self._flow, self._window + batch.count, timeout_s))
         self._call(self._engine.room(self._flow, 0, timeout_s))
         return self._summary()
-
-    def __enter__(self) -> Publisher:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:

@@ -189,18 +189,16 @@ def member_of(kind: type[IntEnum], value: object, what: str, error: type[VibeMQE
 
 def options_payload(wanted: QueueDeclaration) -> bytes:
     """As .NET peers send them, but the limit only where it is declared, and our additions where they are given."""
-    options = wanted.options
-    members: dict[str, Any] = {
-        "mode": int(options.mode),
-        "maxQueueSize": options.max_messages if "max_messages" in wanted.declared else None,
-        "messageTtl": None if options.message_ttl_ms is None else format_time_span(options.message_ttl_ms),
-        "enableDeadLetterQueue": options.dead_letter,
-        "deadLetterQueueName": options.dead_letter_queue,
-        "overflowStrategy": int(options.overflow),
-        "maxRetryAttempts": options.attempts_max,
-    }
-    members |= {READERS[name][0][0]: getattr(options, name) for name in ADDITIONS}
-    return msgspec.json.encode({name: value for name, value in members.items() if value is not None})
+    values = {name: getattr(wanted.options, name) for name in SETTINGS}
+    if "max_messages" not in wanted.declared:
+        values["max_messages"] = None
+    if values["message_ttl_ms"] is not None:
+        values["message_ttl_ms"] = format_time_span(values["message_ttl_ms"])
+    return _payload({name: value for name, value in values.items() if value is not None})
+
+
+def _payload(values: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({READERS[name][0][0]: value for name, value in values.items()})
 
 
 def changes_payload(changes: dict[str, Any]) -> bytes:
@@ -209,17 +207,13 @@ def changes_payload(changes: dict[str, Any]) -> bytes:
         raise ConfigError("alter_queue: no option to change was given", hint=f"There are {', '.join(SETTINGS)}.")
     check_names(changes)
     made = make_options(None, {name: value for name, value in changes.items() if value is not None})
-    return msgspec.json.encode(
-        {READERS[name][0][0]: None if changes[name] is None else getattr(made, name) for name in changes}
-    )
+    return _payload({name: None if value is None else getattr(made, name) for name, value in changes.items()})
 
 
 def info_of(name: str, payload: bytes) -> QueueInfo:
     try:
         members = msgspec.json.decode(payload, type=dict[str, Any])
-        settings = {key: value for key, value in members.items() if key != "maxSize"}
-        if "maxSize" in members:
-            settings["maxQueueSize"] = members["maxSize"]
+        settings = {"maxQueueSize" if key == "maxSize" else key: value for key, value in members.items()}
         created = members.get("createdAt")
         return QueueInfo(
             name=members.get("name", name),

@@ -21,18 +21,19 @@ import shlex
 import socket
 import ssl
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
 from vibemq.client._failures import failure, not_a_broker, wrong_door
-from vibemq.client._flows import Frames, Publisher, Subscription
-from vibemq.client._staging import Committed, Staging, flags
+from vibemq.client._flows import Publisher, Subscription
+from vibemq.client._frames import free_number
+from vibemq.client._staging import Committed, Staging, Transactions
 from vibemq.client._streams import Chunk, Inbox
 from vibemq.client._transport import Deadline, TlsContext, Transport
 from vibemq.client.plans import Plan, WantedRange, plan
 from vibemq.errors import (
     ConnectionClosed,
-    LimitExceeded,
     ProtocolError,
     RequestFailed,
     StreamExists,
@@ -45,6 +46,7 @@ from vibemq.protocols.streams.spec import Code, ExtensionKey, Key, OffsetType, T
 
 __all__ = [
     "Chunk", "Committed", "ListedStream", "Publisher", "Staging", "StreamLocation", "StreamsConnection", "Subscription",
+    "TransactionState",
 ]  # fmt: skip
 
 CREDIT_DEFAULT_COUNT = 16  # chunks on the way: enough to hide the round trip, little to throw away at the end
@@ -69,7 +71,7 @@ class ListedStream(NamedTuple):
     arguments: dict[str, str]
 
 
-class StreamsConnection(Frames):
+class StreamsConnection(Transactions, AbstractContextManager["StreamsConnection"]):
     """One connection, opened and authenticated. Made by `connect`."""
 
     # ---- opening and closing ----
@@ -118,8 +120,7 @@ class StreamsConnection(Frames):
             problem.hint = wrong_door("streams", self._inbox.first_bytes())
             raise
         except ProtocolError as problem:
-            heard = self._inbox.first_bytes()
-            raise not_a_broker(self._transport.peer, "streams", heard, problem) from None
+            raise not_a_broker(self._transport.peer, "streams", self._inbox.first_bytes(), problem) from None
         self.server_properties = answer.properties
         self.request(Key.SASL_HANDSHAKE)
         data = b"\0" + user.encode() + b"\0" + password.encode() if mechanism == "PLAIN" else b""
@@ -173,10 +174,7 @@ class StreamsConnection(Frames):
         self._failure = ConnectionClosed(f"{self._transport.peer}: the socket was handed on", hint="Use the socket.")
         return self._transport.detach()
 
-    def __enter__(self) -> StreamsConnection:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- commands ----
@@ -233,20 +231,18 @@ class StreamsConnection(Frames):
 
     def list_streams(self, first: str = "", *, timeout_s: float | None = None) -> Iterator[ListedStream]:
         """The streams and queues that the user may read or write, by name, from `first` on. Of our brokers only."""
-        while True:
-            fields = {"first": first, "count": spec.LIST_STREAMS_COUNT_MAX}
-            page = self._extension(ExtensionKey.LIST_STREAMS, timeout_s=timeout_s, **fields).streams
-            for item in page:
-                yield ListedStream(item.name, bool(item.is_queue), item.arguments)
-            if not page:
-                return
+        while page := self._listed(first, spec.LIST_STREAMS_COUNT_MAX, timeout_s):
+            yield from page
             first = page[-1].name + "\0"  # the next name that there can be
 
     def find_stream(self, stream: str, *, timeout_s: float | None = None) -> ListedStream | None:
         """One of them, or None where there is none that the user may read or write."""
-        page = self._extension(ExtensionKey.LIST_STREAMS, first=stream, count=1, timeout_s=timeout_s).streams
-        item = page[0] if page and page[0].name == stream else None
-        return ListedStream(item.name, bool(item.is_queue), item.arguments) if item else None
+        page = self._listed(stream, 1, timeout_s)
+        return page[0] if page and page[0].name == stream else None
+
+    def _listed(self, first: str, count: int, timeout_s: float | None) -> list[ListedStream]:
+        page = self._extension(ExtensionKey.LIST_STREAMS, first=first, count=count, timeout_s=timeout_s).streams
+        return [ListedStream(item.name, bool(item.is_queue), item.arguments) for item in page]
 
     def list_offsets(self, stream: str, *, timeout_s: float | None = None) -> dict[str, int]:
         """Every reference for which the stream has a stored offset. Of our brokers only."""
@@ -315,17 +311,6 @@ class StreamsConnection(Frames):
         """Whether the broker is one of ours that knows list_streams, find_stream and list_offsets."""
         return ExtensionKey.LIST_STREAMS in self.commands
 
-    def _extension(self, key: ExtensionKey, **fields: Any) -> Any:
-        if key not in self.commands:
-            raise RequestFailed(
-                f"{self._transport.peer}: {spec.COMMAND_BY_KEY[key].name} is a command of VibeMQ's, and this broker "
-                f"({self.server_properties.get('product', 'unknown')} "
-                f"{self.server_properties.get('version', 'unknown')}) does not have it",
-                code=Code.UNKNOWN_FRAME,
-                hint="Ask it for what you know by name, or use its own tools.",
-            )
-        return self.request(key, **fields)
-
     def query_publisher_sequence(self, reference: str, stream: str, *, timeout_s: float | None = None) -> int:
         """The highest publishing id that is stored under `reference`; 0 if there is none."""
         fields = {"reference": reference, "stream": stream}
@@ -358,26 +343,24 @@ class StreamsConnection(Frames):
 
     def first_offset(self, stream: str, *, timeout_s: float | None = None) -> int:
         """Offset of the first message that is still there; 0 on an empty stream."""
-        with self._patience(timeout_s):
-            if self.has_stats:
-                return max(0, self.stats(stream)["first_chunk_id"])
-            chunk = self._probe(stream, OffsetType.FIRST)
-            return chunk.chunk_id if chunk else 0
+        if self.has_stats:
+            return max(0, self.stats(stream, timeout_s=timeout_s)["first_chunk_id"])
+        chunk = self._probe(stream, OffsetType.FIRST, timeout_s)
+        return chunk.chunk_id if chunk else 0
 
     def next_offset(self, stream: str, *, timeout_s: float | None = None) -> int:
         """The offset after the last committed message; 0 on an empty stream."""
-        with self._patience(timeout_s):
-            if self.has_stats:
-                statistics = self.stats(stream)
-                # What RabbitMQ has committed may be a record of its own, which it delivers to nobody.
-                if "committed_offset" in statistics and "incarnation" in statistics:
-                    return statistics["committed_offset"] + 1
-                if statistics.get("committed_chunk_id", -1) < 0:
-                    return 0
-            chunk = self._probe(stream, OffsetType.LAST)
-            return chunk.next_offset if chunk else 0
+        if self.has_stats:
+            statistics = self.stats(stream, timeout_s=timeout_s)
+            # What RabbitMQ has committed may be a record of its own, which it delivers to nobody.
+            if "committed_offset" in statistics and "incarnation" in statistics:
+                return statistics["committed_offset"] + 1
+            if statistics.get("committed_chunk_id", -1) < 0:
+                return 0
+        chunk = self._probe(stream, OffsetType.LAST, timeout_s)
+        return chunk.next_offset if chunk else 0
 
-    def _probe(self, stream: str, offset_type: OffsetType) -> Chunk | None:
+    def _probe(self, stream: str, offset_type: OffsetType, timeout_s: float | None) -> Chunk | None:
         """The first chunk that a subscription would get, or None if there is none now.
 
         A server sends the answer to Subscribe, then what its credit allows, then the answer to the next request: so
@@ -385,10 +368,10 @@ class StreamsConnection(Frames):
         still be on its way from another thread of the server.
         """
         for wait_s in (0.0, 0.2):
-            with self.subscribe(stream, offset_type, credit=1) as subscription:
+            with self.subscribe(stream, offset_type, credit=1, timeout_s=timeout_s) as subscription:
                 if wait_s:
                     subscription._receive(wait_s, must=False)
-                subscription.close(keep=True)
+                subscription.close(keep=True, timeout_s=timeout_s)
                 chunk = subscription.next_chunk(0.0, default=None)
             if chunk is not None:
                 return chunk
@@ -405,106 +388,11 @@ class StreamsConnection(Frames):
         timeout_s: float | None = None,
     ) -> Publisher:
         """With a reference the broker drops what was published under it before; ids then go on from there."""
-        publisher_id = self._free_publisher_id()
-        with self._patience(timeout_s):
-            first_id = self.query_publisher_sequence(reference, stream) + 1 if reference else 1
-            self.request(Key.DECLARE_PUBLISHER, publisher_id=publisher_id, reference=reference, stream=stream)
-        publisher = Publisher(self, publisher_id, stream, first_id, unconfirmed_max, reference)
-        self._publishers[publisher_id] = publisher
+        last = self.query_publisher_sequence(reference, stream, timeout_s=timeout_s) if reference else 0
+        id = self._free_publisher_id()
+        self.request(Key.DECLARE_PUBLISHER, timeout_s=timeout_s, publisher_id=id, reference=reference, stream=stream)
+        publisher = self._publishers[id] = Publisher(self, id, stream, last + 1, unconfirmed_max, reference)
         return publisher
-
-    def _free_publisher_id(self) -> int:
-        for publisher_id in range(spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX):
-            if publisher_id not in self._publishers:
-                return publisher_id
-        limit = spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX
-        raise LimitExceeded("publishers on a connection", limit + 1, limit, hint="Open a second connection.")
-
-    # ---- transactions, of our brokers only ----
-
-    @property
-    def has_transactions(self) -> bool:
-        return ExtensionKey.BEGIN_TRANSACTION in self.commands
-
-    def begin_transaction(
-        self,
-        name: str,
-        application: str,
-        version: int,
-        run: str,
-        targets: Sequence[str],
-        *,
-        ephemeral: bool = False,
-        timeout_s: float | None = None,
-    ) -> Staging:
-        """Begins to stage, or goes on where another connection ended; look at its `state` first.
-
-        name: 32 hex digits. application: whose versions rise, which `run` counts up. targets: streams and queues; every
-        transaction of a version names the same ones in the same order. ephemeral: the application will not come again.
-        """
-        publisher_id = self._free_publisher_id()
-        answer = self._extension(
-            ExtensionKey.BEGIN_TRANSACTION,
-            timeout_s=timeout_s,
-            publisher_id=publisher_id,
-            transaction=name,
-            application=application,
-            batch=version,
-            run=run,
-            flags=flags(ephemeral, last=False),
-            targets=list(targets),
-        )
-        staging = Staging(self, publisher_id, name, answer)
-        if staging.state == TransactionState.OK:
-            self._publishers[publisher_id] = staging
-        return staging
-
-    def commit_transactions(
-        self,
-        application: str,
-        version: int,
-        run: str,
-        targets: Sequence[str],
-        transactions: Sequence[tuple[str, int]],
-        *,
-        ephemeral: bool = False,
-        last: bool = False,
-        timeout_s: float | None = None,
-    ) -> Committed:
-        """Decides that so many blocks of each of these are the version, and has them appended in this order.
-
-        last: nothing more comes of this run. It takes as long as there is to copy: let timeout_s be in proportion.
-        """
-        answer = self._extension(
-            ExtensionKey.COMMIT_TRANSACTIONS,
-            timeout_s=timeout_s,
-            application=application,
-            batch=version,
-            run=run,
-            flags=flags(ephemeral, last),
-            targets=list(targets),
-            transactions=list(transactions),
-        )
-        return Committed(TransactionState(answer.state), answer.rows, answer.holder)
-
-    def abort_transactions(
-        self,
-        application: str,
-        run: str,
-        names: Sequence[str] = (),
-        *,
-        last: bool = False,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Throws away what the run has staged: these, or without names all of it."""
-        self._extension(
-            ExtensionKey.ABORT_TRANSACTIONS,
-            timeout_s=timeout_s,
-            application=application,
-            run=run,
-            flags=flags(ephemeral=False, last=last),
-            transactions=list(names),
-        )
 
     def subscribe(
         self,
@@ -517,8 +405,7 @@ class StreamsConnection(Frames):
         timeout_s: float | None = None,
     ) -> Subscription:
         """Chunks from a place on, without an end. Offset N gives the chunk that contains N, from its beginning."""
-        with self._patience(timeout_s):
-            return self._subscribe(stream, offset_type, offset_value, credit, properties or {})
+        return self._subscribe(stream, offset_type, offset_value, credit, properties or {}, timeout_s)
 
     def _subscribe(
         self,
@@ -527,22 +414,20 @@ class StreamsConnection(Frames):
         offset_value: int,
         credit: int,
         properties: Mapping[str, str],
+        timeout_s: float | None,
         until: int | None = None,
     ) -> Subscription:
-        for _ in range(spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX):
-            # Always another id, so that nothing of an old subscription can be taken for the new one's.
-            self._next_subscription_id = (self._next_subscription_id + 1) % spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX
-            if self._next_subscription_id not in self._subscriptions:
-                break
-        else:
-            limit = spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX
-            raise LimitExceeded("subscriptions on a connection", limit + 1, limit, hint="Open a second connection.")
-        subscription = Subscription(self, self._next_subscription_id, stream, credit, until)
-        self._subscriptions[subscription.subscription_id] = subscription  # chunks may come with the answer
-        try:
+        # Always another id, so that nothing of an old subscription can be taken for the new one's.
+        most = spec.SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX
+        id = self._last_subscription_id = free_number(
+            self._subscriptions, self._last_subscription_id + 1, most, "subscriptions"
+        )
+        subscription = self._subscriptions[id] = Subscription(self, id, stream, credit, until)
+        try:  # chunks may come with the answer
             self.request(
                 Key.SUBSCRIBE,
-                subscription_id=subscription.subscription_id,
+                timeout_s=timeout_s,
+                subscription_id=id,
                 stream=stream,
                 offset_type=offset_type,
                 offset_value=offset_value,
@@ -550,7 +435,7 @@ class StreamsConnection(Frames):
                 properties=dict(properties),
             )
         except BaseException:
-            del self._subscriptions[subscription.subscription_id]
+            del self._subscriptions[id]
             raise
         return subscription
 
@@ -573,9 +458,9 @@ class StreamsConnection(Frames):
             end_offset = self.next_offset(stream, timeout_s=timeout_s)
         if start_offset >= end_offset:
             return
-        with self._patience(timeout_s):
-            found = self._subscribe(stream, OffsetType.OFFSET, start_offset, credit, {}, end_offset)
-        with found as subscription:
+        with self._subscribe(
+            stream, OffsetType.OFFSET, start_offset, credit, {}, timeout_s, end_offset
+        ) as subscription:
             position = start_offset
             while position < end_offset:
                 chunk = subscription.next_chunk(self.timeout_s if timeout_s is None else timeout_s)

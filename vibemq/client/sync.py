@@ -27,11 +27,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from vibemq.client import publishing
 from vibemq.client._engine import GOODBYE_TIMEOUT_S, Engine, StateCallback
-from vibemq.client.aio import AsyncClient, ClientFace, Connecting
+from vibemq.client.aio import AsyncClient, ClientFace, Connecting, aconnect
 from vibemq.client.consuming import Consumer, Handler, Subscription
-from vibemq.client.publishing import WINDOW_DEFAULT, Headers, Priority, Publisher, Summary
+from vibemq.client.publishing import WINDOW_DEFAULT, Headers, Priority, Publisher, Summary, told_as
 from vibemq.client.queues import QueueDeclaration
-from vibemq.client.settings import parse
 from vibemq.errors import UserError
 
 P = ParamSpec("P")
@@ -65,14 +64,15 @@ def connect(
     ...     print(other.state.value)
     connected
     """
-    if timeout_s is not None:
-        settings["connect_timeout_s"] = timeout_s
-    return Client(
-        parse(url, **settings),
+    connecting = aconnect(
+        url,
         declare=declare,
         fail_on_provisioning_error=fail_on_provisioning_error,
         on_connection=on_connection,
+        timeout_s=timeout_s,
+        **settings,
     )
+    return Client(connecting)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -108,21 +108,18 @@ def _blocking(
 
     functools.update_wrapper(wait, method)
     wait.__module__, wait.__qualname__ = __name__, f"Client.{method.__name__}"
-    wait.__doc__ = method.__doc__
-    for theirs, ours in (("await anext", "next"), ("await ", ""), ("async ", ""), ("docs-async", "docs")):
-        wait.__doc__ = (wait.__doc__ or "").replace(theirs, ours)
-    return wait
+    return told_as(method)(wait)
 
 
-class Client(ClientFace):
+class Client(ClientFace, contextlib.AbstractContextManager["Client"]):
     """A client that is connected, and connects again by itself. Made by `connect`."""
 
-    def __init__(self, settings: Any, **options: Any) -> None:
+    def __init__(self, connecting: Connecting) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="vibemq client", daemon=True)
         self._thread.start()
         try:
-            self._inner = self._call(Connecting(settings, options).open())
+            self._inner = self._call(connecting.open())
         except BaseException:
             self._stop()
             raise
@@ -151,8 +148,6 @@ class Client(ClientFace):
     def _stop(self) -> None:
         asyncio.run_coroutine_threadsafe(_stop(self._loop), self._loop)
         self._thread.join(STOP_TIMEOUT_S)
-        if not self._thread.is_alive():
-            self._loop.close()
 
     def close(self, timeout_s: float = GOODBYE_TIMEOUT_S) -> None:
         """Says goodbye and ends the client's thread. Consumers end; what is not settled goes back to its queue.
@@ -174,16 +169,14 @@ class Client(ClientFace):
         with contextlib.suppress(RuntimeError):  # its thread was quicker
             self._loop.call_soon_threadsafe(_finish, self._loop, self._engine)
 
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- publishing ----
 
     publish = _blocking(AsyncClient.publish)
 
+    @told_as(AsyncClient.publish_many)
     def publish_many(
         self,
         queue: str,
@@ -195,37 +188,28 @@ class Client(ClientFace):
         raw: bool = False,
         timeout_s: float | None = None,
     ) -> Summary:
-        """Publishes all of them, with at most `window` messages on their way; waits until the broker has them.
-
-        PublishTimeout when none of them is acknowledged for timeout_s; those that were are stored.
-
-        >>> summary = client.publish_many("docs", ({"number": n} for n in range(100)))
-        >>> summary.published, summary.failed
-        (100, [])
-        """
         with self._engine.flow() as flow:
             for batch in publishing.batches(self._engine.core, queue, payloads, window, headers, priority, raw):
                 self._call(self._engine.send_batch(batch, flow, window, timeout_s))
             self._call(self._engine.room(flow, 0, timeout_s))
         return publishing.summary(flow, queue)
 
+    @told_as(
+        AsyncClient.publisher,
+        "With `stored` a payload is a whole message in bytes, as a queue keeps it (AMQP 1.0), with its id and headers.",
+    )
     def publisher(
         self, queue: str, *, window: int = WINDOW_DEFAULT, raw: bool = False, stored: bool = False
     ) -> Publisher:
-        """An object whose `publish` does not wait for the broker, but for room in the window.
-
-        With `stored` a payload is a whole message in bytes, as a queue keeps it (AMQP 1.0), with its id and headers.
-
-        >>> with client.publisher("docs") as publisher:
-        ...     for number in range(10):
-        ...         publisher.publish({"number": number})
-        ...     print(publisher.flush().published)
-        10
-        """
         return Publisher(self._call, self._engine, queue, window, raw or stored, stored)
 
     # ---- consuming ----
 
+    @told_as(
+        AsyncClient.consume,
+        "With `stored`, which brokers of ours know (gives_stored), `raw` is a whole message as its queue keeps it, in "
+        "AMQP 1.0.",
+    )
     def consume(
         self,
         queue: str,
@@ -236,23 +220,6 @@ class Client(ClientFace):
         stored: bool = False,
         timeout_s: float | None = None,
     ) -> Consumer:
-        """The messages of a queue, one after another, without an end; each is to be settled with its ack or nack.
-
-        At most `prefetch` are here unsettled at a time. With `auto_ack` a message is acknowledged when the next one is
-        asked for. `timeout_s` ends the iteration when nothing came for so long.
-
-        A queue may have any number of consumers on one client: each but the first has a connection of its own.
-        QueueNotFound where there is no queue, NotAQueue where there is a stream instead; `create` makes the queue, of a
-        stream for good: it keeps what the stream's retention keeps, and has no limit of messages. With `stored`, which
-        brokers of ours know (gives_stored), `raw` is a whole message as its queue keeps it (AMQP 1.0).
-
-        >>> id = client.publish("docs-consume", {"number": 1})
-        >>> for message in client.consume("docs-consume"):
-        ...     print(message.payload, message.attempts)
-        ...     message.ack()
-        ...     break
-        {'number': 1} 1
-        """
         return Consumer(self._call, self._engine, queue, prefetch, auto_ack, create, timeout_s, stored)
 
     def subscribe(

@@ -8,7 +8,7 @@ import pytest
 from running import wait_until
 
 from vibemq.access.users import add_user
-from vibemq.client import micromsg2
+from vibemq.client import _micromsg2, micromsg2
 from vibemq.client.micromsg2 import Micromsg2Client, Refused
 from vibemq.errors import ConnectionClosed, ProtocolError, TimeoutExceeded
 
@@ -232,12 +232,12 @@ def test_a_password_opens_from_this_machine_and_over_tls(guarded_for_zoe, name):
 
 
 def test_a_proof_opens_from_anywhere(guarded_for_zoe, name, monkeypatch):
-    class FarTransport(micromsg2.Transport):
+    class FarTransport(_micromsg2.Transport):
         def __init__(self, *where):
             super().__init__(*where)
             self.is_private = False
 
-    monkeypatch.setattr(micromsg2, "Transport", FarTransport)
+    monkeypatch.setattr(_micromsg2, "Transport", FarTransport)
     with login(guarded_for_zoe, USER, PASSWORD, timeout_s=30.0) as client:
         client.send(name, b"1")
         client.flush()

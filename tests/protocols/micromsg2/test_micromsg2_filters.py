@@ -28,15 +28,14 @@ from amqp_by_hand import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vibemq.protocols.micromsg2.properties import (
+from vibemq.protocols.micromsg2.filters import (
     CONDITIONS_MAX,
     FILTER_BYTES_MAX,
     BadFilter,
     Filter,
     compile_filter,
-    read,
-    write,
 )
+from vibemq.protocols.micromsg2.properties import read, write
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())["filter_cases"]
 OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "&", "~"]

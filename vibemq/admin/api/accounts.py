@@ -14,7 +14,7 @@ from vibemq.access import tool_users
 from vibemq.access.users import GUEST
 from vibemq.admin.api import calls
 from vibemq.admin.api.calls import Call, Caller, Refused, bad_request, chosen, not_found, text
-from vibemq.admin.api.service import Api
+from vibemq.admin.api.service import Api, no_access
 from vibemq.errors import UserExists, UserNotFound, VhostNotFound
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import PolicyRecord, VhostPermission, VhostRecord
@@ -225,20 +225,15 @@ def _permissions(api: Api, vhost: str | None, user: str | None) -> list[VhostPer
 
 
 def list_policies(api: Api, call: Call) -> Any:
-    vhost = api.vhost_of(call)
-    seen = [policy for policy in api.metadata.policies(vhost) if api.sees(call.caller, policy.vhost)]
-    return chosen(call, "name", [_policy(policy) for policy in seen])
+    return chosen(call, "name", [_policy(policy) for policy in api.seen(call, api.metadata.policies())])
 
 
 def put_policy(api: Api, call: Call) -> bool:
     _require_policymaker(api, call)
     priority = call.body.get("priority", 0)
     with _changing_policies(api):
-        pattern, definition, where = (
-            text(call, "pattern"),
-            calls.mapping(call, "definition"),
-            text(call, "apply-to", "all"),
-        )
+        pattern, where = text(call, "pattern"), text(call, "apply-to", "all")
+        definition = calls.mapping(call, "definition")
         return api.metadata.set_policy(call.path["vhost"], call.path["name"], pattern, definition, priority, where)
 
 
@@ -261,9 +256,9 @@ def _changing_policies(api: Api) -> Iterator[None]:
 
 
 def _require_policymaker(api: Api, call: Call) -> None:
-    api.require(
-        call.caller, call.path["vhost"], level=calls.MANAGEMENT if call.caller.makes_policies else calls.ADMINISTRATOR
-    )
+    api.require(call.caller, call.path["vhost"])
+    if not call.caller.makes_policies:
+        raise no_access(call.caller, call.path["vhost"])
 
 
 def _policy(policy: PolicyRecord) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, chosen, not_authorised, not_found, only
+from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, not_authorised, not_found, only
 from vibemq.admin.api.service import Api
 
 STREAM_PROTOCOL = "stream"
@@ -45,11 +45,12 @@ def delete_connection(api: Api, call: Call) -> None:
 
 
 def list_stream_connections(api: Api, call: Call) -> Any:
-    return chosen(call, "connection", [_connection(api, session) for session in _stream_sessions(api, call)])
+    found = [_connection(api, session) for session in _stream_sessions(api, call)]
+    return only(found) if "connection" in call.path else found
 
 
 def delete_stream_connection(api: Api, call: Call) -> None:
-    _find_stream_session(api, call)
+    _stream_sessions(api, call)  # where it is one
     delete_connection(api, call)
 
 
@@ -61,8 +62,12 @@ def _sessions(api: Api, call: Call) -> Iterator[dict[str, Any]]:
             yield session
 
 
-def _stream_sessions(api: Api, call: Call) -> Iterator[dict[str, Any]]:
-    return (session for session in _sessions(api, call) if protocol_of(session) == STREAM_PROTOCOL)
+def _stream_sessions(api: Api, call: Call) -> list[dict[str, Any]]:
+    """Those of streams; where the path names a connection, that one.  Raises Refused."""
+    found = [session for session in _sessions(api, call) if protocol_of(session) == STREAM_PROTOCOL]
+    if "connection" in call.path:
+        return [only(session for session in found if session["name"] == call.path["connection"])]
+    return found
 
 
 def _find(api: Api, call: Call) -> dict[str, Any]:
@@ -75,10 +80,6 @@ def _require_theirs(call: Call, session: dict[str, Any], level: int) -> None:
     """Raises Refused for the connection of somebody else, unless the caller has this level."""
     if call.caller.level < level and session.get("user") != call.caller.name:
         raise not_authorised("User not authorised to access object")
-
-
-def _find_stream_session(api: Api, call: Call) -> dict[str, Any]:
-    return only(session for session in _stream_sessions(api, call) if session["name"] == call.path["connection"])
 
 
 def protocol_of(session: dict[str, Any]) -> str:
@@ -125,7 +126,7 @@ def list_publishers(api: Api, call: Call) -> Any:
             "queue": {"name": publisher["stream"], "vhost": session["vhost"]},
             "connection_details": _details(api, session),
         }
-        for session in _chosen(api, call)
+        for session in _stream_sessions(api, call)
         for publisher in session.get("publishers", ())
         if wanted in (None, publisher["stream"])
     ]
@@ -139,7 +140,7 @@ def list_stream_consumers(api: Api, call: Call) -> Any:
             **_consuming(session, subscription),
             "connection_details": _details(api, session),
         }
-        for session in _chosen(api, call)
+        for session in _stream_sessions(api, call)
         for subscription in session.get("subscriptions", ())
     ]
 
@@ -151,12 +152,6 @@ def list_consumers(api: Api, call: Call) -> Any:
         for session in _sessions(api, call)
         for subscription in session.get("subscriptions", ())
     ]
-
-
-def _chosen(api: Api, call: Call) -> Iterator[dict[str, Any]]:
-    if "connection" in call.path:
-        return iter([_find_stream_session(api, call)])
-    return _stream_sessions(api, call)
 
 
 def _consuming(session: dict[str, Any], subscription: dict[str, Any]) -> dict[str, Any]:

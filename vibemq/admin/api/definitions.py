@@ -17,7 +17,7 @@ import vibemq
 from vibemq.access.passwords import exported_hash
 from vibemq.access.permissions import check_pattern, operation_names, operations_named
 from vibemq.access.users import GUEST
-from vibemq.admin.api import accounts, streams
+from vibemq.admin.api import accounts, routing, streams
 from vibemq.admin.api.calls import Call, Refused, bad_request, text, texts
 from vibemq.admin.api.service import Api
 from vibemq.broker.arguments import BadArgument
@@ -36,8 +36,8 @@ def export(api: Api, call: Call) -> Any:
         "rabbitmq_version": api.config.streams.product_version,
         "policies": accounts.list_policies(api, here),
         "queues": [streams.definition(each) for each in api.metadata.streams() if vhost in (None, each.vhost)],
-        "exchanges": [_cut(exchange, _EXCHANGE) for exchange in streams.list_exchanges(api, here)],
-        "bindings": [_cut(binding, _BINDING) for binding in streams.list_bindings(api, here)],
+        "exchanges": [_cut(exchange, _EXCHANGE) for exchange in routing.list_exchanges(api, here)],
+        "bindings": [_cut(binding, _BINDING) for binding in routing.list_bindings(api, here)],
     }
     if vhost is None:
         users = accounts.list_users(api, here)
@@ -83,11 +83,8 @@ def _put_user(api: Api, call: Call) -> None:
 
 
 def _put_grant(api: Api, call: Call) -> None:
-    pattern, names = (
-        text(call, "queue_pattern"),
-        texts(call.body.get("operations"), "operations must be a list of names"),
-    )
-    operations = operations_named(names)
+    pattern = text(call, "queue_pattern")
+    operations = operations_named(texts(call.body.get("operations"), "operations must be a list of names"))
     check_pattern(pattern)
     api.metadata.grant(call.path["user"], pattern, operations)
     api.accounts_changed()
@@ -111,8 +108,8 @@ _KINDS: tuple[tuple[str, Callable[[Any, Call], object], dict[str, str]], ...] = 
     ("queue_grants", _put_grant, {"user": "user"}),
     ("policies", accounts.put_policy, {"vhost": "vhost", "name": "name"}),
     ("queues", streams.put_definition, {"vhost": "vhost", "name": "name"}),
-    ("exchanges", streams.put_exchange, {"vhost": "vhost", "exchange": "name"}),
-    ("bindings", streams.post_binding, {"vhost": "vhost", "exchange": "source", "name": "destination"}),
+    ("exchanges", routing.put_exchange, {"vhost": "vhost", "exchange": "name"}),
+    ("bindings", routing.post_binding, {"vhost": "vhost", "exchange": "source", "name": "destination"}),
 )
 
 

@@ -15,6 +15,7 @@ from vibemq.admin.api.calls import Answer, Call, bad_request
 from vibemq.admin.api.connections import PROTOCOLS
 from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm, in_effect
+from vibemq.broker.disk import free_bytes
 
 OK: dict[str, Any] = {"status": "ok"}
 
@@ -24,25 +25,32 @@ def alarms_of(api: Api) -> list[Alarm]:
     return in_effect(data_dir, api.config.store.disk_free_min_bytes, api.conditions)
 
 
+def disk_free(api: Api) -> int:
+    """In bytes, where the data lies."""
+    try:
+        return free_bytes(os.path.dirname(api.metadata.path))
+    except OSError:
+        return 0
+
+
+def memory_of(api: Api) -> tuple[int, int]:
+    """Bytes that are used, and above which there is an alarm."""
+    return (0, 0) if api.conditions is None else api.conditions.memory
+
+
 def is_drained(api: Api) -> bool:
     return api.conditions is not None and api.conditions.is_drained
 
 
-def node(api: Api, call: Call) -> Answer:
-    """No alarm, and every worker answers."""
-    found = alarms_of(api)
-    if found:
-        names = ", ".join(found)
-        return _failed(f"resource alarm(s) in effect: {names}", alarms=_shown(api, found))
-    return _workers(api)
-
-
 def alarms(reason: str) -> Callable[[Api, Call], Answer]:
-    """A check that fails with these words while an alarm is in effect."""
+    """Every worker answers, and no alarm is in effect: else it fails with these words, {} being the alarms' names."""
 
     def check(api: Api, call: Call) -> Answer:
         found = alarms_of(api)
-        return _failed(reason, alarms=_shown(api, found)) if found else _workers(api)
+        if not found:
+            return _workers(api)
+        shown = [{"node": api.node, "resource": str(alarm)} for alarm in found]
+        return _failed(reason.format(", ".join(found)), alarms=shown)
 
     return check
 
@@ -101,18 +109,11 @@ def set_drained(drained: bool) -> Callable[[Api, Call], None]:
     return change
 
 
-# ---- how it is said ----
-
-
 def _workers(api: Api) -> Answer:
     down = len(api.workers) - len(api.workers.ask_all("status"))
     if down:
         return _failed(f"{down} of {len(api.workers)} workers do not answer")
     return Answer(200, OK)
-
-
-def _shown(api: Api, found: list[Alarm]) -> list[dict[str, str]]:
-    return [{"node": api.node, "resource": str(alarm)} for alarm in found]
 
 
 def _failed(reason: str, **more: Any) -> Answer:

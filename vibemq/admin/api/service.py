@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from vibemq.access.rights import Rights, VhostRights
-from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, Call, Caller, Refused, not_authorised
+from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, Caller, Refused, not_authorised
 from vibemq.admin.workers import NoAnswer, Workers
 from vibemq.broker.alarms import Conditions
 from vibemq.broker.catalog import Catalog, Deleted
 from vibemq.config import Config
 from vibemq.storage.metadata import Metadata
+
+R = TypeVar("R", bound=Any)  # a record of the database that has a vhost
 
 log = logging.getLogger("vibemq.admin")
 
@@ -71,7 +73,7 @@ class Api:
         if not self.metadata.has_vhost(vhost):
             raise Refused(404, "not_found", "vhost_not_found")
         if not self.sees(caller, vhost):
-            raise _no_access(caller, vhost)
+            raise no_access(caller, vhost)
 
     def vhost_of(self, call: Call) -> str | None:
         """That of the path, which the caller may look into; None: the path is about all of them.  Raises Refused."""
@@ -80,12 +82,17 @@ class Api:
             self.require_seen(call.caller, vhost)
         return vhost
 
-    def require(self, caller: Caller, vhost: str, *, level: int = MANAGEMENT) -> VhostRights:
+    def seen(self, call: Call, records: Iterable[R]) -> list[R]:
+        """Those in the vhost of the path, if it has one, that the caller may look at.  Raises Refused."""
+        vhost = self.vhost_of(call)
+        return [each for each in records if vhost in (None, each.vhost) and self.sees(call.caller, each.vhost)]
+
+    def require(self, caller: Caller, vhost: str) -> VhostRights:
         """The rights of a caller who may use this vhost.  Raises Refused."""
         self.require_seen(caller, vhost)
         found = self.rights(caller, vhost)
-        if found is None or caller.level < level:
-            raise _no_access(caller, vhost)
+        if found is None:
+            raise no_access(caller, vhost)
         return found
 
     def require_rights(
@@ -129,5 +136,5 @@ class Api:
             self.catalog.deleted(one)
 
 
-def _no_access(caller: Caller, vhost: str) -> Refused:
+def no_access(caller: Caller, vhost: str) -> Refused:
     return not_authorised(f"access to vhost '{vhost}' refused for user '{caller.name}'")

@@ -1,92 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams ("queues" to RabbitMQ's tools), super streams, exchanges and bindings over the management API.
+"""Streams ("queues" to RabbitMQ's tools) over the management API.
 
 Making and deleting is the catalog's, as at every door: workers are told the same way.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections import Counter
 from contextlib import closing
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
-from vibemq.admin.api.calls import Call, bad_request, chosen, flag, mapping, not_found, optional_text, text
+from vibemq.admin.api.calls import Call, bad_request, flag, mapping, not_found, optional_text
+from vibemq.admin.api.counts import NOTHING, Counts, counts_of
 from vibemq.admin.api.service import Api
 from vibemq.broker.arguments import stream_arguments
 from vibemq.broker.catalog import checked_name
 from vibemq.broker.options import CHANGEABLE, DeliveryMode, Overflow, altered, options_of, stored_options
-from vibemq.errors import ExchangeNotFound, StorageError, StreamExists, StreamNotFound
+from vibemq.errors import StorageError, StreamExists, StreamNotFound
 from vibemq.storage.apply import REFERENCE as TRANSACTIONS
-from vibemq.storage.ledger import QueueStats, queue_stats
-from vibemq.storage.log import Log, LogStats, StoredOffsets
-from vibemq.storage.records import BindingRecord, ExchangeRecord, StreamRecord
+from vibemq.storage.log import Log, StoredOffsets
+from vibemq.storage.records import ExchangeRecord, StreamRecord
 
 STREAM_TYPE = "stream"
-
-
-# ---- how many messages there are ----
-
-_GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
-
-
-class Counts(NamedTuple):
-    """Read from the files: no worker is asked, so none is held up.
-
-    A stream holds all that retention has left.  A queue holds what waits and is in flight, which its ledger knows;
-    its log also has messages that are settled, until their segments go.  ``queue``: None for a plain stream, and for
-    one that is being deleted.
-    """
-
-    log: LogStats
-    queue: QueueStats | None
-
-    @property
-    def kept(self) -> int:
-        """Records of the log, settled or not."""
-        return self.log.next_offset - self.log.first_offset
-
-    @property
-    def ready(self) -> int:
-        return self.kept if self.queue is None else self.queue.waiting
-
-    @property
-    def unacknowledged(self) -> int:
-        return 0 if self.queue is None else self.queue.in_flight
-
-    @property
-    def messages(self) -> int:
-        return self.ready + self.unacknowledged
-
-
-NOTHING = Counts(LogStats(0, 0, -1, 0, 0), None)
-
-
-def counts_of(record: StreamRecord) -> Counts:
-    """Nothing at all for one that is being deleted.  Raises StorageError where files are damaged."""
-    try:
-        with closing(Log(record.directory)) as log:
-            stats = log.stats()
-        return Counts(stats, None if record.queue is None else queue_stats(record.directory, stats.next_offset))
-    except StorageError as problem:
-        if problem.code in _GONE:
-            return NOTHING
-        raise
-
-
-# ---- streams ----
 
 
 def list_queues(api: Api, call: Call) -> Any:
     """All, those of a vhost, or one, as the path says."""
     if "name" in call.path:
         return _queue(api, find(api, call), api.workers.readers())
-    vhost, readers = api.vhost_of(call), api.workers.readers()
-    found = (record for record in api.metadata.streams() if vhost in (None, record.vhost))
-    return [_queue(api, record, readers) for record in found if api.sees(call.caller, record.vhost)]
+    found, readers = api.seen(call, api.metadata.streams()), api.workers.readers()
+    return [_queue(api, record, readers) for record in found]
 
 
 def put_queue(api: Api, call: Call, durability: str | None = None) -> bool:
@@ -146,14 +90,14 @@ def put_definition(api: Api, call: Call) -> bool:
 def definition(record: StreamRecord) -> dict[str, Any]:
     """All that it takes to make a stream or queue anew; a queue has the arguments that it had as a stream."""
     arguments = tool_arguments(record.arguments)
-    made = {**_named(record), "arguments": arguments, "durability": record.durability}
+    made = {**basics(record), "arguments": arguments, "durability": record.durability}
     if record.queue is None:
         return made
     named = {"type": "classic", "arguments": {**arguments, "x-queue-type": "classic"}}
     return {**made, **named, "queue_options": record.queue}
 
 
-def _named(record: StreamRecord | ExchangeRecord) -> dict[str, Any]:
+def basics(record: StreamRecord | ExchangeRecord) -> dict[str, Any]:
     return {"name": record.name, "vhost": record.vhost, "durable": True, "auto_delete": False}
 
 
@@ -297,7 +241,7 @@ def _queue(api: Api, record: StreamRecord, readers: Counter[tuple[str, str]]) ->
     applied = api.metadata.policy_of(record.vhost, record.name, is_queue=record.queue is not None)
     kind = STREAM_TYPE if record.queue is None else "classic"
     return {
-        **_named(record),
+        **basics(record),
         "exclusive": False,
         **dict.fromkeys(("node", "leader"), api.node),
         **{key: [api.node] for key in ("members", "online")},
@@ -326,116 +270,3 @@ def _options(api: Api, record: StreamRecord) -> dict[str, Any]:
     queue = options_of(api.metadata.effective_options(record), api.config.queues)
     shown = {name: getattr(queue, name) for name in CHANGEABLE}
     return {"mode": queue.mode.name.lower(), **shown, "overflow": queue.overflow.name.lower()}
-
-
-# ---- super streams ----
-
-
-def put_super_stream(api: Api, call: Call) -> bool:
-    vhost, name = call.path["vhost"], call.path["name"]
-    keys = optional_text(call, "binding-keys")
-    if keys is None:
-        count = call.body.get("partitions")
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise bad_request(f"partitions is {count!r}: a whole number from 1 on is needed, or binding-keys")
-        most = api.config.streams.super_stream_partitions_max
-        if count > most:
-            raise bad_request(f"partitions is {count}: at most {most} are allowed")
-        wanted = [str(number) for number in range(count)]
-    else:
-        wanted = [key.strip() for key in keys.split(",") if key.strip()]
-    partitions = [f"{name}-{key}" for key in wanted]
-    api.require_rights(call, vhost, configure=[name, *partitions], read=[name], write=partitions)
-    arguments = protocol_arguments(mapping(call, "arguments"))
-    try:
-        api.catalog.create_super_stream(vhost, name, partitions, wanted, arguments)
-    except StreamExists:
-        if api.metadata.partitions(vhost, name) == partitions:
-            return False
-        raise
-    return True
-
-
-def delete_super_stream(api: Api, call: Call) -> None:
-    """Of our own: RabbitMQ deletes exchange and queues one by one."""
-    vhost, name = call.path["vhost"], call.path["name"]
-    partitions = api.metadata.partitions(vhost, name) or []
-    api.require_rights(call, vhost, configure=[name, *partitions], read=[name], write=partitions)
-    try:
-        api.streams_deleted(api.catalog.delete_super_stream(vhost, name))
-    except ExchangeNotFound:
-        raise not_found() from None
-
-
-# ---- exchanges and bindings ----
-
-
-def list_exchanges(api: Api, call: Call) -> Any:
-    vhost = api.vhost_of(call)
-    seen = [found for found in api.metadata.exchanges(vhost) if api.sees(call.caller, found.vhost)]
-    shown = ({**_named(found), "type": "direct", "internal": False, "arguments": found.arguments} for found in seen)
-    return chosen(call, "exchange", list(shown))
-
-
-def put_exchange(api: Api, call: Call) -> bool:
-    vhost, name = call.path["vhost"], checked_name(call.path["exchange"])
-    kind = text(call, "type", "direct")
-    if kind != "direct":
-        raise bad_request(f"the type is {kind!r}: only direct exchanges are made, for super streams")
-    api.require_rights(call, vhost, configure=[name])
-    return api.metadata.add_exchange(vhost, name, mapping(call, "arguments"))
-
-
-def delete_exchange(api: Api, call: Call) -> None:
-    found = _find_exchange(api, call)
-    api.require_rights(call, found.vhost, configure=[found.name])
-    api.metadata.delete_exchange(found.vhost, found.name)
-
-
-def list_bindings(api: Api, call: Call) -> Any:
-    """All, or those of a vhost, an exchange, a stream, as the path says."""
-    vhost, exchange, stream = api.vhost_of(call), call.path.get("exchange"), call.path.get("name")
-    return [
-        _binding(found)
-        for found in api.metadata.bindings(vhost, exchange)
-        if stream in (None, found.stream) and api.sees(call.caller, found.vhost)
-    ]
-
-
-def post_binding(api: Api, call: Call) -> bool:
-    vhost, exchange, stream = (call.path[part] for part in ("vhost", "exchange", "name"))
-    api.require_rights(call, vhost, write=[stream], read=[exchange])
-    api.metadata.add_binding(vhost, exchange, stream, text(call, "routing_key", ""), mapping(call, "arguments"))
-    return True
-
-
-def delete_binding(api: Api, call: Call) -> None:
-    vhost, exchange, stream = (call.path[part] for part in ("vhost", "exchange", "name"))
-    api.require_rights(call, vhost, write=[stream], read=[exchange])
-    for found in api.metadata.bindings(vhost, exchange):
-        if found.stream == stream and _properties_key(found) == call.path["properties"]:
-            api.metadata.delete_binding(vhost, exchange, stream, found.routing_key, found.arguments)
-            return
-    raise not_found()
-
-
-def _find_exchange(api: Api, call: Call) -> ExchangeRecord:
-    api.require_seen(call.caller, call.path["vhost"])
-    found = api.metadata.find_exchange(call.path["vhost"], call.path["exchange"])
-    if found is None:
-        raise not_found()
-    return found
-
-
-def _binding(found: BindingRecord) -> dict[str, Any]:
-    shown = asdict(found)
-    shown |= {"source": shown.pop("exchange"), "destination": shown.pop("stream"), "destination_type": "queue"}
-    return {**shown, "properties_key": _properties_key(found)}
-
-
-def _properties_key(found: BindingRecord) -> str:
-    """Names one of several bindings of a stream: the key, and what stands for the arguments."""
-    if not found.arguments:
-        return found.routing_key or "~"
-    digest = hashlib.blake2b(json.dumps(found.arguments, sort_keys=True).encode(), digest_size=6).digest()
-    return f"{found.routing_key}~{base64.urlsafe_b64encode(digest).decode()}"

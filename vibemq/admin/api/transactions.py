@@ -15,7 +15,6 @@ from vibemq.storage.records import StreamRecord
 
 def list_transactions(api: Api, call: Call) -> list[dict[str, Any]]:
     """One row for each application; times in ms since 1970, 0 for never."""
-    wanted = api.vhost_of(call)
     staged = _staged(api)
     waiting = {(decision.vhost, decision.application) for decision in api.metadata.decisions()}
     return [
@@ -35,22 +34,21 @@ def list_transactions(api: Api, call: Call) -> list[dict[str, Any]]:
             "past_runs": len(known.past),
             "is_ephemeral": known.is_ephemeral,
         }
-        for known in api.metadata.applications()
-        if wanted in (None, known.vhost) and api.sees(call.caller, known.vhost)
+        for known in api.seen(call, api.metadata.applications())
     ]
 
 
-def metrics(api: Api) -> Iterator[tuple[str, str, str, int]]:
-    """Of each its name behind "vibemq_", its kind, what it is, its value."""
+def metrics(api: Api) -> Iterator[tuple[str, str, int]]:
+    """Of each its name behind "vibemq_", what it is, its value."""
     records = api.metadata.staging()
     batches, messages = api.metadata.decided_ever()
     waiting = len(api.metadata.decisions())
-    yield "transactions_open", "gauge", "transactions that are staged and not decided", len(records)
-    yield "transactions_staged_bytes", "gauge", "on disk, of what is staged", size_bytes(records)
-    yield "transactions_batches_waiting", "gauge", "batches that are decided and not all appended", waiting
-    yield "transactions_batches_total", "counter", "batches that were decided and appended", batches
-    yield "transactions_messages_total", "counter", "messages of these batches", messages
-    yield "transactions_applications", "gauge", "applications that are remembered", len(api.metadata.applications())
+    yield "transactions_open", "transactions that are staged and not decided", len(records)
+    yield "transactions_staged_bytes", "on disk, of what is staged", size_bytes(records)
+    yield "transactions_batches_waiting", "batches that are decided and not all appended", waiting
+    yield "transactions_batches_total", "batches that were decided and appended", batches
+    yield "transactions_messages_total", "messages of these batches", messages
+    yield "transactions_applications", "applications that are remembered", len(api.metadata.applications())
 
 
 def _staged(api: Api) -> dict[tuple[str, str], list[StreamRecord]]:

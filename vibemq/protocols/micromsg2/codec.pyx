@@ -16,14 +16,15 @@ from typing import NamedTuple
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.stdint cimport INT64_MIN, UINT64_MAX, uint8_t, uint16_t, uint32_t
 
 from vibemq import errors
 from vibemq.errors import UnencodableValue
+from vibemq.protocols.micromsg2.values cimport TYPE_DATE, TYPE_NUMBER, TYPE_TEXT
 from vibemq.protocols.micromsg2.wire cimport (
-    ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_ERROR, FRAME_EXTENSION, PARSE_NEEDS_MORE, PARSE_OK, PARSE_TOO_LARGE,
-    SEQUENCE_MAX, ack_frame_write, ack_number, frame_parse, message_frame_size, message_frame_write, mm_frame,
-    mm_property, property_next,
+    ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_ERROR, FRAME_EXTENSION, FRAME_KIND_BITS, PARSE_NEEDS_MORE, PARSE_OK,
+    PARSE_TOO_LARGE, SEQUENCE_MAX, ack_frame_write, ack_number, frame_parse, message_frame_size, message_frame_write,
+    mm_frame, mm_property, property_next,
 )
 from vibemq.protocols.micromsg2.wire cimport percent_decode as decode_to
 from vibemq.protocols.micromsg2.wire cimport percent_encode as encode_to
@@ -130,11 +131,9 @@ def decode_handshake(data):
 def encode_handshake(handshake):
     """The whole of it, which has to go out in a single write: the .NET implementation looks at each chunk anew."""
     major, minor, flags, identity, required, optional = handshake
-    if len(identity) > spec.IDENTITY_BYTES_MAX:
-        raise UnencodableValue("identity", f"at most {spec.IDENTITY_BYTES_MAX} bytes", f"{len(identity)}")
-    for where, text in (("required extensions", required), ("optional extensions", optional)):
-        if len(text) > spec.HANDSHAKE_LIST_BYTES_MAX:
-            raise UnencodableValue(where, f"at most {spec.HANDSHAKE_LIST_BYTES_MAX} bytes", f"{len(text)}")
+    check_size("identity", len(identity), spec.IDENTITY_BYTES_MAX)
+    check_size("required extensions", len(required), spec.HANDSHAKE_LIST_BYTES_MAX)
+    check_size("optional extensions", len(optional), spec.HANDSHAKE_LIST_BYTES_MAX)
     return b"%c%c%c%c%b%b%b%b%b" % (
         major, minor, flags, len(identity), identity,
         len(required).to_bytes(2, "big"), required, len(optional).to_bytes(2, "big"), optional,
@@ -160,11 +159,7 @@ cdef object frame_in(const uint8_t *data, size_t size, uint32_t payload_max):
     if found == PARSE_NEEDS_MORE:
         return None
     if found != PARSE_OK:
-        where, needed = spec.FRAME_FAULTS[<object>found]
-        if found == PARSE_TOO_LARGE:
-            limit = spec.CONTROL_BYTES_MAX if frame.kind else payload_max
-            raise MalformedFrame(where, needed.format(limit=limit), f"{frame.payload_size}")
-        raise MalformedFrame(where, needed, f"{data[0]:#04x}")
+        raise malformed(found, data[0], frame.payload_size, payload_max)
     payload = (<const char *>frame.payload)[:frame.payload_size]
     if frame.kind == FRAME_ERROR:
         return ErrorFrame(payload.decode("utf-8", "replace")), frame.size
@@ -175,6 +170,15 @@ cdef object frame_in(const uint8_t *data, size_t size, uint32_t payload_max):
     destination = (<const char *>frame.destination)[:frame.destination_size]
     properties = (<const char *>frame.properties)[:frame.properties_size]
     return Message(frame.sequence, destination, properties, payload, bool(frame.continued)), frame.size
+
+
+def malformed(int fault, int flags, size, payload_max):
+    """The MalformedFrame for what frame_parse has found in a frame with these flags and a payload of this size."""
+    where, needed = spec.FRAME_FAULTS[fault]
+    if fault == PARSE_TOO_LARGE:
+        limit = spec.CONTROL_BYTES_MAX if flags & FRAME_KIND_BITS else payload_max
+        return MalformedFrame(where, needed.format(limit=limit), f"{size}")
+    return MalformedFrame(where, needed, f"{flags:#04x}")
 
 
 def last_error(data):
@@ -299,8 +303,7 @@ MICROSECOND = timedelta(microseconds=1)
 INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 SECONDS = re.compile(r"([+-]?)([0-9]{1,12})(?:\.([0-9]*))?")
-INT64_MIN = -(2**63)
-UINT64_MAX = 2**64 - 1
+TYPE_LETTERS = frozenset(map(chr, (TYPE_NUMBER, TYPE_DATE, TYPE_TEXT)))
 
 
 def parse_properties(bytes properties not None):
@@ -313,27 +316,27 @@ def parse_properties(bytes properties not None):
     cdef mm_property item
     cdef list pairs = []
     while property_next(&at, end, &item):
-        kind = chr(item.value[0]) if item.value_size else ""
+        kind = item.value[0] if item.value_size else 0
         name = decoded(item.key, item.key_size).decode("utf-8", "surrogateescape")
         pairs.append((name, typed(kind, decoded(item.value, item.value_size))))
     return pairs
 
 
-cdef object typed(str kind, bytes data):
+cdef object typed(int kind, bytes data):
     """`kind`: the octet before decoding, since an encoded letter is no type."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        return data[1:] if kind == spec.PropertyType.TEXT else data
+        return data[1:] if kind == TYPE_TEXT else data
     rest = text[1:]
-    if kind == spec.PropertyType.TEXT:
+    if kind == TYPE_TEXT:
         return rest
-    if kind == spec.PropertyType.NUMBER and DECIMAL.fullmatch(rest):
+    if kind == TYPE_NUMBER and DECIMAL.fullmatch(rest):
         if INTEGER.fullmatch(rest) and INT64_MIN <= int(rest) <= UINT64_MAX:
             return int(rest)
         if isfinite(float(rest)):
             return float(rest)
-    if kind == spec.PropertyType.DATE and (match := SECONDS.fullmatch(rest)):
+    if kind == TYPE_DATE and (match := SECONDS.fullmatch(rest)):
         sign, seconds, fraction = match.groups(default="")
         since = timedelta(seconds=int(seconds), microseconds=int(fraction[:6].ljust(6, "0")))
         try:
@@ -365,7 +368,7 @@ cdef str property_text(key, value):
         return "true" if value else "false"
     if isinstance(value, Untyped):
         text = percent_encode(value)
-        return f"%{ord(text[0]):X}{text[1:]}" if text[:1] in spec.TYPE_LETTERS else text
+        return f"%{ord(text[0]):X}{text[1:]}" if text[:1] in TYPE_LETTERS else text
     if isinstance(value, (str, bytes)):
         return "T" + percent_encode(value)
     if isinstance(value, int):

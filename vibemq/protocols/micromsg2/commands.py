@@ -16,28 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.access.glob import Glob, fold
 from vibemq.access.permissions import Operation
-from vibemq.broker.admission import (
-    SUBSCRIPTIONS_MAX,
-    Ended,
-    check_access,
-    has_right,
-    log_closing,
-    may,
-    may_make,
-    refusal_now,
-    what_failed,
-    with_queue,
-)
+from vibemq.broker import admission
+from vibemq.broker.admission import SUBSCRIPTIONS_MAX, Ended, check_access, log_closing
 from vibemq.broker.arguments import BadArgument
 from vibemq.broker.helping import in_helper
 from vibemq.broker.messages import offset_of_word
 from vibemq.broker.options import FAN_OUTS, DeliveryMode, letters_named, options_of
 from vibemq.errors import Refused, StorageError, StreamExists, StreamNotFound
-from vibemq.protocols.micromsg2.codec import BadCommand, parse_command
+from vibemq.protocols.micromsg2.codec import BadCommand, encode_command, parse_command
 from vibemq.protocols.micromsg2.destinations import Target, check_new, target_of
+from vibemq.protocols.micromsg2.extensions import number_in
+from vibemq.protocols.micromsg2.filters import BadFilter, compile_filter
 from vibemq.protocols.micromsg2.options import queue_options
-from vibemq.protocols.micromsg2.properties import BadFilter, compile_filter
-from vibemq.protocols.micromsg2.spec import CONTROL_BYTES_MAX, FRAME_FAULTS, ErrorCode, ExtensionName
+from vibemq.protocols.micromsg2.spec import TOPIC_PREFIX, ErrorCode, ExtensionName
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -46,7 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFETCH_AUTO = 4096  # settled as soon as they are sent, so this is only what one turn may write
-PREFETCH_DIGITS_MAX = 9  # more than any window holds
 LIST_BYTES_MAX = 60_000  # of the destinations in an answer, which has to fit in a COMMAND
 ID_CHARACTERS_MAX = 255  # of a command: they come back, percent-encoded, with the answer
 PEER_TEXT_MAX = 200  # of what a peer says of itself, in the log
@@ -55,20 +45,11 @@ PEER_ERRORS_LOGGED_MAX = 16  # of one connection: a flood must not fill the disk
 # ---- ends ----
 
 
-def protocol_error(session: Micromsg2Session, code: ErrorCode, text: str) -> None:
+def protocol_error(session: Micromsg2Session, code: str, text: str) -> None:
     """Nobody knows what the next bytes would mean: say so, and close."""
     log_closing(session, code, "closed: %s: %s", code, text)
     session.write_error(code, text)
     session.finish()
-
-
-def refuse_frame(session: Micromsg2Session, fault: int, flags: int, size: int) -> None:
-    if fault == -2:
-        limit = session.message_max if not flags & 7 else CONTROL_BYTES_MAX
-        protocol_error(session, ErrorCode.MESSAGE_TOO_LARGE, f"payload: needed at most {limit} bytes, had {size}")
-        return
-    where, needed = FRAME_FAULTS[fault]
-    protocol_error(session, ErrorCode.PROTOCOL_ERROR, f"{where}: needed {needed}, had 0x{flags:02x}")
 
 
 def refuse_message(session: Micromsg2Session, code: str, text: str) -> None:
@@ -76,8 +57,7 @@ def refuse_message(session: Micromsg2Session, code: str, text: str) -> None:
 
     SharpMessaging reads none, and would send the message or wait for ever, so its connection ends."""
     if session.is_sharp:
-        log_closing(session, code, "closed: %s: %s", code, text)
-        session.finish()
+        protocol_error(session, code, text)
     else:
         session.write_error(code, text)
 
@@ -122,9 +102,9 @@ def require(session: Micromsg2Session, what: Operation | str, name: str) -> None
 
     Raises Refused."""
     if isinstance(what, Operation):
-        allowed, right = may(session.client, what, name), what.name
+        allowed, right = admission.may(session.client, what, name), what.name
     else:
-        allowed, right = has_right(session.client, what, name), what
+        allowed, right = admission.has_right(session.client, what, name), what
     if not allowed:
         text = f"user '{session.client.user}' lacks the permission {right} for '{name}'; ask an administrator"
         raise Refused(ErrorCode.NOT_AUTHORIZED, text)
@@ -132,7 +112,7 @@ def require(session: Micromsg2Session, what: Operation | str, name: str) -> None
 
 def check_alarms(session: Micromsg2Session) -> None:
     """Raises Refused."""
-    why = refusal_now(session.door.broker, session.peer)
+    why = admission.refusal_now(session.door.broker, session.peer)
     if why:
         raise Refused(ErrorCode.SERVER_ERROR, why)
 
@@ -163,7 +143,7 @@ def refused_by(session: Micromsg2Session, problem: BaseException, name: str) -> 
         return Refused(ErrorCode.BAD_FILTER, str(problem))
     if isinstance(problem, BadArgument):
         return Refused(ErrorCode.BAD_COMMAND, str(problem))
-    return Refused(ErrorCode.SERVER_ERROR, what_failed(session.peer, problem))
+    return Refused(ErrorCode.SERVER_ERROR, admission.what_failed(session.peer, problem))
 
 
 def check_kind(session: Micromsg2Session, target: Target) -> None:
@@ -194,11 +174,11 @@ def open_queue(
         else:
             then(queue)
 
-    with_queue(
+    admission.with_queue(
         session.door.broker,
         DEFAULT_VHOST,
         target.name,
-        may_create=may_make(session.client, target.name),
+        may_create=admission.may_make(session.client, target.name),
         options=target.options,
         then=opened,
         failed=failed,
@@ -206,15 +186,8 @@ def open_queue(
     )
 
 
-def first_send(
-    session: Micromsg2Session,
-    destination: bytes,
-    properties: bytes,
-    payload: bytes,
-    dotnet_type: bytes | None,
-    index: int,
-) -> None:
-    """A message to a destination that this connection has not used yet."""
+def first_send(session: Micromsg2Session, destination: bytes, index: int, again: Callable[[], None]) -> None:
+    """A message to a destination that this connection has not used yet; ``again()`` publishes it once it may be."""
 
     def refuse(problem: BaseException) -> None:
         why = refused_by(session, problem, destination.decode(errors="replace"))
@@ -222,7 +195,7 @@ def first_send(
 
     def ready(stream: Any, queue: Any, name: str) -> None:
         session.add_publisher(stream, queue, name.encode(), destination)
-        session.publish_again(destination, properties, payload, dotnet_type, index)
+        again()
 
     if not check_access(session.client):
         return
@@ -244,10 +217,10 @@ def first_send(
 def subscription_ended(session: Micromsg2Session, name: str, problem: BaseException | None) -> None:
     """By itself: what it was to is gone, or cannot be read."""
     if problem is None or isinstance(problem, StreamNotFound):
-        session.write_error(ErrorCode.QUEUE_NOT_FOUND, subscription_over(name, "it was deleted"))
+        code, why = ErrorCode.QUEUE_NOT_FOUND, "it was deleted"
     else:
-        why = "it cannot be read; the broker's log says why"
-        session.write_error(ErrorCode.SERVER_ERROR, subscription_over(name, why))
+        code, why = ErrorCode.SERVER_ERROR, "it cannot be read; the broker's log says why"
+    session.write_error(code, subscription_over(name, why))
 
 
 def subscription_over(name: str, why: str) -> str:
@@ -265,10 +238,12 @@ class Command:
     """One that has come, and the way to answer it."""
 
     def __init__(self, session: Micromsg2Session, name: str, pairs: Pairs) -> None:
-        self.session = session
-        self.name = name
-        self.pairs = pairs
-        self.id = pairs.get("id", [""])[-1]
+        self.session, self.name, self.pairs = session, name, pairs
+        self.id = self.value("id") or ""
+
+    @property
+    def wants_answer(self) -> bool:
+        return bool(self.session.agreed.reply and self.id)
 
     def value(self, key: str) -> str | None:
         return self.pairs[key][-1] if key in self.pairs else None
@@ -278,21 +253,26 @@ class Command:
         """Raises Refused."""
         topic = self.value("topic")
         if topic is not None:
-            return topic if topic.startswith("topic/") else f"topic/{topic}"
-        for name in NAMES:
-            value = self.value(name)
-            if value is not None:
-                return value
-        raise Refused(ErrorCode.BAD_COMMAND, f"{self.name} needs destination=NAME")
+            return TOPIC_PREFIX + topic.removeprefix(TOPIC_PREFIX)
+        named = next((name for name in NAMES if name in self.pairs), None)
+        if named is None:
+            raise Refused(ErrorCode.BAD_COMMAND, f"{self.name} needs destination=NAME")
+        return self.pairs[named][-1]
 
     @property
     def target(self) -> Target:
         """Raises Refused."""
         return target_of(self.destination.encode(errors="surrogateescape"), self.session.door.config.default_queue)
 
+    def run(self, do: Callable[[Command], None]) -> None:
+        try:
+            do(self)
+        except Exception as problem:  # one bad command is answered; it does not cost the connection
+            self.refuse(problem)
+
     def done(self, **pairs: str) -> None:
-        if self.session.agreed.reply and self.id:
-            self.session.write_command("ok", [("id", self.id), *pairs.items()])
+        if self.wants_answer:
+            self.session.write(encode_command("ok", {"id": self.id, **pairs}))
 
     def refuse(self, problem: BaseException) -> None:
         try:
@@ -300,8 +280,8 @@ class Command:
         except Refused:
             subject = ""
         why = refused_by(self.session, problem, subject)
-        if self.session.agreed.reply and self.id:
-            self.session.write_command("error", [("id", self.id), ("code", why.code), ("text", why.message)])
+        if self.wants_answer:
+            self.session.write(encode_command("error", {"id": self.id, "code": why.code, "text": why.message}))
         elif self.name == ExtensionName.SUBSCRIBE:  # or a peer that reads no ERROR would wait for messages for ever
             refuse_message(self.session, why.code, why.message)
         else:
@@ -311,18 +291,15 @@ class Command:
         """Do the work in a helper thread, then ``answer(result)``."""
 
         def done(result: Any, problem: BaseException | None) -> None:
-            try:
-                if problem is not None:
-                    raise problem
-                answer(result)
-            except Exception as why:
-                self.refuse(why)
+            if problem is not None:
+                self.refuse(problem)
+            else:
+                self.run(lambda _: answer(result))
 
         in_helper(self.session, work, done, **how)
 
 
 def handle(session: Micromsg2Session, payload: bytes) -> None:
-    """One COMMAND frame."""
     if not check_access(session.client):
         return
     try:
@@ -335,17 +312,17 @@ def handle(session: Micromsg2Session, payload: bytes) -> None:
         pairs.setdefault(key, []).append(value)
     if parsed.name in ("ok", "error"):
         return  # we call no commands that could be answered
-    command = Command(session, parsed.name, pairs)
-    do = COMMANDS.get(parsed.name)
-    try:
-        if len(command.id) > ID_CHARACTERS_MAX:
-            command.id = ""
-            raise Refused(ErrorCode.BAD_COMMAND, f"an id has at most {ID_CHARACTERS_MAX} characters")
-        if do is None:
-            raise Refused(ErrorCode.BAD_COMMAND, f"'{parsed.name:.40}' is none of {', '.join(COMMANDS)}")
-        do(command)
-    except Exception as problem:  # one bad command is answered; it does not cost the connection
-        command.refuse(problem)
+    Command(session, parsed.name, pairs).run(look_up)
+
+
+def look_up(command: Command) -> None:
+    """Raises what is wrong, as each function of COMMANDS does."""
+    if len(command.id) > ID_CHARACTERS_MAX:
+        command.id = ""
+        raise Refused(ErrorCode.BAD_COMMAND, f"an id has at most {ID_CHARACTERS_MAX} characters")
+    if command.name not in COMMANDS:
+        raise Refused(ErrorCode.BAD_COMMAND, f"'{command.name:.40}' is none of {', '.join(COMMANDS)}")
+    COMMANDS[command.name](command)
 
 
 def subscribe(command: Command) -> None:
@@ -362,11 +339,7 @@ def subscribe_agreed(session: Micromsg2Session) -> None:
         return
     pairs = {key.lower(): [value] for key, value in extension.properties.items()}
     pairs.pop("id", None)  # of a command, which this is not: what it said need not be such as an answer can hold
-    command = Command(session, ExtensionName.SUBSCRIBE, pairs)
-    try:
-        start(command)
-    except Exception as problem:
-        command.refuse(problem)
+    Command(session, ExtensionName.SUBSCRIBE, pairs).run(start)
 
 
 def start(command: Command) -> None:
@@ -437,10 +410,10 @@ def _prefetch(command: Command) -> int:
     text = command.value("prefetch")
     if text is None:
         return most
-    digits = text.lstrip("0")
-    if not (digits.isascii() and digits.isdigit()):
+    prefetch = number_in(text, most)
+    if prefetch is None:
         raise Refused(ErrorCode.BAD_COMMAND, f"prefetch needs a number from 1 on, had '{text:.20}'")
-    return most if len(digits) > PREFETCH_DIGITS_MAX else min(int(digits), most)
+    return prefetch
 
 
 def unsubscribe(command: Command) -> None:
@@ -486,7 +459,7 @@ def delete(command: Command) -> None:
 
 def needs_reply(command: Command) -> None:
     """Raises Refused."""
-    if not (command.session.agreed.reply and command.id):
+    if not command.wants_answer:
         raise Refused(ErrorCode.NOT_SUPPORTED, f"{command.name} needs the extension x-reply, and an id")
 
 

@@ -31,8 +31,6 @@ PREFIX_MEANT = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a destination means."""
-
     name: str  # of the queue
     prefix: str  # "": it was not said what it is
 

@@ -142,10 +142,16 @@ def count_of(extension: Extension) -> int:
     text = extension.property(*spec.COUNT_KEYS)
     if text is None:
         return spec.ACK_WINDOWS[extension.name]
-    digits = text.lstrip("0")
-    if not (digits.isascii() and digits.isdigit()):
+    count = number_in(text, spec.SEQUENCE_MAX)
+    if count is None:
         raise broken(f"count of {extension.name}", "a whole number from 1 up", repr(text[:80]))
-    return min(int(digits[:20]), spec.SEQUENCE_MAX)
+    return count
+
+
+def number_in(text: str, most: int) -> int | None:
+    """A whole number from 1 on, `most` where it is greater; None: the text is none."""
+    digits = text.lstrip("0")
+    return min(int(digits[:20]), most) if digits.isascii() and digits.isdigit() else None
 
 
 def clamped(extension: Extension, window_max: int) -> Extension:
@@ -189,8 +195,8 @@ def negotiate_server(
     lists = lists_of(c1)
     # Serializers are lacking together or not at all.
     serializer = first_of(lists.required, known & spec.SERIALIZERS.keys())
-    missing = [item.name for item in lists.required if item.name not in known]
-    missing = [name for name in missing if serializer is None or name not in spec.SERIALIZERS]
+    may_lack = spec.SERIALIZERS if serializer else {}
+    missing = [name for name in names(lists.required) if name not in known and name not in may_lack]
     if missing:
         raise unsupported("Server", "does not support", missing)
     not_listed = [name for name in required if name not in names(lists)]
@@ -270,31 +276,30 @@ def agree(c2: Handshake, window_max: int = spec.WINDOW_MAX) -> Agreed:
     if len(ids) > spec.EXTENSIONS_MAX:
         raise broken("C2", f"at most {spec.EXTENSIONS_MAX} extensions", f"{len(ids)}")
     serializer, ack = first_of(lists, spec.SERIALIZERS), first_of(lists, spec.ACK_WINDOWS)
-    expire_ms = milliseconds(items[ack].property(spec.ACK_EXPIRE_KEY)) if ack else None
-    heartbeat = items.get(ExtensionName.HEARTBEAT)
+    id_of = {name: id for id, name in enumerate(ids, 1)}
+    expire_ms = milliseconds(items[ack], spec.ACK_EXPIRE_KEY) if ack else None
     return Agreed(
         ids=ids,
         serializer=serializer,
         content_type=spec.SERIALIZERS[serializer] if serializer else None,
         ack=ack,
-        ack_id=ids.index(ack) + 1 if ack else 0,
+        ack_id=id_of[ack] if ack else 0,
         window=min(count_of(items[ack]), window_max) if ack else 0,
         expire_ms=expire_ms,
         ack_delay_ms=spec.ACK_DELAY_MS if expire_ms is None else max(1, expire_ms // 2),
-        dotnet_id=ids.index(ExtensionName.DOTNET) + 1 if ExtensionName.DOTNET in ids else 0,
-        heartbeat_id=ids.index(ExtensionName.HEARTBEAT) + 1 if heartbeat else 0,
-        heartbeat_ms=milliseconds(heartbeat.property(spec.HEARTBEAT_KEY)) if heartbeat else None,
+        dotnet_id=id_of.get(ExtensionName.DOTNET, 0),
+        heartbeat_id=id_of.get(ExtensionName.HEARTBEAT, 0),
+        heartbeat_ms=milliseconds(items.get(ExtensionName.HEARTBEAT), spec.HEARTBEAT_KEY),
         pub_sub=ExtensionName.PUB_SUB in ids,
         reply=ExtensionName.REPLY in ids,
         properties=items,
     )
 
 
-def milliseconds(text: str | None) -> int | None:
-    """A time that a peer gave; one that is none does not count."""
-    if text is None or not text.isascii() or not text.isdigit():
-        return None
-    return min(int(text[:20]), 2**31 - 1) or None
+def milliseconds(extension: Extension | None, key: str) -> int | None:
+    """A time that a peer gave with an extension, if it did; one that is none does not count."""
+    text = None if extension is None else extension.property(key)
+    return None if text is None else number_in(text, 2**31 - 1)
 
 
 # ---- the client's side ----

@@ -11,24 +11,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import vibemq
 from vibemq.access.permissions import EVERYTHING, Access
 from vibemq.access.users import Verdict
-from vibemq.broker.admission import access_of, check_password, log_closing, needs_login, user_without_login
-from vibemq.protocols.micromsg2 import commands, extensions
-from vibemq.protocols.micromsg2.codec import (
-    ErrorFrame,
-    Handshake,
-    MalformedFrame,
-    UnencodableValue,
-    decode_handshake,
-    encode_error,
-    encode_handshake,
-)
+from vibemq.broker import admission
+from vibemq.protocols.micromsg2 import codec, commands, extensions
+from vibemq.protocols.micromsg2.codec import ErrorFrame, Handshake, MalformedFrame, UnencodableValue
 from vibemq.protocols.micromsg2.extensions import Agreed, Extension, Lists, Refusal
-from vibemq.protocols.micromsg2.spec import ERROR_BYTES_MAX, MINOR_SHARP_MESSAGING, ErrorCode, ExtensionName
+from vibemq.protocols.micromsg2.spec import COUNT_KEY, ERROR_BYTES_MAX, MINOR_SHARP_MESSAGING, ErrorCode, ExtensionName
 
 if TYPE_CHECKING:
     from vibemq.protocols.micromsg2.session import Micromsg2Session
@@ -56,18 +49,16 @@ class Shake:
 
 def opened(session: Micromsg2Session) -> None:
     """The connection is there: the peer has a while to finish its handshake."""
-    session.set_deadline(session.door.queues.now_ms + session.door.config.handshake_timeout_s * 1000, _too_slow)
-
-
-def _too_slow(session: Micromsg2Session) -> None:
     seconds = session.door.config.handshake_timeout_s
-    commands.protocol_error(session, ErrorCode.HANDSHAKE_TIMEOUT, f"needed a whole handshake within {seconds} s")
+    text = f"needed a whole handshake within {seconds} s"
+    too_slow = partial(commands.protocol_error, code=ErrorCode.HANDSHAKE_TIMEOUT, text=text)
+    session.set_deadline(session.door.queues.now_ms + seconds * 1000, too_slow)
 
 
 def take(session: Micromsg2Session, data: bytes) -> int:
     """Act upon the handshake message at the front; its bytes, or 0 while it is not whole."""
     try:
-        found = decode_handshake(data)
+        found = codec.decode_handshake(data)
     except MalformedFrame as problem:  # of a handshake, or of an ERROR instead of one
         commands.protocol_error(session, problem.error_code, f"{problem}{OTHERS.get(data[:1], '')}")
         return len(data)
@@ -89,8 +80,8 @@ def take(session: Micromsg2Session, data: bytes) -> int:
 
 def refuse(session: Micromsg2Session, text: str, logged: str = "") -> None:
     """Say `text` and close; the log says `logged` instead, if that is given."""
-    log_closing(session, "handshake", "refused in the handshake: %.*s", ERROR_BYTES_MAX, logged or text)
-    session.write(encode_error(text))
+    admission.log_closing(session, "handshake", "refused in the handshake: %.*s", ERROR_BYTES_MAX, logged or text)
+    session.write(codec.encode_error(text))
     session.finish()
 
 
@@ -99,10 +90,9 @@ def hello(session: Micromsg2Session, c1: Handshake) -> None:
     door, shake = session.door, session.shake
     broker, shake.c1 = door.broker, c1
     session.identity = "".join(c if c.isprintable() else "?" for c in c1.identity.decode(errors="replace"))
-    listed = extensions.lists_of(c1)
-    login = needs_login(broker)
+    login = admission.needs_login(broker)
     answers: dict[str, dict[str, str]] = {}
-    wanted = next((item for item in listed if item.name == ExtensionName.MICROAUTH), None)
+    wanted = next((item for item in extensions.lists_of(c1) if item.name == ExtensionName.MICROAUTH), None)
     user = wanted.property("user") if wanted is not None else None
     if login and user is not None:
         shake.challenge = broker.authenticator.challenge(user[:USER_CHARACTERS_MAX])
@@ -116,14 +106,12 @@ def hello(session: Micromsg2Session, c1: Handshake) -> None:
         c1,
         supported=SUPPORTED,
         required=[ExtensionName.MICROAUTH] if login else [],
-        offers=[Extension(ExtensionName.BATCH_ACK, {"max-count": str(door.config.window_max)})]
-        if not any(item.name in (ExtensionName.ACK, ExtensionName.BATCH_ACK) for item in listed)
-        else [],
+        offers=[Extension(ExtensionName.BATCH_ACK, {COUNT_KEY: str(door.config.window_max)})],
         window_max=door.config.window_max,
         answers=answers,
     )
     try:
-        s1 = encode_handshake(extensions.handshake_of(shake.s1, identity=IDENTITY))
+        s1 = codec.encode_handshake(extensions.handshake_of(shake.s1, identity=IDENTITY))
     except UnencodableValue as problem:  # what is repeated is percent-encoded, which may make it longer
         raise Refusal(ErrorCode.PROTOCOL_ERROR, f"{ErrorCode.PROTOCOL_ERROR}: repeated to you, {problem}") from None
     session.state = "agreement"
@@ -136,8 +124,9 @@ def agreement(session: Micromsg2Session, c2: Handshake) -> None:
     shake.agreed = extensions.check_c2(shake.c1, shake.s1, c2, supported=SUPPORTED, window_max=door.config.window_max)
     item = shake.agreed.properties.get(ExtensionName.MICROAUTH, Extension(ExtensionName.MICROAUTH))
     user, password, proof = (item.property(key) for key in ("user", "password", "proof"))
-    if not needs_login(door.broker):
-        let_in(session, user_without_login(door.broker, user, password, session.is_loopback), EVERYTHING)
+    if not admission.needs_login(door.broker):
+        user = admission.user_without_login(door.broker, user, password, session.is_loopback)
+        let_in(session, user, EVERYTHING)
         return
     if user is None or (password is None and (proof is None or shake.challenge is None)):
         text = "microauth needs a user, and the proof for our challenge or, over TLS or on this machine, a password"
@@ -157,27 +146,23 @@ def agreement(session: Micromsg2Session, c2: Handshake) -> None:
                 raise problem
             judged(session, user, verdict)
 
-        check_password(session, user, password, checked)
+        admission.check_password(session, user, password, checked)
     else:
         text = "a password in the clear is taken over TLS or from this machine only; answer the challenge"
         refuse(session, f"{ErrorCode.AUTH_FAILED}: {text}")
 
 
 def judged(session: Micromsg2Session, user: str, verdict: Verdict) -> None:
-    access = access_of(session, user, verdict)
+    access = admission.access_of(session, user, verdict)
     if access is not None:
         let_in(session, user, access)
     else:
         delay_ms = session.door.config.login_failure_delay_s * 1000
-        session.wait_until(session.door.queues.now_ms + delay_ms, _answer_refused)
-
-
-def _answer_refused(session: Micromsg2Session) -> None:
-    refuse(session, f"{ErrorCode.AUTH_FAILED}: wrong user or password")
+        answer = partial(refuse, text=f"{ErrorCode.AUTH_FAILED}: wrong user or password")
+        session.wait_until(session.door.queues.now_ms + delay_ms, answer)
 
 
 def let_in(session: Micromsg2Session, user: str, access: Access) -> None:
-    """The connection is open."""
     shake = session.shake
     session.client.user, session.client.access = user, access
     session.agree(shake.agreed, shake.c1.minor == MINOR_SHARP_MESSAGING)

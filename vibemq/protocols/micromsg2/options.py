@@ -11,9 +11,7 @@ from vibemq.broker.arguments import DURABILITIES
 from vibemq.broker.options import ACK_TIMEOUT_MS_MIN, ATTEMPTS_MAX, DeliveryMode, Overflow
 from vibemq.errors import Refused
 from vibemq.protocols.micromsg2.spec import ErrorCode
-
-MS_MAX = 86_400_000 * 365 * 100
-COUNT_MAX = 1_000_000_000_000
+from vibemq.storage.policies import COUNT_MAX, MS_MAX
 
 
 def bad(key: str, needed: str, had: str) -> Refused:
@@ -71,9 +69,8 @@ def queue_options(pairs: Mapping[str, list[str]]) -> dict[str, Any]:
             field, read = OPTIONS[key]
             kept[field] = read(key, values[-1])
         elif key not in OTHER_KEYS:
-            raise Refused(
-                ErrorCode.BAD_COMMAND, f"there is no option '{key:.40}'; known are {', '.join(sorted(OPTIONS))}"
-            )
+            known = ", ".join(sorted(OPTIONS))
+            raise Refused(ErrorCode.BAD_COMMAND, f"there is no option '{key:.40}'; known are {known}")
     if "durable" in pairs and not flag("durable", pairs["durable"][-1]):
         raise bad("durable", "1, because all queues outlive a restart", pairs["durable"][-1])
     return kept

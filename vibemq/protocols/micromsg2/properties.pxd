@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t
 from vibemq.broker.messages cimport message_view
-from vibemq.storage.core cimport amqp_pair
+from vibemq.storage.core cimport amqp_pair, amqp_value
 
 cdef enum:
     TOO_LARGE = 0xFFFFFFFF         # size of a message's properties that no frame can hold
@@ -13,16 +13,10 @@ cdef const uint8_t *properties_of(const message_view *m, const char *content_typ
                                   bint without_dotnet_type, bint single, uint32_t *size) noexcept
 cdef bint dotnet_type_of(const message_view *m, amqp_pair *out) noexcept
 
-cdef struct condition
+# A message's own id and content type, which are no application properties; False: it has none, or no frame can hold it.
+cdef bytes MESSAGE_ID, CONTENT_TYPE
+cdef bint is_own(const uint8_t *key, uint32_t size) noexcept
+cdef bint id_of(const message_view *m, char *text, amqp_value *out) noexcept
+cdef bint content_type_of(const message_view *m, amqp_value *out) noexcept
 
-
-# Immutable; made by compile_filter.
-cdef class Filter:
-    cdef condition *conditions     # with the texts that they point to, one block of memory
-    cdef readonly uint32_t count
-    cdef readonly str text
-    cdef uint64_t all, true_without   # a bit for each condition, and each that a message without its property meets
-    cdef bint is_on_own               # some are on the message's own id or content type
-
-    cdef bint matches(self, const message_view *m) noexcept
-    cdef bint allows(self, bytes name, amqp_pair *pair, uint64_t *left) noexcept
+cdef void view_of(bytes data, message_view *out) noexcept

@@ -5,7 +5,7 @@ MESSAGE frames and acknowledgements are acted upon in place and make no Python o
 the first message opens it).  The handshake goes to ``handshake.take``, commands to ``commands.handle``: plain Python.
 The life of a message through here: ``ReceiveWindow.take`` counts it; ``Micromsg2Publisher.publish`` lays it into its
 queue's batch; when that is kept the window learns it, and ``deliver`` acknowledges, once a turn, all that lies before
-the first open one.  The queue's home picks a ``Subscription`` (window.pyx), whose ``write`` puts the MESSAGE into the
+the first open one.  The queue's home picks a ``Subscription`` (outlets.pyx), whose ``write`` puts the MESSAGE into the
 outbox and the delivery into the ``SendWindow``; the peer's acknowledgement settles it with all before it.
 Protocol: README.md beside this file.
 """
@@ -19,20 +19,21 @@ from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport Stream
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_ENDING
+from vibemq.protocols.micromsg2.outlets cimport Outlet, Sender, Subscription, TopicReader
 from vibemq.protocols.micromsg2.properties cimport message_write
-from vibemq.protocols.micromsg2.window cimport (
-    DUPLICATE, OVERRUN, Outlet, ReceiveWindow, Sender, SendWindow, Subscription, TopicReader,
-)
+from vibemq.protocols.micromsg2.window cimport DUPLICATE, OVERRUN, ReceiveWindow, SendWindow
 from vibemq.protocols.micromsg2.wire cimport (
-    ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_EXTENSION, FRAME_MESSAGE, PARSE_NEEDS_MORE, PARSE_OK, ack_frame_write,
-    ack_number, frame_parse, mm_frame,
+    ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_EXTENSION, FRAME_MESSAGE, PARSE_NEEDS_MORE, PARSE_OK, PARSE_TOO_LARGE,
+    ack_frame_write, ack_number, frame_parse, mm_frame,
 )
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK
 
+from functools import partial
+
 from vibemq.broker.admission import check_access
 from vibemq.protocols.micromsg2 import commands, handshake
-from vibemq.protocols.micromsg2.codec import encode_command, encode_error
+from vibemq.protocols.micromsg2.codec import encode_error, malformed
 from vibemq.protocols.micromsg2.spec import (
     HANDSHAKE_HEAD_BYTES, HANDSHAKE_LIST_BYTES_MAX, IDENTITY_BYTES_MAX, SHARP_PAYLOAD_BYTES_MAX,
     SHARP_PAYLOAD_BYTES_MAX_SERIALIZED, ErrorCode,
@@ -65,13 +66,13 @@ cdef class Micromsg2Publisher(QueuePublisher):
         self.generation = -1  # its first message asks whether it is allowed
         self.begin(stream, queue, name)
 
-    cdef int publish(self, const uint8_t *properties, uint32_t properties_size, const uint8_t *payload,
-                     uint32_t payload_size, bytes dotnet_type, uint64_t index) except -1:
+    cdef int publish(self, const mm_frame *message, bytes dotnet_type, uint64_t index) except -1:
         """1 when that took Python.  `index` is its place in the receive window; 0 without acknowledgements."""
         cdef uint8_t *entry = NULL
         cdef int room = self.room_for(1)  # first: making room may use the memory that the entry is written into
-        cdef size_t size = message_write(properties, properties_size, payload, payload_size, self.session.out.type_data,
-                                         self.session.out.type_size, dotnet_type, &entry)
+        cdef size_t size = message_write(message.properties, message.properties_size, message.payload,
+                                         message.payload_size, self.session.out.type_data, self.session.out.type_size,
+                                         dotnet_type, &entry)
         if room == ROOM:
             return self._append(entry, size, index)
         self.put_off((index, (<const char *> entry)[:size]), size, room)
@@ -153,8 +154,7 @@ cdef class Micromsg2Session(QueueSession):
     cdef object ack_timer
     cdef uint64_t ack_timer_index      # of the newest message when it was set
     cdef bytes dotnet_type             # of the messages that come; None: none was told
-    cdef bytearray part                # of a message whose last frame has not come; None: there is none
-    cdef bytes part_destination, part_properties, part_dotnet_type
+    cdef tuple part                    # what publish_whole() gets when the last frame has come; None: none is to come
     cdef Sender out                    # what goes out
     # Signs of life.
     cdef readonly int64_t heartbeat_ms # 0: none agreed
@@ -214,7 +214,8 @@ cdef class Micromsg2Session(QueueSession):
                     self.wanted = frame.size
                     break
                 if fault != PARSE_OK:
-                    commands.refuse_frame(self, fault, data[at], frame.payload_size)
+                    code = ErrorCode.MESSAGE_TOO_LARGE if fault == PARSE_TOO_LARGE else ErrorCode.PROTOCOL_ERROR
+                    self._wrong(code, str(malformed(fault, data[at], frame.payload_size, self.message_max)))
                     return size
                 controls += self._frame(&frame)
                 at += frame.size
@@ -260,64 +261,64 @@ cdef class Micromsg2Session(QueueSession):
                 self.connection.want_turn()
         if self.part is not None or frame.continued:
             return self._fragment(frame, index)
-        return self._publish(frame.destination, frame.destination_size, frame.properties, frame.properties_size,
-                             frame.payload, frame.payload_size, index)
+        return self._publish(frame, index)
 
     cdef int _fragment(self, const mm_frame *frame, uint64_t index) except -1:
         """One of the frames of a large message; it is published with the last."""
-        cdef bytearray part
+        cdef bytes destination = (<const char *> frame.destination)[:frame.destination_size]
+        cdef bytearray payload
         if self.part is None:
-            self.part = bytearray()
-            self.part_destination = (<const char *> frame.destination)[:frame.destination_size]
-            self.part_properties = (<const char *> frame.properties)[:frame.properties_size]
-            self.part_dotnet_type = self.dotnet_type
-        elif frame.destination_size \
-                and (<const char *> frame.destination)[:frame.destination_size] != self.part_destination:
+            properties = (<const char *> frame.properties)[:frame.properties_size]
+            self.part = (destination, properties, bytearray(), self.dotnet_type)
+        elif destination and destination != self.part[0]:
             return self._wrong(ErrorCode.PROTOCOL_ERROR,
                                "a message to another destination in the middle of a continued one")
-        if len(self.part) + <size_t> frame.payload_size > self.message_max:
+        payload = self.part[2]
+        if len(payload) + <size_t> frame.payload_size > self.message_max:
             return self._wrong(ErrorCode.MESSAGE_TOO_LARGE, f"needed at most {self.message_max} bytes in all frames of "
-                               f"a message, had {len(self.part) + frame.payload_size}")
-        self.part += (<const char *> frame.payload)[:frame.payload_size]
+                               f"a message, had {len(payload) + frame.payload_size}")
+        payload += (<const char *> frame.payload)[:frame.payload_size]
         if frame.continued:
             if index:
                 self.kept(index)  # it is acknowledged like any frame, or a small window would never go on
             return 0
         part, self.part = self.part, None
-        self._publish_whole(self.part_destination, self.part_properties, part, len(part), self.part_dotnet_type, index)
-        self.part_destination = self.part_properties = None
+        self.publish_whole(*part, index)
         return 1
 
-    cdef int _publish(self, const uint8_t *destination, uint32_t destination_size, const uint8_t *properties,
-                      uint32_t properties_size, const uint8_t *payload, uint32_t payload_size,
-                      uint64_t index) except -1:
+    cdef int _publish(self, const mm_frame *message, uint64_t index) except -1:
         """A whole message, into its queue if this user may; 1 when that took Python."""
         cdef Micromsg2Publisher publisher = <Micromsg2Publisher> self.publisher_cached
-        if publisher is None or <uint32_t> len(publisher.destination) != destination_size \
-                or memcmp(<const char *> publisher.destination, destination, destination_size) != 0:
-            publisher = self.publishers.get((<const char *> destination)[:destination_size])
+        if publisher is None or <uint32_t> len(publisher.destination) != message.destination_size \
+                or memcmp(<const char *> publisher.destination, message.destination, message.destination_size) != 0:
+            publisher = self.publishers.get((<const char *> message.destination)[:message.destination_size])
             self.publisher_cached = publisher
         # One that is deleted: its doorbell may not have been heard yet, but whoever deleted it has had the answer.
         if publisher is None or core.control_is_deleted(publisher.stream.log.control):
-            commands.first_send(self, (<const char *> destination)[:destination_size],
-                                (<const char *> properties)[:properties_size], (<const char *> payload)[:payload_size],
-                                self.dotnet_type, index)
+            destination = (<const char *> message.destination)[:message.destination_size]
+            properties = (<const char *> message.properties)[:message.properties_size]
+            payload = (<const char *> message.payload)[:message.payload_size]
+            commands.first_send(self, destination, index, partial(
+                self.publish_whole, destination, properties, payload, self.dotnet_type, index))
             return 1
         if publisher.generation != self.queues.access_generation:
             if not commands.may_publish(self, publisher, index):
                 return 1
             publisher.generation = self.queues.access_generation
-        return publisher.publish(properties, properties_size, payload, payload_size, self.dotnet_type, index)
+        return publisher.publish(message, self.dotnet_type, index)
 
-    cdef int _publish_whole(self, bytes destination, bytes properties, const char *payload, size_t payload_size,
-                            bytes dotnet_type, uint64_t index) except -1:
-        """One that came before: a type that was told since is that of the next message."""
+    def publish_whole(self, bytes destination, bytes properties, payload, bytes dotnet_type, uint64_t index):
+        """A message that came before: a type that was told since is that of the next one."""
+        cdef mm_frame message
+        message.destination = <const uint8_t *> <const char *> destination
+        message.destination_size = <uint32_t> len(destination)
+        message.properties = <const uint8_t *> <const char *> properties
+        message.properties_size = <uint32_t> len(properties)
+        message.payload = <const uint8_t *> <const char *> payload
+        message.payload_size = <uint32_t> len(payload)
         next_type, self.dotnet_type = self.dotnet_type, dotnet_type
-        self._publish(<const uint8_t *> <const char *> destination, <uint32_t> len(destination),
-                      <const uint8_t *> <const char *> properties, <uint32_t> len(properties),
-                      <const uint8_t *> payload, <uint32_t> payload_size, index)
+        self._publish(&message, index)
         self.dotnet_type = next_type
-        return 0
 
     cdef int _extension(self, const mm_frame *frame) except -1:
         cdef int64_t number
@@ -390,13 +391,6 @@ cdef class Micromsg2Session(QueueSession):
         if not self.is_sharp and not self.connection.closed:
             self.connection.write_bytes(encode_error(f"{code}: {text}"))
 
-    def write_command(self, name, pairs):
-        self.connection.write_bytes(encode_command(name, pairs))
-
-    def publish_again(self, bytes destination, bytes properties, bytes payload, bytes dotnet_type, uint64_t index):
-        """A message whose queue had to be opened first."""
-        self._publish_whole(destination, properties, payload, len(payload), dotnet_type, index)
-
     def add_publisher(self, Stream stream, Queue queue, bytes name, bytes destination):
         publisher = Micromsg2Publisher(self, stream, queue, name, destination)
         self.publishers[destination] = self.publisher_cached = publisher
@@ -409,7 +403,7 @@ cdef class Micromsg2Session(QueueSession):
 
     def add_subscription(self, str name, bytes destination, filter, Queue queue, uint32_t prefetch):
         """To a queue or topic."""
-        subscription = Subscription(self.out, name, Outlet(self.out, destination, filter), self.free_number())
+        subscription = Subscription(name, Outlet(self.out, destination, filter), self.free_number())
         self.remember_subscription(name, subscription)
         try:
             queue.add_consumer(subscription, prefetch)
@@ -420,7 +414,7 @@ cdef class Micromsg2Session(QueueSession):
     def add_reader(self, str name, bytes destination, filter, Stream stream, uint64_t offset, bint is_plain):
         """Of a log from this offset on, instead of any other; it takes nothing away from anybody."""
         outlet = Outlet(self.out, destination, filter)
-        reader = TopicReader(self.out, name, outlet, self.free_number(), stream, offset, is_plain)
+        reader = TopicReader(name, outlet, self.free_number(), stream, offset, is_plain)
         self.remove_subscription(name)  # not before: a stream that nobody reads any more is closed
         self.remember_subscription(name, reader)
         reader.pump()
@@ -481,7 +475,6 @@ cdef class Micromsg2Session(QueueSession):
         return QueueSession.close(self)
 
     def describe(self) -> dict:
-        """This connection as the admin side shows it."""
         shown = {} if self.agreed is None else {
             "connection_name": self.identity, "extensions": ";".join(self.agreed.ids),
         }

@@ -137,15 +137,3 @@ DOTNET_TYPE_NONE = "System.Object, mscorlib"  # of a message without a type behi
 
 TOPIC_PREFIX = "topic/"
 QUEUE_PREFIX = "queue/"
-
-
-# ---- properties: the octet before a value ----
-
-
-class PropertyType(StrEnum):
-    NUMBER = "N"
-    DATE = "D"
-    TEXT = "T"
-
-
-TYPE_LETTERS = frozenset(PropertyType)

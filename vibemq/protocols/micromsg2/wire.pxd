@@ -165,11 +165,9 @@ cdef inline uint8_t *extension_frame_write(uint8_t *p, uint8_t id, const void *d
 
 cdef inline uint8_t *ack_frame_write(uint8_t *p, uint8_t id, uint16_t sequence) noexcept nogil:
     """ACK_FRAME_BYTES."""
-    p[0] = FRAME_EXTENSION
-    p[1] = id
-    p[2] = 2
-    bytes_store16(p + 3, sequence)
-    return p + ACK_FRAME_BYTES
+    cdef uint8_t number[2]
+    bytes_store16(number, sequence)
+    return extension_frame_write(p, id, number, 2)
 
 # ---- properties ----
 

@@ -30,6 +30,7 @@ Fields = Mapping[str, object] | None
 PASSWORD_CHARACTERS_MIN = 1
 # Nothing longer is valid anywhere here, and a refusal that repeats it still fits an error's header.
 _TEXT_CHARACTERS_MAX = passwords.PASSWORD_CHARACTERS_MAX
+OPERATIONS = "operations"  # a list of names, or text with commas, as headers have it
 
 COMMANDS: dict[int, Callable[..., Any]] = {}
 
@@ -44,32 +45,23 @@ def fields_of(request: Message) -> Fields:
             return fields
         except msgspec.DecodeError as problem:
             raise Refused("INVALID_PAYLOAD", f"Payload must be a JSON object: {problem}.") from None
-    if not request.headers:
-        return None
-    fields = dict(request.headers)
-    if "operations" in request.headers:
-        fields["operations"] = [name.strip() for name in request.headers["operations"].split(",")]
-    return fields
+    return request.headers or None
 
 
-def command(
-    number: Command, *names: str, superuser: bool = True, also: str | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The function is given the fields of these names, and the one called `also` as it is; the first names a user."""
+def command(number: Command, *names: str, superuser: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The function is given the fields of these names, of which the first names a user."""
 
     def make(answer: Callable[..., Any]) -> Callable[..., Any]:
         def run(metadata: Metadata, acting: Access, fields: Fields = None) -> Any:
             if superuser and not acting.is_superuser:
                 raise Refused("NOT_AUTHORIZED", f"Superuser access required. You are user '{acting.user}'.")
-            texts: list[Any] = _texts(fields, names, also) if names else []
-            if also and fields:
-                texts.append(fields.get(also))
+            values = _values(fields, names) if names else []
             try:
-                return answer(metadata, acting, *texts)
+                return answer(metadata, acting, *values)
             except UserExists:
-                raise Refused("USER_EXISTS", f"User '{texts[0]}' already exists.") from None
+                raise Refused("USER_EXISTS", f"User '{values[0]}' already exists.") from None
             except UserNotFound:
-                raise Refused("USER_NOT_FOUND", f"User '{texts[0]}' not found.") from None
+                raise Refused("USER_NOT_FOUND", f"User '{values[0]}' not found.") from None
             except UserError as problem:
                 text = str(problem)
                 raise Refused("INVALID_PAYLOAD", text[0].upper() + text[1:].rstrip(".") + ".") from None
@@ -105,11 +97,9 @@ def change_password(metadata: Metadata, acting: Access, name: str, password: str
     return {"username": name}
 
 
-@command(Command.ADMIN_GRANT_PERMISSION, "username", "queuePattern", also="operations")
+@command(Command.ADMIN_GRANT_PERMISSION, "username", "queuePattern", OPERATIONS)
 def grant(metadata: Metadata, acting: Access, name: str, pattern: str, given: object) -> dict[str, object]:
-    """`given`: a list of names, or text with commas, as headers have it; what is unknown is skipped."""
-    if given is None:
-        raise Refused("INVALID_PAYLOAD", "username, queuePattern and operations are required.")
+    """What is unknown among the operations is skipped."""
     words = given.split(",") if isinstance(given, str) else given if isinstance(given, list) else []
     known = {operation_named(word) for word in words if isinstance(word, str)}
     operations = sorted(operation for operation in known if operation is not None)
@@ -159,21 +149,21 @@ def user_permissions(metadata: Metadata, acting: Access, name: str) -> list[dict
     ]
 
 
-def _texts(fields: Fields, names: tuple[str, ...], also: str | None) -> list[Any]:
-    """The fields of these names, which must be text; `also` is only named in the error."""
-    wanted = [*names, also] if also else list(names)
+def _values(fields: Fields, names: tuple[str, ...]) -> list[Any]:
+    """The fields of these names, all of them text but for the operations."""
     if fields is None:
-        raise Refused("INVALID_PAYLOAD", f"Payload required: {{ {', '.join(wanted)} }}.")
-    found = [fields.get(name) if isinstance(fields, Mapping) else None for name in names]
-    texts = [value for value in found if isinstance(value, str) and value]
-    if len(texts) < len(found):
-        joined = wanted[0] if len(wanted) == 1 else f"{', '.join(wanted[:-1])} and {wanted[-1]}"
-        raise Refused("INVALID_PAYLOAD", f"{joined} {'is' if len(wanted) == 1 else 'are'} required.")
-    for name, text in zip(names, texts, strict=True):
+        raise Refused("INVALID_PAYLOAD", f"Payload required: {{ {', '.join(names)} }}.")
+    found: dict[str, Any] = {name: fields.get(name) if isinstance(fields, Mapping) else None for name in names}
+    texts = {name: value for name, value in found.items() if name != OPERATIONS}
+    if found.get(OPERATIONS, "") is None or not all(isinstance(text, str) and text for text in texts.values()):
+        *others, last = names
+        joined = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+        raise Refused("INVALID_PAYLOAD", f"{joined} required.")
+    for name, text in texts.items():
         if len(text) > _TEXT_CHARACTERS_MAX:
             raise Refused("INVALID_PAYLOAD", f"{name} is too long: at most {_TEXT_CHARACTERS_MAX} characters.")
         try:
             text.encode()  # JSON can write halves of characters, which neither the database nor a reply takes
         except UnicodeEncodeError:
             raise Refused("INVALID_PAYLOAD", f"{name} is not valid Unicode.") from None
-    return texts
+    return list(found.values())

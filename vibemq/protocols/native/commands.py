@@ -10,50 +10,26 @@ and codes: README.md beside this file.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+import vibemq
 from vibemq.access.permissions import EVERYTHING, Access, Operation
 from vibemq.access.users import Verdict
-from vibemq.broker.admission import (
-    SUBSCRIPTIONS_MAX,
-    Ended,
-    access_of,
-    check_access,
-    check_password,
-    log_closing,
-    may,
-    may_make,
-    needs_login,
-    refusal_now,
-    user_without_login,
-    what_failed,
-    with_queue,
-)
+from vibemq.broker import admission
+from vibemq.broker.admission import Ended, check_access, log_closing, may, needs_login
 from vibemq.broker.arguments import BadArgument
 from vibemq.broker.helping import in_helper
 from vibemq.broker.options import ACK_TIMEOUT_MS_MIN, letters_named
 from vibemq.errors import Refused, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
-from vibemq.protocols.native import accounts, compression
+from vibemq.protocols.native import accounts, compression, spec
 from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, frame_of
 from vibemq.protocols.native.options import READERS, altered_options, options_of, queue_info, queue_options
-from vibemq.protocols.native.spec import (
-    COMMAND_BY_TYPE,
-    COMPRESSION_BY_NAME,
-    DEDUP_CLIENT_BYTES,
-    FEATURE_DEDUP,
-    FEATURE_NAMES,
-    FORM_STORED,
-    REASON_SERVER_SHUTDOWN,
-    STORED_EXTRA_BYTES,
-    Command,
-    CommandRule,
-    ErrorCode,
-    Header,
-)
+from vibemq.protocols.native.spec import FORM_STORED, Command, CommandRule, ErrorCode, Header
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -71,7 +47,7 @@ def handle(session: NativeSession, body: bytes) -> None:
     request = decode_body(body)
     if session.state == "open" and not check_access(session.client):
         return
-    rule = COMMAND_BY_TYPE.get(request.type)
+    rule = spec.COMMAND_BY_TYPE.get(request.type)
     answer = STATES[session.state].get(request.type)
     try:
         if answer is not None and rule is not None and _is_known(session, rule):
@@ -106,23 +82,17 @@ def _check_queue(session: NativeSession, request: Message, rule: CommandRule) ->
 # ---- answers ----
 
 
-def reply(
-    session: NativeSession,
-    request: Message,
-    command: Command,
-    *,
-    queue: str | None = None,
-    payload: bytes | None = None,
-    headers: dict[str, str] | None = None,
-) -> None:
-    """The answer to a request, compressed when that was agreed and is worth it; never larger than clients read."""
-    body = encode_body(
-        command, request.id, queue=queue, payload=payload, headers=headers, text_layout=session.text_layout
-    )
+def reply(session: NativeSession, request: Message, **fields: Any) -> None:
+    """The answer to a request, compressed when that was agreed and is worth it; never larger than clients read.
+
+    Its number and its queue follow from the request, other fields are those of encode_body."""
+    rule = spec.COMMAND_BY_TYPE[request.type]
+    queue = request.queue if rule.needs_queue else None
+    body = encode_body(rule.reply or rule.command, request.id, queue=queue, text_layout=session.text_layout, **fields)
     if session.compression and len(body) >= session.compression_threshold:
         packed = compression.compress(session.compression, body)
         if packed is not None and len(packed) <= session.frame_max:
-            session.write(frame_of(packed, COMPRESSION_BY_NAME[session.compression]))
+            session.write(frame_of(packed, spec.COMPRESSION_BY_NAME[session.compression]))
             return
     if len(body) > session.frame_max:
         text = f"The answer has {len(body)} bytes, more than the {session.frame_max} that clients read."
@@ -145,7 +115,7 @@ def failed(session: NativeSession, request: Message, problem: BaseException) -> 
     elif isinstance(problem, StreamExists):
         code, text = ErrorCode.QUEUE_EXISTS, f"Queue '{request.queue}' already exists."
     else:
-        text = what_failed(session.peer, problem)
+        text = admission.what_failed(session.peer, problem)
     session.refuse_frame(request.id, code, text)
 
 
@@ -153,12 +123,12 @@ def later(
     session: NativeSession,
     request: Message,
     work: Callable[[], Any],
-    answer: Callable[[Any], None],
+    answer: Callable[[Any], bytes | None] = lambda result: None,
     *,
     tolerated: type[Exception] | None = None,
     **how: Any,
 ) -> None:
-    """Do the work in a helper thread, then ``answer(result)``.
+    """Do the work in a helper thread, then reply with what ``answer(result)`` gives as payload.
 
     `tolerated`: an error that the declarations of .NET peers would break on; it is answered as if all was well.
     """
@@ -166,7 +136,7 @@ def later(
     def done(result: Any, problem: BaseException | None) -> None:
         is_tolerated = tolerated is not None and isinstance(problem, tolerated) and not session.text_layout
         if problem is None or is_tolerated:
-            answer(result)
+            reply(session, request, payload=answer(result))
         else:
             failed(session, request, problem)
 
@@ -184,7 +154,7 @@ def refuse_framing(session: NativeSession, problem: Exception, request_id: bytes
 
 
 def opened(session: NativeSession) -> None:
-    if not session.door.admits(session.peer_address):
+    if not session.door.broker.connection_rate.admit(session.peer_address, time.monotonic()):
         log_closing(session, "rate", "its address connects too often, closed")
         session.refuse_frame(FRESH_ID, ErrorCode.RATE_LIMITED, "Too many connections from this address.")
         session.finish()
@@ -211,7 +181,7 @@ def silent(session: NativeSession) -> None:
 
 def say_goodbye(session: NativeSession) -> None:
     if session.state == "open":
-        headers: dict[str, str] = {Header.REASON: REASON_SERVER_SHUTDOWN}
+        headers: dict[str, str] = {Header.REASON: spec.REASON_SERVER_SHUTDOWN}
         session.write(encode_frame(Command.DISCONNECT, FRESH_ID, headers=headers, text_layout=session.text_layout))
     else:
         session.finish()
@@ -221,7 +191,8 @@ def connect(session: NativeSession, request: Message) -> None:
     user, password = request.headers.get(Header.AUTH_USERNAME), request.headers.get(Header.AUTH_PASSWORD)
     broker = session.door.broker
     if not needs_login(broker):
-        _connected(session, request, user_without_login(broker, user, password, session.is_loopback), EVERYTHING)
+        user = admission.user_without_login(broker, user, password, session.is_loopback)
+        _connected(session, request, user, EVERYTHING)
         return
     if password is None:
         raise Refused(ErrorCode.AUTH_REQUIRED, "Username and password are required.")
@@ -234,11 +205,11 @@ def connect(session: NativeSession, request: Message) -> None:
         else:
             _judged(session, request, user, verdict)
 
-    check_password(session, user, password, done)
+    admission.check_password(session, user, password, done)
 
 
 def _judged(session: NativeSession, request: Message, user: str, verdict: Verdict) -> None:
-    access = access_of(session, user, verdict)
+    access = admission.access_of(session, user, verdict)
     if access is not None:
         _connected(session, request, user, access)
         return
@@ -263,14 +234,14 @@ def _connected(session: NativeSession, request: Message, user: str, access: Acce
     session.compression = compression.negotiate(asked.get(Header.SUPPORTED_COMPRESSION), door.compressions)
     session.flags_max = 3 if session.compression == "zstd" else 2
     wanted = {name.strip().lower() for name in asked.get(Header.FEATURES, "").split(",")}
-    session.features = frozenset(wanted.intersection(FEATURE_NAMES))
-    session.dedup = FEATURE_DEDUP in session.features
+    session.features = frozenset(wanted.intersection(spec.FEATURE_NAMES))
+    session.dedup = spec.FEATURE_DEDUP in session.features
     client = asked.get(Header.CLIENT, "").encode(errors="replace")
-    session.id_digits = client if len(client) == DEDUP_CLIENT_BYTES else None
-    session.trust(session.frame_max + (STORED_EXTRA_BYTES if FORM_STORED in session.features else 0))
+    session.id_digits = client if len(client) == spec.DEDUP_CLIENT_BYTES else None
+    session.trust(session.frame_max + (spec.STORED_EXTRA_BYTES if FORM_STORED in session.features else 0))
     headers: dict[str, str] = {
         Header.CONNECTION_ID: session.connection_id,
-        Header.SERVER_VERSION: door.server_version,
+        Header.SERVER_VERSION: vibemq.__version__,
         Header.NEGOTIATED_COMPRESSION: session.compression or "",  # what is empty is not written
         Header.FEATURES: ",".join(sorted(session.features)),
     }
@@ -278,10 +249,6 @@ def _connected(session: NativeSession, request: Message, user: str, access: Acce
     session.write(encode_frame(Command.CONNECT_ACK, request.id, headers=headers, text_layout=session.text_layout))
     session.client.access = access
     rights_changed(session)
-
-
-def disconnect(session: NativeSession, request: Message) -> None:
-    session.leave()
 
 
 def send_off(session: NativeSession, why: Ended) -> None:
@@ -319,7 +286,7 @@ def may_publish(session: NativeSession, request_id: bytes, queue: str) -> bool:
     if not check_access(session.client):
         return False
     try:
-        why = refusal_now(session.door.broker, session.peer)
+        why = admission.refusal_now(session.door.broker, session.peer)
         if why:
             raise Refused(ErrorCode.SERVER_ERROR, f"The message is not stored: {why}.")
         require(session, Operation.Publish, queue)
@@ -365,12 +332,12 @@ def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], 
     By the protocol using a queue makes it, also of a stream.
     """
     name = request.queue or ""
-    with_queue(
+    admission.with_queue(
         session.door.broker,
         DEFAULT_VHOST,
         name,
         may_convert=True,
-        may_create=wanted and may_make(session.client, name),
+        may_create=wanted and admission.may_make(session.client, name),
         then=then,
         failed=partial(failed, session, request),
         in_helper=partial(in_helper, session),
@@ -389,21 +356,18 @@ def subscribe(session: NativeSession, request: Message) -> None:
     create = request.headers.get(Header.CREATE, "true").lower()
     if create not in ("true", "false"):
         raise Refused(ErrorCode.INVALID_MESSAGE, f"Header {Header.CREATE} must be true or false.")
-    if len(session.subscriptions) >= SUBSCRIPTIONS_MAX and name not in session.subscriptions:
-        raise Refused(ErrorCode.SERVER_ERROR, f"At most {SUBSCRIPTIONS_MAX} subscriptions each.")
+    if len(session.subscriptions) >= admission.SUBSCRIPTIONS_MAX and name not in session.subscriptions:
+        raise Refused(ErrorCode.SERVER_ERROR, f"At most {admission.SUBSCRIPTIONS_MAX} subscriptions each.")
 
     def opened_queue(queue: Any) -> None:
         # The acknowledgement goes first: clients see nothing else while a handler runs.
-        headers: dict[str, str] = {
-            Header.QUEUE_NAME: request.queue or "",
-            Header.SUBSCRIPTION_ID: request.id.decode(errors="surrogateescape"),
-        }
-        reply(session, request, Command.SUBSCRIBE_ACK, queue=request.queue, headers=headers)
+        number = request.id.decode(errors="surrogateescape")
+        headers = {Header.QUEUE_NAME: request.queue, Header.SUBSCRIPTION_ID: number}
+        reply(session, request, headers=headers)
         known = session.subscriptions.get(name)
         if known is None:
             stored = FORM_STORED in session.features and request.headers.get(Header.FORM) == FORM_STORED
-            known = session.add_subscription(name, prefetch, stored)
-            session.consume(known, queue)
+            session.consume(session.add_subscription(name, prefetch, stored), queue)
         elif known.dormant:
             session.consume(known, queue)
 
@@ -412,26 +376,22 @@ def subscribe(session: NativeSession, request: Message) -> None:
 
 def unsubscribe(session: NativeSession, request: Message) -> None:
     session.remove_subscription((request.queue or "").encode())
-    headers: dict[str, str] = {Header.QUEUE_NAME: request.queue or ""}
-    reply(session, request, Command.UNSUBSCRIBE_ACK, queue=request.queue, headers=headers)
+    reply(session, request, headers={Header.QUEUE_NAME: request.queue})
 
 
 def wake_dormant(session: NativeSession) -> None:
     """Subscriptions whose queue was deleted go on with one of the same name."""
-    looks = DORMANT_LOOKS_PER_TICK
-    # Whoever was looked at goes to the end, so that all have their turn.
-    for name, subscription in [item for item in session.subscriptions.items() if item[1].dormant]:
-        if looks == 0:
-            session.dormant = True
-            break
-        looks -= 1
-        session.subscriptions[name] = session.subscriptions.pop(name)
+    dormant = [name for name, subscription in session.subscriptions.items() if subscription.dormant]
+    session.dormant = len(dormant) > DORMANT_LOOKS_PER_TICK
+    for name in dormant[:DORMANT_LOOKS_PER_TICK]:
+        # Whoever was looked at goes to the end, so that all have their turn.
+        subscription = session.subscriptions[name] = session.subscriptions.pop(name)
         try:
             queue = session.door.queues.find(DEFAULT_VHOST, name.decode())
         except (StreamNotFound, StorageError):
             session.dormant = True
-            continue
-        session.consume(subscription, queue)
+        else:
+            session.consume(subscription, queue)
 
 
 def create_queue(session: NativeSession, request: Message) -> None:
@@ -449,13 +409,8 @@ def create_queue(session: NativeSession, request: Message) -> None:
     if request.payload in (None, b"null"):
         # What was not said is not stored, so it follows the configuration; a payload says everything but the limit.
         stored = {key: value for key, value in stored.items() if not request.headers.keys().isdisjoint(READERS[key][0])}
-    later(
-        session,
-        request,
-        partial(session.door.catalog.create_queue, DEFAULT_VHOST, name, stored),
-        lambda _: reply(session, request, Command.CREATE_QUEUE, queue=name),
-        tolerated=StreamExists,
-    )
+    work = partial(session.door.catalog.create_queue, DEFAULT_VHOST, name, stored)
+    later(session, request, work, tolerated=StreamExists)
 
 
 def alter_queue(session: NativeSession, request: Message) -> None:
@@ -470,20 +425,18 @@ def alter_queue(session: NativeSession, request: Message) -> None:
     def answer(_: Any) -> None:
         broker.tell_access_changed()
         logger.info("%s: user %r changes queue %s: %s", session.peer, session.client.user, name, changes)
-        reply(session, request, Command.ALTER_QUEUE, queue=name)
 
     later(session, request, partial(session.door.catalog.alter_queue, DEFAULT_VHOST, name, changes), answer)
 
 
 def delete_queue(session: NativeSession, request: Message) -> None:
-    name, catalog = request.queue or "", session.door.catalog
+    catalog = session.door.catalog
 
     def answer(gone: Any) -> None:
         if gone is not None:
             catalog.deleted(gone)
-        reply(session, request, Command.DELETE_QUEUE, queue=name)
 
-    work = partial(catalog.delete_queue, DEFAULT_VHOST, name)
+    work = partial(catalog.delete_queue, DEFAULT_VHOST, request.queue or "")
     later(session, request, work, answer, tolerated=StreamNotFound, left=catalog.deleted)
 
 
@@ -497,7 +450,7 @@ def info(session: NativeSession, request: Message) -> None:
     except StreamNotFound:
         if session.text_layout:
             raise
-        reply(session, request, Command.QUEUE_INFO, queue=name)  # an Error would break .NET declarations
+        reply(session, request)  # an Error would break .NET declarations
         return
     waiting, in_flight, consumers = queue.counts()
     dropped, refused = queue.losses()
@@ -514,15 +467,14 @@ def info(session: NativeSession, request: Message) -> None:
         prefetch_max=door.queues.defaults.prefetch_max,
         text_layout=session.text_layout,
     )
-    reply(session, request, Command.QUEUE_INFO, queue=name, payload=payload)
+    reply(session, request, payload=payload)
 
 
 def list_queues(session: NativeSession, request: Message) -> None:
     metadata, access = session.door.queues.metadata, session.client.access
 
-    def answer(names: Any) -> None:
-        seen = sorted(name for name in names if access.sees(name))
-        reply(session, request, Command.LIST_QUEUES, payload=msgspec.json.encode(seen))
+    def answer(names: Any) -> bytes:
+        return msgspec.json.encode(sorted(name for name in names if access.sees(name)))
 
     # Thousands of rows: not in the loop.
     later(session, request, lambda: [record.name for record in metadata.queues(DEFAULT_VHOST)], answer)
@@ -532,23 +484,22 @@ def purge_queue(session: NativeSession, request: Message) -> None:
     queue = session.door.queues.find(DEFAULT_VHOST, request.queue or "")
     count = queue.purge()
     queue.close_if_unused()
-    payload = msgspec.json.encode({"purged": count})
-    reply(session, request, Command.PURGE_QUEUE, queue=request.queue, payload=payload)
+    reply(session, request, payload=msgspec.json.encode({"purged": count}))
 
 
 # ---- users ----
 
 
 def manage_users(session: NativeSession, request: Message) -> None:
-    broker, command = session.door.broker, Command(request.type)
+    broker = session.door.broker
 
-    def answer(result: Any) -> None:
-        if command not in (Command.ADMIN_LIST_USERS, Command.ADMIN_GET_USER_PERMISSIONS):
+    def answer(result: Any) -> bytes:
+        if request.type not in (Command.ADMIN_LIST_USERS, Command.ADMIN_GET_USER_PERMISSIONS):
             broker.tell_access_changed()
-        reply(session, request, command, payload=msgspec.json.encode(result))
+        return msgspec.json.encode(result)
 
     fields = accounts.fields_of(request)
-    work = partial(accounts.COMMANDS[command], broker.queues.metadata, session.client.access, fields)
+    work = partial(accounts.COMMANDS[request.type], broker.queues.metadata, session.client.access, fields)
     later(session, request, work, answer, submit=broker.helpers.submit_hash)
 
 
@@ -556,7 +507,7 @@ def manage_users(session: NativeSession, request: Message) -> None:
 
 FIRST_STATE = "connecting"
 Answer = Callable[[Any, Message], None]
-BEFORE: dict[int, Answer] = {Command.CONNECT: connect, Command.DISCONNECT: disconnect}
+BEFORE: dict[int, Answer] = {Command.CONNECT: connect, Command.DISCONNECT: lambda session, request: session.leave()}
 STATES: dict[str, dict[int, Answer]] = {
     "connecting": BEFORE,
     "refused": {},  # an answer is held back; nothing is read meanwhile

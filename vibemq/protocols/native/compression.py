@@ -35,8 +35,7 @@ def compress(name: str, body: bytes, level: int = LEVEL) -> bytes | None:
     """The body as the negotiated compression `name` makes it, or None when that is no shorter."""
     match COMPRESSION_BY_NAME[name]:
         case Compression.GZIP:
-            packer = zlib.compressobj(level, zlib.DEFLATED, GZIP_WBITS)
-            packed = packer.compress(body) + packer.flush()
+            packed = zlib.compress(body, level, GZIP_WBITS)
         case Compression.BROTLI:
             packed = brotli.compress(body, quality=level)
         case Compression.ZSTD:
@@ -82,7 +81,7 @@ def _gunzip(data: bytes, size_max: int) -> bytes:
             raise _cut_short("gzip", len(data))
         rest = member.unused_data
         if not rest:
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return b"".join(parts)
     raise MalformedFrame("body", f"at most {GZIP_MEMBERS_COUNT_MAX} gzip members", "more")
 
 
@@ -99,7 +98,7 @@ def _unbrotli(data: bytes, size_max: int) -> bytes:
             raise _too_large("brotli", size_max)
         if not part and not stream.is_finished():
             raise _cut_short("brotli", len(data))
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"".join(parts)
 
 
 def _unzstd(data: bytes, size_max: int) -> bytes:

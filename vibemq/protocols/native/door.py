@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import itertools
-import time
 
-import vibemq
 from vibemq.broker.parts import Broker, Door
 from vibemq.config import Config
 from vibemq.protocols.native.options import QueueOptions
@@ -26,13 +24,7 @@ class NativeDoor(Door):
         self.option_defaults = QueueOptions(
             max_messages=config.queues.max_messages, attempts_max=config.queues.attempts_max
         )
-        self.server_version = vibemq.__version__
         self._numbers = itertools.count(1)
 
     def next_connection_id(self) -> str:
         return f"srv_{self.broker.worker}_{next(self._numbers)}"
-
-    def admits(self, address: str) -> bool:
-        """May this address connect now, or has it done so too often?"""
-        admitted: bool = self.broker.connection_rate.admit(address, time.monotonic())
-        return admitted

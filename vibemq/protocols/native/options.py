@@ -32,8 +32,6 @@ DECIMAL = re.compile(r"\d{1,15}", re.ASCII)
 
 
 class BadOption(Refused, ValueError):
-    """An option has a value that it cannot have."""
-
     def __init__(self, name: str, needed: str, had: object, *, in_payload: bool) -> None:
         shown = str(had)
         text = f"{name}: needed {needed}, had {shown if len(shown) <= 60 else shown[:57] + '...'}"
@@ -61,8 +59,8 @@ class QueueOptions:
         return self.dead_letter_queue or queue + DEAD_LETTER_SUFFIX
 
     def stored(self) -> dict[str, int | str | bool]:
-        """Plain values for the metadata, without what was not said."""
-        return _plain({name: value for name, value in asdict(self).items() if value is not None})
+        """What the metadata keeps: nothing of what was not said."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 OPTION_DEFAULTS = QueueOptions()
@@ -70,13 +68,8 @@ OPTION_DEFAULTS = QueueOptions()
 
 def options_of(stored: Mapping[str, Any], defaults: QueueOptions = OPTION_DEFAULTS) -> QueueOptions:
     """What `stored` once gave to the metadata; what is not in there is that of `defaults`."""
-    kinds: dict[str, Callable[[Any], Any]] = {"mode": DeliveryMode, "overflow": OverflowStrategy}
-    given = {name: stored[name] for name in READERS if stored.get(name) is not None}
-    return replace(defaults, **{name: kinds.get(name, lambda same: same)(value) for name, value in given.items()})
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: int(value) if isinstance(value, IntEnum) else value for name, value in values.items()}
+    given = {name: value for name, value in stored.items() if value is not None}
+    return msgspec.convert(asdict(defaults) | given, QueueOptions)
 
 
 # ---- times ----
@@ -208,7 +201,8 @@ def altered_options(payload: bytes | None) -> dict[str, Any]:
     if not members:
         raise BadOption("payload", "an option to change", "none", in_payload=True)
     given = {fields[name]: None for name, value in members.items() if value is None}
-    return given | _plain(_read(members, in_payload=True))
+    read = _read(members, in_payload=True)
+    return given | {name: int(value) if isinstance(value, IntEnum) else value for name, value in read.items()}
 
 
 def _members(payload: bytes | None) -> dict[str, Any] | None:

@@ -26,14 +26,14 @@ from vibemq.net.door cimport PAUSE_ENDING
 from vibemq.protocols.native.codec cimport fault_text, malformed
 from vibemq.protocols.native.message cimport DEDUP_CLIENT_BYTES, dedup_number, message_write
 from vibemq.protocols.native.wire cimport (
-    CHECK_OK, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK, TYPE_CONNECT,
-    TYPE_DELIVER, TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, decimal_size, deliver_fits,
-    error_size, error_write, frame_begin, frame_check, frame_end, frame_header, frame_parse, frame_payload, frame_size,
-    header_find, header_size, json_is_valid, native_frame, pong_size, pong_write, publish_ack_size, publish_ack_write,
-    put_bytes, put_decimal, put_header, put_str16,
+    CHECK_OK, DECIMAL_BYTES_MAX, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK,
+    TYPE_CONNECT, TYPE_DELIVER, TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, decimal_before,
+    deliver_fits, error_size, error_write, frame_begin, frame_check, frame_end, frame_header, frame_parse,
+    frame_payload, frame_size, header_find, header_size, json_is_valid, native_frame, pong_size, pong_write,
+    publish_ack_size, publish_ack_write, put_bytes, put_header,
 )
 from vibemq.storage cimport core
-from vibemq.storage.core cimport OK, amqp_pair, amqp_pairs, bytes_load16, bytes_load32, bytes_store16, bytes_store32
+from vibemq.storage.core cimport OK, amqp_pair, amqp_pairs, bytes_load16, bytes_load32, bytes_store32
 
 from vibemq.broker.admission import check_access
 from vibemq.errors import LimitExceeded, MalformedFrame
@@ -214,7 +214,10 @@ cdef class Subscription(Consumer):
         cdef char text[VALUE_TEXT_BYTES]
         cdef const uint8_t *value
         cdef uint32_t value_size = 0, payload_size = 0, count = 1, size_max = session.frame_max
-        cdef size_t headers = header_size(ATTEMPTS_SIZE, decimal_size(attempts))
+        cdef uint8_t digits[DECIMAL_BYTES_MAX]
+        cdef uint8_t *first_digit = decimal_before(digits + DECIMAL_BYTES_MAX, attempts)
+        cdef size_t digits_size = digits + DECIMAL_BYTES_MAX - first_digit
+        cdef size_t headers = header_size(ATTEMPTS_SIZE, digits_size)
         cdef size_t size
         cdef uint8_t *out
         cdef uint8_t *p
@@ -252,9 +255,7 @@ cdef class Subscription(Consumer):
                     p = put_header(p, pair.key, pair.key_bytes, value, value_size)
         if base64:
             p = put_header(p, ENCODING, ENCODING_SIZE, b"base64", 6)
-        p = put_str16(p, ATTEMPTS, ATTEMPTS_SIZE)
-        bytes_store16(p, decimal_size(attempts))
-        frame_end(put_decimal(p + 2, attempts), session.text_layout)
+        frame_end(put_header(p, ATTEMPTS, ATTEMPTS_SIZE, first_digit, digits_size), session.text_layout)
         if session.compression is not None and size - FRAME_HEADER_BYTES >= session.compression_threshold:
             self._compress(out, size)
         return 0
@@ -271,7 +272,6 @@ cdef class Subscription(Consumer):
         return 0
 
     def describe(self) -> dict:
-        """This subscription as the admin side shows it."""
         return {"subscription_id": self.number, "stream": self.name.decode(), "active": not self.dormant,
                 "prefetch": self.prefetch, "in_flight": self.own.count, "properties": {}}
 
@@ -297,7 +297,6 @@ cdef class NativeSession(QueueSession):
     cdef public str connection_id
     cdef public str client_version
     cdef public bint text_layout       # what is written: mirrors the peer
-    cdef public bint layout_fixed
     cdef public str compression        # negotiated name, None: nothing is compressed
     cdef public uint8_t flags_max      # highest compression flag that this peer may use
     cdef public frozenset features
@@ -320,7 +319,7 @@ cdef class NativeSession(QueueSession):
         super().__init__(connection, door)
         self.state, self.client_version = commands.FIRST_STATE, ""
         self.connection_id = door.next_connection_id()
-        self.text_layout, self.layout_fixed = door.text_layout, door.layout_fixed
+        self.text_layout = door.text_layout
         self.flags_max, self.features = 2, frozenset()
         self.frame_max = door.config.frame_max_bytes
         self.read_max, connection.is_trusted = min(self.frame_max, LOGIN_FRAME_BYTES_MAX), False
@@ -391,7 +390,7 @@ cdef class NativeSession(QueueSession):
             is_publish = frame.type == TYPE_PUBLISH
         if not is_publish:
             if (frame.type == TYPE_CONNECT or self.state == "connecting") and frame.type != TYPE_ERROR \
-                    and not self.layout_fixed:
+                    and not self.door.layout_fixed:
                 self.text_layout = frame.text_layout  # up to and with Connect the peer shows which layout it speaks
             if frame.type == TYPE_PING:
                 pong_write(self.connection.outbox_reserve(pong_size(frame.id_size, self.text_layout)), frame.id,
@@ -528,7 +527,6 @@ cdef class NativeSession(QueueSession):
         self.connection.want_turn()  # after this turn's batches
 
     def describe(self) -> dict:
-        """This connection as the admin side shows it."""
         version = {"version": self.client_version} if self.client_version else {}
         return self.described(frame_max=self.frame_max, client_properties=version)
 

@@ -33,8 +33,6 @@ COMMAND_TIMEOUT_S = 10
 
 
 class Command(IntEnum):
-    """Which command a frame is."""
-
     CONNECT = 0
     CONNECT_ACK = 1
     DISCONNECT = 2
@@ -149,7 +147,7 @@ class ErrorCode(StrEnum):
 
 
 class Header(StrEnum):
-    """Names of headers, case-sensitive as all keys are. All other headers are the publisher's own."""
+    """Names of headers that a side of ours sets or reads, case-sensitive as all keys are."""
 
     AUTH_USERNAME = "authUsername"
     AUTH_PASSWORD = "authPassword"
@@ -164,17 +162,11 @@ class Header(StrEnum):
     CREATE = "vibemq-create"  # ours: whether Subscribe makes a queue, also of a stream
     REASON = "reason"
     PRIORITY = "priority"
-    CORRELATION_ID = "correlationId"
-    TIMESTAMP = "timestamp"
-    DELIVERY_ATTEMPTS = "deliveryAttempts"
     MESSAGE_ID = "messageId"
     QUEUE_NAME = "queueName"
     SUBSCRIPTION_ID = "subscriptionId"
     PAYLOAD_ENCODING = "payload-encoding"
     ORIGINAL_QUEUE = "x-original-queue"
-    FAILURE_REASON = "x-failure-reason"
-    FAILED_AT = "x-failed-at"
-    ATTEMPTS = "x-attempts"
 
 
 REASON_SERVER_SHUTDOWN = "server_shutdown"
@@ -257,9 +249,8 @@ CLIENT, SERVER, BOTH = frozenset({"client"}), frozenset({"server"}), frozenset({
 
 def _queue(command: Command, reply: Command, operation: QueueOperation, feature: str | None = None) -> CommandRule:
     """A command on one queue. Reply and request share a number where the protocol says so."""
-    return CommandRule(
-        command, BOTH if reply == command else CLIENT, reply, operation, needs_queue=True, feature=feature
-    )
+    sent_by = BOTH if reply == command else CLIENT
+    return CommandRule(command, sent_by, reply, operation, needs_queue=True, feature=feature)
 
 
 COMMANDS: tuple[CommandRule, ...] = (

@@ -45,6 +45,7 @@ cdef enum:
     HEADERS_MAX = 50
     DELIVER_ADDED_BYTES = 4 + 16 + 4   # "deliveryAttempts" and the longest number: a Deliver has more than its Publish
     HEADER_VALUE_UNITS_MAX = 4096
+    DECIMAL_BYTES_MAX = 10
     JSON_DEPTH_MAX = 64
 
 # What frame_header and frame_parse find. spec.FRAME_FAULTS has the sentence for each negative one.
@@ -74,7 +75,6 @@ cdef enum:
 
 # Zero-length fields have size 0; then the pointer is not to be followed.
 cdef struct native_frame:
-    uint8_t version
     uint8_t type
     bint text_layout           # exactly two strings follow the headers of a type other than 99
     const uint8_t *id
@@ -146,8 +146,7 @@ cdef inline int frame_parse(const uint8_t *body, size_t size, native_frame *out)
     memset(out, 0, sizeof(native_frame))
     if size < 2:
         return is_short(2, size, FRAME_SHORT_HEAD, out)
-    out.version = at[0]
-    out.type = at[1]
+    out.type = at[1]  # behind the version
     at += 2
     if not take_str16(&at, end, &out.id, &out.id_size, out):
         return FRAME_SHORT_ID
@@ -376,17 +375,11 @@ cdef inline uint8_t *error_write(
     p = frame_payload(p, NULL, 0, 0)
     return put_str16(put_str16(p, code, code_size), message, message_size)
 
-cdef inline uint32_t decimal_size(uint32_t number) noexcept nogil:
-    cdef uint32_t size = 1
-    while number >= 10:
+cdef inline uint8_t *decimal_before(uint8_t *end, uint32_t number) noexcept nogil:
+    """The first of its digits, of which there are at most DECIMAL_BYTES_MAX."""
+    while True:
+        end -= 1
+        end[0] = <uint8_t> (0x30 + number % 10)
         number = number // 10
-        size += 1
-    return size
-
-cdef inline uint8_t *put_decimal(uint8_t *p, uint32_t number) noexcept nogil:
-    cdef uint32_t size = decimal_size(number)
-    cdef uint32_t i
-    for i in range(size):
-        p[size - 1 - i] = <uint8_t> (0x30 + number % 10)
-        number = number // 10
-    return p + size
+        if number == 0:
+            return end

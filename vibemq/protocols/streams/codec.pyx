@@ -25,7 +25,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from vibemq import errors
 from vibemq.errors import UnencodableValue
 from vibemq.protocols.streams import spec
-from vibemq.protocols.streams.spec import CHUNK_HEADER, COMMANDS, EXTENSIONS, RESPONSE_BIT, Items, Key, field_of
+from vibemq.protocols.streams.layout import Items, field_of
+from vibemq.protocols.streams.spec import CHUNK_HEADER, COMMANDS, EXTENSIONS, RESPONSE_BIT, Key
 
 
 class MalformedFrame(errors.MalformedFrame):
@@ -45,17 +46,17 @@ Chunk.__doc__ = "The fields of a chunk's header, its entries as they came, and i
 
 cdef enum Op:
     UNSIGNED
+    OFFSET_TYPE
+    OFFSET_TYPE_OR_NONE
     SIGNED
+    OFFSET
+    NUMBERS_END  # those before it are numbers, of the step's width
     STRING
-    NULLABLE_STRING
     BYTES
     MAP
     MAP_TO_END
     ARRAY
     ITEMS
-    OFFSET_TYPE
-    OFFSET_TYPE_OR_NONE
-    OFFSET
     ENTRY
     CHUNK
 
@@ -75,7 +76,9 @@ cdef class Step:
     cdef int condition_index  # the earlier field that decides whether it is there; -1: it always is
     cdef tuple condition_values
     cdef bint may_be_absent
+    cdef bint is_nullable
     cdef object default
+    cdef object empty  # of this type; a string's null reads as that
     cdef object on_error  # what is written behind a code that is not OK
     cdef Step item  # ARRAY: each of its values; MAP: the value of each pair
     cdef Plan items  # ITEMS: of one record
@@ -94,56 +97,57 @@ cdef class Plan:
     cdef int version_max
 
 
-# The type's name in the table: operation, width where it is a number, smallest size on the wire, what is empty.
+# The type's name in the table: operation, smallest size on the wire (a number's only one), what is empty.
 cdef dict WIRE_TYPES = {
-    "u8": (UNSIGNED, 1, 1, 0), "u16": (UNSIGNED, 2, 2, 0), "u24": (UNSIGNED, 3, 3, 0), "u32": (UNSIGNED, 4, 4, 0),
-    "u64": (UNSIGNED, 8, 8, 0), "i16": (SIGNED, 2, 2, 0), "i32": (SIGNED, 4, 4, 0), "i64": (SIGNED, 8, 8, 0),
-    "string": (STRING, 0, 2, ""), "nullable_string": (NULLABLE_STRING, 0, 2, None), "bytes": (BYTES, 0, 4, b""),
-    "map": (MAP, 0, 4, {}), "map_to_end": (MAP_TO_END, 0, 4, {}), "statistics": (MAP, 0, 4, {}),
-    "offset_type": (OFFSET_TYPE, 2, 2, 0), "offset_type_or_none": (OFFSET_TYPE_OR_NONE, 2, 2, 0),
-    "offset": (OFFSET, 8, 8, 0), "entry": (ENTRY, 0, 4, None), "chunk": (CHUNK, 0, spec.CHUNK_HEADER_SIZE_BYTES, None),
+    "u8": (UNSIGNED, 1, 0), "u16": (UNSIGNED, 2, 0), "u24": (UNSIGNED, 3, 0), "u32": (UNSIGNED, 4, 0),
+    "u64": (UNSIGNED, 8, 0), "i16": (SIGNED, 2, 0), "i32": (SIGNED, 4, 0), "i64": (SIGNED, 8, 0),
+    "offset_type": (OFFSET_TYPE, 2, 0), "offset_type_or_none": (OFFSET_TYPE_OR_NONE, 2, 0), "offset": (OFFSET, 8, 0),
+    "string": (STRING, 2, ""), "nullable_string": (STRING, 2, None), "bytes": (BYTES, 4, b""),
+    "map": (MAP, 4, {}), "map_to_end": (MAP_TO_END, 4, {}), "statistics": (MAP, 4, {}),
+    "entry": (ENTRY, 4, None), "chunk": (CHUNK, spec.CHUNK_HEADER_SIZE_BYTES, None),
 }
 cdef dict VALUES_OF_PAIRS = {"map": "string", "map_to_end": "string", "statistics": "i64"}
 cdef int PAIR_NAME_SIZE_MIN = 2
 
-TYPES = {}  # the named tuples of all commands, responses and items, by name
+TYPES = {"Chunk": Chunk}  # the named tuples of all commands, responses and items, by name
 
 
 cdef Step make_step(str owner, field, list before):
     cdef Step step = Step()
     step.name, step.where = field.name, f"{owner}.{field.name}"
+    step.is_nullable = field.type == "nullable_string"
     step.since, step.may_be_absent, step.default = field.since, field.may_be_absent, field.default
     step.condition_index = -1
     if field.only_if is not None:
         step.condition_index = [(<Step>earlier).name for earlier in before].index(field.only_if[0])
         step.condition_values = field.only_if[1]
     if isinstance(field.type, Items):
-        step.op, step.size_min, empty = ITEMS, 4, ()
+        step.op, step.size_min, step.empty = ITEMS, 4, ()
         step.items = make_plan(field.type.name, field.type.fields)
     elif field.type.startswith("array<"):
-        step.op, step.size_min, empty = ARRAY, 4, ()
+        step.op, step.size_min, step.empty = ARRAY, 4, ()
         step.item = make_step(step.where, field_of("item " + field.type.removeprefix("array<").removesuffix(">")), [])
     else:
-        step.op, step.width, step.size_min, empty = WIRE_TYPES[field.type]
+        step.op, step.size_min, step.empty = WIRE_TYPES[field.type]
         if field.type in VALUES_OF_PAIRS:
             step.item = make_step(step.where, field_of("item " + VALUES_OF_PAIRS[field.type]), [])
+    step.width = step.size_min
     if step.condition_index >= 0 or step.may_be_absent or step.since > 1:
         step.size_min = 0
-    step.on_error = empty if step.default is None and len(before) >= 2 else step.default
+    step.on_error = step.empty if step.default is None and len(before) >= 2 else step.default
     return step
 
 
-cdef Plan make_plan(str name, fields, bint has_type=True):
+cdef Plan make_plan(str name, fields):
     cdef Plan plan = Plan()
     plan.name, plan.steps = name, []
     for field in fields:
         plan.steps.append(make_step(name, field, plan.steps))
     plan.names = {(<Step>step).name for step in plan.steps}
     plan.size_min = sum([(<Step>step).size_min for step in plan.steps])
-    if has_type:
-        if name not in TYPES:  # a request and its response may be one layout, as in Tune
-            TYPES[name] = namedtuple(name, [field.name for field in fields], module="vibemq.protocols.streams.codec")
-        plan.type = TYPES[name]
+    if name not in TYPES:  # a request and its response may be one layout, as in Tune
+        TYPES[name] = namedtuple(name, [field.name for field in fields], module="vibemq.protocols.streams.codec")
+    plan.type = TYPES[name]
     return plan
 
 
@@ -160,14 +164,14 @@ for command in COMMANDS + EXTENSIONS:
     PLANS[int(command.key)] = make_frame(command.request, command.sent_by, command.version_max)
     if command.response is not None:
         PLANS[command.key | RESPONSE_BIT] = make_frame(command.response, command.answered_by, 1)
-cdef Plan CHUNK_PLAN = make_plan("Chunk", CHUNK_HEADER, False)
+cdef Plan CHUNK_PLAN = make_plan("Chunk", CHUNK_HEADER)
 
 globals().update(TYPES)  # Create, CreateResponse, ...: whoever decodes can name what it gets
 
 cdef int PROPERTIES_COUNT_MAX = spec.PROPERTIES_COUNT_MAX
 cdef uint64_t SUB_BATCH_BIT = spec.ENTRY_SUB_BATCH_BIT
 cdef int OFFSET_TYPE_TIMESTAMP = spec.OffsetType.TIMESTAMP
-cdef int OFFSET_TYPE_LAST = max(spec.OffsetType)
+cdef uint64_t OFFSET_TYPE_LAST = max(spec.OffsetType)
 
 # ---- reading ----
 
@@ -269,14 +273,17 @@ cdef class Reader:
 cdef object read_value(Reader reader, Step step, int version, list before):
     cdef uint64_t i, count, number
     cdef Op op = step.op
-    if op == UNSIGNED:
-        return reader.unsigned(step.width, step.where)
-    if op == SIGNED:
+    if op == SIGNED or (op == OFFSET and before[step.condition_index] == OFFSET_TYPE_TIMESTAMP):
         return reader.signed(step.width, step.where)
+    if op < NUMBERS_END:
+        number = reader.unsigned(step.width, step.where)
+        if (op == OFFSET_TYPE and not 1 <= number <= OFFSET_TYPE_LAST) or (
+            op == OFFSET_TYPE_OR_NONE and number > OFFSET_TYPE_LAST
+        ):
+            raise MalformedFrame(step.where, "an offset type", f"{number}")
+        return number
     if op == STRING:
-        return reader.string(step.where, "")
-    if op == NULLABLE_STRING:
-        return reader.string(step.where, None)
+        return reader.string(step.where, step.empty)
     if op == BYTES:
         return reader.sized_bytes(step.where)
     if op == MAP:
@@ -293,15 +300,6 @@ cdef object read_value(Reader reader, Step step, int version, list before):
     if op == ITEMS:
         count = reader.count(step.items.size_min, step.where)
         return [step.items.type._make(read_fields(reader, step.items, version)) for i in range(count)]
-    if op == OFFSET_TYPE or op == OFFSET_TYPE_OR_NONE:
-        number = reader.unsigned(2, step.where)
-        if number > <uint64_t>OFFSET_TYPE_LAST or (number == 0 and op == OFFSET_TYPE):
-            raise MalformedFrame(step.where, "an offset type", f"{number}")
-        return number
-    if op == OFFSET:
-        if before[step.condition_index] == OFFSET_TYPE_TIMESTAMP:
-            return reader.signed(8, step.where)
-        return reader.unsigned(8, step.where)
     if op == ENTRY:
         return reader.entry(version, step.where)
     return reader.chunk(step.where)
@@ -423,16 +421,13 @@ cdef int write_chunk(bytearray out, value, str where) except -1:
 
 cdef int write_value(bytearray out, Step step, value, int version, before) except -1:
     cdef Op op = step.op
-    if op == UNSIGNED or op == SIGNED:
-        return write_number(out, value, step.width, op == SIGNED, step.where)
-    if op == OFFSET_TYPE or op == OFFSET_TYPE_OR_NONE:
-        return write_number(out, value, 2, False, step.where)
-    if op == OFFSET:
-        return write_number(out, value, 8, before == OFFSET_TYPE_TIMESTAMP, step.where)
-    if op == STRING or (op == NULLABLE_STRING and value is not None):
-        return write_string(out, value, step.where)
-    if op == NULLABLE_STRING:
+    if op < NUMBERS_END:
+        is_signed = op == SIGNED or (op == OFFSET and before == OFFSET_TYPE_TIMESTAMP)
+        return write_number(out, value, step.width, is_signed, step.where)
+    if value is None and step.is_nullable:
         return write_number(out, -1, 2, True, step.where)
+    if op == STRING:
+        return write_string(out, value, step.where)
     if op == BYTES:
         return write_sized(out, value, step.where)
     if op == ENTRY:
@@ -457,7 +452,9 @@ cdef int write_value(bytearray out, Step step, value, int version, before) excep
 
 
 cdef int write_item(bytearray out, Plan plan, item, int version) except -1:
-    """`item` has all of the record's fields, or those alone that this version knows."""
+    """`item` is a dict as for a frame, or has all of the record's fields, or those alone that this version knows."""
+    if isinstance(item, dict):
+        return write_fields(out, plan, item, version, False)
     names = [(<Step>step).name for step in plan.steps]
     if len(item) != len(names):
         names = [(<Step>step).name for step in plan.steps if (<Step>step).since <= version]
@@ -485,7 +482,7 @@ cdef int write_fields(bytearray out, Plan plan, dict fields, int version, bint i
             condition = None
         if value is None and step.name not in fields:
             value = step.on_error if is_error else step.default
-        if value is None and step.op != NULLABLE_STRING:
+        if value is None and not step.is_nullable:
             if step.may_be_absent and step.name in fields:
                 continue
             raise UnencodableValue(step.where, "a value", "none")

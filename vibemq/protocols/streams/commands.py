@@ -6,44 +6,24 @@ follows them.  What is not in the table is refused.  A command that must touch
 the disk or hash a password runs in a helper thread; its session is busy until then, so
 replies leave in the order of requests.  Codes and delays: the RabbitMQ Streams protocol.
 
-Here are also the commands of publishers (Publish itself is the session's) and of stored offsets.  A connection that has
-stored or asked for an offset holds the stream from then on (session.Tracking), so that it hears of the stream's end
-as publishers and subscribers do.
+Here are also the commands of publishers; Publish itself is the session's.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import refusal_now
-from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
-from vibemq.once_a_minute import OnceAMinute
-from vibemq.protocols.streams import handshake, planning, spec, streams, subscribing, transactions
+from vibemq.protocols.streams import handshake, planning, spec, streams, subscribing, tracking, transactions
 from vibemq.protocols.streams.codec import MalformedFrame, decode_request
-from vibemq.protocols.streams.replies import (
-    Outcome,
-    answer,
-    code_of,
-    found,
-    is_ours,
-    need,
-    obey,
-    readable,
-    refuse,
-    rights_changed,
-    step_begins,
-)
+from vibemq.protocols.streams.endings import refuse, step_begins
+from vibemq.protocols.streams.replies import Outcome, answer, found, is_ours, need, obey, rights_changed
 from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, RESPONSE_BIT, Code, ExtensionKey, Key
 from vibemq.storage.apply import REFERENCE as TRANSACTIONS_REFERENCE
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
-
-logger = logging.getLogger(__name__)
-not_stored = OnceAMinute(logger)
 
 
 def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> None:
@@ -56,20 +36,19 @@ def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> N
         if key != Key.HEARTBEAT and session.state != "closing":
             refuse(session, f"command {key:#06x} in state {session.state}")
         return
-    if len(payload) > spec.COMMAND_SIZE_MAX_BYTES:
-        refuse(session, MalformedFrame("command", f"{spec.COMMAND_SIZE_MAX_BYTES} bytes or fewer", str(len(payload))))
-        return
+    state = session.state
     try:
+        if len(payload) > spec.COMMAND_SIZE_MAX_BYTES:
+            raise MalformedFrame("command", f"{spec.COMMAND_SIZE_MAX_BYTES} bytes or fewer", str(len(payload)))
         request = decode_request(key, version, payload)
+        # A secret that is renewed looks the rights up itself, and says so when they are gone.
+        is_stale = state == "open" and session.rights_generation != session.door.broker.rights.generation
+        if is_stale and key != Key.SASL_AUTHENTICATE and not rights_changed(session):
+            return
+        obey(session, key, request, command)
     except MalformedFrame as problem:
         refuse(session, problem)
         return
-    state = session.state
-    # A secret that is renewed looks the rights up itself, and says so when they are gone.
-    is_stale = state == "open" and session.rights_generation != session.door.broker.rights.generation
-    if is_stale and key != Key.SASL_AUTHENTICATE and not rights_changed(session):
-        return
-    obey(session, key, request, command)
     if session.state == state and state in NEXT:
         session.state = NEXT[state]
         step_begins(session)
@@ -123,58 +102,6 @@ def delete_publisher(session: StreamsSession, request: Any) -> Outcome:
     return Code.OK if session.remove_publisher(request.publisher_id) else Code.PUBLISHER_DOES_NOT_EXIST
 
 
-def query_publisher_sequence(session: StreamsSession, request: Any) -> Outcome:
-    with readable(session, request) as stream:
-        return {"sequence": stream.log.publisher_sequence(request.reference)}
-
-
-# ---- offsets that are stored ----
-
-
-def store_offset(session: StreamsSession, request: Any) -> None:
-    """It has no answer, so whatever stops one is logged."""
-    reference = request.reference.encode()
-    problem = _not_stored(session, request.stream, reference, request.offset)
-    if problem:
-        not_stored.say(
-            (request.stream, reference),
-            "%s: offset %d of %r on %s not stored: %s",
-            session.peer,
-            request.offset,
-            request.reference[:REFERENCE_SIZE_MAX_BYTES],
-            request.stream,
-            problem,
-        )
-
-
-def _not_stored(session: StreamsSession, name: str, reference: bytes, offset: int) -> str:
-    """Store it; why it could not be, or "" when it is."""
-    if len(reference) > REFERENCE_SIZE_MAX_BYTES:
-        return f"the reference has {len(reference)} bytes, at most {REFERENCE_SIZE_MAX_BYTES} allowed"
-    if not session.rights.read(name):
-        return f"user {session.client.user!r} may not read it"
-    try:
-        stream = session.door.table.find(session.virtual_host, name)
-        session.track(stream)
-        stored = session.door.offsets.of(stream.log.directory)
-        session.door.broker.alarms.reserve.retry(partial(stored.store, reference, offset))
-    except StreamNotFound:
-        return "there is no such stream"
-    except (LimitExceeded, StorageError) as problem:
-        return str(problem)
-    return ""
-
-
-def query_offset(session: StreamsSession, request: Any) -> Outcome:
-    with readable(session, request) as stream:
-        session.track(stream)
-        try:
-            offset = session.door.offsets.of(stream.log.directory).get(request.reference.encode())
-        except StorageError as problem:
-            return code_of(session, request, problem, Code.STREAM_NOT_AVAILABLE)
-    return Code.NO_OFFSET if offset is None else {"offset": offset}
-
-
 Command = Callable[[Any, Any], Outcome]
 IGNORED: dict[int, Command] = {}
 #: The state that follows a command; any other stays.
@@ -191,11 +118,11 @@ STATES: dict[str, dict[int, Command]] = {
         Key.SASL_AUTHENTICATE: handshake.update_secret,
         Key.DECLARE_PUBLISHER: declare_publisher,
         Key.DELETE_PUBLISHER: delete_publisher,
-        Key.QUERY_PUBLISHER_SEQUENCE: query_publisher_sequence,
+        Key.QUERY_PUBLISHER_SEQUENCE: tracking.query_publisher_sequence,
         Key.SUBSCRIBE: subscribing.subscribe,
         Key.UNSUBSCRIBE: subscribing.unsubscribe,
-        Key.STORE_OFFSET: store_offset,
-        Key.QUERY_OFFSET: query_offset,
+        Key.STORE_OFFSET: tracking.store_offset,
+        Key.QUERY_OFFSET: tracking.query_offset,
         Key.CREATE: streams.create,
         Key.DELETE: streams.delete,
         Key.METADATA: streams.metadata,

@@ -25,7 +25,7 @@ from vibemq.storage.log cimport Log, storage_error
 from vibemq.protocols.streams.wire cimport KEY_DELIVER
 
 from vibemq.errors import ConnectionClosed, LimitExceeded, StorageError
-from vibemq.protocols.streams.replies import stream_gone, stream_unavailable
+from vibemq.protocols.streams.endings import stream_gone, stream_unavailable
 from vibemq.protocols.streams.subscribing import ask_consumer, consumer_left
 
 logger = logging.getLogger(__name__)

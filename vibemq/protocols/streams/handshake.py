@@ -14,7 +14,8 @@ from vibemq.access.users import Verdict
 from vibemq.broker.admission import check_password
 from vibemq.protocols.streams import sasl
 from vibemq.protocols.streams.codec import encode_response, encode_server_frame
-from vibemq.protocols.streams.replies import Outcome, answer, fail_later, look_again, revoke, step_begins
+from vibemq.protocols.streams.endings import fail_later, step_begins
+from vibemq.protocols.streams.replies import Outcome, answer, look_again, revoke
 from vibemq.protocols.streams.spec import Code, Key
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ def plan_reads(session: StreamsSession, request: Any) -> Outcome:
         )
         return Code.PRECONDITION_FAILED
     store, virtual_host, may_read = session.door.table.metadata, session.virtual_host, session.rights.read
-    reference, address = request.reference.encode(), advertised(session)
+    reference, (host, port) = request.reference.encode(), advertised(session)
     is_here = session.is_loopback or session.peer_address == session.local_address[0]
 
     def one(name: str, cuts_most: int) -> dict[str, Any]:
@@ -67,22 +68,22 @@ def plan_reads(session: StreamsSession, request: Any) -> Outcome:
         return {**told, "stored": _stored(record.directory, reference)}
 
     def work() -> dict[str, Any]:
-        answers = []
+        rows = []
         left = spec.CUTS_COUNT_MAX
         for name in names:
-            fields: dict[str, Any] = {"code": Code.OK}
+            row: dict[str, Any] = {"stream": name, "code": Code.OK, "host": host, "port": port}
             try:
-                fields.update(one(name, left))
+                row |= one(name, left)
+                left -= len(row["cuts"])
             except Refused as refused:
-                fields["code"] = refused.code
+                row["code"] = refused.code
             except StorageError as problem:
-                fields["code"] = Code.STREAM_DOES_NOT_EXIST if problem.code in GONE else Code.STREAM_NOT_AVAILABLE
+                row["code"] = Code.STREAM_DOES_NOT_EXIST if problem.code in GONE else Code.STREAM_NOT_AVAILABLE
                 if problem.code not in GONE:
                     _unusable.say(name, "stream %s cannot be planned: %s", name, problem)
-            answers.append(_planned(name, address, fields))
-            left -= len(fields.get("cuts", ()))
+            rows.append(row)
         directory = store.streams_dir if is_here else ""
-        return {"store": identity.read(os.path.dirname(store.streams_dir)), "directory": directory, "streams": answers}
+        return {"store": identity.read(os.path.dirname(store.streams_dir)), "directory": directory, "streams": rows}
 
     return Later(work, lambda answer: answer, submit=session.door.helpers.submit_plan)
 
@@ -110,30 +111,6 @@ def _stored(directory: str, reference: bytes) -> int:
     """With a handle of its own: those of the worker belong to its thread."""
     if not reference:
         return NOT_SAID
-    offsets = StoredOffsets(directory)
-    try:
+    with closing(StoredOffsets(directory)) as offsets:
         offset = offsets.get(reference)
-        return NOT_SAID if offset is None else offset
-    finally:
-        offsets.close()
-
-
-#: As spec.py lays a PlannedStream out, between its name and where it is.
-_FIELDS = {
-    "code": Code.OK,
-    "incarnation": "",
-    "durability": 0,
-    "first": 0,
-    "next": 0,
-    "durable": 0,
-    "stored": NOT_SAID,
-    "at_timestamp": NOT_SAID,
-    "limit": 0,
-    "waiting_bytes": 0,
-    "size_bytes": 0,
-}
-
-
-def _planned(name: str, address: tuple[str, int], fields: dict[str, Any]) -> tuple[Any, ...]:
-    between = tuple(fields.get(key, default) for key, default in _FIELDS.items())
-    return (name, *between, *address, fields.get("uncut", 0), fields.get("cuts", ()))
+    return NOT_SAID if offset is None else offset

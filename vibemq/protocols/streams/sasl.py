@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vibemq.access.users import GUEST
+from vibemq.access.users import GUEST, has_guest
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
@@ -76,8 +76,7 @@ def claim(session: StreamsSession, mechanism: str, data: bytes) -> Claim:
 def anonymous_user(session: StreamsSession) -> str:
     """Whom ANONYMOUS means; "": nobody."""
     door = session.door
-    guest = door.guest_allowed and not door.table.metadata.guest_removed()
-    return door.config.anonymous_user or (GUEST if guest else "")
+    return door.config.anonymous_user or (GUEST if has_guest(door.table.metadata, door.guest_allowed) else "")
 
 
 def plain(data: bytes) -> Claim:

@@ -34,11 +34,12 @@ from vibemq.protocols.streams.wire cimport (
 from vibemq.errors import ConnectionClosed
 from vibemq.protocols.streams import commands
 from vibemq.protocols.streams.codec import MalformedFrame, encode_server_frame
-from vibemq.protocols.streams.replies import (
-    HEARTBEAT, frame_too_large, internal_error, refuse, rights_changed, step_begins, stream_gone,
-)
+from vibemq.protocols.streams.endings import frame_too_large, internal_error, refuse, step_begins, stream_gone
+from vibemq.protocols.streams.replies import rights_changed
 from vibemq.protocols.streams.spec import FRAME_SIZE_DEFAULT_BYTES, Code, Key
 from vibemq.protocols.streams.transactions import look_at_staged
+
+cdef bytes HEARTBEAT = encode_server_frame(Key.HEARTBEAT)
 
 cdef enum:
     CONTROLS_PER_TURN = 32  # control commands cost tens of microseconds: the loop's millisecond

@@ -1,37 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The numbers of the RabbitMQ Streams protocol and the layout of each of its 31 commands, and of some of our own.
 
-COMMANDS is the only description of the wire in this tree: the codec compiles its plans from it, the
-exhaustive tests walk it and the table in README.md is printed from it, so the three cannot disagree.
-
-Fields stand in wire order, each as `name type`, then what else there is to say of it:
-  if F is 4 or 5                  only there where the field F before it has one of these values
-  since version 2                 not in version 1
-  , may be absent                 as the last field it may be missing, which reads as its default
-  = value                         what an encoder writes when the caller says nothing; otherwise it must be said
-Behind a code that is not OK everything may be left out, and is written as zero or empty. A type is one of
-  u8 u16 u32 u64 i16 i32 i64      big-endian integers
-  string                          i16 length and UTF-8; length -1 reads as the empty string
-  nullable_string                 the same, but -1 reads as None (a filter value)
-  bytes                           i32 length and data; -1 reads as empty
-  map                             i32 count of string pairs
-  map_to_end                      the same as the last field, but read to the end of the frame whatever the count says:
-                                  one client writes the map's size in bytes there
-  statistics                      i32 count of pairs (string, i64)
-  array<T>                        i32 count of T; of Name{ fields }: of records, tuples Name
-  offset_type, offset_type_or_none   u16, an OffsetType
-  offset                          u64, or i64 after OffsetType.TIMESTAMP
-  entry                           what a publisher sends and a chunk holds: a message or a SubBatch
-  chunk                           CHUNK_HEADER, then the entries
+COMMANDS is the only description of the wire in this tree, in the words of layout.py: the codec compiles its plans from
+it, the exhaustive tests walk it and the table in README.md is printed from it, so the three cannot disagree.
 """
 
 from __future__ import annotations
 
 import re
-from ast import literal_eval
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+
+from vibemq.protocols.streams.layout import Layout, fields_of
 
 # ---- ports and framing ----
 
@@ -184,12 +164,6 @@ class TransactionFlag(IntEnum):
     LAST = 2  # of its run: another one need not wait
 
 
-class ChunkType(IntEnum):
-    USER = 0
-    TRACKING_DELTA = 1
-    TRACKING_SNAPSHOT = 2
-
-
 class Compression(IntEnum):
     """Of a sub-batch. 5 and 6 are reserved and 7 is user-defined; a broker refuses these three."""
 
@@ -201,36 +175,6 @@ class Compression(IntEnum):
 
 
 # ---- layouts ----
-
-
-@dataclass(frozen=True, slots=True)
-class Items:
-    """An i32 count of records; `name` is that of the tuple a decoder gives for each."""
-
-    name: str
-    fields: tuple[Field, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of a frame; `only_if`: an earlier field, and its values with which this one is on the wire at all."""
-
-    name: str
-    type: str | Items
-    since: int
-    only_if: tuple[str, tuple[int, ...]] | None
-    may_be_absent: bool
-    default: object  # None: it must be said
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One frame's body. `ignored_tail_size_bytes`: a tail of exactly this size is tolerated and dropped."""
-
-    name: str
-    text: str
-    fields: tuple[Field, ...]
-    ignored_tail_size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,35 +196,6 @@ class Command:
         return BOTH if self.sent_by == BOTH else BOTH - self.sent_by
 
 
-_FIELD = re.compile(
-    r"(?P<name>\w+) (?P<type>array<(?P<items>\w+)\{ (?P<fields>.*) \}>|\S+)"
-    r"(?: if (?P<if>\w+) is (?P<values>\d+( or \d+)*))?(?: since version (?P<since>\d))?"
-    r"(?P<absent>, may be absent)?(?: = (?P<default>.+))?"
-)
-
-
-@cache
-def field_of(text: str) -> Field:
-    found = _FIELD.fullmatch(text)
-    assert found is not None, text
-    return Field(
-        name=found["name"],
-        type=Items(found["items"], _fields(found["fields"], ", ")) if found["items"] else found["type"],
-        since=int(found["since"] or 1),
-        only_if=(found["if"], tuple(map(int, found["values"].split(" or ")))) if found["if"] else None,
-        may_be_absent=found["absent"] is not None,
-        default=literal_eval(found["default"] or "None"),
-    )
-
-
-def _fields(text: str, between: str = "; ") -> tuple[Field, ...]:
-    return tuple(field_of(part) for part in text.split(between) if part)
-
-
-def _layout(name: str, text: str, ignored_tail_size_bytes: int = 0) -> Layout:
-    return Layout(name, text, _fields(text), ignored_tail_size_bytes)
-
-
 CLIENT, SERVER, BOTH = frozenset({"client"}), frozenset({"server"}), frozenset({"client", "server"})
 
 
@@ -289,7 +204,7 @@ def _one_way(
 ) -> Command:
     constant = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).upper()
     key: AnyKey = ExtensionKey[constant] if constant in ExtensionKey.__members__ else Key[constant]
-    return Command(key, sent_by, _layout(name, text), response, versions)
+    return Command(key, sent_by, Layout(name, text), response, versions)
 
 
 def _exchange(
@@ -297,7 +212,7 @@ def _exchange(
 ) -> Command:
     """The common shape: one side asks with a correlation id and the other answers with a code."""
     answer = "; ".join(filter(None, ("correlation_id u32; code u16", answer)))
-    response = _layout(name + "Response", answer, ignored_tail_size_bytes)
+    response = Layout(name + "Response", answer, ignored_tail_size_bytes)
     return _one_way(sent_by, name, "; ".join(filter(None, ("correlation_id u32", text))), response)
 
 
@@ -323,7 +238,7 @@ COMMANDS: tuple[Command, ...] = (
     _one_way(SERVER, "Deliver", "subscription_id u8; committed_chunk_id u64 since version 2; chunk chunk", versions=2),
     # Answered only on error, and without a correlation id.
     _one_way(
-        CLIENT, "Credit", "subscription_id u8; credit i16", _layout("CreditResponse", "code u16; subscription_id u8")
+        CLIENT, "Credit", "subscription_id u8; credit i16", Layout("CreditResponse", "code u16; subscription_id u8")
     ),
     _one_way(CLIENT, "StoreOffset", "reference string; stream string; offset u64"),
     _exchange("QueryOffset", "reference string; stream string", "offset u64"),
@@ -334,7 +249,7 @@ COMMANDS: tuple[Command, ...] = (
         CLIENT,
         "Metadata",
         "correlation_id u32; streams array<string>",
-        _layout(  # no code for the frame: each stream has its own
+        Layout(  # no code for the frame: each stream has its own
             "MetadataResponse",
             "correlation_id u32; brokers array<Broker{ ref u16, host string, port u32 }>; "
             "streams array<StreamMetadata{ stream string, code u16, leader_ref u16, replica_refs array<u16> }>",
@@ -344,7 +259,7 @@ COMMANDS: tuple[Command, ...] = (
     _exchange("PeerProperties", "properties map_to_end = {}", "properties map"),
     _exchange("SaslHandshake", "", "mechanisms array<string>"),
     _exchange("SaslAuthenticate", "mechanism string; data bytes = b''", "challenge bytes if code is 10 = b''"),
-    _one_way(BOTH, "Tune", _TUNE, _layout("Tune", _TUNE)),  # clients answer with either key
+    _one_way(BOTH, "Tune", _TUNE, Layout("Tune", _TUNE)),  # clients answer with either key
     _exchange("Open", "virtual_host string = '/'", "properties map if code is 1 = {}"),
     _exchange("Close", "code u16; reason string", sent_by=BOTH),
     _one_way(BOTH, "Heartbeat", ""),
@@ -383,9 +298,9 @@ EXTENSIONS: tuple[Command, ...] = (
         "ranges array<WantedRange{ stream string, start i64, end i64, timestamp i64, bytes_max u64, split_bytes u64,"
         " split_records u64 }> = ()",
         "store string; directory string; "
-        "streams array<PlannedStream{ stream string, code u16, incarnation string, durability u8, first u64, next u64,"
-        " durable u64, stored i64, at_timestamp i64, limit u64, waiting_bytes u64, size_bytes u64, host string,"
-        " port u32, uncut u64, cuts array<u64> }>",
+        "streams array<PlannedStream{ stream string, code u16, incarnation string = '', durability u8 = 0,"
+        " first u64 = 0, next u64 = 0, durable u64 = 0, stored i64 = -1, at_timestamp i64 = -1, limit u64 = 0,"
+        " waiting_bytes u64 = 0, size_bytes u64 = 0, host string, port u32, uncut u64 = 0, cuts array<u64> = () }>",
     ),
     # Publish to this publisher stages blocks: u16 index of the target, then entries as they lie in a chunk.
     _exchange(
@@ -412,23 +327,6 @@ EXTENSIONS: tuple[Command, ...] = (
 COMMAND_BY_KEY: dict[int, Command] = {int(command.key): command for command in COMMANDS + EXTENSIONS}
 
 
-def markdown_table(commands: tuple[Command, ...] = COMMANDS) -> str:
-    """Commands for README.md: one row for each frame."""
-    rows = ["| key | frame | from | versions | fields |", "|---|---|---|---|---|"]
-    for command in commands:
-        versions = "1" if command.version_max == 1 else f"1 to {command.version_max}"
-        rows.append(_row(int(command.key), command.request, command.sent_by, versions))
-        if command.response is not None:
-            rows.append(_row(command.key | RESPONSE_BIT, command.response, command.answered_by, "1"))
-    return "\n".join(rows) + "\n"
-
-
-def _row(key: int, layout: Layout, sent_by: frozenset[str], versions: str) -> str:
-    text = re.sub(r" = [^;]+|(?<=array<)\w+(?=\{)", "", layout.text)
-    fields = re.sub(r"(^|; )(\w+)", r"\1`\2`", text) or "none"
-    return f"| {key:#06x} | {layout.name} | {' and '.join(sorted(sent_by))} | {versions} | {fields} |"
-
-
 # The server's answer to ExchangeCommandVersions: what clients send, but for the handshake and the exchange itself.
 # One client looks Publish up by position, so the order is part of it.
 _NOT_EXCHANGED = (*range(Key.PEER_PROPERTIES, Key.OPEN + 1), Key.EXCHANGE_COMMAND_VERSIONS)
@@ -444,11 +342,10 @@ EXTENSION_VERSIONS: tuple[tuple[int, int, int], ...] = tuple((int(command.key), 
 
 CHUNK_MAGIC_VERSION = 0x50
 # A sub-batch counts as one entry, and each of its messages as a record; the CRC-32 (IEEE) is that of the entries alone.
-CHUNK_HEADER = _fields(
+CHUNK_HEADER = fields_of(
     "magic_version u8 = 0x50; chunk_type u8 = 0; entries u16; records u32; timestamp_ms i64; epoch u64 = 1; "
     "chunk_id u64; crc u32; data_size u32; trailer_size u32 = 0; bloom_size u8 = 0; reserved u24 = 0"
 )
 CHUNK_HEADER_SIZE_BYTES = 48
 
 ENTRY_SUB_BATCH_BIT = 0x8000_0000  # set: a sub-batch; clear: the other 31 bits are the message's size
-SUB_BATCH_HEADER_SIZE_BYTES = 11  # flags u8, records u16, uncompressed size u32, size u32

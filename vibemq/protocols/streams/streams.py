@@ -10,6 +10,7 @@ answers about streams whose names one knows.
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,7 @@ from vibemq.errors import StorageError, StreamExists
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import MalformedFrame
 from vibemq.protocols.streams.handshake import advertised
-from vibemq.protocols.streams.replies import (
-    Later,
-    Outcome,
-    Refused,
-    code_of,
-    is_ours,
-    need,
-    offset_value,
-    readable,
-    refuse,
-)
+from vibemq.protocols.streams.replies import Later, Outcome, Refused, code_of, is_ours, need, offset_value, readable
 from vibemq.protocols.streams.spec import Code, OffsetType
 from vibemq.storage.log import StoredOffsets
 
@@ -123,15 +114,12 @@ def partitions(session: StreamsSession, request: Any) -> Outcome:
 
 
 def metadata(session: StreamsSession, request: Any) -> Outcome:
+    """Raises MalformedFrame."""
     names = list(dict.fromkeys(request.streams))
     if len(names) > spec.METADATA_STREAMS_COUNT_MAX:
-        needed = f"{spec.METADATA_STREAMS_COUNT_MAX} streams or fewer"
-        refuse(session, MalformedFrame("Metadata", needed, str(len(names))))
-        return None
-    if any(len(name.encode()) > spec.STRING_SIZE_MAX_BYTES for name in names):
-        needed = f"{spec.STRING_SIZE_MAX_BYTES} bytes or fewer"  # the answer repeats it
-        refuse(session, MalformedFrame("Metadata, stream name", needed, "more"))
-        return None
+        raise MalformedFrame("Metadata", f"{spec.METADATA_STREAMS_COUNT_MAX} streams or fewer", str(len(names)))
+    if any(len(name.encode()) > spec.STRING_SIZE_MAX_BYTES for name in names):  # the answer repeats it
+        raise MalformedFrame("Metadata, stream name", f"{spec.STRING_SIZE_MAX_BYTES} bytes or fewer", "more")
 
     store, rights, virtual_host = session.door.table.metadata, session.rights, session.virtual_host
 
@@ -220,10 +208,7 @@ def list_offsets(session: StreamsSession, request: Any) -> Outcome:
 
     def stored() -> list[tuple[str, int]]:
         """With a handle of its own: those of the worker belong to its thread."""
-        offsets = StoredOffsets(directory)
-        try:
+        with closing(StoredOffsets(directory)) as offsets:
             return sorted((reference.decode(errors="replace"), offset) for reference, offset in offsets.all().items())
-        finally:
-            offsets.close()
 
     return Later(stored, lambda found: {"offsets": found}, failure=Code.STREAM_NOT_AVAILABLE)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vibemq.errors import LimitExceeded, PreconditionFailed, StorageError
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import encode_server_frame
-from vibemq.protocols.streams.replies import Outcome, code_of, found, need, offset_value, stream_unavailable
+from vibemq.protocols.streams.endings import stream_unavailable
+from vibemq.protocols.streams.replies import Outcome, code_of, found, need, offset_value
 from vibemq.protocols.streams.spec import Code, Key
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import refusal_now
@@ -89,15 +90,11 @@ def commit(session: StreamsSession, request: Any) -> Outcome:
     if why := refusal_now(door.broker, session.peer):
         return _told(Result(State.FULL, why), rows=0)
 
-    def decide() -> Result:
-        result: Result = door.broker.transactions.commit(run, request.batch, targets, staged, is_last=is_last)
-        return result
-
-    decisions = door.broker.transactions.decisions
+    transactions = door.broker.transactions
     return Later(
-        decide,
+        partial(transactions.commit, run, request.batch, targets, staged, is_last=is_last),
         lambda result: _told(result, rows=result.messages),
-        after=lambda _: decisions.look_after_queues(),
+        after=lambda _: transactions.decisions.look_after_queues(),
         submit=door.helpers.submit_commit,
     )
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vibemq publish`` and ``vibemq consume``: the messages of a queue from a shell.
+"""``vibemq publish``: messages into a queue from a shell, also those that `vibemq consume --json` printed.
 
-They are clients like any other and may run anywhere.  Data goes to standard output, everything else to
-standard error, so they can be parts of a pipe: what `consume` prints, `publish` takes.
+A client like any other, which may run anywhere.  Data goes to standard output, everything else to standard error.
 """
 
 import base64
-import contextlib
 import itertools
 import json
 import sys
@@ -17,19 +15,13 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from vibemq.cli.connection import Broker, queues_options
-from vibemq.cli.terminal import EXIT_INTERRUPTED, messages_text, nobody_reads, progress_bar, watch_reader
-from vibemq.errors import RequestFailed, UserError
+from vibemq.cli.terminal import EXIT_INTERRUPTED, messages_text, progress_bar
+from vibemq.errors import UserError
 
 if TYPE_CHECKING:
-    from vibemq.client import Client, Message, Publisher, Summary
+    from vibemq.client import Client, Publisher, Summary
 
 T = TypeVar("T")
-
-IDLE_S, PATIENCE_S = 0.2, 30.0  # a queue that sends nothing for so long is asked whether it is empty; is given up
-PREFETCH_MAX = 256  # as many as the broker gives without being told; with --count no more than wanted
-
-
-# ---- publish ----
 
 
 def _headers(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -167,83 +159,3 @@ def _counted(bodies: Iterable[bytes], tell: Callable[[int, int | None], object])
         if number % 100 == 0:
             tell(number, None)
     tell(number, number)
-
-
-# ---- consume ----
-
-
-@click.command()
-@click.argument("queue")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
-@click.option("--no-ack", is_flag=True, help="Leave the messages in the queue: they go back when this ends.")
-@click.option("--prefetch", type=click.IntRange(min=1), metavar="N", help="Messages on their way to us at a time.")
-@click.option("--follow/--drain", default=True, help="Wait for more (default), or end when the queue is empty.")
-@click.option("--create", is_flag=True, help="Make the queue if there is none, also of a stream of that name.")
-@queues_options
-def consume(
-    queue: str, count: int | None, no_ack: bool, prefetch: int | None, follow: bool, create: bool, as_json: bool,
-    broker: Broker,
-) -> None:  # fmt: skip
-    """Print the messages of QUEUE, a line for each, and acknowledge what is printed.
-
-    Nothing is made by this but with --create, and a stream is not consumed: `vibemq streams tail` reads it.
-    With --create a stream becomes a queue for good: it keeps what the stream's retention keeps, and has no limit.
-    With --json a line has the payload, the id, the headers, how often the message was delivered, and in "stored" the
-    whole of it as the broker keeps it: `vibemq publish --json` takes such lines, and makes the same messages of them.
-    """
-    with broker.connect() as client:
-        wanted = prefetch or (min(count, PREFETCH_MAX) if count else None)
-        with contextlib.suppress(KeyboardInterrupt):  # how one ends --follow
-            stored, idle_s = as_json and client.gives_stored, None if follow else IDLE_S
-            with client.consume(queue, prefetch=wanted, create=create, stored=stored, timeout_s=idle_s) as consumer:
-                watch_reader(consumer.stop)
-                left, silent_s = count, 0.0
-                while left is None or left > 0:
-                    message = next(consumer, None)
-                    if message is None:
-                        if follow or no_ack or nobody_reads() or _is_empty(client, queue):
-                            break
-                        if (silent_s := silent_s + IDLE_S) >= PATIENCE_S:
-                            said = f"vibemq: what is left in {queue} is put off, or too large for a client"
-                            click.echo(said, err=True)
-                            break
-                        continue
-                    silent_s = 0.0
-                    click.echo(_line(message, as_json, stored))  # before the broker is told to forget it
-                    if not no_ack:
-                        message.ack()
-                    left = None if left is None else left - 1
-
-
-def _is_empty(client: "Client", queue: str) -> bool:
-    with contextlib.suppress(RequestFailed):  # then silence has to be enough
-        return client.queue_info(queue).messages == 0
-    return True
-
-
-def _line(message: "Message", as_json: bool, stored: bool) -> str:
-    if not as_json:
-        raw = (message.raw or b"null").decode("utf-8", "replace")
-        return raw.replace("\r", " ").replace("\n", " ")  # between tokens only: JSON has no bare line break in a text
-    about = {"id": message.id, "headers": message.headers, "attempts": message.attempts}
-    if not stored:
-        return _json({**about, "payload": json.loads((message.raw or b"null").decode("utf-8", "replace"))})
-    from vibemq.client._streams import read_message
-    from vibemq.protocols.native.codec import is_json
-
-    body, _, headers = read_message(message.raw)
-    payload: Any = None
-    if body and is_json(body):
-        payload = json.loads(body)
-    elif body:
-        try:
-            payload = body.decode()
-        except UnicodeDecodeError:
-            payload, headers["payload-encoding"] = base64.b64encode(body).decode(), "base64"
-    shown = {name: text for name, text in headers.items() if text is not None}
-    whole = base64.b64encode(message.raw).decode()
-    return _json({**about, "headers": shown, "payload": payload, "stored": whole})
-
-
-def _json(line: dict[str, Any]) -> str:
-    return json.dumps(line, ensure_ascii=False)

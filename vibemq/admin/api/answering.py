@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a request of the management API is answered: its route is found, who asks is checked, and errors are worded.
+
+What a route calls may block, so each request runs in a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from vibemq import errors
+from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, Answer, Call, Caller, Refused, not_authorised
+from vibemq.admin.api.routes import find
+from vibemq.admin.api.service import Api
+from vibemq.admin.api.shown import shown
+from vibemq.admin.workers import NoAnswer
+from vibemq.broker.arguments import BadArgument
+
+log = logging.getLogger("vibemq.admin")
+
+#: What an error of ours is in HTTP: the first that fits.
+_STATUS: tuple[tuple[tuple[type[Exception], ...], int, str], ...] = (
+    ((errors.UserNotFound, errors.VhostNotFound, errors.StreamNotFound, errors.ExchangeNotFound), 404, "not_found"),
+    ((errors.UserExists,), 409, "conflict"),
+    ((errors.StreamExists, errors.LimitExceeded, errors.UserError, BadArgument), 400, "bad_request"),
+    ((NoAnswer,), 503, "unavailable"),
+)
+
+
+def handle(
+    api: Api, method: str, path: str, caller: Caller, query: Mapping[str, str] | None = None,
+    body: Mapping[str, Any] | None = None, reason: str = "",
+) -> Answer:  # fmt: skip
+    """``path`` as it came, percent-encoded, without the prefix; may be called from several threads."""
+    query = query or {}
+    try:
+        level, handler, names = find(method, path)
+        if caller.level < level:
+            raise not_authorised(_missing_tag(caller, level))
+        answer = handler(api, Call(caller, names, query, body or {}, reason))
+        if isinstance(answer, Answer):
+            return answer
+        if method == "GET":
+            return Answer(200, shown(answer, query))
+        return Answer(201 if answer else 204)
+    except Refused as refused:
+        return refused.answer
+    except (BadArgument, errors.VibeMQError) as problem:
+        for kinds, status, error in _STATUS:
+            if isinstance(problem, kinds):
+                return Refused(status, error, str(problem)).answer
+        log.error("%s %s: %s", method, path, problem)
+        return Refused(500, "internal_error", str(problem)).answer
+
+
+def _missing_tag(caller: Caller, level: int) -> str:
+    """RabbitMQ's words for what the caller is not, and how it may become that."""
+    tag = {MANAGEMENT: "management", MONITORING: "monitoring"}.get(level, "administrator")
+    said = "Not administrator user" if level == ADMINISTRATOR else "User not authorised"
+    command = shlex.join(["vibemq", "ctl", "set_user_tags", caller.name, *caller.tags, tag])
+    return f"{said}: it has no tag '{tag}', which `{command}` gives"

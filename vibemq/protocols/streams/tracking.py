@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a consumer or a publisher is, as the broker keeps it for them: stored offsets and publishing ids.
+
+A connection that has stored or asked for an offset holds the stream from then on (session.Tracking), so that it hears
+of the stream's end as publishers and subscribers do.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
+from vibemq.once_a_minute import OnceAMinute
+from vibemq.protocols.streams.replies import Outcome, code_of, readable
+from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, Code
+
+if TYPE_CHECKING:
+    from vibemq.protocols.streams.session import StreamsSession
+
+not_stored = OnceAMinute(logging.getLogger(__name__))
+
+
+def query_publisher_sequence(session: StreamsSession, request: Any) -> Outcome:
+    with readable(session, request) as stream:
+        return {"sequence": stream.log.publisher_sequence(request.reference)}
+
+
+def store_offset(session: StreamsSession, request: Any) -> None:
+    """It has no answer, so whatever stops one is logged."""
+    reference = request.reference.encode()
+    problem = _not_stored(session, request.stream, reference, request.offset)
+    if problem:
+        not_stored.say(
+            (request.stream, reference),
+            "%s: offset %d of %r on %s not stored: %s",
+            session.peer,
+            request.offset,
+            request.reference[:REFERENCE_SIZE_MAX_BYTES],
+            request.stream,
+            problem,
+        )
+
+
+def _not_stored(session: StreamsSession, name: str, reference: bytes, offset: int) -> str:
+    """Store it; why it could not be, or "" when it is."""
+    if len(reference) > REFERENCE_SIZE_MAX_BYTES:
+        return f"the reference has {len(reference)} bytes, at most {REFERENCE_SIZE_MAX_BYTES} allowed"
+    if not session.rights.read(name):
+        return f"user {session.client.user!r} may not read it"
+    try:
+        stream = session.door.table.find(session.virtual_host, name)
+        session.track(stream)
+        stored = session.door.offsets.of(stream.log.directory)
+        session.door.broker.alarms.reserve.retry(partial(stored.store, reference, offset))
+    except StreamNotFound:
+        return "there is no such stream"
+    except (LimitExceeded, StorageError) as problem:
+        return str(problem)
+    return ""
+
+
+def query_offset(session: StreamsSession, request: Any) -> Outcome:
+    with readable(session, request) as stream:
+        session.track(stream)
+        try:
+            offset = session.door.offsets.of(stream.log.directory).get(request.reference.encode())
+        except StorageError as problem:
+            return code_of(session, request, problem, Code.STREAM_NOT_AVAILABLE)
+    return Code.NO_OFFSET if offset is None else {"offset": offset}
