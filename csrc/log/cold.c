@@ -171,9 +171,9 @@ err cold_read(const char *directory, uint64_t segment, uint64_t bytes, int *fd, 
             if (e || *got == size) return e;
         }
         path = file_path_numbered(directory, segment, COLD_SUFFIX);
-        if (nowait) return fault_set(f, ERR_NOT_CACHED, 0, path.text, position, size, *got);
-        if (asked == ASKS_MAX) return fault_set(f, ERR_IO, 0, path.text, position, size, *got);
         err e = cold_problem(directory, segment, OK, f); /* or it would be fetched for nobody */
+        if (!e && nowait) return fault_set(f, ERR_NOT_CACHED, 0, path.text, position, size, *got);
+        if (!e && asked == ASKS_MAX) return fault_set(f, ERR_IO, 0, path.text, position, size, *got);
         if (!e) e = ask_fetch(directory, segment, position + *got, position + size, f);
         if (e) return cold_problem(directory, segment, e, f);
     }
@@ -187,7 +187,7 @@ err cold_index(const char *directory, uint64_t segment, uint32_t seed, bool nowa
         if (!e && found == seed) return OK;
         if (e == ERR_VERSION || e == ERR_NO_MEMORY) return e;
         struct file_path path = file_path_numbered(directory, segment, INDEX_SUFFIX);
-        if (nowait) return fault_set(f, ERR_NOT_CACHED, 0, path.text, 0, 0, 0);
+        if (nowait) return cold_problem(directory, segment, fault_set(f, ERR_NOT_CACHED, 0, path.text, 0, 0, 0), f);
         if (asked) return cold_problem(directory, segment, fault_set(f, ERR_IO, 0, path.text, 0, seed, e ? 0 : found), f);
         e = ask_index(directory, segment, f);
         if (e) return cold_problem(directory, segment, e, f);

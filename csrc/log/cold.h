@@ -42,6 +42,9 @@ err stub_decode(const char *path, const uint8_t *data, uint64_t size, struct stu
 /* Make one durable, and before it what else must outlive the segment: its index, and the snapshot of the publishing ids
  * behind it, where these are here.  ERR_INVALID: no segment is like that.  ERR_DISK_FULL, ERR_IO. */
 err stub_write(const char *directory, const struct stub *s, struct fault *f);
+/* What the stub of a closed segment that is here would say; `next` is the first offset of the one behind it.
+ * ERR_NOT_FOUND, ERR_CORRUPT (its first or last chunk cannot be read), ERR_IO. */
+err stub_make(const char *directory, uint64_t first, uint64_t next, uint32_t epoch, struct stub *out, struct fault *f);
 /* ERR_NOT_FOUND; what stub_decode says; ERR_IO. */
 err stub_read(const char *directory, uint64_t first, struct stub *out, struct fault *f);
 err stub_remove(const char *directory, uint64_t first, struct fault *f);

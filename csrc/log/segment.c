@@ -125,7 +125,7 @@ static err list_size(struct segment_list *list, uint32_t i, const struct segment
                      struct fault *f)
 {
     uint32_t k = before->count ? segment_list_find(before, list->first[i]) : 0;
-    if (list->cold[i] && before->count && before->first[k] == list->first[i] && before->cold[k]) {
+    if (list->cold[i] && before->count && before->first[k] == list->first[i] && before->cold[k] && before->bytes[k]) {
         list->bytes[i] = before->bytes[k];
         return OK;
     }
@@ -136,7 +136,7 @@ static err list_size(struct segment_list *list, uint32_t i, const struct segment
     /* It may just have become cold. */
     if (e == ERR_NOT_FOUND) {
         e = stub_read(directory, list->first[i], &stub, f);
-        list->cold[i] = !e;
+        list->cold[i] = true;
         list->bytes[i] = stub.bytes;
         return e == ERR_NOT_FOUND || e == ERR_CORRUPT || e == ERR_TRUNCATED ? OK : e;
     }

@@ -56,6 +56,27 @@ err stub_write(const char *directory, const struct stub *s, struct fault *f)
     return e ? e : file_sync_directory(directory, f);
 }
 
+err stub_make(const char *directory, uint64_t first, uint64_t next, uint32_t epoch, struct stub *out, struct fault *f)
+{
+    struct scan s;
+    struct chunk oldest, newest;
+    struct file_path path = file_path_numbered(directory, first, SEGMENT_SUFFIX);
+    *out = (struct stub){.first = first, .next = next, .epoch = epoch};
+    s = (struct scan){.fd = -1, .segment = first, .directory = directory};
+    err e = segment_open(directory, first, false, &s.fd, &s.seed, f); /* never of what is cold: this is what is sent up */
+    if (e) return e;
+    e = file_size(s.fd, path.text, &s.limit, f);
+    if (!e) e = scan_header(&s, SEGMENT_HEADER_BYTES, &oldest, f);
+    file_close(&s.fd);
+    if (!e) e = scan_last_chunk(directory, first, s.limit, &newest);
+    if (e) return fault_set(f, e == ERR_IO || e == ERR_NO_MEMORY ? e : ERR_CORRUPT, 0, path.text, 0, 0, s.limit);
+    out->seed = s.seed;
+    out->bytes = s.limit;
+    out->oldest_ms = oldest.timestamp_ms;
+    out->newest_ms = newest.timestamp_ms;
+    return makes_sense(out) ? OK : fault_set(f, ERR_CORRUPT, 0, path.text, 0, first, next);
+}
+
 err stub_read(const char *directory, uint64_t first, struct stub *out, struct fault *f)
 {
     uint8_t data[STUB_BYTES];
