@@ -267,6 +267,13 @@ class Config(Struct, frozen=True, kw_only=True):
         return os.path.abspath(os.path.expanduser(self.server.data_dir))
 
     @property
+    def local_limits(self) -> tuple[int, int]:
+        """How much of a stream stays here that the object store has too: bytes, and age in ms; 0: no limit."""
+        if not self.remote.url:
+            return 0, 0
+        return self.remote.local_size_max_bytes, self.remote.local_age_max_s * 1000
+
+    @property
     def worker_count(self) -> int:
         """How many workers to run: as configured, or one for each core this process may use."""
         return self.server.workers or min(len(os.sched_getaffinity(0)), WORKERS_MAX)

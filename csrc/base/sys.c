@@ -26,6 +26,9 @@ static ssize_t real_pread_nowait(int fd, void *data, size_t size, off_t position
 /* The C library's fstat may be an inline function, which has no one address. */
 static int real_fstat(int fd, struct stat *out) { return fstat(fd, out); }
 
+/* The C library's takes a union of pointers, which is another type than ours. */
+static int real_connect(int fd, const struct sockaddr *address, socklen_t size) { return connect(fd, address, size); }
+
 static int64_t real_now_ms(void)
 {
     struct timespec now;
@@ -68,6 +71,11 @@ const struct sys sys_real = {
     .rmdir = rmdir,
     .mmap = mmap,
     .munmap = munmap,
+    .socket = socket,
+    .setsockopt = setsockopt,
+    .connect = real_connect,
+    .send = send,
+    .recv = recv,
     .now_ms = real_now_ms,
     .boot_id = real_boot_id,
     .entropy = getentropy,

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -34,6 +35,11 @@ struct sys {
     int (*rmdir)(const char *path);
     void *(*mmap)(void *address, size_t size, int protection, int flags, int fd, off_t position);
     int (*munmap)(void *address, size_t size);
+    int (*socket)(int domain, int type, int protocol);
+    int (*setsockopt)(int fd, int level, int name, const void *value, socklen_t size);
+    int (*connect)(int fd, const struct sockaddr *address, socklen_t size);
+    ssize_t (*send)(int fd, const void *data, size_t size, int flags);
+    ssize_t (*recv)(int fd, void *data, size_t size, int flags);
     int64_t (*now_ms)(void);       /* wall clock, ms since the Unix epoch */
     int (*boot_id)(uint8_t out[16]); /* /proc/sys/kernel/random/boot_id; -1 and errno when unreadable */
     int (*entropy)(void *out, size_t size); /* getentropy */

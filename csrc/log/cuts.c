@@ -7,6 +7,7 @@
  */
 #include "cuts.h"
 
+#include "cold.h"
 #include "handle.h"
 #include "reader.h"
 
@@ -51,8 +52,10 @@ static err place_of(struct log *l, struct cutting *k, uint64_t offset, struct pl
     for (int attempt = 0; attempt < ATTEMPTS_MAX && e == ERR_NOT_FOUND; attempt++) {
         struct reader r;
         e = reader_open(&r, l, READER_OFFSET, (int64_t)offset, f);
-        if (e) break;
+        if (!e) e = reader_settle(&r, false, f);
         reader_close(&r);
+        if (e == ERR_NOT_FOUND) continue;
+        if (e) break;
         e = log_list(l, &k->list, &k->committed, f);
         if (e) break;
         *out = (struct place){segment_list_find(k->list, r.segment), r.position, r.next_offset};
@@ -69,7 +72,15 @@ static err search(const struct cutting *k, uint32_t i, enum index_key key, uint6
     struct index_record r;
     struct scan s = {.fd = -1, .segment = k->list->first[i], .directory = k->log->directory};
     uint64_t count = s.segment == k->committed.segment ? k->committed.chunks : UINT64_MAX;
-    err e = index_seed(s.directory, s.segment, &s.seed, f);
+    err e = OK;
+    if (k->list->cold[i]) {
+        struct stub stub;
+        e = stub_read(s.directory, s.segment, &stub, f);
+        s.seed = stub.seed;
+        if (!e) e = cold_index(s.directory, s.segment, s.seed, false, f);
+    } else {
+        e = index_seed(s.directory, s.segment, &s.seed, f);
+    }
     if (!e) e = index_find(&s, count, key, (int64_t)value, below, &r, f);
     *found = !e && r.chunk_id >= s.segment && r.position >= SEGMENT_HEADER_BYTES;
     if (*found) *out = (struct place){i, r.position, r.chunk_id};

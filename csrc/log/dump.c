@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 #include "../base/bytes.h"
+#include "cold.h"
 #include "offsets.h"
 #include "segment.h"
 
@@ -262,6 +263,8 @@ static err dump_control(struct dump *d, int fd, uint64_t size)
         commit.next_offset, (int64_t)commit.last_chunk, commit.timestamp_ms, atomic_load(&c->first_offset));
     say(d, "durable: segment %" PRIu64 " up to byte %" PRIu64 ", offsets below %" PRIu64, durable.segment, durable.position,
         durable.offset);
+    say(d, "object store: offsets below %" PRIu64 "; kept here %" PRIu64 " bytes, %" PRIu64 " ms", atomic_load(&c->remote_offset),
+        atomic_load(&c->local_bytes_max), atomic_load(&c->local_age_ms_max));
     say(d, "limits: segment %" PRIu64 " bytes, %" PRIu64 " chunks; retention %" PRIu64 " bytes, %" PRIu64 " ms; filters %"
         PRIu32 " bytes; chunks %" PRIu32 " messages", atomic_load(&c->segment_bytes_max), c->segment_chunks_max, atomic_load(&c->retention_bytes_max),
         atomic_load(&c->retention_age_ms_max), atomic_load(&c->filter_bytes),
@@ -298,6 +301,39 @@ static err dump_offsets(struct dump *d, int fd, uint64_t size, const uint8_t *he
     return OK;
 }
 
+/* ---- what lies in the object store ---- */
+
+static err dump_stub(struct dump *d, const uint8_t *head, size_t got)
+{
+    struct stub s;
+    err e = stub_decode(d->path, head, got, &s, d->f);
+    if (e && e != ERR_VERSION) say_damaged(d, "stub, DAMAGED");
+    else if (!e)
+        say(d, "stub: segment %" PRIu64 " up to offset %" PRIu64 ", %" PRIu64 " bytes, %" PRId64 " to %" PRId64 " ms, seed 0x%08" PRIx32
+            ", epoch %" PRIu32 ": whole in the object store", s.first, s.next, s.bytes, s.oldest_ms, s.newest_ms, s.seed, s.epoch);
+    return e == ERR_VERSION ? e : OK;
+}
+
+static err dump_cold(struct dump *d, int fd, const uint8_t *head, size_t got)
+{
+    uint64_t segment = bytes_load64(head + 8), bytes = bytes_load64(head + 16), count = 0;
+    uint8_t marks[COLD_BLOCKS_MAX] = {0};
+    err e = cold_header_decode(d->path, head, got, segment, bytes, d->f);
+    if (e == ERR_VERSION) return e;
+    if (e || bytes > UINT32_MAX) {
+        say_damaged(d, "blocks of a cold segment, DAMAGED header");
+        return OK;
+    }
+    e = file_read(fd, d->path, marks, sizeof marks, COLD_HEADER_BYTES, &got, d->f);
+    for (uint32_t i = 0; i < cold_blocks(bytes) && !e; i++) count += marks[i] != 0;
+    if (!e) say(d, "blocks of cold segment %" PRIu64 ": %" PRIu64 " of %" PRIu32 " are here, of %" PRIu64 " bytes", segment, count,
+                cold_blocks(bytes), bytes);
+    for (uint32_t i = 0; i < cold_blocks(bytes) && !e && !enough(d, i); i++)
+        if (marks[i]) say(d, "block %" PRIu32 ": %" PRIu64 " bytes from %" PRIu64 " on", i, cold_block_bytes(bytes, i),
+                          (uint64_t)i * COLD_BLOCK_BYTES);
+    return e;
+}
+
 /* ---- telling them apart ---- */
 
 static err dump_open(struct dump *d, int fd, uint64_t size)
@@ -314,6 +350,8 @@ static err dump_open(struct dump *d, int fd, uint64_t size)
     if (magic == INDEX_MAGIC) return dump_index(d, fd, size, head, got);
     if (magic == TRACKING_SNAPSHOT_MAGIC) return dump_tracking(d, fd, size, true);
     if (magic == OFFSETS_MAGIC) return dump_offsets(d, fd, size, head);
+    if (magic == STUB_MAGIC) return dump_stub(d, head, got);
+    if (magic == COLD_MAGIC) return dump_cold(d, fd, head, got);
     if (native == TRACKING_MAGIC || native == CONTROL_MAGIC) {
         bool table = native == TRACKING_MAGIC;
         e = file_page_version(d->path, head, got, native, table ? TRACKING_VERSION : CONTROL_VERSION, d->f);

@@ -7,6 +7,7 @@
  */
 #include "reader.h"
 
+#include "cold.h"
 #include "handle.h"
 
 #define ATTEMPTS_MAX 8 /* each lost one means that retention removed a segment meanwhile */
@@ -25,7 +26,8 @@ static void reader_take(struct reader *r, const struct scan *s, uint64_t positio
     r->segment = s->segment;
     r->position = position;
     r->next_offset = next_offset;
-    r->end = UINT64_MAX;
+    r->cold = s->cold_bytes > 0;
+    r->end = r->cold ? s->cold_bytes : UINT64_MAX;
 }
 
 static err reader_enter(struct reader *r, uint64_t segment, uint64_t position, uint64_t next_offset, struct fault *f)
@@ -90,6 +92,36 @@ static err place_find(const struct scan *s, uint64_t index_count, enum index_key
     return OK;
 }
 
+/* The same by the index alone, of a cold segment: what lies there is not looked at. */
+static err place_by_index(const struct scan *s, enum index_key key, int64_t value, uint64_t *position, uint64_t *id,
+                          struct fault *f)
+{
+    struct index_record r;
+    *position = SEGMENT_HEADER_BYTES;
+    *id = s->segment;
+    err e = index_find(s, UINT64_MAX, key, key == INDEX_BY_OFFSET ? value + 1 : value, true, &r, f);
+    if (e) return e == ERR_NOT_FOUND ? OK : e;
+    if (r.chunk_id < s->segment || r.position < SEGMENT_HEADER_BYTES || r.position + (uint64_t)r.chunk_bytes > s->cold_bytes)
+        return fault_set(f, ERR_CORRUPT, 0, s->directory, r.position, r.chunk_bytes, s->cold_bytes);
+    /* The last chunk before the time is not the one, but the next. */
+    *position = r.position + (key == INDEX_BY_TIMESTAMP ? r.chunk_bytes : 0);
+    *id = r.chunk_id + (key == INDEX_BY_TIMESTAMP ? r.records : 0);
+    return OK;
+}
+
+err reader_settle(struct reader *r, bool nowait, struct fault *f)
+{
+    if (r->position != 0) return OK;
+    struct scan s = {.fd = -1, .seed = r->seed, .cold_bytes = r->end, .segment = r->segment, .directory = r->log->directory};
+    uint64_t position, id;
+    err e = cold_index(s.directory, s.segment, s.seed, nowait, f);
+    if (!e) e = place_by_index(&s, r->by_time ? INDEX_BY_TIMESTAMP : INDEX_BY_OFFSET, r->wanted, &position, &id, f);
+    if (e) return e;
+    r->position = position;
+    r->next_offset = id;
+    return OK;
+}
+
 /* Enter segment `i` there.  The place may be its end: a fetch goes on from there. */
 static err reader_find(struct reader *r, const struct segment_list *list, uint32_t i, const struct commit *c,
                        enum index_key key, int64_t value, struct fault *f)
@@ -98,6 +130,13 @@ static err reader_find(struct reader *r, const struct segment_list *list, uint32
     uint64_t position, id;
     err e = place_open(r->log, list, i, c, &s, f);
     if (e) return e;
+    if (s.cold_bytes) {
+        reader_take(r, &s, 0, s.segment);
+        r->by_time = key == INDEX_BY_TIMESTAMP;
+        r->wanted = value;
+        e = reader_settle(r, true, f);
+        return e == ERR_NOT_CACHED ? OK : e;
+    }
     e = place_find(&s, s.segment == c->segment ? c->chunks : UINT64_MAX, key, value, &position, &id, f);
     if (e) file_close(&s.fd);
     else reader_take(r, &s, position, id);
@@ -115,20 +154,36 @@ static err first_timestamp(const struct scan *s, int64_t *out, struct fault *f)
     return e;
 }
 
+/* When segment `i` begins; an empty one begins in the future. */
+static err begins_at(const struct log *l, const struct segment_list *list, uint32_t i, const struct commit *c, int64_t *out,
+                     struct fault *f)
+{
+    struct scan s;
+    struct stub stub;
+    *out = INT64_MAX;
+    if (list->cold[i]) {
+        err e = stub_read(l->directory, list->first[i], &stub, f);
+        if (!e) *out = stub.oldest_ms;
+        return e;
+    }
+    err e = place_open(l, list, i, c, &s, f);
+    if (e) return e;
+    if (s.cold_bytes) e = fault_set(f, ERR_NOT_FOUND, 0, l->directory, 0, 0, 0); /* since the list was made */
+    else e = first_timestamp(&s, out, f);
+    file_close(&s.fd);
+    return e == ERR_END ? OK : e;
+}
+
 static err reader_at_timestamp(struct reader *r, const struct segment_list *list, const struct commit *c, int64_t time,
                                struct fault *f)
 {
-    /* The last segment that begins before the time; an empty one begins in the future. */
+    /* The last segment that begins before the time. */
     uint32_t low = 0, high = list->count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        struct scan s;
-        int64_t first = INT64_MAX;
-        err e = place_open(r->log, list, middle, c, &s, f);
+        int64_t first;
+        err e = begins_at(r->log, list, middle, c, &first, f);
         if (e) return e;
-        e = first_timestamp(&s, &first, f);
-        file_close(&s.fd);
-        if (e && e != ERR_END) return e;
         if (first < time) low = middle + 1;
         else high = middle;
     }
@@ -196,6 +251,7 @@ static err reader_try(struct reader *r, uint64_t segment, const struct commit *c
     struct stat st;
     struct file_path path = file_path_numbered(r->log->directory, segment, SEGMENT_SUFFIX);
     err e = segment == c->segment ? OK : file_stat_of(path.text, &st, f);
+    if (e == ERR_NOT_FOUND) return reader_enter(r, segment, SEGMENT_HEADER_BYTES, segment, f); /* it may be cold */
     if (!e && segment != c->segment && st.st_size <= SEGMENT_HEADER_BYTES)
         e = fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, SEGMENT_HEADER_BYTES, (uint64_t)st.st_size);
     return e ? e : reader_enter(r, segment, SEGMENT_HEADER_BYTES, segment, f);
@@ -230,6 +286,13 @@ static err reader_fault(const struct reader *r, err e, int error, uint64_t neede
                  : fault_set(f, e, 0, path.text, r->position, needed, had);
 }
 
+static err reader_copy_cold(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f)
+{
+    err e = cold_read(r->log->directory, r->segment, r->end, &r->fd, data, size, r->position, nowait, got, f);
+    if (e == ERR_NOT_CACHED && *got >= CHUNK_HEADER_BYTES) return OK;
+    return e || *got >= CHUNK_HEADER_BYTES ? e : reader_fault(r, ERR_CORRUPT, 0, CHUNK_HEADER_BYTES, *got, f);
+}
+
 static err reader_copy(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f)
 {
     *got = 0;
@@ -259,6 +322,7 @@ err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, ui
     control_committed(r->log->control, &c);
     for (;;) {
         err e = reader_limit(r, &c, &limit, f);
+        if (!e && r->position == 0) e = reader_settle(r, nowait, f);
         if (e) return e;
         if (r->position < limit) break;
         if (r->segment == c.segment) return fault_set(f, ERR_END, 0, r->log->directory, r->position, 0, 0);
@@ -266,6 +330,7 @@ err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, ui
         if (e) return e;
     }
     uint64_t left = limit - r->position;
+    if (r->cold) return reader_copy_cold(r, data, left < size ? left : size, nowait, got, f);
     return reader_copy(r, data, left < size ? left : size, nowait, got, f);
 }
 
@@ -319,10 +384,10 @@ void reader_advance(struct reader *r, const struct chunk *c)
     r->next_offset = c->chunk_id + c->records;
 }
 
-/* Does the file go on for so many bytes? */
-static bool reader_in_file(const struct reader *r, uint64_t bytes)
+bool reader_in_segment(const struct reader *r, uint64_t bytes)
 {
     uint64_t size;
+    if (r->cold) return r->position + bytes <= r->end;
     return file_size(r->fd, r->log->directory, &size, NULL) == OK && r->position + bytes <= size;
 }
 
@@ -347,7 +412,7 @@ err reader_skip(struct reader *r, const struct filter *filter, uint32_t most, bo
         }
         /* The buffer has room for every head: at its beginning, the file gave no more of it. */
         if (e == ERR_TRUNCATED && at == 0)
-            e = reader_fault(r, reader_in_file(r, CHUNK_HEADER_BYTES + c.bloom_bytes) ? ERR_NOT_CACHED : ERR_CORRUPT, 0,
+            e = reader_fault(r, reader_in_segment(r, CHUNK_HEADER_BYTES + c.bloom_bytes) ? ERR_NOT_CACHED : ERR_CORRUPT, 0,
                              size, got, f);
         if (e && e != ERR_TRUNCATED) return e;
         size = *skipped - before > 1 ? SKIP_BYTES_SMALL : SKIP_BYTES;
@@ -355,8 +420,27 @@ err reader_skip(struct reader *r, const struct filter *filter, uint32_t most, bo
     return OK;
 }
 
+/* Its index says where the next chunk begins, and nothing is fetched to look for it.  The bytes were compared with their
+ * check when they came, so what is damaged was so when it was sent up. */
+static err skip_damaged_cold(struct reader *r, struct fault *f)
+{
+    struct scan s = {.fd = -1, .seed = r->seed, .cold_bytes = r->end, .segment = r->segment, .directory = r->log->directory};
+    struct index_record next;
+    err e = reader_settle(r, false, f);
+    if (!e && r->position >= r->end) return OK;
+    if (!e) e = cold_index(s.directory, s.segment, s.seed, false, f);
+    if (!e) e = index_find(&s, UINT64_MAX, INDEX_BY_POSITION, (int64_t)r->position + 1, false, &next, f);
+    if (e && e != ERR_NOT_FOUND) return e;
+    bool is_there = !e && next.position < r->end && next.chunk_id >= r->next_offset;
+    r->position = is_there ? next.position : r->end;
+    if (is_there) r->next_offset = next.chunk_id;
+    r->skipped_chunks++;
+    return OK;
+}
+
 err reader_skip_damaged(struct reader *r, struct fault *f)
 {
+    if (r->cold) return skip_damaged_cold(r, f);
     struct commit c;
     control_committed(r->log->control, &c);
     struct scan s = {.fd = r->fd, .seed = r->seed, .segment = r->segment, .directory = r->log->directory};

@@ -21,14 +21,20 @@ struct reader {
     struct log *log;
     int fd;
     uint32_t seed;             /* of the open segment, for header checks */
-    uint64_t segment, position; /* where the next chunk's header begins */
+    uint64_t segment, position; /* where the next chunk's header begins; 0: see `wanted` */
     uint64_t end;              /* size of the open segment once it is closed; UINT64_MAX before */
     uint64_t next_offset;      /* the id that chunk should have (it may be higher after damage) */
     uint64_t skipped_chunks;   /* damaged places passed over */
+    bool cold;                 /* the segment lies in the object store: `fd` is its file of blocks, or -1 */
+    bool by_time;              /* `wanted` is a timestamp, not an offset */
+    int64_t wanted;            /* at position 0: what the place is to be found by once the cold segment's index is here */
 };
 
-/* Attach (the RabbitMQ Streams protocol); `value` is an offset or ms. */
+/* Attach (the RabbitMQ Streams protocol); `value` is an offset or ms.  Never waits for the object store: in a cold
+ * segment whose index is not here the place is found later, and next_offset is the segment's first until then. */
 err reader_open(struct reader *r, struct log *l, enum reader_from from, int64_t value, struct fault *f);
+/* Find the place if that is still to be done.  ERR_NOT_CACHED (only with `nowait`), ERR_NOT_FOUND, ERR_IO. */
+err reader_settle(struct reader *r, bool nowait, struct fault *f);
 void reader_close(struct reader *r);
 
 /* Is there a committed chunk to read?  Two loads; no system call. */
@@ -39,6 +45,9 @@ bool reader_has_more(const struct reader *r);
  * with `nowait`): use a helper thread.  ERR_IO: see fault; ERR_NOT_FOUND: retention took the segment (re-attach with
  * reader_open READER_FIRST). */
 err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f);
+
+/* Does the open segment go on for so many bytes? */
+bool reader_in_segment(const struct reader *r, uint64_t bytes);
 
 /* The chunk at `data` (`size` bytes fetched).  Verifies its header and, with `verify`, the CRC.  ERR_TRUNCATED: the
  * chunk is whole on disk but not in the buffer: `out` holds its sizes, fetch at least chunk_bytes(out).  ERR_CORRUPT:
@@ -60,7 +69,7 @@ err reader_skip(struct reader *r, const struct filter *filter, uint32_t most, bo
 /* Move past one chunk that reader_chunk or reader_header gave. */
 void reader_advance(struct reader *r, const struct chunk *c);
 
-/* Move past a damaged chunk: its end comes from the index (or from its own header if
+/* Move past a damaged chunk, in a cold segment to where its index says that the next one begins: its end comes from the index (or from its own header if
  * only the entries are damaged).  Never goes past the next good chunk. */
 err reader_skip_damaged(struct reader *r, struct fault *f);
 

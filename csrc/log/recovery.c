@@ -16,39 +16,11 @@
  * there is stepped over and costs nothing behind it.  From there on nothing was
  * promised: the first chunk that is not right in every way ends the segment.
  */
-#include "upkeep.h"
+#include "recovery.h"
 
 #include <stdlib.h>
 
 #include "../base/grow.h"
-#include "handle.h"
-
-struct recovery {
-    const char *directory;
-    struct recovery_report *report;
-    struct control_old old;
-    struct durable durable;   /* what is known; segment 0 and the first byte when nothing is */
-    struct segment_list list; /* `count` shrinks when segments are dropped */
-    struct commit commit;     /* what the new control block will say */
-    uint32_t epoch;           /* highest seen */
-};
-
-/* One segment's walk: where it ends, and its index made anew. */
-struct walk {
-    uint64_t segment, verify_from;
-    uint64_t verify_id;     /* the id of the chunk at verify_from; 0: not known */
-    uint64_t id_limit;      /* the next segment's first offset, where this one ends; 0: there is none */
-    struct scan scan;       /* its limit is what the file holds */
-    uint64_t position;      /* where the good part ends */
-    uint64_t next_offset;   /* after the last good chunk */
-    uint64_t last_chunk;    /* UINT64_MAX when there is none */
-    int64_t timestamp_ms;
-    uint32_t epoch;
-    uint64_t chunks_checked, bytes_checked;
-    uint8_t *index;         /* the new file */
-    uint64_t index_records;
-    size_t index_capacity;  /* in bytes */
-};
 
 /* ---- what is known ---- */
 
@@ -122,7 +94,7 @@ static bool beyond(const struct walk *w, const struct chunk *c)
 
 /* The part that is known to be durable: only headers are read.  A good chunk that reaches past its end says that the
  * place was never one where a chunk ended: the walk stops before it, and it is looked at like what was not promised. */
-static err walk_durable(struct walk *w, bool *damaged, struct fault *f)
+static err walk_durable(struct walk *w, struct fault *f)
 {
     while (w->position < w->verify_from) {
         struct chunk c;
@@ -135,7 +107,7 @@ static err walk_durable(struct walk *w, bool *damaged, struct fault *f)
             continue;
         }
         if (e && !is_damage(e)) return e;
-        *damaged = true;
+        w->damaged = true;
         uint64_t position = w->position, id = w->next_offset;
         e = scan_past(&w->scan, UINT64_MAX, &position, &id, f);
         if (e && !is_damage(e)) return e;
@@ -179,11 +151,8 @@ static err walk_promised_nothing(struct walk *w, bool id_known, struct fault *f)
     }
 }
 
-/* ERR_CORRUPT: neither the segment's nor its index's header is whole, so nothing in it can
- * be told from noise.  After OK, and only then, `index` is to be freed. */
-static err walk_segment(const struct recovery *rc, struct walk *w, struct fault *f)
+err recovery_walk(const struct recovery *rc, struct walk *w, struct fault *f)
 {
-    bool damaged = false;
     err e = scan_open(&w->scan, rc->directory, w->segment, 0, f);
     if (e) return e;
     struct file_path path = file_path_numbered(rc->directory, w->segment, SEGMENT_SUFFIX);
@@ -197,8 +166,8 @@ static err walk_segment(const struct recovery *rc, struct walk *w, struct fault 
         w->verify_from = SEGMENT_HEADER_BYTES;
         w->verify_id = w->segment;
     }
-    if (!e) e = walk_durable(w, &damaged, f);
-    bool id_known = !damaged;
+    if (!e) e = walk_durable(w, f);
+    bool id_known = !w->damaged;
     if (!e && w->position == w->verify_from && w->verify_id && w->verify_id >= w->next_offset) {
         w->next_offset = w->verify_id;
         id_known = true;
@@ -207,16 +176,6 @@ static err walk_segment(const struct recovery *rc, struct walk *w, struct fault 
     file_close(&w->scan.fd);
     if (e) free(w->index);
     return e;
-}
-
-/* Does the index reach to the very end of the segment, and not past `id_limit`? */
-static bool index_whole(const char *directory, uint64_t segment, uint64_t size, uint64_t id_limit)
-{
-    struct scan s = {.segment = segment, .directory = directory};
-    struct index_record last;
-    return index_seed(directory, segment, &s.seed, NULL) == OK &&
-           index_find(&s, UINT64_MAX, INDEX_BY_POSITION, INT64_MAX, true, &last, NULL) == OK &&
-           last.position + (uint64_t)last.chunk_bytes == size && last.chunk_id + last.records <= id_limit;
 }
 
 /* ---- cutting ---- */
@@ -273,8 +232,7 @@ static err store_index(struct recovery *rc, const struct walk *w, struct fault *
     return file_replace(path.text, data, INDEX_HEADER_BYTES + w->index_records * INDEX_RECORD_BYTES, true, f);
 }
 
-/* Cut off what is not good, and make sure that the rest stays. */
-static err keep_good_part(struct recovery *rc, const struct walk *w, struct fault *f)
+err recovery_keep(struct recovery *rc, const struct walk *w, struct fault *f)
 {
     struct file_path path, kept;
     int fd;
@@ -291,21 +249,39 @@ static err keep_good_part(struct recovery *rc, const struct walk *w, struct faul
     return e ? e : store_index(rc, w, f);
 }
 
+err recovery_put_away(struct recovery *rc, uint64_t segment, const char *suffix, uint64_t bytes, struct fault *f)
+{
+    struct file_path kept;
+    err e = quarantine_file(rc->directory, segment, suffix, rc->epoch, &kept, f);
+    if (!e) report_cut(rc, segment, suffix, 0, bytes, &kept);
+    return e;
+}
+
+/* Remove the files of a segment that only this machine has.  The publishing ids at the end of what is stored stay: if
+ * what begins there is lost, the log goes on there. */
+static err remove_here(const struct recovery *rc, uint64_t segment, struct fault *f)
+{
+    if (!backed_needs(rc, segment, false)) return segment_remove(rc->directory, segment, f);
+    struct file_path path = file_path_numbered(rc->directory, segment, INDEX_SUFFIX);
+    err e = file_unlink(path.text, f);
+    path = file_path_numbered(rc->directory, segment, SEGMENT_SUFFIX);
+    return e ? e : file_unlink(path.text, f);
+}
+
 static err drop_from(struct recovery *rc, uint32_t i, struct fault *f)
 {
     /* The last one first: what a second power cut leaves is still a log without a hole. */
     for (uint32_t k = rc->list.count; k-- > i; rc->list.count = k) {
         uint64_t segment = rc->list.first[k];
         if (rc->list.bytes[k] > SEGMENT_HEADER_BYTES) {
-            struct file_path kept, of_index;
+            struct file_path of_index;
             /* The index first: where the segment's header is damaged it has the seed of all checks, and without the
              * segment nobody looks for it again. */
             err e = quarantine_file(rc->directory, segment, INDEX_SUFFIX, rc->epoch, &of_index, f);
-            if (!e || e == ERR_NOT_FOUND) e = quarantine_file(rc->directory, segment, SEGMENT_SUFFIX, rc->epoch, &kept, f);
+            if (!e || e == ERR_NOT_FOUND) e = recovery_put_away(rc, segment, SEGMENT_SUFFIX, rc->list.bytes[k], f);
             if (e) return e;
-            report_cut(rc, segment, SEGMENT_SUFFIX, 0, rc->list.bytes[k], &kept);
         }
-        err e = segment_remove(rc->directory, segment, f);
+        err e = remove_here(rc, segment, f);
         if (e) return e;
     }
     return OK;
@@ -325,7 +301,7 @@ static err goes_on(struct recovery *rc, uint32_t i, uint64_t next_offset, bool *
             return OK;
         }
         if (next > next_offset || rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES) return OK;
-        err e = segment_remove(rc->directory, next, f);
+        err e = remove_here(rc, next, f);
         if (e) return e;
         uint32_t left = rc->list.count - (i + 2);
         memmove(&rc->list.first[i + 1], &rc->list.first[i + 2], left * sizeof *rc->list.first);
@@ -356,13 +332,13 @@ static err walk_one(struct recovery *rc, uint32_t i, uint64_t verify_from, bool 
     /* A segment with chunks in it was begun where this one ended.  One without may be of a
      * roll that was never committed. */
     if (i + 1 < rc->list.count && rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES) w.id_limit = rc->list.first[i + 1];
-    err e = walk_segment(rc, &w, f);
+    err e = recovery_walk(rc, &w, f);
     if (e == ERR_CORRUPT) { /* both headers are gone */
         *more = false;
         return drop_from(rc, i, f);
     }
     if (e) return e;
-    e = keep_good_part(rc, &w, f);
+    e = recovery_keep(rc, &w, f);
     free(w.index);
     if (e) return e;
     rc->list.bytes[i] = w.position;
@@ -377,12 +353,14 @@ static err tend_older(struct recovery *rc, uint32_t i, struct fault *f)
 {
     uint64_t suspect = suspect_from(rc, i);
     uint64_t next = rc->list.first[i + 1];
-    if (!suspect && index_whole(rc->directory, rc->list.first[i], rc->list.bytes[i], next)) return OK;
+    struct index_record last;
+    uint32_t seed;
+    if (!suspect && index_whole(rc->directory, rc->list.first[i], rc->list.bytes[i], next, &seed, &last)) return OK;
     struct walk w = {.segment = rc->list.first[i], .id_limit = next,
                      .verify_from = suspect ? suspect : rc->list.bytes[i]};
-    err e = walk_segment(rc, &w, f);
+    err e = recovery_walk(rc, &w, f);
     if (e) return e == ERR_CORRUPT ? OK : e; /* nothing can be told from it; readers step over it */
-    e = keep_good_part(rc, &w, f);
+    e = recovery_keep(rc, &w, f);
     free(w.index);
     if (!e) rc->list.bytes[i] = w.position;
     return e;
@@ -425,7 +403,7 @@ static err begin_anew_if_lost(struct recovery *rc, uint64_t first_seen, struct f
         /* When the walk's own segment was dropped, the one before it is closed and stays so. */
         if (rc->commit.segment != rc->list.first[last]) {
             struct walk w = {.segment = rc->list.first[last], .verify_from = rc->list.bytes[last]};
-            err e = walk_segment(rc, &w, f);
+            err e = recovery_walk(rc, &w, f);
             if (e && e != ERR_CORRUPT) return e;
             if (!e) take_over(rc, &w);
             if (!e) free(w.index);
@@ -447,9 +425,15 @@ static err rebuild_table(struct recovery *rc, struct fault *f)
     /* From the newest snapshot on; without any, from the beginning. */
     uint32_t from = rc->list.count;
     err e = OK;
-    do {
+    bool found = false;
+    while (from > 0 && !found) {
         memset(t, 0, sizeof *t);
-    } while (from > 0 && tracking_snapshot_read(rc->directory, rc->list.first[--from], t, NULL) != OK);
+        found = tracking_snapshot_read(rc->directory, rc->list.first[--from], t, NULL) == OK;
+    }
+    if (!found) {
+        memset(t, 0, sizeof *t);
+        e = backed_tracking(rc, t, f);
+    }
     tracking_init(t);
     for (uint32_t i = from; i < rc->list.count && !e; i++) {
         e = scan_tracking(rc->directory, rc->list.first[i], SEGMENT_HEADER_BYTES, rc->list.bytes[i], true, t, f);
@@ -471,9 +455,10 @@ static err sweep_one(void *context, const char *directory, const char *name, str
 {
     const struct recovery *rc = context;
     uint64_t first;
-    bool orphan = has_suffix(name, ".tmp");
+    /* Of blocks that were fetched a power cut may keep the marks and lose the bytes. */
+    bool orphan = has_suffix(name, ".tmp") || file_name_parse(name, COLD_SUFFIX, &first);
     if (file_name_parse(name, INDEX_SUFFIX, &first) || file_name_parse(name, TRACKING_SUFFIX, &first)) {
-        orphan = first != rc->commit.segment;
+        orphan = first != rc->commit.segment && !backed_needs(rc, first, file_name_parse(name, INDEX_SUFFIX, &first));
         for (uint32_t i = 0; i < rc->list.count && orphan; i++) orphan = rc->list.first[i] != first;
     }
     if (!orphan) return OK;
@@ -490,13 +475,16 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     if (!e) e = control_old_read(rc->directory, &rc->old, f);
     if (!e) e = segment_list_read(rc->directory, &rc->list, f);
     if (e) return e;
-    uint64_t first_seen = rc->list.count ? rc->list.first[0] : 0;
     learn_durable(rc);
     rc->epoch = rc->old.epoch;
-    e = walk_all(rc, f);
+    e = backed_take(rc, f);
+    uint64_t first_seen = rc->list.count ? rc->list.first[0] : rc->stored_to;
+    if (!e) e = walk_all(rc, f);
     if (!e) e = begin_anew_if_lost(rc, first_seen, f);
     if (e) return e;
     look_back(rc);
+    e = backed_join(rc, &init.first_offset, f);
+    if (e) return e;
     e = file_each(rc->directory, sweep_one, rc, f);
     if (!e) e = rebuild_table(rc, f);
     if (!e) e = file_sync_directory(rc->directory, f);
@@ -505,7 +493,6 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     init.commit = rc->commit;
     init.durable = (struct durable){rc->commit.segment, rc->commit.position, rc->commit.next_offset};
     init.epoch = rc->epoch + 1;
-    init.first_offset = rc->list.count ? rc->list.first[0] : rc->commit.segment;
     e = quarantine_trim(rc->directory, rc->old.epoch, f);
     if (!e) e = control_create(rc->directory, &init, true, f);
     return e ? e : file_sync_directory(rc->directory, f);
@@ -532,5 +519,6 @@ err recovery_run(const char *directory, const struct log_options *options, struc
     rc.commit.segment = UINT64_MAX; /* none yet */
     e = recover(&rc, options, f);
     segment_list_free(&rc.list);
+    free(rc.pieces);
     return e;
 }

@@ -7,6 +7,7 @@
  */
 #include "upkeep.h"
 
+#include "cold.h"
 #include "handle.h"
 
 /* ---- deciding ---- */
@@ -26,6 +27,8 @@ static int64_t newest_timestamp(const struct log *l, const struct segment_list *
 {
     struct chunk c;
     struct segment_header next;
+    struct stub stub;
+    if (list->cold[i]) return stub_read(l->directory, list->first[i], &stub, NULL) ? INT64_MAX : stub.newest_ms;
     if (scan_last_chunk(l->directory, list->first[i], list->bytes[i], &c) == OK) return c.timestamp_ms;
     if (segment_header_load(l->directory, list->first[i + 1], &next, NULL) == OK) return next.created_ms;
     return INT64_MAX; /* not known to be old */
@@ -86,6 +89,55 @@ static err drop_oldest(struct log *l, const struct segment_list *list, uint32_t 
     return remove_older(l, first, out, f);
 }
 
+/* ---- what lies in the object store as well ---- */
+
+/* Is this very segment whole in the store, and found there without its file? */
+static bool can_go_cold(const struct log *l, const struct segment_list *list, uint32_t i)
+{
+    struct stub stub;
+    struct index_record last;
+    uint32_t seed;
+    int fd;
+    if (list->cold[i] || stub_read(l->directory, list->first[i], &stub, NULL) || stub.bytes != list->bytes[i]) return false;
+    if (segment_open(l->directory, list->first[i], false, &fd, &seed, NULL)) return false;
+    file_close(&fd);
+    if (seed != stub.seed) return false;
+    /* An index that is not whole is worth nothing once the chunks are gone: it will be fetched. */
+    if (index_whole(l->directory, list->first[i], stub.bytes, stub.next, &seed, &last) && seed == stub.seed) return true;
+    struct file_path path = file_path_numbered(l->directory, list->first[i], INDEX_SUFFIX);
+    return file_unlink(path.text, NULL) == OK;
+}
+
+/* The newest stay while their sum is within the limit, and what is younger than the age; the active one always. */
+static err drop_local(struct log *l, uint32_t from, const struct segment_list *list, const struct commit *c,
+                      struct retention_report *out, struct fault *f)
+{
+    uint64_t bytes_max = atomic_load_explicit(&l->control->local_bytes_max, memory_order_relaxed);
+    uint64_t age_ms_max = atomic_load_explicit(&l->control->local_age_ms_max, memory_order_relaxed);
+    int64_t oldest = age_ms_max && age_ms_max <= (uint64_t)INT64_MAX ? sys->now_ms() - (int64_t)age_ms_max : INT64_MIN;
+    uint64_t sum = c->position, gone = 0;
+    err e = OK;
+    if (bytes_max == 0 && oldest == INT64_MIN) return OK;
+    uint32_t young = from; /* the first that is not older; chunks never go back in time */
+    while (oldest != INT64_MIN && young + 1 < list->count && (list->cold[young] || newest_timestamp(l, list, young) < oldest))
+        young++;
+    for (uint32_t i = list->count - 1; i-- > from && !e;) {
+        if (list->cold[i]) continue;
+        sum += list->bytes[i];
+        if (i >= young && (bytes_max == 0 || sum <= bytes_max)) continue;
+        if (!can_go_cold(l, list, i)) continue;
+        struct file_path path = file_path_numbered(l->directory, list->first[i], SEGMENT_SUFFIX);
+        e = file_unlink(path.text, f);
+        path = file_path_numbered(l->directory, list->first[i], TRACKING_SUFFIX);
+        if (!e) e = file_unlink(path.text, f);
+        gone++;
+        out->local_bytes += list->bytes[i];
+    }
+    out->local_segments += gone;
+    if (gone) atomic_fetch_add_explicit(&l->control->segments_generation, 1, memory_order_release);
+    return e;
+}
+
 err retention_run(struct log *l, struct retention_report *out, struct fault *f)
 {
     *out = (struct retention_report){0};
@@ -96,7 +148,9 @@ err retention_run(struct log *l, struct retention_report *out, struct fault *f)
     uint64_t bytes_max = atomic_load_explicit(&l->control->retention_bytes_max, memory_order_relaxed);
     uint64_t age_ms_max = atomic_load_explicit(&l->control->retention_age_ms_max, memory_order_relaxed);
     uint32_t by_size = over_size(list, &c, bytes_max), by_age = over_age(l, list, age_ms_max);
-    e = drop_oldest(l, list, by_size > by_age ? by_size : by_age, out, f);
+    uint32_t drop = by_size > by_age ? by_size : by_age;
+    e = drop_oldest(l, list, drop, out, f);
+    if (!e) e = drop_local(l, drop, list, &c, out, f);
     /* What recovery took out is of the same age as what it stood beside. */
     if (!e && age_ms_max && age_ms_max <= (uint64_t)INT64_MAX)
         e = quarantine_expire(l->directory, sys->now_ms() - (int64_t)age_ms_max, f);

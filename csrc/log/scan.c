@@ -9,13 +9,21 @@
 
 #include "../base/check.h"
 #include "../base/crc32.h"
+#include "cold.h"
 
 #define PIECE_BYTES (32u << 10) /* on the stack of helper threads too */
 
 err scan_open(struct scan *s, const char *directory, uint64_t segment, uint64_t limit, struct fault *f)
 {
     *s = (struct scan){.segment = segment, .limit = limit, .directory = directory};
-    return segment_open(directory, segment, false, &s->fd, &s->seed, f);
+    err e = segment_open(directory, segment, false, &s->fd, &s->seed, f);
+    if (e != ERR_NOT_FOUND) return e;
+    struct stub stub;
+    if (stub_read(directory, segment, &stub, NULL)) return e; /* the fault keeps naming the segment */
+    s->seed = stub.seed;
+    s->cold_bytes = stub.bytes;
+    s->fd = -1;
+    return OK;
 }
 
 static err scan_fault(const struct scan *s, err e, uint64_t position, uint64_t needed, uint64_t had, struct fault *f)
@@ -27,6 +35,13 @@ static err scan_fault(const struct scan *s, err e, uint64_t position, uint64_t n
 /* A file that ends before the limit is damaged, not a caller's mistake. */
 static err scan_read(const struct scan *s, void *data, size_t size, uint64_t position, struct fault *f)
 {
+    if (s->cold_bytes) {
+        uint64_t got;
+        int fd = -1; /* opened for each piece: nobody scans what is cold for long */
+        err e = cold_read(s->directory, s->segment, s->cold_bytes, &fd, data, size, position, false, &got, f);
+        file_close(&fd);
+        return e;
+    }
     struct file_path path = file_path_numbered(s->directory, s->segment, SEGMENT_SUFFIX);
     err e = file_read_exact(s->fd, path.text, data, size, position, f);
     return e == ERR_TRUNCATED ? scan_fault(s, ERR_CORRUPT, position, size, 0, f) : e;

@@ -9,6 +9,7 @@
 
 #include "../base/bytes.h"
 #include "../base/crc32.h"
+#include "cold.h"
 
 void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HEADER_BYTES])
 {
@@ -87,7 +88,7 @@ err segment_header_load(const char *directory, uint64_t first_offset, struct seg
 
 err segment_remove(const char *directory, uint64_t first_offset, struct fault *f)
 {
-    static const char *const suffixes[] = {TRACKING_SUFFIX, INDEX_SUFFIX, SEGMENT_SUFFIX};
+    static const char *const suffixes[] = {TRACKING_SUFFIX, INDEX_SUFFIX, COLD_SUFFIX, STUB_SUFFIX, SEGMENT_SUFFIX};
     for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) {
         struct file_path path = file_path_numbered(directory, first_offset, suffixes[i]);
         err e = file_unlink(path.text, f);
@@ -98,20 +99,65 @@ err segment_remove(const char *directory, uint64_t first_offset, struct fault *f
 
 /* ---- the list ---- */
 
+/* The numbers of both, each once; a number that only the second has is cold. */
+static err list_merge(struct segment_list *list, const char *directory, const uint64_t *here, uint32_t here_count,
+                      const uint64_t *stubs, uint32_t stub_count, struct fault *f)
+{
+    uint32_t i = 0, k = 0, most = here_count + stub_count;
+    if (most == 0) return OK;
+    list->first = malloc(most * sizeof *list->first);
+    list->bytes = calloc(most, sizeof *list->bytes);
+    list->cold = calloc(most, sizeof *list->cold);
+    if (!list->first || !list->bytes || !list->cold)
+        return fault_set(f, ERR_NO_MEMORY, 0, directory, 0, most * sizeof *list->first, 0);
+    while (i < here_count || k < stub_count) {
+        bool is_here = k == stub_count || (i < here_count && here[i] <= stubs[k]);
+        uint64_t number = is_here ? here[i++] : stubs[k];
+        if (k < stub_count && stubs[k] == number) k++;
+        list->cold[list->count] = !is_here;
+        list->first[list->count++] = number;
+    }
+    return OK;
+}
+
+/* How large is segment `i`?  One that retention removes while we look counts as empty; so does one whose stub is damaged. */
+static err list_size(struct segment_list *list, uint32_t i, const struct segment_list *before, const char *directory,
+                     struct fault *f)
+{
+    uint32_t k = before->count ? segment_list_find(before, list->first[i]) : 0;
+    if (list->cold[i] && before->count && before->first[k] == list->first[i] && before->cold[k] && before->bytes[k]) {
+        list->bytes[i] = before->bytes[k];
+        return OK;
+    }
+    struct stat st = {0};
+    struct stub stub = {0};
+    struct file_path path = file_path_numbered(directory, list->first[i], SEGMENT_SUFFIX);
+    err e = list->cold[i] ? ERR_NOT_FOUND : file_stat_of(path.text, &st, f);
+    /* It may just have become cold. */
+    if (e == ERR_NOT_FOUND) {
+        e = stub_read(directory, list->first[i], &stub, f);
+        list->cold[i] = true;
+        list->bytes[i] = stub.bytes;
+        return e == ERR_NOT_FOUND || e == ERR_CORRUPT || e == ERR_TRUNCATED ? OK : e;
+    }
+    list->bytes[i] = (uint64_t)st.st_size;
+    return e;
+}
+
 err segment_list_read(const char *directory, struct segment_list *list, struct fault *f)
 {
-    segment_list_free(list);
-    err e = file_numbers(directory, SEGMENT_SUFFIX, &list->first, &list->count, f);
-    if (e || list->count == 0) return e;
-    list->bytes = calloc(list->count, sizeof *list->bytes);
-    if (!list->bytes) e = fault_set(f, ERR_NO_MEMORY, 0, directory, 0, list->count * sizeof *list->bytes, 0);
-    for (uint32_t i = 0; i < list->count && !e; i++) {
-        struct stat st = {0};
-        struct file_path path = file_path_numbered(directory, list->first[i], SEGMENT_SUFFIX);
-        e = file_stat_of(path.text, &st, f);
-        if (e == ERR_NOT_FOUND) e = OK; /* retention removes it while we look: it counts as empty */
-        list->bytes[i] = (uint64_t)st.st_size;
-    }
+    struct segment_list before = *list;
+    uint64_t *here = NULL, *stubs = NULL;
+    uint32_t here_count = 0, stub_count = 0;
+    *list = (struct segment_list){0};
+    /* Stubs last: a segment that goes cold between the two is found in both. */
+    err e = file_numbers(directory, SEGMENT_SUFFIX, &here, &here_count, f);
+    if (!e) e = file_numbers(directory, STUB_SUFFIX, &stubs, &stub_count, f);
+    if (!e) e = list_merge(list, directory, here, here_count, stubs, stub_count, f);
+    for (uint32_t i = 0; i < list->count && !e; i++) e = list_size(list, i, &before, directory, f);
+    free(here);
+    free(stubs);
+    segment_list_free(&before);
     if (e) segment_list_free(list);
     return e;
 }
@@ -123,6 +169,7 @@ void segment_list_keep(struct segment_list *list, uint64_t first, uint64_t activ
         uint64_t name = list->first[i];
         if (name < first || name > active || (name != active && list->bytes[i] <= SEGMENT_HEADER_BYTES)) continue;
         list->first[kept] = name;
+        list->cold[kept] = list->cold[i];
         list->bytes[kept++] = list->bytes[i];
     }
     list->count = kept;
@@ -132,6 +179,7 @@ void segment_list_free(struct segment_list *list)
 {
     free(list->first);
     free(list->bytes);
+    free(list->cold);
     *list = (struct segment_list){0};
 }
 
@@ -296,4 +344,14 @@ err index_find(const struct scan *s, uint64_t count, enum index_key key, int64_t
     }
     file_close(&ix.fd);
     return e || some ? e : ERR_NOT_FOUND;
+}
+
+bool index_whole(const char *directory, uint64_t segment, uint64_t size, uint64_t id_limit, uint32_t *seed,
+                 struct index_record *last)
+{
+    struct scan s = {.segment = segment, .directory = directory};
+    if (index_seed(directory, segment, &s.seed, NULL)) return false;
+    *seed = s.seed;
+    return index_find(&s, UINT64_MAX, INDEX_BY_POSITION, INT64_MAX, true, last, NULL) == OK &&
+           last->position + (uint64_t)last->chunk_bytes == size && last->chunk_id + last->records <= id_limit;
 }

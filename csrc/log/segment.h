@@ -45,17 +45,19 @@ err segment_open(const char *directory, uint64_t first_offset, bool write, int *
 /* Its header alone. */
 err segment_header_load(const char *directory, uint64_t first_offset, struct segment_header *out, struct fault *f);
 
-/* Remove the files of one: the chunks last, so that what is left half removed is still found.
- * Files that are not there are no error. */
+/* Remove all files of one: the chunks last, or the stub where there are none here, so that what is left half removed is
+ * still found.  Files that are not there are no error. */
 err segment_remove(const char *directory, uint64_t first_offset, struct fault *f);
 
-/* First offsets of all segment files, rising. */
+/* All segments, also those that only the object store has, rising. */
 struct segment_list {
     uint64_t *first;
     uint64_t *bytes;
+    bool *cold; /* not here (cold.h) */
     uint32_t count;
 };
 
+/* What the list held of cold segments, which never change, is not read again. */
 err segment_list_read(const char *directory, struct segment_list *list, struct fault *f);
 /* Keep what is there for readers: from `first` on, which leaves out what retention has dropped but not yet removed, up
  * to the active one, and no other that is empty, as of a roll that was killed before it was committed. */
@@ -102,14 +104,15 @@ err index_seed(const char *directory, uint64_t first_offset, uint32_t *seed, str
  */
 
 struct scan {
-    int fd;
+    int fd;                /* -1 of a cold segment: its bytes come through cold_read */
     uint32_t seed;
+    uint64_t cold_bytes;   /* size of a cold segment, 0: it is here */
     uint64_t segment;      /* first offset: no chunk of it has a smaller id */
     uint64_t limit;        /* bytes from here on do not exist */
     const char *directory; /* for faults and the index */
 };
 
-/* As segment_open.  Closing `fd` is the caller's. */
+/* As segment_open, or the stub where that is all there is.  Closing `fd` is the caller's. */
 err scan_open(struct scan *s, const char *directory, uint64_t segment, uint64_t limit, struct fault *f);
 
 /* The header at `position`.  ERR_END at the limit; ERR_CORRUPT also when the chunk would reach past the limit. */
@@ -139,6 +142,10 @@ enum index_key { INDEX_BY_OFFSET, INDEX_BY_TIMESTAMP, INDEX_BY_POSITION };
  * is missing or cannot be read; what else keeps it from being opened is in `f`. */
 err index_find(const struct scan *s, uint64_t count, enum index_key key, int64_t value, bool below,
                struct index_record *out, struct fault *f);
+
+/* Does the index reach to the very end of the segment, and not past `id_limit`?  Gives its seed and its last record. */
+bool index_whole(const char *directory, uint64_t segment, uint64_t size, uint64_t id_limit, uint32_t *seed,
+                 struct index_record *last);
 
 /* The last chunk of a segment as its index names it. */
 err scan_last_chunk(const char *directory, uint64_t segment, uint64_t size, struct chunk *out);

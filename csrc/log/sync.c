@@ -89,7 +89,7 @@ static err sync_closed(struct log *l, const struct commit *c, struct durable *d,
     if (!e) segment_list_keep(&list, d->segment, c->segment);
     for (uint32_t i = 0; i < list.count && !e; i++) {
         uint64_t segment = list.first[i];
-        if (segment == c->segment) continue;
+        if (segment == c->segment || list.cold[i]) continue;
         /* Its last offset is the next segment's name; the active one is in the list or was made since. */
         uint64_t end = i + 1 < list.count ? list.first[i + 1] : c->segment;
         struct durable to = {segment, list.bytes[i], end};

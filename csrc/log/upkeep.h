@@ -35,6 +35,7 @@ struct recovery_report {
     uint64_t chunks_checked, bytes_checked;
     uint32_t cut_count;              /* all of them, also those past the maximum */
     uint64_t cut_bytes;              /* of all of them */
+    uint32_t given_back;             /* segments that were not whole here any more, and are in the object store */
     struct recovery_cut cuts[RECOVERY_CUTS_MAX];
 };
 
@@ -48,9 +49,13 @@ err recovery_run(const char *directory, const struct log_options *options, struc
  * Rules: the RabbitMQ Streams protocol.  With durability `disk` a segment that is not durable yet is kept, so that
  * recovery never looks for what it needs in vain. */
 
-struct retention_report { uint64_t segments_dropped, bytes_dropped, first_offset; };
+struct retention_report {
+    uint64_t segments_dropped, bytes_dropped, first_offset;
+    uint64_t local_segments, local_bytes; /* of these the object store is the only place now */
+};
 
-/* Apply the control block's limits now.  Readers with an open segment keep it. */
+/* Apply the control block's limits now: those of the log, which count what is cold too, and those of what stays here
+ * of it: a segment beyond these loses its file if it has a stub (cold.h).  Readers with an open segment keep it. */
 err retention_run(struct log *l, struct retention_report *out, struct fault *f);
 
 /* Drop closed segments all of whose offsets are below `offset`, whatever the limits say: a

@@ -7,6 +7,7 @@
  */
 #include "../base/bytes.h"
 #include "../base/crc32.h"
+#include "cold.h"
 #include "control.h"
 #include "segment.h"
 #include "offsets.h"
@@ -30,6 +31,8 @@ static const struct kind {
     {SEGMENT_SUFFIX, SEGMENT_MAGIC, SEGMENT_VERSION, SEGMENT_HEADER_BYTES},
     {INDEX_SUFFIX, INDEX_MAGIC, INDEX_VERSION, INDEX_HEADER_BYTES},
     {TRACKING_SUFFIX, TRACKING_SNAPSHOT_MAGIC, TRACKING_VERSION, CHECKED_WHOLE},
+    {STUB_SUFFIX, STUB_MAGIC, STUB_VERSION, STUB_BYTES},
+    {COLD_SUFFIX, COLD_MAGIC, COLD_VERSION, COLD_HEADER_BYTES},
 };
 
 static const struct kind *kind_of(const char *name)

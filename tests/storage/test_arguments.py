@@ -33,6 +33,8 @@ def test_what_a_stream_says_wins_over_the_default():
     said = {
         "max-age": "1h",
         "max-length-bytes": "1000",
+        "local-max-age": "1m",
+        "local-max-length-bytes": "500",
         "stream-max-segment-size-bytes": "5000",
         "stream-filter-size-bytes": "32",
         "stream-max-chunk-messages": "100",
@@ -42,6 +44,8 @@ def test_what_a_stream_says_wins_over_the_default():
         "segment_bytes_max": 5000,
         "retention_bytes_max": 1000,
         "retention_age_ms_max": 3_600_000,
+        "local_bytes_max": 500,
+        "local_age_ms_max": 60_000,
         "durability": "disk",
         "filter_size_bytes": 32,
         "chunk_messages_max": 100,
@@ -50,6 +54,8 @@ def test_what_a_stream_says_wins_over_the_default():
         "segment_bytes_max": 777,
         "retention_bytes_max": 0,
         "retention_age_ms_max": 0,
+        "local_bytes_max": 0,
+        "local_age_ms_max": 0,
         "durability": "os",
         "filter_size_bytes": 16,
         "chunk_messages_max": 2048,
@@ -89,3 +95,16 @@ def test_which_streams_ever_drop_anything():
     assert has_retention({"max-length-bytes": "1"})
     assert not has_retention({"max-length-bytes": "0"})
     assert not has_retention({})
+
+
+def test_what_stays_here_of_what_the_store_has_is_the_brokers_to_say_where_a_stream_does_not():
+    assert log_options({}, "os", 777, 64, 9, 8)["local_bytes_max"] == 9
+    assert log_options({}, "os", 777, 64, 9, 8)["local_age_ms_max"] == 8
+    assert log_options({"local-max-length-bytes": "0"}, "os", 777, 64, 9, 8)["local_bytes_max"] == 0
+    assert has_retention({}, 9, 0)
+    assert has_retention({}, 0, 8)
+    assert has_retention({"local-max-age": "1h"})
+    assert has_retention({"local-max-length-bytes": "5"})
+    assert not has_retention({"local-max-length-bytes": "0"}, 9, 0)
+    with pytest.raises(LimitExceeded, match="local-max-age must be"):
+        log_options({"local-max-age": "1"}, "os", 777)

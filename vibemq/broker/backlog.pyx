@@ -232,7 +232,7 @@ cdef class Backlog:
 
     cdef int _read_ahead(self, Place place) except -1:
         """What is there is on disk only: go on once a helper thread has read it."""
-        self.queue.table.messages.read_ahead(place.raw.fd, place.raw.position, self._fetched)
+        self.queue.table.messages.read_ahead(place, self._fetched)
         self.fetching = True
         return 0
 

@@ -152,7 +152,8 @@ class Catalog:
     def _options(self, record: StreamRecord) -> LogOptions:
         arguments = self.metadata.effective_arguments(record)
         store = self.config.store
-        return log_options(arguments, record.durability, store.segment_size_bytes, store.chunk_messages_max)
+        sizes = store.segment_size_bytes, store.chunk_messages_max, *self.config.local_limits
+        return log_options(arguments, record.durability, *sizes)
 
     def apply_policies(self, before: HeldPolicies) -> None:
         """Set the limits of every stream to which other arguments apply than with the policies ``before``.  Blocks.
@@ -166,7 +167,7 @@ class Catalog:
                 continue
             try:
                 logs.set_limits(record.directory, **self._options(record))
-                if has_retention(arguments):
+                if has_retention(arguments, *self.config.local_limits):
                     logs.housekeep(record.directory)
             except VibeMQError as problem:
                 if getattr(problem, "code", "") not in _NOT_IN_USE:
@@ -187,7 +188,7 @@ class Catalog:
 
         def prepare(record: StreamRecord) -> None:
             segment, messages = self.config.queues.segment_size_bytes, self.config.store.chunk_messages_max
-            logs.create(record.directory, **log_options({}, durability, segment, messages))
+            logs.create(record.directory, **log_options({}, durability, segment, messages, *self.config.local_limits))
             logs.ledger_create(record.directory, 0, durability != "os")
 
         try:

@@ -331,7 +331,7 @@ cdef class Consumer:
             what = &self.pending[self.pending_head]
             e = queue.probe.look(what.offset, what.segment, what.place, what.index, &m, &f)
             if e == ERR_NOT_CACHED:
-                queue.table.messages.read_ahead(queue.probe.raw.fd, queue.probe.raw.position, self._fetched)
+                queue.table.messages.read_ahead(queue.probe, self._fetched)
                 self.fetching = True
                 return 0
             self.pending_head += 1

@@ -47,6 +47,8 @@ cdef class Messages:
     cdef uint32_t unpacked_index, unpacked_at
 
     cdef int opened(self, object place) except -1
+    # Let a helper thread fetch what was ERR_NOT_CACHED; then call `then()` in the loop.
+    cdef int read_ahead(self, Place place, then) except -1
     cdef cached_chunk *load(self, uint64_t key, reader *at, err *e, fault *f) noexcept
     cdef err message(self, cached_chunk *c, uint64_t segment, uint64_t position, uint32_t entry_position, uint16_t index,
                      message_view *out, uint32_t *entry_bytes, uint32_t *records, fault *f) noexcept

@@ -14,7 +14,6 @@ only on disk.  What is passed over needs no room, and is bounded by turns.  Noth
 """
 
 import logging
-import os
 import zlib
 
 from libc.stdint cimport int64_t
@@ -28,6 +27,7 @@ from vibemq.storage.core cimport (
     CHUNK_HEADER_BYTES, ERR_CORRUPT, ERR_END, ERR_NO_MEMORY, ERR_NOT_CACHED, ERR_NOT_FOUND, ERR_TRUNCATED, OK,
     bytes_load32, chunk_entry, commit, writer_bytes,
 )
+from vibemq.storage.cold cimport ahead
 from vibemq.storage.log cimport storage_error
 
 from vibemq.errors import StreamNotFound
@@ -202,24 +202,19 @@ cdef class Messages:
         self.unpacked = content
         self.unpacked_index = self.unpacked_at = 0
 
-    def read_ahead(self, int fd, uint64_t position, then):
+    cdef int read_ahead(self, Place place, then) except -1:
         """Let a helper thread fetch what was ERR_NOT_CACHED; then call ``then()`` in the loop."""
         if self.to_unpack is not None:
-            return self._unpack_ahead(then)
-        own = os.dup(fd)
-
-        def read():
-            try:
-                os.pread(own, READ_AHEAD_BYTES, position)
-            finally:
-                os.close(own)
+            self._unpack_ahead(then)
+            return 0
 
         def done(result, error):
             if error is not None:
                 logger.error("while reading ahead: %s", error)
             then()
 
-        self.helpers.submit_read(read, done)
+        self.helpers.submit_read(ahead(&place.raw, place.log.directory, READ_AHEAD_BYTES), done)
+        return 0
 
     def _unpack_ahead(self, then):
         (place, compression, body, size), self.to_unpack = self.to_unpack, None
@@ -496,7 +491,7 @@ cdef class LogReader(StreamUser):
                 return 0
             elif e == ERR_NOT_CACHED:
                 self.waiting = True
-                self.cursor.messages.read_ahead(self.cursor.raw.fd, self.cursor.raw.position, self._go_on)
+                self.cursor.messages.read_ahead(self.cursor, self._go_on)
                 return 0
             elif e == ERR_CORRUPT and m.offset != NOWHERE:
                 # A sub-batch that cannot be unpacked may say that it has 65,535 of them.

@@ -26,12 +26,13 @@ class Housekeeper:
 
     def __init__(
         self, metadata: Metadata, interval_s: float, segment_size_bytes: int,
-        chunk_messages_max: int = CHUNK_MESSAGES_MAX,
+        chunk_messages_max: int = CHUNK_MESSAGES_MAX, local_limits: tuple[int, int] = (0, 0),
     ) -> None:  # fmt: skip
-        """The last two are for streams that do not say.  Limits are as recovery has just set them."""
+        """The last three are for streams that do not say.  Limits are as recovery has just set them."""
         self._metadata = metadata
         self._interval_s = interval_s
-        self._defaults = segment_size_bytes, chunk_messages_max
+        self._local_limits = local_limits
+        self._defaults = segment_size_bytes, chunk_messages_max, *local_limits
         self._page: list[tuple[StreamRecord, dict[str, str]]] = []  # with the arguments that hold
         self._slot = -1
         self._policies = metadata.held_policies()  # all limits are as they were with these
@@ -70,7 +71,7 @@ class Housekeeper:
         # What recovery refused, the log has told: not again in each interval.
         usable = [record for record in found if not logs.is_refused(record.directory)]
         held = [(record, self._policies_now.arguments(record)) for record in usable]
-        self._page = [entry for entry in held if self._is_changed(entry[0]) or has_retention(entry[1])]
+        self._page = [entry for entry in held if self._is_changed(entry[0]) or has_retention(entry[1], *self._local_limits)]
         return True
 
     def _is_changed(self, record: StreamRecord) -> bool:
@@ -86,7 +87,7 @@ class Housekeeper:
                 options = log_options(arguments, record.durability, *self._defaults)
                 logs.set_limits(record.directory, **options)
                 is_changed = False
-            if has_retention(arguments):
+            if has_retention(arguments, *self._local_limits):
                 segments, size = logs.housekeep(record.directory)
         except VibeMQError as problem:  # arguments that mean nothing, too: no stream keeps the others from theirs
             if not isinstance(problem, StorageError) or problem.code not in _GONE:

@@ -31,7 +31,7 @@ log = logging.getLogger("vibemq.server")
 
 def recover_all(
     metadata: Metadata, segment_size_bytes: int, queue_segment_size_bytes: int,
-    chunk_messages_max: int = CHUNK_MESSAGES_MAX, *, reserve: Reserve,
+    chunk_messages_max: int = CHUNK_MESSAGES_MAX, local_limits: tuple[int, int] = (0, 0), *, reserve: Reserve,
 ) -> int:  # fmt: skip
     """Recover every stream, and set its limits as they are now; returns how many were usable.
 
@@ -48,7 +48,7 @@ def recover_all(
             # A queue that was a stream before keeps the size of one.
             is_queue = record.queue is not None and not record.queue.get("keep")
             segment = queue_segment_size_bytes if is_queue else segment_size_bytes
-            recover = partial(_recover, record, policies.arguments(record), segment, chunk_messages_max)
+            recover = partial(_recover, record, policies.arguments(record), segment, chunk_messages_max, local_limits)
             report = reserve.retry(recover)
         except VibeMQError as problem:
             if record.vhost == STAGING and getattr(problem, "code", "") in ("ERR_NOT_FOUND", "ERR_DELETED"):
@@ -73,9 +73,10 @@ def recover_all(
 
 
 def _recover(
-    record: StreamRecord, arguments: Mapping[str, str], segment_size_bytes: int, chunk_messages_max: int
-) -> "logs.RecoveryReport | None":
-    options = log_options(arguments, record.durability, segment_size_bytes, chunk_messages_max)
+    record: StreamRecord, arguments: Mapping[str, str], segment_size_bytes: int, chunk_messages_max: int,
+    local_limits: tuple[int, int],
+) -> "logs.RecoveryReport | None":  # fmt: skip
+    options = log_options(arguments, record.durability, segment_size_bytes, chunk_messages_max, *local_limits)
     if record.vhost == STAGING:
         return logs.recover(record.directory, **options)
     if not os.path.isdir(record.directory):
@@ -106,6 +107,9 @@ def _tell_cuts(name: str, report: "logs.RecoveryReport") -> None:
         else:
             said = "stream %r: %s, %d bytes, cannot be read or lies behind what was lost; it is kept as %s"
             log.warning(said, name, cut.path, cut.size_bytes, cut.kept)
+    if report.given_back:
+        said = "stream %r: %d segments were not completely written here; they are read from the object store"
+        log.warning(said, name, report.given_back)
     if report.cut_count > len(report.cuts):
         log.warning("stream %r: %d cuts in all, %d bytes", name, report.cut_count, report.cut_bytes)
 
@@ -153,9 +157,10 @@ def _holds_nothing(directory: str) -> bool:
     except StorageError as problem:
         # A creation ends with the control page, and so does a removal; that of another boot cannot be believed.
         if problem.code in ("ERR_NOT_FOUND", "ERR_STALE"):
-            first = os.path.join(directory, f"{0:020}.segment")
-            held_bytes = os.path.getsize(first) if os.path.exists(first) else 0
-            return logs.segments(directory) == [0] and held_bytes <= logs.SEGMENT_HEADER_BYTES
+            first = os.path.join(directory, f"{0:020}")
+            held_bytes = os.path.getsize(f"{first}.segment") if os.path.exists(f"{first}.segment") else 0
+            is_first = logs.segments(directory) == [0] and not os.path.exists(f"{first}.remote")
+            return is_first and held_bytes <= logs.SEGMENT_HEADER_BYTES
         return problem.code == "ERR_DELETED"
     with closing(held):
         return held.stats().next_offset == 0

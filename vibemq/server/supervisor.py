@@ -236,12 +236,13 @@ class Supervisor:
         from vibemq.server import housekeeping, recovery
 
         store, of_queues = self.config.store, self.config.queues.segment_size_bytes
-        sizes = store.segment_size_bytes, of_queues, store.chunk_messages_max
+        sizes = store.segment_size_bytes, of_queues, store.chunk_messages_max, self.config.local_limits
         recovery.recover_all(metadata, *sizes, reserve=reserve)
         metadata.close()  # a connection must not cross a fork
         self.housekeeper = housekeeping.Housekeeper(
-            metadata, store.retention_interval_s, store.segment_size_bytes, store.chunk_messages_max
-        )
+            metadata, store.retention_interval_s, store.segment_size_bytes, store.chunk_messages_max,
+            self.config.local_limits,
+        )  # fmt: skip
 
     def _raise_file_limit(self) -> None:
         needed = self.config.server.connections_max + FILES_RESERVED

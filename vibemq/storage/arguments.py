@@ -13,6 +13,8 @@ from vibemq.errors import LimitExceeded
 
 MAX_LENGTH_BYTES = "max-length-bytes"
 MAX_AGE = "max-age"
+LOCAL_MAX_LENGTH_BYTES = "local-max-length-bytes"  # of what the object store has as well
+LOCAL_MAX_AGE = "local-max-age"
 SEGMENT_SIZE_BYTES = "stream-max-segment-size-bytes"
 FILTER_SIZE_BYTES = "stream-filter-size-bytes"
 CHUNK_MESSAGES = "stream-max-chunk-messages"
@@ -40,16 +42,18 @@ class LogOptions(TypedDict):
     segment_bytes_max: int
     retention_bytes_max: int
     retention_age_ms_max: int
+    local_bytes_max: int
+    local_age_ms_max: int
     durability: str
     filter_size_bytes: int
     chunk_messages_max: int
 
 
-def max_age_ms(text: str) -> int:
+def max_age_ms(text: str, name: str = MAX_AGE) -> int:
     """`12h` is 43200000.  Raises LimitExceeded for anything but a positive number and one unit."""
     match = _MAX_AGE.fullmatch(text)
     if match is None or int(match[1]) == 0:
-        raise LimitExceeded(f"{MAX_AGE} must be a positive integer and one of {' '.join(_UNITS_MS)}, but is {text!r}")
+        raise LimitExceeded(f"{name} must be a positive integer and one of {' '.join(_UNITS_MS)}, but is {text!r}")
     return min(int(match[1]) * _UNITS_MS[match[2]], _AGE_MS_MAX)
 
 
@@ -61,14 +65,21 @@ def size_bytes(name: str, text: str, most: int, least: int = 0) -> int:
 
 
 def log_options(
-    arguments: Mapping[str, str], durability: str, segment_size_bytes: int, chunk_messages_max: int = CHUNK_MESSAGES_MAX
-) -> LogOptions:
-    """How a stream with these arguments is kept; the last two are for those that do not say."""
+    arguments: Mapping[str, str], durability: str, segment_size_bytes: int,
+    chunk_messages_max: int = CHUNK_MESSAGES_MAX, local_bytes_max: int = 0, local_age_ms_max: int = 0,
+) -> LogOptions:  # fmt: skip
+    """How a stream with these arguments is kept; all from ``segment_size_bytes`` on are for those that do not say."""
     segment = size_bytes(SEGMENT_SIZE_BYTES, arguments.get(SEGMENT_SIZE_BYTES, "0"), SEGMENT_SIZE_BYTES_MAX)
     return {
         "segment_bytes_max": segment or segment_size_bytes,
         "retention_bytes_max": size_bytes(MAX_LENGTH_BYTES, arguments.get(MAX_LENGTH_BYTES, "0"), 2**63 - 1),
         "retention_age_ms_max": max_age_ms(arguments[MAX_AGE]) if MAX_AGE in arguments else 0,
+        "local_bytes_max": size_bytes(
+            LOCAL_MAX_LENGTH_BYTES, arguments.get(LOCAL_MAX_LENGTH_BYTES, str(local_bytes_max)), 2**63 - 1
+        ),
+        "local_age_ms_max": max_age_ms(arguments[LOCAL_MAX_AGE], LOCAL_MAX_AGE)
+        if LOCAL_MAX_AGE in arguments
+        else local_age_ms_max,
         "durability": durability,
         "filter_size_bytes": size_bytes(
             FILTER_SIZE_BYTES,
@@ -82,6 +93,12 @@ def log_options(
     }
 
 
-def has_retention(arguments: Mapping[str, str]) -> bool:
-    """Whether anything of such a stream is ever dropped."""
-    return MAX_AGE in arguments or arguments.get(MAX_LENGTH_BYTES, "0") != "0"
+def has_retention(arguments: Mapping[str, str], local_bytes_max: int = 0, local_age_ms_max: int = 0) -> bool:
+    """Whether anything of such a stream is ever dropped, or (by the last two, where it does not say) goes from here."""
+    return (
+        MAX_AGE in arguments
+        or arguments.get(MAX_LENGTH_BYTES, "0") != "0"
+        or LOCAL_MAX_AGE in arguments
+        or local_age_ms_max > 0
+        or arguments.get(LOCAL_MAX_LENGTH_BYTES, str(local_bytes_max)) != "0"
+    )

@@ -394,9 +394,12 @@ cdef extern from "log/reader.h" nogil:
         log *log
         int fd
         uint64_t segment, position, next_offset
+        bint cold
 
     err reader_open(reader *r, log *l, reader_from from_, int64_t value, fault *f)
+    err reader_settle(reader *r, bint nowait, fault *f)
     void reader_close(reader *r)
+    bint reader_in_segment(const reader *r, uint64_t size)
     bint reader_has_more(const reader *r)
     err reader_fetch(reader *r, uint8_t *data, uint64_t size, bint nowait, uint64_t *got, fault *f)
     err reader_chunk(const reader *r, const uint8_t *data, uint64_t size, bint verify, chunk *out, fault *f)
@@ -417,6 +420,7 @@ cdef extern from "log/upkeep.h" nogil:
         uint64_t chunks_checked, bytes_checked
         uint32_t cut_count
         uint64_t cut_bytes
+        uint32_t given_back
         recovery_cut cuts[1]  # RECOVERY_CUTS_MAX
 
     err recovery_run(const char *directory, const log_options *options, recovery_report *out, fault *f)
@@ -424,7 +428,7 @@ cdef extern from "log/upkeep.h" nogil:
     err version_check(const char *directory, fault *f)
 
     struct retention_report:
-        uint64_t segments_dropped, bytes_dropped, first_offset
+        uint64_t segments_dropped, bytes_dropped, first_offset, local_segments, local_bytes
 
     err retention_run(log *l, retention_report *out, fault *f)
     err retention_roll_aged(log *l, int64_t age_ms, boolean *rolled, fault *f)

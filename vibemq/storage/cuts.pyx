@@ -57,7 +57,7 @@ def look(
     cdef uint32_t count = 0
     try:
         stats = held.stats()
-        at_timestamp = -1 if timestamp_ms < 0 else held.attach_offset(core.READER_TIMESTAMP, timestamp_ms)
+        at_timestamp = -1 if timestamp_ms < 0 else held.attach_offset(core.READER_TIMESTAMP, timestamp_ms, True)
         durable = stats.next_offset
         if held.is_disk_durable:
             durable = min(durable, core.log_durable_offset(held.raw))
@@ -123,6 +123,9 @@ def matches(str directory, uint64_t start, uint64_t end, list values, bint match
         check(core.filter_add(&wanted, <bytes> value, <uint32_t> len(value)), &f)
     check(core.reader_open(&r, held.raw, core.READER_OFFSET, <int64_t> start, &f), &f)
     try:
+        with nogil:
+            e = core.reader_settle(&r, False, &f)
+        check(e, &f)
         while r.next_offset < end and looked < LOOKED_AT_MAX and len(spans) + 1 < spans_most:
             with nogil:
                 e = core.reader_skip(&r, &wanted, SKIP_CHUNKS, False, &skipped, &f)

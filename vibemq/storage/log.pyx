@@ -65,7 +65,8 @@ class Cut(NamedTuple):
 class RecoveryReport(NamedTuple):
     """What recovery found; ``ran`` is False where the log was written in this boot.
 
-    ``cuts`` names the first of ``cut_count`` cuts, ``cut_bytes`` is the sum of them all.
+    ``cuts`` names the first of ``cut_count`` cuts, ``cut_bytes`` is the sum of them all; ``given_back``: segments that
+    were not whole here any more, and are read from the object store.
     """
 
     ran: bool
@@ -74,6 +75,7 @@ class RecoveryReport(NamedTuple):
     cuts: tuple[Cut, ...] = ()
     cut_count: int = 0
     cut_bytes: int = 0
+    given_back: int = 0
 
 
 class LogStats(NamedTuple):
@@ -149,7 +151,8 @@ def recover(str directory, **options) -> RecoveryReport:
     check(e, &f)
     cuts = [Cut(os.fsdecode(<bytes> r.cuts[i].path), r.cuts[i].position, r.cuts[i].bytes, os.fsdecode(<bytes> r.cuts[i].kept))
             for i in range(min(r.cut_count, <uint32_t> core.RECOVERY_CUTS_MAX))]
-    return RecoveryReport(r.ran, r.chunks_checked, r.bytes_checked, tuple(cuts), r.cut_count, r.cut_bytes)
+    return RecoveryReport(r.ran, r.chunks_checked, r.bytes_checked, tuple(cuts), r.cut_count, r.cut_bytes,
+                          r.given_back)
 
 
 def check_versions(str directory):
@@ -354,13 +357,20 @@ cdef class Log:
         finally:
             free(found)
 
-    def attach_offset(self, int offset_type, long long value) -> int:
-        """First offset a reader with this specification would be given (the RabbitMQ Streams protocol)."""
+    def attach_offset(self, int offset_type, long long value, bint may_block=False) -> int:
+        """First offset a reader with this specification would be given (the RabbitMQ Streams protocol).
+
+        In a segment that lies in the object store, with its index, that is the segment's first unless it ``may_block``.
+        """
         cdef core.reader r
         cdef fault f
-        check(core.reader_open(&r, self.raw, <core.reader_from> offset_type, value, &f), &f)
+        cdef err e = core.reader_open(&r, self.raw, <core.reader_from> offset_type, value, &f)
+        if e == OK and may_block:
+            with nogil:
+                e = core.reader_settle(&r, False, &f)
         cdef uint64_t at = r.next_offset
         core.reader_close(&r)
+        check(e, &f)
         return at
 
     def sync(self) -> int:
@@ -399,6 +409,9 @@ cdef class Log:
                 e = core.retention_run(self.raw, &report, &f)
         if e != OK and e != ERR_END:
             raise storage_error(e, &f)
+        if report.local_segments:
+            logger.info("%s: %d segments, %d bytes, are in the object store only now", self.directory,
+                        report.local_segments, report.local_bytes)
         return report.segments_dropped, report.bytes_dropped
 
 
@@ -414,12 +427,12 @@ cdef err roll(Log held, int64_t age_ms, fault *f) noexcept nogil:
 
 
 def segments(str directory) -> list[int]:
-    """First offsets of a log's segments, rising; never empty.  Raises StorageError."""
+    """First offsets of a log's segments, also of those in the object store, rising; never empty.  Raises StorageError."""
     try:
         names = os.listdir(directory)
     except OSError as problem:
         raise StorageError("ERR_IO", f"{directory} cannot be listed: {problem.strerror}") from None
-    found = sorted(int(name[:20]) for name in names if name.endswith(".segment") and name[:20].isdigit())
+    found = sorted({int(name[:20]) for name in names if name[20:] in (".segment", ".remote") and name[:20].isdigit()})
     return found or [0]
 
 

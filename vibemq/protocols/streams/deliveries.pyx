@@ -8,7 +8,6 @@ Specification: the RabbitMQ Streams protocol.
 """
 
 import logging
-import os
 import time
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -21,6 +20,7 @@ from vibemq.storage.core cimport (
     CHUNK_HEADER_BYTES, ERR_CORRUPT, ERR_END, ERR_NOT_CACHED, ERR_NOT_FOUND, ERR_TRUNCATED, OK,
     bytes_store16, bytes_store32, bytes_store64, chunk, commit, err, fault, filter_t, reader,
 )
+from vibemq.storage.cold cimport ahead
 from vibemq.storage.log cimport Log, storage_error
 from vibemq.protocols.streams.wire cimport KEY_DELIVER
 
@@ -422,8 +422,7 @@ cdef class Deliveries:
         if error == ERR_END:
             return NOTHING
         if error == ERR_TRUNCATED:
-            in_file = subscription.reader.position + wanted <= <uint64_t> os.fstat(subscription.reader.fd).st_size
-            error = ERR_NOT_CACHED if in_file else ERR_CORRUPT
+            error = ERR_NOT_CACHED if core.reader_in_segment(&subscription.reader, wanted) else ERR_CORRUPT
         if error == ERR_NOT_CACHED:
             return self._read_ahead(subscription, max(wanted, <uint64_t> READ_AHEAD_BYTES))
         problem = storage_error(error, f)
@@ -452,18 +451,7 @@ cdef class Deliveries:
 
     def _read_ahead(self, Subscription subscription, size):
         """Let a helper thread bring the reader's next `size` bytes into the page cache."""
-        cdef int fd = os.dup(subscription.reader.fd)
-        cdef uint64_t position = subscription.reader.position
-
-        def read():
-            try:
-                for at in range(position, position + size, READ_AHEAD_BYTES):
-                    if not os.pread(fd, READ_AHEAD_BYTES, at):
-                        break
-            finally:
-                os.close(fd)
-
-        return self._in_helper(subscription, read)
+        return self._in_helper(subscription, ahead(&subscription.reader, subscription.stream.log.directory, size))
 
     def _skip_ahead(self, Subscription subscription):
         """Let a helper thread bring the headers that a filter looks at next into the page cache."""

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * recovery: what recovery.c and backed.c share.
+ */
+#ifndef VIBEMQ_LOG_RECOVERY_H
+#define VIBEMQ_LOG_RECOVERY_H
+
+#include "cold.h"
+#include "handle.h"
+#include "upkeep.h"
+
+/* A segment that lies before those that are walked. */
+struct piece {
+    uint64_t first, next; /* its offsets, as its stub or else its own chunks say */
+    bool stored, here;    /* in the store, with a stub; on this machine */
+};
+
+struct recovery {
+    const char *directory;
+    struct recovery_report *report;
+    struct control_old old;
+    struct durable durable;   /* what is known; segment 0 and the first byte when nothing is */
+    struct segment_list list; /* what is walked; `count` shrinks when segments are dropped */
+    struct commit commit;     /* what the new control block will say */
+    uint32_t epoch;           /* highest seen */
+    struct piece *pieces;     /* what lies before the list, rising; none where no segment is stored */
+    uint32_t piece_count;
+    uint64_t stored_to;       /* all before it is in the store, or once was; 0: there are no stubs */
+};
+
+/* One segment's walk: where it ends, and its index made anew. */
+struct walk {
+    uint64_t segment, verify_from;
+    uint64_t verify_id;     /* the id of the chunk at verify_from; 0: not known */
+    uint64_t id_limit;      /* the next segment's first offset, where this one ends; 0: there is none */
+    struct scan scan;       /* its limit is what the file holds */
+    uint64_t position;      /* where the good part ends */
+    uint64_t next_offset;   /* after the last good chunk */
+    uint64_t last_chunk;    /* UINT64_MAX when there is none */
+    int64_t timestamp_ms;
+    uint32_t epoch;
+    bool damaged;           /* something was stepped over */
+    uint64_t chunks_checked, bytes_checked;
+    uint8_t *index;         /* the new file */
+    uint64_t index_records;
+    size_t index_capacity;  /* in bytes */
+};
+
+/* ERR_CORRUPT: neither the segment's nor its index's header is whole, so nothing in it can
+ * be told from noise.  After OK, and only then, `index` is to be freed. */
+err recovery_walk(const struct recovery *rc, struct walk *w, struct fault *f);
+/* Cut off what is not good, and make sure that the rest stays. */
+err recovery_keep(struct recovery *rc, const struct walk *w, struct fault *f);
+/* Put a whole file into quarantine and tell it. */
+err recovery_put_away(struct recovery *rc, uint64_t segment, const char *suffix, uint64_t bytes, struct fault *f);
+
+/* ---- what the object store has as well (backed.c) ---- */
+
+/* Take what lies before the newest stub's end out of the list, and see to it: what is damaged here and whole there goes. */
+err backed_take(struct recovery *rc, struct fault *f);
+/* After the walk: from which offset on is there no hole?  What lies before it is put away. */
+err backed_join(struct recovery *rc, uint64_t *first_offset, struct fault *f);
+/* Does a segment's index, or the publishing ids as of its beginning, still serve? */
+bool backed_needs(const struct recovery *rc, uint64_t segment, bool index);
+/* Fill a table that is empty from what lies before the list. */
+err backed_tracking(const struct recovery *rc, struct tracking *t, struct fault *f);
+
+#endif

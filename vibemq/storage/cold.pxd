@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint64_t
+from vibemq.storage.core cimport reader
+
+
+# What a helper thread is to call so that the reader's next bytes are in memory; the reader may move or close meanwhile.
+cdef object ahead(reader *r, str directory, uint64_t size)
