@@ -52,7 +52,7 @@ class Load(threading.Thread):
 
 def flags(bucket: Path, *more: str) -> list[str]:
     options = {"remote.url": f"file://{bucket}", "store.durability": "remote", "remote.interval_ms": "10"}
-    small = {"store.segment_size_bytes": "100000000", "remote.segment_age_s": "10"}
+    small = {"store.segment_size_bytes": "200000", "queues.segment_size_bytes": "200000", "remote.segment_age_s": "10"}
     return [word for pair in (options | small).items() for word in ("--set", "=".join(pair))] + list(more)
 
 

@@ -14,13 +14,14 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from itertools import pairwise
 
+import vibemq.storage.cold as cold
 from vibemq.config import Config
 from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import Chunks, Kind, LedgerState, Offsets, Place, Sections, SegmentBegins
 from vibemq.remote.tier import places_of_all, stub_of
-from vibemq.storage import cold, ledger
+from vibemq.storage import ledger
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, StoredOffsets
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord

@@ -17,12 +17,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from itertools import pairwise
 from typing import Any
 
+import vibemq.storage.cold as cold
 from vibemq.config import Remote
 from vibemq.errors import RemoteError, StorageError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.objects import Kind, Place, read_place
-from vibemq.storage import cold
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, housekeep, segments
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
