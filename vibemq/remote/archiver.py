@@ -139,7 +139,7 @@ class Archiver:
         try:
             self._fill(made)
         finally:
-            if made.size:
+            if made.size or made.marks:  # an empty one, too: what retention took before it was sent waits for its turn
                 self.write_ahead.send(made)
             else:
                 self.write_ahead.give_up(made)

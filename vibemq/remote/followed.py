@@ -52,10 +52,11 @@ class Followed:
     def _go_back(self) -> None:
         """To the segment from which on not everything is known to be in the store, or else the active one."""
         active, position, next_offset = self.tail.committed
+        known = segments(self.directory)
+        self.tail.set_remote_offset(known[0])  # what retention has taken, or was settled, is nobody's any more
         done = self.tail.remote_offset
         if done < next_offset:
-            known = segments(self.directory)
-            self._begin(max((first for first in known if first <= max(done, known[0])), default=active))
+            self._begin(max(first for first in known if first <= done))
             return
         # All of it is there, in objects of an earlier epoch: what is large goes up as a segment.
         if position > CARRIED_BYTES_MAX:
