@@ -7,7 +7,7 @@ pytest benchmarks/test_websocket_bench.py --benchmark-only
 import pytest
 from peers.websocket_frames import BINARY, TEXT, masked
 
-from vibemq.protocols.signalr.transports import MessageReader
+from vibemq.protocols.signalr.websocket import MessageReader
 
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
 

@@ -16,8 +16,8 @@ from peers.hub_messages import Message, decode
 from peers.signalr import HubPeer, fresh
 from running import Running, broker
 
+from vibemq.protocols.signalr.commands import Method, raw
 from vibemq.protocols.signalr.door import METHODS
-from vibemq.protocols.signalr.methods import Method, raw
 from vibemq.protocols.signalr.records import MalformedFrame
 from vibemq.protocols.signalr.spec import Encoding, MessageType
 

@@ -3,8 +3,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.client cimport Client
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.protocols.signalr.codec cimport hub_message
-from vibemq.protocols.signalr.deliveries cimport Subscriptions
 from vibemq.protocols.signalr.publisher cimport HubPublisher
+from vibemq.protocols.signalr.subscriptions cimport Subscriptions
 from vibemq.protocols.signalr.transports cimport Transport
 
 
@@ -27,10 +27,9 @@ cdef class HubConnection:
     cdef readonly QueueTable queues
     cdef readonly dict publishers      # queue name (bytes) -> HubPublisher
     cdef HubPublisher publisher_cached
-    cdef readonly dict feeds           # number -> message_methods.Feed, of uploads that are not answered
+    cdef readonly dict feeds           # number -> publishing.Feed, of uploads that are not answered
     # What methods have begun and not finished (invocations.Invocations).
     cdef readonly object calls
-    cdef readonly object methods       # methods.MethodTable
     cdef readonly Subscriptions subscriptions
     cdef bytearray unfinished          # a record whose end has not come
     cdef list held                     # [(record, is text)] that wait for the first transport

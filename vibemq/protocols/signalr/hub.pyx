@@ -2,7 +2,7 @@
 """One hub connection: hub messages in, completions and stream items out, over whatever transport it has just now.
 
 Publish, Ack and Nack are acted upon in place, without a Python object for each message; what else is called goes to
-``methods``, plain Python.  A handshake with a version speaks version 1 (or 2, which may lose its socket: reconnect.py),
+commands.py, plain Python.  A handshake with a version speaks version 1 (or 2, which may lose its socket: reconnect.py),
 one without speaks the early dialect.  Everything a peer has begun is registered while its record is parsed
 (invocations.py), so that a cancel or an upload's end may be in the same read.
 Records of types 1 to 5 are written by ``record``, then ``written``; what comes before the first transport is held.
@@ -20,9 +20,10 @@ from vibemq.protocols.signalr.codec cimport (
     TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, integer_of,
     length_read, next_record, parse, text_of,
 )
-from vibemq.protocols.signalr.deliveries cimport Subscriptions
 from vibemq.protocols.signalr.publisher cimport HubPublisher
-from vibemq.protocols.signalr.transports cimport CLOSE_INTERNAL_ERROR, CLOSE_NORMAL, Transport
+from vibemq.protocols.signalr.subscriptions cimport Subscriptions
+from vibemq.protocols.signalr.transports cimport Transport
+from vibemq.protocols.signalr.websocket cimport CLOSE_INTERNAL_ERROR, CLOSE_NORMAL, CLOSE_POLICY_VIOLATION
 from vibemq.protocols.signalr.wire cimport (
     ENCODING_JSON, ENCODING_MESSAGEPACK, bytes_of, put, span, span_of, varint_put, varint_size,
 )
@@ -30,7 +31,7 @@ from vibemq.storage cimport core
 
 from vibemq.broker.admission import Ended, check_access, log_closing
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
-from vibemq.protocols.signalr import methods, records, spec
+from vibemq.protocols.signalr import commands, records, spec
 from vibemq.protocols.signalr.codec import texts_of
 from vibemq.protocols.signalr.invocations import Call, Invocations
 from vibemq.protocols.signalr.reconnect import Replay
@@ -56,7 +57,7 @@ cdef class HubConnection:
         self.is_alpha2 = request.query.get("dialect") == "alpha2"
         self.client = Client(self, door.broker, door.config.unconfirmed_max)
         self.client.user, self.client.access = session.client.user, session.client.access
-        self.queues, self.methods = door.broker.queues, door.methods
+        self.queues = door.broker.queues
         self.publishers, self.feeds = {}, {}
         self.subscriptions, self.calls = Subscriptions(self), Invocations(self)
         self.unfinished, self.held = bytearray(), []
@@ -513,7 +514,7 @@ cdef class HubConnection:
     def send_off(self, why):
         text = "This user was deleted." if why is Ended.DELETED else "Username and password are required."
         text = spec.closed_with_error(f"HubException: {ErrorCode.NOT_AUTHORIZED}: {text}")
-        self.close(text, code=spec.CLOSE_POLICY_VIOLATION)
+        self.close(text, code=CLOSE_POLICY_VIOLATION)
 
     def rights_changed(self):
         """Subscriptions that they do not cover end, and each queue is asked for again."""
@@ -521,7 +522,7 @@ cdef class HubConnection:
         for publisher in self.publishers.values():
             publisher.generation = -1
         for way in list(self.subscriptions.by_id.values()):
-            if not methods.may_read(self, way.name, way.is_stream):
+            if not commands.may_read(self, way.name, way.is_stream):
                 way.revoke()
 
     def has_room(self) -> bool:

@@ -269,7 +269,7 @@ class Invocations:
 
     def _run(self, call: Call) -> None:
         call.state = "running"
-        self.hub.methods.run(call)
+        self.hub.door.methods.run(call)
 
     def go_on(self) -> None:
         """Run what waits, as far as it may."""
@@ -303,7 +303,7 @@ class Invocations:
         call.is_cancelled = True
         if call.on_cancel is not None:
             call.on_cancel()
-        elif self.hub.methods.is_stream(call):  # it waits, or its queue is being made
+        elif self.hub.door.methods.is_stream(call):  # it waits, or its queue is being made
             call.is_stream = True
             call.end()
 

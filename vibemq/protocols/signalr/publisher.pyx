@@ -12,21 +12,23 @@ plus its place in it, unless the log has dropped somebody's duplicates from the 
 the result has none.
 
 A PublishBatch of several messages is one uncompressed sub-batch of the log: one entry, which is there as a whole or not
-at all.  Items of an upload have no answers; its Feed (message_methods.py) counts what became of them.
+at all.  Items of an upload have no answers; its Feed (publishing.py) counts what became of them.
 """
 
 import binascii
 
 import msgspec
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.string cimport memcpy, memset
 from vibemq.broker.messages cimport scratch_room
 from vibemq.broker.publisher cimport ROOM, ROOM_NONE
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
-from vibemq.protocols.signalr.codec cimport DIALECT_V1, ID_BYTES_MAX, text_of
+from vibemq.protocols.signalr.codec cimport DIALECT_V1, text_of
+from vibemq.protocols.signalr.values cimport add, add_name, add_number, add_text, add_word, output
 from vibemq.protocols.signalr.wire cimport (
-    ENCODING_JSON, KIND_ARRAY, KIND_FLOAT, RECORD_DEPTH_MAX, bytes_of, decimal_put, is_json_type, json_text_put,
-    mp_head, mp_text_put, mp_unsigned_put, put, span_of,
+    ENCODING_JSON, ENCODING_MESSAGEPACK, KIND_ARRAY, KIND_FLOAT, RECORD_DEPTH_MAX, bytes_of, decimal_put,
+    is_json_type, mp_head, put, span_of,
 )
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
@@ -43,8 +45,6 @@ cdef enum:
     MESSAGES_PER_BATCH_MAX = 10_000    # each is more than a microsecond of the loop's time
     BATCH_BYTES_MAX = 8 << 20          # of one entry, which lies in one chunk and is read as one
     DELIVERY_ADDS_BYTES = 1024         # names, numbers, the queue's name and the invocation's id
-    GIVEN_ID_BYTES_MAX = 1024          # of a message, as in spec
-    COMPLETION_BYTES_MAX = 256 + 6 * (ID_BYTES_MAX + GIVEN_ID_BYTES_MAX)  # each byte of an id may become an escape
 
 cdef bytes JSON_TYPE = b"application/json"
 cdef bytes BINARY_TYPE = b"application/octet-stream"
@@ -55,6 +55,8 @@ cdef object pack_json = msgspec.json.Encoder().encode
 
 # What the payload of the message that is written lies in, where that is not the record.
 cdef bytes made = None
+cdef output completions[2]             # one for each encoding
+completions[1].encoding = ENCODING_MESSAGEPACK
 
 
 cdef span id_of(bytes id) noexcept:
@@ -227,6 +229,35 @@ def encode_message(bytes body not None, int encoding, options=None) -> bytes:
     return (<char *> entry)[4:size]
 
 
+# ---- notes: an origin, and behind it its ids ----
+
+
+cdef inline size_t note_size(const origin *of) noexcept:
+    return sizeof(origin) + of.id.size + of.message_id.size
+
+
+cdef inline int note_put(uint8_t *p, const origin *of) noexcept:
+    p = put(put(p, of, sizeof(origin)), of.id.data, of.id.size)
+    put(p, of.message_id.data, of.message_id.size)
+    return 0
+
+
+cdef inline const uint8_t *note_read(const uint8_t *p, origin *out) noexcept:
+    """Behind the note at p, into which the ids of its origin point."""
+    memcpy(out, p, sizeof(origin))
+    p += sizeof(origin)
+    if out.id.data != NULL:
+        out.id.data = p
+    out.message_id.data = p + out.id.size
+    return out.message_id.data + out.message_id.size
+
+
+cdef inline origin origin_of(bytes note) noexcept:
+    cdef origin out
+    note_read(<const uint8_t *> <char *> note, &out)
+    return out
+
+
 cdef class HubPublisher(QueuePublisher):
     def __init__(self, HubConnection hub, Stream stream, Queue queue, bytes name):
         """`queue`: None where the stream is none."""
@@ -237,22 +268,24 @@ cdef class HubPublisher(QueuePublisher):
     # ---- in ----
 
     cdef int publish(self, span id, span body, bint has_escapes, object options, int64_t upload) except -1:
+        cdef origin of
         cdef uint8_t *entry = NULL
         cdef size_t size
-        cdef bytes message_id = None
+        of.id, of.message_id, of.upload, of.records = id, span_of(NULL, 0), upload, 1
         try:
             if options is not None:
                 options = self._read(options)
-                message_id = None if options is None else options.id
+                if options is not None:
+                    of.message_id = id_of(options.id)
             size = self._entry(body, has_escapes, options, &entry)
         except HubError as problem:
-            return self._refuse(id, upload, 0, problem.code, problem.text)
+            return self._refuse(&of, problem.code, problem.text)
         self.hub.has_published = True
-        if upload and not self._is_counted(upload, 1):
+        if upload and not self._is_counted(&of):
             return 0
         if self.queue is None or not self.queue.max_messages and not self.has_parked:
-            return self._lay(id, upload, entry, size, 1, message_id)
-        return self._take(id, upload, entry, size, 1, message_id)
+            return self._lay(&of, entry, size)
+        return self._take(&of, entry, size)
 
     def publish_bytes(self, bytes id, bytes body, options, int64_t upload):
         """As ``publish``, for Python.  `id`: None when nobody waits for an answer."""
@@ -260,11 +293,13 @@ cdef class HubPublisher(QueuePublisher):
 
     def publish_batch(self, bytes id, list messages, int64_t upload=0):
         """[(raw body, options or None)], of which all are kept or none.  `id`: None when nobody waits for an answer."""
+        cdef origin of
         cdef bytes body, pieces
         cdef uint8_t *entry = NULL
         cdef size_t size
         cdef list parts = []
         cdef size_t total = 0
+        of.id, of.message_id, of.upload = id_of(id), span_of(NULL, 0), upload
         try:
             if not 0 < len(messages) <= MESSAGES_PER_BATCH_MAX:
                 raise HubError(ErrorCode.INVALID_ARGUMENT,
@@ -277,26 +312,28 @@ cdef class HubPublisher(QueuePublisher):
                                    f"A batch has at most {BATCH_BYTES_MAX} bytes; send it in parts.")
                 parts.append((<char *> entry)[:size])
         except HubError as problem:
-            return self._refuse(id_of(id), upload, <uint32_t> max(len(messages), 2), problem.code, problem.text)
+            of.records = <uint32_t> max(len(messages), 2)
+            return self._refuse(&of, problem.code, problem.text)
         self.hub.has_published = True
-        if upload and not self._is_counted(upload, len(parts)):
+        of.records = <uint32_t> len(parts)
+        if upload and not self._is_counted(&of):
             return
         pieces = b"".join(parts)
-        if len(parts) > 1:
+        if of.records > 1:
             head = bytearray(SUB_BATCH_HEADER_BYTES)
             entry = <uint8_t *> <char *> head
             entry[0] = 0x80  # and no compression
-            bytes_store16(entry + 1, <unsigned int> len(parts))
+            bytes_store16(entry + 1, <unsigned int> of.records)
             bytes_store32(entry + 3, <uint32_t> total)
             bytes_store32(entry + 7, <uint32_t> total)
             pieces = bytes(head) + pieces
-        self._take(id_of(id), upload, <const uint8_t *> <char *> pieces, len(pieces), <uint32_t> len(parts), None)
+        self._take(&of, <const uint8_t *> <char *> pieces, len(pieces))
 
-    cdef bint _is_counted(self, int64_t upload, uint32_t records) except -1:
+    cdef bint _is_counted(self, const origin *of) except -1:
         """False: an item before it was refused, and its peer has heard so."""
-        feed = self.hub.feeds.get(upload)
+        feed = self.hub.feeds.get(of.upload)
         if feed is not None:
-            feed.given += records
+            feed.given += of.records
         return feed is not None
 
     cdef size_t _entry(self, span body, bint has_escapes, object options, uint8_t **out) except 0:
@@ -319,163 +356,140 @@ cdef class HubPublisher(QueuePublisher):
         self.options_seen, self.options_read = options, read
         return read
 
-    cdef int _take(self, span id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
-                   bytes message_id) except -1:
+    cdef int _take(self, origin *of, const uint8_t *entry, size_t size) except -1:
         """Messages for a queue that may be full."""
-        cdef int room = self.room_for(records)
+        cdef int room = self.room_for(of.records)
         if room == ROOM:
-            return self._lay(id, upload, entry, size, records, message_id)
-        if records > self.queue.max_messages > 0:
+            return self._lay(of, entry, size)
+        if of.records > self.queue.max_messages > 0:
             if room != ROOM_NONE:
-                self.count_refused(records)
-            return self._refuse(id, upload, records, ErrorCode.QUEUE_FULL,
+                self.count_refused(of.records)
+            return self._refuse(of, ErrorCode.QUEUE_FULL,
                                 f"The queue holds {self.queue.max_messages} messages, so the batch never fits.")
-        kept_id = bytes_of(id) if id.data != NULL else None
-        return self.put_off((kept_id, upload, (<const char *> entry)[:size], records, message_id), size, room)
+        note = PyBytes_FromStringAndSize(NULL, note_size(of))
+        note_put(<uint8_t *> <char *> note, of)
+        return self.put_off((note, (<const char *> entry)[:size]), size, room)
 
-    cdef int _lay(self, span id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
-                  bytes message_id) except -1:
-        cdef note_head head
-        cdef uint8_t *p
-        if self.add(entry, <uint32_t> size, records, None, 0) != OK:
-            return self._refuse(id, upload, records, ErrorCode.SERVER_ERROR, "Out of memory.")
-        if id.data == NULL and not upload:
-            return 0
-        head.upload, head.records, head.id_size = upload, records, id.size
-        head.place = <uint32_t> (self.stream.batch.records - records)
-        head.message_id_size = <uint32_t> len(message_id) if message_id is not None else 0
-        p = self.note(sizeof(head) + head.id_size + head.message_id_size)
-        p = put(put(p, &head, sizeof(head)), id.data, id.size)
-        if head.message_id_size:
-            put(p, <char *> message_id, head.message_id_size)
+    cdef int _lay(self, origin *of, const uint8_t *entry, size_t size) except -1:
+        if self.add(entry, <uint32_t> size, of.records, None, 0) != OK:
+            return self._refuse(of, ErrorCode.SERVER_ERROR, "Out of memory.")
+        if of.id.data != NULL or of.upload:
+            of.place = <uint32_t> (self.stream.batch.records - of.records)
+            note_put(self.note(note_size(of)), of)
         return 0
 
-    cdef int _refuse(self, span id, int64_t upload, uint32_t records, object code, str text) except -1:
-        if upload:
-            feed = self.hub.feeds.get(upload)
+    cdef int _refuse(self, const origin *of, object code, str text) except -1:
+        if of.upload:
+            feed = self.hub.feeds.get(of.upload)
             if feed is not None:
                 feed.refuse(code, text)
-        elif id.data != NULL:
-            self.hub.refuse(bytes_of(id), "PublishBatch" if records > 1 else "Publish", str(code), text)
+        elif of.id.data != NULL:
+            self.hub.refuse(bytes_of(of.id), "PublishBatch" if of.records > 1 else "Publish", str(code), text)
         return 0
 
     # ---- what became of it ----
 
     cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1:
-        cdef note_head head
         cdef const uint8_t *p = notes
         cdef const uint8_t *end = notes + size
+        cdef origin of
         if self.hub.closed:
             return 0
         while p < end:
-            memcpy(&head, p, sizeof(head))
-            p += sizeof(head)
-            if head.upload:
-                self._keep_upload(head.upload, head.records,
-                                  first_offset + head.place + head.records - 1 if offsets_known else None)
-            else:
-                self._complete(p, &head, first_offset + head.place, offsets_known)
-            p += head.id_size + head.message_id_size
+            p = note_read(p, &of)
+            self._kept(&of, first_offset + of.place, offsets_known)
         if self.progressed:
             self._tell_progress()
         return 0
 
-    cdef int _keep_upload(self, int64_t upload, uint32_t records, last_offset) except -1:
-        feed = self.hub.feeds.get(upload)
-        if feed is not None:
-            feed.keep(records, last_offset)
-            self.progressed.add(feed)
+    cdef int _kept(self, const origin *of, uint64_t offset, bint offset_known) except -1:
+        if of.upload:
+            feed = self.hub.feeds.get(of.upload)
+            if feed is not None:
+                feed.keep(of.records, offset + of.records - 1 if offset_known else None)
+                self.progressed.add(feed)
+        elif of.id.data != NULL:
+            self._complete(of, offset, offset_known)
         return 0
 
-    cdef int _tell_progress(self) except -1:
+    def _tell_progress(self):
         progressed, self.progressed = self.progressed, set()
         for feed in progressed:
             feed.progress()
-        return 0
 
-    cdef int _complete(self, const uint8_t *id, const note_head *head, uint64_t offset, bint offset_known) except -1:
+    cdef int _complete(self, const origin *of, uint64_t offset, bint offset_known) except -1:
         """A message without an id of its own is known by its offset, here as in deliveries.
 
         The record is not made in the worker's scratch memory: the message that made the batch full may lie there."""
         cdef HubConnection hub = self.hub
-        cdef span call_id = span_of(id, head.id_size)
-        cdef span message_id = span_of(id + head.id_size, head.message_id_size)
+        cdef output *out = &completions[hub.encoding]
+        cdef span message_id = of.message_id
         cdef uint8_t number[24]
-        cdef uint8_t out[COMPLETION_BYTES_MAX]
-        cdef uint8_t *p = out
-        if head.records == 1 and not message_id.size and offset_known:
+        cdef size_t members_at
+        if of.records == 1 and not message_id.size and offset_known:
             message_id = span_of(number, decimal_put(number, offset) - number)
-        if call_id.size > ID_BYTES_MAX or message_id.size > GIVEN_ID_BYTES_MAX:
-            raise AssertionError("an id is longer than the codec and the options let it be")
+        out.size = out.members = 0
+        add_word(out, b'{"type":3,"invocationId":', b"\x95\x03\x80" if hub.dialect == DIALECT_V1 else b"\x94\x03")
+        add_text(out, of.id.data, of.id.size)
+        add_word(out, b',"result":{', b"\x03\x80")
+        members_at = out.size - 1
+        if of.records > 1:
+            add_name(out, b"count")
+            add_number(out, of.records)
+        elif message_id.size:
+            add_name(out, b"id")
+            add_text(out, message_id.data, message_id.size)
+        if offset_known:
+            add_name(out, b"firstOffset" if of.records > 1 else b"offset")
+            add_number(out, offset)
+        if offset_known and of.records > 1:
+            add_name(out, b"lastOffset")
+            add_number(out, offset + of.records - 1)
         if hub.encoding == ENCODING_JSON:
-            p = json_text_put(put(p, b'{"type":3,"invocationId":', 25), call_id)
-            if head.records > 1:
-                p = decimal_put(put(p, b',"result":{"count":', 19), head.records)
-                if offset_known:
-                    p = decimal_put(put(p, b',"firstOffset":', 15), offset)
-                    p = decimal_put(put(p, b',"lastOffset":', 14), offset + head.records - 1)
-            else:
-                p = put(p, b',"result":{', 11)
-                if message_id.size:
-                    p = json_text_put(put(p, b'"id":', 5), message_id)
-                if offset_known:
-                    p = decimal_put(put(p, b',"offset":', 10), offset)
-            p = put(p, b'}}', 2)
+            add(out, b"}}", 2)
         else:
-            p = put(p, b"\x95\x03\x80", 3) if hub.dialect == DIALECT_V1 else put(p, b"\x94\x03", 2)
-            p = put(mp_text_put(p, call_id), b"\x03", 1)
-            if head.records > 1:
-                p[0] = 0x83 if offset_known else 0x81
-                p = mp_unsigned_put(put(p + 1, b'\xa5count', 6), head.records)
-                if offset_known:
-                    p = mp_unsigned_put(put(p, b'\xabfirstOffset', 12), offset)
-                    p = mp_unsigned_put(put(p, b'\xaalastOffset', 11), offset + head.records - 1)
-            else:
-                p[0] = <uint8_t> (0x80 + (message_id.size > 0) + offset_known)
-                p += 1
-                if message_id.size:
-                    p = mp_text_put(put(p, b'\xa2id', 3), message_id)
-                if offset_known:
-                    p = mp_unsigned_put(put(p, b'\xa6offset', 7), offset)
-        put(hub.record(p - out), out, p - out)
+            out.data[members_at] |= <uint8_t> out.members
+        put(hub.record(out.size), out.data, out.size)
         return hub.written()
 
     cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
-        cdef note_head head
         cdef const uint8_t *p = notes
         cdef const uint8_t *end = notes + size
+        cdef origin of
         while p < end:
-            memcpy(&head, p, sizeof(head))
-            p += sizeof(head)
-            self._refuse(span_of(p, head.id_size), head.upload, head.records, code.decode(), text.decode())
-            p += head.id_size + head.message_id_size
+            p = note_read(p, &of)
+            self._refuse(&of, code.decode(), text.decode())
         return 0
 
     cdef int forget(self) except -1:
         self.hub.forget_publisher(self.name, self)
         return 0
 
-    # ---- a full queue: what waits is (invocation id, upload, entry, records, message id) ----
+    # ---- a full queue: what waits is (note, entry) ----
 
     cdef uint64_t records_of(self, object what) except? 0:
-        return (<tuple> what)[3]
+        return origin_of(what[0]).records
 
     cdef int publish_parked(self, object what) except -1:
-        cdef bytes id, entry, message_id
-        id, upload, entry, records, message_id = what
-        return self._lay(id_of(id), upload, <const uint8_t *> <char *> entry, len(entry), records, message_id)
+        cdef bytes note, entry
+        note, entry = what
+        cdef origin of = origin_of(note)
+        return self._lay(&of, <const uint8_t *> <char *> entry, len(entry))
 
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1:
-        return self._refuse(id_of(what[0]), what[1], what[3], code.decode(), text.decode())
+        cdef bytes note = what[0]
+        return self.refuse_notes(<const uint8_t *> <char *> note, len(note), code, text)
 
     cdef int redirect_parked(self, object what) except -1:
-        cdef bytes entry = what[2]
+        cdef bytes note, entry
+        note, entry = what
+        cdef uint32_t left = origin_of(note).records
         cdef const uint8_t *p = <const uint8_t *> <char *> entry
         cdef const uint8_t *end = p + len(entry)
         cdef size_t size
-        if what[3] > 1:
+        if left > 1:
             p += SUB_BATCH_HEADER_BYTES
-        token = [what[3], what]
+        token = [left, note]
         while p < end:
             size = 4 + bytes_load32(p)
             self.redirect(p, size, token)
@@ -483,20 +497,16 @@ cdef class HubPublisher(QueuePublisher):
         return 0
 
     def answer_redirected(self, tokens, bint ok):
-        cdef note_head head
-        cdef bytes id, message_id
+        """Each is [how many of these messages are not kept yet, their note]; None: they were refused."""
+        cdef origin of
         for token in tokens:
             token[0] -= 1
-            id, upload, _, records, message_id = token[1]
+            if token[1] is None:
+                continue
+            of = origin_of(token[1])
             if not ok:
-                self._refuse(id_of(id), upload, records, ErrorCode.SERVER_ERROR, "The message could not be stored.")
-                token[1] = (None, 0, None, 0, None)
-            elif token[0] == 0 and upload:
-                self._keep_upload(upload, records, None)
-            elif token[0] == 0 and id is not None:
-                # It has no offset in this queue.
-                message_id = message_id or b""
-                head.records, head.id_size, head.message_id_size = records, len(id), len(message_id)
-                id += message_id
-                self._complete(<const uint8_t *> <char *> id, &head, 0, False)
+                self._refuse(&of, ErrorCode.SERVER_ERROR, "The message could not be stored.")
+                token[1] = None
+            elif token[0] == 0:
+                self._kept(&of, 0, False)  # it has no offset in this queue
         self._tell_progress()

@@ -13,15 +13,16 @@ are frames of the WebSocket (MessageReader); their messages go to the hub connec
 from itertools import islice
 
 from libc.stdint cimport int64_t, uint8_t
-from libc.string cimport memcpy
 from vibemq.broker.client cimport ClientSession
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_UNCONFIRMED
 from vibemq.protocols.signalr.hub cimport HubConnection
 from vibemq.protocols.signalr.transports cimport (
-    CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_CLOSE, WS_PING,
-    WS_PONG, EventsTransport, LongPollingTransport, MessageReader, Transport, WebSocketTransport, header_size,
-    header_write, ws_event,
+    EventsTransport, LongPollingTransport, Transport, WebSocketTransport,
+)
+from vibemq.protocols.signalr.websocket cimport (
+    CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_PING, WS_PONG,
+    MessageReader, ws_event,
 )
 
 from vibemq.broker.admission import log_closing
@@ -29,6 +30,7 @@ from vibemq.errors import ConnectionClosed
 from vibemq.protocols.signalr import http
 from vibemq.protocols.signalr.request import BINARY, CONTINUE, HEAD_BYTES_MAX, Refusal
 from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
+from vibemq.protocols.signalr.websocket import close_frame, frame
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 cdef extern from "string.h" nogil:
@@ -39,28 +41,9 @@ cdef size_t HEAD_MAX = HEAD_BYTES_MAX
 cdef enum:
     REQUESTS_PER_TURN = 32           # each costs some tens of microseconds: the loop's millisecond
     BODY_BYTES_PER_S_MIN = 16 * 1024 # of a peer that is not slow on purpose
-    HEADER_BYTES_MAX = 10            # of a frame that we write: without a mask
-    CONTROL_BYTES_MAX = 125          # payload of a control frame: its length has one byte
     DESCRIBED_MAX = 128              # publishers, and subscriptions, of one connection: about a microsecond each
 
 DOOR = "signalr"  # as workers know it
-
-
-# ---- WebSocket frames that are rare, whole ----
-
-
-def frame(int opcode, bytes payload=b"") -> bytes:
-    cdef uint8_t header[HEADER_BYTES_MAX]
-    cdef uint8_t *end = header_write(header, opcode, len(payload))
-    return (<char *> header)[:end - header] + payload
-
-
-def close_frame(int code, str reason="") -> bytes:
-    """A reason that is too long for it is cut at a character.  CLOSE_NONE: without a code."""
-    if code == CLOSE_NONE:
-        return frame(WS_CLOSE)
-    text = reason.encode("utf-8", "replace")[:CONTROL_BYTES_MAX - 2].decode("utf-8", "ignore")
-    return frame(WS_CLOSE, code.to_bytes(2, "big") + text.encode())
 
 
 cdef class HttpSession(ClientSession):
@@ -253,7 +236,6 @@ cdef class HttpSession(ClientSession):
 
     cdef Py_ssize_t _messages(self, uint8_t *data, size_t size) except -1:
         cdef ws_event event
-        cdef uint8_t *out
         cdef size_t at = 0
         cdef HubConnection hub = self.transport.hub
         while at < size and not self.busy:
@@ -267,9 +249,7 @@ cdef class HttpSession(ClientSession):
                     hub.receive(event.payload, event.size)
             elif event.kind == EVENT_PING and not self.saw_close:
                 self.transport.seal()
-                out = self.connection.outbox_reserve(header_size(event.size) + event.size)
-                out = header_write(out, WS_PONG, event.size)
-                memcpy(out, event.payload, event.size)
+                self.connection.write_bytes(frame(WS_PONG, (<char *> event.payload)[:event.size]))
             elif event.kind == EVENT_CLOSE:
                 is_well = event.close_code == CLOSE_NORMAL or event.close_code == CLOSE_NONE
                 code = "" if is_well else f" with code {event.close_code}"

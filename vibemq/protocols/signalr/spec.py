@@ -38,10 +38,6 @@ STATEFUL_BUFFER_BYTES_MAX = 100_000  # not acknowledged, kept for a stateful rec
 NUMBER_MAX = 2**53 - 1  # what every client's numbers reach
 GIVEN_ID_BYTES_MAX = 1024  # of a message id or a key: they are in each delivery
 
-# What a WebSocket is closed with; transports.pxd has what its reader needs.
-CLOSE_NORMAL = 1000
-CLOSE_POLICY_VIOLATION = 1008
-
 # Transports, as negotiating lists them.
 WEB_SOCKETS, SERVER_SENT_EVENTS, LONG_POLLING = "WebSockets", "ServerSentEvents", "LongPolling"
 

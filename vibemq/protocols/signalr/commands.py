@@ -3,8 +3,8 @@
 
 A method is a function of its Call and its arguments.  It returns its result, or LATER when it answers by itself, or
 raises HubError.  Names match without regard to case; options are one object at the end, and trailing
-arguments that may be missing are None.  What a method does with queues is in queue_methods.py and message_methods.py,
-which fill METHODS; tests may add more.
+arguments that may be missing are None.  The methods are in queues.py, publishing.py and subscribing.py, which fill
+METHODS.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.access.permissions import Operation
 from vibemq.broker import admission
-from vibemq.broker.admission import check_access, has_right, may
+from vibemq.broker.admission import check_access, has_right, may, may_make, with_queue
+from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.codec import elements_of
-from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
-from vibemq.protocols.signalr.options import Reader, must, read_options
+from vibemq.protocols.signalr.invocations import LATER, BadCall, Call, HubError
+from vibemq.protocols.signalr.options import Reader, must, queue_name, read_options
 from vibemq.protocols.signalr.records import MalformedFrame, value_of
 from vibemq.protocols.signalr.spec import Dialect, ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
@@ -227,3 +228,32 @@ def find_for(hub: HubConnection, name: str, right: str, operation: Operation) ->
 
 def not_found(name: str) -> HubError:
     return HubError(ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist; make it with CreateQueue.")
+
+
+def open_queue(call: Call, name: str, then: Callable[[Any], None]) -> Any:
+    """Call ``then(queue)``, now or after a helper thread has made the queue."""
+    hub = call.hub
+
+    def failed(problem: Exception) -> None:
+        raise not_found(name) if isinstance(problem, StreamNotFound) else problem
+
+    def in_helper(work: Callable[[], Any], made: Callable[[Any, Any], None]) -> None:
+        queue_name("queue", name)
+
+        def done(result: Any) -> Any:
+            made(result, result if isinstance(result, BaseException) else None)
+            return LATER
+
+        call.in_helper(work, done)
+
+    def opened(queue: Any) -> None:
+        if call.state == "over":  # a stream that was cancelled meanwhile
+            queue.close_if_unused()
+        else:
+            then(queue)
+
+    may_create = may_make(hub.client, name)
+    with_queue(
+        hub.door.broker, DEFAULT_VHOST, name, may_create=may_create, then=opened, failed=failed, in_helper=in_helper
+    )
+    return LATER
