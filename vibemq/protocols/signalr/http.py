@@ -30,7 +30,7 @@ from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.protocols.signalr import demo
 from vibemq.protocols.signalr.request import BINARY, JSON, NO_CACHE, TEXT, Headers, Refusal, Request, head_of, parse
 from vibemq.protocols.signalr.spec import LONG_POLLING, NEGOTIATE_VERSION_MAX, SERVER_SENT_EVENTS, WEB_SOCKETS
-from vibemq.protocols.signalr.transports import LongPollingTransport
+from vibemq.protocols.signalr.transports import EventsTransport, LongPollingTransport, WebSocketTransport
 
 if TYPE_CHECKING:
     from vibemq.access.permissions import Access
@@ -336,7 +336,9 @@ def upgrade(session: HttpSession, request: Request) -> None:
     accept = base64.b64encode(hashlib.sha1(key.encode() + WEB_SOCKET_ID).digest()).decode()
     headers = [("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept), *request.cors]
     session.write(head_of(101, headers))
-    hub.attach(session.become_web_socket(hub))
+    transport = WebSocketTransport(hub, session)
+    session.serve(transport)
+    hub.attach(transport)
 
 
 def _hub_of_upgrade(session: HttpSession, request: Request) -> HubConnection:
@@ -352,7 +354,9 @@ def open_events(session: HttpSession, request: Request) -> None:
     hub = _find_for(SERVER_SENT_EVENTS, session, request)
     if hub.transport is not None:
         raise Refusal(409, "This connection has an event stream already.")
-    hub.attach(session.become_events(hub, request))
+    transport = EventsTransport(hub, session, request)
+    session.serve(transport)
+    hub.attach(transport)
 
 
 def poll(session: HttpSession, request: Request) -> None:

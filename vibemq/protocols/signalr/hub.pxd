@@ -21,7 +21,6 @@ cdef class HubConnection:
     cdef readonly bint is_alpha2       # an early connection of ?dialect=alpha2
     cdef readonly bint wants_stateful  # was promised a stateful reconnect by negotiate
     cdef readonly Transport transport  # None between polls and sockets
-    cdef readonly bint wants_pause     # uploads or unconfirmed messages are at their limit
     cdef readonly bint closed
     cdef bint is_open                  # the handshake is done
     cdef readonly QueueTable queues
@@ -34,7 +33,7 @@ cdef class HubConnection:
     cdef bytearray unfinished          # a record whose end has not come
     cdef list held                     # [(record, is text)] that wait for the first transport
     cdef size_t held_size
-    cdef object dropped                # a record that nobody will be sent
+    cdef bytearray kept                # the last record that had no transport, for as long as it is written
     cdef uint8_t *latest               # the record that is being written: stateful reconnect keeps a copy
     cdef size_t latest_size
     cdef bint latest_is_numbered

@@ -73,10 +73,6 @@ cdef class HubConnection:
         return self.transport is None or self.transport.carries_binary
 
     @property
-    def is_modern(self) -> bool:
-        return self.dialect == DIALECT_V1
-
-    @property
     def ending(self) -> bool:
         return self.closed
 
@@ -242,7 +238,7 @@ cdef class HubConnection:
             used = self._handshake(data, size)
             if used == 0 or self.closed:
                 return size if self.closed else 0
-        if self.encoding == ENCODING_JSON or self.transport is None or self.transport.carries_binary:
+        if self.encoding == ENCODING_JSON or self.carries_binary:
             return used + self._records(data + used, size - used)
         found, taken = group_decode((<const char *> data)[used:size], self.record_max)
         if self._records(<const uint8_t *> <const char *> found, len(found)) != <Py_ssize_t> len(found):
@@ -440,17 +436,14 @@ cdef class HubConnection:
         if self.transport is not None:
             self.latest = self.transport.reserve(size, is_text)
         else:
-            kept = bytearray(size)
+            self.kept = bytearray(size)  # of a stateful connection nobody needs it: what attach() sends is the replay
+            self.latest = <uint8_t *> <char *> self.kept
             if self.replay is None and self.held_size + size > self.record_max:
                 # No exception: whoever writes may be a timer, or a queue that tells many.
                 self.give_up(f"More than {self.record_max} bytes of answers wait for the first transport.")
-                self.dropped = kept
             elif self.replay is None:
                 self.held_size += size
-                self.held.append((kept, is_text))
-            else:
-                self.held = [(kept, is_text)]  # it lives until it is written, and is sent by the next attach()
-            self.latest = <uint8_t *> <char *> kept
+                self.held.append((self.kept, is_text))
         return self.latest
 
     cdef uint8_t *record(self, size_t size) except NULL:
@@ -481,13 +474,16 @@ cdef class HubConnection:
         return self.written()
 
     def answer(self, write, bytes id, *more):
-        """To a call, as one of records' functions writes it: completion, stream_item or stream_end."""
-        self._send(write(self.dialect, self.encoding, id.decode(), *more), True)
+        """To a call, as one of records' functions writes it: completion, stream_item or stream_end.
 
-    def refuse(self, id, str method, code, text):
-        """`id`: None when nobody waits for an answer."""
-        if id is not None and not self.closed:
-            self.answer(records.completion, id, NOTHING, spec.hub_exception(method, code, text, self.dialect))
+        `id`: None when nobody waits for an answer."""
+        if id is not None:
+            self._send(write(self.dialect, self.encoding, id.decode(), *more), True)
+
+    def refuse(self, bytes id, str method, code, text):
+        if not self.closed:
+            error = spec.hub_exception(spec.invoking(method), f"{code}: {text}", self.dialect)
+            self.answer(records.completion, id, NOTHING, error)
 
     def count_waiting(self, Py_ssize_t more):
         """Calls and items of uploads, for a helper thread or the next turn."""
@@ -503,13 +499,11 @@ cdef class HubConnection:
 
     def _pause_or_resume(self):
         """Calls that wait because a stateful peer acknowledged too little go on with its next Ack, so it is read."""
-        self.wants_pause = self.is_shutting_down or self.client.held != 0 or (self.crowded and not self.holds_back())
-        if self.transport is not None and self.wants_pause != self.is_paused:
-            self.is_paused = self.wants_pause
-            if self.wants_pause:
-                self.transport.pause()
-            else:
-                self.transport.resume()
+        cdef bint wants_pause = self.is_shutting_down or self.client.held != 0 \
+            or (self.crowded and not self.holds_back())
+        if self.transport is not None and wants_pause != self.is_paused:
+            self.is_paused = wants_pause
+            self.transport.hold(wants_pause)
 
     def send_off(self, why):
         text = "This user was deleted." if why is Ended.DELETED else "Username and password are required."
@@ -585,6 +579,6 @@ cdef class HubConnection:
             self._pause_or_resume()
         elif not self.closed:
             if self.is_paused and self.transport is not None:
-                self.transport.resume()  # the peer's own close is read
+                self.transport.hold(False)  # the peer's own close is read
             self.close(None, True, reason=spec.SERVER_SHUTTING_DOWN)
         return 0

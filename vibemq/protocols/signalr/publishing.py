@@ -28,7 +28,7 @@ from vibemq.protocols.signalr.invocations import LATER, BadCall, Call, HubError,
 from vibemq.protocols.signalr.options import MESSAGE_OPTIONS
 from vibemq.protocols.signalr.publisher import open_publisher, ready_publisher
 from vibemq.protocols.signalr.records import MalformedFrame, value_of
-from vibemq.protocols.signalr.spec import ErrorCode
+from vibemq.protocols.signalr.spec import ErrorCode, hub_exception, invoking
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -114,8 +114,7 @@ class Feed:
         call.on_over = lambda: self.hub.feeds.pop(self.number, None)
         if queue is not None:
             self.publisher(queue)
-        self.upload.on_item = self.take
-        self.upload.on_end = self.end
+        self.upload.feed = self
         self.upload.take_waiting()
 
     # ---- what publishers tell ----
@@ -206,8 +205,7 @@ class Feed:
             if self.kept == self.given:
                 self.progress()
         else:
-            prefix = f"An unexpected error occurred invoking '{self.call.name}' on the server. HubException: "
-            self.call.fail(prefix + error if self.hub.is_modern else error)
+            self.call.fail(hub_exception(invoking(self.call.name), error, self.hub.dialect))
 
 
 @METHODS.add("PublishStream", optional("queue", text), may_stream=True, takes_upload=True, only_publishes=True)

@@ -17,16 +17,13 @@ from vibemq.broker.client cimport ClientSession
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_UNCONFIRMED
 from vibemq.protocols.signalr.hub cimport HubConnection
-from vibemq.protocols.signalr.transports cimport (
-    EventsTransport, LongPollingTransport, Transport, WebSocketTransport,
-)
+from vibemq.protocols.signalr.transports cimport LongPollingTransport, Transport, WebSocketTransport
 from vibemq.protocols.signalr.websocket cimport (
     CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_PING, WS_PONG,
     MessageReader, ws_event,
 )
 
 from vibemq.broker.admission import log_closing
-from vibemq.errors import ConnectionClosed
 from vibemq.protocols.signalr import http
 from vibemq.protocols.signalr.request import BINARY, CONTINUE, HEAD_BYTES_MAX, Refusal
 from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
@@ -202,21 +199,13 @@ cdef class HttpSession(ClientSession):
 
     # ---- transports ----
 
-    def serve(self, Transport transport not None, request):
-        """From now on this socket is a transport's, or as long as its poll is pending."""
+    def serve(self, Transport transport not None, request=None):
+        """From now on this socket is a transport's, or as long as its poll is pending, which is `request`."""
         self.transport, self.poll, self.deadline_ms = transport, request, 0
         if isinstance(transport, LongPollingTransport):
             self.deadline_in(self.door.config.poll_timeout_s, HttpSession.poll_over)
-
-    def become_events(self, HubConnection hub, request):
-        self.serve(EventsTransport(hub, self, request), None)
-        return self.transport
-
-    def become_web_socket(self, HubConnection hub):
-        """The 101 is written: what follows are frames."""
-        self.serve(WebSocketTransport(hub, self), None)
-        self.reader = MessageReader(self.door.config.message_max_bytes)
-        return self.transport
+        elif isinstance(transport, WebSocketTransport):  # the 101 is written: what follows are frames
+            self.reader = MessageReader(self.door.config.message_max_bytes)
 
     def answer_poll(self, int status, bytes body):
         """What the poll gets that this socket has waited with."""
@@ -225,12 +214,9 @@ cdef class HttpSession(ClientSession):
         self.connection.want_turn()
 
     def poll_over(self):
+        """Nothing has come for as long as a poll is held: the peer polls again."""
         if self.transport is not None:
-            (<LongPollingTransport> self.transport).timed_out()
-
-    def give_up(self, why: str):
-        """Close without sending what is queued."""
-        self.connection.fail(ConnectionClosed(why))
+            self.transport.dismiss(200)
 
     # ---- WebSocket ----
 

@@ -30,9 +30,6 @@ cdef class HubSubscription(Consumer):
     cdef Subscription way
     cdef readonly bint is_auto        # settled when the transport has sent it
 
-    # The transport has sent all that was written.
-    cdef int sent(self) except -1
-
 
 cdef class HubReader(LogReader):
     cdef Subscription way

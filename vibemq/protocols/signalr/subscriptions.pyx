@@ -77,7 +77,7 @@ cdef class Subscription:
         elif code is None:
             self.call.end()
         else:
-            self.call.fail(spec.stream_failed(code, text, self.hub.dialect))
+            self.call.fail(spec.hub_exception(spec.STREAMING, f"{code}: {text}", self.hub.dialect))
 
     def revoke(self):
         self.end(ErrorCode.NOT_AUTHORIZED, spec.lacks_right(self.hub.client.user, Operation.Subscribe.name, self.name))
@@ -117,12 +117,6 @@ cdef class HubSubscription(Consumer):
         if slot != NO_SLOT:
             tag = <uint64_t> self.deliveries.slots[slot].sequence << SLOT_BITS | <uint64_t> slot
         return self.way.write(m, (<Queue> self.queue).key, id, id_size, attempts > 1, tag)
-
-    cdef int sent(self) except -1:
-        if self.is_auto and self.queue is not None:
-            while self.own.first != NO_SLOT:
-                (<Queue> self.queue).settle(self, self.own.first)
-        return 0
 
     cdef int on_deleted(self) except -1:
         self.way.end(ErrorCode.QUEUE_NOT_FOUND, f"Queue '{self.way.name}' was deleted.")
@@ -255,7 +249,8 @@ cdef class Subscriptions:
         cdef HubSubscription subscription
         if self.autos:
             for subscription in self.autos:
-                subscription.sent()
+                while subscription.queue is not None and subscription.own.first != NO_SLOT:
+                    (<Queue> subscription.queue).settle(subscription, subscription.own.first)
             self.end_pulls()
         return 0
 

@@ -14,15 +14,14 @@ cdef class Transport:
     cdef Connection connection          # the session's
     cdef bint wants_room                # room() said no
     cdef readonly bint over             # end() was called, or the peer has gone
-    cdef readonly bint is_held          # pause() was called
+    cdef readonly bint is_held          # hold() said so
     cdef list kept_waiting              # sessions with POSTs that come when the hub takes no more
     # Room for one whole record, which the caller fills.
     cdef uint8_t *reserve(self, size_t size, bint is_text) except NULL
     # May more be written?  When not: hub.subscriptions.room_again() is called once there is room.
     cdef bint room(self) noexcept
-    # Read no more from the peer, until resume().
-    cdef int pause(self) except -1
-    cdef int resume(self) except -1
+    # Read no more from the peer; or on.
+    cdef int hold(self, bint holds) except -1
     # For the session: bytes that wait here and in the outbox; the end of a turn; its socket took everything.
     cdef size_t pending(self) noexcept
     cdef int seal(self) except -1

@@ -6,7 +6,7 @@ kept free before the first one, for the header when the message is sealed.  The 
 thing in the outbox.  Events must be rewritten and polls may not be there yet, so these two collect records first.
 
 A long-polling transport stays between polls; its session is then None.  Of events and polls, what the peer sends comes
-by other requests: pause() keeps those waiting.
+by other requests: hold() keeps those waiting.
 """
 
 from collections import deque
@@ -65,15 +65,12 @@ cdef class Transport:
     cdef size_t pending(self) noexcept:
         return self.connection.outbox_size - self.connection.outbox_head if self.connection is not None else 0
 
-    cdef int pause(self) except -1:
-        self.is_held = True
-        return 0
-
-    cdef int resume(self) except -1:
-        self.is_held = False
-        waiting, self.kept_waiting = self.kept_waiting, []
-        for session in waiting:
-            session.waited()
+    cdef int hold(self, bint holds) except -1:
+        self.is_held = holds
+        if not holds:
+            waiting, self.kept_waiting = self.kept_waiting, []
+            for session in waiting:
+                session.waited()
         return 0
 
     @property
@@ -82,7 +79,7 @@ cdef class Transport:
         return not self.is_held and self.pending() < UNREAD_BYTES_PAUSE
 
     def keep_waiting(self, session) -> bool:
-        """A request that comes when the hub takes no more; resume() lets it go on.  False: too many wait already."""
+        """A request that comes when the hub takes no more; hold(False) lets it go on.  False: too many wait already."""
         if len(self.kept_waiting) < POSTS_WAITING_MAX:
             self.kept_waiting.append(session)
             return True
@@ -96,7 +93,7 @@ cdef class Transport:
         if self.over:
             return 0
         if self.kept_waiting and self.takes_more:
-            self.resume()
+            self.hold(False)
         if self.wants_room and self.pending() < QUEUED_BYTES_MAX // 2:
             self.wants_room = False
             self.hub.subscriptions.room_again()
@@ -111,7 +108,7 @@ cdef class Transport:
         self._use(None)
         if not self.over:
             self.over = True
-            self.resume()
+            self.hold(False)
             self.hub.lost(self, why)
 
     def keep_alive(self):
@@ -156,16 +153,10 @@ cdef class WebSocketTransport(Transport):
         self.open_size = 0
         return 0
 
-    cdef int pause(self) except -1:
-        self.is_held = True
+    cdef int hold(self, bint holds) except -1:
+        self.is_held = holds
         if self.session is not None:
-            self.session.pause(PAUSE_UNCONFIRMED)
-        return 0
-
-    cdef int resume(self) except -1:
-        self.is_held = False
-        if self.session is not None:
-            self.session.go_on(PAUSE_UNCONFIRMED)
+            self.session.hold(PAUSE_UNCONFIRMED, holds)
         return 0
 
     def end(self, int close_code, str reason):
@@ -256,7 +247,7 @@ cdef class EventsTransport(BufferedTransport):
         self.over = True
         if self.is_chunked:
             self.connection.write(<const uint8_t *> b"0\r\n\r\n", 5)
-        self.resume()
+        self.hold(False)
         self.session.finish()
 
     def keep_alive(self):
@@ -283,10 +274,10 @@ cdef class LongPollingTransport(BufferedTransport):
     def poll(self, Session session, request):
         """A poll waits for records; one that waits already is told that it is over."""
         if self.session is not None:
-            self._dismiss(204)
+            self.dismiss(204)
             self.hub.stop_waiting()
         if self.leaving is not None and self.leaver is not session:
-            self.leaver.give_up("its peer polls again instead of reading the answer")
+            self.leaver.fail(ConnectionClosed("its peer polls again instead of reading the answer"))
         self._use(session)
         session.serve(self, request)
         if self.over or self.size:
@@ -302,7 +293,7 @@ cdef class LongPollingTransport(BufferedTransport):
         if self.leaving is not None:
             return 0
         if size == 0:
-            self._dismiss(204)
+            self.dismiss(204)
             self.hub.door.drop(self.hub)  # the peer knows now
             return 0
         if self.sizes is not None:
@@ -319,15 +310,11 @@ cdef class LongPollingTransport(BufferedTransport):
         self.hub.wait()
         return 0
 
-    def _dismiss(self, int status):
+    def dismiss(self, int status):
         """End the poll that waits without anything."""
         session, _ = self.session, self._use(None)
         session.answer_poll(status, b"")
         self.hub.wait()
-
-    def timed_out(self):
-        """Nothing has come for as long as a poll is held: the peer polls again."""
-        self._dismiss(200)
 
     def poll_lost(self):
         """The socket of the waiting poll is gone; the peer may come with another."""
@@ -352,6 +339,6 @@ cdef class LongPollingTransport(BufferedTransport):
     def end(self, int close_code, str reason):
         if not self.over:
             self.over = True
-            self.resume()
+            self.hold(False)
             if self.session is not None:
                 self._answer()

@@ -162,17 +162,6 @@ cdef class MessageReader:
         return (event.kind, event.opcode, (<char *> event.payload)[:event.size] if event.size else b"", event.used,
                 event.wanted, event.close_code, (<bytes> event.fault).decode() if event.fault != NULL else "")
 
-    def count(self, bytearray data not None) -> int:
-        """How many messages are in `data`: what a session would pay for them, for benchmarks."""
-        cdef ws_event event
-        cdef uint8_t *begin = data
-        cdef size_t at = 0
-        cdef Py_ssize_t messages = 0
-        while self.next(begin + at, len(data) - at, &event) == EVENT_MESSAGE:
-            at += event.used
-            messages += 1
-        return messages
-
     cdef int _append(self, const uint8_t *data, size_t size) except -1:
         """A fragment to what has begun; next() has seen to message_max."""
         cdef size_t need = self.begun_size + size
