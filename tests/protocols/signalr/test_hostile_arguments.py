@@ -222,7 +222,7 @@ def test_no_argument_is_an_error_of_ours(tmp_path: Path, capfd: pytest.CaptureFi
     wrong: list[tuple[str, list[bytes], tuple[bytes, ...], str]] = []
     with broker(tmp_path / "data", workers=1) as running, HubPeer(running, encoding=encoding) as peer:
         hostile = Hostile(peer)
-        for method in METHODS.all():
+        for method in METHODS.values():
             for arguments, items in hostile.calls(method):
                 found = hostile.call(method, *arguments, items=items)
                 code = CODE.search(found.error or "")

@@ -92,8 +92,7 @@ class Method:
     parameters: tuple[Parameter, ...]
     do: Callable[..., Any]
     is_stream: bool = False
-    may_stream: bool = False  # either kind of call is fine
-    takes_upload: bool = False  # and may be called without, where clients cannot upload
+    takes_upload: bool = False  # and may be called as a stream or not
     only_publishes: bool = False  # so what was published before it need not be in the logs yet
 
     def bind(self, call: Call) -> list[Any]:
@@ -131,9 +130,8 @@ def argument_of(name: str, value: bytes, encoding: int) -> Any:
         raise HubError(ErrorCode.INVALID_ARGUMENT, text) from None
 
 
-class MethodTable:
-    def __init__(self) -> None:
-        self._by_name: dict[str, Method] = {}
+class MethodTable(dict[str, Method]):
+    """By the names in lower case."""
 
     def add(
         self, name: str, *parameters: Parameter, **kind: bool
@@ -141,21 +139,18 @@ class MethodTable:
         """A decorator: this function is the hub method of that name."""
 
         def take(do: Callable[..., Any]) -> Callable[..., Any]:
-            self._by_name[name.lower()] = Method(name, parameters, do, **kind)
+            self[name.lower()] = Method(name, parameters, do, **kind)
             return do
 
         return take
 
-    def all(self) -> list[Method]:
-        return list(self._by_name.values())
-
     def find(self, name: str) -> Method | None:
-        return self._by_name.get(name.lower())
+        return self.get(name.lower())
 
     def is_stream(self, call: Call) -> bool:
         """Will this call be answered by a stream?"""
         method = self.find(call.name)
-        if method is None or method.may_stream:
+        if method is None or method.takes_upload:
             return call.is_stream
         return method.is_stream
 
@@ -166,7 +161,7 @@ class MethodTable:
             call.fail(spec.unknown_method(call.name))
             return
         is_early = call.hub.dialect != Dialect.V1
-        if not method.may_stream and method.is_stream != call.is_stream:
+        if not method.takes_upload and method.is_stream != call.is_stream:
             if not is_early or call.is_stream:
                 wrong = spec.streaming_method_invoked if method.is_stream else spec.method_streamed
                 call.fail(wrong(call.name))

@@ -210,11 +210,6 @@ def _let_in(session: HttpSession, request: Request, user: str, access: Access) -
             request.refusal = refusal
 
 
-def could_not_hand_over(request: Request) -> None:
-    """The worker that has the hub connection takes no more connections now."""
-    request.refusal = Refusal(503, "Too many connections at once.", [("Retry-After", "1")])
-
-
 def _find(session: HttpSession, request: Request) -> HubConnection:
     """The hub connection that a request is about.  Raises Refusal."""
     token = request.connection_token

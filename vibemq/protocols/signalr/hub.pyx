@@ -238,7 +238,7 @@ cdef class HubConnection:
             used = self._handshake(data, size)
             if used == 0 or self.closed:
                 return size if self.closed else 0
-        if self.encoding == ENCODING_JSON or self.carries_binary:
+        if self.encoding == ENCODING_JSON or self.transport is None or self.transport.carries_binary:
             return used + self._records(data + used, size - used)
         found, taken = group_decode((<const char *> data)[used:size], self.record_max)
         if self._records(<const uint8_t *> <const char *> found, len(found)) != <Py_ssize_t> len(found):

@@ -218,7 +218,7 @@ cdef class HubPublisher(QueuePublisher):
         if of.upload:
             feed = self.hub.feeds.get(of.upload)
             if feed is not None:
-                feed.refuse(code, text)
+                feed.call.refuse(code, text)
         elif of.id.data != NULL:
             self.hub.refuse(bytes_of(of.id), "PublishBatch" if of.records > 1 else "Publish", code, text)
         return 0

@@ -135,9 +135,6 @@ class Feed:
         elif self.call.is_stream:
             self.call.item(result)
 
-    def refuse(self, code: str, text: str) -> None:
-        self.call.refuse(code, text)
-
     # ---- items ----
 
     def publisher(self, name: str) -> HubPublisher | None:
@@ -156,12 +153,11 @@ class Feed:
             self.upload.take_waiting()
 
     def take(self, item: bytes) -> bool:
-        taken = True
         try:
-            taken = self._take(item)
+            return self._take(item)
         except HubError as problem:
-            self.refuse(problem.code, problem.text)
-        return taken
+            self.call.refuse(problem.code, problem.text)
+            return True
 
     def _take(self, item: bytes) -> bool:
         encoding = self.hub.encoding
@@ -208,7 +204,7 @@ class Feed:
             self.call.fail(hub_exception(invoking(self.call.name), error, self.hub.dialect))
 
 
-@METHODS.add("PublishStream", optional("queue", text), may_stream=True, takes_upload=True, only_publishes=True)
+@METHODS.add("PublishStream", optional("queue", text), takes_upload=True, only_publishes=True)
 def publish_stream(call: Call, queue: str | None) -> Any:
     """Each item of the upload is a message; an array of them is a batch.  As a stream it tells of the progress."""
     Feed(call, queue)

@@ -193,7 +193,7 @@ cdef class HttpSession(ClientSession):
         self.receiver = -1
         unread = (<char *> self.connection.inbox)[:self.connection.inbox_size]
         if not self.door.broker.handovers.give(worker, DOOR, self.connection, unread):
-            http.could_not_hand_over(self.request)
+            self.request.refusal = Refusal(503, "Too many connections at once.", [("Retry-After", "1")])
             self.waited()
         return 0
 
@@ -233,9 +233,8 @@ cdef class HttpSession(ClientSession):
             if event.kind == EVENT_MESSAGE:
                 if not self.saw_close:
                     hub.receive(event.payload, event.size)
-            elif event.kind == EVENT_PING and not self.saw_close:
-                self.transport.seal()
-                self.connection.write_bytes(frame(WS_PONG, (<char *> event.payload)[:event.size]))
+            elif event.kind == EVENT_PING:
+                self._say(frame(WS_PONG, (<char *> event.payload)[:event.size]))
             elif event.kind == EVENT_CLOSE:
                 is_well = event.close_code == CLOSE_NORMAL or event.close_code == CLOSE_NONE
                 code = "" if is_well else f" with code {event.close_code}"
@@ -250,16 +249,18 @@ cdef class HttpSession(ClientSession):
                 return size
         return at
 
-    def ping(self):
+    def _say(self, bytes frame):
+        """A control frame, behind what the transport has written; nothing follows a Close."""
         if not self.saw_close:
             self.transport.seal()
-            self.connection.write_bytes(frame(WS_PING))
+            self.connection.write_bytes(frame)
+
+    def ping(self):
+        self._say(frame(WS_PING))
 
     def _say_close(self, int code, str reason):
-        if not self.saw_close:
-            self.transport.seal()
-            self.connection.write_bytes(close_frame(code, reason))
-            self.saw_close = True
+        self._say(close_frame(code, reason))
+        self.saw_close = True
 
     def _end_messages(self, int code, str reason, str why):
         self._say_close(code, reason)
@@ -325,7 +326,7 @@ cdef class HttpSession(ClientSession):
         if transport is None:
             return 0
         if isinstance(transport, LongPollingTransport):
-            (<LongPollingTransport> transport).poll_lost()
+            transport.poll_over()
         else:
             transport.lost("the socket was closed")
         return 0

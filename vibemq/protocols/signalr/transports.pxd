@@ -43,7 +43,6 @@ cdef class EventsTransport(BufferedTransport):
     cdef bint is_chunked
     cdef bint is_binary
     cdef int _event(self) except -1
-    cdef int _chunk(self, const uint8_t *data, size_t size) except -1
 
 
 cdef class LongPollingTransport(BufferedTransport):

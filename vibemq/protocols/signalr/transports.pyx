@@ -208,7 +208,7 @@ cdef class EventsTransport(BufferedTransport):
         if self.is_chunked:
             headers.append(("Transfer-Encoding", "chunked"))
         self.connection.write_bytes(head_of(200, headers, close=True))
-        self._chunk(<const uint8_t *> b":\r\n", 3)  # opens the browser's event source
+        self._chunk(b":\r\n")  # opens the browser's event source
 
     cdef uint8_t *reserve(self, size_t size, bint is_text) except NULL:
         if self.session is None or self.over:
@@ -229,16 +229,11 @@ cdef class EventsTransport(BufferedTransport):
         self._empty()
         if b"\n" in text or b"\r" in text:  # only between the values of JSON: any break is as good as another
             text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\r\ndata: ")
-        text = b"data: " + text + b"\r\n\r\n"
-        return self._chunk(<const uint8_t *> text, len(text))
+        self._chunk(b"data: %b\r\n\r\n" % text)
+        return 0
 
-    cdef int _chunk(self, const uint8_t *data, size_t size) except -1:
-        if not self.is_chunked:
-            return self.connection.write(data, size)
-        cdef bytes head = b"%x\r\n" % size
-        self.connection.write(<const uint8_t *> head, len(head))
-        self.connection.write(data, size)
-        return self.connection.write(<const uint8_t *> b"\r\n", 2)
+    def _chunk(self, bytes data):
+        self.connection.write_bytes(b"%x\r\n%b\r\n" % (len(data), data) if self.is_chunked else data)
 
     def end(self, int close_code, str reason):
         if self.over:
@@ -246,14 +241,14 @@ cdef class EventsTransport(BufferedTransport):
         self.seal()
         self.over = True
         if self.is_chunked:
-            self.connection.write(<const uint8_t *> b"0\r\n\r\n", 5)
+            self.connection.write_bytes(b"0\r\n\r\n")
         self.hold(False)
         self.session.finish()
 
     def keep_alive(self):
         if self.session is not None and not self.over:
             self.seal()
-            self._chunk(<const uint8_t *> b":\r\n\r\n", 5)
+            self._chunk(b":\r\n\r\n")
 
 
 cdef class LongPollingTransport(BufferedTransport):
@@ -306,18 +301,16 @@ cdef class LongPollingTransport(BufferedTransport):
             memmove(self.data, self.data + size, self.size)
         else:
             self._empty()
-        self._use(None)
-        self.hub.wait()
+        self.poll_over()
         return 0
 
     def dismiss(self, int status):
         """End the poll that waits without anything."""
-        session, _ = self.session, self._use(None)
-        session.answer_poll(status, b"")
-        self.hub.wait()
+        self.session.answer_poll(status, b"")
+        self.poll_over()
 
-    def poll_lost(self):
-        """The socket of the waiting poll is gone; the peer may come with another."""
+    def poll_over(self):
+        """The poll that waited is answered, or its socket gone; the peer may come with another."""
         self._use(None)
         self.hub.wait()
 
