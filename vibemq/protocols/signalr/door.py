@@ -57,12 +57,12 @@ class SignalRDoor(Door):
         worker = owner_of(request.connection_token)
         return None if worker in (-1, self.broker.worker) or worker >= self.broker.worker_count else worker
 
-    def open_hub(
-        self, session: HttpSession, request: Request, *, wants_stateful: bool = False, has_socket: bool = False
-    ) -> HubConnection | None:
-        """A new hub connection for whoever asks; None: too many have no socket already."""
-        if not has_socket and (len(self._waiting) >= self.config.waiting_max or len(self.hubs) >= self._hubs_max):
-            return None
+    def is_full(self) -> bool:
+        """Are there as many hub connections without a socket as there may be?"""
+        return len(self._waiting) >= self.config.waiting_max or len(self.hubs) >= self._hubs_max
+
+    def open_hub(self, session: HttpSession, request: Request, wants_stateful: bool = False) -> HubConnection:
+        """A new hub connection for whoever asks."""
         secret = bytes([self.broker.worker]) + secrets.token_bytes(TOKEN_RANDOM_BYTES)
         token = base64.urlsafe_b64encode(secret).decode().rstrip("=")
         hub = self.hubs[token] = HubConnection(self, token, session, request, wants_stateful)

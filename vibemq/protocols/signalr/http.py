@@ -276,9 +276,9 @@ def _negotiated(session: HttpSession, request: Request, wants_stateful: bool) ->
     if door.has_its_share(session.peer_address):
         refusal = "Too many connections of this address were negotiated and not used (signalr.waiting_per_address_max)."
         raise Refusal(503, refusal, [("Retry-After", "5")])
-    hub = door.open_hub(session, request, wants_stateful=wants_stateful)
-    if hub is None:
+    if door.is_full():
         raise Refusal(503, "Too many connections were negotiated and not used.", [("Retry-After", "5")])
+    hub = door.open_hub(session, request, wants_stateful)
     hub.wait()
     return hub
 
@@ -340,9 +340,7 @@ def _hub_of_upgrade(session: HttpSession, request: Request) -> HubConnection:
     """A WebSocket may begin without negotiating.  One client sends a connectionId that it has made up."""
     if request.query.get("id") or request.connection_token in session.door.hubs:
         return _find_for(WEB_SOCKETS, session, request)
-    hub = session.door.open_hub(session, request, has_socket=True)
-    assert hub is not None  # only those without a socket are counted
-    return hub
+    return session.door.open_hub(session, request)
 
 
 def open_events(session: HttpSession, request: Request) -> None:
