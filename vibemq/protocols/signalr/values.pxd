@@ -23,7 +23,8 @@ cdef struct output:
 
 
 cdef inline uint8_t *room_in(output *out, size_t size) except NULL:
-    grow(&out.data, &out.capacity, out.size + size, 1)
+    if out.capacity - out.size < size:
+        grow(&out.data, &out.capacity, out.size + size, 1)
     return out.data + out.size
 
 
@@ -55,8 +56,7 @@ cdef inline int add_number(output *out, uint64_t value) except -1:
 
 cdef inline int add_word(output *out, const char *json, const char *packed) except -1:
     """Of each encoding its own, none of them with a zero in it."""
-    cdef const char *word = json if out.encoding == ENCODING_JSON else packed
-    return add(out, word, strlen(word))
+    return add(out, json, strlen(json)) if out.encoding == ENCODING_JSON else add(out, packed, strlen(packed))
 
 
 cdef inline int add_flag(output *out, bint value) except -1:
