@@ -21,12 +21,20 @@ REMEDY = re.compile(r"--package io\.delta:delta-spark_2\.1\d:VERSION")
 
 
 def offset(**streams):
-    return json.dumps({"v": 1, "s": {name: {"i": "a", "o": at} for name, at in streams.items()}})
+    return {"v": 1, "s": {name: {"i": "a", "o": at} for name, at in streams.items()}}
+
+
+class Progress(dict):
+    """As PySpark has it, whose own fields of a source are not the same in all versions."""
+
+    @property
+    def json(self):
+        return json.dumps(self)
 
 
 def batch(number, rows, end, tail):
     sources = [{"endOffset": offset(orders=end), "latestOffset": offset(orders=tail)}]
-    return {"batchId": number, "numInputRows": rows, "batchDuration": 500, "sources": sources}
+    return Progress({"batchId": number, "numInputRows": rows, "batchDuration": 500, "sources": sources})
 
 
 class Query:

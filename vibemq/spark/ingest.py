@@ -32,6 +32,7 @@ NEEDED = {
 FORMATS = ("parquet", *NEEDED)
 RATE_SECONDS = 30.0  # over what an estimate looks back: some batches, and not the pause before them
 SAMPLES_MAX = 1000
+NOWHERE = offsets.to_dict({})
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ class Watch:
         return self.state(time.monotonic() if now is None else now)
 
     def state(self, now: float) -> State:
-        lag = lag_of(self.last["sources"]) if self.last is not None else {}
+        # By its JSON: the offsets of PySpark's own objects are in Python's notation in Spark 4.0.
+        lag = lag_of(json.loads(self.last.json)["sources"]) if self.last is not None else {}
         behind = sum(lag.values())
         self.samples.append((now, self.rows, behind))
         while len(self.samples) > 2 and self.samples[1][0] < now - RATE_SECONDS:
@@ -139,20 +141,14 @@ class Watch:
 
 
 def lag_of(sources: Any) -> dict[str, int]:
-    """For each stream, how many records lie between what is written and its end, by a batch's own report."""
+    """For each stream, how many records lie between what is written and its end, by a batch's own report as JSON."""
     lag: dict[str, int] = {}
     for source in sources:
-        end, tail = (_positions(source[name]) for name in ("endOffset", "latestOffset"))
+        end, tail = (offsets.from_dict(source[name] or NOWHERE) for name in ("endOffset", "latestOffset"))
         for stream, there in tail.items():
             done = end.get(stream)
             lag[stream] = max(0, there.offset - done.offset) if done is not None else there.offset
     return lag
-
-
-def _positions(written: Any) -> offsets.Positions:
-    """Spark has an offset as the string that we gave it, or as nothing."""
-    found = json.loads(written) if isinstance(written, str) else written
-    return offsets.from_dict(found) if found else {}
 
 
 # ---- for people, and for Prometheus ----
