@@ -40,6 +40,7 @@ log = logging.getLogger("vibemq.spark")
 
 JSON = "application/json"
 ROWS_AT_ONCE = 10_000  # as many as Spark puts into an Arrow batch
+BYTES_AT_ONCE = 8 << 20  # of texts in as many rows as make an Arrow batch here: they are held three times
 _told: set[str] = set()  # what is said once in the life of a process
 
 
@@ -188,8 +189,20 @@ def record_batches(rows: Iterator[Any], schema: types.StructType) -> Iterator[pa
         with contextlib.suppress(ImportError):
             convert = importlib.import_module(place).LocalDataToArrowConversion.convert
             break
-    while some := [row for _, row in zip(range(ROWS_AT_ONCE), rows, strict=False)]:
+    for some in _bounded(rows):
         yield from convert(some, schema, False).to_batches()
+
+
+def _bounded(rows: Iterator[Any]) -> Iterator[list[Any]]:
+    some, size = [], 0
+    for row in rows:
+        some.append(row)
+        size += sum(len(value) for value in row if isinstance(value, (str, bytes, bytearray)))
+        if len(some) >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _say_once(text: str) -> None:
