@@ -39,6 +39,12 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
 """
+# Spark takes this for a shell, which shows warnings and what has a level of its own.
+TALKATIVE = ("info", "debug", "trace", "all")
+TALKATIVE_LOG4J = """\
+logger.spark.name = org.apache.spark
+logger.spark.level = {level}
+"""
 
 
 def register(spark: SparkSession) -> None:
@@ -88,7 +94,8 @@ def local_session(
     }
     with tempfile.TemporaryDirectory(prefix="vibemq-spark-") as folder:
         log4j = Path(folder) / "log4j2.properties"
-        log4j.write_text(QUIET_LOG4J.format(level=log_level), encoding="utf-8")
+        properties = QUIET_LOG4J + (TALKATIVE_LOG4J if log_level.lower() in TALKATIVE else "")
+        log4j.write_text(properties.format(level=log_level), encoding="utf-8")
         java_options = settings.get("spark.driver.extraJavaOptions", "")
         settings["spark.driver.extraJavaOptions"] = f"{java_options} -Dlog4j2.configurationFile={log4j}".strip()
         builder = SparkSession.builder.master(master or f"local[{cores}]").appName(name)
