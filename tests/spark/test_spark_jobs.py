@@ -230,7 +230,7 @@ def test_a_query_ends_by_name_where_a_stream_is_deleted_under_it(spark, job, own
     try:
         query.processAllAvailable()
         own_broker.delete(stream)
-        with pytest.raises(PySparkException, match="it was deleted: wanted offsets 100 to 100.*failOnDataLoss=false"):
+        with pytest.raises(PySparkException, match=r"it was deleted: wanted offsets 100 to 100.*failOnDataLoss=false"):
             query.awaitTermination(60)
     finally:
         query.stop()

@@ -165,7 +165,8 @@ def test_rows_of_any_size_come_back(served):
     given = {"endpoints": f"127.0.0.1:{served.port}", "stream": "written", "createStream": "true"}
     writer = sink.JobWriter(given, types.StructType().add("value", "binary"), False)
     values = [os.urandom(LARGE), b"", b"x" * LARGE, None, b"the end"]
-    writer.commit([writer.write(iter([pa.record_batch([pa.array([value], pa.binary())], ["value"]) for value in values]))])
+    batches = [pa.record_batch([pa.array([value], pa.binary())], ["value"]) for value in values]
+    writer.commit([writer.write(iter(batches))])
     wanted = planned(served, "written")
     for mode in ("tcp", "local"):
         assert [row["value"] for row in rows(read(served, wanted, mode))] == [value or b"" for value in values]

@@ -139,7 +139,7 @@ def test_compressed_rows_are_read_again(spark, own_broker, there, compression):
 def test_mistakes_are_told_with_their_remedy(spark, own_broker, there):
     one = spark.createDataFrame([("x", 1)], "value string, number int")
     keyed = spark.createDataFrame([("x", "k")], "value string, key string")
-    with pytest.raises(PySparkException, match="createStream=true cannot make one.*ctl add_super_stream"):
+    with pytest.raises(PySparkException, match=r"createStream=true cannot make one.*ctl add_super_stream"):
         write(keyed, own_broker, superStream=f"{there}-gone", createStream="true")
     for options, says in (
         ({"stream": there}, "number cannot be part of a message.*ignoreUnknownColumns=true"),

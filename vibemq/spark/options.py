@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from vibemq.errors import ConfigError
 from vibemq.spark import logins, places
@@ -30,14 +30,16 @@ NUMBER_MAX = 1 << 62
 FIRST_BATCH_BYTES = 1 << 30
 BATCH_BYTES_MAX = 64 << 20  # larger batches were slower at every size of message, and each is held several times
 
+T = TypeVar("T")
+
 _COMMA = re.compile(r"(?<!\\),")
 
 
-def _text(_: str, text: str) -> str:
-    return text
+def text(_: str, given: str) -> str:
+    return given
 
 
-def _number(least: int, most: int = NUMBER_MAX) -> Callable[[str, str], int]:
+def number(least: int, most: int = NUMBER_MAX) -> Callable[[str, str], int]:
     def read(name: str, text: str) -> int:
         try:
             value = int(text)
@@ -50,8 +52,8 @@ def _number(least: int, most: int = NUMBER_MAX) -> Callable[[str, str], int]:
     return read
 
 
-def _choice(**meanings: bool) -> Callable[[str, str], bool]:
-    def read(name: str, text: str) -> bool:
+def choice(meanings: Mapping[str, T]) -> Callable[[str, str], T]:
+    def read(name: str, text: str) -> T:
         value = text.strip().lower()
         if value not in meanings:
             raise ConfigError(f"option {name}: {text!r} is none of {', '.join(meanings)}")
@@ -60,14 +62,11 @@ def _choice(**meanings: bool) -> Callable[[str, str], bool]:
     return read
 
 
-def _word(*words: str) -> Callable[[str, str], str]:
-    def read(name: str, text: str) -> str:
-        value = text.strip().lower()
-        if value not in words:
-            raise ConfigError(f"option {name}: {text!r} is none of {', '.join(words)}")
-        return value
+def word(*words: str) -> Callable[[str, str], str]:
+    return choice({each: each for each in words})
 
-    return read
+
+flag = choice({"false": False, "true": True})
 
 
 def _names(_: str, text: str) -> tuple[str, ...]:
@@ -83,40 +82,40 @@ def _place_of_function(name: str, text: str) -> str:
 
 # options -> fields, and how they are read; what they mean, README.md says
 FIELDS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "username": ("username", _text),
-    "password": ("password", _text),
-    "passwordEnv": ("password_env", _text),
-    "passwordFile": ("password_file", _text),
+    "username": ("username", text),
+    "password": ("password", text),
+    "passwordEnv": ("password_env", text),
+    "passwordFile": ("password_file", text),
     "tokenProvider": ("token_provider", _place_of_function),
-    "login": ("login", _word(*LOGINS)),
-    "tls": ("tls", _choice(false=False, true=True)),
-    "tlsCa": ("tls_ca", _text),
-    "tlsCert": ("tls_cert", _text),
-    "tlsKey": ("tls_key", _text),
-    "tlsKeyPasswordEnv": ("tls_key_password_env", _text),
-    "vhost": ("vhost", _text),
-    "startingOffsetsByTimestampStrategy": ("timestamp_strategy_latest", _choice(error=False, latest=True)),
-    "maxOffsetsPerTrigger": ("max_offsets_per_trigger", _number(1)),
-    "maxBytesPerTrigger": ("max_bytes_per_trigger", _number(0)),
-    "minOffsetsPerTrigger": ("min_offsets_per_trigger", _number(1)),
+    "login": ("login", word(*LOGINS)),
+    "tls": ("tls", flag),
+    "tlsCa": ("tls_ca", text),
+    "tlsCert": ("tls_cert", text),
+    "tlsKey": ("tls_key", text),
+    "tlsKeyPasswordEnv": ("tls_key_password_env", text),
+    "vhost": ("vhost", text),
+    "startingOffsetsByTimestampStrategy": ("timestamp_strategy_latest", choice({"error": False, "latest": True})),
+    "maxOffsetsPerTrigger": ("max_offsets_per_trigger", number(1)),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", number(0)),
+    "minOffsetsPerTrigger": ("min_offsets_per_trigger", number(1)),
     "maxTriggerDelay": ("max_trigger_delay_ms", duration_ms),
-    "minPartitions": ("min_partitions", _number(1)),
-    "maxRecordsPerPartition": ("max_records_per_partition", _number(1)),
-    "maxBytesPerPartition": ("max_bytes_per_partition", _number(0)),
-    "batchBytes": ("batch_bytes", _number(1, BATCH_BYTES_MAX)),
-    "batchRows": ("batch_rows", _number(1, 65536)),
-    "fetchTimeoutMs": ("fetch_timeout_ms", _number(1)),
-    "brokerDownTimeoutMs": ("broker_down_timeout_ms", _number(0)),
-    "latestOffsetPollMs": ("latest_offset_poll_ms", _number(0)),
-    "valueFormat": ("value_format", _word(*VALUE_FORMATS)),
-    "valueSchema": ("value_schema", _text),
-    "mode": ("mode", _word(*MODES)),
-    "headersFormat": ("headers_format", _word(*HEADERS_FORMATS)),
-    "readMode": ("read_mode", _word(*READ_MODES)),
+    "minPartitions": ("min_partitions", number(1)),
+    "maxRecordsPerPartition": ("max_records_per_partition", number(1)),
+    "maxBytesPerPartition": ("max_bytes_per_partition", number(0)),
+    "batchBytes": ("batch_bytes", number(1, BATCH_BYTES_MAX)),
+    "batchRows": ("batch_rows", number(1, 65536)),
+    "fetchTimeoutMs": ("fetch_timeout_ms", number(1)),
+    "brokerDownTimeoutMs": ("broker_down_timeout_ms", number(0)),
+    "latestOffsetPollMs": ("latest_offset_poll_ms", number(0)),
+    "valueFormat": ("value_format", word(*VALUE_FORMATS)),
+    "valueSchema": ("value_schema", text),
+    "mode": ("mode", word(*MODES)),
+    "headersFormat": ("headers_format", word(*HEADERS_FORMATS)),
+    "readMode": ("read_mode", word(*READ_MODES)),
     "filterValues": ("filter_values", _names),
-    "filterMatchUnfiltered": ("filter_match_unfiltered", _choice(false=False, true=True)),
-    "filterPushdown": ("filter_pushdown", _choice(false=False, true=True)),
-    "failOnDataLoss": ("fail_on_data_loss", _choice(true=True, false=False)),
+    "filterMatchUnfiltered": ("filter_match_unfiltered", flag),
+    "filterPushdown": ("filter_pushdown", flag),
+    "failOnDataLoss": ("fail_on_data_loss", flag),
 }
 SELECTORS = ("stream", "subscribe", "superStream", "subscribePattern")
 STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
@@ -126,7 +125,6 @@ OTHERS = ("endpoints", *SELECTORS, "columns", "includeHeaders", *STARTS, *ENDS)
 KNOWN = (*OTHERS, *FIELDS)
 #: Those that say where the broker is, and who comes.
 ACCESS = ("endpoints", "username", *SECRETS, "vhost", "login", *(name for name in FIELDS if name.startswith("tls")))
-_BY_LOWER = {name.lower(): name for name in KNOWN}
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,7 @@ class Options:
 
 def parse(given: Mapping[str, str]) -> Options:
     """Read Spark's option map. ConfigError names the option and the remedy."""
-    options = {_known(name): str(value) for name, value in dict(given).items()}
+    options = known(dict(given), KNOWN, "format('vibemq')")
     streams = _streams(options)
     for names in (STARTS, ENDS, SECRETS):
         if sum(name in options for name in names) > 1:
@@ -239,13 +237,16 @@ def parse(given: Mapping[str, str]) -> Options:
     return read
 
 
-def _known(name: str) -> str:
-    known = _BY_LOWER.get(name.lower())
-    if known is None:
-        near = difflib.get_close_matches(name.lower(), _BY_LOWER, n=1, cutoff=0.5)
-        meant = f"did you mean {_BY_LOWER[near[0]]}?" if near else f"there are {', '.join(KNOWN)}"
-        raise ConfigError(f"option {name}: not known to format('vibemq'); {meant}")
-    return known
+def known(given: Mapping[str, str], names: Iterable[str], what: str, silent: Iterable[str] = ()) -> dict[str, str]:
+    """The options by the names that they have in `names` or `silent`. ConfigError: `what` knows none of that name."""
+    by_lower = {name.lower(): name for name in names}
+    found = by_lower | {name.lower(): name for name in silent}
+    for name in given:
+        if name.lower() not in found:
+            near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+            meant = f"did you mean {by_lower[near[0]]}?" if near else f"there are {', '.join(names)}"
+            raise ConfigError(f"option {name}: not known to {what}; {meant}")
+    return {found[name.lower()]: str(value) for name, value in given.items()}
 
 
 def _streams(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -288,13 +289,13 @@ def _endpoints(text: str, tls: bool) -> tuple[tuple[str, int], ...]:
 
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    with_headers = _choice(false=False, true=True)("includeHeaders", options.get("includeHeaders", "false"))
-    text = options.get("columns", "")
-    if not text.strip():
+    with_headers = flag("includeHeaders", options.get("includeHeaders", "false"))
+    given = options.get("columns", "")
+    if not given.strip():
         return COLUMNS if with_headers else COLUMNS_DEFAULT
     if with_headers:
         raise ConfigError("options columns and includeHeaders: give one of the two; columns may name headers")
-    names = tuple(name.strip() for name in text.split(","))
+    names = tuple(name.strip() for name in given.split(","))
     for name in names:
         if name not in COLUMNS:
             raise ConfigError(f"option columns: there is no column {name!r}; there are {', '.join(COLUMNS)}")
@@ -308,5 +309,5 @@ def _places(options: Mapping[str, str], streams: tuple[str, ...], names: tuple[s
     if by_offset in options:
         return places.offsets(by_offset, options[by_offset], streams, start=names is STARTS)
     if by_time in options:
-        return {ALL: Place("time", _number(0)(by_time, options[by_time]))}
+        return {ALL: Place("time", number(0)(by_time, options[by_time]))}
     return places.times(by_times, options[by_times], streams) if by_times in options else {}

@@ -6,9 +6,9 @@ Where and as whom to connect is said as for reading (options.py). All is checked
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import types
 
@@ -19,13 +19,19 @@ from vibemq.spark.options import Options
 
 #: Options that mean the same as for reading.
 ACCESS = (*reading.ACCESS, "fetchTimeoutMs", "brokerDownTimeoutMs")
-OWN = (
-    "stream", "superStream", "valueFormat", "compression", "createStream", "ignoreUnknownColumns", "confirmTimeoutMs",
-    "txnAppId", "txnVersion",
-)  # fmt: skip
+# options -> fields, and how they are read
+FIELDS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "valueFormat": ("is_json", reading.choice({"binary": False, "string": False, "json": True})),
+    "compression": ("compression", reading.word("none", *CODES)),
+    "createStream": ("create_stream", reading.flag),
+    "ignoreUnknownColumns": ("ignore_unknown", reading.flag),
+    "confirmTimeoutMs": ("confirm_timeout_ms", reading.number(1)),
+    "txnAppId": ("txn_app_id", reading.text),
+    "txnVersion": ("txn_version", reading.number(0)),
+}
+OWN = ("stream", "superStream", *FIELDS)
 SPARKS = ("checkpointLocation", "queryName", "path")  # Spark hands these on, too
 KNOWN = (*ACCESS, *OWN)
-_BY_LOWER = {name.lower(): name for name in (*KNOWN, *SPARKS)}
 
 TEXTS = (types.StringType, types.BinaryType)
 #: What a column of each name may be; `headers` has a form of its own.
@@ -64,43 +70,15 @@ class Columns:
 
 def parse(given: Mapping[str, str]) -> SinkOptions:
     """Read Spark's option map. ConfigError names the option and the remedy."""
-    options = {_known(name): str(value) for name, value in dict(given).items()}
-    for name in SPARKS:
-        options.pop(name, None)
+    options = reading.known(dict(given), KNOWN, "writing with format('vibemq')", silent=SPARKS)
     if ("stream" in options) == ("superStream" in options):
         raise ConfigError("options stream and superStream: give exactly one of them to say where the rows go")
     if ("txnAppId" in options) != ("txnVersion" in options):
         raise ConfigError("options txnAppId and txnVersion: only both together make a second run write nothing")
     # The reader's rules hold for names of streams, too.
     access = reading.parse({name: options[name] for name in (*ACCESS, "stream", "superStream") if name in options})
-    choice = reading._choice
-    return SinkOptions(
-        access=access,
-        is_json=choice(binary=False, string=False, json=True)("valueFormat", options.get("valueFormat", "binary")),
-        compression=_compression(options.get("compression", "none")),
-        create_stream=choice(true=True, false=False)("createStream", options.get("createStream", "false")),
-        ignore_unknown=choice(true=True, false=False)(
-            "ignoreUnknownColumns", options.get("ignoreUnknownColumns", "false")
-        ),
-        confirm_timeout_ms=reading._number(1)("confirmTimeoutMs", options.get("confirmTimeoutMs", "120000")),
-        txn_app_id=options.get("txnAppId", ""),
-        txn_version=reading._number(0)("txnVersion", options.get("txnVersion", "0")),
-    )
-
-
-def _known(name: str) -> str:
-    known = _BY_LOWER.get(name.lower())
-    if known is None:
-        near = difflib.get_close_matches(name.lower(), map(str.lower, KNOWN), n=1, cutoff=0.5)
-        meant = f"did you mean {_BY_LOWER[near[0]]}?" if near else f"there are {', '.join(KNOWN)}"
-        raise ConfigError(f"option {name}: not known to writing with format('vibemq'); {meant}")
-    return known
-
-
-def _compression(text: str) -> str:
-    if text not in ("none", *CODES):
-        raise ConfigError(f"option compression: {text!r} is none of none, {', '.join(CODES)}")
-    return text
+    own = {field: read(name, options[name]) for name, (field, read) in FIELDS.items() if name in options}
+    return SinkOptions(access, **own)
 
 
 # ---- columns ----
