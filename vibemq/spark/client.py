@@ -70,7 +70,7 @@ class Facts(NamedTuple):
 # speaks on a socket that the parent still uses.
 _pool: dict[tuple[Any, ...], list[tuple[StreamsConnection, float]]] = {}
 #: Of Options, what tells connections apart.
-_key = attrgetter(*(FIELDS[name][0] if name in FIELDS else name for name in ACCESS), "fetch_timeout_ms")
+_key = attrgetter(*(FIELDS.get(name, name) for name in ACCESS), "fetch_timeout_ms")
 
 
 def _idle(options: Options) -> list[tuple[StreamsConnection, float]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from vibemq.errors import ConfigError
@@ -80,51 +80,20 @@ def _place_of_function(name: str, text: str) -> str:
     return text
 
 
-# options -> fields, and how they are read; what they mean, README.md says
-FIELDS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "username": ("username", text),
-    "password": ("password", text),
-    "passwordEnv": ("password_env", text),
-    "passwordFile": ("password_file", text),
-    "tokenProvider": ("token_provider", _place_of_function),
-    "login": ("login", word(*LOGINS)),
-    "tls": ("tls", flag),
-    "tlsCa": ("tls_ca", text),
-    "tlsCert": ("tls_cert", text),
-    "tlsKey": ("tls_key", text),
-    "tlsKeyPasswordEnv": ("tls_key_password_env", text),
-    "vhost": ("vhost", text),
-    "startingOffsetsByTimestampStrategy": ("timestamp_strategy_latest", choice({"error": False, "latest": True})),
-    "maxOffsetsPerTrigger": ("max_offsets_per_trigger", number(1)),
-    "maxBytesPerTrigger": ("max_bytes_per_trigger", number(0)),
-    "minOffsetsPerTrigger": ("min_offsets_per_trigger", number(1)),
-    "maxTriggerDelay": ("max_trigger_delay_ms", duration_ms),
-    "minPartitions": ("min_partitions", number(1)),
-    "maxRecordsPerPartition": ("max_records_per_partition", number(1)),
-    "maxBytesPerPartition": ("max_bytes_per_partition", number(0)),
-    "batchBytes": ("batch_bytes", number(1, BATCH_BYTES_MAX)),
-    "batchRows": ("batch_rows", number(1, 65536)),
-    "fetchTimeoutMs": ("fetch_timeout_ms", number(1)),
-    "brokerDownTimeoutMs": ("broker_down_timeout_ms", number(0)),
-    "latestOffsetPollMs": ("latest_offset_poll_ms", number(0)),
-    "valueFormat": ("value_format", word(*VALUE_FORMATS)),
-    "valueSchema": ("value_schema", text),
-    "mode": ("mode", word(*MODES)),
-    "headersFormat": ("headers_format", word(*HEADERS_FORMATS)),
-    "readMode": ("read_mode", word(*READ_MODES)),
-    "filterValues": ("filter_values", _names),
-    "filterMatchUnfiltered": ("filter_match_unfiltered", flag),
-    "filterPushdown": ("filter_pushdown", flag),
-    "failOnDataLoss": ("fail_on_data_loss", flag),
-}
-SELECTORS = ("stream", "subscribe", "superStream", "subscribePattern")
-STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
-ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-SECRETS = ("password", "passwordEnv", "passwordFile", "tokenProvider")
-OTHERS = ("endpoints", *SELECTORS, "columns", "includeHeaders", *STARTS, *ENDS)
-KNOWN = (*OTHERS, *FIELDS)
-#: Those that say where the broker is, and who comes.
-ACCESS = ("endpoints", "username", *SECRETS, "vhost", "login", *(name for name in FIELDS if name.startswith("tls")))
+def option(name: str, read: Callable[[str, str], Any], default: Any, *, repr: bool = True) -> Any:
+    """A dataclass's field that is the option of that name; what it means, README.md says."""
+    return field(default=default, repr=repr, metadata={"option": (name, read)})
+
+
+def option_fields(kind: type) -> dict[str, str]:
+    """The fields of such a dataclass that are options, by the options' names."""
+    return {each.metadata["option"][0]: each.name for each in fields(kind) if each.metadata}
+
+
+def read_fields(kind: type, options: Mapping[str, str]) -> dict[str, Any]:
+    """What the options say, by field."""
+    found = {each.name: each.metadata["option"] for each in fields(kind) if each.metadata}
+    return {field: read(name, options[name]) for field, (name, read) in found.items() if name in options}
 
 
 @dataclass(frozen=True)
@@ -138,43 +107,46 @@ class Options:
     streams: tuple[str, ...] = ()
     super_stream: str = ""
     pattern: str = ""
-    username: str = "guest"
-    password: str = field(default="guest", repr=False)
-    password_env: str = ""
-    password_file: str = ""
-    token_provider: str = ""
-    login: str = PASSWORD
-    tls: bool = False
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_key_password_env: str = ""
-    vhost: str = "/"
+    username: str = option("username", text, "guest")
+    password: str = option("password", text, "guest", repr=False)
+    password_env: str = option("passwordEnv", text, "")
+    password_file: str = option("passwordFile", text, "")
+    token_provider: str = option("tokenProvider", _place_of_function, "")
+    login: str = option("login", word(*LOGINS), PASSWORD)
+    tls: bool = option("tls", flag, False)
+    tls_ca: str = option("tlsCa", text, "")
+    tls_cert: str = option("tlsCert", text, "")
+    tls_key: str = option("tlsKey", text, "")
+    tls_key_password_env: str = option("tlsKeyPasswordEnv", text, "")
+    vhost: str = option("vhost", text, "/")
     columns: tuple[str, ...] = COLUMNS_DEFAULT
-    value_format: str = BINARY
-    value_schema: str = ""
-    mode: str = PERMISSIVE
-    headers_format: str = MAP
-    read_mode: str = AUTO
+    value_format: str = option("valueFormat", word(*VALUE_FORMATS), BINARY)
+    value_schema: str = option("valueSchema", text, "")
+    mode: str = option("mode", word(*MODES), PERMISSIVE)
+    headers_format: str = option("headersFormat", word(*HEADERS_FORMATS), MAP)
+    read_mode: str = option("readMode", word(*READ_MODES), AUTO)
     starting: Places = field(default_factory=dict)
-    timestamp_strategy_latest: bool = False
+    timestamp_strategy_latest: bool = option(
+        "startingOffsetsByTimestampStrategy", choice({"error": False, "latest": True}), False
+    )
     ending: Places = field(default_factory=dict)
-    max_offsets_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    min_offsets_per_trigger: int | None = None
-    max_trigger_delay_ms: int = 15 * 60_000
-    min_partitions: int | None = None
-    max_records_per_partition: int | None = None
-    max_bytes_per_partition: int = 128 << 20
-    filter_values: tuple[str, ...] = ()
-    filter_match_unfiltered: bool = False
-    filter_pushdown: bool = False
-    fail_on_data_loss: bool = True
-    batch_bytes: int = 4 << 20
-    batch_rows: int = 65536
-    fetch_timeout_ms: int = 30_000
-    broker_down_timeout_ms: int = 120_000
-    latest_offset_poll_ms: int = 20  # half of it is what a row waits that comes after a pause
+    max_offsets_per_trigger: int | None = option("maxOffsetsPerTrigger", number(1), None)
+    max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", number(0), None)
+    min_offsets_per_trigger: int | None = option("minOffsetsPerTrigger", number(1), None)
+    max_trigger_delay_ms: int = option("maxTriggerDelay", duration_ms, 15 * 60_000)
+    min_partitions: int | None = option("minPartitions", number(1), None)
+    max_records_per_partition: int | None = option("maxRecordsPerPartition", number(1), None)
+    max_bytes_per_partition: int = option("maxBytesPerPartition", number(0), 128 << 20)
+    filter_values: tuple[str, ...] = option("filterValues", _names, ())
+    filter_match_unfiltered: bool = option("filterMatchUnfiltered", flag, False)
+    filter_pushdown: bool = option("filterPushdown", flag, False)
+    fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
+    batch_bytes: int = option("batchBytes", number(1, BATCH_BYTES_MAX), 4 << 20)
+    batch_rows: int = option("batchRows", number(1, 65536), 65536)
+    fetch_timeout_ms: int = option("fetchTimeoutMs", number(1), 30_000)
+    broker_down_timeout_ms: int = option("brokerDownTimeoutMs", number(0), 120_000)
+    # half of it is what a row waits that comes after a pause
+    latest_offset_poll_ms: int = option("latestOffsetPollMs", number(0), 20)
 
     def start_of(self, stream: str, default: Place) -> Place:
         return self.starting.get(stream, self.starting.get(ALL, default))
@@ -206,6 +178,17 @@ class Options:
         return self
 
 
+FIELDS = option_fields(Options)
+SELECTORS = ("stream", "subscribe", "superStream", "subscribePattern")
+STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+SECRETS = ("password", "passwordEnv", "passwordFile", "tokenProvider")
+OTHERS = ("endpoints", *SELECTORS, "columns", "includeHeaders", *STARTS, *ENDS)
+KNOWN = (*OTHERS, *FIELDS)
+#: Those that say where the broker is, and who comes.
+ACCESS = ("endpoints", "username", *SECRETS, "vhost", "login", *(name for name in FIELDS if name.startswith("tls")))
+
+
 def parse(given: Mapping[str, str]) -> Options:
     """Read Spark's option map. ConfigError names the option and the remedy."""
     options = known(dict(given), KNOWN, "format('vibemq')")
@@ -227,7 +210,7 @@ def parse(given: Mapping[str, str]) -> Options:
         columns=_columns(options),
         starting=_places(options, streams, STARTS),
         ending=_places(options, streams, ENDS),
-        **{field: convert(name, options[name]) for name, (field, convert) in FIELDS.items() if name in options},
+        **read_fields(Options, options),
     )
     if (read.min_offsets_per_trigger or 0) > (read.max_offsets_per_trigger or NUMBER_MAX):
         raise ConfigError("options minOffsetsPerTrigger and maxOffsetsPerTrigger: the least is above the most")

@@ -6,32 +6,19 @@ Where and as whom to connect is said as for reading (options.py). All is checked
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import types
 
 from vibemq.errors import ConfigError
 from vibemq.spark import options as reading
 from vibemq.spark.codecs import CODES
-from vibemq.spark.options import Options
+from vibemq.spark.options import Options, choice, flag, known, number, option, option_fields, read_fields, text, word
 
 #: Options that mean the same as for reading.
 ACCESS = (*reading.ACCESS, "fetchTimeoutMs", "brokerDownTimeoutMs")
-# options -> fields, and how they are read
-FIELDS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "valueFormat": ("is_json", reading.choice({"binary": False, "string": False, "json": True})),
-    "compression": ("compression", reading.word("none", *CODES)),
-    "createStream": ("create_stream", reading.flag),
-    "ignoreUnknownColumns": ("ignore_unknown", reading.flag),
-    "confirmTimeoutMs": ("confirm_timeout_ms", reading.number(1)),
-    "txnAppId": ("txn_app_id", reading.text),
-    "txnVersion": ("txn_version", reading.number(0)),
-}
-OWN = ("stream", "superStream", *FIELDS)
 SPARKS = ("checkpointLocation", "queryName", "path")  # Spark hands these on, too
-KNOWN = (*ACCESS, *OWN)
 
 TEXTS = (types.StringType, types.BinaryType)
 #: What a column of each name may be; `headers` has a form of its own.
@@ -51,13 +38,16 @@ class SinkOptions:
     """What the user asked for."""
 
     access: Options  # and the names of the streams, or of the super stream
-    is_json: bool = False
-    compression: str = "none"
-    create_stream: bool = False
-    ignore_unknown: bool = False
-    confirm_timeout_ms: int = 120_000
-    txn_app_id: str = ""
-    txn_version: int = 0
+    is_json: bool = option("valueFormat", choice({"binary": False, "string": False, "json": True}), False)
+    compression: str = option("compression", word("none", *CODES), "none")
+    create_stream: bool = option("createStream", flag, False)
+    ignore_unknown: bool = option("ignoreUnknownColumns", flag, False)
+    confirm_timeout_ms: int = option("confirmTimeoutMs", number(1), 120_000)
+    txn_app_id: str = option("txnAppId", text, "")
+    txn_version: int = option("txnVersion", number(0), 0)
+
+
+OWN = ("stream", "superStream", *option_fields(SinkOptions))
 
 
 @dataclass(frozen=True)
@@ -70,15 +60,14 @@ class Columns:
 
 def parse(given: Mapping[str, str]) -> SinkOptions:
     """Read Spark's option map. ConfigError names the option and the remedy."""
-    options = reading.known(dict(given), KNOWN, "writing with format('vibemq')", silent=SPARKS)
+    options = known(dict(given), (*ACCESS, *OWN), "writing with format('vibemq')", silent=SPARKS)
     if ("stream" in options) == ("superStream" in options):
         raise ConfigError("options stream and superStream: give exactly one of them to say where the rows go")
     if ("txnAppId" in options) != ("txnVersion" in options):
         raise ConfigError("options txnAppId and txnVersion: only both together make a second run write nothing")
     # The reader's rules hold for names of streams, too.
     access = reading.parse({name: options[name] for name in (*ACCESS, "stream", "superStream") if name in options})
-    own = {field: read(name, options[name]) for name, (field, read) in FIELDS.items() if name in options}
-    return SinkOptions(access, **own)
+    return SinkOptions(access, **read_fields(SinkOptions, options))
 
 
 # ---- columns ----
