@@ -113,7 +113,7 @@ cdef class Column:
             self.what = STRING
         elif types.is_binary(kind) or types.is_large_binary(kind):
             self.what = BASE64
-        elif types.is_integer(kind) or types.is_boolean(kind) or types.is_decimal(kind):
+        elif types.is_integer(kind) or types.is_boolean(kind) or types.is_decimal(kind) or types.is_null(kind):
             self.what, array = RAW, array.cast(pa.string())
         elif types.is_floating(kind):
             self.what, array = REAL, array.cast(pa.string())
@@ -122,8 +122,6 @@ cdef class Column:
         elif types.is_timestamp(kind):
             array = array if kind.tz is None else array.cast(pa.timestamp(kind.unit, "UTC"))
             self.what, array = QUOTED, pc.strftime(array, format="%Y-%m-%dT%H:%M:%S" + ("Z" if kind.tz else ""))
-        elif types.is_null(kind):
-            self.what, array = RAW, array.cast(pa.string())
         else:
             raise ConfigError(f"column {where}: valueFormat=json has no form for {kind}; cast it to a string")
         valid, ends, data = array.buffers()

@@ -178,20 +178,17 @@ def _clock(seconds: float) -> str:
 
 def metrics(state: State) -> str:
     """The state in Prometheus's text format."""
-    rows = [
-        ("vibemq_ingest_rows_total", "counter", "Rows written since this process began.", "", state.rows),
-        ("vibemq_ingest_batch", "gauge", "Number of the last batch; -1 before the first.", "", state.batch),
-        ("vibemq_ingest_batch_seconds", "gauge", "How long the last batch took.", "", state.batch_seconds),
-        ("vibemq_ingest_rows_per_second", "gauge", "Over the last half minute.", "", state.rows_per_second),
+    lag = {f"{{stream={json.dumps(stream, ensure_ascii=False)}}}": count for stream, count in sorted(state.lag.items())}
+    families: list[tuple[str, str, str, Mapping[str, float]]] = [  # the last are values by their label
+        ("vibemq_ingest_rows_total", "counter", "Rows written since this process began.", {"": state.rows}),
+        ("vibemq_ingest_batch", "gauge", "Number of the last batch; -1 before the first.", {"": state.batch}),
+        ("vibemq_ingest_batch_seconds", "gauge", "How long the last batch took.", {"": state.batch_seconds}),
+        ("vibemq_ingest_rows_per_second", "gauge", "Over the last half minute.", {"": state.rows_per_second}),
+        ("vibemq_ingest_lag_records", "gauge", "Records that are there and not yet written.", lag),
     ]
-    rows += [
-        ("vibemq_ingest_lag_records", "gauge", "Records that are there and not yet written.", stream, count)
-        for stream, count in sorted(state.lag.items())
-    ]
-    lines: list[str] = []
-    for name, kind, about, stream, value in rows:
-        if not any(each.startswith(f"# TYPE {name} ") for each in lines):
+    lines = []
+    for name, kind, about, values in families:
+        if values:
             lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-        label = f"{{stream={json.dumps(stream, ensure_ascii=False)}}}" if stream else ""
-        lines.append(f"{name}{label} {value}")
+        lines += [f"{name}{label} {value}" for label, value in values.items()]
     return "".join(f"{each}\n" for each in lines)

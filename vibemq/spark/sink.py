@@ -10,6 +10,7 @@ checkpoint, or by what a job's author says with txnAppId and txnVersion.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import uuid
@@ -41,7 +42,6 @@ log = logging.getLogger("vibemq.spark")
 JSON = "application/json"
 ROWS_AT_ONCE = 10_000  # as many as Spark puts into an Arrow batch
 BYTES_AT_ONCE = 8 << 20  # of texts in as many rows as make an Arrow batch here: they are held three times
-_told: set[str] = set()  # what is said once in the life of a process
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ class Writer:
         yield from encoder.finish()
 
     def _chosen(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        chosen = {name: batch.column(self.schema.names.index(name)) for name in self.columns.attributes}
+        by_name = dict(zip(self.schema.names, batch.columns, strict=True))
+        chosen = {name: by_name[name] for name in self.columns.attributes}
         if self.columns.fields:
             from vibemq.spark._json import objects
 
-            fields = {name: batch.column(self.schema.names.index(name)) for name in self.columns.fields}
-            chosen["value"] = objects(fields, batch.num_rows)
+            chosen["value"] = objects({name: by_name[name] for name in self.columns.fields}, batch.num_rows)
         return chosen
 
     def decide(self, messages: Sequence[WriterCommitMessage | None], *, last: bool = False) -> None:
@@ -205,7 +205,7 @@ def _bounded(rows: Iterator[Any]) -> Iterator[list[Any]]:
         yield some
 
 
+@functools.cache
 def _say_once(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
-        log.warning("%s", text)
+    """In the life of this process."""
+    log.warning("%s", text)

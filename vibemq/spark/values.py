@@ -185,13 +185,8 @@ def _converter(kind: pa.DataType) -> Convert:
         return _struct(kind)
     if pa.types.is_list(kind):
         return _list(kind)
-    if pa.types.is_string(kind):
-        return _string
-    if pa.types.is_boolean(kind):
-        return _boolean
-    if pa.types.is_float64(kind):
-        return _double
-    return _integer(kind.bit_width)
+    simple = {pa.string(): _string, pa.bool_(): _boolean, pa.float64(): _double}
+    return simple.get(kind) or _integer(kind.bit_width)
 
 
 def _struct(kind: pa.StructType) -> Convert:
