@@ -32,7 +32,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from vibemq.spark.session import ensure_java
+from vibemq.spark.java import ensure_java
 from vibemq.spark.sink import JobWriter, QueryWriter
 from vibemq.spark.source import VibeMQDataSource
 
