@@ -20,7 +20,7 @@ import pyspark
 
 from vibemq.client._streams import read_message
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(480)]
 
 ROWS = 20_000
 CLUSTER = """
@@ -99,7 +99,7 @@ print("read", batch.rdd.getNumPartitions() > 1, *batch.agg(F.count("*"), F.sum(F
 copied = spark.readStream.format("unlucky").options(**source).load().select("value").repartition(4)
 writer = copied.writeStream.format("unlucky").option("endpoints", endpoints).option("stream", stream + "-copy")
 writer = writer.option("createStream", "true").option("checkpointLocation", checkpoint)
-print("copied", writer.trigger(availableNow=True).start().awaitTermination(100))
+print("copied", writer.trigger(availableNow=True).start().awaitTermination(300))
 """
 
 
@@ -125,7 +125,7 @@ def test_failed_and_speculated_tasks_in_other_jvms_write_nothing_twice(own_broke
     arguments = [own_broker.endpoints, stream, uuid.uuid4().hex, str(tmp_path / "checkpoint")]
     ran = subprocess.run(
         [sys.executable, str(script), *arguments],
-        capture_output=True, text=True, timeout=200, env=environment, check=False,
+        capture_output=True, text=True, timeout=450, env=environment, check=False,
     )  # fmt: skip
     said = ran.stdout.splitlines()
     assert said == ["written", f"read True {ROWS} {float(sum(range(ROWS)))}", "copied True"], ran.stderr[-3000:]
