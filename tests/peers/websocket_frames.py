@@ -7,7 +7,7 @@ decoder stands here. What it sees otherwise than we do is in `may_differ`.
 
 from typing import NamedTuple
 
-from vibemq.protocols.signalr.transports import MessageReader
+from vibemq.protocols.signalr.websocket import MessageReader
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 FIN = 0x80

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executors in JVMs of their own, tasks that fail after all of their rows are staged, and tasks that run twice."""
+"""Executors in JVMs of their own, tasks that fail after all of their rows are staged, and tasks that run twice.
+
+All of it where nobody has pandas: whoever imports it there fails as if it were not installed.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ import pyspark
 
 from vibemq.client._streams import read_message
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(480)]
 
-
+ROWS = 20_000
 CLUSTER = """
 import os
 import sys
@@ -29,22 +32,30 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from vibemq.spark.session import ensure_java
-from vibemq.spark.sink import JobWriter
+from vibemq.spark.java import ensure_java
+from vibemq.spark.sink import JobWriter, QueryWriter
 from vibemq.spark.source import VibeMQDataSource
 
-endpoints, stream, application = sys.argv[1:]
+endpoints, stream, application, checkpoint = sys.argv[1:]
 
 
-class Unlucky(JobWriter):
+class Unlucky:
     def write(self, iterator):
         staged = super().write(iterator)
         context = TaskContext.get()
         if context.attemptNumber() == 0 and context.partitionId() == 0:
-            raise RuntimeError("the first attempt fails, with all of its rows staged")
+            raise RuntimeError(f"the first attempt of {type(self).__name__} fails, with all of its rows staged")
         if context.attemptNumber() == 0 and context.partitionId() == 3:
             time.sleep(4)  # so that it is run a second time meanwhile
         return staged
+
+
+class UnluckyJob(Unlucky, JobWriter):
+    pass
+
+
+class UnluckyQuery(Unlucky, QueryWriter):
+    pass
 
 
 class Source(VibeMQDataSource):
@@ -53,7 +64,10 @@ class Source(VibeMQDataSource):
         return "unlucky"
 
     def writer(self, schema, overwrite):
-        return Unlucky(self.options, schema, overwrite)
+        return UnluckyJob(self.options, schema, overwrite)
+
+    def streamWriter(self, schema, overwrite):
+        return UnluckyQuery(self.options, schema, overwrite)
 
 
 ensure_java()
@@ -79,6 +93,13 @@ rows = spark.range(0, 20_000, 1, 4).select(F.col("id").cast("string").alias("val
 writer = rows.write.format("unlucky").mode("append").option("endpoints", endpoints).option("stream", stream)
 writer.option("txnAppId", application).option("txnVersion", "1").save()
 print("written")
+source = {"endpoints": endpoints, "stream": stream, "startingOffsets": "earliest", "minPartitions": "4"}
+batch = spark.read.format("unlucky").options(**source).load()
+print("read", batch.rdd.getNumPartitions() > 1, *batch.agg(F.count("*"), F.sum(F.col("value").cast("string"))).first())
+copied = spark.readStream.format("unlucky").options(**source).load().select("value").repartition(4)
+writer = copied.writeStream.format("unlucky").option("endpoints", endpoints).option("stream", stream + "-copy")
+writer = writer.option("createStream", "true").option("checkpointLocation", checkpoint)
+print("copied", writer.trigger(availableNow=True).start().awaitTermination(300))
 """
 
 
@@ -90,22 +111,31 @@ def test_failed_and_speculated_tasks_in_other_jvms_write_nothing_twice(own_broke
     home.mkdir()
     for each in Path(pyspark.__file__).parent.iterdir():
         (home / each.name).symlink_to(each)
+    no_pandas = tmp_path / "no_pandas"
+    no_pandas.mkdir()
+    (no_pandas / "pandas.py").write_text("raise ImportError('nobody has pandas here')\n")
     environment = {
         **os.environ,
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(no_pandas), str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+        ),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
+    arguments = [own_broker.endpoints, stream, uuid.uuid4().hex, str(tmp_path / "checkpoint")]
     ran = subprocess.run(
-        [sys.executable, str(script), own_broker.endpoints, stream, uuid.uuid4().hex],
-        capture_output=True, text=True, timeout=200, env=environment, check=False,
+        [sys.executable, str(script), *arguments],
+        capture_output=True, text=True, timeout=450, env=environment, check=False,
     )  # fmt: skip
-    assert "written" in ran.stdout, ran.stderr[-3000:]
-    assert "the first attempt fails, with all of its rows staged" in ran.stderr
+    said = ran.stdout.splitlines()
+    assert said == ["written", f"read True {ROWS} {float(sum(range(ROWS)))}", "copied True"], ran.stderr[-3000:]
+    for kind in ("UnluckyJob", "UnluckyQuery"):
+        assert f"the first attempt of {kind} fails, with all of its rows staged" in ran.stderr
     with own_broker.connect() as connection:
-        found = [
-            int(read_message(bytes(message))[0])
-            for chunk in connection.read_chunks(stream, 0)
-            for _, message in chunk.messages()
-        ]
-    assert sorted(found) == list(range(20_000))
+        for name in (stream, f"{stream}-copy"):
+            found = [
+                int(read_message(bytes(message))[0])
+                for chunk in connection.read_chunks(name, 0)
+                for _, message in chunk.messages()
+            ]
+            assert sorted(found) == list(range(ROWS))

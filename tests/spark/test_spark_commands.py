@@ -15,18 +15,27 @@ import urllib.request
 import pytest
 from test_spark_ingest import children
 
-from vibemq.spark.ingest import State, Watch, lag_of, line, metrics
+from vibemq.errors import SetupError
+from vibemq.spark.ingest import State, Watch, lag_of, line, metrics, require_format
 
 REMEDY = re.compile(r"--package io\.delta:delta-spark_2\.1\d:VERSION")
 
 
 def offset(**streams):
-    return json.dumps({"v": 1, "s": {name: {"i": "a", "o": at} for name, at in streams.items()}})
+    return {"v": 1, "s": {name: {"i": "a", "o": at} for name, at in streams.items()}}
+
+
+class Progress(dict):
+    """As PySpark has it, whose own fields of a source are not the same in all versions."""
+
+    @property
+    def json(self):
+        return json.dumps(self)
 
 
 def batch(number, rows, end, tail):
     sources = [{"endOffset": offset(orders=end), "latestOffset": offset(orders=tail)}]
-    return {"batchId": number, "numInputRows": rows, "batchDuration": 500, "sources": sources}
+    return Progress({"batchId": number, "numInputRows": rows, "batchDuration": 500, "sources": sources})
 
 
 class Query:
@@ -122,7 +131,8 @@ def test_a_signal_ends_ingest_in_order_and_metrics_are_served_meanwhile(
     spark, own_broker, vibemq, stream, tmp_path, number, code
 ):
     own_broker.publish(stream, [b"x"] * 100)
-    process = vibemq.start("ingest", stream, "--output", tmp_path / "lake", "--metrics-port", "0", "--json")
+    arguments = ("--trigger", "1 second", "--checkpoint", tmp_path / "here", "--metrics-port", "0", "--json")
+    process = vibemq.start("ingest", stream, "--output", tmp_path / "lake", *arguments)
     try:
         assert process.stderr is not None and process.stdout is not None
         url = next(found[0] for text in process.stderr if (found := re.search(r"http://\S+", text)))
@@ -142,6 +152,7 @@ def test_a_signal_ends_ingest_in_order_and_metrics_are_served_meanwhile(
         process.kill()
         process.wait()
     assert spark.read.parquet(str(tmp_path / "lake")).count() == 100
+    assert (tmp_path / "here" / "commits").is_dir() and not (tmp_path / "lake.checkpoint").exists()
     deadline = time.monotonic() + 10
     while (left := [pid for pid in below if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -153,6 +164,13 @@ def test_delta_is_refused_with_what_adds_it(spark, own_broker, vibemq, stream, t
     code, _, err = vibemq("ingest", stream, "--output", tmp_path / "table", "--format", "delta", "--available-now")
     assert code == 1 and REMEDY.search(err), err
     assert not (tmp_path / "table").exists()
+
+
+def test_iceberg_is_refused_as_well(spark):
+    package = r"--package org\.apache\.iceberg:iceberg-spark-runtime-\d\.\d_2\.1\d:VERSION"
+    with pytest.raises(SetupError) as refused:
+        require_format(spark, "iceberg")
+    assert re.search(package, refused.value.hint)
 
 
 def test_fields_of_json_become_columns_and_folders(spark, own_broker, vibemq, stream, tmp_path):

@@ -26,7 +26,7 @@ import sys
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from vibemq.spark.session import ensure_java
+from vibemq.spark.java import ensure_java
 
 ensure_java()
 os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from vibemq.errors import SetupError
-from vibemq.spark import session as java
+from vibemq.spark import java
 
 
 def claims(folder, version):

@@ -224,6 +224,19 @@ def test_a_batch_that_is_replayed_without_one_of_its_streams_says_so_or_goes_on(
     assert sums(job.result()) == expected(sent[100:])
 
 
+def test_a_query_ends_by_name_where_a_stream_is_deleted_under_it(spark, job, own_broker, stream):
+    own_broker.publish(stream, messages(100))
+    query = job.write(source(spark.readStream, own_broker, stream, startingOffsets="earliest").load()).start(job.output)
+    try:
+        query.processAllAvailable()
+        own_broker.delete(stream)
+        with pytest.raises(PySparkException, match=r"it was deleted: wanted offsets 100 to 100.*failOnDataLoss=false"):
+            query.awaitTermination(60)
+    finally:
+        query.stop()
+    assert sums(job.result()) == expected(messages(100))
+
+
 def test_a_query_goes_on_without_a_stream_that_is_deleted_under_it_where_it_may(spark, job, own_broker, stream):
     gone, left = f"{stream}-gone", f"{stream}-left"
     own_broker.publish(gone, messages(100))

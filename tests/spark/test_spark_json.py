@@ -87,6 +87,11 @@ def test_names_are_escaped():
     assert written(**{'a"b': pa.array([1])}) == ['{"a\\"b":1}']
 
 
+def test_text_that_is_no_utf8_is_mended_so_that_the_object_is_json():
+    broken = pa.Array.from_buffers(pa.string(), 2, pa.array([b"a\xffb\x08", b"fine"]).buffers())
+    assert written(t=broken) == ['{"t":"a\ufffdb\\b"}', '{"t":"fine"}']
+
+
 def test_a_type_without_a_form_is_named_with_its_column():
     with pytest.raises(ConfigError, match=r"column span, its items: valueFormat=json has no form for duration"):
         written(span=pa.array([[datetime.timedelta(1)]]))

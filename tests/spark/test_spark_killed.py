@@ -22,7 +22,7 @@ from spark_brokers import VibeMQ, end_group
 
 from vibemq.client._streams import read_message, write_message
 from vibemq.errors import SetupError
-from vibemq.spark.session import ensure_java
+from vibemq.spark.java import ensure_java
 
 ROUNDS = int(os.environ.get("VIBEMQ_SOAK_ROUNDS", "2"))
 ROWS_A_ROUND = 20_000

@@ -11,9 +11,11 @@ from typing import NamedTuple
 import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 import pyarrow as pa
 from peers.streams import connected
+from pyspark.sql import types
 from running import Running, broker, wait_until
 from spark_chunks import CODES, data_section, pack, simple
 
@@ -21,7 +23,7 @@ from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams import codec
 from vibemq.protocols.streams.codec import SubBatch
 from vibemq.protocols.streams.spec import Key
-from vibemq.spark import client, local, plans, ranges
+from vibemq.spark import client, local, plans, ranges, sink
 from vibemq.spark.local import NotLocal
 from vibemq.spark.options import parse
 from vibemq.spark.ranges import DataLost
@@ -157,6 +159,17 @@ def test_every_part_of_it_is_the_same(served, stored, more):
 def test_what_was_committed_later_is_not_read(served, stored):
     batches = read(served, stored._replace(start=10, end=20))
     assert [row["offset"] for row in rows(batches)] == list(range(10, 20))
+
+
+def test_rows_of_any_size_come_back(served):
+    given = {"endpoints": f"127.0.0.1:{served.port}", "stream": "written", "createStream": "true"}
+    writer = sink.JobWriter(given, types.StructType().add("value", "binary"), False)
+    values = [os.urandom(LARGE), b"", b"x" * LARGE, None, b"the end"]
+    batches = [pa.record_batch([pa.array([value], pa.binary())], ["value"]) for value in values]
+    writer.commit([writer.write(iter(batches))])
+    wanted = planned(served, "written")
+    for mode in ("tcp", "local"):
+        assert [row["value"] for row in rows(read(served, wanted, mode))] == [value or b"" for value in values]
 
 
 def test_a_query_reads_files_by_way_of_spark(spark, served, stored):

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from contextlib import closing
 
 import pytest
@@ -142,26 +144,41 @@ def test_no_secret_is_in_a_pickle_or_in_what_is_shown(monkeypatch):
     assert SECRET not in repr(with_it.reader(with_it.schema()).options)
 
 
+TALKATIVE = """
+import sys
+
+from vibemq.spark import local_session
+
+port, certificate, secret, folder = sys.argv[1:]
+spark = local_session("secrets", cores=2, log_file=f"{folder}/spark.log", log_level="info")
+access = {"endpoints": f"localhost:{port}", "tls": "true", "tlsCa": certificate, "username": "ada", "password": secret}
+source = {**access, "stream": "s", "startingOffsets": "earliest"}
+batch = spark.read.format("vibemq").options(**source).load()
+print(batch.count(), batch._jdf.queryExecution().toString())
+sink = {**access, "stream": "copies", "createStream": "true"}
+batch.select("value").write.format("vibemq").mode("append").options(**sink).save()
+copied = spark.readStream.format("vibemq").options(**source).load().select("value")
+writer = copied.writeStream.format("vibemq").options(**sink).option("checkpointLocation", f"{folder}/checkpoint")
+query = writer.trigger(availableNow=True).start()
+assert query.awaitTermination(90)
+print(query._jsq.explainInternal(True), *[progress.json for progress in query.recentProgress])
+executions = spark._jsparkSession.sharedState().statusStore().executionsList()
+plans = "".join(executions.apply(number).physicalPlanDescription() for number in range(executions.size()))
+print(plans)
+assert "AppendData" in plans, "the plan of the sink, too"
+print(spark.read.format("vibemq").options(**{**source, "stream": "copies"}).load().count())
+"""
+
+
 @pytest.mark.spark
-@pytest.mark.timeout(120)
-def test_no_secret_is_in_a_plan_a_checkpoint_or_the_progress(spark, secured, authority, tmp_path):
-    given = {
-        "endpoints": f"localhost:{secured.tls_port}",
-        "stream": "s",
-        "tls": "true",
-        "tlsCa": authority.certificate,
-        "username": "ada",
-        "password": SECRET,
-        "startingOffsets": "earliest",
-    }
-    batch = spark.read.format("vibemq").options(**given).load()
-    assert batch.count() == 10
-    shown = [batch._jdf.queryExecution().toString()]
-    stream = spark.readStream.format("vibemq").options(**given).load()
-    query = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-    query = query.trigger(availableNow=True).start(str(tmp_path / "output"))
-    assert query.awaitTermination(90)
-    shown += [progress.json for progress in query.recentProgress]
-    shown += [path.read_text(errors="replace") for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
-    assert len(shown) > 4
-    assert not any(SECRET in text for text in shown)
+@pytest.mark.timeout(180)
+def test_no_secret_is_in_a_plan_a_checkpoint_a_log_or_the_progress(spark, secured, authority, tmp_path):
+    """Spark's log at its most talkative but for what helps to find bugs in Spark itself."""
+    arguments = [str(secured.tls_port), str(authority.certificate), SECRET, str(tmp_path)]
+    command = [sys.executable, "-c", TALKATIVE, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=160, check=False)
+    assert ran.returncode == 0 and ran.stdout.endswith("\n20\n"), ran.stderr[-3000:]
+    shown = {path: path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(shown) > 4 and any("INFO" in text for text in shown.values())
+    shown = {**shown, "output": ran.stdout, "errors": ran.stderr}
+    assert [path for path, text in shown.items() if SECRET in text] == []

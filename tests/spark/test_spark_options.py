@@ -2,10 +2,13 @@
 """Options are read once, an unknown one names its neighbour, and no password shows."""
 
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
 from vibemq.errors import ConfigError
+from vibemq.spark import options
 from vibemq.spark.logins import secret
 from vibemq.spark.options import parse
 from vibemq.spark.places import EARLIEST, LATEST, Place
@@ -137,3 +140,39 @@ def test_the_password_is_not_shown_and_comes_from_where_it_was_put(tmp_path, mon
     assert secret(parse({**LEAST, "passwordFile": str(file)})) == "from file"
     with pytest.raises(ConfigError, match="passwordFile"):
         secret(parse({**LEAST, "passwordFile": str(tmp_path / "none")}))
+
+
+@pytest.fixture
+def writing():
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    from vibemq.spark import sink_options
+
+    return sink_options
+
+
+README = (Path(options.__file__).parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_has_every_option(writing):
+    of_reading, of_writing = README.split("### Options of writing")
+    for text, known in ((of_reading, options.KNOWN), (of_writing, writing.OWN)):
+        first_cells = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `")]
+        assert {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)} >= set(known)
+
+
+def test_defaults_are_those_of_the_readme(writing):
+    read, write = parse(LEAST), writing.parse(LEAST)
+    for row in (
+        f"| `fetchTimeoutMs` | {read.fetch_timeout_ms} |",
+        f"| `brokerDownTimeoutMs` | {read.broker_down_timeout_ms} |",
+        f"| `latestOffsetPollMs` | {read.latest_offset_poll_ms} |",
+        f"| `batchBytes`, `batchRows` | {read.batch_bytes >> 20} MiB, {read.batch_rows} |",
+        f"`minPartitions` | {read.max_bytes_per_partition >> 20} MiB, none, none |",
+        f"`maxTriggerDelay` | none, `{read.max_trigger_delay_ms // 60_000}m` |",
+        f"| `maxBytesPerTrigger` | {options.FIRST_BATCH_BYTES >> 30} GiB from `earliest`, else none |",
+        f"| `readMode` | `{read.read_mode}` |",
+        f"| `vhost` | `{read.vhost}` |",
+        f"| `confirmTimeoutMs` | {write.confirm_timeout_ms} |",
+        f"| `compression` | `{write.compression}` |",
+    ):
+        assert row in README

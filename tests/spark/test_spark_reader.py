@@ -289,6 +289,15 @@ def test_a_deleted_stream(broker):
         stream_reader().initialOffset()
 
 
+def test_a_stream_that_is_deleted_under_a_query(broker):
+    broker.streams["s"].add(10)
+    reader = stream_reader()
+    reader.initialOffset()
+    del broker.streams["s"]
+    with pytest.raises(DataLost, match=r"'s': it was deleted: wanted offsets 4 to 4 of incarnation 7.*failOnDataLoss"):
+        reader.latestOffset(at(4), None)
+
+
 def test_a_chunk_that_lies_about_itself_fails_the_task(broker):
     broker.streams["s"].add(10)
     broker.streams["s"].chunks[0].entries = 11

@@ -12,8 +12,10 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql import types
 
 from vibemq.client._streams import read_message
+from vibemq.spark import sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -102,6 +104,19 @@ def test_a_version_of_an_application_is_written_once(spark, own_broker, there):
     assert bodies(own_broker, there) == [b"first", b"next"]
 
 
+def test_a_job_that_names_no_version_says_once_what_that_means(own_broker, there, caplog):
+    sink._say_once.cache_clear()
+    schema = types.StructType().add("value", "string")
+    given = {"endpoints": own_broker.endpoints, "stream": there}
+    sink.JobWriter({**given, "txnAppId": uuid.uuid4().hex, "txnVersion": "1"}, schema, False)
+    assert not caplog.records
+    for _ in range(3):
+        sink.JobWriter(given, schema, False)
+    assert [record.getMessage().split(" writes")[0] for record in caplog.records] == [
+        "a job without txnAppId and txnVersion"
+    ]
+
+
 def test_rows_go_where_the_column_says(spark, own_broker, stream):
     names = [f"{stream}-{part}" for part in "ab"]
     frame = spark.createDataFrame([(name, name) for name in names * 10], "value string, stream string")
@@ -123,6 +138,9 @@ def test_compressed_rows_are_read_again(spark, own_broker, there, compression):
 
 def test_mistakes_are_told_with_their_remedy(spark, own_broker, there):
     one = spark.createDataFrame([("x", 1)], "value string, number int")
+    keyed = spark.createDataFrame([("x", "k")], "value string, key string")
+    with pytest.raises(PySparkException, match=r"createStream=true cannot make one.*ctl add_super_stream"):
+        write(keyed, own_broker, superStream=f"{there}-gone", createStream="true")
     for options, says in (
         ({"stream": there}, "number cannot be part of a message.*ignoreUnknownColumns=true"),
         ({"stream": there, "compresion": "gzip"}, "did you mean compression"),

@@ -142,3 +142,6 @@ def test_the_row_writer_of_spark_4_0_makes_the_same_of_rows(spark):
     assert [row["value"] for batch in batches for row in batch.to_pylist()] == [f"{number}" for number in range(10)]
     assert batches[0].column("headers").to_pylist()[0] == [("a", "b")]
     assert list(sink.record_batches(iter([]), schema)) == []
+    large = [Row(value="x" * 1_000_000, key=None, headers=None, timestamp=None)] * 50
+    sizes = [batch.num_rows for batch in sink.record_batches(iter(large), schema)]
+    assert sum(sizes) == 50 and max(sizes) * 1_000_000 < sink.BYTES_AT_ONCE + 1_000_000

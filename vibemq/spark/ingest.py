@@ -32,6 +32,7 @@ NEEDED = {
 FORMATS = ("parquet", *NEEDED)
 RATE_SECONDS = 30.0  # over what an estimate looks back: some batches, and not the pause before them
 SAMPLES_MAX = 1000
+NOWHERE = offsets.to_dict({})
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ class Watch:
         return self.state(time.monotonic() if now is None else now)
 
     def state(self, now: float) -> State:
-        lag = lag_of(self.last["sources"]) if self.last is not None else {}
+        # By its JSON: the offsets of PySpark's own objects are in Python's notation in Spark 4.0.
+        lag = lag_of(json.loads(self.last.json)["sources"]) if self.last is not None else {}
         behind = sum(lag.values())
         self.samples.append((now, self.rows, behind))
         while len(self.samples) > 2 and self.samples[1][0] < now - RATE_SECONDS:
@@ -139,20 +141,14 @@ class Watch:
 
 
 def lag_of(sources: Any) -> dict[str, int]:
-    """For each stream, how many records lie between what is written and its end, by a batch's own report."""
+    """For each stream, how many records lie between what is written and its end, by a batch's own report as JSON."""
     lag: dict[str, int] = {}
     for source in sources:
-        end, tail = (_positions(source[name]) for name in ("endOffset", "latestOffset"))
+        end, tail = (offsets.from_dict(source[name] or NOWHERE) for name in ("endOffset", "latestOffset"))
         for stream, there in tail.items():
             done = end.get(stream)
             lag[stream] = max(0, there.offset - done.offset) if done is not None else there.offset
     return lag
-
-
-def _positions(written: Any) -> offsets.Positions:
-    """Spark has an offset as the string that we gave it, or as nothing."""
-    found = json.loads(written) if isinstance(written, str) else written
-    return offsets.from_dict(found) if found else {}
 
 
 # ---- for people, and for Prometheus ----
@@ -182,20 +178,17 @@ def _clock(seconds: float) -> str:
 
 def metrics(state: State) -> str:
     """The state in Prometheus's text format."""
-    rows = [
-        ("vibemq_ingest_rows_total", "counter", "Rows written since this process began.", "", state.rows),
-        ("vibemq_ingest_batch", "gauge", "Number of the last batch; -1 before the first.", "", state.batch),
-        ("vibemq_ingest_batch_seconds", "gauge", "How long the last batch took.", "", state.batch_seconds),
-        ("vibemq_ingest_rows_per_second", "gauge", "Over the last half minute.", "", state.rows_per_second),
+    lag = {f"{{stream={json.dumps(stream, ensure_ascii=False)}}}": count for stream, count in sorted(state.lag.items())}
+    families: list[tuple[str, str, str, Mapping[str, float]]] = [  # the last are values by their label
+        ("vibemq_ingest_rows_total", "counter", "Rows written since this process began.", {"": state.rows}),
+        ("vibemq_ingest_batch", "gauge", "Number of the last batch; -1 before the first.", {"": state.batch}),
+        ("vibemq_ingest_batch_seconds", "gauge", "How long the last batch took.", {"": state.batch_seconds}),
+        ("vibemq_ingest_rows_per_second", "gauge", "Over the last half minute.", {"": state.rows_per_second}),
+        ("vibemq_ingest_lag_records", "gauge", "Records that are there and not yet written.", lag),
     ]
-    rows += [
-        ("vibemq_ingest_lag_records", "gauge", "Records that are there and not yet written.", stream, count)
-        for stream, count in sorted(state.lag.items())
-    ]
-    lines: list[str] = []
-    for name, kind, about, stream, value in rows:
-        if not any(each.startswith(f"# TYPE {name} ") for each in lines):
+    lines = []
+    for name, kind, about, values in families:
+        if values:
             lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-        label = f"{{stream={json.dumps(stream, ensure_ascii=False)}}}" if stream else ""
-        lines.append(f"{name}{label} {value}")
+        lines += [f"{name}{label} {value}" for label, value in values.items()]
     return "".join(f"{each}\n" for each in lines)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 from vibemq.errors import ConfigError
 from vibemq.spark import logins, places
@@ -30,14 +30,16 @@ NUMBER_MAX = 1 << 62
 FIRST_BATCH_BYTES = 1 << 30
 BATCH_BYTES_MAX = 64 << 20  # larger batches were slower at every size of message, and each is held several times
 
+T = TypeVar("T")
+
 _COMMA = re.compile(r"(?<!\\),")
 
 
-def _text(_: str, text: str) -> str:
-    return text
+def text(_: str, given: str) -> str:
+    return given
 
 
-def _number(least: int, most: int = NUMBER_MAX) -> Callable[[str, str], int]:
+def number(least: int, most: int = NUMBER_MAX) -> Callable[[str, str], int]:
     def read(name: str, text: str) -> int:
         try:
             value = int(text)
@@ -50,8 +52,8 @@ def _number(least: int, most: int = NUMBER_MAX) -> Callable[[str, str], int]:
     return read
 
 
-def _choice(**meanings: bool) -> Callable[[str, str], bool]:
-    def read(name: str, text: str) -> bool:
+def choice(meanings: Mapping[str, T]) -> Callable[[str, str], T]:
+    def read(name: str, text: str) -> T:
         value = text.strip().lower()
         if value not in meanings:
             raise ConfigError(f"option {name}: {text!r} is none of {', '.join(meanings)}")
@@ -60,14 +62,11 @@ def _choice(**meanings: bool) -> Callable[[str, str], bool]:
     return read
 
 
-def _word(*words: str) -> Callable[[str, str], str]:
-    def read(name: str, text: str) -> str:
-        value = text.strip().lower()
-        if value not in words:
-            raise ConfigError(f"option {name}: {text!r} is none of {', '.join(words)}")
-        return value
+def word(*words: str) -> Callable[[str, str], str]:
+    return choice({each: each for each in words})
 
-    return read
+
+flag = choice({"false": False, "true": True})
 
 
 def _names(_: str, text: str) -> tuple[str, ...]:
@@ -81,52 +80,20 @@ def _place_of_function(name: str, text: str) -> str:
     return text
 
 
-# options -> fields, and how they are read; what they mean, README.md says
-FIELDS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "username": ("username", _text),
-    "password": ("password", _text),
-    "passwordEnv": ("password_env", _text),
-    "passwordFile": ("password_file", _text),
-    "tokenProvider": ("token_provider", _place_of_function),
-    "login": ("login", _word(*LOGINS)),
-    "tls": ("tls", _choice(false=False, true=True)),
-    "tlsCa": ("tls_ca", _text),
-    "tlsCert": ("tls_cert", _text),
-    "tlsKey": ("tls_key", _text),
-    "tlsKeyPasswordEnv": ("tls_key_password_env", _text),
-    "vhost": ("vhost", _text),
-    "startingOffsetsByTimestampStrategy": ("timestamp_strategy_latest", _choice(error=False, latest=True)),
-    "maxOffsetsPerTrigger": ("max_offsets_per_trigger", _number(1)),
-    "maxBytesPerTrigger": ("max_bytes_per_trigger", _number(0)),
-    "minOffsetsPerTrigger": ("min_offsets_per_trigger", _number(1)),
-    "maxTriggerDelay": ("max_trigger_delay_ms", duration_ms),
-    "minPartitions": ("min_partitions", _number(1)),
-    "maxRecordsPerPartition": ("max_records_per_partition", _number(1)),
-    "maxBytesPerPartition": ("max_bytes_per_partition", _number(0)),
-    "batchBytes": ("batch_bytes", _number(1, BATCH_BYTES_MAX)),
-    "batchRows": ("batch_rows", _number(1, 65536)),
-    "fetchTimeoutMs": ("fetch_timeout_ms", _number(1)),
-    "brokerDownTimeoutMs": ("broker_down_timeout_ms", _number(0)),
-    "latestOffsetPollMs": ("latest_offset_poll_ms", _number(0)),
-    "valueFormat": ("value_format", _word(*VALUE_FORMATS)),
-    "valueSchema": ("value_schema", _text),
-    "mode": ("mode", _word(*MODES)),
-    "headersFormat": ("headers_format", _word(*HEADERS_FORMATS)),
-    "readMode": ("read_mode", _word(*READ_MODES)),
-    "filterValues": ("filter_values", _names),
-    "filterMatchUnfiltered": ("filter_match_unfiltered", _choice(false=False, true=True)),
-    "filterPushdown": ("filter_pushdown", _choice(false=False, true=True)),
-    "failOnDataLoss": ("fail_on_data_loss", _choice(true=True, false=False)),
-}
-SELECTORS = ("stream", "subscribe", "superStream", "subscribePattern")
-STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
-ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-SECRETS = ("password", "passwordEnv", "passwordFile", "tokenProvider")
-OTHERS = ("endpoints", *SELECTORS, "columns", "includeHeaders", *STARTS, *ENDS)
-KNOWN = (*OTHERS, *FIELDS)
-#: Those that say where the broker is, and who comes.
-ACCESS = ("endpoints", "username", *SECRETS, "vhost", "login", *(name for name in FIELDS if name.startswith("tls")))
-_BY_LOWER = {name.lower(): name for name in KNOWN}
+def option(name: str, read: Callable[[str, str], Any], default: Any, *, repr: bool = True) -> Any:
+    """A dataclass's field that is the option of that name; what it means, README.md says."""
+    return field(default=default, repr=repr, metadata={"option": (name, read)})
+
+
+def option_fields(kind: type) -> dict[str, str]:
+    """The fields of such a dataclass that are options, by the options' names."""
+    return {each.metadata["option"][0]: each.name for each in fields(kind) if each.metadata}
+
+
+def read_fields(kind: type, options: Mapping[str, str]) -> dict[str, Any]:
+    """What the options say, by field."""
+    found = {each.name: each.metadata["option"] for each in fields(kind) if each.metadata}
+    return {field: read(name, options[name]) for field, (name, read) in found.items() if name in options}
 
 
 @dataclass(frozen=True)
@@ -140,43 +107,46 @@ class Options:
     streams: tuple[str, ...] = ()
     super_stream: str = ""
     pattern: str = ""
-    username: str = "guest"
-    password: str = field(default="guest", repr=False)
-    password_env: str = ""
-    password_file: str = ""
-    token_provider: str = ""
-    login: str = PASSWORD
-    tls: bool = False
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_key_password_env: str = ""
-    vhost: str = "/"
+    username: str = option("username", text, "guest")
+    password: str = option("password", text, "guest", repr=False)
+    password_env: str = option("passwordEnv", text, "")
+    password_file: str = option("passwordFile", text, "")
+    token_provider: str = option("tokenProvider", _place_of_function, "")
+    login: str = option("login", word(*LOGINS), PASSWORD)
+    tls: bool = option("tls", flag, False)
+    tls_ca: str = option("tlsCa", text, "")
+    tls_cert: str = option("tlsCert", text, "")
+    tls_key: str = option("tlsKey", text, "")
+    tls_key_password_env: str = option("tlsKeyPasswordEnv", text, "")
+    vhost: str = option("vhost", text, "/")
     columns: tuple[str, ...] = COLUMNS_DEFAULT
-    value_format: str = BINARY
-    value_schema: str = ""
-    mode: str = PERMISSIVE
-    headers_format: str = MAP
-    read_mode: str = AUTO
+    value_format: str = option("valueFormat", word(*VALUE_FORMATS), BINARY)
+    value_schema: str = option("valueSchema", text, "")
+    mode: str = option("mode", word(*MODES), PERMISSIVE)
+    headers_format: str = option("headersFormat", word(*HEADERS_FORMATS), MAP)
+    read_mode: str = option("readMode", word(*READ_MODES), AUTO)
     starting: Places = field(default_factory=dict)
-    timestamp_strategy_latest: bool = False
+    timestamp_strategy_latest: bool = option(
+        "startingOffsetsByTimestampStrategy", choice({"error": False, "latest": True}), False
+    )
     ending: Places = field(default_factory=dict)
-    max_offsets_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    min_offsets_per_trigger: int | None = None
-    max_trigger_delay_ms: int = 15 * 60_000
-    min_partitions: int | None = None
-    max_records_per_partition: int | None = None
-    max_bytes_per_partition: int = 128 << 20
-    filter_values: tuple[str, ...] = ()
-    filter_match_unfiltered: bool = False
-    filter_pushdown: bool = False
-    fail_on_data_loss: bool = True
-    batch_bytes: int = 4 << 20
-    batch_rows: int = 65536
-    fetch_timeout_ms: int = 30_000
-    broker_down_timeout_ms: int = 120_000
-    latest_offset_poll_ms: int = 20  # half of it is what a row waits that comes after a pause
+    max_offsets_per_trigger: int | None = option("maxOffsetsPerTrigger", number(1), None)
+    max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", number(0), None)
+    min_offsets_per_trigger: int | None = option("minOffsetsPerTrigger", number(1), None)
+    max_trigger_delay_ms: int = option("maxTriggerDelay", duration_ms, 15 * 60_000)
+    min_partitions: int | None = option("minPartitions", number(1), None)
+    max_records_per_partition: int | None = option("maxRecordsPerPartition", number(1), None)
+    max_bytes_per_partition: int = option("maxBytesPerPartition", number(0), 128 << 20)
+    filter_values: tuple[str, ...] = option("filterValues", _names, ())
+    filter_match_unfiltered: bool = option("filterMatchUnfiltered", flag, False)
+    filter_pushdown: bool = option("filterPushdown", flag, False)
+    fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
+    batch_bytes: int = option("batchBytes", number(1, BATCH_BYTES_MAX), 4 << 20)
+    batch_rows: int = option("batchRows", number(1, 65536), 65536)
+    fetch_timeout_ms: int = option("fetchTimeoutMs", number(1), 30_000)
+    broker_down_timeout_ms: int = option("brokerDownTimeoutMs", number(0), 120_000)
+    # half of it is what a row waits that comes after a pause
+    latest_offset_poll_ms: int = option("latestOffsetPollMs", number(0), 20)
 
     def start_of(self, stream: str, default: Place) -> Place:
         return self.starting.get(stream, self.starting.get(ALL, default))
@@ -208,9 +178,20 @@ class Options:
         return self
 
 
+FIELDS = option_fields(Options)
+SELECTORS = ("stream", "subscribe", "superStream", "subscribePattern")
+STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+SECRETS = ("password", "passwordEnv", "passwordFile", "tokenProvider")
+OTHERS = ("endpoints", *SELECTORS, "columns", "includeHeaders", *STARTS, *ENDS)
+KNOWN = (*OTHERS, *FIELDS)
+#: Those that say where the broker is, and who comes.
+ACCESS = ("endpoints", "username", *SECRETS, "vhost", "login", *(name for name in FIELDS if name.startswith("tls")))
+
+
 def parse(given: Mapping[str, str]) -> Options:
     """Read Spark's option map. ConfigError names the option and the remedy."""
-    options = {_known(name): str(value) for name, value in dict(given).items()}
+    options = known(dict(given), KNOWN, "format('vibemq')")
     streams = _streams(options)
     for names in (STARTS, ENDS, SECRETS):
         if sum(name in options for name in names) > 1:
@@ -229,7 +210,7 @@ def parse(given: Mapping[str, str]) -> Options:
         columns=_columns(options),
         starting=_places(options, streams, STARTS),
         ending=_places(options, streams, ENDS),
-        **{field: convert(name, options[name]) for name, (field, convert) in FIELDS.items() if name in options},
+        **read_fields(Options, options),
     )
     if (read.min_offsets_per_trigger or 0) > (read.max_offsets_per_trigger or NUMBER_MAX):
         raise ConfigError("options minOffsetsPerTrigger and maxOffsetsPerTrigger: the least is above the most")
@@ -239,13 +220,16 @@ def parse(given: Mapping[str, str]) -> Options:
     return read
 
 
-def _known(name: str) -> str:
-    known = _BY_LOWER.get(name.lower())
-    if known is None:
-        near = difflib.get_close_matches(name.lower(), _BY_LOWER, n=1, cutoff=0.5)
-        meant = f"did you mean {_BY_LOWER[near[0]]}?" if near else f"there are {', '.join(KNOWN)}"
-        raise ConfigError(f"option {name}: not known to format('vibemq'); {meant}")
-    return known
+def known(given: Mapping[str, str], names: Iterable[str], what: str, silent: Iterable[str] = ()) -> dict[str, str]:
+    """The options by the names that they have in `names` or `silent`. ConfigError: `what` knows none of that name."""
+    by_lower = {name.lower(): name for name in names}
+    found = by_lower | {name.lower(): name for name in silent}
+    for name in given:
+        if name.lower() not in found:
+            near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+            meant = f"did you mean {by_lower[near[0]]}?" if near else f"there are {', '.join(names)}"
+            raise ConfigError(f"option {name}: not known to {what}; {meant}")
+    return {found[name.lower()]: str(value) for name, value in given.items()}
 
 
 def _streams(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -288,13 +272,13 @@ def _endpoints(text: str, tls: bool) -> tuple[tuple[str, int], ...]:
 
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    with_headers = _choice(false=False, true=True)("includeHeaders", options.get("includeHeaders", "false"))
-    text = options.get("columns", "")
-    if not text.strip():
+    with_headers = flag("includeHeaders", options.get("includeHeaders", "false"))
+    given = options.get("columns", "")
+    if not given.strip():
         return COLUMNS if with_headers else COLUMNS_DEFAULT
     if with_headers:
         raise ConfigError("options columns and includeHeaders: give one of the two; columns may name headers")
-    names = tuple(name.strip() for name in text.split(","))
+    names = tuple(name.strip() for name in given.split(","))
     for name in names:
         if name not in COLUMNS:
             raise ConfigError(f"option columns: there is no column {name!r}; there are {', '.join(COLUMNS)}")
@@ -308,5 +292,5 @@ def _places(options: Mapping[str, str], streams: tuple[str, ...], names: tuple[s
     if by_offset in options:
         return places.offsets(by_offset, options[by_offset], streams, start=names is STARTS)
     if by_time in options:
-        return {ALL: Place("time", _number(0)(by_time, options[by_time]))}
+        return {ALL: Place("time", number(0)(by_time, options[by_time]))}
     return places.times(by_times, options[by_times], streams) if by_times in options else {}

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from vibemq.client.streams import Chunk, StreamsConnection
+from vibemq.client.streams import StreamsConnection
 from vibemq.errors import ConfigError, ProtocolError, StreamNotFound, VibeMQError
 from vibemq.spark import local, places
 from vibemq.spark.client import BrokerAway, Facts, Patience, connection, facts
@@ -115,7 +115,7 @@ def offset_for_time(taken: StreamsConnection, stream: str, has: Facts, timestamp
     low, high = has.first, has.next
     while low < high:
         middle = (low + high) // 2
-        with contextlib.closing(_chunks(taken, stream, middle, middle + 1)) as chunks:
+        with contextlib.closing(taken.read_chunks(stream, middle, middle + 1)) as chunks:
             chunk = next(chunks, None)
         if chunk is None or chunk.chunk_id >= high:
             high = middle
@@ -246,7 +246,7 @@ def _read_remote(options: Options, wanted: Range, at: int, decoder: Decoder) -> 
             with connection(options, (wanted.stream,)) as taken:
                 at, end = check(options, wanted, at, facts(taken, wanted.stream, end))
                 began = at
-                with contextlib.closing(_chunks(taken, wanted.stream, at, end)) as chunks:
+                with contextlib.closing(taken.read_chunks(wanted.stream, at, end)) as chunks:
                     for chunk in chunks if at < end else ():
                         if chunk.chunk_id > at:
                             at = _over_gap(options, wanted, at, min(chunk.chunk_id, end))
@@ -267,11 +267,6 @@ def _read_remote(options: Options, wanted: Range, at: int, decoder: Decoder) -> 
         except BrokerAway as failed:
             patience.wait(failed)
     return due
-
-
-def _chunks(taken: StreamsConnection, stream: str, start: int, end: int) -> Generator[Chunk, None, None]:
-    """The client's chunks as a generator, so that leaving the loop early ends the subscription there and then."""
-    yield from taken.read_chunks(stream, start, end)
 
 
 def _over_gap(options: Options, wanted: Range, at: int, to: int) -> int:

@@ -10,6 +10,7 @@ checkpoint, or by what a job's author says with txnAppId and txnVersion.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import uuid
@@ -40,7 +41,7 @@ log = logging.getLogger("vibemq.spark")
 
 JSON = "application/json"
 ROWS_AT_ONCE = 10_000  # as many as Spark puts into an Arrow batch
-_told: set[str] = set()  # what is said once in the life of a process
+BYTES_AT_ONCE = 8 << 20  # of texts in as many rows as make an Arrow batch here: they are held three times
 
 
 @dataclass(frozen=True)
@@ -97,12 +98,12 @@ class Writer:
         yield from encoder.finish()
 
     def _chosen(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        chosen = {name: batch.column(self.schema.names.index(name)) for name in self.columns.attributes}
+        by_name = dict(zip(self.schema.names, batch.columns, strict=True))
+        chosen = {name: by_name[name] for name in self.columns.attributes}
         if self.columns.fields:
             from vibemq.spark._json import objects
 
-            fields = {name: batch.column(self.schema.names.index(name)) for name in self.columns.fields}
-            chosen["value"] = objects(fields, batch.num_rows)
+            chosen["value"] = objects({name: by_name[name] for name in self.columns.fields}, batch.num_rows)
         return chosen
 
     def decide(self, messages: Sequence[WriterCommitMessage | None], *, last: bool = False) -> None:
@@ -188,11 +189,23 @@ def record_batches(rows: Iterator[Any], schema: types.StructType) -> Iterator[pa
         with contextlib.suppress(ImportError):
             convert = importlib.import_module(place).LocalDataToArrowConversion.convert
             break
-    while some := [row for _, row in zip(range(ROWS_AT_ONCE), rows, strict=False)]:
+    for some in _bounded(rows):
         yield from convert(some, schema, False).to_batches()
 
 
+def _bounded(rows: Iterator[Any]) -> Iterator[list[Any]]:
+    some, size = [], 0
+    for row in rows:
+        some.append(row)
+        size += sum(len(value) for value in row if isinstance(value, (str, bytes, bytearray)))
+        if len(some) >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+@functools.cache
 def _say_once(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
-        log.warning("%s", text)
+    """In the life of this process."""
+    log.warning("%s", text)

@@ -6,7 +6,6 @@ Where and as whom to connect is said as for reading (options.py). All is checked
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,17 +14,11 @@ from pyspark.sql import types
 from vibemq.errors import ConfigError
 from vibemq.spark import options as reading
 from vibemq.spark.codecs import CODES
-from vibemq.spark.options import Options
+from vibemq.spark.options import Options, choice, flag, known, number, option, option_fields, read_fields, text, word
 
 #: Options that mean the same as for reading.
 ACCESS = (*reading.ACCESS, "fetchTimeoutMs", "brokerDownTimeoutMs")
-OWN = (
-    "stream", "superStream", "valueFormat", "compression", "createStream", "ignoreUnknownColumns", "confirmTimeoutMs",
-    "txnAppId", "txnVersion",
-)  # fmt: skip
 SPARKS = ("checkpointLocation", "queryName", "path")  # Spark hands these on, too
-KNOWN = (*ACCESS, *OWN)
-_BY_LOWER = {name.lower(): name for name in (*KNOWN, *SPARKS)}
 
 TEXTS = (types.StringType, types.BinaryType)
 #: What a column of each name may be; `headers` has a form of its own.
@@ -45,13 +38,16 @@ class SinkOptions:
     """What the user asked for."""
 
     access: Options  # and the names of the streams, or of the super stream
-    is_json: bool = False
-    compression: str = "none"
-    create_stream: bool = False
-    ignore_unknown: bool = False
-    confirm_timeout_ms: int = 120_000
-    txn_app_id: str = ""
-    txn_version: int = 0
+    is_json: bool = option("valueFormat", choice({"binary": False, "string": False, "json": True}), False)
+    compression: str = option("compression", word("none", *CODES), "none")
+    create_stream: bool = option("createStream", flag, False)
+    ignore_unknown: bool = option("ignoreUnknownColumns", flag, False)
+    confirm_timeout_ms: int = option("confirmTimeoutMs", number(1), 120_000)
+    txn_app_id: str = option("txnAppId", text, "")
+    txn_version: int = option("txnVersion", number(0), 0)
+
+
+OWN = ("stream", "superStream", *option_fields(SinkOptions))
 
 
 @dataclass(frozen=True)
@@ -64,43 +60,14 @@ class Columns:
 
 def parse(given: Mapping[str, str]) -> SinkOptions:
     """Read Spark's option map. ConfigError names the option and the remedy."""
-    options = {_known(name): str(value) for name, value in dict(given).items()}
-    for name in SPARKS:
-        options.pop(name, None)
+    options = known(dict(given), (*ACCESS, *OWN), "writing with format('vibemq')", silent=SPARKS)
     if ("stream" in options) == ("superStream" in options):
         raise ConfigError("options stream and superStream: give exactly one of them to say where the rows go")
     if ("txnAppId" in options) != ("txnVersion" in options):
         raise ConfigError("options txnAppId and txnVersion: only both together make a second run write nothing")
     # The reader's rules hold for names of streams, too.
     access = reading.parse({name: options[name] for name in (*ACCESS, "stream", "superStream") if name in options})
-    choice = reading._choice
-    return SinkOptions(
-        access=access,
-        is_json=choice(binary=False, string=False, json=True)("valueFormat", options.get("valueFormat", "binary")),
-        compression=_compression(options.get("compression", "none")),
-        create_stream=choice(true=True, false=False)("createStream", options.get("createStream", "false")),
-        ignore_unknown=choice(true=True, false=False)(
-            "ignoreUnknownColumns", options.get("ignoreUnknownColumns", "false")
-        ),
-        confirm_timeout_ms=reading._number(1)("confirmTimeoutMs", options.get("confirmTimeoutMs", "120000")),
-        txn_app_id=options.get("txnAppId", ""),
-        txn_version=reading._number(0)("txnVersion", options.get("txnVersion", "0")),
-    )
-
-
-def _known(name: str) -> str:
-    known = _BY_LOWER.get(name.lower())
-    if known is None:
-        near = difflib.get_close_matches(name.lower(), map(str.lower, KNOWN), n=1, cutoff=0.5)
-        meant = f"did you mean {_BY_LOWER[near[0]]}?" if near else f"there are {', '.join(KNOWN)}"
-        raise ConfigError(f"option {name}: not known to writing with format('vibemq'); {meant}")
-    return known
-
-
-def _compression(text: str) -> str:
-    if text not in ("none", *CODES):
-        raise ConfigError(f"option compression: {text!r} is none of none, {', '.join(CODES)}")
-    return text
+    return SinkOptions(access, **read_fields(SinkOptions, options))
 
 
 # ---- columns ----

@@ -251,6 +251,9 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
             self.seen = ask(taken, questions(self._names(taken)), at_least)
         except StreamNotFound:
             if options.streams and options.fail_on_data_loss:
+                for name, at in here.items():
+                    if not taken.exists(name):
+                        ranges.deleted(options, Range(name, at.incarnation, at.offset, at.offset))
                 raise
             self.seen = ask(taken, questions(self._names(taken, anew=True)), at_least)
         return self.seen

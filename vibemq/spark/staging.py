@@ -70,7 +70,13 @@ def prepare(options: SinkOptions) -> Targets:
                 "Spark needs; a newer VibeMQ can"
             )
         super_stream = options.access.super_stream
-        listed = taken.partitions(super_stream) if super_stream else list(options.access.streams)
+        try:
+            listed = taken.partitions(super_stream) if super_stream else list(options.access.streams)
+        except StreamNotFound:
+            raise StreamNotFound(
+                f"super stream {super_stream!r} does not exist, and createStream=true cannot make one: it does not "
+                "know how many partitions; `vibemq ctl add_super_stream` does"
+            ) from None
         names = tuple(sorted(listed))
         for name in names:
             if options.create_stream and not super_stream:

@@ -9,9 +9,7 @@ by Spark's rules. So a bad row costs itself and its neighbours.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +18,7 @@ import pyarrow.json
 from vibemq.errors import VibeMQError
 from vibemq.spark import ranges
 from vibemq.spark._lines import are_text, json_objects
+from vibemq.spark.conversion import DECODER, EXCERPT_CHARACTERS, converter
 from vibemq.spark.options import FAILFAST, JSON
 
 if TYPE_CHECKING:
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
 CORRUPT = "_corrupt_record"  # Spark's name for it, spark.sql.columnNameOfCorruptRecord
 PIECES = 32  # what a refused block is cut into
 ROWS_SLOW_MAX = 64  # of a block that is not cut any more: to parse one at all costs as much as ten rows or more
-EXCERPT_CHARACTERS = 200
-
-Convert = Callable[[Any, list[str]], Any]
 
 
 class BadRecord(VibeMQError):
@@ -76,7 +72,7 @@ class JsonObjects:
             explicit_schema=pa.schema([field.with_nullable(True) for field in self.fields]),
             unexpected_field_behavior="ignore",
         )
-        self.convert = _struct(pa.struct(self.fields))
+        self.convert = converter(pa.struct(self.fields))
 
     def __call__(self, values: pa.Array, first_offset: int | None = None) -> pa.Array:
         """`first_offset`: of the first row, for messages."""
@@ -127,7 +123,7 @@ class JsonObjects:
         content = body.decode(errors="replace")
         bad: list[str] = []
         try:
-            found = _DECODER.decode(content)
+            found = DECODER.decode(content)
             row = self.convert(found, bad) or {}
         except (ValueError, RecursionError) as failed:
             row, bad = {}, [str(failed)]
@@ -137,123 +133,3 @@ class JsonObjects:
                 f"{content[:EXCERPT_CHARACTERS]!r}. mode=PERMISSIVE gives null for what does not fit"
             )
         return {**row, CORRUPT: content} if bad else row
-
-
-# ---- one value by Spark's rules ----
-
-
-class _Real(float):
-    """A number with a fraction or an exponent, and how it was written."""
-
-    text: str
-
-
-def _real(written: str) -> _Real:
-    number = _Real(written)
-    number.text = written
-    return number
-
-
-class _Object(list[tuple[str, Any]]):
-    """The pairs of an object: a key may be there twice, and then the last that fits counts."""
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_Object, parse_float=_real)
-_NUMBERS = {
-    "NaN": float("nan"),
-    **dict.fromkeys(("Infinity", "+Infinity", "INF", "+INF"), float("inf")),
-    **dict.fromkeys(("-Infinity", "-INF"), float("-inf")),
-}
-
-
-def _unfit(needed: str, bad: list[str], value: Any) -> Any:
-    bad.append(f"needed {needed}, had {_written(value)[:EXCERPT_CHARACTERS]}")
-    return None
-
-
-def _written(value: Any) -> str:
-    """As JSON without white space."""
-    if isinstance(value, _Object):
-        return "{" + ",".join(f"{json.dumps(key, ensure_ascii=False)}:{_written(each)}" for key, each in value) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(_written, value)) + "]"
-    return value.text if isinstance(value, _Real) else json.dumps(value, ensure_ascii=False)
-
-
-def _converter(kind: pa.DataType) -> Convert:
-    if pa.types.is_struct(kind):
-        return _struct(kind)
-    if pa.types.is_list(kind):
-        return _list(kind)
-    if pa.types.is_string(kind):
-        return _string
-    if pa.types.is_boolean(kind):
-        return _boolean
-    if pa.types.is_float64(kind):
-        return _double
-    return _integer(kind.bit_width)
-
-
-def _struct(kind: pa.StructType) -> Convert:
-    fields = {field.name: _converter(field.type) for field in kind}
-
-    def convert(value: Any, bad: list[str]) -> dict[str, Any] | None:
-        if not isinstance(value, _Object):
-            return _unfit("an object", bad, value)
-        row: dict[str, Any] = {}
-        for key, each in value:
-            if (field := fields.get(key)) is None:
-                continue
-            wrong: list[str] = []
-            found = None if each is None else field(each, wrong)
-            if not wrong or found is not None or key not in row:
-                row[key] = found
-            bad += wrong
-        return row
-
-    return convert
-
-
-def _list(kind: pa.ListType) -> Convert:
-    element = _converter(kind.value_type)
-
-    def convert(value: Any, bad: list[str]) -> list[Any] | None:
-        if isinstance(value, _Object) or not isinstance(value, list):
-            return _unfit("a list", bad, value)
-        wrong: list[str] = []
-        found = [None if each is None else element(each, wrong) for each in value]
-        bad += wrong
-        return None if wrong else found
-
-    return convert
-
-
-def _string(value: Any, bad: list[str]) -> str:
-    found = value if isinstance(value, str) else _written(value)
-    return found.encode(errors="replace").decode()  # half a surrogate pair is no character
-
-
-def _boolean(value: Any, bad: list[str]) -> bool | None:
-    return value if isinstance(value, bool) else _unfit("true or false", bad, value)
-
-
-def _double(value: Any, bad: list[str]) -> float | None:
-    if isinstance(value, str) and value in _NUMBERS:
-        return _NUMBERS[value]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:  # a whole number beyond every double
-            return math.inf if value > 0 else -math.inf
-    return _unfit("a number", bad, value)
-
-
-def _integer(bits: int) -> Convert:
-    most = 1 << (bits - 1)
-
-    def convert(value: Any, bad: list[str]) -> int | None:
-        if isinstance(value, int) and not isinstance(value, bool) and -most <= value < most:
-            return value
-        return _unfit(f"a whole number of {bits} bits", bad, value)
-
-    return convert

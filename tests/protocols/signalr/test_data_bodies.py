@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from vibemq.protocols.signalr.deliveries import encode_delivery
-from vibemq.protocols.signalr.publisher import encode_message
+from vibemq.protocols.signalr.entries import encode_message
 from vibemq.protocols.signalr.spec import Encoding, HubError
 
 HEADERS = {"text": 'é\n"x"', "minus": -7, "large": 2**63, "yes": True, "no": False, "half": 0.5, "empty": ""}

@@ -16,8 +16,8 @@ from peers.hub_messages import Message, decode
 from peers.signalr import HubPeer, fresh
 from running import Running, broker
 
+from vibemq.protocols.signalr.commands import Method, raw
 from vibemq.protocols.signalr.door import METHODS
-from vibemq.protocols.signalr.methods import Method, raw
 from vibemq.protocols.signalr.records import MalformedFrame
 from vibemq.protocols.signalr.spec import Encoding, MessageType
 
@@ -222,7 +222,7 @@ def test_no_argument_is_an_error_of_ours(tmp_path: Path, capfd: pytest.CaptureFi
     wrong: list[tuple[str, list[bytes], tuple[bytes, ...], str]] = []
     with broker(tmp_path / "data", workers=1) as running, HubPeer(running, encoding=encoding) as peer:
         hostile = Hostile(peer)
-        for method in METHODS.all():
+        for method in METHODS.values():
             for arguments, items in hostile.calls(method):
                 found = hostile.call(method, *arguments, items=items)
                 code = CODE.search(found.error or "")

@@ -20,7 +20,7 @@ from peers.websocket_frames import (
     without_words,
 )
 
-from vibemq.protocols.signalr import session
+from vibemq.protocols.signalr import websocket
 
 MESSAGE_MAX = 1000  # bytes, of the reader of every case
 TAIL = masked(PING, b"tail")
@@ -278,7 +278,7 @@ def test_the_limit_of_a_message_can_be_changed_between_and_inside_messages() -> 
 )
 def test_a_fault_has_words_that_fit_a_close_frame(case: Case) -> None:
     words = FrameReader(MESSAGE_MAX).feed(case.data)[-1].fault
-    assert words and session.close_frame(1002, words).endswith(words.encode())
+    assert words and websocket.close_frame(1002, words).endswith(words.encode())
 
 
 # ---- writing ----
@@ -298,7 +298,7 @@ def test_a_fault_has_words_that_fit_a_close_frame(case: Case) -> None:
     ],
 )
 def test_frames_as_real_clients_accepted_them(opcode: int, payload: bytes, wire: str) -> None:
-    assert session.frame(opcode, payload).hex() == wire
+    assert websocket.frame(opcode, payload).hex() == wire
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65535, 65536])
@@ -307,7 +307,7 @@ def test_a_client_reads_what_we_write(size: int) -> None:
     from websockets.protocol import CLIENT, OPEN, Protocol
 
     client = Protocol(CLIENT, state=OPEN)
-    data = session.frame(BINARY, bytes(size))
+    data = websocket.frame(BINARY, bytes(size))
     assert len(data) == size + (2 if size <= 125 else 4 if size <= 65535 else 10)
     client.receive_data(data)
     (received,) = client.events_received()
@@ -315,17 +315,17 @@ def test_a_client_reads_what_we_write(size: int) -> None:
 
 
 def test_close_frames() -> None:
-    assert session.close_frame(1000).hex() == "880203e8"
-    assert session.close_frame(1011).hex() == "880203f3"
-    assert session.close_frame(1005).hex() == "8800"
-    assert session.close_frame(1002, "why") == b"\x88\x05\x03\xeawhy"
+    assert websocket.close_frame(1000).hex() == "880203e8"
+    assert websocket.close_frame(1011).hex() == "880203f3"
+    assert websocket.close_frame(1005).hex() == "8800"
+    assert websocket.close_frame(1002, "why") == b"\x88\x05\x03\xeawhy"
 
 
 @pytest.mark.parametrize("reason", ["r" * 123, "r" * 124, "é" * 62, "r" + "é" * 61, "€" * 41, "r" + "€" * 41, "𝄞" * 31])
 def test_a_long_reason_is_cut_at_a_character(reason: str) -> None:
-    sent = session.close_frame(1000, reason)[4:]
+    sent = websocket.close_frame(1000, reason)[4:]
     assert 120 <= len(sent) <= 123 and reason.startswith(sent.decode())
 
 
 def test_a_reason_that_cannot_be_text_is_sent_all_the_same() -> None:
-    assert session.close_frame(1000, "a\ud800b")[4:] == b"a?b"
+    assert websocket.close_frame(1000, "a\ud800b")[4:] == b"a?b"

@@ -1,54 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from vibemq.broker.client cimport Consumer, InFlight
-from vibemq.broker.messages cimport LogReader, message_view
-from vibemq.protocols.signalr.hub cimport HubConnection
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from vibemq.broker.messages cimport message_view
+from vibemq.protocols.signalr.values cimport output
+from vibemq.protocols.signalr.wire cimport ENCODING_JSON, decimal_put, mp_unsigned_put, put
+
+cdef enum:
+    TAG_BYTES_MAX = 32
 
 
-# What a hub connection has subscribed to: it has a consumer of a queue, or a reader of a log.
-cdef class Subscription:
-    cdef readonly HubConnection hub
-    cdef readonly str name            # of the queue or stream
-    cdef readonly object call         # that its deliveries are items of; None: they are calls
-    cdef readonly int64_t id
-    cdef public bint is_stream        # of the broker's streams: other rights count
-    cdef readonly HubSubscription consumer
-    cdef readonly HubReader reader
-    cdef bytes queue
-    cdef bint wants_result            # of the method that is called
-    cdef bytes head, middle, tail     # of each record: around the id of a call, and behind the delivery
-    cdef bint has_number              # of each call, as its id
-    cdef uint32_t called
-    cdef size_t record_max
-
-    # Write one delivery; UNDELIVERABLE: it is larger than the peer reads.
-    cdef int write(self, const message_view *m, uint64_t key, const uint8_t *id, uint32_t id_size, bint redelivered,
-                   uint64_t tag) except -1
+# A delivery without its tag, which is all of it that consumers of the same message do not share.
+cdef struct item:
+    output out                # JSON: what follows the tag's number.  MessagePack: the members behind the tag's
+    uint64_t key, offset      # which message of which stream; 0 and 2^64-1: none
+    bint redelivered
 
 
-cdef class HubSubscription(Consumer):
-    cdef Subscription way
-    cdef readonly bint is_auto        # settled when the transport has sent it
-
-    # The transport has sent all that was written.
-    cdef int sent(self) except -1
+# The worker's only one for this encoding: holds until the next call.  `key`: of the stream, as a Queue has it.
+cdef const item *item_of(const message_view *m, uint64_t key, bytes queue, const uint8_t *id, uint32_t id_size,
+                         bint redelivered, int encoding) except NULL
+cdef bytes delivery_of(const item *of, uint64_t tag)
 
 
-cdef class HubReader(LogReader):
-    cdef Subscription way
-
-
-cdef class Subscriptions:
-    cdef HubConnection hub
-    cdef readonly InFlight in_flight
-    cdef readonly dict by_id          # id -> Subscription
-    cdef list by_number               # HubSubscription or None, by the number that its deliveries bear
-    cdef list free_numbers            # whose place there is None
-    cdef list autos                   # HubSubscriptions whose deliveries count as settled once they are sent
-    cdef list pulls                   # Subscriptions of messages that were pulled, until these are settled
-
-    # Whoever had no room goes on.
-    cdef int room_again(self) except -1
-    # The transport has sent all that was written: deliveries that nobody acknowledges are settled.
-    cdef int sent(self) except -1
-    cdef int end_pulls(self) except -1
+cdef inline size_t tag_put(uint8_t *out, const item *of, uint64_t tag) noexcept:
+    """What stands before the item's data in a delivery, TAG_BYTES_MAX at most; its size."""
+    if of.out.encoding == ENCODING_JSON:
+        return decimal_put(put(out, b'{"tag":', 7), tag) - out
+    out[0] = <uint8_t> (0x80 + of.out.members)
+    return mp_unsigned_put(put(out + 1, b"\xa3tag", 4), tag) - out

@@ -12,17 +12,16 @@ import base64
 import binascii
 import logging
 import secrets
-import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vibemq.broker.parts import Broker
+from vibemq.broker.parts import Broker, Door
 from vibemq.config import Config
 from vibemq.net.hosts import host_of
-from vibemq.protocols.signalr import message_methods, queue_methods  # noqa: F401  they fill METHODS
+from vibemq.protocols.signalr import publishing, queues, subscribing  # noqa: F401  they fill METHODS
+from vibemq.protocols.signalr.commands import METHODS
 from vibemq.protocols.signalr.http import without_port
 from vibemq.protocols.signalr.hub import HubConnection
-from vibemq.protocols.signalr.methods import METHODS
 from vibemq.protocols.signalr.session import HttpSession
 from vibemq.protocols.signalr.spec import LONG_POLLING
 
@@ -35,12 +34,13 @@ LOOK_MS = 500
 logger = logging.getLogger(__name__)
 
 
-class SignalRDoor:
-    name = "SignalR"
+class SignalRDoor(Door):
+    name = "SignalR"  # as people are shown it
+    session = HttpSession
     methods = METHODS
 
     def __init__(self, config: Config, broker: Broker) -> None:
-        self.config, self.broker = config.signalr, broker
+        super().__init__(config.signalr, broker)
         self.path = config.signalr.path.lower()
         self.allowed_origins = frozenset(filter(None, config.signalr.allowed_origins.lower().split(",")))
         self.allowed_hosts = frozenset(without_port(origin.partition("://")[2]) for origin in self.allowed_origins)
@@ -52,25 +52,17 @@ class SignalRDoor:
         self._hubs_max = config.server.connections_max + config.signalr.waiting_max
         self._timer = broker.timers.timer(self._look)
 
-    def accept(self, connection: Any) -> HttpSession:
-        """The session of a new connection."""
-        return HttpSession(connection, self)
-
-    def now_ms(self) -> int:
-        """The loop's clock: monotonic ms."""
-        return time.monotonic_ns() // 1_000_000
-
     def owner_elsewhere(self, request: Request) -> int | None:
         """The other worker that has the hub connection which a request is about; None: it is not about one there."""
         worker = owner_of(request.connection_token)
         return None if worker in (-1, self.broker.worker) or worker >= self.broker.worker_count else worker
 
-    def open_hub(
-        self, session: HttpSession, request: Request, *, wants_stateful: bool = False, has_socket: bool = False
-    ) -> HubConnection | None:
-        """A new hub connection for whoever asks; None: too many have no socket already."""
-        if not has_socket and (len(self._waiting) >= self.config.waiting_max or len(self.hubs) >= self._hubs_max):
-            return None
+    def is_full(self) -> bool:
+        """Are there as many hub connections without a socket as there may be?"""
+        return len(self._waiting) >= self.config.waiting_max or len(self.hubs) >= self._hubs_max
+
+    def open_hub(self, session: HttpSession, request: Request, wants_stateful: bool = False) -> HubConnection:
+        """A new hub connection for whoever asks."""
         secret = bytes([self.broker.worker]) + secrets.token_bytes(TOKEN_RANDOM_BYTES)
         token = base64.urlsafe_b64encode(secret).decode().rstrip("=")
         hub = self.hubs[token] = HubConnection(self, token, session, request, wants_stateful)

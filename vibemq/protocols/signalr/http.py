@@ -30,7 +30,7 @@ from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.protocols.signalr import demo
 from vibemq.protocols.signalr.request import BINARY, JSON, NO_CACHE, TEXT, Headers, Refusal, Request, head_of, parse
 from vibemq.protocols.signalr.spec import LONG_POLLING, NEGOTIATE_VERSION_MAX, SERVER_SENT_EVENTS, WEB_SOCKETS
-from vibemq.protocols.signalr.transports import LongPollingTransport
+from vibemq.protocols.signalr.transports import EventsTransport, LongPollingTransport, WebSocketTransport
 
 if TYPE_CHECKING:
     from vibemq.access.permissions import Access
@@ -210,11 +210,6 @@ def _let_in(session: HttpSession, request: Request, user: str, access: Access) -
             request.refusal = refusal
 
 
-def could_not_hand_over(request: Request) -> None:
-    """The worker that has the hub connection takes no more connections now."""
-    request.refusal = Refusal(503, "Too many connections at once.", [("Retry-After", "1")])
-
-
 def _find(session: HttpSession, request: Request) -> HubConnection:
     """The hub connection that a request is about.  Raises Refusal."""
     token = request.connection_token
@@ -281,9 +276,9 @@ def _negotiated(session: HttpSession, request: Request, wants_stateful: bool) ->
     if door.has_its_share(session.peer_address):
         refusal = "Too many connections of this address were negotiated and not used (signalr.waiting_per_address_max)."
         raise Refusal(503, refusal, [("Retry-After", "5")])
-    hub = door.open_hub(session, request, wants_stateful=wants_stateful)
-    if hub is None:
+    if door.is_full():
         raise Refusal(503, "Too many connections were negotiated and not used.", [("Retry-After", "5")])
+    hub = door.open_hub(session, request, wants_stateful)
     hub.wait()
     return hub
 
@@ -336,23 +331,25 @@ def upgrade(session: HttpSession, request: Request) -> None:
     accept = base64.b64encode(hashlib.sha1(key.encode() + WEB_SOCKET_ID).digest()).decode()
     headers = [("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept), *request.cors]
     session.write(head_of(101, headers))
-    hub.attach(session.become_web_socket(hub))
+    transport = WebSocketTransport(hub, session)
+    session.serve(transport)
+    hub.attach(transport)
 
 
 def _hub_of_upgrade(session: HttpSession, request: Request) -> HubConnection:
     """A WebSocket may begin without negotiating.  One client sends a connectionId that it has made up."""
     if request.query.get("id") or request.connection_token in session.door.hubs:
         return _find_for(WEB_SOCKETS, session, request)
-    hub = session.door.open_hub(session, request, has_socket=True)
-    assert hub is not None  # only those without a socket are counted
-    return hub
+    return session.door.open_hub(session, request)
 
 
 def open_events(session: HttpSession, request: Request) -> None:
     hub = _find_for(SERVER_SENT_EVENTS, session, request)
     if hub.transport is not None:
         raise Refusal(409, "This connection has an event stream already.")
-    hub.attach(session.become_events(hub, request))
+    transport = EventsTransport(hub, session, request)
+    session.serve(transport)
+    hub.attach(transport)
 
 
 def poll(session: HttpSession, request: Request) -> None:

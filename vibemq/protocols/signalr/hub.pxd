@@ -3,8 +3,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.client cimport Client
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.protocols.signalr.codec cimport hub_message
-from vibemq.protocols.signalr.deliveries cimport Subscriptions
 from vibemq.protocols.signalr.publisher cimport HubPublisher
+from vibemq.protocols.signalr.subscriptions cimport Subscriptions
 from vibemq.protocols.signalr.transports cimport Transport
 
 
@@ -21,21 +21,19 @@ cdef class HubConnection:
     cdef readonly bint is_alpha2       # an early connection of ?dialect=alpha2
     cdef readonly bint wants_stateful  # was promised a stateful reconnect by negotiate
     cdef readonly Transport transport  # None between polls and sockets
-    cdef readonly bint wants_pause     # uploads or unconfirmed messages are at their limit
     cdef readonly bint closed
     cdef bint is_open                  # the handshake is done
     cdef readonly QueueTable queues
     cdef readonly dict publishers      # queue name (bytes) -> HubPublisher
     cdef HubPublisher publisher_cached
-    cdef readonly dict feeds           # number -> message_methods.Feed, of uploads that are not answered
+    cdef readonly dict feeds           # number -> publishing.Feed, of uploads that are not answered
     # What methods have begun and not finished (invocations.Invocations).
     cdef readonly object calls
-    cdef readonly object methods       # methods.MethodTable
     cdef readonly Subscriptions subscriptions
     cdef bytearray unfinished          # a record whose end has not come
     cdef list held                     # [(record, is text)] that wait for the first transport
     cdef size_t held_size
-    cdef object dropped                # a record that nobody will be sent
+    cdef bytearray kept                # the last record that had no transport, for as long as it is written
     cdef uint8_t *latest               # the record that is being written: stateful reconnect keeps a copy
     cdef size_t latest_size
     cdef bint latest_is_numbered

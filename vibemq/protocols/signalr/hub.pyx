@@ -2,7 +2,7 @@
 """One hub connection: hub messages in, completions and stream items out, over whatever transport it has just now.
 
 Publish, Ack and Nack are acted upon in place, without a Python object for each message; what else is called goes to
-``methods``, plain Python.  A handshake with a version speaks version 1 (or 2, which may lose its socket: reconnect.py),
+commands.py, plain Python.  A handshake with a version speaks version 1 (or 2, which may lose its socket: reconnect.py),
 one without speaks the early dialect.  Everything a peer has begun is registered while its record is parsed
 (invocations.py), so that a cancel or an upload's end may be in the same read.
 Records of types 1 to 5 are written by ``record``, then ``written``; what comes before the first transport is held.
@@ -20,9 +20,10 @@ from vibemq.protocols.signalr.codec cimport (
     TYPE_COMPLETION, TYPE_INVOCATION, TYPE_PING, TYPE_SEQUENCE, TYPE_STREAM_INVOCATION, TYPE_STREAM_ITEM, integer_of,
     length_read, next_record, parse, text_of,
 )
-from vibemq.protocols.signalr.deliveries cimport Subscriptions
 from vibemq.protocols.signalr.publisher cimport HubPublisher
-from vibemq.protocols.signalr.transports cimport CLOSE_INTERNAL_ERROR, CLOSE_NORMAL, Transport
+from vibemq.protocols.signalr.subscriptions cimport Subscriptions
+from vibemq.protocols.signalr.transports cimport Transport
+from vibemq.protocols.signalr.websocket cimport CLOSE_INTERNAL_ERROR, CLOSE_NORMAL, CLOSE_POLICY_VIOLATION
 from vibemq.protocols.signalr.wire cimport (
     ENCODING_JSON, ENCODING_MESSAGEPACK, bytes_of, put, span, span_of, varint_put, varint_size,
 )
@@ -30,7 +31,7 @@ from vibemq.storage cimport core
 
 from vibemq.broker.admission import Ended, check_access, log_closing
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
-from vibemq.protocols.signalr import methods, records, spec
+from vibemq.protocols.signalr import commands, records, spec
 from vibemq.protocols.signalr.codec import texts_of
 from vibemq.protocols.signalr.invocations import Call, Invocations
 from vibemq.protocols.signalr.reconnect import Replay
@@ -56,7 +57,7 @@ cdef class HubConnection:
         self.is_alpha2 = request.query.get("dialect") == "alpha2"
         self.client = Client(self, door.broker, door.config.unconfirmed_max)
         self.client.user, self.client.access = session.client.user, session.client.access
-        self.queues, self.methods = door.broker.queues, door.methods
+        self.queues = door.broker.queues
         self.publishers, self.feeds = {}, {}
         self.subscriptions, self.calls = Subscriptions(self), Invocations(self)
         self.unfinished, self.held = bytearray(), []
@@ -70,10 +71,6 @@ cdef class HubConnection:
     @property
     def carries_binary(self) -> bool:
         return self.transport is None or self.transport.carries_binary
-
-    @property
-    def is_modern(self) -> bool:
-        return self.dialect == DIALECT_V1
 
     @property
     def ending(self) -> bool:
@@ -439,17 +436,14 @@ cdef class HubConnection:
         if self.transport is not None:
             self.latest = self.transport.reserve(size, is_text)
         else:
-            kept = bytearray(size)
+            self.kept = bytearray(size)  # of a stateful connection nobody needs it: what attach() sends is the replay
+            self.latest = <uint8_t *> <char *> self.kept
             if self.replay is None and self.held_size + size > self.record_max:
                 # No exception: whoever writes may be a timer, or a queue that tells many.
                 self.give_up(f"More than {self.record_max} bytes of answers wait for the first transport.")
-                self.dropped = kept
             elif self.replay is None:
                 self.held_size += size
-                self.held.append((kept, is_text))
-            else:
-                self.held = [(kept, is_text)]  # it lives until it is written, and is sent by the next attach()
-            self.latest = <uint8_t *> <char *> kept
+                self.held.append((self.kept, is_text))
         return self.latest
 
     cdef uint8_t *record(self, size_t size) except NULL:
@@ -480,13 +474,16 @@ cdef class HubConnection:
         return self.written()
 
     def answer(self, write, bytes id, *more):
-        """To a call, as one of records' functions writes it: completion, stream_item or stream_end."""
-        self._send(write(self.dialect, self.encoding, id.decode(), *more), True)
+        """To a call, as one of records' functions writes it: completion, stream_item or stream_end.
 
-    def refuse(self, id, str method, code, text):
-        """`id`: None when nobody waits for an answer."""
-        if id is not None and not self.closed:
-            self.answer(records.completion, id, NOTHING, spec.hub_exception(method, code, text, self.dialect))
+        `id`: None when nobody waits for an answer."""
+        if id is not None:
+            self._send(write(self.dialect, self.encoding, id.decode(), *more), True)
+
+    def refuse(self, bytes id, str method, code, text):
+        if not self.closed:
+            error = spec.hub_exception(spec.invoking(method), f"{code}: {text}", self.dialect)
+            self.answer(records.completion, id, NOTHING, error)
 
     def count_waiting(self, Py_ssize_t more):
         """Calls and items of uploads, for a helper thread or the next turn."""
@@ -502,18 +499,16 @@ cdef class HubConnection:
 
     def _pause_or_resume(self):
         """Calls that wait because a stateful peer acknowledged too little go on with its next Ack, so it is read."""
-        self.wants_pause = self.is_shutting_down or self.client.held != 0 or (self.crowded and not self.holds_back())
-        if self.transport is not None and self.wants_pause != self.is_paused:
-            self.is_paused = self.wants_pause
-            if self.wants_pause:
-                self.transport.pause()
-            else:
-                self.transport.resume()
+        cdef bint wants_pause = self.is_shutting_down or self.client.held != 0 \
+            or (self.crowded and not self.holds_back())
+        if self.transport is not None and wants_pause != self.is_paused:
+            self.is_paused = wants_pause
+            self.transport.hold(wants_pause)
 
     def send_off(self, why):
         text = "This user was deleted." if why is Ended.DELETED else "Username and password are required."
         text = spec.closed_with_error(f"HubException: {ErrorCode.NOT_AUTHORIZED}: {text}")
-        self.close(text, code=spec.CLOSE_POLICY_VIOLATION)
+        self.close(text, code=CLOSE_POLICY_VIOLATION)
 
     def rights_changed(self):
         """Subscriptions that they do not cover end, and each queue is asked for again."""
@@ -521,7 +516,7 @@ cdef class HubConnection:
         for publisher in self.publishers.values():
             publisher.generation = -1
         for way in list(self.subscriptions.by_id.values()):
-            if not methods.may_read(self, way.name, way.is_stream):
+            if not commands.may_read(self, way.name, way.is_stream):
                 way.revoke()
 
     def has_room(self) -> bool:
@@ -584,6 +579,6 @@ cdef class HubConnection:
             self._pause_or_resume()
         elif not self.closed:
             if self.is_paused and self.transport is not None:
-                self.transport.resume()  # the peer's own close is read
+                self.transport.hold(False)  # the peer's own close is read
             self.close(None, True, reason=spec.SERVER_SHUTTING_DOWN)
         return 0

@@ -17,11 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import what_failed
-from vibemq.protocols.signalr import records
-from vibemq.protocols.signalr.spec import NOTHING, ErrorCode, HubError, binding_failed, hub_exception, id_in_use
+from vibemq.protocols.signalr import records, spec
+from vibemq.protocols.signalr.spec import NOTHING, Dialect, ErrorCode, HubError
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.hub import HubConnection
+    from vibemq.protocols.signalr.publishing import Feed
 
 #: What a method returns that answers later.
 LATER = object()
@@ -67,7 +68,7 @@ class Call:
             if value is not NOTHING:
                 self.item(value)
             self.end()
-        elif self._end_once() and self.id is not None:
+        elif self._end_once():
             self.hub.answer(records.completion, self.id, value)
 
     def answered_elsewhere(self) -> bytes | None:
@@ -77,24 +78,22 @@ class Call:
 
     def item(self, value: Any) -> None:
         """One more value of a stream."""
-        if self.state != "over" and self.id is not None:
+        if self.state != "over":
             self.hub.answer(records.stream_item, self.id, value)
 
-    def end(self) -> None:
-        """A stream has no more values."""
-        if self._end_once() and self.id is not None:
-            self.hub.answer(records.stream_end, self.id, None, self.ends_with_completion)
+    def end(self, error: str | None = None) -> None:
+        """A stream has no more values, because of an error if there is one."""
+        if self._end_once():
+            self.hub.answer(records.stream_end, self.id, error, self.ends_with_completion)
 
     def refuse(self, code: str, text: str) -> None:
-        self.fail(hub_exception(self.name, code, text, self.hub.dialect))
+        self.fail(spec.hub_exception(spec.invoking(self.name), f"{code}: {text}", self.hub.dialect))
 
     def fail(self, text: str) -> None:
         """As `refuse`, with the text as the peer shall see it."""
-        if not self._end_once() or self.id is None:
-            return
         if self.is_stream:
-            self.hub.answer(records.stream_end, self.id, text, self.ends_with_completion)
-        else:
+            self.end(text)
+        elif self._end_once():
             self.hub.answer(records.completion, self.id, NOTHING, text)
 
     def _end_once(self) -> bool:
@@ -145,7 +144,7 @@ class Call:
             self.refuse(problem.code, problem.text)
         except BadCall as problem:
             text = str(problem)
-            self.fail(binding_failed(self.name, text) if self.hub.is_modern else text)
+            self.fail(spec.binding_failed(self.name, text) if self.hub.dialect == Dialect.V1 else text)
         except Exception as problem:
             self.refuse(ErrorCode.SERVER_ERROR, what_failed(self.hub.peer, problem))
         else:
@@ -162,13 +161,12 @@ class Upload:
         self.bytes = 0
         self.is_over = False
         self.error: str | None = None
-        #: (raw item) -> was it taken?  If not, it is offered again by `take_waiting`.
-        self.on_item: Callable[[bytes], bool] | None = None
-        #: (error text or None): there are no more items.
-        self.on_end: Callable[[str | None], None] | None = None
+        #: Whoever takes the items, once the method runs: ``take(raw item)`` says whether it did, or is offered it again
+        #: by `take_waiting`; ``end(error text or None)`` comes behind the last one.
+        self.feed: Feed | None = None
 
     def item(self, raw: bytes) -> None:
-        if not self.items and self.on_item is not None and self.on_item(raw):
+        if not self.items and self.feed is not None and self.feed.take(raw):
             return
         self.items.append(raw)
         self._count(WAITING_ITEM_BYTES + len(raw))
@@ -185,22 +183,22 @@ class Upload:
 
     def take_waiting(self) -> None:
         """The method is ready for items, perhaps again."""
-        while self.items and self.on_item is not None:
+        while self.items and self.feed is not None:
             raw = self.items.popleft()
             self._count(-WAITING_ITEM_BYTES - len(raw))  # before it is taken: a refusal drops what is counted
-            if not self.on_item(raw):
+            if not self.feed.take(raw):
                 self.items.appendleft(raw)
                 self._count(WAITING_ITEM_BYTES + len(raw))
                 return
-        if self.is_over and not self.items and self.on_end is not None:
-            on_end, self.on_end = self.on_end, None
-            on_end(self.error)
+        if self.is_over and not self.items and self.feed is not None:
+            feed, self.feed = self.feed, None
+            feed.end(self.error)
 
     def drop(self) -> None:
         """Nobody wants the items any more; those that still come are ignored."""
         self._count(-self.bytes)
         self.items.clear()
-        self.on_item = self.on_end = None
+        self.feed = None
         if self.hub.calls.uploads.get(self.id) is self:
             del self.hub.calls.uploads[self.id]
 
@@ -227,8 +225,8 @@ class Invocations:
         """A record with this call has come."""
         if self.open.setdefault(call.key, call) is not call:
             assert call.id is not None
-            text = id_in_use(call.id.decode(errors="replace"))
-            if self.hub.is_modern:
+            text = spec.id_in_use(call.id.decode(errors="replace"))
+            if self.hub.dialect == Dialect.V1:
                 self.hub.answer(records.completion, call.id, NOTHING, text)
             else:
                 self.hub.protocol_error(text)
@@ -269,7 +267,7 @@ class Invocations:
 
     def _run(self, call: Call) -> None:
         call.state = "running"
-        self.hub.methods.run(call)
+        self.hub.door.methods.run(call)
 
     def go_on(self) -> None:
         """Run what waits, as far as it may."""
@@ -303,7 +301,7 @@ class Invocations:
         call.is_cancelled = True
         if call.on_cancel is not None:
             call.on_cancel()
-        elif self.hub.methods.is_stream(call):  # it waits, or its queue is being made
+        elif self.hub.door.methods.is_stream(call):  # it waits, or its queue is being made
             call.is_stream = True
             call.end()
 

@@ -158,7 +158,7 @@ def created_options(given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict
     values = read_options(given, COMMON | (STREAM_OPTIONS if kind == "stream" else queue_readers))
     if values.get("durable") is False:
         raise invalid("durable", "true, because all queues outlive a restart", "false")
-    stored: dict[str, Any] = {}
+    stored = {field: values[name] for name, (field, _) in QUEUE_OPTIONS.items() if name in values}
     arguments: dict[str, str] = {}
     if "durability" in values:
         stored["durability"] = arguments["durability"] = values["durability"]
@@ -166,20 +166,14 @@ def created_options(given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict
         arguments[MAX_LENGTH_BYTES] = str(values["maxBytes"])
     if "maxAgeMs" in values:
         arguments[MAX_AGE] = f"{-(-values['maxAgeMs'] // 1000)}s"
-    for name, (field, _) in QUEUE_OPTIONS.items():
-        if name in values:
-            stored[field] = values[name]
     if isinstance(stored.get("dead_letter"), str):
         stored["dead_letter"], stored["dead_letter_queue"] = True, stored["dead_letter"]
     fitting = [member for member in DeliveryMode if (member in FAN_OUTS) == (kind == "topic")]
     mode = stored.setdefault("mode", fitting[0])
     if mode not in fitting:
         raise invalid("mode", f"one of {', '.join(map(camel, fitting))} for a {kind}", camel(mode))
-    return (
-        kind,
-        {field: int(value) if isinstance(value, IntEnum) else value for field, value in stored.items()},
-        arguments,
-    )
+    plain = {field: int(value) if isinstance(value, IntEnum) else value for field, value in stored.items()}
+    return kind, plain, arguments
 
 
 def differing(stored: Mapping[str, Any], wanted: Mapping[str, Any], durability: str, defaults: Queues) -> str | None:

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One hub connection's way into one queue or stream: messages into its log, completions back when they are kept.
 
-A Publish becomes an AMQP 1.0 message in its stream's batch, the same for all doors, and a note beside it says whom to
-answer.  A JSON client's body is stored as the JSON text that it came as, undecoded.  With another `contentType` a
-string is that text, and with `encoding` "base64" the bytes in it.  A MessagePack client's bin is bytes, its str is
-text, and anything else is stored as JSON.
+A Publish becomes an entry (entries.pyx) in its stream's batch, and a note beside it says whom to answer.
 
 When the batch is persisted or, with durability `disk`, when a sync covers it, each note becomes a Completion
 ``{id, offset}``; if that fails, an error (broker/publisher.pyx).  The offset of a message is the first one of its batch
@@ -12,30 +9,24 @@ plus its place in it, unless the log has dropped somebody's duplicates from the 
 the result has none.
 
 A PublishBatch of several messages is one uncompressed sub-batch of the log: one entry, which is there as a whole or not
-at all.  Items of an upload have no answers; its Feed (message_methods.py) counts what became of them.
+at all.  Items of an upload have no answers; its Feed (publishing.py) counts what became of them.
 """
 
-import binascii
-
-import msgspec
-from libc.string cimport memcpy, memset
-from vibemq.broker.messages cimport scratch_room
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.string cimport memcpy
 from vibemq.broker.publisher cimport ROOM, ROOM_NONE
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
-from vibemq.protocols.signalr.codec cimport DIALECT_V1, ID_BYTES_MAX, text_of
+from vibemq.protocols.signalr.codec cimport DIALECT_V1
+from vibemq.protocols.signalr.entries cimport entry_write
+from vibemq.protocols.signalr.values cimport add, add_name, add_number, add_text, add_word, output
 from vibemq.protocols.signalr.wire cimport (
-    ENCODING_JSON, KIND_ARRAY, KIND_FLOAT, RECORD_DEPTH_MAX, bytes_of, decimal_put, is_json_type, json_text_put,
-    mp_head, mp_text_put, mp_unsigned_put, put, span_of,
+    ENCODING_JSON, ENCODING_MESSAGEPACK, bytes_of, decimal_put, put, span_of,
 )
 from vibemq.storage cimport core
-from vibemq.storage.core cimport (
-    AMQP_BOOL, AMQP_DOUBLE, AMQP_INT, AMQP_STRING, AMQP_UINT, OK, amqp_map, amqp_properties, amqp_value, bytes_load32,
-    bytes_load64, bytes_store16, bytes_store32, json_check, writer_bytes,
-)
+from vibemq.storage.core cimport OK, bytes_load32, bytes_store16, bytes_store32
 
 from vibemq.protocols.signalr.options import message_options
-from vibemq.protocols.signalr.records import value_of
 from vibemq.protocols.signalr.spec import ErrorCode, HubError
 
 cdef enum:
@@ -43,18 +34,9 @@ cdef enum:
     MESSAGES_PER_BATCH_MAX = 10_000    # each is more than a microsecond of the loop's time
     BATCH_BYTES_MAX = 8 << 20          # of one entry, which lies in one chunk and is read as one
     DELIVERY_ADDS_BYTES = 1024         # names, numbers, the queue's name and the invocation's id
-    GIVEN_ID_BYTES_MAX = 1024          # of a message, as in spec
-    COMPLETION_BYTES_MAX = 256 + 6 * (ID_BYTES_MAX + GIVEN_ID_BYTES_MAX)  # each byte of an id may become an escape
 
-cdef bytes JSON_TYPE = b"application/json"
-cdef bytes BINARY_TYPE = b"application/octet-stream"
-cdef bytes TEXT_TYPE = b"text/plain; charset=utf-8"
-
-cdef object unpack = msgspec.msgpack.Decoder().decode
-cdef object pack_json = msgspec.json.Encoder().encode
-
-# What the payload of the message that is written lies in, where that is not the record.
-cdef bytes made = None
+cdef output completions[2]             # one for each encoding
+completions[1].encoding = ENCODING_MESSAGEPACK
 
 
 cdef span id_of(bytes id) noexcept:
@@ -83,148 +65,33 @@ def open_publisher(HubConnection hub, bytes name, Stream stream, Queue queue):
     return publisher
 
 
-# ---- a body and its options as a stored message ----
+# ---- notes: an origin, and behind it its ids ----
 
 
-cdef int invalid_body(str text) except -1:
-    raise HubError(ErrorCode.INVALID_BODY, text)
+cdef inline size_t note_size(const origin *of) noexcept:
+    return sizeof(origin) + of.id.size + of.message_id.size
 
 
-cdef bint is_finite(span raw) noexcept:
-    """Is every number in a value of MessagePack one that JSON can write?  Others would become null without a word."""
-    cdef const uint8_t *p = raw.data
-    cdef const uint8_t *end = p + raw.size
-    cdef uint64_t size = 0
-    cdef int kind = 0
-    while p < end:  # what is in arrays and maps lies behind their heads
-        p = mp_head(p, end, &kind, &size)
-        if kind == KIND_FLOAT and (size == 4 and ~bytes_load32(p) & 0x7F800000 == 0
-                                   or size == 8 and ~bytes_load64(p) & <uint64_t> 0x7FF0000000000000 == 0):
-            return False
-        if kind < KIND_ARRAY:
-            p += size
-    return True
-
-
-cdef bytes payload_of(span body, int encoding, bint has_escapes, bytes given, bint is_base64, span *payload):
-    """Sets payload; the content type.  `given`: that of the options, if there is one."""
-    global made
-    cdef uint8_t first = body.data[0]
-    cdef bint is_json = given is None or is_json_type(<const uint8_t *> <char *> given, len(given))
-    cdef bint is_text
-    cdef uint32_t header
-    cdef uint64_t position = 0
-    if encoding == ENCODING_JSON and is_json and not is_base64:
-        if has_escapes and core.json_has_lone_surrogate(body.data, body.size):
-            invalid_body("The body has half a surrogate pair, as of a string that was cut inside an emoji, which many "
-                         "clients cannot read.")
-        payload[0] = body
-        return JSON_TYPE if given is None else given
-    is_text = text_of(body, encoding, payload)
-    if is_base64:
-        if not is_text:
-            invalid_body("A body with encoding 'base64' must be a string.")
-        try:
-            made = binascii.a2b_base64(bytes_of(payload[0]), strict_mode=True)
-        except binascii.Error as problem:
-            invalid_body(f"The body is not base64: {problem}.")
-        type = BINARY_TYPE
-    elif is_text:
-        if given is not None and is_json and json_check(payload.data, payload.size, RECORD_DEPTH_MAX, &position) != OK:
-            invalid_body("The body is a text, but no JSON as its contentType says.")
-        return given or TEXT_TYPE
-    elif encoding != ENCODING_JSON and 0xC4 <= first <= 0xC6:
-        header = 2 if first == 0xC4 else 3 if first == 0xC5 else 5
-        payload[0] = span_of(body.data + header, body.size - header)
-        return given or BINARY_TYPE
-    elif not is_json:
-        invalid_body(f"A body with contentType '{given.decode()}' must be a string, or bytes as base64 with encoding "
-                     "'base64'.")
-    else:
-        try:
-            try:
-                value = unpack(bytes_of(body))
-            except Exception:
-                value = value_of(bytes_of(body), encoding)  # which says what is wrong
-            if not is_finite(body):
-                raise ValueError("it has no word for NaN and infinity")
-            made = pack_json(value)
-        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
-            invalid_body(f"The body cannot be stored as JSON: {problem}.")
-        type = JSON_TYPE
-    payload[0] = span_of(<const char *> made, len(made))
-    return given or type
-
-
-cdef int write_headers(writer_bytes *w, list headers) except -1:
-    cdef amqp_map map
-    cdef amqp_value v
-    cdef bytes name
-    core.amqp_map_begin(w, &map)
-    for name, value in headers:
-        memset(&v, 0, sizeof(v))
-        if isinstance(value, bytes):
-            v.kind, v.bytes = AMQP_STRING, <uint32_t> len(<bytes> value)
-            v.data = <const uint8_t *> <char *> (<bytes> value)
-        elif isinstance(value, bool):
-            v.kind, v.truth = AMQP_BOOL, value
-        elif isinstance(value, float):
-            v.kind, v.real = AMQP_DOUBLE, value
-        elif value >= 2**63:
-            v.kind, v.natural = AMQP_UINT, value
-        else:
-            v.kind, v.integer = AMQP_INT, value
-        core.amqp_map_add_value(w, &map, <const uint8_t *> <char *> name, <uint32_t> len(name), &v)
-    core.amqp_map_end(w, &map)
+cdef inline int note_put(uint8_t *p, const origin *of) noexcept:
+    p = put(put(p, of, sizeof(origin)), of.id.data, of.id.size)
+    put(p, of.message_id.data, of.message_id.size)
     return 0
 
 
-cdef size_t entry_write(span body, int encoding, bint has_escapes, object options, uint8_t **out) except 0:
-    """The entry, with its four bytes of length, in the worker's scratch memory; its size."""
-    global made
-    cdef writer_bytes w
-    cdef amqp_properties properties
-    cdef span payload
-    cdef bytes type, id = None, key = None, given = None
-    cdef list headers = []
-    cdef size_t room = 0
-    cdef int priority = -1
-    cdef bint is_base64 = False
-    cdef uint8_t *data
-    if options is not None:
-        id, key, given, headers = options.id, options.key, options.content_type, options.headers
-        priority, is_base64 = options.priority, options.is_base64
-        room = options.size
-    type = payload_of(body, encoding, has_escapes, given, is_base64, &payload)
-    room = 4 + core.amqp_size_max(len(headers), payload.size + room + len(type))
-    data = scratch_room(room)
-    w = core.bytes_writer(data + 4, room - 4)
-    if priority >= 0:
-        core.amqp_write_header(&w, <uint8_t> priority)
-    memset(&properties, 0, sizeof(properties))
-    if id is not None:
-        properties.id, properties.id_bytes = <const uint8_t *> <char *> id, <uint32_t> len(id)
-    if key is not None:
-        properties.key, properties.key_bytes = <const uint8_t *> <char *> key, <uint32_t> len(key)
-    properties.content_type, properties.content_type_bytes = <char *> type, <uint32_t> len(type)
-    core.amqp_write_properties(&w, &properties)
-    if headers:
-        write_headers(&w, headers)
-    core.amqp_write_data(&w, payload.data, payload.size)
-    if w.failed:
-        raise AssertionError("amqp_size_max was too small")
-    bytes_store32(data, <uint32_t> (w.at - data - 4))
-    if made is not None:
-        made = None
-    out[0] = data
-    return w.at - data
+cdef inline const uint8_t *note_read(const uint8_t *p, origin *out) noexcept:
+    """Behind the note at p, into which the ids of its origin point."""
+    memcpy(out, p, sizeof(origin))
+    p += sizeof(origin)
+    if out.id.data != NULL:
+        out.id.data = p
+    out.message_id.data = p + out.id.size
+    return out.message_id.data + out.message_id.size
 
 
-def encode_message(bytes body not None, int encoding, options=None) -> bytes:
-    """The AMQP 1.0 message that is stored, for tests."""
-    cdef uint8_t *entry = NULL
-    cdef size_t size = entry_write(span_of(<char *> body, len(body)), encoding, True, message_options(options), &entry)
-    return (<char *> entry)[4:size]
+cdef inline origin origin_of(bytes note) noexcept:
+    cdef origin out
+    note_read(<const uint8_t *> <char *> note, &out)
+    return out
 
 
 cdef class HubPublisher(QueuePublisher):
@@ -237,22 +104,24 @@ cdef class HubPublisher(QueuePublisher):
     # ---- in ----
 
     cdef int publish(self, span id, span body, bint has_escapes, object options, int64_t upload) except -1:
+        cdef origin of
         cdef uint8_t *entry = NULL
         cdef size_t size
-        cdef bytes message_id = None
+        of.id, of.message_id, of.upload, of.records = id, span_of(NULL, 0), upload, 1
         try:
             if options is not None:
                 options = self._read(options)
-                message_id = None if options is None else options.id
+                if options is not None:
+                    of.message_id = id_of(options.id)
             size = self._entry(body, has_escapes, options, &entry)
         except HubError as problem:
-            return self._refuse(id, upload, 0, problem.code, problem.text)
+            return self._refuse(&of, problem.code, problem.text)
         self.hub.has_published = True
-        if upload and not self._is_counted(upload, 1):
+        if upload and not self._is_counted(&of):
             return 0
         if self.queue is None or not self.queue.max_messages and not self.has_parked:
-            return self._lay(id, upload, entry, size, 1, message_id)
-        return self._take(id, upload, entry, size, 1, message_id)
+            return self._lay(&of, entry, size)
+        return self._take(&of, entry, size)
 
     def publish_bytes(self, bytes id, bytes body, options, int64_t upload):
         """As ``publish``, for Python.  `id`: None when nobody waits for an answer."""
@@ -260,11 +129,13 @@ cdef class HubPublisher(QueuePublisher):
 
     def publish_batch(self, bytes id, list messages, int64_t upload=0):
         """[(raw body, options or None)], of which all are kept or none.  `id`: None when nobody waits for an answer."""
+        cdef origin of
         cdef bytes body, pieces
         cdef uint8_t *entry = NULL
         cdef size_t size
         cdef list parts = []
         cdef size_t total = 0
+        of.id, of.message_id, of.upload = id_of(id), span_of(NULL, 0), upload
         try:
             if not 0 < len(messages) <= MESSAGES_PER_BATCH_MAX:
                 raise HubError(ErrorCode.INVALID_ARGUMENT,
@@ -277,26 +148,28 @@ cdef class HubPublisher(QueuePublisher):
                                    f"A batch has at most {BATCH_BYTES_MAX} bytes; send it in parts.")
                 parts.append((<char *> entry)[:size])
         except HubError as problem:
-            return self._refuse(id_of(id), upload, <uint32_t> max(len(messages), 2), problem.code, problem.text)
+            of.records = <uint32_t> max(len(messages), 2)
+            return self._refuse(&of, problem.code, problem.text)
         self.hub.has_published = True
-        if upload and not self._is_counted(upload, len(parts)):
+        of.records = <uint32_t> len(parts)
+        if upload and not self._is_counted(&of):
             return
         pieces = b"".join(parts)
-        if len(parts) > 1:
+        if of.records > 1:
             head = bytearray(SUB_BATCH_HEADER_BYTES)
             entry = <uint8_t *> <char *> head
             entry[0] = 0x80  # and no compression
-            bytes_store16(entry + 1, <unsigned int> len(parts))
+            bytes_store16(entry + 1, <unsigned int> of.records)
             bytes_store32(entry + 3, <uint32_t> total)
             bytes_store32(entry + 7, <uint32_t> total)
             pieces = bytes(head) + pieces
-        self._take(id_of(id), upload, <const uint8_t *> <char *> pieces, len(pieces), <uint32_t> len(parts), None)
+        self._take(&of, <const uint8_t *> <char *> pieces, len(pieces))
 
-    cdef bint _is_counted(self, int64_t upload, uint32_t records) except -1:
+    cdef bint _is_counted(self, const origin *of) except -1:
         """False: an item before it was refused, and its peer has heard so."""
-        feed = self.hub.feeds.get(upload)
+        feed = self.hub.feeds.get(of.upload)
         if feed is not None:
-            feed.given += records
+            feed.given += of.records
         return feed is not None
 
     cdef size_t _entry(self, span body, bint has_escapes, object options, uint8_t **out) except 0:
@@ -319,163 +192,140 @@ cdef class HubPublisher(QueuePublisher):
         self.options_seen, self.options_read = options, read
         return read
 
-    cdef int _take(self, span id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
-                   bytes message_id) except -1:
+    cdef int _take(self, origin *of, const uint8_t *entry, size_t size) except -1:
         """Messages for a queue that may be full."""
-        cdef int room = self.room_for(records)
+        cdef int room = self.room_for(of.records)
         if room == ROOM:
-            return self._lay(id, upload, entry, size, records, message_id)
-        if records > self.queue.max_messages > 0:
+            return self._lay(of, entry, size)
+        if of.records > self.queue.max_messages > 0:
             if room != ROOM_NONE:
-                self.count_refused(records)
-            return self._refuse(id, upload, records, ErrorCode.QUEUE_FULL,
+                self.count_refused(of.records)
+            return self._refuse(of, ErrorCode.QUEUE_FULL,
                                 f"The queue holds {self.queue.max_messages} messages, so the batch never fits.")
-        kept_id = bytes_of(id) if id.data != NULL else None
-        return self.put_off((kept_id, upload, (<const char *> entry)[:size], records, message_id), size, room)
+        note = PyBytes_FromStringAndSize(NULL, note_size(of))
+        note_put(<uint8_t *> <char *> note, of)
+        return self.put_off((note, (<const char *> entry)[:size]), size, room)
 
-    cdef int _lay(self, span id, int64_t upload, const uint8_t *entry, size_t size, uint32_t records,
-                  bytes message_id) except -1:
-        cdef note_head head
-        cdef uint8_t *p
-        if self.add(entry, <uint32_t> size, records, None, 0) != OK:
-            return self._refuse(id, upload, records, ErrorCode.SERVER_ERROR, "Out of memory.")
-        if id.data == NULL and not upload:
-            return 0
-        head.upload, head.records, head.id_size = upload, records, id.size
-        head.place = <uint32_t> (self.stream.batch.records - records)
-        head.message_id_size = <uint32_t> len(message_id) if message_id is not None else 0
-        p = self.note(sizeof(head) + head.id_size + head.message_id_size)
-        p = put(put(p, &head, sizeof(head)), id.data, id.size)
-        if head.message_id_size:
-            put(p, <char *> message_id, head.message_id_size)
+    cdef int _lay(self, origin *of, const uint8_t *entry, size_t size) except -1:
+        if self.add(entry, <uint32_t> size, of.records, None, 0) != OK:
+            return self._refuse(of, ErrorCode.SERVER_ERROR, "Out of memory.")
+        if of.id.data != NULL or of.upload:
+            of.place = <uint32_t> (self.stream.batch.records - of.records)
+            note_put(self.note(note_size(of)), of)
         return 0
 
-    cdef int _refuse(self, span id, int64_t upload, uint32_t records, object code, str text) except -1:
-        if upload:
-            feed = self.hub.feeds.get(upload)
+    cdef int _refuse(self, const origin *of, object code, str text) except -1:
+        if of.upload:
+            feed = self.hub.feeds.get(of.upload)
             if feed is not None:
-                feed.refuse(code, text)
-        elif id.data != NULL:
-            self.hub.refuse(bytes_of(id), "PublishBatch" if records > 1 else "Publish", str(code), text)
+                feed.call.refuse(code, text)
+        elif of.id.data != NULL:
+            self.hub.refuse(bytes_of(of.id), "PublishBatch" if of.records > 1 else "Publish", code, text)
         return 0
 
     # ---- what became of it ----
 
     cdef int confirm(self, const uint8_t *notes, size_t size, uint64_t first_offset, bint offsets_known) except -1:
-        cdef note_head head
         cdef const uint8_t *p = notes
         cdef const uint8_t *end = notes + size
+        cdef origin of
         if self.hub.closed:
             return 0
         while p < end:
-            memcpy(&head, p, sizeof(head))
-            p += sizeof(head)
-            if head.upload:
-                self._keep_upload(head.upload, head.records,
-                                  first_offset + head.place + head.records - 1 if offsets_known else None)
-            else:
-                self._complete(p, &head, first_offset + head.place, offsets_known)
-            p += head.id_size + head.message_id_size
+            p = note_read(p, &of)
+            self._kept(&of, first_offset + of.place, offsets_known)
         if self.progressed:
             self._tell_progress()
         return 0
 
-    cdef int _keep_upload(self, int64_t upload, uint32_t records, last_offset) except -1:
-        feed = self.hub.feeds.get(upload)
-        if feed is not None:
-            feed.keep(records, last_offset)
-            self.progressed.add(feed)
+    cdef int _kept(self, const origin *of, uint64_t offset, bint offset_known) except -1:
+        if of.upload:
+            feed = self.hub.feeds.get(of.upload)
+            if feed is not None:
+                feed.keep(of.records, offset + of.records - 1 if offset_known else None)
+                self.progressed.add(feed)
+        elif of.id.data != NULL:
+            self._complete(of, offset, offset_known)
         return 0
 
-    cdef int _tell_progress(self) except -1:
+    def _tell_progress(self):
         progressed, self.progressed = self.progressed, set()
         for feed in progressed:
             feed.progress()
-        return 0
 
-    cdef int _complete(self, const uint8_t *id, const note_head *head, uint64_t offset, bint offset_known) except -1:
+    cdef int _complete(self, const origin *of, uint64_t offset, bint offset_known) except -1:
         """A message without an id of its own is known by its offset, here as in deliveries.
 
         The record is not made in the worker's scratch memory: the message that made the batch full may lie there."""
         cdef HubConnection hub = self.hub
-        cdef span call_id = span_of(id, head.id_size)
-        cdef span message_id = span_of(id + head.id_size, head.message_id_size)
+        cdef output *out = &completions[hub.encoding]
+        cdef span message_id = of.message_id
         cdef uint8_t number[24]
-        cdef uint8_t out[COMPLETION_BYTES_MAX]
-        cdef uint8_t *p = out
-        if head.records == 1 and not message_id.size and offset_known:
+        cdef size_t members_at
+        if of.records == 1 and not message_id.size and offset_known:
             message_id = span_of(number, decimal_put(number, offset) - number)
-        if call_id.size > ID_BYTES_MAX or message_id.size > GIVEN_ID_BYTES_MAX:
-            raise AssertionError("an id is longer than the codec and the options let it be")
+        out.size = out.members = 0
+        add_word(out, b'{"type":3,"invocationId":', b"\x95\x03\x80" if hub.dialect == DIALECT_V1 else b"\x94\x03")
+        add_text(out, of.id.data, of.id.size)
+        add_word(out, b',"result":{', b"\x03\x80")
+        members_at = out.size - 1
+        if of.records > 1:
+            add_name(out, b"count")
+            add_number(out, of.records)
+        elif message_id.size:
+            add_name(out, b"id")
+            add_text(out, message_id.data, message_id.size)
+        if offset_known:
+            add_name(out, b"firstOffset" if of.records > 1 else b"offset")
+            add_number(out, offset)
+        if offset_known and of.records > 1:
+            add_name(out, b"lastOffset")
+            add_number(out, offset + of.records - 1)
         if hub.encoding == ENCODING_JSON:
-            p = json_text_put(put(p, b'{"type":3,"invocationId":', 25), call_id)
-            if head.records > 1:
-                p = decimal_put(put(p, b',"result":{"count":', 19), head.records)
-                if offset_known:
-                    p = decimal_put(put(p, b',"firstOffset":', 15), offset)
-                    p = decimal_put(put(p, b',"lastOffset":', 14), offset + head.records - 1)
-            else:
-                p = put(p, b',"result":{', 11)
-                if message_id.size:
-                    p = json_text_put(put(p, b'"id":', 5), message_id)
-                if offset_known:
-                    p = decimal_put(put(p, b',"offset":', 10), offset)
-            p = put(p, b'}}', 2)
+            add(out, b"}}", 2)
         else:
-            p = put(p, b"\x95\x03\x80", 3) if hub.dialect == DIALECT_V1 else put(p, b"\x94\x03", 2)
-            p = put(mp_text_put(p, call_id), b"\x03", 1)
-            if head.records > 1:
-                p[0] = 0x83 if offset_known else 0x81
-                p = mp_unsigned_put(put(p + 1, b'\xa5count', 6), head.records)
-                if offset_known:
-                    p = mp_unsigned_put(put(p, b'\xabfirstOffset', 12), offset)
-                    p = mp_unsigned_put(put(p, b'\xaalastOffset', 11), offset + head.records - 1)
-            else:
-                p[0] = <uint8_t> (0x80 + (message_id.size > 0) + offset_known)
-                p += 1
-                if message_id.size:
-                    p = mp_text_put(put(p, b'\xa2id', 3), message_id)
-                if offset_known:
-                    p = mp_unsigned_put(put(p, b'\xa6offset', 7), offset)
-        put(hub.record(p - out), out, p - out)
+            out.data[members_at] |= <uint8_t> out.members
+        put(hub.record(out.size), out.data, out.size)
         return hub.written()
 
     cdef int refuse_notes(self, const uint8_t *notes, size_t size, bytes code, bytes text) except -1:
-        cdef note_head head
         cdef const uint8_t *p = notes
         cdef const uint8_t *end = notes + size
+        cdef origin of
         while p < end:
-            memcpy(&head, p, sizeof(head))
-            p += sizeof(head)
-            self._refuse(span_of(p, head.id_size), head.upload, head.records, code.decode(), text.decode())
-            p += head.id_size + head.message_id_size
+            p = note_read(p, &of)
+            self._refuse(&of, code.decode(), text.decode())
         return 0
 
     cdef int forget(self) except -1:
         self.hub.forget_publisher(self.name, self)
         return 0
 
-    # ---- a full queue: what waits is (invocation id, upload, entry, records, message id) ----
+    # ---- a full queue: what waits is (note, entry) ----
 
     cdef uint64_t records_of(self, object what) except? 0:
-        return (<tuple> what)[3]
+        return origin_of(what[0]).records
 
     cdef int publish_parked(self, object what) except -1:
-        cdef bytes id, entry, message_id
-        id, upload, entry, records, message_id = what
-        return self._lay(id_of(id), upload, <const uint8_t *> <char *> entry, len(entry), records, message_id)
+        cdef bytes note, entry
+        note, entry = what
+        cdef origin of = origin_of(note)
+        return self._lay(&of, <const uint8_t *> <char *> entry, len(entry))
 
     cdef int refuse_parked(self, object what, bytes code, bytes text) except -1:
-        return self._refuse(id_of(what[0]), what[1], what[3], code.decode(), text.decode())
+        cdef bytes note = what[0]
+        return self.refuse_notes(<const uint8_t *> <char *> note, len(note), code, text)
 
     cdef int redirect_parked(self, object what) except -1:
-        cdef bytes entry = what[2]
+        cdef bytes note, entry
+        note, entry = what
+        cdef uint32_t left = origin_of(note).records
         cdef const uint8_t *p = <const uint8_t *> <char *> entry
         cdef const uint8_t *end = p + len(entry)
         cdef size_t size
-        if what[3] > 1:
+        if left > 1:
             p += SUB_BATCH_HEADER_BYTES
-        token = [what[3], what]
+        token = [left, note]
         while p < end:
             size = 4 + bytes_load32(p)
             self.redirect(p, size, token)
@@ -483,20 +333,16 @@ cdef class HubPublisher(QueuePublisher):
         return 0
 
     def answer_redirected(self, tokens, bint ok):
-        cdef note_head head
-        cdef bytes id, message_id
+        """Each is [how many of these messages are not kept yet, their note]; None: they were refused."""
+        cdef origin of
         for token in tokens:
             token[0] -= 1
-            id, upload, _, records, message_id = token[1]
+            if token[1] is None:
+                continue
+            of = origin_of(token[1])
             if not ok:
-                self._refuse(id_of(id), upload, records, ErrorCode.SERVER_ERROR, "The message could not be stored.")
-                token[1] = (None, 0, None, 0, None)
-            elif token[0] == 0 and upload:
-                self._keep_upload(upload, records, None)
-            elif token[0] == 0 and id is not None:
-                # It has no offset in this queue.
-                message_id = message_id or b""
-                head.records, head.id_size, head.message_id_size = records, len(id), len(message_id)
-                id += message_id
-                self._complete(<const uint8_t *> <char *> id, &head, 0, False)
+                self._refuse(&of, ErrorCode.SERVER_ERROR, "The message could not be stored.")
+                token[1] = None
+            elif token[0] == 0:
+                self._kept(&of, 0, False)  # it has no offset in this queue
         self._tell_progress()

@@ -22,6 +22,7 @@ from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MalformedF
 # Of JSON and of MessagePack, as Encoding numbers them.
 VALUES = (msgspec.json.Decoder(), msgspec.msgpack.Decoder())
 ENCODERS = (msgspec.json.Encoder(), msgspec.msgpack.Encoder())
+HOLE = b"\0hole\0"  # in the place of what is written later
 
 
 def value_of(raw: bytes, encoding: int) -> Any:
@@ -162,11 +163,10 @@ def sequence(encoding: int, type: MessageType, number: int) -> bytes:
     return raw_of({"type": type, "sequenceId": number} if encoding == Encoding.JSON else [type, number], encoding)
 
 
-def item_head(dialect: int, encoding: int, id: str) -> bytes:
-    """A stream item up to its value; in JSON a brace follows that."""
-    if encoding == Encoding.JSON:
-        return stream_item(dialect, encoding, id, 0)[:-2]
-    return stream_item(dialect, encoding, id, None)[:-1]
+def item_parts(dialect: int, encoding: int, id: str) -> tuple[bytes, bytes]:
+    """A stream item: what stands before its value, and what behind."""
+    head, _, tail = stream_item(dialect, encoding, id, Raw(HOLE)).rpartition(HOLE)
+    return head, tail
 
 
 def call_parts(

@@ -13,22 +13,21 @@ are frames of the WebSocket (MessageReader); their messages go to the hub connec
 from itertools import islice
 
 from libc.stdint cimport int64_t, uint8_t
-from libc.string cimport memcpy
 from vibemq.broker.client cimport ClientSession
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_UNCONFIRMED
 from vibemq.protocols.signalr.hub cimport HubConnection
-from vibemq.protocols.signalr.transports cimport (
-    CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_CLOSE, WS_PING,
-    WS_PONG, EventsTransport, LongPollingTransport, MessageReader, Transport, WebSocketTransport, header_size,
-    header_write, ws_event,
+from vibemq.protocols.signalr.transports cimport LongPollingTransport, Transport, WebSocketTransport
+from vibemq.protocols.signalr.websocket cimport (
+    CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_PING, WS_PONG,
+    MessageReader, ws_event,
 )
 
 from vibemq.broker.admission import log_closing
-from vibemq.errors import ConnectionClosed
 from vibemq.protocols.signalr import http
 from vibemq.protocols.signalr.request import BINARY, CONTINUE, HEAD_BYTES_MAX, Refusal
 from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
+from vibemq.protocols.signalr.websocket import close_frame, frame
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 cdef extern from "string.h" nogil:
@@ -39,28 +38,9 @@ cdef size_t HEAD_MAX = HEAD_BYTES_MAX
 cdef enum:
     REQUESTS_PER_TURN = 32           # each costs some tens of microseconds: the loop's millisecond
     BODY_BYTES_PER_S_MIN = 16 * 1024 # of a peer that is not slow on purpose
-    HEADER_BYTES_MAX = 10            # of a frame that we write: without a mask
-    CONTROL_BYTES_MAX = 125          # payload of a control frame: its length has one byte
     DESCRIBED_MAX = 128              # publishers, and subscriptions, of one connection: about a microsecond each
 
 DOOR = "signalr"  # as workers know it
-
-
-# ---- WebSocket frames that are rare, whole ----
-
-
-def frame(int opcode, bytes payload=b"") -> bytes:
-    cdef uint8_t header[HEADER_BYTES_MAX]
-    cdef uint8_t *end = header_write(header, opcode, len(payload))
-    return (<char *> header)[:end - header] + payload
-
-
-def close_frame(int code, str reason="") -> bytes:
-    """A reason that is too long for it is cut at a character.  CLOSE_NONE: without a code."""
-    if code == CLOSE_NONE:
-        return frame(WS_CLOSE)
-    text = reason.encode("utf-8", "replace")[:CONTROL_BYTES_MAX - 2].decode("utf-8", "ignore")
-    return frame(WS_CLOSE, code.to_bytes(2, "big") + text.encode())
 
 
 cdef class HttpSession(ClientSession):
@@ -213,27 +193,19 @@ cdef class HttpSession(ClientSession):
         self.receiver = -1
         unread = (<char *> self.connection.inbox)[:self.connection.inbox_size]
         if not self.door.broker.handovers.give(worker, DOOR, self.connection, unread):
-            http.could_not_hand_over(self.request)
+            self.request.refusal = Refusal(503, "Too many connections at once.", [("Retry-After", "1")])
             self.waited()
         return 0
 
     # ---- transports ----
 
-    def serve(self, Transport transport not None, request):
-        """From now on this socket is a transport's, or as long as its poll is pending."""
+    def serve(self, Transport transport not None, request=None):
+        """From now on this socket is a transport's, or as long as its poll is pending, which is `request`."""
         self.transport, self.poll, self.deadline_ms = transport, request, 0
         if isinstance(transport, LongPollingTransport):
             self.deadline_in(self.door.config.poll_timeout_s, HttpSession.poll_over)
-
-    def become_events(self, HubConnection hub, request):
-        self.serve(EventsTransport(hub, self, request), None)
-        return self.transport
-
-    def become_web_socket(self, HubConnection hub):
-        """The 101 is written: what follows are frames."""
-        self.serve(WebSocketTransport(hub, self), None)
-        self.reader = MessageReader(self.door.config.message_max_bytes)
-        return self.transport
+        elif isinstance(transport, WebSocketTransport):  # the 101 is written: what follows are frames
+            self.reader = MessageReader(self.door.config.message_max_bytes)
 
     def answer_poll(self, int status, bytes body):
         """What the poll gets that this socket has waited with."""
@@ -242,18 +214,14 @@ cdef class HttpSession(ClientSession):
         self.connection.want_turn()
 
     def poll_over(self):
+        """Nothing has come for as long as a poll is held: the peer polls again."""
         if self.transport is not None:
-            (<LongPollingTransport> self.transport).timed_out()
-
-    def give_up(self, why: str):
-        """Close without sending what is queued."""
-        self.connection.fail(ConnectionClosed(why))
+            self.transport.dismiss(200)
 
     # ---- WebSocket ----
 
     cdef Py_ssize_t _messages(self, uint8_t *data, size_t size) except -1:
         cdef ws_event event
-        cdef uint8_t *out
         cdef size_t at = 0
         cdef HubConnection hub = self.transport.hub
         while at < size and not self.busy:
@@ -265,11 +233,8 @@ cdef class HttpSession(ClientSession):
             if event.kind == EVENT_MESSAGE:
                 if not self.saw_close:
                     hub.receive(event.payload, event.size)
-            elif event.kind == EVENT_PING and not self.saw_close:
-                self.transport.seal()
-                out = self.connection.outbox_reserve(header_size(event.size) + event.size)
-                out = header_write(out, WS_PONG, event.size)
-                memcpy(out, event.payload, event.size)
+            elif event.kind == EVENT_PING:
+                self._say(frame(WS_PONG, (<char *> event.payload)[:event.size]))
             elif event.kind == EVENT_CLOSE:
                 is_well = event.close_code == CLOSE_NORMAL or event.close_code == CLOSE_NONE
                 code = "" if is_well else f" with code {event.close_code}"
@@ -284,16 +249,18 @@ cdef class HttpSession(ClientSession):
                 return size
         return at
 
-    def ping(self):
+    def _say(self, bytes frame):
+        """A control frame, behind what the transport has written; nothing follows a Close."""
         if not self.saw_close:
             self.transport.seal()
-            self.connection.write_bytes(frame(WS_PING))
+            self.connection.write_bytes(frame)
+
+    def ping(self):
+        self._say(frame(WS_PING))
 
     def _say_close(self, int code, str reason):
-        if not self.saw_close:
-            self.transport.seal()
-            self.connection.write_bytes(close_frame(code, reason))
-            self.saw_close = True
+        self._say(close_frame(code, reason))
+        self.saw_close = True
 
     def _end_messages(self, int code, str reason, str why):
         self._say_close(code, reason)
@@ -359,7 +326,7 @@ cdef class HttpSession(ClientSession):
         if transport is None:
             return 0
         if isinstance(transport, LongPollingTransport):
-            (<LongPollingTransport> transport).poll_lost()
+            transport.poll_over()
         else:
             transport.lost("the socket was closed")
         return 0

@@ -38,10 +38,6 @@ STATEFUL_BUFFER_BYTES_MAX = 100_000  # not acknowledged, kept for a stateful rec
 NUMBER_MAX = 2**53 - 1  # what every client's numbers reach
 GIVEN_ID_BYTES_MAX = 1024  # of a message id or a key: they are in each delivery
 
-# What a WebSocket is closed with; transports.pxd has what its reader needs.
-CLOSE_NORMAL = 1000
-CLOSE_POLICY_VIOLATION = 1008
-
 # Transports, as negotiating lists them.
 WEB_SOCKETS, SERVER_SENT_EVENTS, LONG_POLLING = "WebSockets", "ServerSentEvents", "LongPolling"
 
@@ -128,14 +124,14 @@ def lacks_right(user: str, right: str, queue: str) -> str:
     return f"User '{user}' lacks the permission {right} for '{queue}'; ask an administrator."
 
 
-def hub_exception(method: str, code: str, text: str, dialect: Dialect = Dialect.V1) -> str:
+def hub_exception(where: str, text: str, dialect: Dialect) -> str:
     """The error of a method as a client gets it: a HubException, or bare on an early connection."""
-    if dialect != Dialect.V1:
-        return f"{code}: {text}"
-    return f"An unexpected error occurred invoking '{method}' on the server. HubException: {code}: {text}"
+    return f"{where} HubException: {text}" if dialect == Dialect.V1 else text
 
 
+STREAMING = "An error occurred on the server while streaming results."  # after a stream has begun
 # Texts around what fills them, in this order.
+invoking = "An unexpected error occurred invoking '{}' on the server.".format
 unknown_method = "Unknown hub method '{}'".format
 binding_failed = "Failed to invoke '{}' due to an error on the server. InvalidDataException: {}".format
 streaming_method_invoked = (
@@ -143,13 +139,6 @@ streaming_method_invoked = (
 )
 method_streamed = "The client attempted to invoke the non-streaming '{}' method with a streaming invocation.".format
 id_in_use = "Invocation ID '{}' is already in use.".format
-
-
-def stream_failed(code: str, text: str, dialect: Dialect = Dialect.V1) -> str:
-    """The error that ends a stream after it has begun."""
-    if dialect != Dialect.V1:
-        return f"{code}: {text}"
-    return f"An error occurred on the server while streaming results. HubException: {code}: {text}"
 
 
 def closed_with_error(detail: str = "") -> str:

@@ -7,8 +7,7 @@ their partners; MessagePack is checked by the walk itself.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
-from vibemq.storage cimport core
-from vibemq.storage.core cimport bytes_store16, bytes_store32, bytes_store64, writer_bytes
+from vibemq.storage.core cimport bytes_store16, bytes_store32, bytes_store64
 
 cdef enum:
     ENCODING_JSON = 0
@@ -253,46 +252,35 @@ cdef inline uint8_t *varint_put(uint8_t *p, size_t value) noexcept nogil:
     return p + 1
 
 
+cdef inline uint8_t *mp_sized_put(uint8_t *p, uint8_t first, uint64_t value) noexcept nogil:
+    """A number in the fewest bytes; `first` says that it is one byte, and those after it two, four and eight."""
+    if value < 0x100:
+        p[0], p[1] = first, <uint8_t> value
+        return p + 2
+    if value < 0x10000:
+        p[0] = first + 1
+        bytes_store16(p + 1, <unsigned int> value)
+        return p + 3
+    if value <= 0xFFFFFFFFu:
+        p[0] = first + 2
+        bytes_store32(p + 1, <uint32_t> value)
+        return p + 5
+    p[0] = first + 3
+    bytes_store64(p + 1, value)
+    return p + 9
+
+
 cdef inline uint8_t *mp_text_put(uint8_t *p, span text) noexcept nogil:
     """Five bytes more than the text's own at most."""
     if text.size < 32:
         p[0] = <uint8_t> (0xA0 | text.size)
         return put(p + 1, text.data, text.size)
-    if text.size < 0x100:
-        p[0], p[1] = 0xD9, <uint8_t> text.size
-        return put(p + 2, text.data, text.size)
-    if text.size < 0x10000:
-        p[0] = 0xDA
-        bytes_store16(p + 1, <unsigned int> text.size)
-        return put(p + 3, text.data, text.size)
-    p[0] = 0xDB
-    bytes_store32(p + 1, text.size)
-    return put(p + 5, text.data, text.size)
+    return put(mp_sized_put(p, 0xD9, text.size), text.data, text.size)
 
 
 cdef inline uint8_t *mp_unsigned_put(uint8_t *p, uint64_t value) noexcept nogil:
-    """The shortest form, as clients write and expect it: nine bytes at most."""
+    """As clients write and expect it: nine bytes at most."""
     if value < 0x80:
         p[0] = <uint8_t> value
         return p + 1
-    if value < 0x100:
-        p[0], p[1] = 0xCC, <uint8_t> value
-        return p + 2
-    if value < 0x10000:
-        p[0] = 0xCD
-        bytes_store16(p + 1, <unsigned int> value)
-        return p + 3
-    if value <= 0xFFFFFFFFu:
-        p[0] = 0xCE
-        bytes_store32(p + 1, <uint32_t> value)
-        return p + 5
-    p[0] = 0xCF
-    bytes_store64(p + 1, value)
-    return p + 9
-
-
-cdef inline uint8_t *json_text_put(uint8_t *p, span text) noexcept nogil:
-    """A text of UTF-8 with its quotes and escapes, 2 + 6 * its size at most."""
-    cdef writer_bytes w = core.bytes_writer(p, core.JSON_STRING_SIZE_MAX(text.size))
-    core.json_string_write(&w, text.data, text.size)
-    return w.at
+    return mp_sized_put(p, 0xCC, value)

@@ -3,8 +3,8 @@
 
 A method is a function of its Call and its arguments.  It returns its result, or LATER when it answers by itself, or
 raises HubError.  Names match without regard to case; options are one object at the end, and trailing
-arguments that may be missing are None.  What a method does with queues is in queue_methods.py and message_methods.py,
-which fill METHODS; tests may add more.
+arguments that may be missing are None.  The methods are in queues.py, publishing.py and subscribing.py, which fill
+METHODS.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.access.permissions import Operation
 from vibemq.broker import admission
-from vibemq.broker.admission import check_access, has_right, may
+from vibemq.broker.admission import check_access, has_right, may, may_make, with_queue
+from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr import spec
 from vibemq.protocols.signalr.codec import elements_of
-from vibemq.protocols.signalr.invocations import BadCall, Call, HubError
-from vibemq.protocols.signalr.options import Reader, must, read_options
+from vibemq.protocols.signalr.invocations import LATER, BadCall, Call, HubError
+from vibemq.protocols.signalr.options import Reader, must, queue_name, read_options
 from vibemq.protocols.signalr.records import MalformedFrame, value_of
 from vibemq.protocols.signalr.spec import Dialect, ErrorCode
 from vibemq.storage.vhosts import DEFAULT_VHOST
@@ -91,8 +92,7 @@ class Method:
     parameters: tuple[Parameter, ...]
     do: Callable[..., Any]
     is_stream: bool = False
-    may_stream: bool = False  # either kind of call is fine
-    takes_upload: bool = False  # and may be called without, where clients cannot upload
+    takes_upload: bool = False  # and may be called as a stream or not
     only_publishes: bool = False  # so what was published before it need not be in the logs yet
 
     def bind(self, call: Call) -> list[Any]:
@@ -130,9 +130,8 @@ def argument_of(name: str, value: bytes, encoding: int) -> Any:
         raise HubError(ErrorCode.INVALID_ARGUMENT, text) from None
 
 
-class MethodTable:
-    def __init__(self) -> None:
-        self._by_name: dict[str, Method] = {}
+class MethodTable(dict[str, Method]):
+    """By the names in lower case."""
 
     def add(
         self, name: str, *parameters: Parameter, **kind: bool
@@ -140,21 +139,18 @@ class MethodTable:
         """A decorator: this function is the hub method of that name."""
 
         def take(do: Callable[..., Any]) -> Callable[..., Any]:
-            self._by_name[name.lower()] = Method(name, parameters, do, **kind)
+            self[name.lower()] = Method(name, parameters, do, **kind)
             return do
 
         return take
 
-    def all(self) -> list[Method]:
-        return list(self._by_name.values())
-
     def find(self, name: str) -> Method | None:
-        return self._by_name.get(name.lower())
+        return self.get(name.lower())
 
     def is_stream(self, call: Call) -> bool:
         """Will this call be answered by a stream?"""
         method = self.find(call.name)
-        if method is None or method.may_stream:
+        if method is None or method.takes_upload:
             return call.is_stream
         return method.is_stream
 
@@ -165,7 +161,7 @@ class MethodTable:
             call.fail(spec.unknown_method(call.name))
             return
         is_early = call.hub.dialect != Dialect.V1
-        if not method.may_stream and method.is_stream != call.is_stream:
+        if not method.takes_upload and method.is_stream != call.is_stream:
             if not is_early or call.is_stream:
                 wrong = spec.streaming_method_invoked if method.is_stream else spec.method_streamed
                 call.fail(wrong(call.name))
@@ -227,3 +223,32 @@ def find_for(hub: HubConnection, name: str, right: str, operation: Operation) ->
 
 def not_found(name: str) -> HubError:
     return HubError(ErrorCode.QUEUE_NOT_FOUND, f"Queue '{name}' does not exist; make it with CreateQueue.")
+
+
+def open_queue(call: Call, name: str, then: Callable[[Any], None]) -> Any:
+    """Call ``then(queue)``, now or after a helper thread has made the queue."""
+    hub = call.hub
+
+    def failed(problem: Exception) -> None:
+        raise not_found(name) if isinstance(problem, StreamNotFound) else problem
+
+    def in_helper(work: Callable[[], Any], made: Callable[[Any, Any], None]) -> None:
+        queue_name("queue", name)
+
+        def done(result: Any) -> Any:
+            made(result, result if isinstance(result, BaseException) else None)
+            return LATER
+
+        call.in_helper(work, done)
+
+    def opened(queue: Any) -> None:
+        if call.state == "over":  # a stream that was cancelled meanwhile
+            queue.close_if_unused()
+        else:
+            then(queue)
+
+    may_create = may_make(hub.client, name)
+    with_queue(
+        hub.door.broker, DEFAULT_VHOST, name, may_create=may_create, then=opened, failed=failed, in_helper=in_helper
+    )
+    return LATER

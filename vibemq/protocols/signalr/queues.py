@@ -14,8 +14,7 @@ from vibemq.access.permissions import Operation
 from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.options import letters_named
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
-from vibemq.protocols.signalr.invocations import LATER, Call, HubError
-from vibemq.protocols.signalr.methods import (
+from vibemq.protocols.signalr.commands import (
     METHODS,
     asking,
     find,
@@ -29,6 +28,7 @@ from vibemq.protocols.signalr.methods import (
     text,
     whole,
 )
+from vibemq.protocols.signalr.invocations import LATER, Call, HubError
 from vibemq.protocols.signalr.options import (
     any_text,
     created_options,
