@@ -153,12 +153,14 @@ class VibeMQ(Server):
         super().__init__(folder)
         self.workers, self.extra = workers, extra
         self.ports: dict[str, int] = {}  # by door
+        self.environment: dict[str, str] = {}
 
     def launch(self) -> None:
         command = [sys.executable, "-m", "vibemq.cli", "serve", "--workers", str(self.workers)]
         for door in ("native", "streams", "signalr", "micromsg2", "admin"):
             command += [f"--{door}-port", "0"]
-        process = self.spawn([*command, "--data-dir", str(self.folder / "data"), *self.extra], PYTHONPATH=PYTHON_PATH)
+        command += ["--data-dir", str(self.folder / "data"), *self.extra]
+        process = self.spawn(command, PYTHONPATH=PYTHON_PATH, **self.environment)
         words = self.ready_line(process)
         self.ports = {door: int(at.rpartition(":")[2]) for door, at in words.items() if ":" in at}
         if not {self.door, "native", "streams"} <= set(self.ports):

@@ -41,7 +41,7 @@ async def _run(context: Context) -> int:
     bucket = Bucket(config)
     epochs = Epochs(bucket, config.name, context.data_dir)
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, stop.set)  # which the supervisor sends last
 
     def is_over() -> bool:
         return stop.is_set() or os.getppid() != context.supervisor_pid

@@ -44,6 +44,8 @@ class Process:
     on_broken: Callable[["Process"], None]  # it has died so often, or could not be started, that it has to wait now
     #: By exit codes after which another one would be of no use: the broker ends.
     final: dict[int, Callable[[], None]] = field(default_factory=dict)
+    #: What asks it to end.  Service managers send SIGTERM to every process at once: who must not end yet has another.
+    end_signal: signal.Signals = signal.SIGTERM
     listeners: dict[str, socket.socket] = field(default_factory=dict)
     pid: int = 0
     pidfd: int = -1
@@ -86,7 +88,7 @@ class Process:
         self.stopping, self.restart_at_s = True, None
         for listener in self.listeners.values():
             listener.close()
-        self.tell(signal.SIGTERM)
+        self.tell(self.end_signal)
 
     def tell(self, number: signal.Signals) -> None:
         """Send a signal to it, if it lives; the pidfd makes sure that no stranger gets it."""

@@ -217,7 +217,9 @@ class Supervisor:
                 self.addresses[ADMIN] = listeners.shown(http)
             self.admin.listeners["ctl"] = listeners.bind_ctl(self.data_dir)
         if self.config.remote.url:
-            self.archiver = Process("archiver", "the archiver", -1, *calls, lambda _: None)
+            # Until the workers have ended they wait for what it confirms.
+            end_signal = signal.SIGUSR1
+            self.archiver = Process("archiver", "the archiver", -1, *calls, lambda _: None, end_signal=end_signal)
             self.archiver.final[DEPOSED] = self._on_deposed
             self.processes.append(self.archiver)
 
@@ -300,7 +302,7 @@ class Supervisor:
     def _in_child(self, process: Process) -> None:
         """In a new process: let go of what is the supervisor's, and others'.  The lock stays held."""
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if process is not self.archiver else signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
         signal.signal(signal.SIGHUP, lambda *_: self._hung_up())
         self.selector.close()
@@ -366,7 +368,7 @@ class Supervisor:
         if self.stop_deadline_s is not None:
             if not self.without_workers and not any(worker.alive for worker in self.workers):
                 self.without_workers = True
-                if self.archiver is not None:  # until now they waited for what it confirms
+                if self.archiver is not None:
                     self.archiver.stop()
                     self.stop_deadline_s = now_s + ARCHIVER_END_S
                 else:
