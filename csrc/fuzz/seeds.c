@@ -14,6 +14,7 @@
 #include "../base/crc32.h"
 #include "../ledger/ledger.h"
 #include "../log/chunk.h"
+#include "../log/cold.h"
 #include "../log/segment.h"
 #include "../log/offsets.h"
 #include "../log/tracking.h"
@@ -115,6 +116,22 @@ static void log_seeds(void)
     data[1] = 255;
     seed_write("segment", "two-durable-chunks", data, sizeof data - INDEX_RECORD_BYTES);
     seed_write("index", "record", at, INDEX_RECORD_BYTES);
+
+    /* The same as a cold segment, where `cold_fuzz.c` looks for it: stub, blocks, their mark, index, chunks. */
+    enum { HEADERS = STUB_BYTES + COLD_HEADER_BYTES + 1 };
+    uint8_t cold[2 + HEADERS + sizeof data - 2] = {0};
+    size_t chunks_bytes = sizeof data - 2 - INDEX_RECORD_BYTES;
+    struct stub stub = {.next = 4, .bytes = SEGMENT_HEADER_BYTES + chunks_bytes, .oldest_ms = 1700000000000,
+                        .newest_ms = 1700000000000, .seed = CHUNK_SEED, .epoch = 1};
+    stub_encode(&stub, cold + 2);
+    cold_header_encode(0, stub.bytes, cold + 2 + STUB_BYTES);
+    cold[2 + HEADERS - 1] = 1;
+    memcpy(cold + 2 + HEADERS, at, INDEX_RECORD_BYTES);
+    memcpy(cold + 2 + HEADERS + INDEX_RECORD_BYTES, data + 2, chunks_bytes);
+    cold[1] = (uint8_t)(INDEX_RECORD_BYTES * 256 / (sizeof data - 2) + 1);
+    seed_write("cold", "a-cold-segment", cold, sizeof cold);
+    cold[0] = 3;
+    seed_write("cold", "headers-put-right", cold, sizeof cold);
 
     uint8_t header[INDEX_HEADER_BYTES], snapshot[20 + 18 + 4] = {0};
     index_header_write(7, CHUNK_SEED, header);

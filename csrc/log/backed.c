@@ -108,6 +108,23 @@ static err tend_files(struct recovery *rc, const struct stub *stubs, uint32_t co
     return e;
 }
 
+/* Does a segment that ends at `end` meet the one that begins at `first`?  One that was begun because the sync of the one
+ * before failed may begin later than what could be kept of that. */
+static bool meets(const struct recovery *rc, uint64_t end, uint64_t first)
+{
+    struct segment_header h;
+    return end == first ||
+           (end < first && segment_header_load(rc->directory, first, &h, NULL) == OK && h.suspect_position > 0);
+}
+
+/* What is here does not go on where the stored part ends.  If it was promised, a stub is missing.  If not, the power cut
+ * took what lay between, and as in any log that is its end. */
+static err drop_what_is_apart(struct recovery *rc, struct fault *f)
+{
+    if (rc->list.count == 0 || rc->durable.segment >= rc->list.first[0]) return OK;
+    return meets(rc, rc->stored_to, rc->list.first[0]) ? OK : recovery_drop(rc, 0, f);
+}
+
 static int by_first(const void *a, const void *b)
 {
     const struct piece *x = a, *y = b;
@@ -125,12 +142,16 @@ err backed_take(struct recovery *rc, struct fault *f)
         rc->list.bytes[kept++] = rc->list.bytes[i];
     }
     rc->list.count = kept;
-    if (e || count == 0) return e;
+    if (e || count == 0) {
+        free(stubs);
+        return e;
+    }
     rc->pieces = calloc(rc->list.count + count, sizeof *rc->pieces);
     if (!rc->pieces) e = fault_set(f, ERR_NO_MEMORY, 0, rc->directory, 0, count * sizeof *rc->pieces, 0);
     if (!e) {
         learn_end(rc, stubs, count);
         e = tend_files(rc, stubs, count, f);
+        if (!e) e = drop_what_is_apart(rc, f);
     }
     uint32_t tended = rc->piece_count;
     for (uint32_t i = 0; i < count && !e; i++) {
@@ -141,15 +162,6 @@ err backed_take(struct recovery *rc, struct fault *f)
     if (!e) qsort(rc->pieces, rc->piece_count, sizeof *rc->pieces, by_first);
     free(stubs);
     return e;
-}
-
-/* Does a segment that ends at `end` meet the one that begins at `first`?  One that was begun because the sync of the one
- * before failed may begin later than what could be kept of that. */
-static bool meets(const struct recovery *rc, uint64_t end, uint64_t first)
-{
-    struct segment_header h;
-    return end == first ||
-           (end < first && segment_header_load(rc->directory, first, &h, NULL) == OK && h.suspect_position > 0);
 }
 
 err backed_join(struct recovery *rc, uint64_t *first_offset, struct fault *f)

@@ -10,6 +10,8 @@
  *   <20 digits of first offset>.segment   a header, then chunks
  *   <20 digits of first offset>.index     a header, then one record for each chunk
  *   <20 digits of first offset>.tracking  the table as it was when the segment began
+ *   <20 digits of first offset>.remote    a segment that the object store has (cold.h)
+ *   <20 digits of first offset>.cold      blocks of one that is not here
  *
  * Any process appends, under the control block's mutex; any process reads, without
  * it.  A handle belongs to one thread, except that log_sync may be called from
@@ -95,7 +97,7 @@ uint64_t log_durable_offset(const struct log *l);
 void log_mark_deleted(struct log *l);
 err log_remove(const char *directory, struct fault *f);
 
-/* ---- statistics ---- */
+/* ---- statistics, of what is cold too ---- */
 struct log_stats { uint64_t first_offset, next_offset, last_chunk, segment_count, bytes; };
 err log_stats(struct log *l, struct log_stats *out, struct fault *f);
 

@@ -7,6 +7,9 @@
  * error code, not a signal); the caller walks whole chunks with reader_chunk and moves the reader with reader_advance
  * only past what it has really passed on.
  *
+ * A segment that lies in the object store (cold.h) is read like any other: what is not here yet is ERR_NOT_CACHED with
+ * `nowait`, and fetched without.
+ *
  * reader_open belongs to the thread of the log's handle.  The others touch nothing of the handle that changes, so a
  * cold fetch may run in a helper thread while the owner leaves this one reader alone.
  */
@@ -25,7 +28,7 @@ struct reader {
     uint64_t end;              /* size of the open segment once it is closed; UINT64_MAX before */
     uint64_t next_offset;      /* the id that chunk should have (it may be higher after damage) */
     uint64_t skipped_chunks;   /* damaged places passed over */
-    bool cold;                 /* the segment lies in the object store: `fd` is its file of blocks, or -1 */
+    bool cold;                 /* the segment lies in the object store; `fd` is its file of blocks, or -1 */
     bool by_time;              /* `wanted` is a timestamp, not an offset */
     int64_t wanted;            /* at position 0: what the place is to be found by once the cold segment's index is here */
 };

@@ -268,7 +268,7 @@ static err remove_here(const struct recovery *rc, uint64_t segment, struct fault
     return e ? e : file_unlink(path.text, f);
 }
 
-static err drop_from(struct recovery *rc, uint32_t i, struct fault *f)
+err recovery_drop(struct recovery *rc, uint32_t i, struct fault *f)
 {
     /* The last one first: what a second power cut leaves is still a log without a hole. */
     for (uint32_t k = rc->list.count; k-- > i; rc->list.count = k) {
@@ -335,7 +335,7 @@ static err walk_one(struct recovery *rc, uint32_t i, uint64_t verify_from, bool 
     err e = recovery_walk(rc, &w, f);
     if (e == ERR_CORRUPT) { /* both headers are gone */
         *more = false;
-        return drop_from(rc, i, f);
+        return recovery_drop(rc, i, f);
     }
     if (e) return e;
     e = recovery_keep(rc, &w, f);
@@ -345,7 +345,7 @@ static err walk_one(struct recovery *rc, uint32_t i, uint64_t verify_from, bool 
     take_over(rc, &w);
     e = goes_on(rc, i, w.next_offset, more, f);
     /* A cut in the middle ends the log, unless the next segment was begun because of it. */
-    return e || *more ? e : drop_from(rc, i + 1, f);
+    return e || *more ? e : recovery_drop(rc, i + 1, f);
 }
 
 /* Segments older than the durable place: only what is not whole is touched. */

@@ -51,6 +51,8 @@ struct walk {
 err recovery_walk(const struct recovery *rc, struct walk *w, struct fault *f);
 /* Cut off what is not good, and make sure that the rest stays. */
 err recovery_keep(struct recovery *rc, const struct walk *w, struct fault *f);
+/* Put the list's segments from number `i` on into quarantine: what lies behind them is not the log any more. */
+err recovery_drop(struct recovery *rc, uint32_t i, struct fault *f);
 /* Put a whole file into quarantine and tell it. */
 err recovery_put_away(struct recovery *rc, uint64_t segment, const char *suffix, uint64_t bytes, struct fault *f);
 

@@ -21,9 +21,11 @@ void stub_encode(const struct stub *s, uint8_t out[STUB_BYTES])
     file_header_seal(out, STUB_BYTES, STUB_MAGIC, STUB_VERSION);
 }
 
+/* Offsets are signed where clients see them, and recovery takes an epoch above every one that it meets. */
 static bool makes_sense(const struct stub *s)
 {
-    return s->next > s->first && s->bytes > SEGMENT_HEADER_BYTES && s->bytes <= UINT32_MAX && s->oldest_ms <= s->newest_ms;
+    return s->next > s->first && s->next <= INT64_MAX && s->bytes > SEGMENT_HEADER_BYTES && s->bytes <= UINT32_MAX &&
+           s->oldest_ms <= s->newest_ms && s->epoch < UINT32_MAX;
 }
 
 err stub_decode(const char *path, const uint8_t *data, uint64_t size, struct stub *out, struct fault *f)
@@ -51,6 +53,7 @@ err stub_write(const char *directory, const struct stub *s, struct fault *f)
     if (!makes_sense(s)) return fault_set(f, ERR_INVALID, 0, path.text, 0, s->first, s->next);
     err e = sync_if_there(directory, s->first, INDEX_SUFFIX, f);
     if (!e) e = sync_if_there(directory, s->next, TRACKING_SUFFIX, f);
+    if (!e) e = file_sync_directory(directory, f); /* their names too: a rename may be durable before an older name is */
     stub_encode(s, data);
     if (!e) e = file_replace(path.text, data, sizeof data, true, f);
     return e ? e : file_sync_directory(directory, f);

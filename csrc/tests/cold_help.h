@@ -24,7 +24,6 @@ static struct cold_world {
     bool running;
     _Atomic int questions, fetched; /* since the start; blocks */
     const char *instead;            /* an answer without doing anything; "": the connection is closed; NULL: do it */
-    _Atomic bool waits;             /* takes questions and does not answer */
 } cold_world;
 
 static void cold_copy(const char *from_directory, const char *to_directory, uint64_t segment, const char *suffix)
@@ -82,8 +81,6 @@ static void cold_serve(int fd)
         else cold_copy(cold_world.bucket, cold_world.log, segment, INDEX_SUFFIX);
         answer = "{\"ok\": true}";
     }
-    char byte;
-    while (cold_world.waits && recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN) usleep(1000);
     size = (uint32_t)strlen(answer);
     bytes_store32(head, size);
     if (size && send(fd, head, 4, MSG_NOSIGNAL) == 4) send(fd, answer, size, MSG_NOSIGNAL);
