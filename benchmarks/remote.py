@@ -141,9 +141,9 @@ def slow_store(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
     with ExitStack() as stack:
         store = stack.enter_context(S3Server())
         proxy = stack.enter_context(FaultyStore(store))
-        flags = [word for word in proxy.flags if word != "--set"]
-        server = VibeMQ(folder / "slow", extra=(*(w for o in flags for w in ("--set", o)), *UNCONFIRMED, "--set",
-                        "store.durability=remote", "--set", "remote.interval_ms=50", "--set", "remote.tier=false"))  # fmt: skip
+        options = [word for word in proxy.flags if word != "--set"]
+        options += ["store.durability=remote", "remote.interval_ms=50", "remote.tier=false"]
+        server = broker(folder / "slow", *options)
         server.environment = proxy.environ
         stack.callback(server.start().stop)
         rule = proxy.delay(0.05)
@@ -183,7 +183,7 @@ def tier(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
 
 
 def cold(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
-    """A stream client reads what lies in the store alone, beside obstore's own reading of the same objects; a restore."""
+    """A stream client reads what lies in the store alone, beside obstore's own reading of the same; a restore."""
     bucket = folder / "cold-bucket"
     options = (*remote(bucket), f"store.segment_size_bytes={SEGMENT_BYTES}", "remote.segment_age_s=10",
                "remote.cache_size_max_bytes=67108864")  # fmt: skip

@@ -20,6 +20,7 @@ from running import broker
 import vibemq.client
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import VibeMQError
+from vibemq.remote.asking import ask
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 
@@ -135,7 +136,7 @@ def test_a_lost_machine_loses_nothing_confirmed(tmp_path):
                     load.stopping.set()
                 for load in loads:
                     load.join(30)
-                    assert load.problem is None, "publishers wait for the next archiver"
+                    assert load.problem is None, f"publishers wait for the next archiver: {ask(str(folder), 'status')}"
             counted = [load.sure for load in loads]
         for load in loads:
             load.join(30)

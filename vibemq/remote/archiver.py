@@ -41,6 +41,8 @@ TROUBLE_AFTER_S = 5.0
 END_TIMEOUT_S = 10.0
 IDLE_S = 0.2
 EARLIER_LOOK_S = 10.0
+FOLLOW_AGAIN_S = 0.5
+SHOWN_MAX = 10  # streams, in the status
 GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
 
 log = logging.getLogger("vibemq.remote")
@@ -56,6 +58,8 @@ class Archiver:
         self.service = Service(os.path.dirname(metadata.path), bucket, self.tier, self.status)
         self.by_slot: dict[int, Followed] = {}
         self._dirty: dict[int, None] = {}  # slots with chunks to send, in order
+        self._unfollowed: dict[int, str] = {}  # slot -> incarnation, of those that are to be tried again
+        self._follow_due_s = 0.0
         self._rung = asyncio.Event()
         self._states_at = 0
         self._state_due_s = 0.0
@@ -125,9 +129,8 @@ class Archiver:
             if record.durability != "remote":
                 self.tier.look_at(record)
                 return
-            known = self._follow(record)
-        if known is not None:
-            self._dirty[slot] = None
+            self._follow(record)
+        self._dirty[slot] = None
 
     async def _turn(self) -> None:
         """One object: chunks of every stream that has some, and states that have changed."""
@@ -170,19 +173,20 @@ class Archiver:
     def _follow_all(self) -> None:
         for record in self.metadata.logs():
             if record.durability == "remote":
-                followed = self._follow(record)
-                if followed is not None and followed.has_chunks:
-                    self._dirty[record.slot] = None
+                self._follow(record)
             self.tier.look_at(record, is_aged=True)
 
-    def _follow(self, record: StreamRecord) -> Followed | None:
+    def _follow(self, record: StreamRecord) -> None:
+        """What cannot be followed now is tried again: of a queue a segment may go while it is opened."""
         try:
             made = self.by_slot[record.slot] = Followed(record)
         except (StorageError, OSError) as problem:
             if getattr(problem, "code", "") not in GONE:
                 self._says.say(record.name, "stream %r cannot be sent to the object store: %s", record.name, problem)
-            return None
-        return made
+            self._unfollowed[record.slot] = record.incarnation
+            return
+        if made.has_chunks:
+            self._dirty[record.slot] = None
 
     def _forget(self, followed: Followed) -> None:
         self.by_slot.pop(followed.slot, None)
@@ -193,8 +197,14 @@ class Archiver:
         if getattr(problem, "code", "") not in GONE:
             name = followed.record.name
             self._says.say(name, "stream %r cannot be sent to the object store: %s", name, problem)
-            if (record := self.metadata.stream_of(followed.incarnation)) is not None and self._follow(record):
-                self._dirty[record.slot] = None
+        self._unfollowed[followed.slot] = followed.incarnation
+
+    def _follow_again(self) -> None:
+        waiting, self._unfollowed = self._unfollowed, {}
+        for slot, incarnation in waiting.items():
+            record = self.metadata.stream_at(slot)
+            if slot not in self.by_slot and record is not None and record.incarnation == incarnation:
+                self._follow(record)
 
     def _uploaded(self, incarnation: str, next_offset: int) -> None:
         """By the tier: the store has closed segments of that stream up to there."""
@@ -229,6 +239,9 @@ class Archiver:
     def _due(self) -> None:
         now_s = time.monotonic()
         say_due()
+        if self._unfollowed and now_s >= self._follow_due_s:
+            self._follow_due_s = now_s + FOLLOW_AGAIN_S
+            self._follow_again()
         if self._has_earlier and now_s >= self._earlier_due_s:
             self._earlier_due_s = now_s + EARLIER_LOOK_S
             self._forget_earlier()
@@ -277,14 +290,16 @@ class Archiver:
 
     def status(self) -> dict[str, object]:
         counts = self.bucket.counts
-        waiting = sum(max(0, f.tail.committed[2] - f.tail.remote_offset) for f in self.by_slot.values())
+        lags = [(f.tail.committed[2] - f.tail.remote_offset, f.record.name) for f in self.by_slot.values()]
         since_s = counts.trouble_since_s
         return {
             "url": self.config.url,
             "broker": self.config.name,
             "epoch": self.write_ahead.epoch,
             "streams": len(self.by_slot),
-            "messages_waiting": waiting,
+            "streams_not_followed": len(self._unfollowed),
+            "messages_waiting": sum(lag for lag, _ in lags),
+            "waiting_most": {name: lag for lag, name in sorted(lags, reverse=True)[:SHOWN_MAX] if lag},
             "objects_on_their_way": self.write_ahead.waiting,
             "write_ahead_objects": self.write_ahead.confirmed - self.write_ahead.first,
             "away_s": 0.0 if since_s is None else round(time.monotonic() - since_s, 1),

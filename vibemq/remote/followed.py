@@ -14,9 +14,9 @@ from vibemq.errors import StorageError
 from vibemq.remote.objects import CHUNKS_HEAD_BYTES, chunks_head, ledger_section, offsets_section, segment_section
 from vibemq.remote.write_ahead import Object
 from vibemq.storage import ledger
-from vibemq.storage.log import StoredOffsets, segments
+from vibemq.storage.log import StoredOffsets
 from vibemq.storage.records import StreamRecord
-from vibemq.storage.tail import Tail
+from vibemq.storage.tail import Tail, local_segments
 
 #: Of a segment that is sent again instead of being closed: what is small costs a copy, and not three requests.
 CARRIED_BYTES_MAX = 4 << 20
@@ -52,7 +52,7 @@ class Followed:
     def _go_back(self) -> None:
         """To the segment from which on not everything is known to be in the store, or else the active one."""
         _, position, next_offset = self.tail.committed
-        known = segments(self.directory)
+        known = local_segments(self.directory)
         self.tail.set_remote_offset(known[0])  # what retention has taken, or was settled, is nobody's any more
         done = self.tail.remote_offset
         if done < next_offset:

@@ -23,10 +23,10 @@ from vibemq.errors import RemoteError, StorageError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.objects import Kind, Place, read_place
-from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, housekeep, segments
+from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, housekeep
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
-from vibemq.storage.tail import Tail
+from vibemq.storage.tail import Tail, local_segments
 from vibemq.storage.transactions import STAGING
 
 #: What is read of a file at a time.
@@ -138,7 +138,7 @@ class Tier:
 
     async def _upload_closed(self, record: StreamRecord) -> None:
         directory = record.directory
-        here = await asyncio.to_thread(segments, directory)
+        here = await asyncio.to_thread(local_segments, directory)
         known = self._known(record)
         have = {place.first for place in known}
         for first, after in pairwise(here):

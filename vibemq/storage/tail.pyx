@@ -14,7 +14,7 @@ from vibemq.storage.core cimport OK, chunk, commit, err, fault
 from vibemq.storage.log cimport Log, check
 
 from vibemq.errors import StorageError
-from vibemq.storage.log import SEGMENT_HEADER_BYTES, segments
+from vibemq.storage.log import SEGMENT_HEADER_BYTES
 
 cdef extern from "base/crc32.h" nogil:
     uint32_t crc32_update(uint32_t crc, const void *data, size_t size)
@@ -30,6 +30,15 @@ def crc32(const uint8_t[::1] data not None, uint32_t value=0) -> int:
     with nogil:
         value = crc32_update(value, &data[0] if data.shape[0] else NULL, <size_t> data.shape[0])
     return value
+
+
+def local_segments(str directory) -> list[int]:
+    """First offsets of the segments whose files are here, rising; never empty.  Raises StorageError."""
+    try:
+        names = os.listdir(directory)
+    except OSError as problem:
+        raise StorageError("ERR_NOT_FOUND", f"{directory} cannot be listed: {problem.strerror}") from None
+    return sorted(int(name[:20]) for name in names if name[20:] == ".segment" and name[:20].isdigit()) or [0]
 
 
 class Piece(NamedTuple):
@@ -119,7 +128,7 @@ cdef class Tail:
         core.control_committed(self.log.control, &c)
         if c.segment == self.segment or self.position < self._limit():
             return None
-        return next(first for first in segments(self.log.directory) if first > self.segment)
+        return next(first for first in local_segments(self.log.directory) if first > self.segment)
 
     def take(self, uint8_t[::1] room not None) -> Piece | None:
         """Copy what comes next, as far as ``room`` reaches, and move on; None: nothing has come, or no chunk fits.
@@ -128,12 +137,13 @@ cdef class Tail:
         """
         cdef commit c
         cdef chunk header
-        cdef uint64_t limit, got, at = 0, next_offset = self.next
+        cdef uint64_t limit, got, at = 0, next_offset = self.next, size = <uint64_t> room.shape[0]
         core.control_committed(self.log.control, &c)
         limit = c.position if c.segment == self.segment else <uint64_t> os.fstat(self.fd).st_size
         if limit <= self.position:
             return None
-        got = os.preadv(self.fd, [room[:min(<uint64_t> room.shape[0], limit - self.position)]], self.position)
+        size = min(size, limit - self.position)
+        got = os.preadv(self.fd, [room[:size]], self.position)
         with nogil:
             while at < got and chunk_header_read(&room[at], got - at, self.seed, &header) == OK:
                 if chunk_bytes(&header) > got - at:
