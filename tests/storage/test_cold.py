@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def stored(tmp_path):
         (directory,) = (path for path in (data / "streams").iterdir() if any(path.glob("*.segment")))
         first = logs.segments(str(directory))
         assert len(first) > 5
-        for segment, following in zip(first, first[1:], strict=False):
+        for segment, following in pairwise(first):
             for suffix in ("segment", "index"):
                 shutil.copy(directory / f"{segment:020}.{suffix}", store)
             cold.write_stub(str(directory), cold.describe(str(directory), segment, following, 1))
