@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def stored(tmp_path):
         (directory,) = (path for path in (data / "streams").iterdir() if any(path.glob("*.segment")))
         first = logs.segments(str(directory))
         assert len(first) > 5
-        for segment, following in zip(first, first[1:], strict=False):
+        for segment, following in pairwise(first):
             for suffix in ("segment", "index"):
                 shutil.copy(directory / f"{segment:020}.{suffix}", store)
             cold.write_stub(str(directory), cold.describe(str(directory), segment, following, 1))
@@ -151,7 +152,7 @@ def test_evicted_blocks_are_gone(stored):
     _, _, directory, _ = stored
     blocks = cold.Blocks(str(directory), 0)
     assert blocks.count == 1
-    with pytest.raises(StorageError, match="ERR_INVALID|not allowed"):
+    with pytest.raises(StorageError, match="not allowed"):
         blocks.put(0, b"too short")
     assert (directory / f"{0:020}.cold").exists()
     cold.evict(str(directory), 0)
