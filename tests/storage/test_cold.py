@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from peers.streams import connected
-from running import broker, wait_until
+from running import broker, wait_until, written
 
 from vibemq.errors import StorageError
 from vibemq.protocols.streams.spec import OffsetType
@@ -129,6 +129,17 @@ def test_a_consumer_waits_for_an_archiver_that_is_not_there_and_for_indexes(stor
     chunk = peer.chunk(1)
     assert chunk.chunk_id <= 205 < chunk.chunk_id + chunk.records
     assert archiver.asked["index"] == 1
+    archiver.stop()
+
+
+def test_a_consumer_with_a_filter_waits_too_and_does_not_turn_in_circles(stored, capfd):
+    _, peer, directory, store = stored
+    peer.subscribe("clicks", 1, properties={"filter.0": "eu", "match-unfiltered": "true"})
+    time.sleep(0.5)
+    assert written(capfd).count("archiver is not running") <= 1
+    archiver = Archiver(directory.parent.parent, directory, store)
+    archiver.start()
+    received(peer, 1, len(BODIES))
     archiver.stop()
 
 
