@@ -72,8 +72,8 @@ err reader_skip(struct reader *r, const struct filter *filter, uint32_t most, bo
 /* Move past one chunk that reader_chunk or reader_header gave. */
 void reader_advance(struct reader *r, const struct chunk *c);
 
-/* Move past a damaged chunk, in a cold segment to where its index says that the next one begins: its end comes from the index (or from its own header if
- * only the entries are damaged).  Never goes past the next good chunk. */
+/* Move past a damaged chunk: its end comes from the index (or from its own header if only the entries are damaged).
+ * Never goes past the next good chunk; in a cold segment never past the next one that the index names. */
 err reader_skip_damaged(struct reader *r, struct fault *f);
 
 #endif

@@ -23,7 +23,7 @@ static struct cold_world {
     pthread_t thread;
     bool running;
     _Atomic int questions, fetched; /* since the start; blocks */
-    const char *instead;            /* an answer without doing anything; "": the connection is closed; NULL: do it */
+    const char *_Atomic instead;    /* an answer without doing anything; "": the connection is closed; NULL: do it */
 } cold_world;
 
 static void cold_copy(const char *from_directory, const char *to_directory, uint64_t segment, const char *suffix)

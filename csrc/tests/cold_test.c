@@ -340,26 +340,59 @@ static ssize_t fail_recv(int fd, void *data, size_t n, int flags)
     return call_fails(EINTR) ? -1 : sys_real.recv(fd, data, n > 3 ? 3 : n, flags);
 }
 
+static ssize_t never_recv(int fd, void *data, size_t n, int flags)
+{
+    (void)fd, (void)data, (void)n, (void)flags;
+    errno = EAGAIN; /* as when the socket's time limit is over */
+    return -1;
+}
+static int time_is_over(int fd, int level, int name, const void *value, socklen_t n)
+{
+    if (calls_left-- > 0) return sys_real.setsockopt(fd, level, name, value, n);
+    errno = EDOM; /* what a limit below 0 would be */
+    return -1;
+}
+
+TEST(an_archiver_that_does_not_answer_is_not_waited_for_for_ever)
+{
+    struct log *l = make_log();
+    struct fault f;
+    cold_all_up(l, 10);
+    fake.recv = never_recv;
+    fake.setsockopt = time_is_over;
+    cold_start();
+    for (calls_left = 40; calls_left >= 0;) { /* at each step of asking once */
+        int left = calls_left;
+        EXPECT_ERR(ERR_IO, first_fetch(l, &f));
+        EXPECT(strstr(f.where, "did not answer within 120 s") != NULL);
+        EXPECT_OK(cold_evict(cold_world.log, 0, NULL));
+        calls_left = left > 4 ? left / 2 : left - 1;
+    }
+    cold_end(l);
+    sys = &sys_real; /* the archiver uses it, too */
+}
+
 TEST(interrupted_and_short_calls_are_gone_on_with_and_others_are_told)
 {
     struct log *l = make_log();
     struct fault f;
     cold_all_up(l, 10);
-    cold_start();
     fake.connect = fail_connect;
     fake.send = fail_send;
     fake.recv = fail_recv;
+    cold_start();
     for (int n = 0; n < 30; n++) {
         calls_left = n;
         EXPECT_OK(first_fetch(l, &f));
         EXPECT_OK(cold_evict(cold_world.log, 0, &f));
     }
+    cold_stop();
     fake.socket = fail_socket;
     calls_left = 0;
     EXPECT_ERR(ERR_IO, first_fetch(l, &f));
     EXPECT_EQ(EMFILE, f.sys_errno);
-    sys = &sys_real;
     cold_end(l);
+    sys = &sys_real;
 }
 
 TEST(what_retention_took_meanwhile_is_not_fetched_and_not_waited_for)

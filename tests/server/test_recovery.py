@@ -173,6 +173,7 @@ def test_the_streams_own_limits_reach_the_log(metadata, monkeypatch):
     monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: (seen.append(options), report)[1])
     recover(metadata)
     limits = {"segment_bytes_max": 5000, "retention_bytes_max": 0, "retention_age_ms_max": 3_600_000}
+    limits |= {"local_bytes_max": 0, "local_age_ms_max": 0}
     assert seen == [{**limits, "durability": "os", "filter_size_bytes": 16, "chunk_messages_max": 2048}]
 
 

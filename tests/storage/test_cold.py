@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from peers.streams import connected
-from running import broker, wait_until
+from running import broker, wait_until, written
 
 from vibemq.errors import StorageError
 from vibemq.protocols.streams.spec import OffsetType
@@ -132,6 +132,17 @@ def test_a_consumer_waits_for_an_archiver_that_is_not_there_and_for_indexes(stor
     archiver.stop()
 
 
+def test_a_consumer_with_a_filter_waits_too_and_does_not_turn_in_circles(stored, capfd):
+    _, peer, directory, store = stored
+    peer.subscribe("clicks", 1, properties={"filter.0": "eu", "match-unfiltered": "true"})
+    time.sleep(0.5)
+    assert written(capfd).count("archiver is not running") <= 1
+    archiver = Archiver(directory.parent.parent, directory, store)
+    archiver.start()
+    received(peer, 1, len(BODIES))
+    archiver.stop()
+
+
 def test_a_plan_needs_indexes_only(stored):
     _, _, directory, store = stored
     before = cuts.look(str(directory), -1, -1, 1, 0, 40_000, 0, 100, 0)
@@ -152,7 +163,7 @@ def test_evicted_blocks_are_gone(stored):
     _, _, directory, _ = stored
     blocks = cold.Blocks(str(directory), 0)
     assert blocks.count == 1
-    with pytest.raises(StorageError, match="ERR_INVALID|not allowed"):
+    with pytest.raises(StorageError, match="not allowed"):
         blocks.put(0, b"too short")
     assert (directory / f"{0:020}.cold").exists()
     cold.evict(str(directory), 0)

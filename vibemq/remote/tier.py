@@ -221,17 +221,31 @@ class Tier:
             await self.bucket.delete([place.key(suffix) for place in places])
 
     async def _reconcile(self) -> None:
-        """Once: what an archiver that was killed had sent up without a stub, and what it had not deleted yet."""
-        for incarnation, places in (await places_of_all(self.bucket)).items():
+        """Once: what an archiver that was killed, or a power cut, has left between stubs and objects."""
+        for incarnation, listed in (await places_of_all(self.bucket)).items():
             directory = self._directory(incarnation)
-            if not os.path.isdir(directory):
-                continue  # another broker's, or one that was deleted: `vibemq remote prune`
-            have = {place.key() for place in self._places.get(incarnation) or []}
-            try:
-                first = await asyncio.to_thread(_first_offset, directory)
-            except StorageError:
+            if os.path.isdir(directory):  # else another broker's, or one that was deleted: `vibemq remote prune`
+                try:
+                    await self._reconcile_one(incarnation, directory, set(listed))
+                except StorageError as problem:
+                    log.info("%s is not compared with the object store: %s", directory, problem)
+
+    async def _reconcile_one(self, incarnation: str, directory: str, listed: set[Place]) -> None:
+        stubs = {_place(incarnation, stub): stub for stub in await asyncio.to_thread(cold.stubs, directory)}
+        is_oldest = True
+        for place, stub in stubs.items():
+            is_oldest = is_oldest and place not in listed
+            if place in listed:
                 continue
-            await self._delete([place for place in places if place.next <= first and place.key() not in have])
+            if is_oldest or os.path.exists(_path(directory, stub.first, "segment")):
+                # Retention had taken it before a power cut brought the stub back; or it goes up again.
+                await asyncio.to_thread(cold.remove_stub, directory, stub.first)
+            else:
+                log.error("object %s is missing in the bucket: those messages cannot be read", place.key())
+        first = await asyncio.to_thread(_first_offset, directory)
+        if any(name.endswith(".quarantine") for name in os.listdir(directory)):
+            return  # what was taken out of the log may be all that is left of something
+        await self._delete([place for place in listed - stubs.keys() if place.next <= first])
 
     def _directory(self, incarnation: str) -> str:
         return os.path.join(self.metadata.streams_dir, incarnation)

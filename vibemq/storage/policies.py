@@ -19,6 +19,8 @@ from vibemq.storage.arguments import (
     FILTER_SIZE_BYTES,
     FILTER_SIZE_BYTES_MAX,
     FILTER_SIZE_BYTES_MIN,
+    LOCAL_MAX_AGE,
+    LOCAL_MAX_LENGTH_BYTES,
     MAX_AGE,
     MAX_LENGTH_BYTES,
     SEGMENT_SIZE_BYTES,
@@ -47,6 +49,7 @@ DEAD_LETTER_ROUTING_KEY = "dead-letter-routing-key"
 #: Whole numbers, of streams and of queues, and the range of each.  0 is not "no limit" for RabbitMQ's queues.
 STREAM_NUMBERS = {
     MAX_LENGTH_BYTES: range(2**63),
+    LOCAL_MAX_LENGTH_BYTES: range(2**63),
     SEGMENT_SIZE_BYTES: range(SEGMENT_SIZE_BYTES_MAX + 1),
     FILTER_SIZE_BYTES: range(FILTER_SIZE_BYTES_MIN, FILTER_SIZE_BYTES_MAX + 1),
     CHUNK_MESSAGES: range(1, CHUNK_MESSAGES_MAX + 1),
@@ -60,7 +63,8 @@ QUEUE_NUMBERS = {
 QUEUE_OPTIONS = {"max-length": "max_messages", "message-ttl": "message_ttl_ms", "consumer-timeout": "ack_timeout_ms"}
 #: RabbitMQ's name -> the number that a queue is stored with (broker.options.Overflow).
 OVERFLOWS = {"drop-head": 0, "reject-publish": 1, "reject-publish-dlx": 3}
-STREAM_KEYS = (MAX_AGE, *STREAM_NUMBERS)
+STREAM_AGES = (MAX_AGE, LOCAL_MAX_AGE)
+STREAM_KEYS = (*STREAM_AGES, *STREAM_NUMBERS)
 QUEUE_KEYS = (*QUEUE_NUMBERS, OVERFLOW, DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KEY)
 #: The kinds of things that concern streams, and queues; the others are kept for tools and change nothing.
 STREAMS_TOO = ("all", "queues", "streams")
@@ -210,13 +214,13 @@ def _check(key: str, value: object) -> None:
             f"of queues: {', '.join(QUEUE_KEYS)}"
         )
     numbers = STREAM_NUMBERS.get(key) or QUEUE_NUMBERS.get(key)
-    if key == MAX_AGE and isinstance(value, str):
+    if key in STREAM_AGES and isinstance(value, str):
         try:
-            max_age_ms(value)
+            max_age_ms(value, key)
         except LimitExceeded as problem:
             raise UserError(str(problem)) from None
         needed = ""
-    elif key == MAX_AGE:
+    elif key in STREAM_AGES:
         needed = 'text like "12h"'
     elif numbers is not None:
         fits = isinstance(value, int) and not isinstance(value, bool) and value in numbers

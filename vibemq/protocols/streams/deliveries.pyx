@@ -27,6 +27,7 @@ from vibemq.protocols.streams.wire cimport KEY_DELIVER
 from vibemq.errors import ConnectionClosed, LimitExceeded, StorageError
 from vibemq.protocols.streams.endings import stream_gone, stream_unavailable
 from vibemq.protocols.streams.subscribing import ask_consumer, consumer_left
+from vibemq.storage.cold import ASK_AGAIN_S
 
 logger = logging.getLogger(__name__)
 
@@ -459,16 +460,19 @@ cdef class Deliveries:
 
         def skip():
             cdef Log log = Log(directory)  # of its own: ours may be closed meanwhile
-            cdef reader ahead
+            cdef reader scout
             cdef uint32_t skipped
             cdef fault f
-            cdef err e = core.reader_open(&ahead, log.raw, core.READER_OFFSET, from_offset, &f)
+            cdef err e = core.reader_open(&scout, log.raw, core.READER_OFFSET, from_offset, &f)
             if e == OK:
                 with nogil:
-                    core.reader_skip(&ahead, subscription.filter, SKIPS_AHEAD, False, &skipped, &f)
-                core.reader_close(&ahead)
+                    e = core.reader_skip(&scout, subscription.filter, SKIPS_AHEAD, False, &skipped, &f)
+                core.reader_close(&scout)
+            if is_cold and e != OK and e != ERR_END and e != ERR_NOT_FOUND and e != ERR_CORRUPT:
+                time.sleep(ASK_AGAIN_S)  # the object store's affair: the subscription wants it again at once
+                raise storage_error(e, &f)
 
-        from_offset = subscription.reader.next_offset
+        from_offset, is_cold = subscription.reader.next_offset, subscription.reader.cold
         return self._in_helper(subscription, skip)
 
     def _in_helper(self, Subscription subscription, read):
