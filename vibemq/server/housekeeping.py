@@ -71,14 +71,9 @@ class Housekeeper:
         # What recovery refused, the log has told: not again in each interval.
         usable = [record for record in found if not logs.is_refused(record.directory)]
         held = [(record, self._policies_now.arguments(record)) for record in usable]
-<<<<<<< HEAD
-        limits = self._local_limits
-        self._page = [entry for entry in held if self._is_changed(entry[0]) or has_retention(entry[1], *limits)]
-=======
         self._page = [
             entry for entry in held if self._is_changed(entry[0]) or has_retention(entry[1], *self._local_limits)
         ]
->>>>>>> 0c92e52656511ecd72cc0e4a0b3f030beddcc870
         return True
 
     def _is_changed(self, record: StreamRecord) -> bool:
