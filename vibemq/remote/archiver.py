@@ -64,6 +64,7 @@ class Archiver:
         self._again_below = 0
         self._has_earlier = True  # objects of earlier epochs
         self._last_trouble_s = -TROUBLE_SAID_EACH_S
+        self._began_s = time.monotonic()
         self._says = OnceAMinute(log, logging.ERROR)
 
     # ---- the loop ----
@@ -283,6 +284,7 @@ class Archiver:
             "url": self.config.url,
             "broker": self.config.name,
             "epoch": self.write_ahead.epoch,
+            "up_s": round(time.monotonic() - self._began_s, 1),
             "streams": len(self.by_slot),
             "messages_waiting": waiting,
             "objects_on_their_way": self.write_ahead.waiting,

@@ -104,7 +104,7 @@ class Restored:
 
     async def take_places(self, bucket: Bucket, places: dict[Place, int], tables: asyncio.Semaphore) -> None:
         """Write stubs for the segments of the store, and the table of publishing ids behind the last one."""
-        self.places = _history(places)
+        self.places = history(places)
         if self.is_missing and (self.places or self.record.durability == "remote"):
             os.makedirs(self.directory, mode=0o750)
         if not self.places:
@@ -176,7 +176,7 @@ class Restored:
             ledger.restore(self.directory, known.base, list(known.ranges))
 
 
-def _history(places: Iterable[Place]) -> list[Place]:
+def history(places: Iterable[Place]) -> list[Place]:
     """Rising, without a segment that another one covers."""
     kept: list[Place] = []
     for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):
