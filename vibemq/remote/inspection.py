@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lies in a bucket, for people: read by its names, with the metadata in a temporary database; no broker is needed.
 
-A broker may be at work meanwhile, so whoever compares takes the listing first and the metadata second: a stream is in the
-metadata before it has objects, and one that is listed and not in there any more is gone for good.
+A broker may be at work meanwhile, so whoever compares takes the listing first and the metadata second: a stream is in
+the metadata before it has objects, and one that is listed and not in there any more is gone for good.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def open_to_look(config: Remote) -> Bucket:
     """Makes nothing where there is nothing.  Raises UserError, ConfigError, SetupError."""
     if not config.url:
         raise UserError(
-            "there is no object store: remote.url is empty", hint="--url, --config or VIBEMQ_REMOTE_URL says where one is"
+            "there is no object store: remote.url is empty",
+            hint="--url, --config or VIBEMQ_REMOTE_URL says where one is",
         )
     if config.url.startswith("file:"):
         folder = unquote(urlparse(config.url).path)
@@ -189,7 +190,12 @@ async def _broker(bucket: Bucket, contents: Contents, name: str) -> dict[str, An
         with contextlib.suppress(RemoteError):
             said = from_json(found.key, await bucket.read(found.key, Kind.EPOCH))
         epochs.append({"epoch": epoch, "started_ms": said.get("started_ms"), "host": said.get("host")})
-    return {"name": name, "epoch": max(contents.epochs[name]), "sealed_before": contents.sealed.get(name), "epochs": epochs}
+    return {
+        "name": name,
+        "epoch": max(contents.epochs[name]),
+        "sealed_before": contents.sealed.get(name),
+        "epochs": epochs,
+    }
 
 
 def _in_order(contents: Contents, records: dict[str, StreamRecord]) -> list[str]:
@@ -211,6 +217,8 @@ def _stream(contents: Contents, incarnation: str, record: StreamRecord | None) -
         "segments": len(kept),
         "first_offset": kept[0].first if kept else None,
         "next_offset": kept[-1].next if kept else None,
-        "bytes": sum(found.size for objects in contents.places.get(incarnation, {}).values() for found in objects.values()),
+        "bytes": sum(
+            found.size for objects in contents.places.get(incarnation, {}).values() for found in objects.values()
+        ),
         "newest_ms": kept[-1].newest_ms if kept else None,
     }

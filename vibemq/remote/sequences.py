@@ -30,8 +30,8 @@ Records = Mapping[str, StreamRecord] | None
 ON_THEIR_WAY_MAX = 64
 _COPY = "restore it from a copy of the bucket, or from its versions"
 _AGAIN = (
-    f"{_COPY}; or, where the broker's disk still has the segment, stop the broker, take the segment's stub in the stream's "
-    "directory away and start it: the segment is sent again"
+    f"{_COPY}; or, where the broker's disk still has the segment, stop the broker, take the segment's stub in the "
+    "stream's directory away and start it: the segment is sent again"
 )
 
 
@@ -45,7 +45,11 @@ class Finding(NamedTuple):
     is_problem: bool = True
 
     def line(self) -> str:
-        return f"{self.key}: {self.wrong}; {self.means}; {self.do}" if self.do else f"{self.key}: {self.wrong}; {self.means}"
+        return (
+            f"{self.key}: {self.wrong}; {self.means}; {self.do}"
+            if self.do
+            else f"{self.key}: {self.wrong}; {self.means}"
+        )
 
 
 def findings_in(contents: Contents, records: Records) -> list[Finding]:
@@ -56,8 +60,13 @@ def findings_in(contents: Contents, records: Records) -> list[Finding]:
     if contents.strange:
         keys = ", ".join(one.key for one in contents.strange[:3])
         found.append(
-            Finding(keys, f"{len(contents.strange)} objects have names that are none of VibeMQ's",
-                    "nobody reads them", "give them a bucket or prefix of their own", False)  # fmt: skip
+            Finding(
+                keys,
+                f"{len(contents.strange)} objects have names that are none of VibeMQ's",
+                "nobody reads them",
+                "give them a bucket or prefix of their own",
+                False,
+            )
         )
     return found
 
@@ -70,15 +79,23 @@ def _format(contents: Contents) -> Iterator[Finding]:
 
 def _metadata(contents: Contents) -> Iterator[Finding]:
     if not contents.snapshots:
-        yield Finding(snapshot_key(0), "there is no snapshot of the metadata", "a lost machine cannot be restored", _COPY)
+        yield Finding(
+            snapshot_key(0), "there is no snapshot of the metadata", "a lost machine cannot be restored", _COPY
+        )
         return
     oldest, newest = min(contents.snapshots), max(contents.snapshots)
-    last = max(contents.changes, default=oldest)
-    missing = [number for number in range(oldest + 1, last + 1) if number not in contents.changes]
-    for first, end in _runs(missing):
-        key = change_key(first) + (f" to {change_key(end)}" if end > first else "")
+    numbers = sorted({oldest, newest, *(number for number in contents.changes if number > oldest)})
+    # A snapshot stands for its change, so at the newest one the numbers go on even where that is missing.
+    for before, after in pairwise(numbers):
+        end = after - 1 if after in contents.changes else after
+        if end <= before:
+            continue
+        key = change_key(before + 1) + (f" to {change_key(end)}" if end > before + 1 else "")
         if end > newest:
-            means = "a restore, and the next start on another disk, ends before it: streams, users and rights changed since then are lost"
+            means = (
+                "a restore, and the next start on another disk, ends before it: what was changed of streams, users and "
+                "rights since then is lost"
+            )
         else:
             means = f"only a restore from a snapshot before number {newest} would need it"
         yield Finding(key, "missing, and there are later changes", means, _COPY)
@@ -98,7 +115,9 @@ def _write_ahead(contents: Contents) -> Iterator[Finding]:
                 wrong = f"missing, {after - before - 1} in all, and {write_ahead_key(name, epoch, after)} is there"
                 behind = sum(number >= after for number in objects)
                 lost = "what it held of streams of durability remote is missing after a lost machine"
-                doubt = " (or, if the broker was killed just then, it was on its way, and nothing from it on was confirmed)"
+                doubt = (
+                    " (or, if the broker was killed just then, it was on its way, and nothing from it on was confirmed)"
+                )
                 yield Finding(key, wrong, lost + (doubt if behind <= ON_THEIR_WAY_MAX else ""),
                               f"keep the disk of broker {name}, and let it run until `vibemq remote list` shows that "
                               f"{write_ahead_prefix(name, epoch)} has gone; else {_COPY}")  # fmt: skip
@@ -149,19 +168,6 @@ def _joints(segments: Iterable[Place], whose: str) -> Iterator[Finding]:
                           "none; retention takes both", False)  # fmt: skip
 
 
-def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The first and the last of each run of rising numbers."""
-    first = last = None
-    for number in numbers:
-        if first is None or last is None or number != last + 1:
-            if first is not None and last is not None:
-                yield first, last
-            first = number
-        last = number
-    if first is not None and last is not None:
-        yield first, last
-
-
 # ---- what it means ----
 
 
@@ -185,7 +191,7 @@ def what_it_means(key: str, kind: Kind, contents: Contents, records: Records) ->
     if kind is Kind.WRITE_AHEAD:
         return (
             "what it holds of streams of durability remote, and is in no segment yet, is missing after a lost machine",
-            f"keep the broker's disk and let it run until this object has gone, twice remote.segment_age_s; else {_COPY}",
+            f"keep the broker's disk and let it run till this has gone, twice remote.segment_age_s; else {_COPY}",
         )
     newest, number = max(contents.snapshots, default=0), int(key[-16:])
     if kind is Kind.SNAPSHOT and number == newest:
@@ -200,11 +206,9 @@ def what_it_means(key: str, kind: Kind, contents: Contents, records: Records) ->
 
 
 def _of_segment(place: Place, suffix: str, whose: str) -> tuple[str, str]:
-    if suffix == "segment":
-        return f"consumers of {whose} cannot read some or all of the offsets {place.first} to {place.next - 1} from the store", _AGAIN
-    if suffix == "index":
-        return f"consumers of {whose} cannot read the offsets {place.first} to {place.next - 1} from the store", _AGAIN
-    return (
-        f"after a lost machine, publishers of {whose} whose last message lies before offset {place.next} may store one twice",
-        _AGAIN,
-    )
+    if suffix == "tracking":
+        when = f"whose last message lies before offset {place.next}"
+        return f"after a lost machine, publishers of {whose} {when} may store one twice", _AGAIN
+    what = "some or all of the" if suffix == "segment" else "the"
+    offsets = f"offsets {place.first} to {place.next - 1}"
+    return f"consumers of {whose} cannot read {what} {offsets} from the store", _AGAIN

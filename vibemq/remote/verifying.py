@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vibemq remote verify`: is every object what was written, and is there every object that should be?
 
-What the names say is looked at first (sequences.py), and again a moment later where something seems to be wrong, because a
-broker may be at work. Then every object is read, several at a time, large ones in pieces: what is in memory is bounded.
+What the names say is looked at first (sequences.py), and again a moment later where something seems to be wrong,
+because a broker may be at work. Then every object is read, several at a time, large ones in pieces, so that memory is
+bounded.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ class _Check:
         try:
             self.records = await records_of(self.bucket)
         except VibeMQError as problem:
-            self._find("meta/", str(problem), "a lost machine cannot be restored, and prune refuses to delete anything",
-                       problem.hint or "restore the objects below meta/ from a copy or from their versions")  # fmt: skip
+            means = "a lost machine cannot be restored, and prune refuses to delete anything"
+            do = problem.hint or "restore the objects below meta/ from a copy or from their versions"
+            self._find("meta/", str(problem), means, do)
         await self._names()
         left = iter(self.contents.all)
         total, done = len(self.contents.all), 0
@@ -142,7 +144,7 @@ class _Check:
                 if epoch < sealed_before and last.key not in of_epoch:
                     self._find(
                         last.key, f"the sequence of epoch {epoch} of broker {name} does not end with a seal",
-                        "a broker of that epoch that has slept till now could go on with it, and confirm what nobody reads",
+                        "a broker of that epoch that has slept could go on with it, and confirm what nobody reads",
                         f"end every broker {name} but one, and start that one: it seals what is before it",
                     )  # fmt: skip
                 for key in sorted(of_epoch - {last.key}):
@@ -152,7 +154,9 @@ class _Check:
         for place, walk in self._walks.items():
             if (known := self._indexed.get(place)) is not None and known != walk.chunks:
                 self._about(
-                    Listed(place.key("index"), 0), Kind.INDEX, f"it knows {known} chunks, and the segment has {walk.chunks}"
+                    Listed(place.key("index"), 0),
+                    Kind.INDEX,
+                    f"it knows {known} chunks, and the segment has {walk.chunks}",
                 )
             if walk.next == place.next:
                 continue
@@ -161,9 +165,9 @@ class _Check:
             if walk.next > place.next or (behind is not None and not behind.suspect_position):
                 self._about(Listed(place.key(), 0), Kind.SEGMENT, wrong)
             elif behind is None:
-                self._find(place.key(), wrong, "either the disk refused a sync then, and nobody was told of what is missing, or "
-                           "it is missing", "`vibemq log verify` on the broker's directory of this stream says which",
-                           is_problem=False)  # fmt: skip
+                means = "either the disk refused a sync then, and nothing of it was confirmed, or it is missing"
+                do = "`vibemq log verify` on the broker's directory of this stream says which"
+                self._find(place.key(), wrong, means, do, is_problem=False)
 
     # ---- one object ----
 
@@ -248,7 +252,9 @@ class _Check:
             named = read_place(found.key)
             assert named is not None
             if kind is Kind.INDEX:
-                fault, self._indexed[named[0]] = index_fault(named[0], body)
+                fault, known = index_fault(named[0], body)
+                if not fault:
+                    self._indexed[named[0]] = known
             else:
                 fault = tracking_fault(named[0], body)
             if fault:
@@ -267,11 +273,14 @@ def summary(verdict: Verdict, is_quick: bool) -> str:
     """In one line."""
     how = "names, sizes and trailers of" if is_quick else "every byte of"
     keys = ", ".join(
-        f"{count} with key {number}" if number else f"{count} not encrypted" for number, count in sorted(verdict.keys.items())
+        f"{count} with key {number}" if number else f"{count} not encrypted"
+        for number, count in sorted(verdict.keys.items())
     )
     gone = f"; {verdict.gone} were deleted by a broker meanwhile" if verdict.gone else ""
     chunks = "" if is_quick else f", {verdict.chunks} chunks in segments"
     notes = len(verdict.findings) - verdict.problems
     said = f"{verdict.problems} problems" if verdict.problems else "all is well"
     said += f", {notes} notes" if notes else ""
-    return f"{said}: looked at {how} {verdict.objects} objects of {verdict.bytes} bytes ({keys or 'none'}){chunks}{gone}"
+    return (
+        f"{said}: looked at {how} {verdict.objects} objects of {verdict.bytes} bytes ({keys or 'none'}){chunks}{gone}"
+    )

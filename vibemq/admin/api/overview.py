@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 import vibemq
-from vibemq.admin.api import transactions
+from vibemq.admin.api import remote, transactions
 from vibemq.admin.api.calls import Answer, Call, not_found
 from vibemq.admin.api.connections import PROTOCOLS, STREAM_PROTOCOL, protocol_of
 from vibemq.admin.api.health import alarms_of, is_drained
@@ -170,6 +170,8 @@ def metrics(api: Api, call: Call) -> Answer:
         page.add(f"vibemq_{name}", "gauge", about, +value)
     for name, kind, about, value in transactions.metrics(api):
         page.add(f"vibemq_{name}", kind, about, value)
+    for name, kind, about, value, labels in remote.metrics(api):
+        page.add(f"vibemq_remote_{name}", kind, about, value, **labels)
     if ends:
         about = "Unix time at which the TLS certificate ends that the doors show"
         page.add("vibemq_tls_certificate_not_after_seconds", "gauge", about, min(ends))

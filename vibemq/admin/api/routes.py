@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from vibemq import errors
-from vibemq.admin.api import accounts, connections, definitions, health, overview, streams, transactions
+from vibemq.admin.api import accounts, connections, definitions, health, overview, remote, streams, transactions
 from vibemq.admin.api.calls import (
     ADMINISTRATOR,
     MANAGEMENT,
@@ -86,6 +86,7 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("DELETE", "/stream/super-streams/{vhost}/{name}", MANAGEMENT, streams.delete_super_stream),
     ("GET", "/stream/groups[/{vhost}]", MANAGEMENT, connections.list_groups),
     ("GET", "/stream/transactions[/{vhost}]", MANAGEMENT, transactions.list_transactions),
+    ("GET", "/remote/status", MONITORING, remote.status),
     ("GET", "/stream/{vhost}/{name}/status", MANAGEMENT, streams.status),
     ("POST", "/stream/{vhost}/{name}/restart", MANAGEMENT, streams.restart),
     ("POST", "/changes", ADMINISTRATOR, accounts.log_change),
