@@ -29,9 +29,9 @@ Records = Mapping[str, StreamRecord] | None
 #: So many may be on their way at a time (remote.puts_max), and arrive in any order.
 ON_THEIR_WAY_MAX = 64
 _COPY = "restore it from a copy of the bucket, or from its versions"
-_AGAIN = (
-    f"{_COPY}; or, where the broker's disk still has the segment, stop the broker, take the segment's stub in the "
-    "stream's directory away and start it: the segment is sent again"
+_KEEP = (
+    f"{_COPY}; until then keep it on the broker's disk, if it is there (local-max-length-bytes and local-max-age of the "
+    "stream 0): readers are served from that"
 )
 
 
@@ -152,7 +152,7 @@ def _joints(segments: Iterable[Place], whose: str) -> Iterator[Finding]:
     for before, after in pairwise(kept):
         if after.first != before.next:
             yield Finding(after.key(), f"offsets {before.next} to {after.first - 1} before it are in no segment",
-                          f"consumers of {whose} cannot read them from the store", _AGAIN)  # fmt: skip
+                          f"on a new machine {whose} begins behind the hole", _KEEP)  # fmt: skip
     chosen = set(kept)
     for place in segments:
         if place in chosen:
@@ -208,7 +208,7 @@ def what_it_means(key: str, kind: Kind, contents: Contents, records: Records) ->
 def _of_segment(place: Place, suffix: str, whose: str) -> tuple[str, str]:
     if suffix == "tracking":
         when = f"whose last message lies before offset {place.next}"
-        return f"after a lost machine, publishers of {whose} {when} may store one twice", _AGAIN
+        return f"after a lost machine, publishers of {whose} {when} may store one twice", _KEEP
     what = "some or all of the" if suffix == "segment" else "the"
     offsets = f"offsets {place.first} to {place.next - 1}"
-    return f"consumers of {whose} cannot read {what} {offsets} from the store", _AGAIN
+    return f"consumers of {whose} cannot read {what} {offsets} from the store", _KEEP
