@@ -30,8 +30,8 @@ Records = Mapping[str, StreamRecord] | None
 ON_THEIR_WAY_MAX = 64
 _COPY = "restore it from a copy of the bucket, or from its versions"
 _KEEP = (
-    f"{_COPY}; until then keep it on the broker's disk, if it is there (local-max-length-bytes and local-max-age of the "
-    "stream 0): readers are served from that"
+    f"{_COPY}; until then keep it on the broker's disk, if it is there (local-max-length-bytes and local-max-age of "
+    "the stream 0): readers are served from that"
 )
 
 

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 
 from vibemq.errors import RemoteError, StorageError, VibeMQError
 from vibemq.remote.bucket import Bucket, Listed, Missing
+from vibemq.remote.coverage import Coverage
 from vibemq.remote.indexes import index_fault, tracking_fault
 from vibemq.remote.inspection import Contents, contents_of, records_of
 from vibemq.remote.objects import Damaged, Kind, Place, Seal, Trailer, from_json, read_place, sections
-from vibemq.remote.sequences import Finding, findings_in, what_it_means
+from vibemq.remote.restoring import history
+from vibemq.remote.sequences import Finding, findings_in, streams_named, what_it_means
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.walk import Walk
 
@@ -86,6 +88,7 @@ class _Check:
         self._walks: dict[Place, Walk] = {}  # of segments that were walked to their ends
         self._indexed: dict[Place, int] = {}  # how many chunks an index knows
         self._seals: set[str] = set()
+        self._coverage = Coverage()
         self._unreadable: Counter[int] = Counter()  # objects of keys that are not here
 
     async def run(self, progress: Callable[[int, int], object]) -> None:
@@ -111,6 +114,7 @@ class _Check:
             for _ in range(OBJECTS_AT_A_TIME):
                 group.create_task(work())
         self._ends()
+        await self._holes()
         for number, count in sorted(self._unreadable.items()):
             self._find(
                 f"encryption key {number}", f"{count} objects are encrypted with it, and it is not there",
@@ -168,6 +172,28 @@ class _Check:
                 means = "either the disk refused a sync then, and nothing of it was confirmed, or it is missing"
                 do = "`vibemq log verify` on the broker's directory of this stream says which"
                 self._find(place.key(), wrong, means, do, is_problem=False)
+
+    async def _holes(self) -> None:
+        """What neither segments nor write-ahead objects have of streams of durability remote."""
+        for incarnation, record in sorted((self.records or {}).items()):
+            if record.durability != "remote" or not self._hole(incarnation, self.contents):
+                continue
+            # What was in objects then may have gone into segments while they were read.
+            wrong = self._hole(incarnation, await contents_of(self.bucket, f"streams/{incarnation}/"))
+            if not wrong:
+                continue
+            moves = "; or a broker has just moved it: verify again" if self.verdict.gone else ""
+            self._find(
+                f"streams/{incarnation}/",
+                wrong,
+                f"on a new machine {streams_named(incarnation, self.records)} ends there, whatever was confirmed",
+                f"keep the broker's disk, and let it run for twice remote.segment_age_s{moves}",
+                is_problem=not self.verdict.gone,
+            )
+
+    def _hole(self, incarnation: str, contents: Contents) -> str:
+        kept = history(contents.segments(incarnation))
+        return self._coverage.hole(incarnation, kept[-1].next if kept else 0)
 
     # ---- one object ----
 
@@ -241,8 +267,10 @@ class _Check:
     def _body(self, found: Listed, kind: Kind, body: memoryview) -> None:
         """Raises Damaged."""
         if kind is Kind.WRITE_AHEAD:
-            if any(isinstance(section, Seal) for section in sections(found.key, body)):
-                self._seals.add(found.key)
+            for section in sections(found.key, body):
+                self._coverage.add(section)
+                if isinstance(section, Seal):
+                    self._seals.add(found.key)
         elif kind in (Kind.FORMAT, Kind.CHANGE, Kind.EPOCH):
             said = from_json(found.key, body)
             needed = {Kind.FORMAT: "cluster", Kind.CHANGE: "changes", Kind.EPOCH: "writer"}[kind]
