@@ -4,9 +4,13 @@
 import asyncio
 import json
 import os
+import random
 import re
 import shutil
+import threading
+import time
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,9 +20,22 @@ from running import broker, wait_until
 from vibemq.cli import main
 from vibemq.client.streams import StreamsConnection
 from vibemq.config import Remote
+from vibemq.errors import StorageError
 from vibemq.remote import verifying
 from vibemq.remote.bucket import Bucket
-from vibemq.remote.objects import Kind, change_key, seal_section, to_json, write_ahead_key
+from vibemq.remote.coverage import Coverage
+from vibemq.remote.objects import (
+    Chunks,
+    Kind,
+    SegmentBegins,
+    change_key,
+    opened,
+    read_place,
+    seal_section,
+    to_json,
+    write_ahead_key,
+)
+from vibemq.storage.walk import Walk
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 
@@ -294,6 +311,101 @@ def test_encryption_keys_are_counted_and_missed(bucket, tmp_path):
     assert done.exit_code == 0 and "1 with key 7" in done.stdout
     (found,) = problems(bucket)
     assert found.startswith("encryption key 7: 1 objects are encrypted with it")
+
+
+def body_of(bucket: Path) -> tuple[int, bytearray]:
+    """Of the first segment: its first offset, and the file."""
+    path = one(bucket, "streams/*/*.segment")
+    body = opened(key := str(path.relative_to(bucket)), Kind.SEGMENT, path.read_bytes())
+    place = read_place(key)
+    assert place is not None
+    return place[0].first, bytearray(body)
+
+
+@pytest.mark.parametrize("size", [1, 47, 4096, 1 << 20])
+def test_a_walk_finds_the_same_whatever_the_pieces(bucket, size):
+    first, body = body_of(bucket)
+    whole, walk = Walk(first, "whole"), Walk(first, "in pieces")
+    whole.take(body)
+    for at in range(0, len(body), size):
+        walk.take(body[at : at + size])
+    walk.end()
+    assert (walk.next, walk.chunks, walk.seed, walk.damaged) == (whole.next, whole.chunks, whole.seed, 0)
+    assert whole.chunks > 1
+
+
+def test_a_walk_notices_every_flipped_bit_and_every_cut(bucket):
+    first, body = body_of(bucket)
+
+    def is_whole(data: bytearray) -> bool:
+        walk = Walk(first, "damaged")
+        try:
+            walk.take(data)
+            walk.end()
+        except StorageError:
+            return False
+        return not walk.damaged
+
+    assert is_whole(body)
+    for at in [*range(112), *range(112, len(body), 997), len(body) - 1]:
+        body[at] ^= 0x10
+        assert not is_whole(body), at
+        body[at] ^= 0x10
+    assert not any(is_whole(body[:size]) for size in (0, 1, 63, 65, 111, 113, len(body) - 1))
+
+
+def test_a_bucket_at_work_is_well(tmp_path, monkeypatch):
+    """Objects come and go while they are looked at."""
+    monkeypatch.setattr(verifying, "LOOK_AGAIN_S", 1.0)
+    bucket, stopping = tmp_path / "bucket", threading.Event()
+    with broker(tmp_path / "data", *flags(bucket), workers=1) as running:
+
+        def load() -> None:
+            with StreamsConnection.connect(running.host, running.port, user="guest", password="guest") as connection:
+                while not stopping.is_set():
+                    name = f"stream {time.monotonic_ns()}"
+                    connection.create(name)
+                    with connection.publisher(name, "load") as publisher:
+                        for _ in range(12):
+                            publisher.publish([os.urandom(300) for _ in range(50)])
+                            publisher.flush()
+                    connection.delete(name)
+
+        loading = threading.Thread(target=load)
+        loading.start()
+        try:
+            wait_until(lambda: any(bucket.glob("streams/*/*.segment")), "a segment in the store")
+            for _ in range(5):
+                assert problems(bucket) == []
+                assert json.loads(run(bucket, "list", "--json").stdout)["problem"] == ""
+                assert run(bucket, "prune", "--yes").exit_code == 0
+        finally:
+            stopping.set()
+            loading.join()
+        assert problems(bucket) == []
+
+
+def test_spans_of_a_segment_are_joined_in_any_order():
+    chance = random.Random(int(os.environ.get("VIBEMQ_SEED", "1")))
+    for _ in range(200):
+        cuts = sorted(chance.sample(range(65, 1000), 8))
+        pieces = [Chunks("s", 7, at, 7, 8, memoryview(bytes(end - at))) for at, end in pairwise([64, *cuts])]
+        pieces += chance.sample(pieces, 3)
+        chance.shuffle(pieces)
+        coverage = Coverage()
+        coverage.add(SegmentBegins("s", 7, memoryview(bytes(64)), memoryview(b"")))
+        for piece in pieces:
+            coverage.add(piece)
+        assert coverage.hole("s", 7) == coverage.hole("s", 0) == ""
+        assert coverage.hole("s", 5) == "offsets 5 to 6 are in no segment of the store and in no write-ahead object"
+        without = chance.choice(pieces)
+        left = Coverage()
+        left.add(SegmentBegins("s", 7, memoryview(bytes(64)), memoryview(b"")))
+        for piece in pieces:
+            if piece.position != without.position:
+                left.add(piece)
+        is_last = without.position == cuts[-2]
+        assert bool(left.hole("s", 7)) != is_last
 
 
 # ---- prune ----
