@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from running import broker
+from running import broker, written
 
 import vibemq.client
 from vibemq.client.streams import StreamsConnection
@@ -159,3 +159,33 @@ def test_a_lost_machine_loses_nothing_confirmed(tmp_path):
 
 def messages(connection: StreamsConnection) -> list[bytes]:
     return [body for chunk in connection.read_chunks("events", 0) for _, body in chunk.messages()]
+
+
+def test_a_data_directory_whose_broker_has_lived_on_elsewhere_is_refused(tmp_path, capfd):
+    old, new, bucket = tmp_path / "old", tmp_path / "new", tmp_path / "bucket"
+    with broker(old, *flags(bucket)) as running:
+        connection, publish = stream_of(running)
+        publish(list(range(10)))
+    with broker(new, *flags(bucket)) as running:
+        connection, publish = stream_of(running)
+        publish(list(range(10, 20)))
+    with pytest.raises(AssertionError, match="no ready line"), broker(old, *flags(bucket)):
+        pass
+    assert "what is here is out of date" in written(capfd)
+    with broker(new, *flags(bucket)) as running:
+        connection, _ = stream_of(running)
+        assert [int(body.split()[1]) for body in messages(connection)] == list(range(20))
+        connection.close()
+
+
+def test_a_damaged_snapshot_of_the_metadata_costs_nothing_while_an_older_one_is_there(tmp_path):
+    folder, bucket = tmp_path / "data", tmp_path / "bucket"
+    with broker(folder, *flags(bucket)) as running:
+        stream_of(running)[0].close()
+    newest = bucket / "meta/snapshot-0000000000000001"
+    newest.write_bytes(b"damaged")
+    shutil.rmtree(folder)
+    with broker(folder, *flags(bucket)) as running:
+        connection = StreamsConnection.connect(running.host, running.port, user="guest", password="guest")
+        assert connection.next_offset("events") == 0
+        connection.close()

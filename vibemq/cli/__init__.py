@@ -50,6 +50,7 @@ class _Main(Group):
         "log": ("vibemq.cli.log", "Find and look into the files of streams and queues."),
         "publish": ("vibemq.cli.publish", "Publish arguments, or lines, into a queue."),
         "queues": ("vibemq.cli.queues", "The queues of a broker, wherever it is."),
+        "remote": ("vibemq.cli.remote", "Look into the object store: list, verify, prune."),
         "serve": ("vibemq.cli.serve", "Run the broker until SIGTERM or Ctrl-C."),
         "spark-check": ("vibemq.cli.spark", "Try what Spark needs here, on its executors and of the broker."),
         "streams": ("vibemq.cli.streams", "The streams of a broker, wherever it is."),

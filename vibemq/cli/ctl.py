@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from vibemq.admin.api.shown import at
+from vibemq.cli import ctl_remote
 from vibemq.cli.ctl_commands import COMMANDS, STANDARD_OUTPUT
 from vibemq.cli.ctl_orders import UNAVAILABLE, USAGE, Command, Order, Refused
 from vibemq.cli.data import DataDir, data_options
@@ -77,6 +78,12 @@ def _timeout(_: click.Context, __: click.Parameter, value: float) -> float:
     return min(value, TIMEOUT_MAX_S)
 
 
+def _price(what: str, default: float, of: str) -> Any:
+    about = f"remote_status: price of {of}."
+    kind = click.FloatRange(min=0)
+    return click.option(f"--{what}-price", type=kind, default=default, show_default=True, metavar="MONEY", help=about)
+
+
 @click.command(cls=_Ctl, options_metavar="[OPTIONS]")
 @click.argument("command")
 @click.argument("words", nargs=-1, metavar="[WORDS]...")
@@ -110,6 +117,9 @@ def _timeout(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option("--reference", metavar="NAME", help="list_stream_group_consumers: of which group.")
 @click.option("--description", metavar="TEXT", help="add_vhost: for people.")
 @click.option("--tags", metavar="A,B", help="add_vhost: for tools.")
+@_price("put", ctl_remote.PUT_PRICE, "1000 PUT and LIST requests; defaults: dollars of S3 Standard, us-east-1, 2025")
+@_price("get", ctl_remote.GET_PRICE, "1000 GET requests")
+@_price("storage", ctl_remote.STORAGE_PRICE, "a GB and month")
 @data_options
 @click.pass_context
 def ctl(ctx: click.Context, command: str, words: tuple[str, ...], data: DataDir, **options: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from vibemq.cli import ctl_remote
 from vibemq.cli.ctl_orders import DATA, NO_USER, SOFTWARE, UNAVAILABLE, USAGE, Codes, Command, Order, Refused
 from vibemq.cli.data import Failed
 from vibemq.cli.terminal import ask_password
@@ -48,6 +49,7 @@ _ALARMS = {"disk": ("disk_free_alarm", "Free disk space alarm"), "memory": ("mem
 def status(order: Order) -> Any:
     (node,) = order.ask("GET /nodes", needs_broker=True)
     overview = order.ask("GET /overview")
+    store = ctl_remote.asked(order)
     return {
         "pid": int(node["os_pid"]),
         "os": node["os"],
@@ -56,6 +58,7 @@ def status(order: Order) -> Any:
         **{key: overview[key] for key in ("product_name", "product_version", "rabbitmq_version")},
         "node": node["name"],
         "data_directory": node["db_dir"],
+        **({} if store is None else {"object_store": ctl_remote.in_words(store)}),
         "alarms": [name for name, (key, _) in _ALARMS.items() if node[key]],
         "memory_used": node["mem_used"],
         "memory_limit": node["mem_limit"],
@@ -280,6 +283,9 @@ COMMANDS = {command.name: command for command in (
             check_alarms),
     Command("check_local_alarms", "As check_alarms: there is one node.", "Asking node for any local resource alarm ...",
             check_alarms),
+    Command("remote_status", "Shows what the object store has, what waits for it, and what a month of it costs.",
+            "Status of the object store of node ...", ctl_remote.remote_status,
+            options="put-price get-price storage-price", needs_broker=True),
     Command("drain", "Maintenance: refuses newcomers and sends everybody away, until revive or the next start.",
             "Will put node into maintenance mode ...", "PUT /maintenance",
             says="Nobody is let in from now on, and all are asked to leave. `vibemq ctl revive` ends that.",

@@ -35,7 +35,24 @@ config_option = click.option(
     envvar="VIBEMQ_CONFIG",
     help="TOML file with options; `vibemq config` prints a commented sample.",
 )
+settings_option = click.option(
+    "--set", "settings", multiple=True, metavar="SECTION.OPTION=VALUE", help="Any other option; repeatable."
+)
 data_dir_option = click.option("--data-dir", metavar="DIR", help="Where logs, streams and users are kept.")
+
+
+def settings_overrides(settings: tuple[str, ...]) -> dict[tuple[str, str], tuple[object, str]]:
+    """What --set says, each with the words that said it.  Raises ConfigError."""
+    from vibemq.config import from_text
+
+    found: dict[tuple[str, str], tuple[object, str]] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or "." not in name:
+            raise click.UsageError(f"--set {setting}: SECTION.OPTION=VALUE is needed, for instance server.workers=4")
+        section, _, option = name.partition(".")
+        found[section, option] = (from_text(section, option, text, f"--set {setting}"), f"--set {setting}")
+    return found
 
 
 class Failed(VibeMQError):

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from vibemq.cli.data import config_option, data_dir_option
+from vibemq.cli.data import config_option, data_dir_option, settings_option, settings_overrides
 from vibemq.cli.terminal import with_options
 
 
@@ -37,7 +37,7 @@ def _port(door: str, title: str) -> Any:
 )  # fmt: skip
 @click.option("--user", "server_user", metavar="NAME", help="Account to continue as, when started as root.")
 @click.option("--log-level", "server_log_level", metavar="LEVEL", help="debug, info, warning or error.")
-@click.option("--set", "settings", multiple=True, metavar="SECTION.OPTION=VALUE", help="Any other option; repeatable.")
+@settings_option
 @click.pass_context
 def serve(
     ctx: click.Context, config_path: str | None, data_dir: str | None, settings: tuple[str, ...], **flags: Any
@@ -59,15 +59,7 @@ def _overrides(
     ctx: click.Context, settings: tuple[str, ...], data_dir: str | None, flags: dict[str, Any]
 ) -> dict[tuple[str, str], tuple[object, str]]:
     """What the command line says, each with the words that said it."""
-    from vibemq.config import from_text
-
-    found: dict[tuple[str, str], tuple[object, str]] = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals or "." not in name:
-            raise click.UsageError(f"--set {setting}: SECTION.OPTION=VALUE is needed, for instance server.workers=4")
-        section, _, option = name.partition(".")
-        found[section, option] = (from_text(section, option, text, f"--set {setting}"), f"--set {setting}")
+    found = settings_overrides(settings)
     typed = {option.name: option.opts[0] for option in ctx.command.params}
     for name, value in {"server_data_dir": data_dir, **flags}.items():
         if value is not None:

@@ -68,6 +68,7 @@ class Archiver:
         self._again_below = 0
         self._has_earlier = True  # objects of earlier epochs
         self._last_trouble_s = -TROUBLE_SAID_EACH_S
+        self._began_s = time.monotonic()
         self._says = OnceAMinute(log, logging.ERROR)
 
     # ---- the loop ----
@@ -296,6 +297,7 @@ class Archiver:
             "url": self.config.url,
             "broker": self.config.name,
             "epoch": self.write_ahead.epoch,
+            "up_s": round(time.monotonic() - self._began_s, 1),
             "streams": len(self.by_slot),
             "streams_not_followed": len(self._unfollowed),
             "messages_waiting": sum(lag for lag, _ in lags),

@@ -26,11 +26,14 @@ CONNECT_TIMEOUT_S = 10.0  # it is being started, or started again
 _POLL_S = 0.05
 
 
-def ask(data_dir: str, do: str, timeout_s: float = ANSWER_TIMEOUT_S, **what: object) -> dict[str, Any]:
+def ask(
+    data_dir: str, do: str, timeout_s: float = ANSWER_TIMEOUT_S, connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    **what: object,
+) -> dict[str, Any]:  # fmt: skip
     """Blocks.  Raises RemoteError where there is no answer; an answer that is not ``ok`` is returned as it is."""
     question = json.dumps({"do": do, **what}).encode()
     try:
-        with _connected(data_dir) as channel:
+        with _connected(data_dir, connect_timeout_s) as channel:
             channel.settimeout(timeout_s)
             channel.sendall(LENGTH.pack(len(question)) + question)
             (size,) = LENGTH.unpack(_exactly(channel, LENGTH.size))
@@ -66,13 +69,14 @@ def publisher(data_dir: str) -> Callable[[int, Changes], None]:
     return publish
 
 
-def _connected(data_dir: str) -> socket.socket:
+def _connected(data_dir: str, timeout_s: float) -> socket.socket:
     """Waits a moment for an archiver that is being started."""
-    deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
+    deadline_s = time.monotonic() + timeout_s
     folder = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         while True:
             channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            channel.settimeout(timeout_s)  # its queue of connections may be full
             try:
                 # Through the descriptor, because an address has room for 107 bytes and paths are longer.
                 channel.connect(f"/proc/self/fd/{folder}/{SOCKET}")

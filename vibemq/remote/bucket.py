@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -33,6 +33,8 @@ PART_BYTES = 16 << 20
 PARTS_AT_A_TIME = 2
 LISTED_AT_A_TIME = 1000
 SAID_MAX = 600  # characters of what a store says: a line of a log that one still reads
+#: Of an object that is read from one end to the other without having it whole.
+READ_PIECES = 4
 #: What obstore takes as settings of the HTTP client rather than of the store.
 CLIENT_OPTIONS = {"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout"}
 #: Known by what stores say: for a list that is denied, and for a bucket that is not there, obstore has no error of its
@@ -55,6 +57,7 @@ class Missing(RemoteError):
 class Listed(NamedTuple):
     key: str
     size: int
+    written_s: float = 0.0  # since 1970, by the store's clock
 
 
 @dataclass
@@ -286,6 +289,25 @@ class Bucket:
             found = self._trailers[key] = read_trailer(key, kind, tail, size)
         return found
 
+    async def trailer(self, key: str, kind: Kind, size: int) -> Trailer:
+        """Of an object of ``size`` bytes, as a listing says; not remembered."""
+        tail = await self._part(key, max(0, size - tail_bytes(key)), size) if size else b""
+        return read_trailer(key, kind, tail, size)
+
+    async def pieces(self, key: str, trailer: Trailer, is_raw: bool = False) -> AsyncIterator[Buffer]:
+        """The body in order, a few MiB at a time; behind the last one RemoteError where the CRC of all is wrong.
+
+        ``is_raw``: what is encrypted stays so.
+        """
+        step, crc = READ_PIECES * (cipher.PIECE_BYTES + cipher.TAG_BYTES), 0
+        keys = self._keys(key, trailer) if trailer.key_number and not is_raw else None
+        for at in range(0, trailer.size, step):
+            piece: Buffer = await self._part(key, at, min(at + step, trailer.size))
+            crc = crc32(piece, crc)
+            yield piece if keys is None else keys.decrypt(key, trailer, at, piece)
+        if crc != trailer.crc:
+            raise damaged(key, "its bytes are not those that were written (CRC)")
+
     async def plain_size(self, key: str, kind: Kind, size: int) -> int:
         """How many bytes an object of ``size`` bytes was made of; asks only where it may be encrypted."""
         if self.keys is None:
@@ -301,7 +323,7 @@ class Bucket:
             async with asyncio.timeout(LIST_TIMEOUT_S):
                 pages = self._obstore.list(self._store, prefix, offset=after or None, chunk_size=LISTED_AT_A_TIME)
                 async for page in pages:
-                    found += [Listed(one["path"], one["size"]) for one in page]
+                    found += [Listed(one["path"], one["size"], one["last_modified"].timestamp()) for one in page]
         except Exception as problem:
             raise self._problem("list", prefix, problem) from None
         self.counts.trouble_since_s = None

@@ -56,6 +56,9 @@ class Keys:
         self._ciphers = {number: AESGCM(key) for number, key in keys.items()}
         self.current = list(keys)[-1]
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._ciphers
+
     def encrypt(self, key: str, body: Buffer) -> tuple[int, bytes, bytes]:
         """The number of the encryption key, the nonce, and what takes the place of the body."""
         number, nonce, pieces = self.encrypt_pieces(key, iter([body]))

@@ -7,13 +7,14 @@ import socket
 import time
 from typing import NamedTuple
 
-from vibemq.errors import RemoteError
 from vibemq.remote.bucket import Bucket, Taken
 from vibemq.remote.objects import (
+    Damaged,
     Kind,
     Seal,
     Sections,
     epoch_key,
+    from_json,
     seal_section,
     sections,
     to_json,
@@ -42,6 +43,14 @@ class Epochs:
         self.bucket, self.name = bucket, name
         self.identity = identity.read(data_dir)
         self.writer = secrets.token_hex(16)
+
+    async def owner(self) -> str | None:
+        """The data directory that took the newest epoch, by its identity; None: nobody has taken any."""
+        keys = [found.key for found in await self.bucket.listed(f"brokers/{self.name}/")]
+        newest = max((key for key in keys if not key.endswith(SEALED)), default=None)
+        if newest is None:
+            return None
+        return str(from_json(newest, await self.bucket.read(newest, Kind.EPOCH)).get("data"))
 
     async def take(self) -> int:
         """A new epoch; when this returns, every earlier one is sealed.  Raises RemoteError."""
@@ -84,9 +93,7 @@ class Epochs:
         try:
             body = await self.bucket.read(key, Kind.WRITE_AHEAD)
             return any(isinstance(found, Seal) for found in sections(key, body))
-        except RemoteError as problem:
-            if "damaged" not in str(problem):
-                raise
+        except Damaged as problem:
             log.error("%s", problem)  # it was no seal of ours, which are tiny and written whole
             return False
 

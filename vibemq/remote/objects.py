@@ -93,8 +93,12 @@ def opened(key: str, kind: Kind, whole: Buffer) -> memoryview:
     return body
 
 
-def damaged(key: str, why: str) -> RemoteError:
-    return RemoteError(
+class Damaged(RemoteError):
+    """An object is not what was written."""
+
+
+def damaged(key: str, why: str) -> Damaged:
+    return Damaged(
         f"object {key} in the bucket is damaged: {why}",
         hint="it is not used; `vibemq remote verify` lists all such objects",
     )

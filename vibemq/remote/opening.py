@@ -9,6 +9,7 @@ restoring.py.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -21,7 +22,7 @@ from vibemq.config import Config
 from vibemq.errors import ConfigError, RemoteError
 from vibemq.remote.bucket import Bucket, Missing, Taken
 from vibemq.remote.epochs import Epochs
-from vibemq.remote.objects import FORMAT_KEY, Kind, change_key, from_json, snapshot_key, to_json
+from vibemq.remote.objects import FORMAT_KEY, Damaged, Kind, change_key, from_json, snapshot_key, to_json
 from vibemq.remote.restoring import restore_logs
 from vibemq.storage.metadata import Metadata, restore
 
@@ -44,11 +45,31 @@ async def open_bucket(config: Config) -> None:
     metadata = Metadata(path)
     await _own(config, bucket, cluster, metadata, path)
     epochs = Epochs(bucket, config.remote.name, config.data_path)
+    await _require_newest(config, epochs)
     await epochs.take()
-    await _catch_up(bucket, metadata)
+    await catch_up(bucket, metadata)
     await _snapshot(bucket, metadata)
-    await restore_logs(config, bucket, epochs, metadata)
+    await restore_logs(bucket, epochs, metadata)
     metadata.close()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_restoring(config))
+
+
+def _restoring(config: Config) -> str:
+    """A file that is there while the data directory is not restored altogether."""
+    return os.path.join(config.data_path, "restoring")
+
+
+async def _require_newest(config: Config, epochs: Epochs) -> None:
+    """Refuse a directory whose broker has lived on elsewhere since: two histories would have the same offsets."""
+    owner = await epochs.owner()
+    if owner not in (None, epochs.identity) and not os.path.exists(_restoring(config)):
+        raise ConfigError(
+            f"broker {config.remote.name!r} was started with another data directory after {config.data_path} was used "
+            f"last, on this machine or another: what is here is out of date",
+            hint="if that one is to go on, leave it; to be this broker here, move the directory away and start with an "
+            "empty one (streams of durability os and disk that were never sent up are in the old one alone)",
+        )
 
 
 async def _patiently(bucket: Bucket) -> str:
@@ -82,7 +103,7 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
                 hint="set both as they were, or give this broker a data directory of its own",
             )
         return
-    newest = await _newest_snapshot(bucket)
+    newest = await newest_snapshot(bucket)
     if newest is None:
         native = config.native
         if native.superuser_password:  # part of what the bucket begins with
@@ -103,7 +124,9 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
             if os.path.exists(path + suffix):
                 os.unlink(path + suffix)
     log.warning("%s is empty: restoring broker %r of cluster %s", config.data_path, name, cluster)
-    await _restore_metadata(bucket, newest, path)
+    with open(_restoring(config), "w", encoding="ascii"):
+        pass
+    await restore_metadata(bucket, newest, path)
     bound = metadata.binding()
     if bound is None or bound[1] != name:
         raise ConfigError(
@@ -112,8 +135,20 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
         )
 
 
-async def _restore_metadata(bucket: Bucket, number: int, path: str) -> None:
-    key, copy = snapshot_key(number), f"{path}.restored"
+async def restore_metadata(bucket: Bucket, number: int, path: str) -> None:
+    """Of snapshot ``number`` or, where that is damaged, of an older one: the changes behind it are kept as well."""
+    for older in [one for one in reversed(await _snapshots(bucket)) if one <= number]:
+        try:
+            await _restore_snapshot(bucket, snapshot_key(older), path)
+            return
+        except Damaged as problem:
+            log.error("%s", problem)
+            last = problem
+    raise last
+
+
+async def _restore_snapshot(bucket: Bucket, key: str, path: str) -> None:
+    copy = f"{path}.restored"
     body = await bucket.read(key, Kind.SNAPSHOT)
     with open(copy, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         left = META_DB_MAX_BYTES
@@ -129,7 +164,7 @@ async def _restore_metadata(bucket: Bucket, number: int, path: str) -> None:
     os.unlink(copy)
 
 
-async def _newest_snapshot(bucket: Bucket) -> int | None:
+async def newest_snapshot(bucket: Bucket) -> int | None:
     return max(await _snapshots(bucket), default=None)
 
 
@@ -139,7 +174,7 @@ async def _snapshots(bucket: Bucket) -> list[int]:
     return sorted(int(one.key.rpartition("-")[2]) for one in listed if one.key.startswith(prefix))
 
 
-async def _catch_up(bucket: Bucket, metadata: Metadata) -> None:
+async def catch_up(bucket: Bucket, metadata: Metadata) -> None:
     """Apply the changes that others made, or this broker before it was cut off."""
     bound = metadata.binding()
     assert bound is not None

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Iterable
 from itertools import pairwise
 
 import vibemq.storage.cold as cold
-from vibemq.config import Config
 from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs, WriteAheadObject
@@ -32,7 +31,7 @@ READS_AT_A_TIME = 16
 log = logging.getLogger("vibemq.remote")
 
 
-async def restore_logs(config: Config, bucket: Bucket, epochs: Epochs, metadata: Metadata) -> None:
+async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata) -> None:
     """Before recovery.  What cannot be read is named in the log, and the rest is restored."""
     began_s = time.monotonic()
     wanted = {record.incarnation: Restored(record) for record in metadata.logs() if _is_wanted(record)}
@@ -106,7 +105,7 @@ class Restored:
 
     async def take_places(self, bucket: Bucket, places: dict[Place, int], tables: asyncio.Semaphore) -> None:
         """Write stubs for the segments of the store, and the table of publishing ids behind the last one."""
-        self.places = _history(places)
+        self.places = history(places)
         if self.is_missing and (self.places or self.record.durability == "remote"):
             os.makedirs(self.directory, mode=0o750)
         if not self.places:
@@ -180,7 +179,7 @@ class Restored:
             ledger.restore(self.directory, known.base, list(known.ranges))
 
 
-def _history(places: Iterable[Place]) -> list[Place]:
+def history(places: Iterable[Place]) -> list[Place]:
     """Rising, without a segment that another one covers."""
     kept: list[Place] = []
     for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):

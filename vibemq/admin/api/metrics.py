@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 import vibemq
-from vibemq.admin.api import transactions
+from vibemq.admin.api import remote, transactions
 from vibemq.admin.api.calls import Answer, Call
 from vibemq.admin.api.connections import STREAM_PROTOCOL, protocol_of
 from vibemq.admin.api.counts import NOTHING, Counts, counts_of
@@ -43,6 +43,8 @@ def metrics(api: Api, call: Call) -> Answer:
     _add_broker(api, page)
     for name, about, value in transactions.metrics(api):
         page.add(name, about, value)
+    for name, about, number, labels in remote.metrics(api):
+        page.add(f"remote_{name}", about, number, **labels)
     _add_streams(api, page)
     _add_stream_sessions(api, page)
     return Answer(200, page.text())
