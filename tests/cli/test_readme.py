@@ -130,9 +130,21 @@ def test_the_certificate_to_try_tls_with_is_one(tmp_path):
         StreamsConnection.connect("localhost", running.tls_port, tls=context).close()
 
 
+def test_a_broker_with_an_object_store_is_itself_again_without_its_data(tmp_path):
+    pytest.importorskip("obstore", reason="needs the extra remote")
+    line = the_block("--durability remote").replace("file:///tmp/bucket", f"file://{tmp_path}/bucket")
+    flags = shlex.split(line, comments=True)[2:]
+    with broker(tmp_path / "data", *flags) as running:
+        shell("vibemq publish orders 1", tmp_path, VIBEMQ_URL=f"vibemq://127.0.0.1:{running.native_port}")
+    shutil.rmtree(tmp_path / "data")
+    with broker(tmp_path / "data", *flags) as running:
+        url = f"vibemq://127.0.0.1:{running.native_port}"
+        assert shell("vibemq consume orders --count 1", tmp_path, VIBEMQ_URL=url).strip() == "1"
+
+
 def test_every_example_for_a_shell_is_run_here_or_needs_a_machine_of_its_own():
     run = ["queues create", "streams create", "users add admin", "users add carol", "ctl status", "openssl", "log list"]
-    run += ["ctl set_policy", "vibemq ingest"]
+    run += ["ctl set_policy", "vibemq ingest", "--durability remote"]
     its_own = ["make run", "pip install", "useradd"]
     assert [block for block in SHELL if not any(words in block for words in run + its_own)] == []
     assert len(SHELL) == len(run) + len(its_own), "a block for each"
