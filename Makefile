@@ -10,6 +10,7 @@
 #   make spark-soak  drivers and brokers of a Spark query killed at random, SOAK_ROUNDS times
 #   make remote-soak  brokers of an object store lose processes and machines at random, SOAK_ROUNDS times
 #   make spark-versions  the Spark tests' core with each older Spark that is supported
+#   make spark-connect  the same source and sink over Spark Connect
 #   make bench    the figures of benchmarks/README.md on this machine, RabbitMQ beside it if installed
 #   make clean    remove everything that was built, and the virtual environment
 #
@@ -20,7 +21,7 @@ PYTHON ?= python3
 VENV ?= .venv
 FUZZ_SECONDS ?= 60
 SPARK_VERSIONS := 4.0 4.1 4.2
-SPARK_TESTS := $(addprefix tests/spark/test_spark_,jobs.py sink.py sink_queries.py)
+SPARK_TESTS := $(addprefix tests/spark/test_spark_,commands.py jobs.py sink.py sink_queries.py)
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 RUN_ARGS ?=
@@ -33,7 +34,7 @@ export VIBEMQ_CYTHON_CACHE ?= $(CURDIR)/build/translated
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vibemq/*.c' -o -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run run-remote test interop check san fuzz kills spark-soak remote-soak spark-versions bench clean requirements
+.PHONY: run run-remote test interop check san fuzz kills spark-soak remote-soak spark-versions spark-connect bench clean requirements
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -80,6 +81,14 @@ build/spark-%: | $(VENV)/.test
 spark-versions: $(VENV)/.test $(VENV)/.built $(SPARK_VERSIONS:%=build/spark-%)
 	for version in $(SPARK_VERSIONS); do \
 	    PYTHONPATH=build/spark-$$version $(BIN)/python -m pytest -q -m "spark and not rabbitmq" $(SPARK_TESTS) || exit 1; done
+
+# What Spark Connect needs: in a folder of its own, because pandas in the environment would hide what works without it.
+build/connect: | $(VENV)/.test
+	$(BIN)/python -m pip install -q --target $@.part grpcio grpcio-status pandas
+	mv $@.part $@
+
+spark-connect: $(VENV)/.test $(VENV)/.built build/connect
+	PYTHONPATH=$(CURDIR)/build/connect $(BIN)/python -m pytest -q tests/spark/test_spark_connect.py
 
 bench: $(VENV)/.test $(VENV)/.built
 	$(BIN)/python benchmarks/setup.py -q build_ext --inplace
