@@ -10,7 +10,7 @@ from vibemq.config import Remote
 from vibemq.errors import ConfigError, RemoteError
 from vibemq.remote.bucket import Bucket, Missing, Taken
 from vibemq.remote.cipher import PIECE_BYTES, read_keys
-from vibemq.remote.epochs import Epochs
+from vibemq.remote.epochs import Epochs, Outdated
 from vibemq.remote.objects import Kind
 from vibemq.remote.write_ahead import Deposed, WriteAhead
 from vibemq.storage import identity
@@ -144,7 +144,11 @@ def test_who_takes_the_next_epoch_ends_the_sequence_of_the_one_before(tmp_path):
         await asyncio.wait_for(ahead.close(10), 20)
         assert told == [b""]
         second = Epochs(bucket, "vibemq", str(tmp_path / "new"))
-        assert await second.take() == 2
+        with pytest.raises(Outdated, match="another data directory"):
+            await second.take()
+        assert await second.take(goes_on=False) == 2
+        with pytest.raises(Outdated, match=r"00000002\.sealed"):
+            await first.take()
         await send(b"")
         with pytest.raises(Deposed) as deposed:
             await asyncio.wait_for(ahead.failure, 20)

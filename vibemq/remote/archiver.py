@@ -86,10 +86,14 @@ class Archiver:
         try:
             while not is_over():
                 await self._wait_for_news()
-                await self._turn()
+                await self._turn(is_over)
             deadline_s = time.monotonic() + END_TIMEOUT_S
-            while self._take_news() and time.monotonic() < deadline_s:  # what workers have taken before they ended
-                await self._turn()
+
+            def is_late() -> bool:
+                return time.monotonic() >= deadline_s
+
+            while self._take_news() and not is_late():  # what workers have taken before they ended
+                await self._turn(is_late)
         finally:
             await self.tier.close()
             await self.service.close()
@@ -108,7 +112,9 @@ class Archiver:
             if self.board.sleep():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._rung.wait(), IDLE_S)
-                self.board.wake()
+            else:
+                await asyncio.sleep(0)  # what came is looked at below; others have their turn all the same
+            self.board.wake()  # even if it did not sleep: what workers ask of each other would keep it awake for ever
         if self._take_news():
             await asyncio.sleep(self.config.interval_ms / 1000)
 
@@ -133,12 +139,14 @@ class Archiver:
             self._follow(record)
         self._dirty[slot] = None
 
-    async def _turn(self) -> None:
+    async def _turn(self, is_over: Callable[[], bool]) -> None:
         """One object: chunks of every stream that has some, and states that have changed."""
         self._due()
         if not self._dirty and not self._has_state_news():
             return
-        made = await self.write_ahead.begin()
+        made = await self._begin(is_over)
+        if made is None:
+            return
         self._take_news()  # what came while there was no room on the way
         try:
             self._fill(made)
@@ -147,6 +155,15 @@ class Archiver:
                 self.write_ahead.send(made)
             else:
                 self.write_ahead.give_up(made)
+
+    async def _begin(self, is_over: Callable[[], bool]) -> Object | None:
+        """The next object; None: it is over, and the store has made no room on the way."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self.write_ahead.begin(), IDLE_S)
+            self._check()
+            if is_over():
+                return None
 
     def _fill(self, made: Object) -> None:
         most = len(made.left)

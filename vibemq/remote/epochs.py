@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker's epochs in the bucket: taking the next one, and ending the sequences of those before with a seal."""
+"""A broker's epochs in the bucket: taking the next one, and ending the sequences of those before with a seal.
+
+`EPOCH.sealed` is created last, so an epoch without it has confirmed nothing. The newest of them says whose data
+directory has all that was confirmed since: any other one lacks some of it and must not go on as it is.
+"""
 
 import logging
 import secrets
@@ -7,7 +11,8 @@ import socket
 import time
 from typing import NamedTuple
 
-from vibemq.remote.bucket import Bucket, Taken
+from vibemq.errors import RemoteError
+from vibemq.remote.bucket import Bucket, Missing, Taken
 from vibemq.remote.objects import (
     Damaged,
     Kind,
@@ -19,6 +24,7 @@ from vibemq.remote.objects import (
     sections,
     to_json,
     write_ahead_key,
+    write_ahead_prefix,
 )
 from vibemq.storage import identity
 
@@ -28,12 +34,19 @@ log = logging.getLogger("vibemq.remote")
 KEPT = 16
 #: What a key of an epoch ends with that says: all before it are sealed.
 SEALED = ".sealed"
+#: A seal is JSON with names of limited length, and the object's key behind it.
+SEAL_BYTES_MAX = 2048
+
+
+class Outdated(RemoteError):
+    """Another data directory has been this broker since, and this one lacks what was confirmed there."""
 
 
 class WriteAheadObject(NamedTuple):
     epoch: int
     number: int
     key: str
+    size: int  # of the object, in bytes
 
 
 class Epochs:
@@ -44,16 +57,13 @@ class Epochs:
         self.identity = identity.read(data_dir)
         self.writer = secrets.token_hex(16)
 
-    async def owner(self) -> str | None:
-        """The data directory that took the newest epoch, by its identity; None: nobody has taken any."""
-        keys = [found.key for found in await self.bucket.listed(f"brokers/{self.name}/")]
-        newest = max((key for key in keys if not key.endswith(SEALED)), default=None)
-        if newest is None:
-            return None
-        return str(from_json(newest, await self.bucket.read(newest, Kind.EPOCH)).get("data"))
+    async def take(self, goes_on: bool = True) -> int:
+        """A new epoch; when this returns, every earlier one is sealed.  Raises RemoteError.
 
-    async def take(self) -> int:
-        """A new epoch; when this returns, every earlier one is sealed.  Raises RemoteError."""
+        ``goes_on``: with what lies in the data directory, and not with what is restored afterwards.  Raises Outdated.
+        """
+        if goes_on:
+            await self._check_newest()  # lest it ends one that does better
         there = [found.key.rpartition("/")[2] for found in await self.bucket.listed(f"brokers/{self.name}/")]
         numbers = [int(name) for name in there if name.isdigit()]
         done = max((int(name.partition(".")[0]) for name in there if name.endswith(SEALED)), default=1)
@@ -67,43 +77,84 @@ class Epochs:
                 break
             except Taken:
                 epoch += 1
-        last = {found.epoch: found.number for found in await self.objects()}
         for earlier in range(done, epoch):
-            await self._seal(earlier, epoch, last.get(earlier, 0))
+            await self._seal(earlier, epoch)
+        if goes_on:
+            await self._check_newest()  # one that had begun when this did has confirmed what it ever will
         await self.bucket.create(epoch_key(self.name, epoch) + SEALED, Kind.EPOCH, body)
         old = [name for name in there if int(name.partition(".")[0]) <= epoch - KEPT]
         await self.bucket.delete([f"brokers/{self.name}/{name}" for name in old])
         return epoch
 
-    async def _seal(self, earlier: int, epoch: int, number: int) -> None:
-        """``number``: the highest that was listed, or 0."""
+    async def _check_newest(self) -> None:
+        """Raises Outdated."""
+        keys = [found.key for found in await self.bucket.listed(f"brokers/{self.name}/")]
+        newest = max((key for key in keys if key.endswith(SEALED)), default=None)
+        if newest is None:
+            return
+        there = from_json(newest, await self.bucket.read(newest, Kind.EPOCH))
+        if there.get("data") != self.identity:
+            raise Outdated(
+                f"object {newest}: another data directory, on {there.get('host')}, is broker {self.name!r} now, and "
+                "has confirmed what this one does not have",
+                hint="stop that broker, if it still runs, and start with an empty data directory: all that is in the "
+                "bucket is restored; keep the old one for what its streams of durability os and disk held",
+            )
+
+    async def _seal(self, earlier: int, epoch: int) -> None:
+        """Whatever its broker does meanwhile, it confirms nothing more.
+
+        It confirms in order but creates out of turn, so the seal goes into the first gap. It also deletes from the
+        front: where there are objects behind the seal, that gap may have been one of those, and so another seal goes
+        behind them.
+        """
         body = seal_section(broker=self.name, epoch=epoch, writer=self.writer, data=self.identity)
+        sealed = -1
+        while True:
+            behind = [found.number for found in await self._of_epoch(earlier) if found.number > sealed]
+            if sealed >= 0 and not behind:
+                return
+            number = _first_gap(behind) if sealed < 0 else behind[-1]
+            if behind and number > behind[-1]:
+                number = behind[-1]  # it may be a seal already
+            sealed = await self._seal_from(earlier, number, body)
+
+    async def _seal_from(self, earlier: int, number: int, body: bytes) -> int:
+        """The number of the seal that now stands, from that one on."""
         while True:
             key = write_ahead_key(self.name, earlier, number)
             try:
                 await self.bucket.create(key, Kind.WRITE_AHEAD, body)
                 log.info("epoch %d of broker %r ends before write-ahead object %d", earlier, self.name, number)
-                return
+                return number
             except Taken:
                 if await self._is_seal(key):
-                    return
+                    return number
                 number += 1
 
     async def _is_seal(self, key: str) -> bool:
         try:
             body = await self.bucket.read(key, Kind.WRITE_AHEAD)
             return any(isinstance(found, Seal) for found in sections(key, body))
+        except Missing:  # its broker has deleted it just now
+            return False
         except Damaged as problem:
             log.error("%s", problem)  # it was no seal of ours, which are tiny and written whole
             return False
 
     async def objects(self) -> list[WriteAheadObject]:
         """The write-ahead objects of all epochs, in their order; those of one number, by the name."""
+        return await self._objects(f"wal/{self.name}/")
+
+    async def _of_epoch(self, epoch: int) -> list[WriteAheadObject]:
+        return await self._objects(write_ahead_prefix(self.name, epoch))
+
+    async def _objects(self, prefix: str) -> list[WriteAheadObject]:
         found = []
-        for one in await self.bucket.listed(f"wal/{self.name}/"):
+        for one in await self.bucket.listed(prefix):
             parts = one.key.split("/")
             if len(parts) == 4 and parts[2].isdigit() and parts[3].isdigit():
-                found.append(WriteAheadObject(int(parts[2]), int(parts[3]), one.key))
+                found.append(WriteAheadObject(int(parts[2]), int(parts[3]), one.key, one.size))
         return sorted(found)
 
     async def read(self, found: WriteAheadObject) -> list[Sections]:
@@ -112,8 +163,24 @@ class Epochs:
     async def forget_before(self, epoch: int) -> None:
         """Delete the sequences of earlier epochs: all in them is in segments, or in objects of this one.
 
-        Their last objects, the seals, stay: without one a broker that slept all the while would go on with its own.
+        Seals stay: without one a broker that slept all the while would go on with its own.
         """
-        earlier = [found for found in await self.objects() if found.epoch < epoch]
-        last = {found.epoch: found.key for found in earlier}
-        await self.bucket.delete([found.key for found in earlier if found.key != last[found.epoch]])
+        of_each: dict[int, list[WriteAheadObject]] = {}
+        for found in await self.objects():
+            if found.epoch < epoch:
+                of_each.setdefault(found.epoch, []).append(found)
+        for there in of_each.values():
+            if len(there) == 1:
+                continue  # it was done before
+            gone = [found for found in there[:-1] if found.size > SEAL_BYTES_MAX or not await self._is_seal(found.key)]
+            await self.bucket.delete([found.key for found in gone])
+
+
+def _first_gap(numbers: list[int]) -> int:
+    """The first number that is not among these, which rise."""
+    number = 0
+    for there in numbers:
+        if there != number:
+            break
+        number += 1
+    return number

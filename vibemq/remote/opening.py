@@ -21,7 +21,7 @@ from vibemq.access.users import ensure_superuser
 from vibemq.config import Config
 from vibemq.errors import ConfigError, RemoteError
 from vibemq.remote.bucket import Bucket, Missing, Taken
-from vibemq.remote.epochs import Epochs
+from vibemq.remote.epochs import Epochs, Outdated
 from vibemq.remote.objects import FORMAT_KEY, Damaged, Kind, change_key, from_json, snapshot_key, to_json
 from vibemq.remote.restoring import restore_logs
 from vibemq.storage.metadata import Metadata, restore
@@ -33,6 +33,8 @@ RETRY_S = 1.0
 SNAPSHOT_EACH = 256
 SNAPSHOTS_KEPT = 3
 META_DB_MAX_BYTES = 1 << 32
+#: A file in the data directory as long as it is being restored: who finds it begins again.
+RESTORING = "restoring"
 
 log = logging.getLogger("vibemq.remote")
 
@@ -43,33 +45,19 @@ async def open_bucket(config: Config) -> None:
     cluster = await _patiently(bucket)
     path = os.path.join(config.data_path, "meta.db")
     metadata = Metadata(path)
-    await _own(config, bucket, cluster, metadata, path)
+    goes_on = await _own(config, bucket, cluster, metadata, path)
     epochs = Epochs(bucket, config.remote.name, config.data_path)
-    await _require_newest(config, epochs)
-    await epochs.take()
+    try:
+        await epochs.take(goes_on)
+    except Outdated as problem:
+        raise ConfigError(str(problem), hint=problem.hint) from None
     await catch_up(bucket, metadata)
     await _snapshot(bucket, metadata)
-    await restore_logs(bucket, epochs, metadata)
+    half_made = os.path.join(config.data_path, RESTORING)
+    await restore_logs(bucket, epochs, metadata, is_whole=os.path.exists(half_made))
     metadata.close()
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(_restoring(config))
-
-
-def _restoring(config: Config) -> str:
-    """A file that is there while the data directory is not restored altogether."""
-    return os.path.join(config.data_path, "restoring")
-
-
-async def _require_newest(config: Config, epochs: Epochs) -> None:
-    """Refuse a directory whose broker has lived on elsewhere since: two histories would have the same offsets."""
-    owner = await epochs.owner()
-    if owner not in (None, epochs.identity) and not os.path.exists(_restoring(config)):
-        raise ConfigError(
-            f"broker {config.remote.name!r} was started with another data directory after {config.data_path} was used "
-            f"last, on this machine or another: what is here is out of date",
-            hint="if that one is to go on, leave it; to be this broker here, move the directory away and start with an "
-            "empty one (streams of durability os and disk that were never sent up are in the old one alone)",
-        )
+        os.unlink(half_made)
 
 
 async def _patiently(bucket: Bucket) -> str:
@@ -92,8 +80,8 @@ async def _patiently(bucket: Bucket) -> str:
             await asyncio.sleep(RETRY_S)
 
 
-async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata, path: str) -> None:
-    """Bind the data directory to the bucket, or restore it from there.  Raises ConfigError."""
+async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata, path: str) -> bool:
+    """Bind the data directory to the bucket, or restore it from there; does it go on as it was?  Raises ConfigError."""
     name, found = config.remote.name, metadata.binding() if os.path.exists(path) else None
     if found is not None:
         if (found[0], found[1]) != (cluster, name):
@@ -102,7 +90,7 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
                 f"remote.name say broker {name!r} of cluster {cluster}",
                 hint="set both as they were, or give this broker a data directory of its own",
             )
-        return
+        return not os.path.exists(os.path.join(config.data_path, RESTORING))
     newest = await newest_snapshot(bucket)
     if newest is None:
         native = config.native
@@ -111,7 +99,7 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
         metadata.own_all(name, 1)
         metadata.bind(cluster, name)
         log.info("%s is the bucket of %s from now on, cluster %s", config.remote.url, config.data_path, cluster)
-        return
+        return False
     if os.path.exists(path):
         if next(metadata.streams(), None) is not None or metadata.users():
             raise ConfigError(
@@ -124,8 +112,8 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
             if os.path.exists(path + suffix):
                 os.unlink(path + suffix)
     log.warning("%s is empty: restoring broker %r of cluster %s", config.data_path, name, cluster)
-    with open(_restoring(config), "w", encoding="ascii"):
-        pass
+    with open(os.path.join(config.data_path, RESTORING), "w") as file:
+        os.fsync(file.fileno())
     await restore_metadata(bucket, newest, path)
     bound = metadata.binding()
     if bound is None or bound[1] != name:
@@ -133,6 +121,7 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
             f"the bucket's broker is {bound and bound[1]!r}, and remote.name is {name!r}",
             hint="set remote.name to that",
         )
+    return False
 
 
 async def restore_metadata(bucket: Bucket, number: int, path: str) -> None:

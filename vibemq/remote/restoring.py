@@ -8,17 +8,17 @@ which recovery makes whole.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
-from itertools import pairwise
 
 import vibemq.storage.cold as cold
 from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs, WriteAheadObject
-from vibemq.remote.objects import Chunks, Kind, LedgerState, Offsets, Place, Sections, SegmentBegins
+from vibemq.remote.objects import Chunks, Kind, LedgerState, Offsets, Place, Seal, Sections, SegmentBegins
 from vibemq.remote.tier import places_of_all, stub_of
 from vibemq.storage import ledger
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, StoredOffsets
@@ -31,10 +31,15 @@ READS_AT_A_TIME = 16
 log = logging.getLogger("vibemq.remote")
 
 
-async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata) -> None:
-    """Before recovery.  What cannot be read is named in the log, and the rest is restored."""
+async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_whole: bool) -> None:
+    """Before recovery.  What cannot be read is named in the log, and the rest is restored.
+
+    ``is_whole``: the data directory as a whole, so that what is there was only begun.
+    """
     began_s = time.monotonic()
-    wanted = {record.incarnation: Restored(record) for record in metadata.logs() if _is_wanted(record)}
+    wanted = {
+        record.incarnation: Restored(record, is_whole) for record in metadata.logs() if is_whole or _is_wanted(record)
+    }
     if not wanted:
         return
     places = await places_of_all(bucket)
@@ -72,11 +77,13 @@ def _is_wanted(record: StreamRecord) -> bool:
 async def _all_sections(epochs: Epochs) -> AsyncIterator[SegmentBegins | Chunks | Offsets | LedgerState]:
     """Of every write-ahead object that is left, in their order; some are read ahead."""
     objects = await epochs.objects()
-    for before, after in pairwise(objects):
-        if before.epoch == after.epoch and after.number != before.number + 1:
-            log.error("objects are missing in the bucket between %s and %s", before.key, after.key)
+    before, is_ended = None, False
     for at in range(0, len(objects), READS_AT_A_TIME):
-        for found in await asyncio.gather(*(_read(epochs, one) for one in objects[at : at + READS_AT_A_TIME])):
+        some = objects[at : at + READS_AT_A_TIME]
+        for one, found in zip(some, await asyncio.gather(*(_read(epochs, one) for one in some)), strict=True):
+            if before is not None and before.epoch == one.epoch and one.number != before.number + 1 and not is_ended:
+                log.error("objects are missing in the bucket between %s and %s", before.key, one.key)
+            before, is_ended = one, any(isinstance(section, Seal) for section in found)
             for section in found:
                 if isinstance(section, SegmentBegins | Chunks | Offsets | LedgerState):
                     yield section
@@ -93,9 +100,9 @@ async def _read(epochs: Epochs, one: WriteAheadObject) -> list[Sections]:
 class Restored:
     """One stream, as it is put together."""
 
-    def __init__(self, record: StreamRecord) -> None:
+    def __init__(self, record: StreamRecord, is_whole: bool) -> None:
         self.record, self.directory = record, record.directory
-        self.is_missing = not os.path.isdir(record.directory)
+        self.is_missing = is_whole or not os.path.isdir(record.directory)
         self.places: list[Place] = []
         self.laid_bytes = 0
         self._in_store = 0  # offsets below it lie in segments of the store
@@ -107,7 +114,7 @@ class Restored:
         """Write stubs for the segments of the store, and the table of publishing ids behind the last one."""
         self.places = history(places)
         if self.is_missing and (self.places or self.record.durability == "remote"):
-            os.makedirs(self.directory, mode=0o750)
+            os.makedirs(self.directory, mode=0o750, exist_ok=True)
         if not self.places:
             return
         known = {stub.first for stub in cold.stubs(self.directory)}
@@ -169,6 +176,9 @@ class Restored:
             os.close(file)
         if not os.path.isdir(self.directory):
             return  # recovery makes an empty log, and says so
+        for name in ("offsets", "ledger") if self.is_missing else ():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.directory, name))  # half made
         if self._offsets and not os.path.exists(os.path.join(self.directory, "offsets")):
             held = StoredOffsets(self.directory)
             for reference, offset in self._offsets.items():

@@ -79,8 +79,10 @@ class WriteAhead:
         return len(self._sent)
 
     async def begin(self) -> Object:
-        """The next object, to be filled; waits while too many are on their way."""
+        """The next object, to be filled; waits while too many are on their way.  Raises what ended the sequence."""
         await self._places.acquire()
+        if self.failure.done():
+            self.failure.result()
         room = self._spare.pop() if self._spare else bytearray(self._size)
         made = Object(self._next, room)
         assert tail_bytes(self._key(made.number)) <= TAIL_BYTES
@@ -112,6 +114,7 @@ class WriteAhead:
         except BaseException as problem:
             if not self.failure.done():
                 self.failure.set_exception(problem)
+            self._places.release()  # for who waits, to hear of it
             return
         made.created = True
         while self._sent and self._sent[0].created:
@@ -145,8 +148,11 @@ class WriteAhead:
         raise Deposed(key, {"broker": "(unknown)", "epoch": self.epoch})
 
     async def prune(self, below: int) -> None:
-        """Delete the objects below that number: nothing needs them any more."""
-        below = min(below, self.confirmed)
+        """Delete the objects below that number: nothing needs them any more.
+
+        But the newest: by it a listing shows how far the sequence is, for whoever puts a seal behind it.
+        """
+        below = min(below, self.confirmed - 1)
         while self.first < below:
             upto = min(below, self.first + 1000)
             await self.bucket.delete([self._key(number) for number in range(self.first, upto)])

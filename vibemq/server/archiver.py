@@ -15,13 +15,16 @@ from vibemq.errors import RemoteError
 from vibemq.once_a_minute import say_rest
 from vibemq.remote.archiver import Archiver
 from vibemq.remote.bucket import Bucket
-from vibemq.remote.epochs import Epochs
+from vibemq.remote.epochs import Epochs, Outdated
 from vibemq.remote.write_ahead import Deposed
 from vibemq.server.context import Context
+from vibemq.server.processes import ends_with
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.shm import Board
 
 RETRY_S = 2.0
+#: What waits for the store when the supervisor dies has this long; who starts the broker again waits for longer.
+ORPHAN_END_S = 2.0
 #: The exit code that tells the supervisor that another broker has the bucket now.
 DEPOSED = 3
 
@@ -50,9 +53,15 @@ async def _run(context: Context) -> int:
         os.write(context.ready_fd, b"R")
         os.close(context.ready_fd)
 
-    epoch = await _take_epoch(epochs, is_over, stop)
+    watch = asyncio.create_task(ends_with(context.supervisor_pid, ORPHAN_END_S))  # until asyncio.run cancels it
+    try:
+        epoch = await _take_epoch(epochs, is_over, stop)
+    except Outdated as problem:
+        log.error("%s", problem)
+        return DEPOSED
     if epoch is None:
         return 0
+    assert not watch.done()
     metadata = Metadata(context.metadata_path)
     reserve = Reserve(context.data_dir, context.config.store.disk_free_min_bytes)
     metadata.make_room, metadata.retry = reserve.make_room, reserve.retry
@@ -72,6 +81,8 @@ async def _take_epoch(epochs: Epochs, is_over: Callable[[], bool], stop: asyncio
     while not is_over():
         try:
             return await epochs.take()
+        except Outdated:
+            raise
         except RemoteError as problem:
             log.error("no epoch can be taken, so nothing of durability remote is confirmed: %s", problem)
         with contextlib.suppress(TimeoutError):

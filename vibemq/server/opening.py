@@ -11,13 +11,14 @@ import os
 
 from vibemq.config import Config
 from vibemq.errors import ConfigError, RemoteError, VibeMQError
-from vibemq.server.processes import fork
+from vibemq.server.processes import ends_with, fork
 
 
 def open_bucket(config: Config) -> None:
     """Raises ConfigError or RemoteError with what that process has to say."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    pid = fork("opening", lambda: os.close(read_end), lambda: _run(config, write_end))
+    ours = os.getpid()
+    pid = fork("opening", lambda: os.close(read_end), lambda: _run(config, write_end, ours))
     os.close(write_end)
     with open(read_end, "rb") as pipe:
         said = pipe.read()
@@ -29,10 +30,16 @@ def open_bucket(config: Config) -> None:
     raise kind(problem["message"], hint=problem.get("hint", ""))
 
 
-def _run(config: Config, pipe: int) -> int:
+def _run(config: Config, pipe: int, parent_pid: int) -> int:
     opening = importlib.import_module("vibemq.remote.opening")
+
+    async def open_it() -> None:
+        watch = asyncio.create_task(ends_with(parent_pid, grace_s=0.0))
+        await opening.open_bucket(config)
+        watch.cancel()
+
     try:
-        asyncio.run(opening.open_bucket(config))
+        asyncio.run(open_it())
     except VibeMQError as problem:
         is_config = isinstance(problem, ConfigError)
         os.write(pipe, json.dumps({"message": str(problem), "hint": problem.hint, "is_config": is_config}).encode())

@@ -9,6 +9,7 @@ time up to RESTART_DELAY_S_MAX, and the log says so each time.  Being killed fro
 is no sign of a broken worker and never makes it wait.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -25,6 +26,7 @@ QUICK_DEATH_S = 1.0  # who ends by itself sooner than this after its start count
 QUICK_DEATHS_FREE = 3  # so many times in a row it is still replaced at once
 RESTART_DELAY_S_MIN = 0.1
 RESTART_DELAY_S_MAX = 5.0
+ORPHAN_LOOK_S = 0.5
 OUR_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger("vibemq.server")
@@ -156,6 +158,15 @@ class Process:
             self.selector.unregister(self.ready_fd)
             os.close(self.ready_fd)
             self.ready_fd = -1
+
+
+async def ends_with(parent_pid: int, grace_s: float) -> None:
+    """In a child that waits for others: once its parent has died it must not hold the data directory for long."""
+    while os.getppid() == parent_pid:
+        await asyncio.sleep(ORPHAN_LOOK_S)
+    await asyncio.sleep(grace_s)
+    log.warning("ends at once: the supervisor has died")
+    os._exit(1)
 
 
 def fork(name: str, prepare: Callable[[], None], life: Callable[[], int]) -> int:
